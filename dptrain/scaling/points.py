@@ -279,6 +279,17 @@ def _compare(group: Group, base: Group) -> tuple[Estimate, Estimate, bool]:
     return step, mean_ratio(ratios), apart
 
 
+def has_range(group: Group, base: Group) -> bool:
+    """Return True if the efficiency of a group has the range of its launches as interval.
+
+    This is so if its ratios by round fall into two groups. More launches do not narrow a range.
+    """
+    if group is base:
+        return False
+    ratios = pairs(base.steps_by_round, group.steps_by_round)
+    return ratios is not None and split(ratios) is not None
+
+
 def _each(parts: Parts, *, factor: float) -> Parts:
     return Parts(*(factor * getattr(parts, name) for name in PARTS))
 

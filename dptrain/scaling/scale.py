@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,16 +10,20 @@ from pathlib import Path
 from dptrain.backends import load_backend
 from dptrain.errors import UserError, suggest
 from dptrain.files import writing
+from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.collecting import collect
 from dptrain.scaling.design import Design, Task, unfinished
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.files import refuse_foreign, write_study
 from dptrain.scaling.launching import find_launcher
-from dptrain.scaling.points import make_groups, make_points
+from dptrain.scaling.points import Group, base_of, has_range, make_groups, make_points
 from dptrain.scaling.report.files import write_report
 from dptrain.scaling.running import run_tasks
 from dptrain.scaling.study import Study
+
+FEWEST_FOR_RANGE = 8
+"""Smallest number of launches whose two groups are hardly ever chance: in 0.1% of cases."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +105,39 @@ def _widest(folder: Path, design: Design) -> str:
 
     All must be, also without the last round. Otherwise studies would stop at intervals that are
     small by chance: from five launches on, 93 to 95% of intervals then contain the truth, compared
-    with 91 to 95% (simulated).
+    with 91 to 95% (simulated). Points in two groups do not count.
     """
     launches = collect([folder], folder).launches
     last = {task.folder for task in design.tasks() if task.round == design.launches}
     earlier = [launch for launch in launches if launch.folder not in last]
+    ranges = _keys_of_ranges(make_groups(launches))
     for considered in (launches, earlier):
         for point in make_points(make_groups(considered)):
+            if (point.threads, point.ranks, point.batch_size) in ranges:
+                continue
             half = (point.efficiency.high - point.efficiency.low) / 2
+            if math.isinf(half):
+                return (
+                    f"the interval of the efficiency of {point.name} needs {FEWEST} launches, also "
+                    "without the last round"
+                )
             if half > design.until:
                 return f"the efficiency of {point.name} is known to ±{half:.3f}"
     return ""
+
+
+def _keys_of_ranges(groups: Sequence[Group]) -> set[tuple[int, int, int]]:
+    """Return threads, ranks and minibatch size of points that more rounds do not make narrower.
+
+    Their efficiency has the range of the launches in place of an interval. Of a few launches, two
+    groups may be chance, which more launches show.
+    """
+    base = base_of(groups)
+    return {
+        group.launches[0].key
+        for group in groups
+        if len(group.launches) >= FEWEST_FOR_RANGE and has_range(group, base)
+    }
 
 
 def missing(folder: Path, design: Design) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -12,13 +13,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dptrain.cli.main import run
 from dptrain.scaling.design import Design
 from dptrain.scaling.display import time_text
+from dptrain.scaling.points import Measured
 from dptrain.scaling.report.files import REPORT, write_report
+from dptrain.scaling.scale import _widest
 from dptrain.scaling.study import Study
 from tests.unit.scaling.synthetic import Law, make_profile
 
@@ -155,10 +159,41 @@ def test_equal_launches_need_no_more_rounds() -> None:
     assert len(Study.read(Path("study/study.json")).points[0].launches) == 4
 
 
-def test_rounds_end_at_the_limit() -> None:
+def test_rounds_end_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     # Two launches have no interval.
     assert scale("--until", "0.02", "--most-launches", "3") == 0
     assert len(Study.read(Path("study/study.json")).points[0].launches) == 3
+    said = capsys.readouterr().out
+    assert re.search(
+        r"round 3, because the interval of the efficiency of \S+ needs 3 launches, also without "
+        "the last round",
+        said,
+    )
+    assert "inf" not in said
+
+
+@pytest.mark.parametrize(("launches", "ends"), [(5, False), (7, False), (8, True), (12, True)])
+def test_two_groups_of_launches_need_no_more_rounds(
+    launches: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    design = Design(
+        ranks=(1, 2), threads=(1,), scalings=("weak",), launches=launches, steps=50, seed=0,
+        launcher=(), batch_size=32, settings={}, until=0.02, most_launches=30,
+    )  # fmt: skip
+    measured = [
+        Measured(
+            task.folder,
+            order,
+            make_profile(
+                Law(), ranks=task.point.ranks, batch_size=task.point.batch_size,
+                step_ms=15.0 if task.point.ranks == 2 and task.round % 2 else 10.0 + 0.01 * order,
+            ),
+        )
+        for order, task in enumerate(design.tasks())
+    ]  # fmt: skip
+    found = SimpleNamespace(launches=measured)
+    monkeypatch.setattr("dptrain.scaling.scale.collect", lambda folders, output: found)
+    assert (_widest(Path("study"), design) == "") is ends
 
 
 def test_all_launches_read_ahead_alike(monkeypatch: pytest.MonkeyPatch) -> None:
