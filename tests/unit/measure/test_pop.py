@@ -84,23 +84,41 @@ def test_intervals_of_means_contain_the_mean(rho: float, steps: int) -> None:
     assert 0.92 <= np.mean(held) <= 0.995
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.8])
-def test_intervals_of_efficiencies_contain_the_truth(rho: float) -> None:
-    ranks, steps, replications = 4, 100, 400
+RANKS = {
+    "4 different": 10 + np.arange(4.0),
+    "4 equal": np.full(4, 10.0),
+    "16 equal": np.full(16, 10.0),
+    "64 equal": np.full(64, 10.0),
+    # Slower by three standard errors of its mean, so that chance may hide it.
+    "one of 64 slower": 10 + 0.3 * (np.arange(64) == 0),
+}
+"""Mean busy time of each rank; steps differ by a standard deviation of 1."""
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_intervals_of_efficiencies_contain_the_truth(ranks: str, rho: float) -> None:
+    means, replications = RANKS[ranks], 200
     generator = np.random.default_rng(2)
-
-    def simulate(count: int) -> Pop:
-        busy = 10 + np.arange(ranks)[:, None] + autoregressive(generator, (ranks, count), rho)
-        return schedule(busy, 1.0)
-
-    truth = factors(simulate(400_000))
+    steps = means[:, None] + generator.standard_normal((len(means), 20_000))
+    largest = float(steps.max(axis=0).mean())
+    wall = largest + 1
+    truth = means.mean() / wall, means.mean() / means.max(), means.max() / largest, largest / wall
     held = np.zeros(4)
     for _ in range(replications):
-        pop = simulate(steps)
+        pop = schedule(means[:, None] + autoregressive(generator, (len(means), STEPS), rho), 1.0)
         found = (pop.parallel, pop.load_balance, pop.serialisation, pop.transfer)
         held += [e.low <= t <= e.high for e, t in zip(found, truth, strict=True)]
-    # The standard error is 1%. A rank that is slow for a while looks like one that is always slow.
+        for estimate in found:
+            assert 0 <= estimate.low <= estimate.value <= estimate.high
+        assert max(pop.load_balance.high, pop.serialisation.high) <= 1
+    # The standard error is 1.5%. A rank that is slow for a while looks like one that always is.
+    least = 0.9 if rho < 0.8 else 0.75
     parallel, balance, serialisation, transfer = held / replications
-    assert min(parallel, balance, transfer) >= 0.92
-    assert max(parallel, balance, transfer) <= 0.995
-    assert serialisation >= (0.92 if rho < 0.8 else 0.8)
+    assert min(parallel, transfer) >= 0.9
+    assert min(balance, serialisation) >= least
+
+
+def test_a_single_step_has_factors() -> None:
+    pop = schedule(np.array([[3.0], [4.0]]), 1.0)
+    assert factors(pop) == pytest.approx((0.7, 0.875, 1.0, 0.8))
