@@ -58,8 +58,9 @@ SUM_REPEATS, SUM_WARM_UP = 20, 3
 """Timed and untimed repetitions of a gradient sum outside a step."""
 
 SWEEP, LARGEST_SWEPT, SWEEP_REPEATS = range(-6, 3), 2**26, 8
-"""Powers of two of the swept sizes over that of the largest bucket; largest size in bytes; timed
-repetitions."""
+"""Powers of two of the swept sizes over that of the largest bucket, unless it is large; largest
+size in bytes; timed repetitions."""
+FP32_BYTES = 4
 
 MOST_TRACE_BYTES = 2_000_000_000
 """No viewer opens a larger trace, and MPI counts bytes in 32 bits."""
@@ -362,12 +363,9 @@ def _time_sweep(job: Job) -> tuple[SumTime, ...]:
     if world.size == 1 or job.replica.memory.asynchronous:
         return ()
     largest = max(bucket.stop - bucket.start for bucket in job.engine.gradient_sum.buckets)
-    counts = {max(int(largest * 2.0**power), 1) for power in SWEEP}
     found = []
-    for count in sorted(counts):
+    for count in swept_counts(largest):
         array = np.zeros(count, np.float32)
-        if array.nbytes > LARGEST_SWEPT:
-            break
         laps = []
         for _ in range(SUM_WARM_UP + SWEEP_REPEATS):
             world.barrier()
@@ -379,6 +377,20 @@ def _time_sweep(job: Job) -> tuple[SumTime, ...]:
         slowest = np.max(world.all_gather_json(laps[SUM_WARM_UP:]), axis=0)
         found.append(SumTime(array.nbytes, 0, spread(MS * slowest)))
     return tuple(found)
+
+
+def swept_counts(largest: int) -> list[int]:
+    """Return the numbers of fp32 values that are swept, in ascending order.
+
+    If the largest swept size would exceed `LARGEST_SWEPT`, all sizes are smaller by the same power
+    of two, so that there are nine sizes for every network.
+
+    Args:
+        largest: values of the largest bucket; fewer than 64 have fewer sizes.
+    """
+    highest_bytes = FP32_BYTES * largest * 2.0 ** max(SWEEP)
+    shift = max(math.ceil(math.log2(highest_bytes / LARGEST_SWEPT)), 0)
+    return sorted({max(int(largest * 2.0 ** (power - shift)), 1) for power in SWEEP})
 
 
 def measure_job_roofs(job: Job) -> Roofs:

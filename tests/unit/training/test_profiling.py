@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.comm.world import World
-from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.profiling import LARGEST_SWEPT, ProfileOptions, profile, swept_counts
 from dptrain.training.settings import load_settings
 from tests.unit.measure.test_trace import check_trace
 
@@ -36,3 +36,15 @@ def test_a_trace_of_one_rank_contains_no_sums(backend: str, tmp_path: Path) -> N
     threads = check_trace(json.loads((tmp_path / "p" / "trace.json").read_text()))
     assert threads[0, 0]
     assert (0, 1) not in threads
+
+
+@pytest.mark.parametrize("mebibytes", [0.01, 1, 4, 4.01, 16, 20, 64, 256, 1024])
+def test_nine_sizes_are_swept_for_every_bucket(mebibytes: float) -> None:
+    largest = int(mebibytes * 2**18)
+    counts = swept_counts(largest)
+    assert len(counts) == 9
+    assert 4 * counts[-1] <= LARGEST_SWEPT
+    if 16 * largest <= LARGEST_SWEPT:
+        assert (counts[0], counts[-1]) == (largest // 64, 4 * largest)
+    else:
+        assert 4 * counts[-1] > LARGEST_SWEPT / 2
