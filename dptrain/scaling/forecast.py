@@ -61,24 +61,14 @@ class Series:
             float(job["local_batch"]), group.possible,
         )  # fmt: skip
 
-    def setting_at(self, ranks: int, *, on_measured_nodes: bool) -> Setting:
-        """Return the setting of a number of ranks that was not measured.
+    def setting_at(self, ranks: int) -> Setting:
+        """Return the setting of a number of ranks between the measured ones.
 
-        Args:
-            ranks: ranks of all nodes.
-            crowded: on the measured nodes, sharing their cores if need be; else on as many nodes
-                as it takes for each to hold what the fullest measured one held without sharing.
+        They run on the measured nodes and share their cores if there are more ranks than cores.
         """
-        free = [group for group in self.groups if group.possible == 1] or self.groups[:1]
-        fullest = max(free, key=_ranks_per_node)
-        nodes = max(int(group.first.job["nodes"]) for group in self.groups)
-        possible = 1.0
-        if on_measured_nodes:
-            capacities = [g.possible * _ranks_per_node(g) for g in self.groups if g.possible < 1]
-            nodes = min(nodes, ranks)
-            possible = min(min(capacities, default=math.inf) / math.ceil(ranks / nodes), 1.0)
-        else:
-            nodes = math.ceil(ranks / _ranks_per_node(fullest))
+        nodes = min(max(int(group.first.job["nodes"]) for group in self.groups), ranks)
+        capacities = [g.possible * _ranks_per_node(g) for g in self.groups if g.possible < 1]
+        possible = min(min(capacities, default=math.inf) / math.ceil(ranks / nodes), 1.0)
         ratio = ranks * self.threads / self.base.total_threads
         grows = self.scaling == WEAK
         batch = round(self.base.batch_size * ratio) if grows else self.base.batch_size
@@ -171,12 +161,7 @@ def as_fit(found: Judged, series: Series) -> Fit:
     """Return the record of a model, with its curve over the measured range."""
     measured = {group.ranks: series.setting(group) for group in series.groups}
     curve = tuple(
-        (
-            ranks,
-            found.model.step_ms(
-                measured.get(ranks) or series.setting_at(ranks, on_measured_nodes=True)
-            ),
-        )
+        (ranks, found.model.step_ms(measured.get(ranks) or series.setting_at(ranks)))
         for ranks in _between(min(measured), max(measured), measured)
     )
     return Fit(

@@ -135,12 +135,15 @@ def test_two_points_determine_nothing() -> None:
     assert "three numbers of ranks" in make_forecast(series).withheld
 
 
-def test_nodes_are_filled_as_the_measured_ones_were() -> None:
+def test_ranks_between_the_measured_ones_run_on_the_measured_nodes() -> None:
     launches = [
         replace(m, profile=replace(m.profile, job={
             **m.profile.job, "nodes": -(-m.profile.job["ranks"] // 4)}))
         for m in make_launches(Law(), RANKS, launches=1)
     ]  # fmt: skip
     series = series_of(launches, "weak")
-    assert series.setting_at(64, on_measured_nodes=False).nodes == 16
-    assert series.setting_at(64, on_measured_nodes=False).batch_size == 32 * 64
+    largest = max(RANKS)
+    between = series.setting_at(largest - 1)
+    assert between.nodes == largest // 4
+    assert between.batch_size == 32 * (largest - 1)
+    assert between.possible == 1
