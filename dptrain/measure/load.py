@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ class Clock:
     Attributes:
         at_s: time in seconds.
         all_s: CPU time of all programs in seconds.
-        ours_s: CPU time of this process and of its children that have ended, in seconds.
+        ours_s: CPU time of this process and of its children, in seconds.
     """
 
     at_s: float
@@ -41,13 +42,36 @@ class Clock:
         ticks = sum(fields[:3]) + sum(fields[5:8])
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         ours = sum(usage.ru_utime + usage.ru_stime for usage in used)
-        return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), ours)
+        ticks_per_s = os.sysconf("SC_CLK_TCK")
+        return cls(
+            time.monotonic(), ticks / ticks_per_s, ours + _ticks_of_live_children() / ticks_per_s
+        )
 
     def others_since(self, before: Clock) -> float:
         """Return the mean number of cores that other programs used since `before`."""
         seconds = max(self.at_s - before.at_s, 1e-3)
         others = (self.all_s - before.all_s) - (self.ours_s - before.ours_s)
         return max(others / seconds, 0.0)
+
+
+def _ticks_of_live_children() -> int:
+    """Return the CPU time of children that have not ended, such as worker processes."""
+    total = 0
+    for path in Path("/proc/self/task").glob("*/children"):
+        # A thread or a child may end meanwhile.
+        with suppress(OSError):
+            for child in path.read_text().split():
+                with suppress(OSError):
+                    total += _ticks_of(Path("/proc", child, "stat").read_text())
+    return total
+
+
+def _ticks_of(stat: str) -> int:
+    """Return the CPU time of a process and of its children that have ended, from its proc file."""
+    # proc(5): the name of the program, in parentheses, may contain spaces. After it, fields 12 to
+    # 15 are utime stime cutime cstime, counted from 1.
+    fields = stat.rpartition(")")[2].split()
+    return sum(int(field) for field in fields[11:15])
 
 
 def cores_of_others(before: Clock | None) -> float | None:
