@@ -24,6 +24,9 @@ POWERCAP = Path("/sys/class/powercap")
 BLOCK_S = 0.05
 """Least duration of a block. RAPL is updated every millisecond, NVML every 20 to 100 ms."""
 
+POLL_S = 60.0
+"""Time after which counters are read between two readings. They can count one wrap between two
+calls; the counter of a processor wraps after 262 kJ, which is 22 minutes at 200 W."""
 FEWEST_BLOCKS, MAX_BLOCKS = 5, 10
 """Least number of blocks with an interval, and largest number that is taken as independent."""
 LEAST_S = FEWEST_BLOCKS * BLOCK_S
@@ -150,16 +153,27 @@ class EnergyMeter:
         self.names = [counter.name for counter in counters]
         self.missing = list(missing)
         self.readings: list[Reading] = []
+        self._called_s = 0.0
 
     def read(self, samples: float) -> None:
         """Read all counters after `samples` samples since the first reading."""
-        joules = sum(counter.joules() for counter in self._counters)
-        self.readings.append((time.monotonic(), joules, samples))
+        joules = self._joules()
+        self._called_s = time.monotonic()
+        self.readings.append((self._called_s, joules, samples))
+
+    def poll(self) -> None:
+        """Count wraps of the counters; call this method at least every few minutes."""
+        if self._counters and time.monotonic() - self._called_s >= POLL_S:
+            self._joules()
+            self._called_s = time.monotonic()
 
     def read_if_due(self, samples: float) -> None:
         """Read all counters if `BLOCK_S` have passed since the last reading."""
         if self._counters and time.monotonic() - self.readings[-1][0] >= BLOCK_S:
             self.read(samples)
+
+    def _joules(self) -> float:
+        return sum(counter.joules() for counter in self._counters)
 
 
 def open_meter(

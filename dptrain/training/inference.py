@@ -137,6 +137,7 @@ def _make_passes(
                 counter.start()
             if number in blocks:
                 meter.read((number - options.skip) * whole)
+            meter.poll()
             if number == options.skip and options.trace:
                 recorder.moments = []
             _pass(batches, replica, recorder)

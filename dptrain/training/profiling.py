@@ -309,6 +309,7 @@ def _make_steps(
                 counter.start()
             if number in blocks:
                 meter.read(samples_between(job, steps.skip, number))
+            meter.poll()
             job.engine.step(batches, job.schedule.rate(number))
             for result in job.engine.results(wait=number + 1 == steps.last):
                 if not math.isfinite(result.loss):

@@ -264,6 +264,7 @@ class Trainer:
                 if step == blocks[0]:
                     job.meter = open_job_meter(job)
                 job.meter.read(samples_between(job, blocks[0], step))
+            job.meter.poll()
             job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)
             for result in job.engine.results(wait=self._needs_parameters(step + 1)):
                 if not math.isfinite(result.loss):

@@ -147,6 +147,24 @@ def test_ranks_are_added_and_blocks_have_an_interval() -> None:
     assert energy_lines(found)[1] == "not included: NVML: no"
 
 
+def test_wraps_between_readings_are_counted_by_polls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = add_domain(tmp_path, "intel-rapl:0", "package-0", 0)
+    now_s = 0.0
+    monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=lambda: now_s))
+    meter = energy.open_meter(powercap=tmp_path)
+    meter.read(0)
+    # 10 mW for an hour; the counter wraps after every 100 s.
+    for second in range(0, 3601, 5):
+        now_s = float(second)
+        path.write_text(str(10_000 * second % 1_000_000))
+        meter.poll()
+    meter.read(1)
+    assert len(meter.readings) == 2
+    assert meter.readings[1][1] == pytest.approx(36.0)
+
+
 def facts_every(seconds: float, joules: list[float]) -> dict[str, Any]:
     """The facts of a meter that was read after every sample."""
     readings = [(number * seconds, value, number) for number, value in enumerate(joules)]

@@ -22,6 +22,13 @@ def test_training_counts_the_smaller_last_minibatch_of_an_epoch() -> None:
     assert samples == [0, 25, 50, 60, 85, 110, 120, 145, 170, 180]
 
 
+def test_training_polls_the_counters_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    polls: list[None] = []
+    monkeypatch.setattr(EnergyMeter, "poll", lambda _: polls.append(None))
+    tiny().fit()
+    assert len(polls) == 18
+
+
 def test_a_profile_counts_the_smaller_last_minibatch_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
