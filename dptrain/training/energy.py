@@ -14,10 +14,24 @@ START_UP = 9
 the first step; these steps do not count for the time per step either."""
 
 
-def open_job_meter(job: Job) -> EnergyMeter:
-    """Return the meter of this rank: of its GPU, and on one rank of each node of processors."""
+def metered_gpu(job: Job) -> str:
+    """Return the UUID of this rank's GPU; empty if a lower rank of the node has the same GPU.
+
+    Every rank calls this function.
+    """
     identity = job.replica.memory.identity if job.replica.memory.on_gpu else ""
-    return open_meter(identity, reads_processors=job.world.first_on_node())
+    of_ranks = job.world.node_all_gather_json(identity)
+    return "" if identity in of_ranks[: job.world.local_rank] else identity
+
+
+def open_job_meter(job: Job, gpu: str) -> EnergyMeter:
+    """Return the meter of this rank: of a GPU, and on one rank of each node of processors.
+
+    Args:
+        job: the job.
+        gpu: of `metered_gpu`.
+    """
+    return open_meter(gpu, reads_processors=job.world.first_on_node())
 
 
 def samples_between(job: Job, first: int, last: int) -> int:

@@ -25,7 +25,7 @@ from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.training.baseline import open_loader
-from dptrain.training.energy import block_bounds, open_job_meter
+from dptrain.training.energy import block_bounds, metered_gpu, open_job_meter
 from dptrain.training.job import Job, assemble
 from dptrain.training.profiling import (
     ProfileOptions,
@@ -77,7 +77,7 @@ def profile_inference(
         plan = replace(plan, stages=stages)
         recorder = StepRecorder(stages, capacity=total)
         before = clock_offset(world)
-        meter, counter = open_job_meter(job), StepCounter()
+        meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
         _make_passes(job, replica, recorder, meter, counter, options)
         measured = gather_measured(world, recorder, ahead=0, skip=options.skip)
         facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.

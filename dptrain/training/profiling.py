@@ -45,7 +45,7 @@ from dptrain.plan.buckets import Bucket
 from dptrain.plan.plan import Plan
 from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
-from dptrain.training.energy import block_bounds, open_job_meter, samples_between
+from dptrain.training.energy import block_bounds, metered_gpu, open_job_meter, samples_between
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
 from dptrain.training.job import Job, assemble
 from dptrain.training.progress import Progress
@@ -131,7 +131,7 @@ def profile(
         introduce(job, display, 0)
         before = clock_offset(world)
         during = None if afterwards else ranges
-        meter, counter = open_job_meter(job), StepCounter()
+        meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
         _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=during)
         measured = gather_measured(
             world, job.recorder, ahead=job.engine.max_steps_in_flight,

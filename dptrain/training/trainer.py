@@ -46,7 +46,7 @@ from dptrain.training.checkpoints import (
     replica_arrays,
     restore_replica,
 )
-from dptrain.training.energy import open_job_meter, samples_between, training_blocks
+from dptrain.training.energy import metered_gpu, open_job_meter, samples_between, training_blocks
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation import open_test_data, score
 from dptrain.training.history import History
@@ -256,13 +256,13 @@ class Trainer:
 
     def _make_steps(self, batches: BatchSource | None, stop: StopRequest) -> None:
         job, first = self.job, self.step
-        blocks = training_blocks(first, job.spec.steps)
+        blocks, gpu = training_blocks(first, job.spec.steps), metered_gpu(job)
         job.recorder.restart()
         for step in range(first, job.spec.steps):
             assert batches is not None
             if step in blocks:
                 if step == blocks[0]:
-                    job.meter = open_job_meter(job)
+                    job.meter = open_job_meter(job, gpu)
                 job.meter.read(samples_between(job, blocks[0], step))
             job.meter.poll()
             job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dptrain.comm.world import World
 from dptrain.measure.energy import EnergyMeter
-from dptrain.training import profiling
+from dptrain.training import energy, profiling
 from dptrain.training.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
 from tests.unit.training.test_trainer import tiny
@@ -33,7 +34,7 @@ def test_a_profile_counts_the_smaller_last_minibatch_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meter = EnergyMeter([])
-    monkeypatch.setattr(profiling, "open_job_meter", lambda _: meter)
+    monkeypatch.setattr(profiling, "open_job_meter", lambda *_: meter)
     flags: dict[str, Any] = {
         "network": "mlp-5", "data": "irradiance?samples=20", "backend": "reference",
         "batch_size": "8",
@@ -43,3 +44,14 @@ def test_a_profile_counts_the_smaller_last_minibatch_of_an_epoch(
     # The minibatches of an epoch have 8, 8 and 4 samples. The first step is not measured; four
     # of the others have 8 samples.
     assert [reading[2] for reading in meter.readings] == [0, 8, 12, 20, 28, 32, 40]
+
+
+def test_a_gpu_of_several_ranks_is_counted_once() -> None:
+    gpus = ["a", "a", "b", ""]
+    counted = []
+    for rank, identity in enumerate(gpus):
+        memory = SimpleNamespace(identity=identity, on_gpu=bool(identity))
+        world = SimpleNamespace(local_rank=rank, node_all_gather_json=lambda _: gpus)
+        job: Any = SimpleNamespace(replica=SimpleNamespace(memory=memory), world=world)
+        counted.append(energy.metered_gpu(job))
+    assert counted == ["a", "", "b", ""]
