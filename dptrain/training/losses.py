@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dptrain.comm.base import GradientSum
 from dptrain.comm.collective import call_on_rank_zero
+from dptrain.comm.deadline import Deadline
 from dptrain.comm.experimental import LateSum, OneNumberSum, WithoutSum
 from dptrain.comm.world import AgreedError, World
 from dptrain.data.loader import Batch
@@ -185,6 +186,13 @@ class _Experiments:
         else:
             self.delay_ns = round(1e9 * options.delay_s)
         self._open_counters()
+        try:
+            self._run_rounds()
+        finally:
+            self._close_counters()
+
+    def _run_rounds(self) -> None:
+        job = self._job
         order = np.random.default_rng(job.spec.seed)
         for _ in range(ROUNDS):
             for name in order.permutation(list(self._sums)).tolist():
@@ -201,6 +209,9 @@ class _Experiments:
                     self._times[f"{what} {name}"] = []
             return
         self.counters_missing = reasons[0]
+        self._close_counters()
+
+    def _close_counters(self) -> None:
         if self._counters is not None:
             self._counters.close()
             self._counters = None
@@ -263,10 +274,12 @@ class _Experiments:
         self._job.engine.gradient_sum.synchronize()
 
     def _work_until_all_arrive(self, engine: Engine, batches: Iterator[Batch]) -> None:
-        comm = self._job.world.comm
-        assert comm is not None
-        request = comm.Ibarrier()
+        world = self._job.world
+        assert world.comm is not None
+        request, deadline = world.comm.Ibarrier(), Deadline(world.timeout)
         while not request.Test():
+            if deadline.has_passed():
+                raise world.timeout_error("the ranks in steps without sums", deadline.waited_s)
             _make_steps(engine, batches, 1)
 
     def _latency_ns(self) -> float:
