@@ -34,6 +34,13 @@ def open_job_meter(job: Job, gpu: str) -> EnergyMeter:
     return open_meter(gpu, reads_processors=job.world.first_on_node())
 
 
+def unopened_meter() -> EnergyMeter:
+    """Return the meter of a training that has not reached the step from which energy is read."""
+    return EnergyMeter(
+        (), [f"training stopped before step {START_UP + 1}, the first one that is measured"]
+    )
+
+
 def samples_between(job: Job, first: int, last: int) -> int:
     """Return the number of samples of steps `first` … `last` − 1, all ranks together."""
     size, batch_size = len(job.dataset.train), job.spec.batch_size

@@ -46,7 +46,13 @@ from dptrain.training.checkpoints import (
     replica_arrays,
     restore_replica,
 )
-from dptrain.training.energy import metered_gpu, open_job_meter, samples_between, training_blocks
+from dptrain.training.energy import (
+    metered_gpu,
+    open_job_meter,
+    samples_between,
+    training_blocks,
+    unopened_meter,
+)
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation import open_test_data, score
 from dptrain.training.history import History
@@ -256,6 +262,7 @@ class Trainer:
 
     def _make_steps(self, batches: BatchSource | None, stop: StopRequest) -> None:
         job, first = self.job, self.step
+        job.meter = unopened_meter()
         blocks, gpu = training_blocks(first, job.spec.steps), metered_gpu(job)
         job.recorder.restart()
         for step in range(first, job.spec.steps):

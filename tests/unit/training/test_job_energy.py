@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dptrain import AfterStep
 from dptrain.comm.world import World
-from dptrain.measure.energy import EnergyMeter
+from dptrain.measure.energy import Energy, EnergyMeter, energy_lines
 from dptrain.training import energy, profiling
 from dptrain.training.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
@@ -21,6 +23,18 @@ def test_training_counts_the_smaller_last_minibatch_of_an_epoch() -> None:
     # The minibatches of an epoch have 25, 25 and 10 samples.
     samples = [reading[2] for reading in trainer.job.meter.readings]
     assert samples == [0, 25, 50, 60, 85, 110, 120, 145, 170, 180]
+
+
+def test_a_run_that_stops_before_energy_is_read_states_the_reason() -> None:
+    stop = AfterStep(lambda *_: signal.raise_signal(signal.SIGTERM))
+    trainer = tiny(epochs=10, callbacks=[stop])
+    trainer.fit()
+    assert trainer.step < 9
+    assert trainer.summary is not None
+    energy_record = Energy.from_record(trainer.summary["energy"])
+    assert energy_record.joules_per_sample is None
+    (line,) = energy_lines(energy_record)
+    assert line.startswith("energy not measured: training stopped before step 10")
 
 
 def test_training_polls_the_counters_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
