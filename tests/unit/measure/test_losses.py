@@ -130,6 +130,40 @@ def test_intervals_over_rounds_contain_the_difference(drift: float) -> None:
     assert 920 <= held <= 980
 
 
+@pytest.mark.parametrize(
+    "means",
+    [
+        np.full(4, 5.0),
+        np.full(16, 5.0),
+        np.full(64, 5.0),
+        # Slower by three standard errors of its mean.
+        5 + 0.15 * (np.arange(16) == 0),
+    ],
+    ids=["4 equal", "16 equal", "64 equal", "one of 16 slower"],
+)
+def test_intervals_with_the_slowest_rank_contain_the_truth(means: NDArray[np.float64]) -> None:
+    generator, replications = np.random.default_rng(4), 100
+    truth = np.array([means.max() - means.mean(), 8.5 - means.max()])
+    held = np.zeros(2)
+    for _ in range(replications):
+        times = {name: np.full((ROUNDS, len(means)), 9.0) for name in losses.EXPERIMENTS}
+        times[losses.LATENCY] = np.full((ROUNDS, len(means)), 0.5)
+        times[losses.UNSUMMED] = means + 0.15 * generator.standard_normal((ROUNDS, len(means)))
+        found = {loss.name: loss.time_ms for loss in losses.find_losses(times)}
+        balance, serialisation = found["load imbalance"], found["serialisation"]
+        assert 0 <= balance.low <= balance.value <= balance.high
+        held += [e.low <= t <= e.high for e, t in zip((balance, serialisation), truth, strict=True)]
+    # The standard error is 3%.
+    assert (held / replications).min() >= 0.85
+
+
+def test_load_balance_by_experiment_is_at_most_one() -> None:
+    times = known() | {losses.UNSUMMED: rounds(5.0, 5.0, noise=1.0)}
+    found = losses.compare_efficiencies(times, measured(np.full((2, 40), 5.0), 1.0))
+    balance = next(factor.by_experiment for factor in found if factor.name == "load_balance")
+    assert balance.low < balance.value <= balance.high <= 1
+
+
 def test_the_record_can_be_written() -> None:
     estimate = losses.over_rounds(lambda t: float(t["a"].mean()), {"a": rounds(1.0, 2.0)})
     assert asdict(estimate) == {"value": 1.5, "low": 1.5, "high": 1.5, "n": ROUNDS}
