@@ -124,39 +124,61 @@ def profile(
     with ExitStack() as stack:
         stack.enter_context(job.engine)
         afterwards = ranges is not None and job.replica.memory.asynchronous
-        if ranges is not None and not afterwards:
-            annotate(job.replica, job.engine.gradient_sum, ranges)
+        during = None if afterwards else ranges
+        if during is not None:
+            annotate(job.replica, job.engine.gradient_sum, during)
         steps = _Steps.of(job, options)
         display = Display(world.is_rank_zero and not quiet, 0, steps.last, task="profiling")
         introduce(job, display, 0)
         before = clock_offset(world)
-        during = None if afterwards else ranges
-        meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
-        _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=during)
-        measured = gather_measured(
-            world, job.recorder, ahead=job.engine.max_steps_in_flight,
-            skip=options.skip, most=options.steps,
-        )  # fmt: skip
-        sums = _time_sums(job)
-        facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
-        sweep = _time_sweep(job)
-        roofs = measure_job_roofs(job) if options.roofs else None
-        record = None
-        if measured is not None:
-            record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
-            record = replace(record, sweep=sweep)
-            if board is not None:
-                _fill_board(board, job, measured)
+        record, measured = _measure(job, options, steps, display, during)
+        if board is not None and measured is not None:
+            _fill_board(board, job, measured)
         if output is not None:
-            if options.trace:
-                moments, buckets = job.recorder.moments, job.engine.gradient_sum.buckets
-                assert moments is not None
-                gather_trace(job, job.plan, buckets, moments, before, output)
-            # The profile is the last file, so a folder that has it is complete.
-            call_on_rank_zero(world, lambda: write_results(record, output))
+            _write_files(job, record, before, output, trace=options.trace)
         if ranges is not None and afterwards:
             _mark_steps(job, steps.last, options.steps, ranges)
     return record
+
+
+def _measure(
+    job: Job, options: ProfileOptions, steps: _Steps, display: Display, ranges: Ranges | None
+) -> tuple[Profile, Measured] | tuple[None, None]:
+    """Make the steps and the measurements after them; return the profile and times on rank 0."""
+    meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
+    _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=ranges)
+    measured = gather_measured(
+        job.world, job.recorder, ahead=job.engine.max_steps_in_flight,
+        skip=options.skip, most=options.steps,
+    )  # fmt: skip
+    sums = _time_sums(job)
+    facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
+    sweep = _time_sweep(job)
+    roofs = measure_job_roofs(job) if options.roofs else None
+    if measured is None:
+        return None, None
+    record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
+    return replace(record, sweep=sweep), measured
+
+
+def _write_files(
+    job: Job, record: Profile | None, before: ClockOffset, output: Path, *, trace: bool
+) -> None:
+    """Write the trace, if requested, and the profile.
+
+    Args:
+        job: the job; every rank calls this function.
+        record: the profile on rank 0.
+        before: offset of this rank's clock before the steps.
+        output: folder of the files.
+        trace: write a trace.
+    """
+    if trace:
+        moments, buckets = job.recorder.moments, job.engine.gradient_sum.buckets
+        assert moments is not None
+        gather_trace(job, job.plan, buckets, moments, before, output)
+    # The profile is the last file, so a folder that has it is complete.
+    call_on_rank_zero(job.world, lambda: write_results(record, output))
 
 
 def _claim(output: Path | None, tensorboard: bool) -> TensorBoard | None:
