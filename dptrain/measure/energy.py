@@ -237,8 +237,9 @@ def energy_of(meters: Sequence[Mapping[str, Any]]) -> Energy:
         return Energy(None, None, (), missing)
     seconds = float(np.ptp(counted[0][:, 0])) if len(counted[0]) else 0.0
     if seconds < LEAST_S:
-        reason = f"too short: {seconds:.3f} s were measured, expected at least {LEAST_S:g} s"
-        return Energy(None, None, tuple(names), (*missing, f"{reason}; make more steps"))
+        # Without the duration, because notes list each reason once for many measurements.
+        reason = f"too short: less than {LEAST_S:g} s were measured; make more steps"
+        return Energy(None, None, tuple(names), (*missing, reason))
     kept = _block_ends(counted[0][:, 0])
     counted = [readings[kept] for readings in counted]
     joules = sum(readings[:, 1] - readings[0, 1] for readings in counted)
