@@ -5,6 +5,7 @@ They are made in blocks between the steps of the job, see `InterleavedBaseline`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from time import monotonic
 
@@ -15,6 +16,7 @@ from dptrain.backends.replica import CropWindowReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
+from dptrain.data.loader import Batch
 from dptrain.errors import UserError
 from dptrain.measure.efficiency import Baseline, Pair
 from dptrain.measure.input_times import InputTimes
@@ -45,6 +47,12 @@ TOO_SHORT = (
     "no scaling efficiency: this run is too short for steps of rank 0 alone, which may take 2% of "
     "a run; a longer run measures it, and so does dptrain scale"
 )
+
+
+def whole_minibatches(batches: Iterator[Batch], job: Job) -> Iterator[Batch]:
+    """Yield the batches of whole minibatches; the last one of an epoch may be smaller."""
+    whole = min(job.spec.batch_size, len(job.dataset.train))
+    return (batch for batch in batches if batch.global_count == whole)
 
 
 def open_loader(

@@ -24,7 +24,7 @@ from dptrain.measure.profile_files import claim
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, make_plan
-from dptrain.training.baseline import open_loader
+from dptrain.training.baseline import open_loader, whole_minibatches
 from dptrain.training.energy import block_bounds, metered_gpu, open_job_meter
 from dptrain.training.job import Job, assemble
 from dptrain.training.profiling import (
@@ -129,7 +129,7 @@ def _make_passes(
         first=0, last=last * 2, micro_shards=job.plan.micro_shards,
     ) as loader:  # fmt: skip
         whole = min(job.spec.batch_size, len(job.dataset.train))
-        batches = (batch for batch in loader if batch.global_count == whole)
+        batches = whole_minibatches(loader, job)
         blocks = block_bounds(options.skip, last)
         world.barrier()
         for number in range(last):

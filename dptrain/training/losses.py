@@ -25,7 +25,7 @@ from dptrain.measure.environment import environment
 from dptrain.measure.losses import Losses
 from dptrain.measure.profile_files import FLAG, LOSSES
 from dptrain.measure.recorder import StepRecorder
-from dptrain.training.baseline import open_loader
+from dptrain.training.baseline import open_loader, whole_minibatches
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.job import Job, assemble
 from dptrain.training.profiling import describe_job, rank_facts
@@ -104,7 +104,7 @@ def measure_losses(
             job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
             first=0, last=LAST_STEP, micro_shards=job.plan.micro_shards,
         ) as loader:  # fmt: skip
-            experiments = _Experiments(job, _whole_minibatches(loader, job), options)
+            experiments = _Experiments(job, whole_minibatches(loader, job), options)
             experiments.run()
         found = experiments.result()
         facts = rank_facts(job)
@@ -138,12 +138,6 @@ def _claim(output: Path | None) -> None:
 def _write(record: Losses | None, output: Path) -> None:
     assert record is not None
     record.write(output / LOSSES)
-
-
-def _whole_minibatches(batches: Iterator[Batch], job: Job) -> Iterator[Batch]:
-    """Yield the batches of whole minibatches; the last one of an epoch may be smaller."""
-    whole = min(job.spec.batch_size, len(job.dataset.train))
-    return (batch for batch in batches if batch.global_count == whole)
 
 
 class _Experiments:
