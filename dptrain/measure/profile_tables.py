@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dptrain.measure.counters import processor_line
 from dptrain.measure.energy import energy_lines
 from dptrain.measure.explanations import saves_operations
+from dptrain.measure.loss_tables import FACTOR_NAMES
 from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.statistics import Estimate
@@ -39,6 +40,14 @@ SAVED = " *"
 
 MAX_RANKS = 16
 """Largest number of rows in the table of ranks."""
+
+LOST_IF = {
+    "parallel": "any of the following is",
+    "load_balance": "the same ranks are slower in every step",
+    "serialisation": "other ranks are late in each step",
+    "transfer": "communication takes long",
+}
+"""When a factor of `Pop` is less than 1."""
 
 STRAGGLER_SHARE = 0.05
 """A rank that is later than the median rank by more than this share of a step is a straggler."""
@@ -111,15 +120,11 @@ def _is_inference(profile: Profile) -> bool:
 
 def pop_table(pop: Pop) -> Table:
     """Return the parallel efficiency and its factors."""
-    named = (
-        ("load balance", pop.load_balance, "the same ranks are slower in every step"),
-        ("serialisation", pop.serialisation, "other ranks are late in each step"),
-        ("transfer", pop.transfer, "communication when no rank is late"),
-    )
     rows: list[tuple[str, ...]] = [
-        ("parallel efficiency", *_estimate_cells(pop.parallel), "product of the following"), ()
-    ]  # fmt: skip
-    rows += [(name, *_estimate_cells(value), lost) for name, value, lost in named]
+        (FACTOR_NAMES[name], *_estimate_cells(getattr(pop, name)), lost)
+        for name, lost in LOST_IF.items()
+    ]
+    rows.insert(1, ())
     columns = ("efficiency", "value", "95% interval", "is less than 1 if")
     return fitted_table("Parallel efficiency (POP)", columns, rows, text=(columns[0], columns[3]))
 

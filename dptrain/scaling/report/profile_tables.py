@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dptrain.measure.loss_tables import FACTOR_NAMES
 from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Profile, StageProfile
+from dptrain.measure.profile_tables import LOST_IF
 from dptrain.scaling.report.tables import (
     Column,
     Number,
@@ -101,18 +103,12 @@ def _efficiencies(suffix: str, file: str, pop: Pop) -> list[Table]:
     """Return the factors of the parallel efficiency, the busy shares of ranks, and the balance of
     layers.
     """
-    names = ("parallel", "load_balance", "serialisation", "transfer")
-    heads = ["parallel efficiency", "load balance", "serialisation", "transfer"]
+    names = list(LOST_IF)
     factors = (
-        texts("efficiency", heads, kind="prose"),
+        texts("efficiency", [FACTOR_NAMES[name] for name in names], kind="prose"),
         estimates("value", "(95%)", [getattr(pop, name) for name in names],
                   [f"pop.{name}" for name in names], decimals=3),
-        texts("is less than 1 if", [
-            "any of the following is: it is their product",
-            "the same ranks are slower in every step",
-            "other ranks are late in each step",
-            "communication takes long although no rank is late",
-        ], kind="prose"),
+        texts("is less than 1 if", list(LOST_IF.values()), kind="prose"),
     )  # fmt: skip
     numbers = range(len(pop.ranks))
     ranks = (
