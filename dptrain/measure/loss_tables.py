@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dptrain.measure.losses import ALONE, DELAYED_RANK, DURING, SAVED, Delay, Losses
+from dptrain.measure.pop import FEWEST_STEPS
 from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import fitted_table, ms_cell
 
@@ -30,15 +31,15 @@ FACTOR_NAMES = {
 }
 
 
+AGREE = {True: "yes", False: "no", None: f"fewer than {FEWEST_STEPS} steps"}
+
+
 def losses_report(losses: Losses) -> list[str | Table]:
     """Return the tables and lines of the experiments, in order."""
     scaling = losses.computation_scaling
     found: list[str | Table] = [_losses_table(losses)]
     if not losses.overlaps:
-        found.append(
-            f"saved by overlap: nothing; with {losses.job['transport']} all gradients are summed "
-            "after the backward pass"
-        )
+        found.append(no_overlap(losses))
     found += [
         f"computation scaling: {scaling.value:.3f} ({scaling.low:.3f} – {scaling.high:.3f}), step "
         "of rank 0 alone / mean step without sums",
@@ -57,9 +58,7 @@ def _losses_table(losses: Losses) -> Table:
         ("rank 0 alone", *_ms_cells(alone), f"{alone.value / job.value:.1%}", "others are idle"),
         (),
     ]
-    for loss in losses.losses:
-        if loss.name == SAVED and not losses.overlaps:
-            continue
+    for loss in losses.losses[: num_rows(losses)]:
         sign = "+" if loss.time_ms.value >= 0 else "−"
         size = ms_cell(abs(loss.time_ms.value))
         cells = (f"{sign} {size}", _interval(loss.time_ms), f"{loss.share:.1%}")
@@ -80,7 +79,7 @@ def _factors_table(losses: Losses) -> Table:
             FACTOR_NAMES[factor.name],
             *_ratio_cells(factor.by_experiment),
             *_ratio_cells(factor.by_busy_times),
-            {True: "yes", False: "no", None: ""}[factor.agree],
+            AGREE[factor.agree],
         )
         for factor in losses.efficiencies
     ]
@@ -128,6 +127,19 @@ def _delays_table(losses: Losses) -> Table:
     columns = ("delay of", "ms", "waiting", "95%", "cost", "95% ", "balance", "serialisation")
     title = "Injected delays: increase of the others' waiting and of the step, in ms"
     return fitted_table(title, columns, rows, text=("delay of",))
+
+
+def no_overlap(losses: Losses) -> str:
+    """Return why overlap saves nothing."""
+    return (
+        f"saved by overlap: nothing; with transport {losses.job['transport']} all gradients are "
+        "summed after the backward pass"
+    )
+
+
+def num_rows(losses: Losses) -> int:
+    """Return the number of losses to show: the last, `SAVED`, is 0 if the method cannot overlap."""
+    return len(losses.losses) if losses.overlaps else len(losses.losses) - 1
 
 
 def delayed_ranks(delay: Delay) -> str:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dptrain.measure.loss_tables import FACTOR_NAMES, MEANINGS, delayed_ranks
+from dptrain.measure.loss_tables import (
+    AGREE,
+    FACTOR_NAMES,
+    MEANINGS,
+    delayed_ranks,
+    no_overlap,
+    num_rows,
+)
 from dptrain.measure.losses import ALONE, DURING, Losses
 from dptrain.scaling.report.tables import Table, estimates, texts, values
 
@@ -13,7 +20,7 @@ def loss_tables(losses: Losses, file: str) -> list[Table]:
 
 
 def _losses(losses: Losses, file: str) -> Table:
-    found, steps = losses.losses, losses.step_ms
+    found, steps = losses.losses[: num_rows(losses)], losses.step_ms
     columns = (
         texts("loss", ["rank 0 alone", *(loss.name for loss in found), "job"], kind="prose"),
         estimates(
@@ -36,20 +43,21 @@ def _losses(losses: Losses, file: str) -> Table:
         f"{losses.rounds} rounds of {losses.steps} steps of each experiment, interleaved in one "
         "launch. The intervals do not contain the differences between launches."
     )
+    if not losses.overlaps:
+        note += f" {no_overlap(losses)}."
     return Table("losses", "Losses of a step by experiment", file, columns, note)
 
 
 def _efficiencies(losses: Losses, file: str) -> Table:
     found = losses.efficiencies
     at = [f"efficiencies.{i}" for i in range(len(found))]
-    agree = {True: "yes", False: "no", None: "unknown"}
     columns = (
         texts("efficiency", [FACTOR_NAMES[factor.name] for factor in found], kind="prose"),
         estimates("by experiment", "(95%)", [factor.by_experiment for factor in found],
                   [f"{a}.by_experiment" for a in at], decimals=3),
         estimates("by busy times", "(95%)", [factor.by_busy_times for factor in found],
                   [f"{a}.by_busy_times" for a in at], decimals=3),
-        texts("agree", [agree[factor.agree] for factor in found]),
+        texts("agree", [AGREE[factor.agree] for factor in found]),
     )  # fmt: skip
     title = "Efficiencies by experiment and by busy times"
     return Table("loss-efficiencies", title, file, columns, "Sums after the backward pass.")

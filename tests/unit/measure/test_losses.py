@@ -221,6 +221,21 @@ def test_the_file_and_the_tables_of_a_report_have_the_same_numbers(tmp_path: Pat
                 assert value == part.value
 
 
+def test_a_report_omits_what_overlap_saves_if_nothing_overlaps() -> None:
+    table = loss_tables(replace(record(known()), overlaps=False), LOSSES)[0]
+    assert len(table.rows) == 7
+    assert "with transport mpi all gradients" in table.note
+
+
+def test_few_steps_are_the_reason_if_efficiencies_cannot_be_compared() -> None:
+    found = record(known())
+    unknown = tuple(replace(factor, agree=None) for factor in found.efficiencies)
+    printed = losses_report(replace(found, efficiencies=unknown))
+    table = next(part for part in printed if not isinstance(part, str)
+                 and part.columns[0].header == "efficiency")  # fmt: skip
+    assert list(table.columns[-1].cells) == ["fewer than 40 steps"] * 4
+
+
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_the_printed_tables_name_every_loss(overlaps: bool) -> None:
     parts = losses_report(replace(record(known()), overlaps=overlaps))
