@@ -282,7 +282,7 @@ def _compare(group: Group, base: Group) -> tuple[Estimate, Estimate, bool]:
 def has_range(group: Group, base: Group) -> bool:
     """Return True if the efficiency of a group has the range of its launches as interval.
 
-    This is so if its ratios by round fall into two groups. More launches do not narrow a range.
+    This is so if its ratios by round fall into two groups. More launches do not reduce a range.
     """
     if group is base:
         return False

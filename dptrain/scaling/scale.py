@@ -127,7 +127,7 @@ def _widest(folder: Path, design: Design) -> str:
 
 
 def _keys_of_ranges(groups: Sequence[Group]) -> set[tuple[int, int, int]]:
-    """Return threads, ranks and minibatch size of points that more rounds do not make narrower.
+    """Return threads, ranks and minibatch size of points whose ranges more rounds do not reduce.
 
     Their efficiency has the range of the launches in place of an interval. Of a few launches, two
     groups may be chance, which more launches show.

@@ -210,8 +210,13 @@ class Cluster:
         for name in NODES:
             (self.folder / name).mkdir()
             stack.enter_context(self._daemon("slurmd", "-D", "-N", name, log=name))
-        idle = ["idle"] * len(NODES)
-        until(lambda: self.run("sinfo", "-hNo", "%T").split() == idle, "idle nodes")
+        until(self._is_idle, "idle nodes")
+
+    def _is_idle(self) -> bool:
+        """Whether the controller answers, and all nodes are idle."""
+        with suppress(AssertionError):
+            return self.run("sinfo", "-hNo", "%T").split() == ["idle"] * len(NODES)
+        return False
 
     @contextmanager
     def _daemon(
