@@ -164,6 +164,13 @@ def test_load_balance_by_experiment_is_at_most_one() -> None:
     assert balance.low < balance.value <= balance.high <= 1
 
 
+def test_efficiencies_by_experiment_are_at_least_zero() -> None:
+    times = known()
+    times[losses.AFTER][0] = 500.0  # Another program interrupts one round.
+    found = losses.compare_efficiencies(times, measured(np.full((2, 40), 5.0), 1.0))
+    assert min(factor.by_experiment.low for factor in found) == 0
+
+
 def test_the_record_can_be_written() -> None:
     estimate = losses.over_rounds(lambda t: float(t["a"].mean()), {"a": rounds(1.0, 2.0)})
     assert asdict(estimate) == {"value": 1.5, "low": 1.5, "high": 1.5, "n": ROUNDS}
