@@ -414,8 +414,8 @@ def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
     assert results.complete
     assert {error.layer for error in results.errors} == {"conv1", "conv2", "dense1", "dense2"}
     assert all(0.0 < error.ours["numba"] < 1e-5 for error in results.errors)
-    # After each training and inference case, both cases of images, each network's stages, each table
-    # of layers.
+    # After each training and inference case, each case of images, the stages of each network and
+    # each table of layers.
     assert [count > 0 for count in saved] == [False] * 6 + [True, True]
     paths = new_files(tmp_path, "gpu", "2026-01-02T03:04")
     write(results, *paths)
