@@ -97,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
 extern "C" __global__ void dense_backward(const Number* dy, const Number* y, float factor,
                                           Number* dz, Number* transposed, float* partial,
                                           int samples, int outputs, int pitch) {
-    __shared__ float tile[GRADIENT_SAMPLES][GRADIENT_OUTPUTS + 1];
     wait_for_previous_kernel();
+    __shared__ float tile[GRADIENT_SAMPLES][GRADIENT_OUTPUTS + 1];
     constexpr int ROW_THREADS = GRADIENT_OUTPUTS / 4, ROWS = 256 / ROW_THREADS;
     const int sample = blockIdx.x * GRADIENT_SAMPLES, output = blockIdx.y * GRADIENT_OUTPUTS;
     const int own = threadIdx.x % ROW_THREADS * 4;

@@ -28,8 +28,9 @@ def test_every_kernel_waits_for_its_predecessor() -> None:
     # The exceptions are tested below; a kernel may write its own shared memory before it waits.
     wait = r"wait_for_previous_kernel\(\);"
     later = re.compile(
-        rf"\b(multiply|sum_inputs)\(|if \(PREFETCH_WEIGHTS\) {wait}"
+        rf"\b(multiply|sum_inputs)\(|\bwgmma_gemm<|if \(PREFETCH_WEIGHTS\) {wait}"
         rf"|clear\(buffers\(i\)\);\s*__syncthreads\(\);\s*{wait}"
+        rf"|\(memory\)\[i\] = \{{\}};\s*__syncthreads\(\);\s*{wait}"
         rf"|if \(PREFETCH_WEIGHTS\) weights\.read\(\{{w, b, g, filter\}}\);\s*{wait}"
         rf"|prefetch_tensor_maps\(TENSOR_MAPS_ARGUMENT\);\s*{wait}"
     )
@@ -63,6 +64,16 @@ def test_kernels_prefetch_only_weights_before_they_wait() -> None:
         == 1
     )
     assert "load" not in before
+
+
+def test_products_by_wgmma_wait_in_all_threads_before_they_read() -> None:
+    text = (KERNELS / "wgmma_gemm.cuh").read_text()
+    body = text[text.index("void wgmma_gemm(") :]
+    wait = "    wait_for_previous_kernel();\n"
+    tensor_maps, scalar = body.split("#if TENSOR_MAPS")[1].split("#endif")[0].split("#else")
+    for branch, reads in (tensor_maps, ("produce", "consume")), (scalar, ("multiply_scalar",)):
+        before, after = branch.split(wait)
+        assert all(read not in before and read in after for read in reads)
 
 
 def test_older_gpus_have_no_dependent_launch() -> None:
