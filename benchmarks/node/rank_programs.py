@@ -23,8 +23,6 @@ RECORDED = 256
 SUM_RATE = 2.0**-10
 """Learning rate of the updates after a gradient sum."""
 CHECKED_STEPS = 2
-GATE_SPINS, GATE_SLEEP_NS = 400_000, 100_000_000
-"""Polls of a copy that waits for the others, and its longest sleep."""
 
 
 def _world(spec: Spec, session: Session) -> Any:
@@ -92,8 +90,10 @@ def meeting_copy(spec: Spec, session: Session) -> Runner:
     from dptrain.backends.numba import gates
     from dptrain.backends.numba.entries import address_of
     from dptrain.comm.segment import map_segment
+    from dptrain.comm.shared import OVERSUBSCRIBED_SPINS, SLEEP_NS, SPINS
 
     world = _world({**spec, "launched": True}, session)
+    spins = OVERSUBSCRIBED_SPINS if world.is_crowded else SPINS
     share = spec["batch"] // spec["ranks"]
     copy = engine({**spec, "ranks": 1, "batch": share, "launched": False}, session)
     own = [(0, gates.GATE_BYTES)] if world.first_on_node() else []
@@ -103,7 +103,7 @@ def meeting_copy(spec: Spec, session: Session) -> Runner:
     def step() -> None:
         copy.step()
         number = arrive(address_of(gate), spec["ranks"])
-        while not pass_gate(address_of(gate), number, GATE_SPINS, GATE_SLEEP_NS):
+        while not pass_gate(address_of(gate), number, spins, SLEEP_NS):
             pass
 
     return Runner(step, close=copy.close)
