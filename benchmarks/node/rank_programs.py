@@ -128,12 +128,12 @@ def gradient_sum(spec: Spec, session: Session) -> Runner:
         gradients.fill(value)
 
     def step() -> None:
-        begun = clock()
+        start = clock()
         for bucket in range(len(job.buckets)):
             summed.start(bucket)
         arrived = clock()
         summed.finish_and_update(update, SUM_RATE)
-        stamps.append((begun, arrived, updated, clock()))
+        stamps.append((start, arrived, updated, clock()))
 
     def details() -> dict[str, Any]:
         """Return the times that `sum_parts.parts_of_sum` divides."""

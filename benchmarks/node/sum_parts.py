@@ -19,8 +19,8 @@ def parts_of_sum(stamps: Sequence[ArrayLike]) -> dict[str, float]:
     slowest rank takes much longer, the rank was interrupted or has a slower core.
 
     Args:
-        stamps: (steps, 4) for each rank: when it began, had arrived, had updated its slice and went
-            on, in ns of a clock that all ranks share.
+        stamps: (steps, 4) for each rank: when it started, had arrived, had updated its slice and
+            ended, in ns of a clock that all ranks share.
 
     Returns:
         Medians over the steps by part, in µs.
@@ -29,13 +29,12 @@ def parts_of_sum(stamps: Sequence[ArrayLike]) -> dict[str, float]:
         >>> parts_of_sum([[[0, 1000, 5000, 9000]], [[0, 2000, 8000, 9000]]])
         {'arrive': 2.0, 'work': 6.0, 'release': 1.0, 'mean work': 4.5}
     """
-    begun, arrived, updated, left = np.moveaxis(np.array(stamps, np.int64), 2, 0)
-    present = arrived.max(axis=0)
-    ends = updated.max(axis=0)
+    starts, arrivals, updates, ends = np.moveaxis(np.array(stamps, np.int64), 2, 0)
+    last_arrival, last_update = arrivals.max(axis=0), updates.max(axis=0)
     spans = (
-        present - begun.max(axis=0),
-        ends - present,
-        left.max(axis=0) - ends,
-        (updated - present).mean(axis=0),
+        last_arrival - starts.max(axis=0),
+        last_update - last_arrival,
+        ends.max(axis=0) - last_update,
+        (updates - last_arrival).mean(axis=0),
     )
     return {part: float(np.median(span)) / 1e3 for part, span in zip(PARTS, spans, strict=True)}
