@@ -57,7 +57,7 @@ def profile_page(measured: MeasuredProfile) -> Page:
     ranks = int(job["ranks"])
     return Page(
         kind="dptrain profile",
-        title=f"A step of {job['network']} on {ranks} rank{'s' * (ranks > 1)}",
+        title=f"{_step_name(profile)} of {job['network']} on {ranks} rank{'s' * (ranks > 1)}",
         about=f"{job_line(job)}. {profile.steps} steps.",
         conclusion=_conclusion(profile),
         file=FILE,
@@ -162,6 +162,10 @@ def definitions_section(*, study: bool) -> Section:
     return Section("definitions", "Definitions", definitions=found, new_page=True)
 
 
+def _step_name(profile: Profile) -> str:
+    return "A forward pass" if profile.job.get("task") == "inference" else "A step"
+
+
 def _conclusion(profile: Profile) -> tuple[str, ...]:
     parts = asdict(profile.parts)
     whole = profile.parts.total or 1.0
@@ -173,7 +177,7 @@ def _conclusion(profile: Profile) -> tuple[str, ...]:
         if parts[name] >= 0.01 * whole
     ]
     return (
-        f"A step takes {short(profile.step_ms.median)} ms: {', '.join(shares)}.",
+        f"{_step_name(profile)} takes {short(profile.step_ms.median)} ms: {', '.join(shares)}.",
         f"The longest stage is {longest.name} with {percent(longest.share, decimals=0)} of the "
         "step.",
     )

@@ -30,8 +30,8 @@ def profile_tables(profile: Profile, file: str, suffix: str = "") -> list[Table]
         suffix: suffix of the names of the tables.
     """
     tables = [
-        _stages(f"stages{suffix}", "Stages", file, profile.stages, "stages"),
-        _stages(f"kinds{suffix}", "Stages by kind", file, profile.kinds, "kinds"),
+        _stages(f"stages{suffix}", "Stages", file, profile, "stages"),
+        _stages(f"kinds{suffix}", "Stages by kind", file, profile, "kinds"),
         _ranks(f"ranks{suffix}", file, profile),
     ]
     if profile.pop is not None:
@@ -42,7 +42,8 @@ def profile_tables(profile: Profile, file: str, suffix: str = "") -> list[Table]
     return tables
 
 
-def _stages(name: str, title: str, file: str, stages: Sequence[StageProfile], where: str) -> Table:
+def _stages(name: str, title: str, file: str, profile: Profile, where: str) -> Table:
+    stages: Sequence[StageProfile] = getattr(profile, where)
     at = [f"{where}.{i}" for i in range(len(stages))]
 
     def column(head: str, unit: str, field: str, **options: float) -> Column:
@@ -56,9 +57,6 @@ def _stages(name: str, title: str, file: str, stages: Sequence[StageProfile], wh
         spreads("median", "ms (quartiles)", [s.time_ms for s in stages],
                 [f"{a}.time_ms" for a in at]),
         column("typical", "ms", "typical_ms"),
-        column("slowest rank", "ms", "slowest_ms"),
-        counts("slowest rank", [s.slowest_rank for s in stages],
-               [f"{a}.slowest_rank" for a in at], "number"),
         column("share", "%", "share", decimals=1, scale=100),
         column("cumulative", "%", "cumulative_share", decimals=1, scale=100),
         column("rate", "GFLOP/s", "gflops", decimals=1),
@@ -66,9 +64,15 @@ def _stages(name: str, title: str, file: str, stages: Sequence[StageProfile], wh
         column("roofline", "% of limit", "roofline_share", decimals=0, scale=100),
         column("memory", "MB", "memory_bytes", scale=1e-6),
     ]  # fmt: skip
+    if len(profile.ranks) > 1:
+        numbers = [s.slowest_rank for s in stages], [f"{a}.slowest_rank" for a in at]
+        columns[3:3] = (
+            column("slowest rank", "ms", "slowest_ms"),
+            counts("slowest rank", *numbers, "number"),
+        )
     if any(stage.calls > 1 for stage in stages):
         columns.append(counts("calls", [s.calls for s in stages], [f"{a}.calls" for a in at]))
-    if any(stage.note for stage in stages):
+    if where == "stages" and any(stage.note for stage in stages):
         columns.append(texts("algorithm", [stage.note for stage in stages], kind="prose"))
     note = (
         "Typical: mean of the half of the steps around the median step; shares and rates are of "
