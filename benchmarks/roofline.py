@@ -1,6 +1,6 @@
 """Draw the stages of each network in a roofline plot.
 
-    python -m benchmarks.roofline benchmarks/results/cpu-2026-11-20.json [--output DIR]
+    python -m benchmarks.roofline benchmarks/results/cpu-2026-11-21.json [--output DIR]
 
 draws the results of an earlier run of `benchmarks.cpu` again: a figure for each batch size, a panel
 for each network.
