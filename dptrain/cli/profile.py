@@ -17,6 +17,7 @@ from dptrain.errors import UserError
 OMITTED = (
     "epochs",
     "steps",
+    "until_accuracy",
     "run_dir",
     "resume",
     "checkpoint_every",

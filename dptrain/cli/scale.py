@@ -28,6 +28,9 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """Defaults of a new study; a study that continues has its own values."""
 
+OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
+"""Settings of training that a study does not have."""
+
 
 @click.command(
     cls=GroupedCommand,
@@ -75,7 +78,7 @@ DEFAULTS: dict[str, Any] = {
               help="Launch nothing; read the launches in this folder and below; may be "
               "repeated.")  # fmt: skip
 @JSON
-@setting_flags(omit=(*OMITTED, "threads"))
+@setting_flags(omit=OMITTED_HERE)
 def scale(
     file: Path | None,
     output: Path | None,
@@ -149,6 +152,7 @@ def _design(
     """Return the folder of the study, and its design: the stored one, or that of the flags."""
     from dptrain.scaling.design import Design, new_folder, refuse_difference
     from dptrain.scaling.running import common_prefetch
+    from dptrain.scaling.study import WEAK
     from dptrain.training.settings import load_settings
 
     stored = None if output is None else Design.read(output)
@@ -157,8 +161,15 @@ def _design(
     if stored is not None and file is None:
         settings = {**stored.settings, "batch_size": stored.batch_size, **settings}
     config = load_settings(settings, os.environ, file)
-    values = {k: v for k, v in config.to_toml_values().items() if k not in (*OMITTED, "threads")}
+    values = {k: v for k, v in config.to_toml_values().items() if k not in OMITTED_HERE}
     chosen = {**DEFAULTS, **own}
+    if "until_accuracy" not in values:
+        values.pop("epochs", None)
+        if "epochs" in flags:
+            raise UserError(
+                "--epochs limits the training of --until-accuracy; add --until-accuracy, such as "
+                "0.97, or remove --epochs"
+            )
     design = Design(
         ranks=parse_numbers(chosen["ranks"], "--ranks"),
         threads=parse_numbers(chosen["threads"], "--threads"),
@@ -173,6 +184,10 @@ def _design(
         most_launches=chosen["most_launches"],
     )
     design.points()
+    if "until_accuracy" in values and WEAK not in design.scalings:
+        raise UserError(
+            "--until-accuracy measures weak scaling, whose minibatch grows; add weak to --scaling"
+        )
     if stored is None:
         values.setdefault("prefetch", common_prefetch(design))
     elif "prefetch" in stored.settings:

@@ -12,7 +12,7 @@ from dptrain.cli import parsing
 from dptrain.cli.common import CONFIG, JSON, STOPPED, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
 
-OMITTED = ("run_dir", "resume", "baseline_steps", "evaluate_every")
+OMITTED = ("run_dir", "resume", "baseline_steps", "evaluate_every", "until_accuracy")
 """Settings of training that a study decides itself."""
 
 EXAMPLES = examples(

@@ -135,7 +135,7 @@ def study_variants(
     """
     network = call_on_all_ranks(world, config.load_network)
     variants = call_on_all_ranks(world, lambda: list_variants(network, axes, cross=cross))
-    config = replace(config, baseline_steps=0, evaluate_every=0)
+    config = replace(config, baseline_steps=0, evaluate_every=0, until_accuracy=None)
     machine_facts = environment(world)
     settings = _settings(config, network, variants, machine_facts)
     ledger = call_on_rank_zero(world, lambda: Ledger.open(folder, NAME, settings))

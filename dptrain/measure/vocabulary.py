@@ -288,6 +288,17 @@ TRAINING = (
          "update with its minibatch."),
     Term("test_loss", "1", "Mean loss over the test data."),
     Term("test_accuracy", "1", "Share of correct predictions on the test data."),
+    Term("time_to_accuracy", "", "When the test accuracy first reached `--until-accuracy`, with "
+         "the following keys; null without it."),
+    Term("time_to_accuracy.requested", "1", "The accuracy of `--until-accuracy`."),
+    Term("time_to_accuracy.reached", "", "False if no evaluation reached it; the following keys "
+         "are then null."),
+    Term("time_to_accuracy.accuracy", "1", "Test accuracy of that evaluation."),
+    Term("time_to_accuracy.epochs", "1", "Passes over the training data until then."),
+    Term("time_to_accuracy.steps", "1", "Parameter updates until then."),
+    Term("time_to_accuracy.samples", "1", "Training samples until then."),
+    Term("time_to_accuracy.time_s", "s", "Time of these steps, without start-up, evaluations and "
+         "checkpoints; null if the run was resumed."),
     Term("digest", "", "SHA-256 of the agreed part of the run specification."),
     Term("first_step_s", "s", "Age of the process at the end of its first step."),
     Term("stopped", "", "True if a signal ended training early."),

@@ -48,6 +48,7 @@ def analyse(
             fits neither weak nor strong scaling.
     """
     _check_same_job(launches)
+    _check_same_accuracy(launches)
     groups = make_groups(launches)
     base = base_of(groups)
     points = make_points(groups)
@@ -101,6 +102,17 @@ def _check_same_job(launches: Sequence[Measured]) -> None:
                 )
 
 
+def _check_same_accuracy(launches: Sequence[Measured]) -> None:
+    trained = [m for m in launches if m.training is not None]
+    for other in trained:
+        one, two = (m.training.requested for m in (trained[0], other) if m.training)
+        if one != two:
+            raise UserError(
+                f"{other.folder} was trained to an accuracy of {two:g}, {trained[0].folder} to "
+                f"{one:g}; expected one accuracy, collect the studies separately"
+            )
+
+
 def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
     """Return the restrictions of the validity of the results."""
     found = []
@@ -133,24 +145,24 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
 
 
 def _about_groups(points: Sequence[Point]) -> list[str]:
-    """Return a remark for each point whose launches fall into two groups."""
+    """Return remarks on each point whose step times or ratios fall into two groups."""
     found = {}
     for point in points:
-        if not point.two_groups:
-            continue
         times = [launch.step_ms for launch in point.launches]
         between = split(times)
-        groups = f"take {min(times):.3g} to {max(times):.3g} ms"
         if between is not None:
             fast, slow = ([t for t in times if (t > between) == later] for later in (False, True))
-            groups = (
-                f"fall into two groups, {len(fast)} with {min(fast):.3g} to {max(fast):.3g} ms and "
-                f"{len(slow)} with {min(slow):.3g} to {max(slow):.3g} ms"
+            found[f"{point.launches[0].folder} step"] = (
+                f"the launches of {point.name} fall into two groups, {len(fast)} with "
+                f"{min(fast):.3g} to {max(fast):.3g} ms and {len(slow)} with {min(slow):.3g} to "
+                f"{max(slow):.3g} ms; the interval of its step time is the range of the launches, "
+                "because no interval describes two groups"
             )
-        found[point.launches[0].folder] = (
-            f"the launches of {point.name} {groups}; the figures in parentheses there are the "
-            "range of the launches, because no interval describes two groups"
-        )
+        if point.efficiency_has_range:
+            found[f"{point.launches[0].folder} efficiency"] = (
+                f"the efficiencies of {point.name} by round fall into two groups; their interval "
+                "is the range of the launches"
+            )
     return list(found.values())
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from dptrain.errors import UserError
 from dptrain.measure.load import is_busy
 from dptrain.measure.profile import Profile
+from dptrain.scaling.accuracy import read_training
 from dptrain.scaling.design import (
     DESIGN,
     LAUNCHES,
@@ -64,7 +65,7 @@ def collect(folders: Sequence[Path], relative_to: Path) -> Collected:
     launches, commands = [], {}
     for order, (_, path, profile, facts) in enumerate(found):
         folder = os.path.relpath(path, relative_to.resolve())
-        launches.append(Measured(folder, order, profile))
+        launches.append(Measured(folder, order, profile, read_training(path)))
         arguments = facts.get("command") or profile.environment.get("command") or []
         commands[folder] = shlex.join(map(str, arguments))
     loads = [facts.get("other_cores") for *_, facts in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from dptrain.measure.statistics import FEWEST
+from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.study import Forecast, Point
 
@@ -31,6 +31,7 @@ def conclude(points: Sequence[Point], forecasts: Iterable[Forecast]) -> tuple[st
         by_scaling.setdefault(point.scaling, []).append(point)
     for scaling, members in by_scaling.items():
         found += _about(scaling, members)
+        found += _about_accuracy(members)
     return (*found, *(_of_forecast(forecast) for forecast in forecasts if forecast.points))
 
 
@@ -65,6 +66,38 @@ def _about(scaling: str, points: Sequence[Point]) -> list[str]:
             "decide."
         )
     return [first, _limit(largest)]
+
+
+def _about_accuracy(points: Sequence[Point]) -> list[str]:
+    """Return the time to accuracy of the largest point, as a sentence; none if none was measured.
+
+    Args:
+        points: of one kind of scaling, the base first.
+    """
+    trained = [point for point in points if point.time_to_accuracy is not None]
+    if not trained:
+        return []
+    largest = max(trained, key=lambda point: (point.total_threads, point.ranks))
+    found = largest.time_to_accuracy
+    assert found is not None
+    name = f"{found.accuracy:.4g} test accuracy"
+    if found.time_s is None:
+        return [
+            f"{found.reached} of {found.trainings} launches at {_ranks(largest)} reached {name}, "
+            "so its time is not known."
+        ]
+    sentence = f"Training reaches {name} in {_seconds(found.time_s)} at {_ranks(largest)}"
+    if largest is points[0] or found.speed_up is None:
+        return [f"{sentence}."]
+    low, high, value = found.speed_up.low, found.speed_up.high, found.speed_up.value
+    interval = f" (95% interval {low:.3g} to {high:.3g})" if found.speed_up.n >= FEWEST else ""
+    return [f"{sentence}; the speed-up over {_ranks(points[0])} is {value:.3g}{interval}."]
+
+
+def _seconds(value: Estimate) -> str:
+    known = value.n >= FEWEST and value.low != value.high
+    interval = f" (95% interval {value.low:.3g} to {value.high:.3g} s)" if known else ""
+    return f"{value.value:.3g} s{interval}"
 
 
 def _reached(base: Point, others: Sequence[Point]) -> str:
@@ -171,7 +204,7 @@ def _percent(point: Point, *, brackets: bool = True) -> str:
         return f"{value.value:.0%}"
     if value.low == value.high:
         return f"{value.value:.0%}"
-    kind = "range of the launches" if point.two_groups else "95% interval"
+    kind = "range of the launches" if point.has_range("efficiency") else "95% interval"
     interval = f"{kind} {value.low:.0%} to {value.high:.0%}"
     return f"{value.value:.0%} ({interval})" if brackets else f"{value.value:.0%}, {interval}"
 

@@ -97,6 +97,10 @@ class Design:
     until: float = 0.0
     most_launches: int = 0
 
+    def trains(self, task: Task) -> bool:
+        """Return True if a launch also trains until the accuracy `until_accuracy` of `settings`."""
+        return "until_accuracy" in self.settings and task.point.scaling == WEAK
+
     def points(self) -> tuple[PlannedPoint, ...]:
         """Return each point once, the base first.
 

@@ -12,6 +12,7 @@ import numpy as np
 from dptrain.errors import UserError
 from dptrain.measure.profile import Parts, Profile
 from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
+from dptrain.scaling.accuracy import Training, find_time_to_accuracy
 from dptrain.scaling.efficiencies import find_efficiencies, joules_per_sample
 from dptrain.scaling.pairing import mean_ratio, pairs, split, spread
 from dptrain.scaling.study import STRONG, WEAK, Launch, Point
@@ -34,11 +35,13 @@ class Measured:
         folder: folder of its ``profile.json``, relative to the folder of the study.
         order: index among all launches, in time.
         profile: its result.
+        training: until the requested accuracy; None if there was none.
     """
 
     folder: str
     order: int
     profile: Profile
+    training: Training | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -221,7 +224,8 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
     """
     ratio = group.total_threads / base.total_threads
     grown = group.batch_size / base.batch_size
-    step, faster, groups = _compare(group, base)
+    step, apart = _step(group)
+    faster, is_range = _faster(group, base)
     speed_up = faster.times(grown)
     parts = group.parts
     ideal = _each(base.parts, factor=grown / ratio)
@@ -252,42 +256,48 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
         hidden_ms=group.hidden_ms,
         possible=possible,
         outliers=tuple(_outliers(group)),
-        two_groups=groups,
+        two_groups=apart,
+        efficiency_has_range=is_range,
         pop=find_efficiencies(
             [launch.profile for launch in group.launches],
             [launch.profile for launch in base.launches],
             work=grown / ratio,
         ),
         joules_per_sample=joules_per_sample([launch.profile for launch in group.launches]),
+        time_to_accuracy=(
+            find_time_to_accuracy(group.launches, base.launches) if scaling == WEAK else None
+        ),
     )
 
 
-def _compare(group: Group, base: Group) -> tuple[Estimate, Estimate, bool]:
-    """Return the step time, T(base) / T(group), and whether launches fall into two groups.
+def _step(group: Group) -> tuple[Estimate, bool]:
+    """Return the step time, and whether its interval is the range because of two groups."""
+    if split(group.steps_ms) is not None:
+        return spread(group.steps_ms), True
+    return median_of_launches(group.steps_ms), False
 
-    If they do, ranges replace intervals. Ratios are paired by round if enough rounds are common.
+
+def _faster(group: Group, base: Group) -> tuple[Estimate, bool]:
+    """Return T(base) / T(group), and whether its interval is the range because of two groups.
+
+    Ratios are paired by round if enough rounds are common. More launches do not reduce a range.
     """
-    apart = split(group.steps_ms) is not None
-    step = spread(group.steps_ms) if apart else median_of_launches(group.steps_ms)
     if group is base:
-        return step, Estimate(1.0, 1.0, 1.0, step.n), apart
+        return Estimate(1.0, 1.0, 1.0, len(group.launches)), False
     ratios = pairs(base.steps_by_round, group.steps_by_round)
-    if ratios is None:
-        return step, ratio_of_launches(base.steps_ms, group.steps_ms), apart
-    if split(ratios) is not None:
-        return step, spread(ratios), True
-    return step, mean_ratio(ratios), apart
+    if ratios is not None:
+        return (mean_ratio(ratios), False) if split(ratios) is None else (spread(ratios), True)
+    one, two = base.steps_ms, group.steps_ms
+    found = ratio_of_launches(one, two)
+    if split(one) is None and split(two) is None:
+        return found, False
+    limits = float(one.min() / two.max()), float(one.max() / two.min())
+    return Estimate(found.value, *limits, found.n), True
 
 
 def has_range(group: Group, base: Group) -> bool:
-    """Return True if the efficiency of a group has the range of its launches as interval.
-
-    This is so if its ratios by round fall into two groups. More launches do not reduce a range.
-    """
-    if group is base:
-        return False
-    ratios = pairs(base.steps_by_round, group.steps_by_round)
-    return ratios is not None and split(ratios) is not None
+    """Return True if the efficiency of a group has the range of its launches as interval."""
+    return _faster(group, base)[1]
 
 
 def _each(parts: Parts, *, factor: float) -> Parts:

@@ -8,12 +8,12 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from dptrain.files import dump_json, write_whole, writing
 from dptrain.machine import available_cores
 from dptrain.measure.load import Clock, cores_of_others, is_busy
 from dptrain.measure.profile import Profile
+from dptrain.scaling.accuracy import SUMMARY, TRAINING
 from dptrain.scaling.design import (
     LAUNCHED,
     LOG,
@@ -42,6 +43,10 @@ from dptrain.training.settings import settings
 POLL_S = 0.1
 SKIPPED = 5
 """Steps before the measured ones."""
+NEVER = 1 << 30
+"""More steps than a training makes, so that the only checkpoint is the one after the last step."""
+ONLY_TRAINING = ("epochs", "until_accuracy")
+"""Settings of a study that profiles do not have."""
 TRACED_RANKS = 64
 """Largest number of ranks that write a trace, which takes some hundred kilobytes per rank."""
 
@@ -214,6 +219,8 @@ def _launch(
     command = command_of(design, task, launcher, work)
     before, begin = Clock.now(), time.monotonic()
     began = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    if design.trains(task):
+        _train(design, task, launcher, work / TRAINING, stop, display)
     _run(command, work, f"launch {work.name} of {point.ranks} ranks", stop, display)
     wall_s = time.monotonic() - begin
     others = cores_of_others(before) if launcher.starts_here else None
@@ -221,6 +228,27 @@ def _launch(
     write_whole(work / LAUNCHED, dump_json(facts, indent=1) + "\n", "--output")
     refuse_small_data(task.folder, Profile.read(work / PROFILE))
     return wall_s
+
+
+def _train(
+    design: Design, task: Task, launcher: Launcher, work: Path, stop: StopRequest,
+    display: StudyDisplay,
+) -> None:  # fmt: skip
+    """Train until the accuracy of the study is reached, or to the end, unless that was done."""
+    result = work / SUMMARY
+    if result.is_file():
+        return
+    shutil.rmtree(result.parent, ignore_errors=True)
+    point = task.point
+    # The training of a round starts from the same seed at every point.
+    seed = int(design.settings.get("seed", 0)) + task.round - 1
+    flags = _flags(design, {"batch_size": point.batch_size, "threads": point.threads, "seed": seed})
+    own = ["--baseline-steps", "0", "--keep-checkpoints", "1", "--checkpoint-every", str(NEVER)]
+    program = [sys.executable, "-m", "dptrain", "train", *flags, *own]
+    program += ["--run-dir", str(result.parent)]
+    command = launcher.command(point.ranks, point.threads, program)
+    name = f"training {work.parent.name} of {point.ranks} ranks"
+    _run(command, work, name, stop, display, result=result)
 
 
 def common_prefetch(design: Design) -> int:
@@ -251,24 +279,39 @@ def command_of(design: Design, task: Task, launcher: Launcher, output: Path) -> 
 def _program(
     design: Design, batch_size: int, threads: int, options: Sequence[str], output: Path
 ) -> list[str]:
-    own = {**design.settings, "batch_size": batch_size, "threads": threads}
+    flags = _flags(design, {"batch_size": batch_size, "threads": threads}, without=ONLY_TRAINING)
+    command = [sys.executable, "-m", "dptrain", "profile"]
+    return [*command, *flags, *options, "--output", str(output)]
+
+
+def _flags(design: Design, own: Mapping[str, Any], without: Collection[str] = ()) -> list[str]:
+    """Return the flags of the settings of a study, in which `own` replace those of the design."""
+    values = {**design.settings, **own}
     flags = []
     for setting in settings():
-        value = own.get(setting.name, setting.default)
-        if value == setting.default:
+        value = values.get(setting.name, setting.default)
+        if value == setting.default or setting.name in without:
             continue
         if setting.type is bool:
             flags.append(setting.flag if value else setting.flag.replace("--", "--no-"))
         else:
             flags += [setting.flag, str(value)]
-    command = [sys.executable, "-m", "dptrain", "profile"]
-    return [*command, *flags, *options, "--output", str(output)]
+    return flags
 
 
 def _run(
-    command: Sequence[str], folder: Path, name: str, stop: StopRequest, display: StudyDisplay
-) -> None:
+    command: Sequence[str], folder: Path, name: str, stop: StopRequest, display: StudyDisplay,
+    *, result: Path | None = None,
+) -> None:  # fmt: skip
     """Run a command to its end, with its output in the log of `folder`.
+
+    Args:
+        command: the command.
+        folder: of its files.
+        name: of the launch, for messages.
+        stop: the request to stop it.
+        display: shows the progress.
+        result: the file that it writes last; None for the profile.
 
     Raises:
         LaunchError: it failed.
@@ -279,10 +322,11 @@ def _run(
             display.tick()
             if stop.requested:
                 raise Stopped
-    if code == 0 and (folder / PROFILE).is_file():
+    expected = result or folder / PROFILE
+    if code == 0 and expected.is_file():
         return
     reason = cause(folder / LOG)
-    ending = f"exit code {code}" if code else "it wrote no profile"
+    ending = f"exit code {code}" if code else f"it wrote no {expected.name}"
     raise LaunchError(
         f"{name} failed ({ending}): {reason}; log: {folder / LOG}", 2 if code == 2 else 1
     )

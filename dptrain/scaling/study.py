@@ -67,6 +67,32 @@ class Efficiencies:
 
 
 @dataclass(frozen=True)
+class TimeToAccuracy:
+    """How long training takes until the test accuracy reaches a requested value.
+
+    Estimates are medians over launches with 95% intervals. They are None if a launch did not reach
+    the accuracy, because the launches that did are then not representative.
+
+    Attributes:
+        accuracy: the requested test accuracy.
+        trainings, reached: number of launches that trained, and of those that reached it.
+        epochs, samples: passes over the training data, and samples, until the first evaluation that
+            reached it.
+        time_s: time of these steps in seconds, without start-up, evaluations and checkpoints.
+        speed_up: time at the base point / time at this point, paired by round; None also if the
+            base did not reach the accuracy.
+    """
+
+    accuracy: float
+    trainings: int
+    reached: int
+    epochs: Estimate | None
+    samples: Estimate | None
+    time_s: Estimate | None
+    speed_up: Estimate | None
+
+
+@dataclass(frozen=True)
 class Point:
     """Weak or strong scaling with one number of ranks and of threads.
 
@@ -95,11 +121,14 @@ class Point:
         hidden_ms: communication that overlaps with computation.
         possible: upper bound of the efficiency if ranks share cores.
         outliers: `Launch.order` of launches beyond 3 median absolute deviations.
-        two_groups: True if the launches fall into two groups; the intervals of this point are then
-            the range of its launches.
+        two_groups: True if the step times fall into two groups; the intervals of `step_ms` and
+            `samples_per_s` are then the range of the launches.
+        efficiency_has_range: True if T(base) / T(point) falls into two groups; the intervals of
+            `speed_up`, `efficiency` and `karp_flatt` are then the range.
         pop: efficiencies of the POP hierarchy; None for one rank.
         joules_per_sample: energy of processors and GPUs, median over launches; None if a launch has
             no counter.
+        time_to_accuracy: None for strong scaling, and if no accuracy was requested.
     """
 
     scaling: str
@@ -124,13 +153,20 @@ class Point:
     possible: float
     outliers: tuple[int, ...]
     two_groups: bool = False
+    efficiency_has_range: bool = False
     pop: Efficiencies | None = None
     joules_per_sample: Estimate | None = None
+    time_to_accuracy: TimeToAccuracy | None = None
 
     @property
     def name(self) -> str:
         """The name of the point, such as ``weak-r2-t1``."""
         return f"{self.scaling}-r{self.ranks}-t{self.threads}"
+
+    def has_range(self, name: str) -> bool:
+        """Return True if the interval of the estimate `name` is the range of the launches."""
+        by_step = name in ("step_ms", "samples_per_s")
+        return self.two_groups if by_step else self.efficiency_has_range
 
     @property
     def total_threads(self) -> int:
@@ -289,6 +325,13 @@ def _point(values: Mapping[str, Any]) -> Point:
         )
     if values.get("joules_per_sample") is not None:
         own["joules_per_sample"] = Estimate(**values["joules_per_sample"])
+    if values.get("time_to_accuracy") is not None:
+        found: dict[str, Any] = values["time_to_accuracy"]
+        known: dict[str, Any] = {
+            key: Estimate(**value) if isinstance(value, Mapping) else value
+            for key, value in found.items()
+        }
+        own["time_to_accuracy"] = TimeToAccuracy(**known)
     return Point(**{**values, **estimates, **parts, **own})
 
 

@@ -19,6 +19,8 @@ WIDE = 112
 """Width of a terminal, in characters, from which the tables have all columns."""
 NAMES = ("computation", "data wait", "communication", "waiting", "other")
 """Headers of `PARTS`."""
+BASE = "base"
+"""Cell of the base in columns that compare points with it."""
 SHORT_NAMES = ("comp.", "data", "comm.", "waiting", "other")
 """Headers of `PARTS` on a terminal with fewer than `WIDE` characters per line."""
 
@@ -37,6 +39,7 @@ def study_report(study: Study, width: int) -> list[str | Table]:
         if points:
             found += [_points_table(scaling, points, wide), _loss_table(scaling, points, wide)]
             found += _pop_tables(scaling, points)
+            found += _accuracy_tables(points)
     if study.fits:
         found.append(_fits_table(study.fits))
     found += [_forecast_table(f) for f in study.forecasts if f.points]
@@ -75,8 +78,8 @@ def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
         "batch": [f"{point.batch_size:,}" for point in points],
         "step ms": [_interval(point.step_ms, _number) for point in points],
         "samples/s": [_number(point.samples_per_s.value) for point in points],
-        "speed-up": [_interval(p.speed_up, _number) for p in points] if wide else [],
-        "efficiency": [_interval(point.efficiency, _share) for point in points],
+        "speed-up": _relative(points, "speed_up", _number) if wide else [],
+        "efficiency": _relative(points, "efficiency", _share),
         "limit": [f"{point.possible:.0%}" for point in points] if shares else [],
         "serial": [_fraction(p.karp_flatt, wide) for p in points] if serial else [],
         "J/sample": _joules(points),
@@ -93,6 +96,11 @@ def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
         table.caption = "; ".join([*captions, "n: launches"])
         table.caption_justify = "left"
     return table
+
+
+def _relative(points: Sequence[Point], name: str, text: Callable[[float], str]) -> list[str]:
+    """Return a quantity relative to the base; that of the base itself is 1 by definition."""
+    return [BASE, *(_interval(getattr(point, name), text) for point in points[1:])]
 
 
 def _ranks(points: Sequence[Point]) -> list[str]:
@@ -152,6 +160,31 @@ def _pop_tables(scaling: str, points: Sequence[Point]) -> list[Table]:
     table.caption = "efficiency ≈ parallel efficiency × computation scaling"
     table.caption_justify = "left"
     return [table]
+
+
+def _accuracy_tables(points: Sequence[Point]) -> list[Table]:
+    """Return the table of the time to accuracy; none if no accuracy was requested."""
+    found = [(p, p.time_to_accuracy) for p in points if p.time_to_accuracy is not None]
+    if not found:
+        return []
+    rows = [
+        [
+            ranks, f"{point.batch_size:,}", f"{to.reached} of {to.trainings}",
+            *(_estimate(value) for value in (to.epochs, to.samples, to.time_s)),
+            BASE if point is points[0] else _estimate(to.speed_up),
+        ]
+        for ranks, (point, to) in zip(_ranks([p for p, _ in found]), found, strict=True)
+    ]  # fmt: skip
+    columns = ["ranks", "batch", "reached", "epochs", "samples", "s", "speed-up"]
+    title = f"Weak scaling: time to {found[0][1].accuracy:.4g} test accuracy; median (95% interval)"
+    table = fitted_table(title, columns, rows, text=())
+    table.caption = "reached: launches; speed-up: s of the base / s"
+    table.caption_justify = "left"
+    return [table]
+
+
+def _estimate(value: Estimate | None) -> str:
+    return "not reached" if value is None else _interval(value, _number)
 
 
 def _lost(value: float | None) -> str:

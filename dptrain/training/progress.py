@@ -12,6 +12,22 @@ from dptrain.training.history import Record
 from dptrain.training.spec import JobSpec
 
 
+@dataclass(frozen=True)
+class AccuracyReached:
+    """The first evaluation with at least the requested accuracy.
+
+    Attributes:
+        accuracy: test accuracy.
+        epochs, steps: passes over the data and updates so far.
+        time_s: time of the steps of this process in seconds, without evaluations and checkpoints.
+    """
+
+    accuracy: float
+    epochs: float
+    steps: int
+    time_s: float
+
+
 @dataclass
 class Progress:
     """Running sums over steps.
@@ -26,6 +42,7 @@ class Progress:
         last_train_loss: mean loss over the present epoch, or over the one that has just ended.
         score: the latest evaluation on the test data.
         scored_at: step of that evaluation.
+        reached: the first evaluation with at least `JobSpec.until_accuracy`; None before it.
     """
 
     step: int
@@ -36,6 +53,7 @@ class Progress:
     rate: float = math.nan
     score: Score | None = None
     scored_at: int = -1
+    reached: AccuracyReached | None = None
     last_train_loss: float = math.nan
     _epoch_loss: float = 0.0
     _epoch_correct: int = 0
@@ -58,6 +76,25 @@ class Progress:
         self._busy_ns += result.time_ns
         self._step_ns = result.time_ns
         self.last_train_loss = self._epoch_loss / self._epoch_samples
+
+    def add_score(self, score: Score, spec: JobSpec, between_ns: int) -> None:
+        """Record an evaluation on the test data.
+
+        Args:
+            score: its result.
+            spec: the job.
+            between_ns: time of the evaluations and checkpoints before this one.
+        """
+        self.score, self.scored_at = score, self.step
+        wanted, accuracy = spec.until_accuracy, score.accuracy
+        if self.reached is not None or not wanted or accuracy is None or accuracy < wanted:
+            return
+        self.reached = AccuracyReached(
+            accuracy,
+            self.step / spec.epoch_steps,
+            self.step,
+            (self._busy_ns - between_ns) / 1e9,
+        )
 
     def begin_epoch(self) -> None:
         """Reset the sums over the epoch."""

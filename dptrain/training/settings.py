@@ -167,6 +167,11 @@ class Settings:
         "optimisation", None, "Parameter updates; replaces --epochs.",
         otherwise="epochs × steps per epoch", at_least=1,
     )  # fmt: skip
+    until_accuracy: float | None = _setting(
+        "optimisation", None, "End training after the first evaluation with at least this accuracy "
+        "on the test data, such as 0.97; --epochs or --steps is the limit.",
+        otherwise="make all steps", above=0, at_most=1,
+    )  # fmt: skip
     optimizer: str | None = _setting(
         "optimisation", None, "Update rule.", otherwise=RECIPE, choices=("sgd", "adam")
     )
@@ -287,6 +292,11 @@ class Settings:
             raise UserError(
                 f"--shards is {self.shards}, but --batch-size is {self.batch_size}; use at most "
                 "one micro-shard for each sample"
+            )
+        if self.until_accuracy is not None and not self.evaluate_every:
+            raise UserError(
+                f"until_accuracy is {self.until_accuracy:g}, but evaluate_every is 0, so nothing "
+                "is evaluated before training ends; try --evaluate-every 1"
             )
         if self.nesterov and self.momentum == 0:
             raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")

@@ -27,6 +27,7 @@ class JobSpec:
         epoch_steps: updates per epoch.
         epochs: passes over the data; 0 if the length of the job was set in steps.
         steps: updates of the whole job, including those before a resume.
+        until_accuracy: test accuracy at which training ends; 0 makes all steps.
         step_every: 0 unless the schedule is ``step``.
         bucket_kib: 0 if the gradient is one bucket.
         transport: the transport in use; ``mpi`` for one rank on a CPU, ``host`` for one on a GPU.
@@ -46,6 +47,7 @@ class JobSpec:
     batch_size: int
     epochs: int
     steps: int
+    until_accuracy: float
     optimizer: str
     learning_rate: float
     momentum: float
@@ -201,6 +203,7 @@ def resolve_job(
     resolved: dict[str, Any] = {
         "epochs": chosen.epochs or 0,
         "steps": steps,
+        "until_accuracy": chosen.until_accuracy or 0.0,
         "step_every": chosen.step_every or 0,
         "checkpoint_every": chosen.checkpoint_every or epoch_steps,
         "precision": precision,

@@ -22,6 +22,7 @@ from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import layers_table, notes_table, parts_table
 from dptrain.plan.lowering import Phase
 from dptrain.training.display import Display
+from dptrain.training.energy import samples_between
 from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.job import Job
 from dptrain.training.progress import Progress
@@ -214,6 +215,8 @@ def _closing_lines(job: Job, progress: Progress) -> tuple[str, ...]:
     if score is not None:
         accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.2%}, "
         lines.append(f"test: {accuracy}loss {score.loss:.4g} on {_count(score.samples, 'sample')}")
+    if job.spec.until_accuracy:
+        lines.append(_accuracy_line(job, progress))
     if job.run is not None:
         if progress.stopped:
             lines.append(
@@ -245,6 +248,7 @@ def _summary(
         "train_loss": None if measured is None else progress.last_train_loss,
         "test_loss": None if score is None else score.loss,
         "test_accuracy": None if score is None else score.accuracy,
+        "time_to_accuracy": _time_to_accuracy(job, progress),
         "samples_per_s": progress.samples_per_s,
         "first_step_s": progress.first_step_s,
         "evaluation_s": job.recorder.totals_ns[EVALUATION] / 1e9,
@@ -254,6 +258,38 @@ def _summary(
         "memory": job.memory_bytes,
         **_times(job, measured),
     }
+
+
+def _time_to_accuracy(job: Job, progress: Progress) -> dict[str, Any] | None:
+    """Return when the requested accuracy was reached; None if none was requested."""
+    wanted, reached = job.spec.until_accuracy, progress.reached
+    if not wanted:
+        return None
+    if reached is None:
+        nothing = ("accuracy", "epochs", "steps", "samples", "time_s")
+        return {"requested": wanted, "reached": False, **dict.fromkeys(nothing)}
+    return {
+        "requested": wanted,
+        "reached": True,
+        "accuracy": reached.accuracy,
+        "epochs": reached.epochs,
+        "steps": reached.steps,
+        "samples": samples_between(job, 0, reached.steps),
+        # A resumed run does not know how long the steps before took.
+        "time_s": None if job.first_step else reached.time_s,
+    }
+
+
+def _accuracy_line(job: Job, progress: Progress) -> str:
+    """Return whether and when the requested accuracy was reached."""
+    wanted, reached = job.spec.until_accuracy, progress.reached
+    if reached is None:
+        return f"an accuracy of {wanted:.2%} was not reached in {_count(progress.step, 'step')}"
+    took = "" if job.first_step else f" and {reached.time_s:.3g} s of steps"
+    return (
+        f"reached an accuracy of {wanted:.2%} after {reached.epochs:g} "
+        f"epoch{'s' * (reached.epochs != 1)}{took}"
+    )
 
 
 def _scaling(scaling: Efficiency) -> dict[str, Any]:

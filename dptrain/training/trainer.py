@@ -213,8 +213,12 @@ class Trainer:
 
     @property
     def is_last_step(self) -> bool:
-        """True if no step follows: all are done, or a stop was requested."""
-        return self.step == self.job.spec.steps or self.progress.stopped
+        """True if no step follows: all are done, a stop was requested, or the accuracy reached."""
+        return self.step == self.job.spec.steps or self._ends_early
+
+    @property
+    def _ends_early(self) -> bool:
+        return self.progress.stopped or self.progress.reached is not None
 
     def __repr__(self) -> str:
         job = self.job
@@ -244,7 +248,7 @@ class Trainer:
         with ExitStack() as stack:
             request = stack.enter_context(StopRequest()) if stop is None else stop
             request.listen(*SIGNALS)
-            self.progress.stopped = False
+            self.progress.stopped, self.progress.reached = False, None
             # A full garbage collection visits some 40,000 objects and delays all ranks by 20 ms.
             gc.freeze()
             stack.callback(gc.unfreeze)
@@ -277,7 +281,7 @@ class Trainer:
                 if not math.isfinite(result.loss):
                     raise_not_finite(job, result)
                 self._after_step(result)
-            if self.progress.stopped:
+            if self._ends_early:
                 return
             if self._baseline.is_due(self.step):
                 self._baseline.run_block(self.step)
@@ -320,9 +324,10 @@ class Trainer:
 
     def _evaluate_test_data(self) -> None:
         job = self.job
+        before_ns = sum(job.recorder.totals_ns.values())
         with job.recorder.between(EVALUATION):
-            self.progress.score = score(job.replica, job.dataset.test, job.world)
-        self.progress.scored_at = self.step
+            found = score(job.replica, job.dataset.test, job.world)
+        self.progress.add_score(found, job.spec, before_ns)
 
     def _has_steps_left(self) -> bool:
         return self.step < self.job.spec.steps

@@ -147,7 +147,7 @@ def _estimate(point: Point, name: str, at: str, decimals: int) -> tuple[Cell, Ce
         return (value,), ("too few launches for an interval",)
     low = Number(fixed(estimate.low, decimals), estimate.low, f"{source}.low")
     high = Number(fixed(estimate.high, decimals), estimate.high, f"{source}.high")
-    kind = "range of the launches" if point.two_groups else "95% interval"
+    kind = "range of the launches" if point.has_range(name) else "95% interval"
     return (value,), (f"{kind} ", low, "–", high)
 
 

@@ -119,6 +119,44 @@ def test_a_study_names_the_range_of_two_groups() -> None:
     assert "range of the launches 71% to" in text
 
 
+def test_step_times_in_two_groups_leave_the_interval_of_paired_efficiencies() -> None:
+    # All points of a round are slow together, so ratios of a round do not fall into two groups.
+    slow = [1.0, 1.4, 1.0, 1.4, 1.0]
+    launches = [
+        Measured(f"launches/weak-r{ranks}-t1-{k + 1}", 2 * k + ranks - 1,
+                 make_profile(Law(), ranks=ranks, batch_size=32 * ranks,
+                              step_ms=factor * (10 + ranks + 0.01 * (k * ranks % 3))))
+        for ranks in (1, 2)
+        for k, factor in enumerate(slow)
+    ]  # fmt: skip
+    study = analyse(launches)
+    point = study.points[1]
+    assert point.two_groups
+    assert not point.efficiency_has_range
+    assert point.has_range("step_ms")
+    assert not point.has_range("efficiency")
+    assert point.step_ms.high / point.step_ms.low > 1.3
+    assert point.efficiency.high / point.efficiency.low < 1.01
+    text = "\n".join(line for line in study_report(study, 120) if isinstance(line, str))
+    assert "the interval of its step time is the range" in text
+    assert "95% interval 9" in text
+    assert "range of the launches 9" not in text
+
+
+def test_unpaired_launches_in_two_groups_have_a_range() -> None:
+    times = {1: [10.0, 10.1, 9.9, 10.05, 9.95], 2: [11.0, 14.0, 11.1, 14.1, 11.05]}
+    launches = [
+        Measured(f"single-{ranks}-{k}", 2 * k + ranks - 1,
+                 make_profile(Law(), ranks=ranks, batch_size=32 * ranks, step_ms=step))
+        for ranks, steps in times.items()
+        for k, step in enumerate(steps)
+    ]  # fmt: skip
+    point = analyse(launches).points[1]
+    assert point.efficiency_has_range
+    assert point.efficiency.low == pytest.approx(9.9 / 14.1)
+    assert point.efficiency.high == pytest.approx(10.1 / 11.0)
+
+
 def test_two_studies_of_the_same_points_agree() -> None:
     base, one = two_points(4, normal, 0.5, bursts=True)
     other_base, other = two_points(5, normal, 0.5, bursts=True)

@@ -90,6 +90,65 @@ def test_a_study_from_command_to_files(
         assert (Path("study") / name).exists()
 
 
+def test_weak_points_train_until_the_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale("--launches", "3", "--until-accuracy", "0.9", "--epochs", "8") == 0
+    said = capsys.readouterr().out
+    assert "time to 0.9 test accuracy" in said
+    assert "Training reaches 0.9 test accuracy in 3 s (95% interval" in said
+    study = Study.read(Path("study/study.json"))
+    found = {point.name: point.time_to_accuracy for point in study.points}
+    assert found["strong-r1-t1"] is None
+    assert found["strong-r2-t1"] is None
+    two = found["weak-r2-t1"]
+    assert two is not None
+    assert (two.accuracy, two.trainings, two.reached) == (0.9, 3, 3)
+    # The seed, which the launcher adds to the epochs, is that of the round: 0, 1, 2.
+    assert two.epochs is not None
+    assert two.epochs.value == 3
+    assert two.time_s is not None
+    assert two.time_s.value == 3
+    # Of rounds: 2 / 2, 4 / 3, 6 / 4.
+    assert two.speed_up is not None
+    assert two.speed_up.value == pytest.approx((1 * 4 / 3 * 3 / 2) ** (1 / 3))
+    summary = Path("study/launches/weak-r2-t1-2/training/run/summary.json")
+    flags = json.loads(summary.read_text())["flags"]
+    for flag, value in (
+        ("--batch-size", "64"), ("--epochs", "8"), ("--seed", "1"), ("--baseline-steps", "0"),
+    ):  # fmt: skip
+        assert flags[flags.index(flag) + 1] == value
+    assert not Path("study/launches/strong-r2-t1-2/training").exists()
+    assert "time_to_accuracy.time_s.value" in Path("study/points.csv").read_text()
+
+
+def test_an_accuracy_that_is_not_reached_is_stated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_UNREACHED", "2")
+    assert scale("--until-accuracy", "0.9") == 0
+    said = capsys.readouterr().out
+    assert "0 of 2 launches at 2 ranks reached 0.9 test accuracy" in said
+    assert "not reached" in said
+    point = Study.read(Path("study/study.json")).points[1].time_to_accuracy
+    assert point is not None
+    assert (point.reached, point.time_s, point.speed_up) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--epochs", "8"), "--epochs limits the training of --until-accuracy"),
+        (("--until-accuracy", "0.9", "--scaling", "strong"), "add weak to --scaling"),
+        (("--until-accuracy", "1.5"), "above 0"),
+    ],
+)
+def test_accuracies_that_cannot_be_reached_are_refused(
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scale(*flags) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("study").exists()
+
+
 def test_ranks_that_slurm_starts_are_no_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dptrain.scaling.running.cores_of_others", lambda before: 2.0)
 

@@ -472,3 +472,60 @@ def test_a_dry_run_refuses_what_a_resume_refuses(tmp_path: Path) -> None:
     other = load_settings({"resume": str(folder), "seed": 3}, {})
     with pytest.raises(UserError, match="was trained with --seed 0"):
         run_module.dry_run(other, World.single())
+
+
+def separable(count: int = 96) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures whose class is their brightness."""
+    y = np.arange(count) % 2
+    x = np.random.default_rng(0).normal(size=(count, 1, 4, 4)).astype(np.float32)
+    return x + 4 * y[:, None, None, None].astype(np.float32), y
+
+
+def train_until(accuracy: float, **settings: Any) -> Trainer:
+    network = Network((1, 4, 4), [Flatten(), Dense(2)], name="bright")
+    trainer = Trainer(
+        network, separable(), until_accuracy=accuracy, epochs=40, batch_size=8, progress=False,
+        backend="reference", **settings,
+    )  # fmt: skip
+    trainer.fit()
+    return trainer
+
+
+def test_training_ends_at_the_first_evaluation_with_the_accuracy(tmp_path: Path) -> None:
+    trainer = train_until(0.9, run_dir=tmp_path / "run")
+    assert trainer.summary is not None
+    found = trainer.summary["time_to_accuracy"]
+    assert found["reached"]
+    assert found["accuracy"] >= 0.9
+    assert trainer.step == found["steps"] < trainer.job.spec.steps
+    assert found["epochs"] == len(trainer.history) == trainer.step / trainer.job.spec.epoch_steps
+    assert found["samples"] == found["epochs"] * len(trainer.data.train)
+    earlier = [record["test_accuracy"] for record in trainer.history[:-1]]
+    assert all(accuracy < 0.9 for accuracy in earlier)
+    steps_s = trainer.job.recorder.rows()[:, -1].sum() / 1e9
+    between_s = (
+        sum(trainer.job.recorder.totals_ns.values()) / 1e9
+        - trainer.job.recorder.rows()[:, -3:-1].sum() / 1e9
+    )
+    assert 0 < found["time_s"] <= steps_s
+    assert between_s > 0  # The last evaluation and the checkpoint belong to no step.
+    assert not trainer.summary["stopped"]
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+def test_an_accuracy_that_is_not_reached_makes_all_steps() -> None:
+    trainer = train_until(1.0, learning_rate=1e-9)
+    assert trainer.summary is not None
+    assert trainer.step == trainer.job.spec.steps
+    found = trainer.summary["time_to_accuracy"]
+    assert found == {
+        "requested": 1.0, "reached": False, "accuracy": None, "epochs": None, "steps": None,
+        "samples": None, "time_s": None,
+    }  # fmt: skip
+
+
+def test_accuracies_need_evaluations_and_classes() -> None:
+    with pytest.raises(UserError, match="try --evaluate-every 1"):
+        train_until(0.9, evaluate_every=0)
+    with pytest.raises(UserError, match="predicts values"):
+        Trainer("mlp-8", "irradiance?samples=200", epochs=1, progress=False, until_accuracy=0.9)
