@@ -179,18 +179,21 @@ class Roofs:
             the highest one.
         how: description of the measurement.
         copies: pairs (bytes of source and target, gb_per_s), from small to large.
+        products: pairs (name of the program, gflops) of the rank with the highest rate.
     """
 
     gflops: float
     gb_per_s: float
     how: str
     copies: tuple[tuple[int, float], ...] = ()
+    products: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Roofs:
         """Return the limits from a JSON object."""
         copies = tuple((int(size), float(rate)) for size, rate in values["copies"])
-        return cls(**{**values, "copies": copies})
+        products = tuple((str(name), float(rate)) for name, rate in values.get("products", ()))
+        return cls(**{**values, "copies": copies, "products": products})
 
     def bandwidth(self, nbytes: float) -> float:
         """Return an upper limit in GB/s of the bandwidth of a stage that moves `nbytes`.

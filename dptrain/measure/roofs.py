@@ -14,6 +14,7 @@ from dptrain.backends.memory import Memory
 from dptrain.backends.numba.caches import cache_bytes
 from dptrain.backends.replica import Replica
 from dptrain.machine import available_memory
+from dptrain.measure.blas import product_rate
 from dptrain.measure.profile import Roofs
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
@@ -39,9 +40,10 @@ cache."""
 def measure_roofs(backend: Backend, plan: Plan, memory: Memory, ranks: int = 1) -> Roofs:
     """Measure the limits in about a second, with the threads and the precision of `plan`.
 
-    The matrix product is that of cuBLAS on a GPU, else the fastest phase of a dense layer with a
-    square weight matrix on the backend. Copies have several sizes, so that a stage whose data fit
-    into a cache is compared with the bandwidth of that cache.
+    The matrix product is that of cuBLAS on a GPU. On a CPU it is the faster one of two: the fastest
+    phase of a dense layer with a square weight matrix on the backend, and the product of OpenBLAS
+    with as many threads. Copies have several sizes, so that a stage whose data fit into a cache is
+    compared with the bandwidth of that cache.
 
     Args:
         backend, plan, memory: of the job.
@@ -51,16 +53,17 @@ def measure_roofs(backend: Backend, plan: Plan, memory: Memory, ranks: int = 1) 
     copies = tuple((size, _copy_rate(memory, size, plan.setting.threads)) for size in sizes)
     theirs = memory.product_ms(GPU_MATRIX, plan.precision)
     if theirs is None:
-        rate, size = max((_product_rate(backend, plan, size), size) for size in HOST_MATRICES)
-        own = f"{backend.name} {plan.precision}"
-        product = f"dense {size}×{size}, batch {size}, {own}, fastest phase"
+        products = _host_products(backend, plan)
+        size = f"the fastest of {' and '.join(map(str, HOST_MATRICES))} rows"
     else:
-        rate = 2 * GPU_MATRIX**3 / min(theirs) / 1e6
-        product = (
-            f"{GPU_MATRIX}×{GPU_MATRIX} by {GPU_MATRIX}×{GPU_MATRIX}, {plan.precision}, cuBLAS"
-        )
-    how = f"product: {product}; copy: {sizes[-1] / 2**20:g} MiB, read and written"
-    return Roofs(rate, copies[-1][1], how, copies)
+        products = (("cuBLAS", 2 * GPU_MATRIX**3 / min(theirs) / 1e6),)
+        size = f"{GPU_MATRIX} rows"
+    rates = " and ".join(f"{name} {rate:,.1f} GFLOP/s" for name, rate in products)
+    how = (
+        f"product of square matrices, {plan.precision}, {size}: {rates}; copy: "
+        f"{sizes[-1] / 2**20:g} MiB, read and written"
+    )
+    return Roofs(max(rate for _, rate in products), copies[-1][1], how, copies, products)
 
 
 def highest_roofs(found: Sequence[Roofs]) -> Roofs:
@@ -69,14 +72,25 @@ def highest_roofs(found: Sequence[Roofs]) -> Roofs:
         (size, max(other[i][1] for other in (roofs.copies for roofs in found)))
         for i, (size, _) in enumerate(found[0].copies)
     )
-    peak = max(roofs.gflops for roofs in found)
-    return Roofs(peak, max(roofs.gb_per_s for roofs in found), found[0].how, copies)
+    highest = max(found, key=lambda roofs: roofs.gflops)
+    bandwidth = max(roofs.gb_per_s for roofs in found)
+    return Roofs(highest.gflops, bandwidth, highest.how, copies, highest.products)
 
 
 def _host_copies(ranks: int) -> tuple[int, ...]:
     """Return the sizes of copies; the largest exceeds this rank's share of the last cache."""
     beyond = min(CACHES * cache_bytes(3) // ranks, available_memory() // (8 * ranks))
     return *HOST_COPIES, *(size for size in (beyond,) if size > HOST_COPIES[-1])
+
+
+def _host_products(backend: Backend, plan: Plan) -> tuple[tuple[str, float], ...]:
+    """Return the rates of products in GFLOP/s: of the backend, and of OpenBLAS if it is loaded."""
+    threads = plan.setting.threads
+    own = max(_product_rate(backend, plan, size) for size in HOST_MATRICES)
+    dtype = np.float64 if plan.itemsize == 8 else np.float32
+    theirs = [product_rate(size, dtype, threads) for size in HOST_MATRICES]
+    known = [rate for rate in theirs if rate is not None]
+    return (backend.name, own), *((("OpenBLAS", max(known)),) if known else ())
 
 
 def _product_rate(backend: Backend, plan: Plan, size: int) -> float:

@@ -165,7 +165,9 @@ OTHERS = (
     Term("copies", "bytes, 10⁹ bytes/s", "Bandwidth of copies by size of source and target "
          "together; a stage is compared with the largest copy that is not larger than its data, or "
          "with a larger one that is faster."),
-    Term("roofs.gflops", "10⁹/s", "Rate of a product of large matrices, by cuBLAS or the backend."),
+    Term("roofs.gflops", "10⁹/s", "Rate of a product of large matrices, the highest of products."),
+    Term("products", "10⁹/s", "Rates of this product by program: cuBLAS, or the backend and "
+         "OpenBLAS."),
     Term("memory.parameters", "bytes", "Parameters of one rank."),
     Term("memory.gradients", "bytes", "Gradients of one rank."),
     Term("memory.optimizer", "bytes", "State of the optimizer."),
