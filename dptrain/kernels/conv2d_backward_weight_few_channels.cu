@@ -44,9 +44,13 @@
 #define COPY_BYTES 16
 #endif
 
+#define NEEDS_TENSOR_CORES 1
+
 #include "epilogue.cuh"
 #include "cp_async.cuh"
 #include "geometry.cuh"
+
+#if TENSOR_CORES
 
 static_assert(EPILOGUE == 2, "the layer is pooled");
 
@@ -166,7 +170,6 @@ __device__ inline int first_row(int window) {
 struct Sums {
     float c[2][TAP_ROWS][M_TILES][N8_TILES][4] = {};
 
-#if TENSOR_CORES
     // Multiply the windows of a step.
     __device__ void add(const Buffers& strip, const Number* patches, int step) {
         unsigned a[4][M_TILES][4];
@@ -232,8 +235,7 @@ struct Sums {
                 shifted(1u, marks[0]) | shifted(0x10000u, marks[FILTERS]);
 #pragma unroll
             for (int m = 0; m < 4; ++m)
-                // Replicates bit 7 of bytes 0 and 2 over the halves.
-                a[m][i][q] = words[q] & __byte_perm(members << 7 - m, 0, 0xAA88);
+                a[m][i][q] = words[q] & half_masks(members << 7 - m);
         }
 #else
 #pragma unroll
@@ -247,32 +249,26 @@ struct Sums {
         }
 #endif
     }
+    // Replicate bit 7 of bytes 0 and 2 over the halves. __byte_perm cannot replicate signs.
+    static __device__ unsigned half_masks(unsigned word) {
+#ifdef __CUDA_ARCH__
+        unsigned result;
+        asm("prmt.b32 %0, %1, 0, 0xAA88;" : "=r"(result) : "r"(word));
+        return result;
+#else
+        return emulator::prmt(word, 0, 0xAA88);
+#endif
+    }
     // Shift left; the result is 0 if `bits` is 32 or more.
     static __device__ unsigned shifted(unsigned word, unsigned bits) {
+#ifdef __CUDA_ARCH__
         unsigned result;
         asm("shl.b32 %0, %1, %2;" : "=r"(result) : "r"(word), "r"(bits));
         return result;
-    }
 #else
-    __device__ void add(const Buffers& strip, const Number* patches, int step) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        for (int window = step * STEP_K; window < (step + 1) * STEP_K; ++window)
-            for (int i = 0; i < M_TILES * 2; ++i) {
-                const int filter = i * 8 + g, m = strip.argmax[window * FILTERS + filter];
-                if (m > 3) continue;
-                Pack<Number> pack = {};
-                pack.at[0] = strip.dy[element_at<FILTER_PACKS>(window, filter)];
-                const float dz = to_float(round_operands(pack).at[0]);
-                for (int r = 0; r < TAP_ROWS; ++r)
-                    for (int j = 0; j < N8_TILES * 2; ++j) {
-                        const int row = first_row(window) + (r + m / 2) * LINE_WINDOWS;
-                        const int e = j / 2 * 8 + t * 2 + j % 2;
-                        c[m % 2][r][i / 2][j / 2][i % 2 * 2 + j % 2] +=
-                            dz * to_float(patches[element_at<PATCH_PACKS>(row, e)]);
-                    }
-            }
-    }
+        return bits < 32 ? word << bits : 0;
 #endif
+    }
 };
 
 // Add the sums of all warps in a fixed order; warp 0 receives the totals.
@@ -357,3 +353,4 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
         (bias ? db + split + filter : dw + split + i)[0] = (first + second) * factor;
     }
 }
+#endif

@@ -18,7 +18,8 @@
 // operand below 2^-102 can have an error of 2^-126 instead of 2^-24 of its size.
 //
 // Before sm_80 and on the emulator each thread computes its elements of C with scalar instructions,
-// from operands that are rounded equally. With TF32X3, the emulator emulates the instructions.
+// from operands that are rounded equally. The emulator emulates the instructions for TF32X3 and for
+// kernels that define NEEDS_TENSOR_CORES.
 //
 // Source: PTX ISA, "Matrix fragments for mma.m16n8k8" and ".m16n8k16", and "ldmatrix"; Ootomo and
 // Yokota, "Recovering single precision accuracy from Tensor Cores", 2022, for splitting and
@@ -54,8 +55,9 @@ constexpr int MEMBER_STEP = 8;
 __device__ inline int window_of(int row) { return row / 32 * 8 + row % 8; }
 __device__ inline int member_of(int row) { return row % 32 / 8; }
 
-// True if the instructions exist, or the emulator has equivalents.
-#if __CUDA_ARCH__ >= 800 || (TF32X3 && defined(EMULATED_TENSOR_CORES))
+// True if the instructions exist, or the emulator has equivalents, which it uses for 3xTF32 and for
+// kernels without a scalar version.
+#if __CUDA_ARCH__ >= 800 || (defined(EMULATED_TENSOR_CORES) && (TF32X3 || NEEDS_TENSOR_CORES))
 #define TENSOR_CORES 1
 #endif
 
@@ -130,14 +132,16 @@ __device__ inline void ldmatrix_x4(unsigned (&words)[4], const Number* row) {
 #endif
 }
 
-#ifdef __CUDA_ARCH__
 // Load four transposed matrices of 8 × 8 bfloat16.
 __device__ inline void ldmatrix_x4_transposed(unsigned (&words)[4], const Number* row) {
+#ifndef __CUDA_ARCH__
+    emulator::ldmatrix_x4_transposed(words, row);
+#else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(unsigned(__cvta_generic_to_shared(row))));
-}
 #endif
+}
 
 // Load the fragment of 16 rows (columns of B) from i on, for the terms of one instruction from k
 // on: words t of rows g, words t of rows g + 8, then words t + 4 of both.
@@ -164,7 +168,7 @@ __device__ inline void load_fragment(unsigned (&words)[4], const Slice<WIDTH, fa
 
 __device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #ifndef __CUDA_ARCH__
-    emulator::mma_tf32(c, a, b0, b1);
+    (PRECISION < 2 ? emulator::mma_tf32 : emulator::mma_bf16)(c, a, b0, b1);
 #else
 #if PRECISION < 2
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "

@@ -183,8 +183,32 @@ inline void ldmatrix_x4(unsigned (&words)[4], const void* row) {
         words[q] = reinterpret_cast<const unsigned*>(from)[lane() % 4];
     }
 }
-// mma.m16n8k8 of tf32, with the alignment and truncation of sm_80 (`runtime.cpp`).
+// ldmatrix.x4.trans: word q of lane l is column l / 4 of rows 2 (l % 4) and 2 (l % 4) + 1.
+inline void ldmatrix_x4_transposed(unsigned (&words)[4], const void* row) {
+    for (int q = 0; q < 4; ++q) {
+        words[q] = 0;
+        for (int half = 0; half < 2; ++half) {
+            const int source = q * 8 + lane() % 4 * 2 + half;
+            const uint64_t from = exchange(~0u, reinterpret_cast<uint64_t>(row), source);
+            const auto number = reinterpret_cast<const unsigned short*>(from)[lane() / 4];
+            words[q] |= unsigned(number) << half * 16;
+        }
+    }
+}
+// prmt.b32: each byte of the result is byte `selector % 8` of x and y, of which a selector of 8 or
+// more replicates the sign bit.
+inline unsigned prmt(unsigned x, unsigned y, unsigned selectors) {
+    const uint64_t bytes = uint64_t(y) << 32 | x;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned selector = selectors >> i * 4 & 15, byte = bytes >> selector % 8 * 8 & 0xFF;
+        result |= (selector < 8 ? byte : byte >> 7 ? 0xFFu : 0u) << i * 8;
+    }
+    return result;
+}
+// mma.m16n8k8 of tf32 and mma.m16n8k16 of bf16, with the alignment and truncation of sm_80 (`runtime.cpp`).
 void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 // c + the sum of eight products of tf32, with the same alignment and truncation.
 float add_tf32_products(float c, const unsigned* a, const unsigned* b);
 }  // namespace emulator
@@ -274,6 +298,10 @@ inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+// Unlike prmt.b32, the function ignores the highest bit of each selector.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selectors) {
+    return emulator::prmt(x, y, selectors & 0x7777);
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }

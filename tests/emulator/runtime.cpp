@@ -335,12 +335,12 @@ namespace {
 
 float tf32(unsigned word) { return emulated_bits<float>(word & 0xFFFFE000u); }
 
-// c + the sum of four products as tensor cores of sm_80 compute it: products are exact, all terms
+// c + the sum of N products as tensor cores of sm_80 compute it: products are exact, all terms
 // are truncated to a multiple of 2^-24 of the power of two above the largest, and the sum is
 // truncated to float32. Source: Fasi et al., "Numerical behavior of NVIDIA tensor cores", 2021.
-float add_four_products(float c, const float* a, const float* b) {
-    double terms[5] = {c, double(a[0]) * b[0], double(a[1]) * b[1], double(a[2]) * b[2],
-                       double(a[3]) * b[3]};
+template <int N> float add_products(float c, const float (&a)[N], const float (&b)[N]) {
+    double terms[N + 1] = {c};
+    for (int k = 0; k < N; k++) terms[k + 1] = double(a[k]) * b[k];
     double plain = 0;
     int most = -2000;
     for (double term : terms) {
@@ -358,7 +358,12 @@ float add_four_products(float c, const float* a, const float* b) {
 
 }  // namespace
 
-void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+namespace {
+
+// c += A B for fragments of 32-bit words, of which half of the terms are added at once. Call
+// number(word, k) returns term k of a word.
+template <int TERMS, class Convert>
+void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Convert number) {
     struct Operands { unsigned a[4], b[2]; } own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
     self->value = reinterpret_cast<uint64_t>(&own);
     warp_barrier(~0u, false);
@@ -367,21 +372,33 @@ void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     int g = lane() / 4, t = lane() % 4;
     for (int e = 0; e < 4; e++)
         for (int half = 0; half < 2; half++) {
-            float as[4], bs[4];
-            for (int k = 0; k < 4; k++) {
-                as[k] = tf32(operands(g * 4 + k)->a[e / 2 + half * 2]);
-                bs[k] = tf32(operands((t * 2 + e % 2) * 4 + k)->b[half]);
+            float as[4 * TERMS], bs[4 * TERMS];
+            for (int k = 0; k < 4 * TERMS; k++) {
+                as[k] = number(operands(g * 4 + k / TERMS)->a[e / 2 + half * 2], k % TERMS);
+                bs[k] = number(operands((t * 2 + e % 2) * 4 + k / TERMS)->b[half], k % TERMS);
             }
-            c[e] = add_four_products(c[e], as, bs);
+            c[e] = add_products(c[e], as, bs);
         }
     warp_barrier(~0u, false);
+}
+
+}  // namespace
+
+void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    mma<1>(c, a, b0, b1, [](unsigned word, int) { return tf32(word); });
+}
+
+void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    mma<2>(c, a, b0, b1, [](unsigned word, int k) {
+        return emulated_bits<float>(k ? word & 0xFFFF0000u : word << 16);
+    });
 }
 
 float add_tf32_products(float c, const unsigned* a, const unsigned* b) {
     for (int half = 0; half < 2; half++) {
         float as[4], bs[4];
         for (int k = 0; k < 4; k++) as[k] = tf32(a[half * 4 + k]), bs[k] = tf32(b[half * 4 + k]);
-        c = add_four_products(c, as, bs);
+        c = add_products(c, as, bs);
     }
     return c;
 }

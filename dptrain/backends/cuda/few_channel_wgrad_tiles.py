@@ -21,8 +21,10 @@ from dptrain.backends.cuda.hardware import (
 )
 from dptrain.plan.limits import DeviceLimits
 
-MIN_PIXELS = math.inf
-"""Computed output pixels of all samples from which the kernel is used. Not measured yet."""
+MIN_PIXELS = 1 << 16
+"""Computed output pixels of all samples from which the kernel is used. In tf32, conv1 of model0
+takes 9.3 instead of 14.4 µs with 77 samples (2¹⁶·1.2 pixels), and 43 instead of 141 µs with 2048
+(H100, CUDA 13, November 2026)."""
 
 WARPS = 8
 """Warps of a block, which divide the windows of a strip."""

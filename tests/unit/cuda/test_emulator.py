@@ -103,6 +103,13 @@ def test_macros_create_different_kernels() -> None:
         assert device.download(y)[0] == offset
 
 
+def test_only_the_instruction_permutes_bytes_with_replicated_signs() -> None:
+    device = Emulator(0, PLANTED)
+    y = device.zeros((3,), np.uint32)
+    device.function("features.cu", "bytes")((1, 1, 1), (1, 1, 1), [y])
+    assert [hex(each) for each in device.download(y)] == ["0x8800180", "0x80808080", "0xffffffff"]
+
+
 # Behaviour that CUDA leaves undefined.
 
 

@@ -243,7 +243,7 @@ def test_large_dense_kernels_compile_without_serialized_instructions(
     assert "serialized" not in compiler.log
 
 
-@pytest.mark.parametrize(("precision", "architecture"), [(1, 90), (2, 90), (2, 80), (1, 70)])
+@pytest.mark.parametrize(("precision", "architecture"), [(1, 90), (2, 90), (2, 80), (1, 80)])
 def test_the_weight_gradient_of_a_first_layer_compiles(
     precision: int, architecture: int, compiler: Compiler
 ) -> None:

@@ -58,3 +58,9 @@ extern "C" __global__ void double_vectors(const float4* x, float4* y) {
     float4 v = x[i];
     y[i] = make_float4(2.0f * v.x, 2.0f * v.y, 2.0f * v.z, 2.0f * v.w);
 }
+
+extern "C" __global__ void bytes(unsigned* y) {
+    y[0] = __byte_perm(0x00800180u, 0x05060708u, 0x4210);
+    y[1] = __byte_perm(0x00800180u, 0, 0xAA88);  // Like CUDA's function: as 0x2200.
+    y[2] = emulator::prmt(0x00800180u, 0, 0xAA88);
+}
