@@ -11,6 +11,19 @@ extern "C" __global__ void copy(const Number* x, Number* y, int count) {
     if (vector_index(count, i)) store(y, i, load(x, i));
 }
 
+// y = x + bias; x and y (count,) are rows of `channels` values, bias (channels,).
+extern "C" __global__ void add_bias(const Number* x, const float* bias, Number* y, int channels,
+                                    int count) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    Floats values = load(x, i);
+    const int first = i * VECTOR % channels;
+    // A vector may end in the next row.
+    for (int k = 0; k < VECTOR; ++k) values.at[k] += bias[(first + k) % channels];
+    store(y, i, values);
+}
+
 // y = max(x, 0); x and y (count,) may be the same array.
 extern "C" __global__ void relu_forward(const Number* x, Number* y, int count) {
     wait_for_previous_kernel();

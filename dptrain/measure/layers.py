@@ -16,6 +16,7 @@ import numpy as np
 from dptrain.backends import load_backend
 from dptrain.machine import available_cores
 from dptrain.measure.tables import plain_table
+from dptrain.network.biases import separate_biases
 from dptrain.network.network import Network
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.lowering import Phase
@@ -81,11 +82,14 @@ def time_layers(
         precision: precision of all backends; None for the default of each.
         threads: number of compute threads; None for all cores that the process may use.
         inference: True times a plan without gradients, and only its forward stages.
-        fused: False computes each layer by stages of its own.
+        fused: False computes each layer by stages of its own, in inference also the addition of
+            biases.
 
     Raises:
         UserError: a backend or the precision does not exist, or cannot be used here.
     """
+    if inference and not fused:
+        network = separate_biases(network)
     plans: dict[str, Plan] = {}
     times: dict[str, dict[str, StageTime]] = {}
     for name in backends:

@@ -22,6 +22,7 @@ from dptrain.measure.gathering import gather_measured
 from dptrain.measure.profile import Profile
 from dptrain.measure.profile_files import claim
 from dptrain.measure.recorder import StepRecorder
+from dptrain.network.biases import separate_biases
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.training.baseline import open_loader, whole_minibatches
@@ -52,7 +53,7 @@ def profile_inference(
         settings: settings of the job; those of training have no effect.
         world: the ranks; every rank calls this function.
         options: options of the profile.
-        fused: False computes each layer by stages of its own.
+        fused: False computes each layer, and the addition of biases, by stages of its own.
         quiet: print no message about compilation.
 
     Returns:
@@ -96,7 +97,7 @@ def profile_inference(
 def _forward_plan(job: Job, *, fused: bool) -> Plan:
     """Return the plan of inference with the batch size of this rank."""
     return make_plan(
-        job.network,
+        job.network if fused else separate_biases(job.network),
         job.backend,
         job.local_batch,
         precision=job.plan.precision,

@@ -22,6 +22,7 @@ from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.normalization import NormalizationOperation
 from dptrain.backends.cuda.operation import (
+    BiasAddOperation,
     FlattenOperation,
     Operation,
     ReLUOperation,
@@ -38,6 +39,7 @@ from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.errors import UserError
+from dptrain.network.biases import BiasAdd
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -80,6 +82,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Sigmoid: SigmoidOperation,
     Dropout: DropoutOperation,
     LocalResponseNorm: NormalizationOperation,
+    BiasAdd: BiasAddOperation,
 }
 """Operations by the first layer of a group, unless a faster one supports the group."""
 

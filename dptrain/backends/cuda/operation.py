@@ -175,6 +175,19 @@ class _ElementwiseOperation(SingleLayerOperation):
         return self.elementwise(f"{self.kind}_backward", a["dy"], a["y"], a["dx"])
 
 
+class BiasAddOperation(Operation):
+    """y = x + bias of the channel or unit."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        assert not setting.training, "biases are layers only in inference"
+        return GroupNeeds({Phase.FORWARD: Access(("x",), ("y",))})
+
+    def kernels(self) -> Kernels:
+        a, channels = self.arrays, np.int32(self.group.tail.output_shape[0])
+        return {Phase.FORWARD: self.elementwise("add_bias", a["x"], a["bias"], a["y"], channels)}
+
+
 class ReLUOperation(_ElementwiseOperation):
     """y = max(x, 0)."""
 

@@ -35,6 +35,7 @@ from dptrain.backends.replica import (
     Replica,
     segments,
 )
+from dptrain.network.biases import BiasAdd
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -76,6 +77,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Sigmoid: operations.Logistic,
     Dropout: operations.Drop,
     LocalResponseNorm: operations.ResponseNorm,
+    BiasAdd: operations.BiasAddition,
 }
 """The operation of a group of layers, by the type of its first layer."""
 

@@ -52,6 +52,15 @@ def assign(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
 
 
 @kernel
+def add_bias(start: int, stop: int, thread: int, x: Array, bias: Array, y: Array) -> None:
+    """Y = x + bias; x and y (pixels, C), bias (C,). Items are pixels."""
+    channels = np.uintp(len(bias))
+    for pixel in range(np.uintp(start), np.uintp(stop)):
+        for c in range(channels):
+            y[pixel, c] = x[pixel, c] + bias[c]
+
+
+@kernel
 def relu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
     """Y = max(x, 0)."""
     for i in range(np.uintp(start), np.uintp(stop)):

@@ -149,6 +149,20 @@ class Alias(Operation):
         return {}
 
 
+class BiasAddition(Operation):
+    """y = x + bias of the channel or unit."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        assert not setting.training, "biases are layers only in inference"
+        return GroupNeeds({Phase.FORWARD: Access(("x",), ("y",))})
+
+    def kernels(self) -> Kernels:
+        x, bias, y = self.pixels("x"), self.arrays["bias"], self.pixels("y")
+        launch = self.thread_pool.bind(elementwise.add_bias, x, bias, y, grain=grain_of(bias.size))
+        return {Phase.FORWARD: each(launch, self.size // bias.size)}
+
+
 class Rectifier(_Single):
     """max(x, 0)."""
 

@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from dptrain.backends.replica import Arrays, Context, Kernel
+from dptrain.network.biases import BiasAdd
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -266,6 +267,20 @@ class Alias(Operation):
         raise AssertionError("an alias has no stage")
 
 
+class BiasAddition(Operation):
+    """y = x + bias of the channel or unit."""
+
+    @classmethod
+    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
+        assert not setting.training, "biases are layers only in inference"
+        return super().needs(node, setting)
+
+    def forward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        x = a["x"][:n]
+        a["y"][:n] = x + a["bias"].reshape(-1, *(1,) * (x.ndim - 2))
+
+
 class Rectifier(Operation):
     """max(x, 0)."""
 
@@ -369,4 +384,5 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Sigmoid: Logistic,
     Dropout: Drop,
     LocalResponseNorm: ResponseNorm,
+    BiasAdd: BiasAddition,
 }

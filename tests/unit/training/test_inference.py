@@ -58,7 +58,16 @@ def test_unfused_layers_are_kinds_of_their_own() -> None:
     fused = {kind.kind for kind in measure("numba", options).kinds}
     unfused = {kind.kind for kind in measure("numba", options, fused=False).kinds}
     assert "conv+relu+pool" in fused
-    assert unfused == {"input", "conv", "relu", "pool", "dense"}
+    assert unfused == {"input", "conv", "bias_add", "relu", "pool", "dense"}
+
+
+@pytest.mark.parametrize("backend", ["reference", "cuda", "cudnn", "null"])
+def test_every_backend_has_a_row_for_the_addition_of_biases(backend: str) -> None:
+    options = ProfileOptions(steps=2, skip=0, roofs=False)
+    kinds = {kind.kind: kind for kind in measure(backend, options, fused=False).kinds}
+    assert set(kinds) >= {"input", "dense", "bias_add"}
+    assert kinds["bias_add"].calls == kinds["dense"].calls
+    assert kinds["bias_add"].time_ms.mean > 0
 
 
 @pytest.mark.parametrize("backend", ["numba", "reference"])
@@ -92,6 +101,7 @@ def test_layers_are_timed_alone(flags: tuple[str, ...], capsys: pytest.CaptureFi
     rows = json.loads(capsys.readouterr().out)
     layers = {row["layers"] for row in rows}
     assert ("conv1" in layers) == ("--unfused" in flags)
+    assert ("conv1_bias" in layers) == (flags == ("--inference", "--unfused"))
     assert ({row["direction"] for row in rows} == {"forward"}) == ("--inference" in flags)
 
 
