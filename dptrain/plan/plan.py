@@ -240,14 +240,34 @@ class _Planner:
     """Collects the stages and the buffers for `make_plan`."""
 
     def __init__(self, network: Network, backend: Lowering, setting: Setting) -> None:
-        self.network, self.setting = network, setting
+        self.network, self.backend, self.setting = network, backend, setting
         self.groups = _make_groups(network, backend, fused=setting.fused)
-        self.concurrent_weight_gradients = backend.concurrent_weight_gradients
         self.staged = backend.staging_shape(network, setting)
         self.needs: dict[str, GroupNeeds] = {g.name: backend.needs(g, setting) for g in self.groups}
         self.specs: dict[str, BufferSpec] = {}
         self.aliases: dict[str, str] = {}
         self.stages: list[Stage] = []
+
+    def plan(self, optimizer: Optimizer, micro_shards: MicroShards | None) -> Plan:
+        """Return the plan: declare the buffers, lay out the parameters, and add the stages."""
+        self.declare()
+        _check_sizes(self.specs, self.backend)
+        layout = make_layout(
+            (node, parameter, self.backend.storage(node, parameter))
+            for group in reversed(self.groups)
+            for node in group.nodes
+            for parameter in node.parameters
+        )
+        self.add_all(optimizer, layout)
+        output = self.resolve(self.groups[-1].tail.name)
+        # The minibatch is kept, so that a step can run again to find the layer that failed, or for
+        # timing.
+        kept = {INPUT, TARGET, STAGED, output}
+        buffers, arena_bytes = assign_offsets(self.specs, self.accesses(), kept)
+        return Plan(
+            self.network, self.backend.name, self.setting, optimizer, self.groups, buffers,
+            self.aliases, layout, tuple(self.stages), arena_bytes, micro_shards,
+        )  # fmt: skip
 
     def resolve(self, name: str) -> str:
         while name in self.aliases:
@@ -359,7 +379,7 @@ class _Planner:
         update.
         """
         accesses = [(stage.reads, stage.writes) for stage in self.stages]
-        if self.concurrent_weight_gradients and self.setting.training:
+        if self.backend.concurrent_weight_gradients and self.setting.training:
             concurrent = [s for s in self.stages if s.phase is Phase.BACKWARD_WEIGHT]
             reads, writes = accesses[-1]
             held = tuple(name for stage in concurrent for name in (*stage.reads, *stage.writes))
@@ -427,43 +447,14 @@ def make_plan(
     _refuse_graph(network)
     if micro_shards is not None:
         require_shards(backend)
-    optimizer = SGD() if optimizer is None else optimizer
     precision = next(iter(backend.precisions)) if precision is None else precision
     dtypes = backend.precision(precision)
     shards = 0 if micro_shards is None else micro_shards.count
     setting = Setting(
         batch_size, precision, dtypes.dtype, dtypes.activations, training, threads, shards,
-        backend.limits, KernelSelection() if selection is None else selection,
-        fused,
+        backend.limits, selection or KernelSelection(), fused,
     )  # fmt: skip
-    planner = _Planner(network, backend, setting)
-    planner.declare()
-    _check_sizes(planner.specs, backend)
-    layout = make_layout(
-        (node, parameter, backend.storage(node, parameter))
-        for group in reversed(planner.groups)
-        for node in group.nodes
-        for parameter in node.parameters
-    )
-    planner.add_all(optimizer, layout)
-    output = planner.resolve(planner.groups[-1].tail.name)
-    # The minibatch is kept, so that a step can run again to find the layer that failed, or for
-    # timing.
-    kept = {INPUT, TARGET, STAGED, output}
-    buffers, arena_bytes = assign_offsets(planner.specs, planner.accesses(), kept)
-    return Plan(
-        network,
-        backend.name,
-        setting,
-        optimizer,
-        planner.groups,
-        buffers,
-        planner.aliases,
-        layout,
-        tuple(planner.stages),
-        arena_bytes,
-        micro_shards,
-    )
+    return _Planner(network, backend, setting).plan(optimizer or SGD(), micro_shards)
 
 
 def with_selection(plan: Plan, backend: Lowering, selection: KernelSelection) -> Plan:
