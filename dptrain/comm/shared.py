@@ -30,7 +30,8 @@ well, and each rank updates all n parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -89,6 +90,64 @@ class SharedArrays(FlatArrays):
     merges: NDArray[np.int64]
 
 
+class _SegmentLayout:
+    """Offsets in bytes of the arrays in the segment of a node, each on pages of its own.
+
+    Args:
+        plan: with training.
+        counts: number of gradient slots of each rank of the node, in order.
+
+    Attributes:
+        gates, loss_sums: offsets of the gates, and of the copies of the loss sums.
+        flat: offsets of the parameters and of the arrays of the optimizer state.
+        gradients: offset of the gradient slots of each rank.
+        size: of the segment.
+    """
+
+    def __init__(self, plan: Plan, counts: Sequence[int]) -> None:
+        self._counts, self._itemsize, self._layout = counts, plan.itemsize, plan.layout
+        self.size = 0
+        self.num_gates = len(plan.layout.slots) + 2
+        self.gates = self._append(self.num_gates * GATE_BYTES)
+        self.loss_sums = self._append(sum(counts) * ALIGNMENT * plan.itemsize)
+        flat_bytes = plan.layout.size * plan.itemsize
+        self.flat = [self._append(flat_bytes) for _ in ("parameters", *state_names(plan))]
+        self.gradients = [self._append(count * self._slot_bytes) for count in counts]
+
+    def _append(self, size_bytes: int) -> int:
+        """Extend the segment by an array; return its offset."""
+        begin, self.size = self.size, self.size + -(-size_bytes // PAGE) * PAGE
+        return begin
+
+    @property
+    def _slot_bytes(self) -> int:
+        return self._layout.gradient_size * self._itemsize
+
+    @property
+    def slot_offsets(self) -> NDArray[np.int64]:
+        """First element of each gradient slot of each rank."""
+        slots = [
+            (begin + slot * self._slot_bytes) // self._itemsize
+            for begin, count in zip(self.gradients, self._counts, strict=True)
+            for slot in range(count)
+        ]
+        return np.array(slots, np.int64)
+
+    def ranges_of(self, local_rank: int, num_updating: int) -> list[tuple[int, int]]:
+        """Return (start, stop) of the ranges that a rank reserves: those to which it writes.
+
+        Args:
+            local_rank: the rank; the first one of a node also reserves the gates and loss sums.
+            num_updating: number of ranks that divide the parameters.
+        """
+        mine = slice_of_rank(slice(0, self._layout.size), local_rank, num_updating)
+        start, stop = mine.start * self._itemsize, mine.stop * self._itemsize
+        begin = self.gradients[local_rank]
+        ranges = [(at + start, at + stop) for at in self.flat]
+        ranges.append((begin, begin + self._counts[local_rank] * self._slot_bytes))
+        return ranges if local_rank else [*ranges, (0, self.flat[0])]
+
+
 def share_arrays(world: World, plan: Plan) -> SharedArrays:
     """Return the flat arrays of this rank in memory that the ranks of the node share.
 
@@ -99,57 +158,30 @@ def share_arrays(world: World, plan: Plan) -> SharedArrays:
     Raises:
         AgreedError: memory cannot be shared; on every rank.
     """
-    layout, itemsize = plan.layout, plan.itemsize
     total = 0 if plan.micro_shards is None else plan.micro_shards.total
     counts_of_all, merges = rank_contributions(total, world.size)
-    nodes = world.nodes()
+    nodes, me = world.nodes(), world.local_rank
     counts = [counts_of_all[rank] for rank in nodes.own]
-    first_slots = np.cumsum([0, *counts])
-    names = state_names(plan)
-    cuts: list[int] = [0]
+    segment = _SegmentLayout(plan, counts)
+    mapped = map_segment(world, segment.size, segment.ranges_of(me, nodes.smallest))
 
-    def reserve(size_bytes: int) -> int:
-        """Return the offset of the next range of pages."""
-        cuts.append(cuts[-1] + -(-size_bytes // PAGE) * PAGE)
-        return cuts[-2]
+    def view(at: int, *shape: int) -> NDArray[Any]:
+        return np.frombuffer(mapped, plan.dtype, math.prod(shape), at).reshape(shape)
 
-    num_gates = len(layout.slots) + 2
-    gates = reserve(num_gates * GATE_BYTES)
-    sums = reserve(int(first_slots[-1]) * ALIGNMENT * itemsize)
-    copies = [reserve(layout.size * itemsize) for _ in ("parameters", *names)]
-    gradients = [reserve(count * layout.gradient_size * itemsize) for count in counts]
-
-    me = world.local_rank
-    mine = slice_of_rank(slice(0, layout.size), me, nodes.smallest)
-    own = [(at + mine.start * itemsize, at + mine.stop * itemsize) for at in copies]
-    own.append((gradients[me], gradients[me] + counts[me] * layout.gradient_size * itemsize))
-    if world.first_on_node():
-        own.append((0, copies[0]))
-    mapped = map_segment(world, cuts[-1], own)
-
-    def view(at: int, count: int) -> NDArray[Any]:
-        return np.frombuffer(mapped, plan.dtype, count, at)
-
-    parameters, *state = (view(at, layout.size) for at in copies)
-    shape = counts[me], layout.gradient_size
-    slots = [
-        begin // itemsize + slot * layout.gradient_size
-        for begin, count in zip(gradients, counts, strict=True)
-        for slot in range(count)
-    ]
+    parameters, *state = (view(at, plan.layout.size) for at in segment.flat)
+    num_words = segment.num_gates * GATE_BYTES // 4
+    gates = np.frombuffer(mapped, np.int32, num_words, segment.gates)
     return SharedArrays(
         parameters=parameters,
-        gradients=view(gradients[me], shape[0] * shape[1]).reshape(shape),
-        state=dict(zip(names, state, strict=True)),
+        gradients=view(segment.gradients[me], counts[me], plan.layout.gradient_size),
+        state=dict(zip(state_names(plan), state, strict=True)),
         is_owner=world.first_on_node(),
         is_shared=True,
-        gates=np.frombuffer(mapped, np.int32, num_gates * GATE_BYTES // 4, gates).reshape(
-            num_gates, -1
-        ),
-        elements=view(0, cuts[-1] // itemsize),
-        slot_offsets=np.array(slots, np.int64),
-        first_slots=first_slots,
-        loss_sums=view(sums, int(first_slots[-1]) * ALIGNMENT).reshape(-1, ALIGNMENT),
+        gates=gates.reshape(segment.num_gates, -1),
+        elements=view(0, segment.size // plan.itemsize),
+        slot_offsets=segment.slot_offsets,
+        first_slots=np.cumsum([0, *counts]),
+        loss_sums=view(segment.loss_sums, sum(counts), ALIGNMENT),
         merges=merges,
     )
 
