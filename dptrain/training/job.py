@@ -160,52 +160,44 @@ def assemble(
     """
     agree(world, job_settings(chosen))
     inputs = _open_inputs(chosen, world, network, dataset, quiet=quiet)
-    network, dataset, plan = inputs.network, inputs.dataset, inputs.plan
     run = None
     if keeps_run:
-        run = call_on_rank_zero(world, lambda: open_run(chosen, network, dataset))
-    plan, kernels = select_kernels(chosen, world, inputs.backend, plan, run, quiet=quiet)
+        run = call_on_rank_zero(world, lambda: open_run(chosen, inputs.network, inputs.dataset))
+    plan, kernels = select_kernels(chosen, world, inputs.backend, inputs.plan, run, quiet=quiet)
     inputs = replace(inputs, plan=plan)
+    replica = _compile(chosen, world, inputs, quiet=quiet)
+    cached = _cache_images(replica, inputs, world, chosen)
+    streams = cached is None and _streams_pixels(replica, inputs.dataset.train, world)
+    run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
+    run_spec = replace(run_spec, kernels=kernels)
+    restored = call_on_rank_zero(world, lambda: restore_run(chosen, run_spec, run, replica))
+    first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
+    share_state(world, replica)
+    if run is not None:
+        start_run(run, chosen, run_spec, inputs.network, world, first_step)
+    spec, plan = run_spec.job, replica.plan
+    buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
+    recorder = StepRecorder(plan.stages, recorded_steps)
+    engine = _engine(spec, world, replica, buckets, recorder)
+    return Job(
+        settings=chosen, spec=spec, run_spec=run_spec, world=world, network=inputs.network,
+        dataset=inputs.dataset, backend=inputs.backend, plan=plan, replica=replica,
+        buckets=buckets, recorder=recorder, engine=engine, schedule=inputs.schedule,
+        augmentation=inputs.augmentation, cached_samples=cached, streams_pixels=streams,
+        keeps_run=keeps_run, run=run, first_step=first_step,
+        warning=None if restored is None else restored.warning,
+    )  # fmt: skip
+
+
+def _compile(chosen: Settings, world: World, inputs: _Inputs, *, quiet: bool) -> Replica:
+    """Compile the kernels of the plan; return the replica of this rank."""
+    plan = inputs.plan
     notice = "" if quiet or not world.is_rank_zero else COMPILING
     with notice_if_slow(notice, inputs.backend.compilation_progress):
         arrays = open_shared_arrays(chosen, world, inputs.backend, plan)
         if arrays is not None:
             plan = plan.with_update_share(world.local_size)
-        replica = make_replica(world, inputs.backend, plan, chosen.seed, arrays)
-    cached = _cache_images(replica, inputs, world, chosen)
-    streams = cached is None and _streams_pixels(replica, inputs.dataset.train, world)
-    run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
-    run_spec = replace(run_spec, kernels=kernels)
-    spec = run_spec.job
-    restored = call_on_rank_zero(world, lambda: restore_run(chosen, run_spec, run, replica))
-    first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
-    share_state(world, replica)
-    if run is not None:
-        start_run(run, chosen, run_spec, network, world, first_step)
-    buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
-    recorder = StepRecorder(plan.stages, recorded_steps)
-    return Job(
-        settings=chosen,
-        spec=spec,
-        run_spec=run_spec,
-        world=world,
-        network=network,
-        dataset=dataset,
-        backend=inputs.backend,
-        plan=plan,
-        replica=replica,
-        buckets=buckets,
-        recorder=recorder,
-        engine=_engine(spec, world, replica, buckets, recorder),
-        schedule=inputs.schedule,
-        augmentation=inputs.augmentation,
-        cached_samples=cached,
-        streams_pixels=streams,
-        keeps_run=keeps_run,
-        run=run,
-        first_step=first_step,
-        warning=None if restored is None else restored.warning,
-    )
+        return make_replica(world, inputs.backend, plan, chosen.seed, arrays)
 
 
 def _open_inputs(
