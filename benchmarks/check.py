@@ -109,7 +109,7 @@ def expect(
             larger than that of float32.
         device: device of PyTorch.
     """
-    exact = _compute(network, parameters, x, y, device)
+    exact = compute(network, parameters, x, y, device)
     epsilon = rounding(network, len(x))
     rng = np.random.default_rng(1)
     allowed = dict.fromkeys(exact, max(epsilon, operand))
@@ -119,7 +119,7 @@ def expect(
             for name, value in parameters.items()
         }
         noise = _Noise(operand, draw, device) if operand else None
-        moved = _compute(network, changed, _change(rng, x, epsilon), y, device, noise)
+        moved = compute(network, changed, _change(rng, x, epsilon), y, device, noise)
         for name, value in exact.items():
             allowed[name] = max(allowed[name], _distance(moved[name], value))
     return Expected(exact, {name: MARGIN * value for name, value in allowed.items()})
@@ -187,23 +187,25 @@ class _Noise:
                 module.register_forward_hook(lambda _, inputs, output: self(output))
 
 
-def _compute(
+def compute(
     network: Network,
-    parameters: Mapping[str, Array],
-    x: Array,
+    parameters: Mapping[str, NDArray[Any]],
+    x: NDArray[Any],
     y: NDArray[Any],
     device: str,
     noise: _Noise | None = None,
-) -> dict[str, Array]:
+) -> dict[str, NDArray[Any]]:
+    """Compute loss, output and gradients with PyTorch, in the dtype of parameters and inputs."""
     modules = torch_network(network, parameters)
     factors = dropout_factors(network, len(x))
     fix_dropout(modules, network, {name: torch.from_numpy(f) for name, f in factors.items()})
-    modules = modules.to(device)
+    inputs = torch.from_numpy(x).to(device)
+    modules = modules.to(device, inputs.dtype)
     if noise is not None:
         noise.attach(modules)
-    z = modules(torch.from_numpy(x).to(device))
+    z = modules(inputs)
     target = torch.from_numpy(y).to(device)
-    loss = LOSSES[network.loss.targets](z, target if y.dtype.kind == "i" else target.double())
+    loss = LOSSES[network.loss.targets](z, target if y.dtype.kind == "i" else target.to(z.dtype))
     gradients = torch.autograd.grad(loss, list(modules.parameters()))
     named = zip(parameter_names(network), gradients, strict=True)
     return {

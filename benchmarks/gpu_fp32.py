@@ -4,7 +4,8 @@
 
 Requires a GPU and CuPy. Each network runs with fused multiply-adds only (FMA), and with 3xTF32 as
 selected, by ``mma.sync`` and, for convolutions, by ``wgmma``. Errors are ‖g − g'‖ / ‖g'‖ of outputs
-and gradients against float64, at the smallest batch size.
+and gradients of these variants and of PyTorch in float32, at the smallest batch size; g' is that of
+PyTorch in float64.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 import click
 import numpy as np
 
-import dptrain.api
-from benchmarks.gpu_products import LAUNCHES, PHASES, Planned, _compile, products, timed
+from benchmarks.batch import random_batch
+from benchmarks.gpu_products import LAUNCHES, PHASES, Planned, compile_unit, products, timed
 from benchmarks.outside import OUTSIDE
 from dptrain.backends.cuda import hardware, implicit_gemm_cost, wgrad_tiles
 from dptrain.backends.cuda.backend import CudaBackend
@@ -44,15 +45,6 @@ STEPS = 15
 def network_of(name: str) -> Network:
     """Return a network of the zoo, or one outside the benchmark set."""
     return OUTSIDE[name] if name in OUTSIDE else get_network(name)
-
-
-def random_batch(network: Network, n: int) -> tuple[Any, Any]:
-    """Return normally distributed samples and fitting targets."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((n, *network.input_shape), dtype=np.float32)
-    if network.loss.targets == "classes":
-        return x, rng.integers(0, network.num_outputs, n)
-    return x, rng.random((n, network.num_outputs), dtype=np.float32)
 
 
 @contextmanager
@@ -86,7 +78,7 @@ def compile_all(cases: Sequence[tuple[Network, int]]) -> None:
                 make(network, n, CudaBackend(planned))
     print(f"{len(planned.units)} kernels to compile", flush=True)
     with ProcessPoolExecutor() as pool:
-        list(pool.map(_compile, sorted(planned.units), chunksize=1))
+        list(pool.map(compile_unit, sorted(planned.units), chunksize=1))
 
 
 def step_us(replica: Any, x: Any, y: Any) -> float:
@@ -139,21 +131,42 @@ def report(network: Network, n: int, backend: CudaBackend, errors: bool) -> None
     row = "".join(f"{steps[name]:>10.1f}" for name in VARIANTS)
     print(f"{'step':<28}{row}   FMA / wgmma {steps['FMA'] / steps['wgmma']:.2f}", flush=True)
     if errors:
-        exact = results(
-            dptrain.api.make_replica(network, "reference", n, precision="fp64"), x, y
-        )  # fmt: skip
-        for what, value in exact.items():
-            row = "".join(
-                f"{np.linalg.norm(found[name][what] - value) / np.linalg.norm(value):>10.1e}"
-                for name in VARIANTS
-            )
-            print(f"{'error of ' + what:<28}{row}", flush=True)
+        parameters = make(network, n, backend).parameters
+        report_errors(network, found, {name: parameters[name] for name in parameters}, x, y)
+
+
+def report_errors(
+    network: Network, found: dict[str, dict[str, Any]], parameters: dict[str, Any], x: Any, y: Any
+) -> None:
+    """Print the errors of each variant and of PyTorch in float32 against float64.
+
+    Args:
+        network: the network.
+        found: output and gradients by variant.
+        parameters: parameters that all variants started from.
+        x, y: the batch.
+    """
+    import torch
+
+    from benchmarks.check import compute
+
+    torch.backends.cudnn.allow_tf32 = False
+    in_float64 = {name: np.asarray(value, np.float64) for name, value in parameters.items()}
+    exact = compute(network, in_float64, x.astype(np.float64), y, "cuda")
+    found = {**found, "PyTorch": compute(network, parameters, x, y, "cuda")}
+    print(f"{'errors':<28}" + "".join(f"{name:>10}" for name in found))
+    for what in found["FMA"]:
+        size = np.linalg.norm(exact[what])
+        row = "".join(
+            f"{np.linalg.norm(each[what] - exact[what]) / size:>10.1e}" for each in found.values()
+        )
+        print(f"{what:<28}{row}", flush=True)
 
 
 @click.command()
 @click.option("--batch", "batches", multiple=True, type=int, default=(32, 256, 2048),
               show_default=True, help="Batch size; repeat for several.")  # fmt: skip
-@click.option("--errors/--no-errors", default=True, help="Compare with float64.")
+@click.option("--errors/--no-errors", default=True, help="Compare with PyTorch.")
 @click.argument("names", nargs=-1)
 def main(batches: Sequence[int], errors: bool, names: Sequence[str]) -> None:
     """Compare 3xTF32 with fused multiply-adds."""

@@ -51,6 +51,10 @@ REPEATS = 7
 ARCHITECTURE = 90
 
 
+Unit = tuple[str, tuple[tuple[str, int], ...]]
+"""A source and the macros that it is compiled with."""
+
+
 @dataclass(frozen=True)
 class Times:
     """Time of one launch in µs: median and quartiles over graph launches."""
@@ -66,7 +70,7 @@ class Planned(Device):
     asynchronous = False
 
     def __init__(self) -> None:
-        self.units: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
+        self.units: set[Unit] = set()
 
     @property
     def free_bytes(self) -> int:
@@ -90,7 +94,8 @@ class Planned(Device):
         pass
 
 
-def _compile(unit: tuple[str, tuple[tuple[str, int], ...]]) -> None:
+def compile_unit(unit: Unit) -> None:
+    """Compile a source into the cache."""
     compile_cached(find_compiler(MAJORS), unit[0], ARCHITECTURE, dict(unit[1]))
 
 
@@ -345,7 +350,7 @@ def main(
                 bound(replica, group, tile)
     print(f"{len(planned.units)} kernels to compile", flush=True)
     with ProcessPoolExecutor() as pool:
-        list(pool.map(_compile, sorted(planned.units), chunksize=4))
+        list(pool.map(compile_unit, sorted(planned.units), chunksize=4))
 
     from dptrain.backends.cuda.gpu import GPU
 

@@ -22,7 +22,8 @@ import click
 import numpy as np
 
 import dptrain.api
-from benchmarks.gpu_fp32 import random_batch, results, stage_us, step_us
+from benchmarks.batch import random_batch
+from benchmarks.gpu_fp32 import results, stage_us, step_us
 from benchmarks.outside import find_network
 from dptrain.backends.cuda import few_channel_wgrad_tiles, wgmma_gemm_tiles
 from dptrain.backends.cuda.backend import CudaBackend
