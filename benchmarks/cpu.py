@@ -39,7 +39,6 @@ SECTIONS = ("training", "inference", "stages", "ranks", "processes")
 @click.option(
     "--sections", help=f"Parts to run, separated by commas.  [default: {','.join(SECTIONS)}]"
 )
-@click.option("--without-tiles", is_flag=True, help="Do not use the AMX matrix unit.")
 @click.option(
     "--as-installed",
     is_flag=True,
@@ -54,7 +53,6 @@ def main(
     quick: bool,
     networks: str | None,
     sections: str | None,
-    without_tiles: bool,
     as_installed: bool,
     output: Path | None,
 ) -> None:
@@ -66,8 +64,6 @@ def main(
     os.environ.update({**dict.fromkeys(ONE_THREAD, "1"), "JAX_PLATFORMS": "cpu"})
     if not as_installed:
         os.environ.update(HUGE_PAGES)
-    if without_tiles:
-        os.environ["NUMBA_CPU_FEATURES"] = _features_without("amx-")
     from benchmarks.coarse_check import WrongResultError
     from benchmarks.progress import Progress
     from benchmarks.report import headline, write
@@ -91,17 +87,6 @@ def main(
     if folder is not None:
         for path in write(results, folder):
             progress.print(f"written: {path}")
-
-
-def _features_without(prefix: str) -> str:
-    """Return NUMBA_CPU_FEATURES of this processor without the features that start with `prefix`."""
-    import llvmlite.binding
-
-    features = llvmlite.binding.get_host_cpu_features()
-    return ",".join(
-        f"{'+' if present and not name.startswith(prefix) else '-'}{name}"
-        for name, present in sorted(features.items())
-    )
 
 
 def _settings(

@@ -40,7 +40,6 @@ def keep_freed_memory() -> bool:
 
 def about(**settings: Any) -> dict[str, Any]:
     """Return machine, versions and date, then the settings of the run."""
-    from dptrain.backends.numba import amx
     from dptrain.backends.numba.vector import compiled_registers
 
     here = environment()
@@ -50,7 +49,6 @@ def about(**settings: Any) -> dict[str, Any]:
         "cores": here["cores"],
         "caches": caches(CACHES),
         "vectors": f"{32 * compiled_registers().width} bits",
-        "matrix tiles": "AMX, bfloat16" if amx.available() else "none",
         "memory": f"{here['memory_bytes'] / 2**30:.0f} GiB",
         # Without the build, which can contain a name.
         "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",

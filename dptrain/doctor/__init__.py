@@ -51,7 +51,6 @@ def examine() -> tuple[Finding, ...]:
         *rank_findings(ranks),
         *([] if shared is None else [shared]),
         *kernel_findings(ranks),
-        *amx_findings(ranks),
         *gpu_findings(),
         settings_finding(os.environ),
     )
@@ -67,7 +66,6 @@ def rank_facts(world: World) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version_of(name) for name in ("dptrain", "numpy", "numba", "mpi4py")},
         "cache": _cache_folder(),
-        "amx": _reason_without_amx(),
     }
 
 
@@ -215,9 +213,7 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     import llvmlite.binding
 
     features = llvmlite.binding.get_host_cpu_features()
-    known = {
-        "amx-bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "fma": "FMA", "neon": "NEON",
-    }  # fmt: skip
+    known = {"avx512f": "AVX-512", "avx2": "AVX2", "fma": "FMA", "neon": "NEON"}
     vectors = [name for feature, name in known.items() if features.get(feature)]
     processor = (
         f"{llvmlite.binding.get_host_cpu_name()}, {', '.join(vectors) or 'no vector instructions'}"
@@ -238,20 +234,6 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         yield Finding("kernel cache", OK, text)
 
 
-def amx_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield whether the kernels of each rank use Intel AMX, or why they do not."""
-    ranks_by_reason: dict[str, list[int]] = {}
-    for rank, facts in enumerate(ranks):
-        ranks_by_reason.setdefault(facts["amx"], []).append(rank)
-    for reason, members in ranks_by_reason.items():
-        listed = ", ".join(map(str, members))
-        where = "" if len(ranks_by_reason) == 1 else f"rank {listed}: "
-        text = f"not used: {reason}" if reason else "used by convolutions and dense layers"
-        # Refused permission or different ranks: kernels are slower than the processor allows.
-        expected = "processor" in reason and len(ranks_by_reason) == 1
-        yield Finding("AMX", OK if expected or not reason else NOTE, where + text)
-
-
 def settings_finding(environment: Mapping[str, str]) -> Finding:
     """Return whether the environment variables DPTRAIN_… are valid."""
     names = [name for name in environment if name.startswith("DPTRAIN_")]
@@ -269,14 +251,6 @@ def _cache_folder() -> str | None:
 
     folder = cache_folder()
     return None if folder is None else str(folder)
-
-
-def _reason_without_amx() -> str:
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
-    from dptrain.backends.numba.amx import reason_unavailable
-
-    return reason_unavailable()
 
 
 def _mapped_library() -> str | None:

@@ -1,13 +1,11 @@
 """Select the algorithm of each stage of a convolution by its shape and the processor.
 
-- `direct_convolution`: implicit GEMM on vectors. All shapes.
-- `winograd_convolution`: Winograd F(4×4, 3×3) and F(2×2, 5×5) on vectors.
-- `winograd_strided_convolution`: Winograd F(4×4, 2×2) for 4 × 4 filters with stride 2, on vectors.
+- `direct_convolution`: implicit GEMM. All shapes.
+- `winograd_convolution`: Winograd F(4×4, 3×3) and F(2×2, 5×5).
+- `winograd_strided_convolution`: Winograd F(4×4, 2×2) for 4 × 4 filters with stride 2.
 - `winograd_rgb_convolution`: Winograd F(4×4, 3×3) for three input channels, with fused pooling.
 - `folded_rgb_convolution`: direct convolution for three input channels and 8 filters, with fused
   pooling, on AVX-512.
-- `amx_convolution`: implicit GEMM on the AMX unit, if the processor has one, for shapes without
-  Winograd algorithm.
 
 The modules define kernels of the same names with the same arguments, except for the type of the
 geometry.
@@ -15,13 +13,10 @@ geometry.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
 
 from dptrain.backends.numba import (
-    amx_convolution,
     direct_convolution,
     folded_rgb_convolution,
     winograd_convolution,
@@ -29,24 +24,15 @@ from dptrain.backends.numba import (
     winograd_rgb_convolution,
     winograd_strided_convolution,
 )
-from dptrain.backends.numba.amx import SIDE, available
-from dptrain.backends.numba.planning import (
-    KERNELS,
-    MIN_MULTIPLY_ADDS,
-    Algorithm,
-    Shape,
-    Work,
-    kernel_of,
-)
-from dptrain.backends.numba.winograd_transforms import SIDE as WINOGRAD_SIDE
-from dptrain.backends.numba.winograd_transforms import SIDES
+from dptrain.backends.numba.planning import MIN_MULTIPLY_ADDS, Algorithm, Shape, Work
+from dptrain.backends.numba.winograd_transforms import SIDE, SIDES
 from dptrain.plan.lowering import Phase
 
 __all__ = ["Algorithm", "Shape", "Work", "select_algorithms"]
 
-Candidate = tuple[ModuleType, Any]
-"""Module of an algorithm and its geometry, which contains `scratch_size`."""
-
+Plan = Callable[[Shape, Phase, Work], Algorithm]
+"""Function `plan` of an algorithm's module."""
+PHASES = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
 SAVED: Mapping[type, int] = {
     winograd_geometry.WinogradGeometry: 8,
@@ -78,9 +64,10 @@ def select_algorithms(
     """
     work = work or Work()
     winograd = winograd and (work.by_shape or has_enough_tiles(shape, work.batch_size))
+    plans = {phase: _select_plan(shape, phase, winograd) for phase in PHASES}
     return {
-        phase: _with_worthwhile_ranges(_plan(shape, phase, work, winograd), shape, phase, work)
-        for phase in KERNELS
+        phase: _with_worthwhile_ranges(plan(shape, phase, work), shape, phase, work)
+        for phase, plan in plans.items()
     }
 
 
@@ -95,54 +82,33 @@ def _with_worthwhile_ranges(
 
 def has_enough_tiles(shape: Shape, samples: int) -> bool:
     """Return whether the samples have so many Winograd tiles that transforming the weights pays."""
-    side = SIDES.get(shape.window[0], WINOGRAD_SIDE)
+    side = SIDES.get(shape.window[0], SIDE)
     tiles = samples * -(-shape.out[0] // side) * -(-shape.out[1] // side)
     return tiles >= (FEWEST_TILES if shape.strides == (1, 1) else FEWEST_STRIDED_TILES)
 
 
-def _plan(shape: Shape, phase: Phase, work: Work, winograd: bool) -> Algorithm:
-    found = _find_faster_than_direct(shape, phase, winograd)
-    if found is None:
-        return direct_convolution.plan(shape, phase, work)
-    module, geometry = found
-    if hasattr(module, "plan"):
-        planned: Algorithm = module.plan(shape, phase, work)
-        return planned
-    return Algorithm(kernel_of(module, shape, phase), geometry, int(geometry.scratch_size))
-
-
-def _find_faster_than_direct(shape: Shape, phase: Phase, winograd: bool) -> Candidate | None:
+def _select_plan(shape: Shape, phase: Phase, winograd: bool) -> Plan:
+    """Return the function that plans the fastest algorithm of a phase."""
     c, k = shape.maps[2], shape.out[2]
-    maps, out, pads = shape.maps, shape.out, shape.pads
-    if phase is Phase.BACKWARD_INPUT:
-        maps, out, pads = shape.out, shape.maps, shape.dy_pads
     if (
         winograd
         and shape.is_plain
         and winograd_geometry.supports(shape.window, shape.strides, c, k)
     ):
-        return winograd_convolution, winograd_geometry.make_geometry(
-            maps, out, pads, shape.window[0]
-        )
+        return winograd_convolution.plan
     if winograd and winograd_strided_convolution.supports(shape):
-        return winograd_strided_convolution, None
+        return winograd_strided_convolution.plan
     if folded_rgb_convolution.supports(shape, phase):
-        return folded_rgb_convolution, None
+        return folded_rgb_convolution.plan
     if winograd and phase is not Phase.BACKWARD_INPUT and _use_winograd_rgb(shape):
-        return winograd_rgb_convolution, winograd_rgb_convolution.make_geometry(maps, out, pads)
-    if not available() or not shape.is_plain:
-        return None
-    if c < SIDE:
-        return _find_for_small_channels(shape, phase)
-    if k < SIDE or min(maps[1], out[1]) < SIDE // 2:
-        return None
-    return amx_convolution, None
+        return winograd_rgb_convolution.plan
+    return direct_convolution.plan
 
 
 def _use_winograd_rgb(shape: Shape) -> bool:
     """Return whether at least two thirds of the outputs that 4 × 4 tiles compute are needed.
 
-    Measured without AMX, 16 filters, 32 × 32 maps, batch 32: forward 157 instead of 276 µs, weight
+    Measured with 16 filters, 32 × 32 maps, batch 32: forward 157 instead of 276 µs, weight
     gradient 180 instead of 306 µs.
     """
     c, k = shape.maps[2], shape.out[2]
@@ -154,16 +120,3 @@ def _use_winograd_rgb(shape: Shape) -> bool:
     for n in shape.out[:2]:
         needed, computed = needed * (n - n % 2), computed * -(-(n - n % 2) // 4) * 4
     return 3 * needed >= 2 * computed
-
-
-def _find_for_small_channels(shape: Shape, phase: Phase) -> Candidate | None:
-    """Return the AMX algorithm for fewer than 16 input channels; it pays from 64 filters on.
-
-    Only the weight gradient fills tiles: a filter row of at most 16 elements is one column tile.
-    """
-    row = shape.window[1] * shape.maps[2]
-    if phase is not Phase.BACKWARD_WEIGHT or shape.out[2] < 4 * SIDE:
-        return None
-    if not SIDE // 2 <= row <= SIDE:
-        return None
-    return amx_convolution, None

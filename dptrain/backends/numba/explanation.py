@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dptrain.backends.numba import winograd_geometry, winograd_strided_convolution
-from dptrain.backends.numba.algorithms import has_enough_tiles
-from dptrain.backends.numba.amx import SIDE, available, compiled_for_amx
 from dptrain.backends.numba.folded_rgb_convolution import FoldedRgbGeometry
 from dptrain.backends.numba.folded_rgb_microkernels import WINDOWS
 from dptrain.backends.numba.im2col import GROUP, ConvGeometry
@@ -34,7 +32,7 @@ def explain(
     name = _name(algorithm, shape)
     return Explanation(
         name, _tile(algorithm, shape, phase), _units(algorithm, phase, work),
-        _reason(name, shape, phase, work, winograd),
+        _reason(name, shape, winograd),
     )  # fmt: skip
 
 
@@ -44,7 +42,7 @@ def _name(algorithm: Algorithm, shape: Shape) -> str:
         side, r = WINOGRAD_SIDES.get(shape.window[0], 0), shape.window[0]
         taps = WINOGRAD_TAPS.get(r, 0)
         return f"Winograd F({side}×{side}, {taps}×{taps})"
-    return "AMX implicit GEMM" if "amx" in module else "implicit GEMM"
+    return "implicit GEMM"
 
 
 def _tile(algorithm: Algorithm, shape: Shape, phase: Phase) -> str:
@@ -53,8 +51,7 @@ def _tile(algorithm: Algorithm, shape: Shape, phase: Phase) -> str:
         return "27×8" if phase is Phase.BACKWARD_WEIGHT else f"{WINDOWS} windows×8"
     if not isinstance(algorithm.geometry, ConvGeometry):
         side = WINOGRAD_SIDES.get(shape.window[0], 0)
-        amx = "amx" in algorithm.kernel.py_func.__module__
-        return f"{SIDE}×{SIDE}" if amx else f"{side}×{side} outputs"
+        return f"{side}×{side} outputs"
     registers = compiled_registers()
     columns = shape.maps[2] if phase is Phase.BACKWARD_INPUT else shape.out[2]
     run = shape.window[1] * shape.maps[2]  # adjacent rows of dw
@@ -76,20 +73,14 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _reason(name: str, shape: Shape, phase: Phase, work: Work, winograd: bool) -> str:
-    size = "×".join(map(str, shape.window))
+def _reason(name: str, shape: Shape, winograd: bool) -> str:
     if name.startswith("Winograd"):
-        return f"{size}, stride {shape.strides[0]}"
-    unusable = _why_not_winograd(shape, winograd)
-    if not (work.by_shape or unusable or has_enough_tiles(shape, work.batch_size)):
-        unusable = "too few tiles in a batch for Winograd"
-    if name.startswith("AMX"):
-        return f"{unusable}; AMX is available"
-    return f"{unusable or 'too few channels for Winograd'}; {_why_not_amx(shape, phase)}"
+        return f"{'×'.join(map(str, shape.window))}, stride {shape.strides[0]}"
+    return _why_not_winograd(shape, winograd) or "too few tiles in a batch for Winograd"
 
 
 def _why_not_winograd(shape: Shape, winograd: bool) -> str:
-    """Return why Winograd cannot be used; the empty string if it can."""
+    """Return why Winograd cannot be used for any batch size; the empty string if it can."""
     c, k, size = shape.maps[2], shape.out[2], "×".join(map(str, shape.window))
     if not winograd:
         return "fp32-direct excludes Winograd"
@@ -106,21 +97,8 @@ def _why_not_winograd(shape: Shape, winograd: bool) -> str:
     return ""
 
 
-def _no_amx() -> str:
-    """Return why AMX is not available, in a few words."""
-    return "AMX refused, see dptrain doctor" if compiled_for_amx() else "no AMX"
-
-
-def _why_not_amx(shape: Shape, phase: Phase) -> str:
-    if not available():
-        return _no_amx()
-    if not shape.is_plain:
-        return "AMX needs stride 1"
-    return "too few channels, filters or columns for AMX"
-
-
 def explain_dense(
-    stage: DenseKernel, phase: Phase, work: Work, inputs: int, outputs: int, *, by_shape: bool
+    stage: DenseKernel, phase: Phase, work: Work, inputs: int, outputs: int
 ) -> Explanation:
     """Return the name, blocks and reason of a dense layer's kernel.
 
@@ -129,20 +107,12 @@ def explain_dense(
         phase: the stage.
         work: the samples and threads.
         inputs, outputs: shape of the weights.
-        by_shape: True with micro-shards.
     """
-    amx = "amx" in stage.kernel.py_func.__module__
-    algorithm, reason = "GEMM", _no_amx()
-    if amx:
-        algorithm, reason = "AMX GEMM", "enough samples to fill AMX tiles"
-    elif available():
-        reason = "estimated faster than AMX"
-    if by_shape:
-        reason = "micro-shards: sums follow from the shape"
+    reason = "micro-shards: sums follow from the shape" if work.by_shape else "the only algorithm"
     blocks = stage.blocks
     if blocks is None:
-        return Explanation(algorithm, "", f"{inputs} rows of dw", reason)
+        return Explanation("GEMM", "", f"{inputs} rows of dw", reason)
     features = outputs if phase is Phase.FORWARD else inputs
     down, across = -(-work.batch_size // blocks.samples), -(-features // blocks.features)
     tile = f"{blocks.samples}×{blocks.features}"
-    return Explanation(algorithm, tile, f"{down} × {across} blocks", reason)
+    return Explanation("GEMM", tile, f"{down} × {across} blocks", reason)

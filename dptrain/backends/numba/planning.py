@@ -7,17 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from dptrain.backends.numba.vector import compiled_registers
 from dptrain.plan.lowering import Phase
-
-KERNELS = {
-    Phase.FORWARD: "forward",
-    Phase.BACKWARD_WEIGHT: "backward_weight",
-    Phase.BACKWARD_INPUT: "backward_input",
-}
 
 ACCEPTED_BALANCE = 0.965
 """Share of the threads' time that is used at which `units_per_item` looks no further."""
@@ -177,8 +170,3 @@ def rows_of_partial_sums(batch_size: int, threads: int) -> int:
     """
     samples = -(-batch_size // threads)
     return -(-batch_size // samples)
-
-
-def kernel_of(module: ModuleType, shape: Shape, phase: Phase) -> Any:
-    """Return a module's kernel of a phase, with pooling if the shape has it."""
-    return getattr(module, f"conv2d_{'relu_pool_' if shape.pool_height else ''}{KERNELS[phase]}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import amx_matmul, dense_shards, elementwise, matmul
+from dptrain.backends.numba import dense_shards, elementwise, matmul
 from dptrain.backends.numba.algorithms import Algorithm, Shape, Work, select_algorithms
 from dptrain.backends.numba.dense_blocks import weight_gradient_grain
 from dptrain.backends.numba.explanation import explain, explain_dense
@@ -268,9 +268,7 @@ class FullyConnected(Operation):
         stages = _dense_kernels(group, setting.batch_size, setting.threads, setting.shards)
         inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
         return {
-            phase: explain_dense(
-                stage, phase, _work(setting), inputs, outputs, by_shape=setting.shards > 0
-            )
+            phase: explain_dense(stage, phase, _work(setting), inputs, outputs)
             for phase, stage in stages.items()
         }
 
@@ -379,10 +377,9 @@ def _dense_kernels(
 ) -> Mapping[Phase, DenseKernel]:
     """Return the kernels of a dense layer."""
     shape = math.prod(group.head.input_shape), group.head.output_shape[0]
-    vectors = matmul.dense_kernels(samples, threads, *shape)
+    kernels = matmul.dense_kernels(samples, threads, *shape)
     if not shards:
-        return {**vectors, **amx_matmul.choose(samples, threads, *shape)}
-    kernels = {**vectors, **amx_matmul.choose(samples, threads, *shape, by_shape=True)}
+        return kernels
     scratch = dense_shards.weight_shards_scratch(samples, shape[1], shards)
     weight = DenseKernel(dense_shards.dense_backward_weight_shards, scratch)
     return {**kernels, Phase.BACKWARD_WEIGHT: weight}

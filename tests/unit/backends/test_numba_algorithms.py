@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.numba import algorithms as choice
+from dptrain.backends.numba import folded_rgb_convolution
 from dptrain.backends.numba.algorithms import Shape, Work, select_algorithms
 from dptrain.backends.numba.fused_pooling import NoPool
 from dptrain.backends.numba.vector import AVX512
@@ -25,7 +25,6 @@ def chosen(shape):
 
 
 IMAGES = Shape((32, 32, 3), (32, 32, 16), (3, 3), (1, 1), (1, 1), 2, halved=True)
-AMX = ["amx", "amx_weight_gradient", "amx"]
 WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
 
 
@@ -33,14 +32,11 @@ WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
     ("shape", "expected"),
     [
         (WIDE, ["winograd"] * 3),
-        (replace(WIDE, window=(7, 7), pads=(3, 3)), AMX),
+        (replace(WIDE, window=(7, 7), pads=(3, 3)), ["direct"] * 3),
         (Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1)), ["winograd"] * 3),
         (Shape((48, 48, 32), (46, 46, 64), (3, 3), (1, 1), (0, 0), 2), ["winograd"] * 3),
         (Shape((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1)), ["winograd"] * 3),
-        (
-            Shape((24, 24, 3), (24, 24, 64), (5, 5), (1, 1), (2, 2), 3),
-            ["direct", "amx_weight_gradient", "direct"],
-        ),
+        (Shape((24, 24, 3), (24, 24, 64), (5, 5), (1, 1), (2, 2), 3), ["direct"] * 3),
         (Shape((32, 32, 3), (32, 32, 16), (3, 3), (1, 1), (1, 1), 2), ["direct"] * 3),
         (IMAGES, ["winograd_rgb", "winograd_rgb", "direct"]),
         (replace(IMAGES, out=(32, 32, 24)), ["winograd_rgb", "winograd_rgb", "direct"]),
@@ -52,21 +48,12 @@ WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
     ],
     ids=str,
 )
-def test_each_shape_is_computed_by_what_was_measured_to_be_fastest(shape, expected, monkeypatch):
-    monkeypatch.setattr(choice, "available", lambda: True)
+def test_each_shape_is_computed_by_what_was_measured_to_be_fastest(shape, expected):
     assert chosen(shape) == expected
 
 
-def test_vectors_without_amx(monkeypatch):
-    monkeypatch.setattr(choice, "available", lambda: False)
-    assert chosen(WIDE) == ["winograd"] * 3
-    assert chosen(replace(WIDE, window=(7, 7), pads=(3, 3))) == ["direct"] * 3
-    assert chosen(IMAGES) == ["winograd_rgb", "winograd_rgb", "direct"]
-    assert chosen(Shape((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1))) == ["winograd"] * 3
-
-
 def test_eight_filters_of_colour_images_are_folded(monkeypatch):
-    monkeypatch.setattr(choice.folded_rgb_convolution, "compiled_registers", lambda: AVX512)
+    monkeypatch.setattr(folded_rgb_convolution, "compiled_registers", lambda: AVX512)
     eight = replace(IMAGES, out=(32, 32, 8))
     assert chosen(eight) == ["folded_rgb", "folded_rgb", "direct"]
 
@@ -76,8 +63,7 @@ def test_scratch_is_as_long_as_the_geometry_states():
     assert found[Phase.FORWARD].scratch == found[Phase.FORWARD].geometry.scratch_size
 
 
-def test_few_tiles_are_computed_directly_unless_the_shape_alone_must_decide(monkeypatch):
-    monkeypatch.setattr(choice, "available", lambda: False)
+def test_few_tiles_are_computed_directly_unless_the_shape_alone_must_decide():
     shape = Shape((8, 8, 64), (8, 8, 64), (3, 3), (1, 1), (1, 1))
     for work, expected in (
         (Work(1, by_shape=False), "direct_convolution"),
@@ -95,12 +81,11 @@ UNIT = 2.0**-24
 @pytest.mark.parametrize("after_relu", [True, False])
 @pytest.mark.parametrize("winograd", [True, False])
 @pytest.mark.parametrize(("channels", "size"), [(16, 16), (64, 16), (512, 8)])
-def test_rms_errors_are_bounded(channels, size, winograd, after_relu, monkeypatch):
+def test_rms_errors_are_bounded(channels, size, winograd, after_relu):
     """RMS errors stay within √T u of the RMS result, and within 2.5 times that with Winograd.
 
     T is the number of channels (y, dx) or of output pixels (dw) of a sum. See docs/numerics.md.
     """
-    monkeypatch.setattr(choice, "available", lambda: False)
     n, shape = 2, (size, size, channels)
     case = vectors.Case((n, shape, channels, (3, 3), (1, 1), ((1, 1), (1, 1))), positive=after_relu)
     found = select_algorithms(Shape(shape, shape, (3, 3), (1, 1), (1, 1)), winograd=winograd)
@@ -134,16 +119,6 @@ def test_rms_errors_are_bounded(channels, size, winograd, after_relu, monkeypatc
     for name, (actual, expected, terms) in results.items():
         error = np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2))
         assert error < (2.5 if winograd else 1) * np.sqrt(terms) * UNIT, (name, error / UNIT)
-
-
-def test_direct_precision_has_no_winograd_on_amx_either(monkeypatch):
-    monkeypatch.setattr(choice, "available", lambda: True)
-    shape = Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1))
-    modules = {
-        algorithm.kernel.py_func.__module__.rpartition(".")[2]
-        for algorithm in select_algorithms(shape, winograd=False).values()
-    }
-    assert "winograd_convolution" not in modules
 
 
 def test_a_replica_without_winograd():

@@ -8,9 +8,10 @@ import torch
 from torch.nn import functional
 
 from dptrain.backends.numba import direct_convolution
+from dptrain.backends.numba.algorithms import PHASES
 from dptrain.backends.numba.caches import cache_bytes
 from dptrain.backends.numba.fused_pooling import NoPool, pool_geometry
-from dptrain.backends.numba.planning import KERNELS, Shape, Work
+from dptrain.backends.numba.planning import Shape, Work
 from dptrain.backends.numba.pooling_windows import NO_GRADIENT
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.plan.lowering import Phase
@@ -252,7 +253,7 @@ def test_bits_depend_on_the_shape_only(name, pool, monkeypatch):
 def test_one_sample_is_divided_among_all_threads():
     maps, out = (32, 32, 16), (32, 32, 40)
     shape, one_row = Shape(maps, out, (3, 3), (1, 1), (1, 1)), Work(1, 24, 1)
-    units = {phase: direct_convolution.plan(shape, phase, one_row).units for phase in KERNELS}
+    units = {phase: direct_convolution.plan(shape, phase, one_row).units for phase in PHASES}
     assert units[Phase.FORWARD] == units[Phase.BACKWARD_INPUT] == 24
     assert units[WEIGHT] == 9  # 3 vectors of filters and 3 rows of the filters
     many = direct_convolution.plan(shape, Phase.FORWARD, Work(240, 24, 24))
@@ -262,7 +263,7 @@ def test_one_sample_is_divided_among_all_threads():
 def test_a_band_loads_only_the_rows_that_it_needs():
     maps, out = (224, 224, 64), (224, 224, 64)
     shape = Shape(maps, out, (3, 3), (1, 1), (1, 1), 2)
-    for phase in KERNELS:
+    for phase in PHASES:
         planned = direct_convolution.plan(shape, phase, Work(2, 1, 1))
         assert 4 * planned.scratch < 2 * cache_bytes(2) < 4 * 224 * 224 * 64
 

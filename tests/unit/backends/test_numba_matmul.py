@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import amx_matmul, dense_blocks, dense_shards, matmul
-from dptrain.backends.numba.matmul import DenseKernel
+from dptrain.backends.numba import dense_blocks, dense_shards, matmul
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shards import MicroShards, add_in_order
 
@@ -39,44 +38,6 @@ def arrays(request):
     )
 
 
-class Vectors:
-    """Kernels of `matmul` for two threads."""
-
-    @staticmethod
-    def kernels(n, inputs, outputs):
-        return matmul.dense_kernels(n, 2, inputs, outputs)
-
-
-class Tiles:
-    """Kernels of `amx_matmul` for two threads."""
-
-    @staticmethod
-    def kernels(n, inputs, outputs, threads=2):
-        forward = amx_matmul.forward_blocks(n, threads, inputs, outputs)
-        backward = amx_matmul.backward_input_blocks(n, threads, inputs, outputs)
-        sizes = amx_matmul.forward_scratch(forward), amx_matmul.backward_input_scratch(backward)
-        return {
-            Phase.FORWARD: DenseKernel(amx_matmul.dense_forward, sizes[0], forward),
-            Phase.BACKWARD_WEIGHT: DenseKernel(
-                amx_matmul.dense_backward_weight, amx_matmul.weight_scratch(outputs)
-            ),
-            Phase.BACKWARD_INPUT: DenseKernel(amx_matmul.dense_backward_input, sizes[1], backward),
-        }
-
-
-class TilesOfManyThreads:
-    """Kernels of `amx_matmul` for 16 threads, with narrow blocks."""
-
-    @staticmethod
-    def kernels(n, inputs, outputs):
-        return Tiles.kernels(n, inputs, outputs, 16)
-
-
-@pytest.fixture(params=[Vectors, Tiles, TilesOfManyThreads], ids=lambda p: p.__name__)
-def kernels(request):
-    return request.param
-
-
 class Scratch:
     """Memory of two threads that holds no numbers, and more of it behind."""
 
@@ -100,9 +61,9 @@ def run(stage, count, *operands, after=()):
     assert scratch.intact()
 
 
-def forward(kernels, x, w, b, *, relu=False):
+def forward(x, w, b, *, relu=False, threads=2):
     """Return y; with several chunks, `add_chunks` adds them."""
-    stage, n = kernels.kernels(len(x), *w.shape)[Phase.FORWARD], len(x)
+    stage, n = matmul.dense_kernels(len(x), threads, *w.shape)[Phase.FORWARD], len(x)
     chunks = -(-w.shape[0] // stage.blocks.chunk)
     y = np.full((chunks, n, w.shape[1]), np.nan, np.float32)
     count = stage.blocks.num_items(n, w.shape[1], w.shape[0])
@@ -115,31 +76,32 @@ def forward(kernels, x, w, b, *, relu=False):
     return total
 
 
-def backward_input(kernels, w, dy):
-    stage, n = kernels.kernels(len(dy), *w.shape)[Phase.BACKWARD_INPUT], len(dy)
+def backward_input(w, dy, *, threads=2):
+    n = len(dy)
+    stage = matmul.dense_kernels(n, threads, *w.shape)[Phase.BACKWARD_INPUT]
     dx = np.full((n, len(w)), np.nan, np.float32)
     run(stage, stage.blocks.num_items(n, *w.shape), dy, w, dx, after=(n,))
     return dx
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_forward(kernels, arrays, relu):
+def test_forward(arrays, relu):
     x, w, b, _ = arrays
     expected = x.astype(float) @ w + b
-    y = forward(kernels, x, w, b, relu=relu)
+    y = forward(x, w, b, relu=relu)
     close(y, np.maximum(expected, 0) if relu else expected, len(w))
 
 
-def test_backward_input(kernels, arrays):
+def test_backward_input(arrays):
     _, w, _, dy = arrays
-    close(backward_input(kernels, w, dy), dy.astype(float) @ w.T, w.shape[1])
+    close(backward_input(w, dy), dy.astype(float) @ w.T, w.shape[1])
 
 
 @pytest.mark.parametrize("n", [None, 0])
-def test_backward_weight(kernels, arrays, n):
+def test_backward_weight(arrays, n):
     x, w, b, dy = arrays
     dw, db = np.full_like(w, np.nan), np.full_like(b, np.nan)
-    stage = kernels.kernels(len(x), *w.shape)[Phase.BACKWARD_WEIGHT]
+    stage = matmul.dense_kernels(len(x), 2, *w.shape)[Phase.BACKWARD_WEIGHT]
     samples = len(x[:n])
     run(stage, len(w), x, dy, dw, db, after=(samples,))
     close(dw, x[:n].astype(float).T @ dy[:n], len(x))
@@ -155,16 +117,16 @@ def test_the_weight_gradient_of_few_outputs_has_the_same_bits_for_large_x():
     for n in (127, samples):
         assert (n * inputs > matmul._DIRECT) == (n == samples)
         dw, db = np.full((inputs, 10), np.nan, np.float32), np.full(10, np.nan, np.float32)
-        stage = Vectors.kernels(n, inputs, 10)[Phase.BACKWARD_WEIGHT]
+        stage = matmul.dense_kernels(n, 2, inputs, 10)[Phase.BACKWARD_WEIGHT]
         run(stage, inputs, x[:n], dy[:n], dw, db, after=(n,))
         close(dw, x[:n].astype(float).T @ dy[:n], n)
         found.append(dw)
     np.testing.assert_array_equal(*found)
 
 
-def test_only_the_part_of_input_0_writes_the_bias_gradient(kernels):
+def test_only_the_part_of_input_0_writes_the_bias_gradient():
     x, w, dy = (np.ones(shape, np.float32) for shape in ((5, 40), (40, 40), (5, 40)))
-    stage = kernels.kernels(5, 40, 40)[Phase.BACKWARD_WEIGHT]
+    stage = matmul.dense_kernels(5, 2, 40, 40)[Phase.BACKWARD_WEIGHT]
     scratch, db = Scratch(stage.scratch).rows, np.full(40, np.nan, np.float32)
     for start, stop in ((0, 0), (20, 40)):
         stage.kernel(start, stop, 0, x, dy, np.zeros_like(w), db, scratch, 5)
@@ -174,7 +136,7 @@ def test_only_the_part_of_input_0_writes_the_bias_gradient(kernels):
 
 
 @pytest.mark.parametrize("n", range(1, 71))
-def test_every_number_of_samples(kernels, n):
+def test_every_number_of_samples(n):
     """Rows that fill tiles, and every number of rows that remain."""
     rng = np.random.default_rng(n)
     inputs, outputs = 32 + n, 107 - n
@@ -184,32 +146,22 @@ def test_every_number_of_samples(kernels, n):
     )
     b = rng.standard_normal(outputs, np.float32)
     dw, db = (np.full_like(array, np.nan) for array in (w, b))
-    stage = kernels.kernels(n, *w.shape)[Phase.BACKWARD_WEIGHT]
+    stage = matmul.dense_kernels(n, 2, *w.shape)[Phase.BACKWARD_WEIGHT]
     run(stage, inputs, x, dy, dw, db, after=(n,))
-    close(forward(kernels, x, w, b), x.astype(float) @ w + b, inputs)
-    close(backward_input(kernels, w, dy), dy.astype(float) @ w.T, outputs)
+    close(forward(x, w, b), x.astype(float) @ w + b, inputs)
+    close(backward_input(w, dy), dy.astype(float) @ w.T, outputs)
     close(dw, x.astype(float).T @ dy, n)
     close(db, dy.astype(float).sum(axis=0), n)
 
 
-def test_not_a_number_passes(kernels):
+def test_not_a_number_passes():
     rng = np.random.default_rng(0)
     x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((64, 70), (70, 40), (64, 40)))
     x[5, 69] = dy[33, 2] = np.nan
-    y = forward(kernels, x, w, np.zeros(40, np.float32), relu=True)
-    for result, row in ((y, 5), (backward_input(kernels, w, dy), 33)):
+    y = forward(x, w, np.zeros(40, np.float32), relu=True)
+    for result, row in ((y, 5), (backward_input(w, dy), 33)):
         assert np.isnan(result[row]).all()
         assert np.isfinite(np.delete(result, row, axis=0)).all()
-
-
-class Threads:
-    """Kernels of `matmul` for some threads."""
-
-    def __init__(self, threads):
-        self.threads = threads
-
-    def kernels(self, n, inputs, outputs):
-        return matmul.dense_kernels(n, self.threads, inputs, outputs)
 
 
 @pytest.mark.parametrize("outputs", [1, 16, 17, 64, 100, 129, 160, 193, 384, 385, 1000])
@@ -221,10 +173,10 @@ def test_gemv(samples, outputs):
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(s, np.float32) for s in ((samples, 1500), (1500, outputs)))
     b = rng.standard_normal(outputs, np.float32)
-    y = forward(Threads(1), x, w, b, relu=True)
+    y = forward(x, w, b, relu=True, threads=1)
     close(y, np.maximum(x.astype(float) @ w + b, 0), 1500)
     for threads in (2, 3, 8):
-        np.testing.assert_array_equal(forward(Threads(threads), x, w, b, relu=True), y)
+        np.testing.assert_array_equal(forward(x, w, b, relu=True, threads=threads), y)
 
 
 @pytest.mark.parametrize("shape", [(300, 400), (512, 20), (4200, 130), (70, 700), (5000, 1)])
@@ -235,12 +187,14 @@ def test_results_of_a_sample_depend_on_the_shape_of_the_layer_alone(shape):
         rng.standard_normal(size, np.float32) for size in (shape, (32, shape[0]), (32, shape[1]))
     )
     b = rng.standard_normal(shape[1], np.float32)
-    y, dx = forward(Threads(1), x, w, b, relu=True), backward_input(Threads(1), w, dy)
+    y, dx = forward(x, w, b, relu=True, threads=1), backward_input(w, dy, threads=1)
     for samples in (1, 5, 32):
         for threads in (1, 2, 3, 8):
-            kernels, part = Threads(threads), slice(32 - samples, 32)
-            np.testing.assert_array_equal(forward(kernels, x[part], w, b, relu=True), y[part])
-            np.testing.assert_array_equal(backward_input(kernels, w, dy[part]), dx[part])
+            part = slice(32 - samples, 32)
+            np.testing.assert_array_equal(
+                forward(x[part], w, b, relu=True, threads=threads), y[part]
+            )
+            np.testing.assert_array_equal(backward_input(w, dy[part], threads=threads), dx[part])
 
 
 @pytest.mark.parametrize(
@@ -295,52 +249,3 @@ def test_weight_gradient_by_micro_shards(count, first, last):
     np.testing.assert_array_equal(actual, np.array(expected))
     both = np.vstack([x.astype(float).T @ dy, dy.astype(float).sum(axis=0, keepdims=True)])
     close(actual.sum(axis=0, dtype=float), both.reshape(-1), max(len(x), 1))
-
-
-@pytest.mark.parametrize("shape", [(70, 290, 530), (33, 4500, 70)], ids=str)
-def test_bits_on_tiles_follow_from_the_shape(shape):
-    """They depend neither on threads nor on other samples; the second shape has chunks."""
-    n, inputs, outputs = shape
-    rng = np.random.default_rng(0)
-    x, w, dy = (
-        rng.standard_normal(size, np.float32)
-        for size in ((n, inputs), (inputs, outputs), (n, outputs))
-    )
-    b = rng.standard_normal(outputs, np.float32)
-    assert amx_matmul.forward_blocks(n, 1, inputs, outputs).chunk == (512 if inputs > 4096 else 290)
-    y, dx = forward(Tiles, x, w, b, relu=True), backward_input(Tiles, w, dy)
-    few = slice(5, 18)
-    np.testing.assert_array_equal(forward(TilesOfManyThreads, x, w, b, relu=True), y)
-    np.testing.assert_array_equal(forward(TilesOfManyThreads, x[few], w, b, relu=True), y[few])
-    np.testing.assert_array_equal(backward_input(TilesOfManyThreads, w, dy), dx)
-    np.testing.assert_array_equal(backward_input(TilesOfManyThreads, w, dy[few]), dx[few])
-
-
-ALL = {Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT}
-
-
-@pytest.mark.parametrize(
-    ("shape", "phases"),
-    [
-        ((32, 1, 800, 400), set()),
-        ((64, 1, 800, 400), ALL),
-        ((64, 4, 6400, 3200), ALL),
-        ((64, 16, 800, 400), {Phase.BACKWARD_WEIGHT}),
-        ((64, 1, 100, 400), {Phase.BACKWARD_WEIGHT}),
-        ((128, 16, 36864, 128), ALL),
-        ((1024, 1, 800, 10), set()),
-    ],
-)
-def test_tiles_take_what_has_enough_samples_a_thread(shape, phases, monkeypatch):
-    """Every block splits its weights and samples: small blocks do not pay it."""
-    monkeypatch.setattr(amx_matmul, "available", lambda: True)
-    assert set(amx_matmul.choose(*shape)) == phases
-
-
-@pytest.mark.parametrize(("samples", "threads"), [(1, 1), (16, 8), (128, 1), (1000, 16)])
-def test_choice_by_shape_ignores_samples_and_threads(samples, threads, monkeypatch):
-    monkeypatch.setattr(amx_matmul, "available", lambda: True)
-    chosen = amx_matmul.choose(samples, threads, 2304, 384, by_shape=True)
-    assert set(chosen) == {Phase.FORWARD, Phase.BACKWARD_INPUT}
-    chunks = {stage.blocks.chunk for stage in chosen.values()}
-    assert chunks == {2304, 384}

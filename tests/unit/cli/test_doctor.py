@@ -157,16 +157,6 @@ def test_a_cache_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
     assert "DPTRAIN_CACHE_DIR" in cache.advice
 
 
-def test_use_of_amx_is_reported_by_rank() -> None:
-    (used,) = doctor.amx_findings([{"amx": ""}, {"amx": ""}])
-    assert used == Finding("AMX", OK, "used by convolutions and dense layers")
-    (absent,) = doctor.amx_findings([{"amx": "the processor has no AMX"}])
-    assert absent == Finding("AMX", OK, "not used: the processor has no AMX")
-    used, refused = doctor.amx_findings([{"amx": ""}, {"amx": "Linux refused"}, {"amx": ""}])
-    assert used.text == "rank 0, 2: used by convolutions and dense layers"
-    assert refused == Finding("AMX", NOTE, "rank 1: not used: Linux refused")
-
-
 def test_missing_libraries_are_noted_if_there_are_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

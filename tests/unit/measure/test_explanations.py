@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from dptrain.backends import load_backend
-from dptrain.backends.numba import algorithms, explanation
 from dptrain.cli.main import run
 from dptrain.describe import plan_for
 from dptrain.measure.explanations import UNKNOWN, explain_stages, explanation_table
@@ -19,12 +18,6 @@ from dptrain.plan.plan import with_selection
 from dptrain.plan.selection import KernelSelection, RankedSelection
 
 STRIDED = Network((16, 33, 33), [Conv2d(24, 3, stride=2), ReLU(), Flatten(), Dense(10)])
-
-
-@pytest.fixture(autouse=True)
-def _no_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (algorithms, explanation):
-        monkeypatch.setattr(module, "available", lambda: False)
 
 
 def stages(network: Network, **choices: object) -> dict[tuple[str, str], object]:
@@ -45,14 +38,6 @@ def test_a_stride_is_the_reason_for_direct_convolution() -> None:
     row = stages(STRIDED)["conv1+relu1", "backward_weight"]
     assert row.algorithm == "implicit GEMM"
     assert "stride 2×2" in row.reason
-
-
-@pytest.mark.parametrize(("compiled", "text"), [(False, "no AMX"), (True, "AMX refused")])
-def test_a_refused_permission_for_amx_is_a_reason(
-    compiled: bool, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explanation, "compiled_for_amx", lambda: compiled)
-    assert text in stages(get_network("cifar"))["conv1+relu1+pool1", "forward"].reason
 
 
 def test_units_follow_from_batch_size_and_threads() -> None:
