@@ -96,11 +96,11 @@ def step_us(replica: Any, x: Any, y: Any) -> float:
 
 
 def stage_us(replica: Any, backend: CudaBackend) -> dict[tuple[str, Phase], float]:
-    """Return the times of the products by layer and phase."""
+    """Return the times of the products, and of separate backward stages, by layer and phase."""
     found = {}
     for group in products(replica.plan):
         for phase, kernel in backend.bind(group, replica._group_arrays(group), replica).items():
-            if phase in PHASES:
+            if phase in (*PHASES, Phase.BACKWARD):
                 found[group.head.name, phase] = timed(
                     lambda: kernel(replica.context),  # noqa: B023
                     replica.device.stream, LAUNCHES.get(replica.plan.batch_size, 4),
@@ -125,7 +125,7 @@ def report(network: Network, n: int, backend: CudaBackend, errors: bool) -> None
             steps[name] = step_us(replica, x, y)
             stages[name] = stage_us(replica, backend)
     print(f"\n{network.name}, batch {n}: µs" + "".join(f"{name:>10}" for name in VARIANTS))
-    for key in stages["FMA"]:
+    for key in dict.fromkeys(key for each in stages.values() for key in each):
         row = "".join(f"{stages[name].get(key, math.nan):>10.1f}" for name in VARIANTS)
         print(f"{key[0] + ' ' + key[1].value:<28}{row}")
     row = "".join(f"{steps[name]:>10.1f}" for name in VARIANTS)

@@ -74,7 +74,7 @@ def report(network: Network, n: int, precision: str, backend: CudaBackend) -> It
                 steps[name], stages[name] = step_us(replica, x, y), stage_us(replica, backend)
     title = f"{network.name}, batch {n}, {precision}: µs"
     yield f"\n{title:<28}" + "".join(f"{name:>10}" for name in VARIANTS)
-    for key in stages.get("off", ()):
+    for key in dict.fromkeys(key for each in stages.values() for key in each):
         row = "".join(f"{stages[name].get(key, math.nan):>10.1f}" for name in VARIANTS)
         yield f"{key[0] + ' ' + key[1].value:<28}{row}"
     if steps:
