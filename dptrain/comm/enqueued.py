@@ -72,6 +72,9 @@ class EnqueuedSum(GradientSum):
         world, buckets: see `GradientSum`.
         replica: has the gradients, in the memory of a device.
         connect: makes the carrier.
+
+    Attributes:
+        replica, connect: as above.
     """
 
     name: ClassVar[str] = "mirrored"
@@ -83,6 +86,7 @@ class EnqueuedSum(GradientSum):
         super().__init__(world, replica.flat_gradients, replica.plan.layout.size, buckets)
         assert isinstance(replica.memory, Device)
         self.device = replica.memory
+        self.replica, self.connect = replica, connect
         self._bucket_arrays = self._slice_buckets()
         self.carrier = connect(world, replica, self._shared_arrays(replica))
 
@@ -129,6 +133,10 @@ class EnqueuedCentralSum(EnqueuedSum):
 
     name: ClassVar[str] = "central"
 
+    @property
+    def updated_slices(self) -> tuple[slice, ...]:
+        return super().updated_slices if self.world.is_rank_zero else ()
+
     def _slice_buckets(self) -> list[Array]:
         size = self.num_parameters
         self._loss_sums = self.gradients[size:]
@@ -148,3 +156,29 @@ class EnqueuedCentralSum(EnqueuedSum):
         if self.world.is_rank_zero:
             super().update(update_slice, learning_rate)
         self.carrier.broadcast(self._parameters)
+
+
+class EnqueuedOneNumberSum(EnqueuedSum):
+    """Sums the loss instead of the gradients, so that ranks wait for each other; for experiments.
+
+    Args:
+        original: the sum of the job, whose updates it makes.
+    """
+
+    name: ClassVar[str] = "experimental"
+    overlaps: ClassVar[bool] = False
+
+    def __init__(self, original: EnqueuedSum) -> None:
+        self._original = original
+        super().__init__(original.world, original.replica, original.buckets, original.connect)
+
+    def _slice_buckets(self) -> list[Array]:
+        return [self.gradients[self.num_parameters :]]
+
+    def _start(self, bucket: int) -> None:
+        if bucket == len(self.buckets) - 1:
+            super()._start(0)
+
+    def update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
+        for elements in self._original.updated_slices:
+            update_slice(elements, learning_rate)

@@ -7,6 +7,7 @@ keep the same parameters although their gradients are not summed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from dptrain.comm.base import GradientSum, UpdateSlice
@@ -29,6 +30,11 @@ class ExperimentalSum(GradientSum):
             original.world, original.gradients, original.num_parameters, original.buckets
         )
 
+    @property
+    def enqueues(self) -> bool:  # type: ignore[override]
+        """Of the original sum."""
+        return self._original.enqueues
+
     def _start(self, bucket: int) -> None:
         pass
 
@@ -48,7 +54,10 @@ class WithoutSum(ExperimentalSum):
 
 
 class OneNumberSum(WithoutSum):
-    """Sums one number instead of the gradients, so that ranks wait for each other."""
+    """Sums one number instead of the gradients, so that ranks wait for each other.
+
+    `dptrain.comm.enqueued.EnqueuedOneNumberSum` does the same on GPUs.
+    """
 
     def _finish(self) -> None:
         self._original.synchronize()
@@ -66,8 +75,21 @@ class LateSum(ExperimentalSum):
     def on_bucket_summed(self, function: Callable[[int], None] | None) -> None:
         self._original.on_bucket_summed = function
 
+    def _finish(self) -> None:
+        self._start_all()
+        self._original.finish()
+
+    def update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
+        self._original.update(update_slice, learning_rate)
+
     def finish_and_update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
         self._num_started = 0
+        self._start_all()
+        self._original.finish_and_update(update_slice, learning_rate)
+
+    def stream(self) -> AbstractContextManager[None]:
+        return self._original.stream()
+
+    def _start_all(self) -> None:
         for bucket in range(len(self.buckets)):
             self._original.start(bucket)
-        self._original.finish_and_update(update_slice, learning_rate)

@@ -26,7 +26,7 @@ from dptrain.measure.losses import Losses
 from dptrain.measure.profile_files import FLAG, LOSSES
 from dptrain.measure.recorder import StepRecorder
 from dptrain.training.baseline import open_loader, whole_minibatches
-from dptrain.training.engines import Engine, make_engine
+from dptrain.training.engines import FIRST_TIMED, DeviceEngine, Engine, make_engine
 from dptrain.training.job import Job, assemble
 from dptrain.training.profiling import describe_job, rank_facts
 from dptrain.training.settings import Settings
@@ -39,6 +39,8 @@ LEAST_DELAY_NS = 5_000_000
 """Shorter delays are hardly longer than what other programs take from a step."""
 LATENCY_SUMS = 50
 """Sums of one number per round, of which the mean is the latency."""
+BY_STAGE = " by stage"
+"""Ending of the names of experiments whose steps a device times stage by stage."""
 LAST_STEP = 1 << 40
 """More steps than the experiments need: without sums the ranks make different numbers of them."""
 
@@ -85,8 +87,8 @@ def measure_losses(
         The losses on rank 0; None on other ranks.
 
     Raises:
-        UserError: one rank, ranks that compute on GPUs, or another mistake of the user; on every
-            rank.
+        UserError: one rank, GPUs whose gradients the host sums, or another mistake of the user; on
+            every rank.
     """
     if world.size == 1:
         raise AgreedError("--losses compares ranks; start several, such as mpirun -n 2")
@@ -95,10 +97,11 @@ def measure_losses(
     chosen = replace(settings, epochs=None, steps=options.steps, run_dir=None, resume=None)
     job = assemble(chosen, world, keeps_run=False, quiet=quiet)
     with job.engine:
-        if job.replica.memory.asynchronous:
+        if job.replica.memory.asynchronous and not job.engine.gradient_sum.enqueues:
             raise AgreedError(
-                f"--losses measures ranks that compute on CPUs, and --backend {job.spec.backend} "
-                "computes on a GPU; choose another backend"
+                f"--losses needs GPUs that sum gradients themselves, but transport "
+                f"{job.spec.transport} copies them to the host in every experiment; use "
+                "--transport peer or nccl"
             )
         with open_loader(
             job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
@@ -113,6 +116,7 @@ def measure_losses(
             times, tables = found
             missing = experiments.counters_missing or _missing_cycles(times)
             record = _record(job, times, tables, options, experiments.delay_ns * MS, facts, missing)
+        experiments.close()
         if output is not None:
             call_on_rank_zero(world, lambda: _write(record, output))
     return record
@@ -143,17 +147,23 @@ def _write(record: Losses | None, output: Path) -> None:
 class _Experiments:
     """Runs blocks of steps, and keeps their times.
 
+    On GPUs, steps are captured as graphs and several are in flight, as in training. Busy times and
+    delays need steps that are timed stage by stage, so these have blocks of their own, in which the
+    host waits for each step.
+
     Attributes:
         delay_ns: the injected delay, the same on every rank.
     """
 
     def __init__(self, job: Job, batches: Iterator[Batch], options: LossOptions) -> None:
         self._job, self._batches, self._options = job, batches, options
+        self._on_device = job.replica.memory.asynchronous
         original = job.engine.gradient_sum
+        self._one_number = _one_number_sum(original)
         self._sums: dict[str, GradientSum] = {
             measure.ALONE: WithoutSum(original),
             measure.UNSUMMED: WithoutSum(original),
-            measure.ONE_NUMBER: OneNumberSum(original),
+            measure.ONE_NUMBER: self._one_number,
             measure.AFTER: LateSum(original),
             measure.DURING: original,
             measure.DELAYED_RANK: original,
@@ -162,9 +172,17 @@ class _Experiments:
         if not original.overlaps:
             # The job itself sums after the backward pass.
             del self._sums[measure.AFTER]
+        # In the same order on every rank, because steps are gathered by experiment.
+        self._by_stage = list(self._sums)
+        if self._on_device:
+            self._by_stage = [measure.DELAYED_RANK, measure.DELAYED_IN_TURN]
+            for name in (measure.AFTER, measure.DURING):
+                self._by_stage.append(f"{name}{BY_STAGE}")
+                self._sums[f"{name}{BY_STAGE}"] = self._sums[name]
+        self._engines: dict[str, Engine] = {}
         self._times: dict[str, list[float]] = {name: [] for name in self._sums}
         self._times[measure.LATENCY] = []
-        self._rows: dict[str, list[NDArray[np.int64]]] = {name: [] for name in self._sums}
+        self._rows: dict[str, list[NDArray[np.int64]]] = {name: [] for name in self._by_stage}
         self._counters: HardwareCounters | None = None
         self.counters_missing = ""
         self.delay_ns = 0
@@ -195,6 +213,9 @@ class _Experiments:
 
     def _open_counters(self) -> None:
         """Open hardware counters if every rank has them."""
+        if self._on_device:
+            self.counters_missing = "the ranks compute on GPUs"
+            return
         self._counters, missing = open_counters()
         reasons = [reason for reason in self._job.world.all_gather_json(missing) if reason]
         if not reasons:
@@ -236,26 +257,53 @@ class _Experiments:
         # Counts have the factor of the times, too: only their ratios are used.
         by_name = {name: MS * np.array([own[name] for own in times]).T for name in self._times}
         by_name.setdefault(measure.AFTER, by_name[measure.DURING])
-        tables.setdefault(measure.AFTER, tables[measure.DURING])
+        for name in (measure.DURING, measure.AFTER):
+            by_stage = tables.pop(f"{name}{BY_STAGE}", None)
+            tables.setdefault(name, by_stage or tables[measure.DURING])
         return by_name, tables
+
+    def close(self) -> None:
+        """Release what the experiments captured on a device; every rank calls this."""
+        for engine in self._engines.values():
+            assert isinstance(engine, DeviceEngine)
+            engine.release_programs()
+        if self._on_device:
+            self._one_number.close()
+
+    def _engine(self, name: str) -> tuple[Engine, int]:
+        """Return the engine of an experiment, and how many untimed steps it needs.
+
+        A device captures steps, so it keeps its engines. On a CPU an engine is made for each block:
+        the last one made receives the reports of the sum.
+        """
+        if name in self._engines:
+            return self._engines[name], WARM_UP
+        job = self._job
+        recorder = StepRecorder(job.plan.stages, capacity=self._options.block)
+        engine = make_engine(job.replica, self._sums[name], job.buckets, recorder)
+        if not self._on_device:
+            return engine, WARM_UP
+        engine.time_stages(0 if name in self._by_stage else None)
+        self._engines[name] = engine
+        return engine, FIRST_TIMED + WARM_UP
 
     def _block(self, name: str, *, keeps: bool = False) -> float:
         """Run a block; return the mean time of its timed steps in ns."""
         job, steps = self._job, self._options.block
-        recorder = StepRecorder(job.plan.stages, capacity=steps)
-        engine = make_engine(job.replica, self._sums[name], job.buckets, recorder)
+        engine, warm_up = self._engine(name)
         batches = self._delayed(name)
         self._meet()
         step_ns, before = 0.0, None
         if name != measure.ALONE or job.world.is_rank_zero:
-            _make_steps(engine, batches, WARM_UP)
+            _make_steps(engine, batches, warm_up)
             before = self._counters.read() if self._counters is not None else None
             begin = perf_counter_ns()
             _make_steps(engine, batches, steps)
             step_ns = (perf_counter_ns() - begin) / steps
         if keeps:
             self._count(name, before)
-            self._rows[name].append(recorder.rows())
+            if name in self._by_stage:
+                self._rows[name].append(engine.recorder.rows())
         if name == measure.UNSUMMED:
             # A rank that has finished keeps working, so that the others do not become faster.
             self._work_until_all_arrive(engine, batches)
@@ -278,10 +326,15 @@ class _Experiments:
 
     def _latency_ns(self) -> float:
         """Return the mean time of the sum of one number."""
+        last = len(self._job.buckets) - 1
         self._meet()
         begin = perf_counter_ns()
         for _ in range(LATENCY_SUMS):
-            self._job.engine.gradient_sum.synchronize()
+            if self._on_device:
+                self._one_number.sum_alone(last)
+            else:
+                self._job.engine.gradient_sum.synchronize()
+        self._job.replica.memory.synchronize()
         return (perf_counter_ns() - begin) / LATENCY_SUMS
 
     def _delayed(self, name: str) -> Iterator[Batch]:
@@ -297,11 +350,21 @@ class _Experiments:
         return self._batches
 
 
+def _one_number_sum(original: GradientSum) -> GradientSum:
+    """Return the sum of one number instead of the gradients; every rank calls this."""
+    if not original.enqueues or original.is_identity:
+        return OneNumberSum(original)
+    from dptrain.comm.enqueued import EnqueuedOneNumberSum, EnqueuedSum
+
+    assert isinstance(original, EnqueuedSum)
+    return EnqueuedOneNumberSum(original)
+
+
 def _make_steps(engine: Engine, batches: Iterator[Batch], count: int) -> None:
-    for _ in range(count):
+    for number in range(count):
         # A learning rate of 0 keeps the parameters of all ranks equal without sums.
         engine.step(batches, 0.0)
-        engine.results()
+        engine.results(wait=number + 1 == count)
 
 
 def _late(
@@ -329,6 +392,8 @@ def _record(
     counters_missing: str,
 ) -> Losses:
     delayed = (measure.DELAYED_RANK, measure.DELAYED_IN_TURN)
+    by_stage = times.get(f"{measure.DURING}{BY_STAGE}", times[measure.DURING])
+    without_delay = {**times, measure.DURING: by_stage}
     return Losses(
         job=describe_job(job, facts),
         rounds=ROUNDS,
@@ -340,7 +405,7 @@ def _record(
         counters_missing=counters_missing,
         efficiencies=measure.compare_efficiencies(times, tables[measure.AFTER]),
         delays=tuple(
-            measure.find_delay(name, delay_ms, times, tables[name], tables[measure.DURING])
+            measure.find_delay(name, delay_ms, without_delay, tables[name], tables[measure.DURING])
             for name in delayed
         ),
         overlaps=job.engine.gradient_sum.overlaps,

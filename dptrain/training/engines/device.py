@@ -94,14 +94,17 @@ class DeviceEngine(Engine):
             results = [result._replace(stop=result is results[-1]) for result in results]
         return results
 
+    def release_programs(self) -> None:
+        """Release captured graphs, which contain sums, before the sums are closed."""
+        self._programs.clear()
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Graphs that contain sums must be gone before the sum is closed.
-        self._programs.clear()
+        self.release_programs()
         super().__exit__(kind, error, traceback)
 
     def _stage(self, batch: Batch, learning_rate: float, *, stop: bool) -> None:
