@@ -17,18 +17,18 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import click
 import numpy as np
 
 from benchmarks.batch import random_batch
-from benchmarks.gpu_products import LAUNCHES, PHASES, Planned, compile_unit, products, timed
-from benchmarks.outside import OUTSIDE
+from benchmarks.gpu_cases import Case, takes_cases, timed
+from benchmarks.gpu_products import LAUNCHES, PHASES, Planned, compile_unit, products
 from dptrain.backends.cuda import hardware, implicit_gemm_cost, wgrad_tiles
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.replica import Replica
-from dptrain.network import get_network
 from dptrain.network.network import Network
 from dptrain.plan import SGD
 from dptrain.plan.lowering import Phase
@@ -40,11 +40,6 @@ VARIANTS = {"FMA": (math.inf, False), "mma.sync": (1.15, False), "wgmma": (1.15,
 
 STEPS = 15
 """Timed steps, after five that are not timed."""
-
-
-def network_of(name: str) -> Network:
-    """Return a network of the zoo, or one outside the benchmark set."""
-    return OUTSIDE[name] if name in OUTSIDE else get_network(name)
 
 
 @contextmanager
@@ -102,7 +97,7 @@ def stage_us(replica: Any, backend: CudaBackend) -> dict[tuple[str, Phase], floa
         for phase, kernel in backend.bind(group, replica._group_arrays(group), replica).items():
             if phase in (*PHASES, Phase.BACKWARD):
                 found[group.head.name, phase] = timed(
-                    lambda: kernel(replica.context),  # noqa: B023
+                    [partial(kernel, replica.context)],
                     replica.device.stream, LAUNCHES.get(replica.plan.batch_size, 4),
                 ).median  # fmt: skip
     return found
@@ -164,20 +159,18 @@ def report_errors(
 
 
 @click.command()
-@click.option("--batch", "batches", multiple=True, type=int, default=(32, 256, 2048),
-              show_default=True, help="Batch size; repeat for several.")  # fmt: skip
 @click.option("--errors/--no-errors", default=True, help="Compare with PyTorch.")
-@click.argument("names", nargs=-1)
-def main(batches: Sequence[int], errors: bool, names: Sequence[str]) -> None:
+@takes_cases(NETWORKS, batches=(32, 256, 2048), precisions=("fp32",), choices=("fp32",))
+def main(cases: Sequence[Case], errors: bool) -> None:
     """Compare 3xTF32 with fused multiply-adds."""
-    cases = [(network_of(name), n) for name in names or NETWORKS for n in batches]
-    compile_all(cases)
+    pairs = [(network, n) for network, n, _ in cases]
+    compile_all(pairs)
 
     from dptrain.backends.cuda.gpu import GPU
 
     backend = CudaBackend(GPU(0))
-    for network, n in cases:
-        report(network, n, backend, errors and n == min(batches))
+    for network, n in pairs:
+        report(network, n, backend, errors and n == min(n for _, n in pairs))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 from benchmarks.gpu.data import BRIGHTNESS, CONTRAST, CROP
-from benchmarks.outside import find_network
+from benchmarks.gpu_cases import Case, print_reports, takes_cases
 from dptrain.backends.cuda import device as device_module
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.replica import CudaReplica
@@ -157,21 +157,10 @@ def report(network: Network, n: int, precision: str, backend: CudaBackend) -> It
 
 
 @click.command()
-@click.option("--batch", "batches", multiple=True, type=int, default=(32, 128, 1024),
-              show_default=True, help="Batch size; repeat for several.")  # fmt: skip
-@click.option("--precision", "precisions", multiple=True, type=click.Choice(["tf32", "bf16"]),
-              default=("tf32", "bf16"), show_default=True)  # fmt: skip
-@click.argument("names", nargs=-1)
-def main(batches: Sequence[int], precisions: Sequence[str], names: Sequence[str]) -> None:
+@takes_cases(("cifar",), batches=(32, 128, 1024), precisions=("tf32", "bf16"))
+def main(cases: Sequence[Case]) -> None:
     """Measure what loading a minibatch adds to a step."""
-    from dptrain.backends.cuda.gpu import GPU
-
-    backend = CudaBackend(GPU(0))
-    for name in names or ("cifar",):
-        for n in batches:
-            for precision in precisions:
-                for line in report(find_network(name), n, precision, backend):
-                    print(line, flush=True)
+    print_reports(report, cases)
 
 
 if __name__ == "__main__":

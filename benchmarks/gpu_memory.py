@@ -1,6 +1,6 @@
 """Compare memory-bound kernels of the `cuda` backend with a copy of as many bytes.
 
-    python3 -m benchmarks.gpu_memory [network ...]
+    python3 -m benchmarks.gpu_memory [--batch N ...] [--precision P ...] [network ...]
 
 Requires a GPU and CuPy. Each kernel of a training step is launched many times in one CUDA graph
 with the arguments of the step. With large batches, launches alternate between the memory of several
@@ -9,24 +9,23 @@ replicas, so that L2 contains no more than in a step.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import click
 import numpy as np
 
+from benchmarks.gpu_cases import Case, Times, takes_cases, timed
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import Device, Function
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.replica import Replica
-from dptrain.network import get_network
 from dptrain.plan import SGD
 from dptrain.plan.plan import Stage, make_plan
 
 NETWORKS = ("cifar", "solar", "model2")
-PRECISIONS = ("fp32", "bf16")
 REPLICAS = {32: 1, 2048: 3}
 """Numbers of replicas that launches alternate between, by batch size."""
 FILES = {f"{name}.cu" for name in (
@@ -46,15 +45,6 @@ class Launch:
     name: str
     start: Callable[[], None]
     nbytes: int
-
-
-@dataclass(frozen=True)
-class Times:
-    """Time of one launch in µs: median and quartiles over graph launches."""
-
-    median: float
-    low: float
-    high: float
 
 
 class Recorder:
@@ -114,29 +104,9 @@ def launches(replica: Replica, recorder: Recorder) -> list[tuple[Stage, Launch, 
     return found
 
 
-def timed(device: Any, starts: Sequence[Callable[[], None]]) -> Times:
+def timed_in_turns(device: Any, starts: Sequence[Callable[[], None]]) -> Times:
     """Time a launch in a graph that alternates between `starts`."""
-    from dptrain.backends.cuda.cupy_runtime import import_cupy
-
-    cuda, stream = import_cupy().cuda, device.stream
-    for start in starts:
-        start()
-    count = LAUNCHES // len(starts) * len(starts)
-    stream.begin_capture()
-    for i in range(count):
-        starts[i % len(starts)]()
-    graph = stream.end_capture()
-    graph.launch(stream)
-    times = []
-    for _ in range(REPEATS):
-        first, last = cuda.Event(), cuda.Event()
-        first.record(stream)
-        graph.launch(stream)
-        last.record(stream)
-        last.synchronize()
-        times.append(1000.0 * cuda.get_elapsed_time(first, last) / count)
-    low, _, high = statistics.quantiles(times, n=4)
-    return Times(statistics.median(times), low, high)
+    return timed(starts, device.stream, LAUNCHES // len(starts) * len(starts), REPEATS)
 
 
 class Copying:
@@ -155,25 +125,24 @@ class Copying:
                 lambda x=x, y=y: launch(self._copy, size // 4, x, y, np.int32(size))
                 for x, y in pairs
             ]
-            self._times[size, sets] = timed(self._device, starts).median
+            self._times[size, sets] = timed_in_turns(self._device, starts).median
         return self._times[size, sets]
 
 
-def table(name: str, batch_size: int, precision: str, device: Any, copying: Copying) -> None:
+def table(case: Case, device: Any, copying: Copying) -> None:
     """Print the kernels of one network."""
+    network, batch_size, precision = case
     backend, recorder = CudaBackend(device), Recorder(device)
-    plan = make_plan(
-        get_network(name), backend, batch_size, precision=precision, optimizer=SGD(0.9)
-    )
-    sets = REPLICAS[batch_size]
+    plan = make_plan(network, backend, batch_size, precision=precision, optimizer=SGD(0.9))
+    sets = REPLICAS.get(batch_size, 1)
     replicas = [launches(backend.make_replica(plan, seed=0), recorder) for _ in range(sets)]
     del device.function  # Watched no more.
-    print(f"\n{name}, batch {batch_size}, {precision}")
+    print(f"\n{network.name}, batch {batch_size}, {precision}")
     print(f"{'stage':<38}{'kernel':<24}{'MB':>8}{'µs':>9}{'quartiles':>17}{'TB/s':>7}{'copy':>7}")
     total = least = 0.0
     for same in zip(*replicas, strict=True):
         stage, one, nbytes = same[0]
-        times = timed(device, [turn.start for _, turn, _ in same])
+        times = timed_in_turns(device, [turn.start for _, turn, _ in same])
         copy = copying.time_us(nbytes, sets)
         total, least = total + times.median, least + copy
         print(
@@ -184,8 +153,10 @@ def table(name: str, batch_size: int, precision: str, device: Any, copying: Copy
     print(f"{'all':<70}{total:>9.1f}{'':>24}{least / max(total, 1e-9):>7.0%}", flush=True)
 
 
-def main() -> None:
-    """Print a table for each network, batch size and precision."""
+@click.command()
+@takes_cases(NETWORKS, batches=tuple(REPLICAS), precisions=("fp32", "bf16"))
+def main(cases: Sequence[Case]) -> None:
+    """Print a table of memory-bound kernels for each network, batch size and precision."""
     from dptrain.backends.cuda.gpu import GPU
 
     device = GPU(0)
@@ -193,11 +164,9 @@ def main() -> None:
     for nbytes in (1 << 20, 1 << 24, 1 << 28, 1 << 30):
         rate = nbytes / copying.time_us(nbytes, 3) / 1e6
         print(f"copying {nbytes / 1e6:.0f} MB, read and written: {rate:.2f} TB/s", flush=True)
-    for name in sys.argv[1:] or NETWORKS:
-        for batch_size in REPLICAS:
-            for precision in PRECISIONS:
-                table(name, batch_size, precision, device, copying)
+    for case in cases:
+        table(case, device, copying)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -24,6 +24,7 @@ from unittest import mock
 import click
 import numpy as np
 
+from benchmarks.gpu_cases import Case, Times, takes_cases, timed
 from dptrain.backends.cuda import convolution, weighted
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.dense import SkinnyDenseGemm
@@ -34,7 +35,6 @@ from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.replica import Kernel, Replica
-from dptrain.network import get_network
 from dptrain.network.layers import Conv2d, Dense
 from dptrain.network.network import Node
 from dptrain.plan import SGD
@@ -47,21 +47,12 @@ PHASES = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
 LAUNCHES = {32: 20, 256: 10, 2048: 4}
 """Launches in a graph, by batch size."""
 REPEATS = 7
-"""Number of timed graph launches."""
+"""Number of timed graph launches of PyTorch."""
 ARCHITECTURE = 90
 
 
 Unit = tuple[str, tuple[tuple[str, int], ...]]
 """A source and the macros that it is compiled with."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """Time of one launch in µs: median and quartiles over graph launches."""
-
-    median: float
-    low: float
-    high: float
 
 
 class Planned(Device):
@@ -170,29 +161,6 @@ def compiled(plan: Plan, backend: CudaBackend) -> Replica:
     return replica
 
 
-def timed(start: Callable[[], None], stream: Any, launches: int) -> Times:
-    """Time one of many launches in a graph of CuPy."""
-    from dptrain.backends.cuda.cupy_runtime import import_cupy
-
-    cuda = import_cupy().cuda
-    start()
-    stream.begin_capture()
-    for _ in range(launches):
-        start()
-    graph = stream.end_capture()
-    graph.launch(stream)
-    times: list[float] = []
-    for _ in range(REPEATS):
-        first, last = cuda.Event(), cuda.Event()
-        first.record(stream)
-        graph.launch(stream)
-        last.record(stream)
-        last.synchronize()
-        times.append(1000.0 * cuda.get_elapsed_time(first, last) / launches)
-    low, _, high = statistics.quantiles(times, n=4)
-    return Times(statistics.median(times), low, high)
-
-
 def torch_timed(start: Callable[[], object], launches: int) -> float:
     """Return the time in µs of one of many launches in a graph of PyTorch."""
     torch: Any = importlib.import_module("torch")
@@ -285,7 +253,7 @@ def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> N
         for tile in candidates(plan, everything):
             for phase, kernel in bound(replica, group, tile).items():
                 if phase in PHASES and (group.name, phase) in stages:
-                    took = timed(lambda: kernel(replica.context), stream, launches)  # noqa: B023
+                    took = timed([partial(kernel, replica.context)], stream, launches)
                     times.setdefault(phase, []).append((took.median, str(tile), took))
         replica.device.synchronize()
         others = torch_times(group.head, plan.batch_size, plan.precision) if theirs else {}
@@ -306,40 +274,15 @@ def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> N
 
 @click.command()
 @click.option("--tiles", "everything", is_flag=True, help="Try every tile of the general kernels.")
-@click.option(
-    "--batch",
-    "batches",
-    multiple=True,
-    type=int,
-    default=(32, 2048),
-    show_default=True,
-    help="Batch size; repeat for several.",
-)
-@click.option(
-    "--precision",
-    "precisions",
-    multiple=True,
-    default=("tf32", "bf16"),
-    show_default=True,
-    help="Precision; repeat for several.",
-)
 @click.option("--theirs/--no-theirs", default=True, help="Also time PyTorch.")
-@click.argument("names", nargs=-1)
-def main(
-    everything: bool,
-    batches: Sequence[int],
-    precisions: Sequence[str],
-    theirs: bool,
-    names: Sequence[str],
-) -> None:
+@takes_cases(NETWORKS, batches=(32, 2048), precisions=("tf32", "bf16"))
+def main(cases: Sequence[Case], everything: bool, theirs: bool) -> None:
     """Compare matrix products of the cuda backend with PyTorch, stage by stage."""
     planned = Planned()
     backend = CudaBackend(planned)
     plans = [
-        make_plan(get_network(name), backend, n, precision=precision, optimizer=SGD())
-        for name in names or NETWORKS
-        for n in batches
-        for precision in precisions
+        make_plan(network, backend, n, precision=precision, optimizer=SGD())
+        for network, n, precision in cases
     ]
     for plan in plans:
         exact = make_plan(plan.network, backend, plan.batch_size, precision="fp32", optimizer=SGD())

@@ -23,8 +23,8 @@ import numpy as np
 
 import dptrain.api
 from benchmarks.batch import random_batch
+from benchmarks.gpu_cases import Case, print_reports, takes_cases
 from benchmarks.gpu_fp32 import results, stage_us, step_us
-from benchmarks.outside import find_network
 from dptrain.backends.cuda import few_channel_wgrad_tiles, wgmma_gemm_tiles
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.network.network import Network
@@ -85,21 +85,10 @@ def report(network: Network, n: int, precision: str, backend: CudaBackend) -> It
 
 
 @click.command()
-@click.option("--batch", "batches", multiple=True, type=int, default=(77, 512, 2048),
-              show_default=True, help="Batch size; repeat for several.")  # fmt: skip
-@click.option("--precision", "precisions", multiple=True, type=click.Choice(["tf32", "bf16"]),
-              default=("tf32", "bf16"), show_default=True)  # fmt: skip
-@click.argument("names", nargs=-1)
-def main(batches: Sequence[int], precisions: Sequence[str], names: Sequence[str]) -> None:
+@takes_cases(("perceptron", "model0"), batches=(77, 512, 2048), precisions=("tf32", "bf16"))
+def main(cases: Sequence[Case]) -> None:
     """Compare kernels that a constant switches on."""
-    from dptrain.backends.cuda.gpu import GPU
-
-    backend = CudaBackend(GPU(0))
-    for name in names or ("perceptron", "model0"):
-        for n in batches:
-            for precision in precisions:
-                for line in report(find_network(name), n, precision, backend):
-                    print(line, flush=True)
+    print_reports(report, cases)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,21 @@ Networks are those of `dptrain describe` and of `benchmarks.outside`. For each s
 candidates a line for each shows the estimate relative to the lowest, the median of the measured
 times, and the selected one. A summary follows for each network, precision and batch size: the sum
 of the times with the lowest estimates, and with the fastest candidates. The time grows with the
-number of kernels to compile; `--seconds` limits it for each network.
+number of kernels to compile; `--seconds` limits it for each case.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from benchmarks.outside import find_network
+import click
+
+from benchmarks.gpu_cases import Case, takes_cases
 from dptrain.backends import load_backend
 from dptrain.backends.cuda.tuning import Candidate, Tuning, tune
 from dptrain.plan.plan import make_plan
-
-DEFAULTS = "model0", "cifar", "vgg"
 
 
 def lines(tuning: Tuning) -> Iterator[str]:
@@ -47,33 +47,28 @@ def sums_us(tuning: Tuning) -> tuple[float, float]:
     return 1e3 * first, 1e3 * best
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("networks", nargs="*", default=DEFAULTS, metavar="network")
-    parser.add_argument("--batch", type=int, nargs="+", default=[32])
-    parser.add_argument("--precision", nargs="+", default=["bf16"])
-    parser.add_argument("--seconds", type=float, default=12.0)
-    args = parser.parse_args()
+@click.command()
+@click.option("--seconds", default=12.0, show_default=True, help="Limit for each case.")
+@takes_cases(("model0", "cifar", "vgg"), batches=(32,), precisions=("bf16",))
+def main(cases: Sequence[Case], seconds: float) -> None:
+    """Print the estimated and the measured time of each candidate kernel."""
     backend = load_backend("cuda")
     backend.choose_device(0)
-    for name in args.networks:
-        for precision in args.precision:
-            for batch_size in args.batch:
-                plan = make_plan(find_network(name), backend, batch_size, precision=precision)
-                start = time.monotonic()
-                tuning = tune(backend, plan, budget_s=args.seconds)
-                print(f"\n{name} {precision} batch {batch_size}: estimate, µs, candidate")
-                for line in lines(tuning):
-                    print(line)
-                first, best = sums_us(tuning)
-                print(
-                    f"sum {first:.1f} µs by estimates, {best:.1f} µs by measurement; "
-                    f"{time.monotonic() - start:.1f} s, "
-                    f"{'complete' if tuning.complete else 'out of time'}",
-                    flush=True,
-                )
+    for network, batch_size, precision in cases:
+        plan = make_plan(network, backend, batch_size, precision=precision)
+        start = time.monotonic()
+        tuning = tune(backend, plan, budget_s=seconds)
+        print(f"\n{network.name} {precision} batch {batch_size}: estimate, µs, candidate")
+        for line in lines(tuning):
+            print(line)
+        first, best = sums_us(tuning)
+        print(
+            f"sum {first:.1f} µs by estimates, {best:.1f} µs by measurement; "
+            f"{time.monotonic() - start:.1f} s, "
+            f"{'complete' if tuning.complete else 'out of time'}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
