@@ -50,6 +50,8 @@ class Backend(ABC):
         threaded: True if the backend computes with several threads.
         supports_shards: True if plans may have micro-shards, see `dptrain.plan.shards`.
         measures_kernels: True if `measured_selection` may be called.
+        double_buffers_input: True if a minibatch is loaded to one of two buffers during the step
+            before.
     """
 
     name: ClassVar[str]
@@ -61,6 +63,7 @@ class Backend(ABC):
     threaded: ClassVar[bool] = False
     supports_shards: ClassVar[bool] = False
     measures_kernels: ClassVar[bool] = False
+    double_buffers_input: ClassVar[bool] = False
 
     @property
     def limits(self) -> DeviceLimits | None:

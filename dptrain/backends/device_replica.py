@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.replica import CropWindowReplica, Listener
+from dptrain.plan.flat import SUMS
 
 SumsFuture = Callable[[float], list[float]]
 """Waits at most so many seconds for a step (`TimeoutError`) and returns its loss sums."""
@@ -20,7 +22,8 @@ class DeviceReplica(CropWindowReplica, ABC):
 
     A minibatch, its targets and the hyperparameters of a step reach the device in one message. The
     host writes it to a staging slot; a kernel unpacks it. There are several slots, so that the host
-    prepares a step while earlier ones run.
+    prepares a step while earlier ones run, and may be several input buffers, so that a message is
+    unpacked during the step before.
 
     Attributes:
         max_steps_in_flight: steps that may be enqueued and not finished when the next one is
@@ -29,7 +32,8 @@ class DeviceReplica(CropWindowReplica, ABC):
 
     max_steps_in_flight: int
 
-    # A step: stage_batch, unpack_staged_batch, run, enqueue_sums_copy, enqueue_update, sums_future.
+    # A step: stage_batch, unpack_staged_batch (within load_stream, or not), run, enqueue_sums_copy,
+    # enqueue_update, sums_future.
 
     @abstractmethod
     def stage_batch(
@@ -69,7 +73,26 @@ class DeviceReplica(CropWindowReplica, ABC):
 
     @abstractmethod
     def unpack_staged_batch(self) -> None:
-        """Enqueue the kernel that copies the staged minibatch to where stages read it."""
+        """Enqueue the kernel that copies the staged minibatch to where stages read it.
+
+        Unless the message is of `load`, nothing is copied after a step whose loss is not finite.
+        """
+
+    @abstractmethod
+    def load_stream(self) -> AbstractContextManager[None]:
+        """Enqueue `unpack_staged_batch` within this context to let it overlap with the last step.
+
+        The minibatch must have been staged with a slot. All later work waits for it.
+        """
+
+    @abstractmethod
+    def select_step(self, slot: int, n: int) -> None:
+        """Let the context and the stages be those of an enqueued step, to inspect its minibatch.
+
+        Args:
+            slot: staging slot of the step, of which no later minibatch was unpacked.
+            n: number of its samples.
+        """
 
     @abstractmethod
     def run(
@@ -83,6 +106,10 @@ class DeviceReplica(CropWindowReplica, ABC):
             early: True updates some parameters as soon as no later stage reads them;
                 `enqueue_update` then updates the rest. This rank's gradients must be the sum.
         """
+
+    def reset_loss(self) -> None:
+        """Set the loss sums to 0, so that steps are made after a loss that was not finite."""
+        self.memory.upload(self._loss_sums, np.zeros(len(SUMS), np.float32))
 
     @abstractmethod
     def enqueue_sums_copy(self) -> None:

@@ -6,6 +6,9 @@
 //     loss_sums  (3,)     loss · scale, number of correct predictions, stop request
 //     scratch    (1 + gridDim.x,) uint64, 0 before the first launch
 //
+// A loss in loss_sums that is not finite stays: the minibatch of the next step may have been loaded
+// before that loss was known, and no later step may update the parameters.
+//
 // scale = 1 / samples of the global minibatch. The stop request comes from the hyperparameters
 // (hyperparameters.cuh), an array float32 (4,).
 //
@@ -76,7 +79,7 @@ __device__ inline void reduce_blocks(LossSum own, float factor, float* loss_sums
         if (threadIdx.x == 0) atomicExch(&scratch[0], PackedSum(0));
     }
     if (threadIdx.x == 0) {
-        loss_sums[0] = own.loss * factor;
+        if (is_finite(loss_sums[0])) loss_sums[0] = own.loss * factor;
         loss_sums[1] = float(own.correct);
         loss_sums[2] = stop;
     }

@@ -36,14 +36,17 @@ __device__ inline float to_input(Pixel pixel, float scale, float offset) {
 // Further arguments: targets (target_words,), sample indices (sample_words,) and
 // hyperparameters (4,), each with its staged copy, in 32-bit words.
 //
-// Unless `always` is set, nothing is copied if the previous step left a loss in loss_sums (3,) that
-// is not finite, so that its minibatch stays available for inspection.
+// Unless `always` is set, nothing is copied if an earlier step left a loss in loss_sums (3,) that is
+// not finite, so that its minibatch stays available for inspection. This kernel may run during the
+// previous step: it then checks the step before that one, which is the last to have read the same
+// input buffer. If `always` is set, such a loss is forgotten.
 #define MESSAGE_PARAMETERS                                                                \
     const unsigned *targets, unsigned *target, int target_words, const unsigned *samples, \
         unsigned *sample_ids, int sample_words, const unsigned *staged_hyperparameters,   \
-        unsigned *hyperparameters, const float *loss_sums, int always
+        unsigned *hyperparameters, float *loss_sums, int always
 #define COPY_MESSAGE                                                                 \
     const bool accepted = always || is_finite(loss_sums[0]);                         \
+    if (always && thread_index() == 0 && !is_finite(loss_sums[0])) loss_sums[0] = 0; \
     copy_words({targets, target, target_words}, {samples, sample_ids, sample_words}, \
                {staged_hyperparameters, hyperparameters, 4}, accepted)
 

@@ -66,7 +66,7 @@ def load_ranges() -> Ranges:
 
 def annotate(replica: Replica, gradient_sum: GradientSum, ranges: Ranges) -> None:
     """Open a range around each stage and each call of the gradient sum, from now on."""
-    replica.stages = [(s, _within(ranges, s.name, kernel)) for s, kernel in replica.stages]
+    replica.wrap_stages(lambda stage, kernel: _within(ranges, stage.name, kernel))
     names = {stage.phase: stage.name for stage in replica.plan.stages}
     methods = [("load", Phase.LOAD), ("update_slice", Phase.UPDATE)]
     if isinstance(replica, DeviceReplica):

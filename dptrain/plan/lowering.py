@@ -214,6 +214,8 @@ class Lowering(Protocol):
         max_elements: largest number of elements that kernels can index in a buffer; None for no
             limit.
         supports_shards: True if plans may have micro-shards.
+        double_buffers_input: True if a minibatch is loaded to one of two buffers during the step
+            before.
     """
 
     name: ClassVar[str]
@@ -222,6 +224,7 @@ class Lowering(Protocol):
     concurrent_weight_gradients: ClassVar[bool]
     max_elements: ClassVar[int | None]
     supports_shards: ClassVar[bool]
+    double_buffers_input: ClassVar[bool]
 
     @property
     def limits(self) -> DeviceLimits | None:

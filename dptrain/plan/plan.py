@@ -36,6 +36,9 @@ STAGED = "input.staged"
 """Name of the buffer that holds minibatches in the form in which the host sends them."""
 TARGET = "target"
 """Name of the buffer that holds the targets of the minibatch."""
+NEXT_INPUT, NEXT_TARGET = "input.next", "target.next"
+"""Names of the second buffers of inputs and targets, if a minibatch is loaded during the step
+before."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,7 @@ class _Planner:
         self.network, self.backend, self.setting = network, backend, setting
         self.groups = _make_groups(network, backend, fused=setting.fused)
         self.staged = backend.staging_shape(network, setting)
+        self.double_buffers = setting.training and backend.double_buffers_input
         self.needs: dict[str, GroupNeeds] = {g.name: backend.needs(g, setting) for g in self.groups}
         self.specs: dict[str, BufferSpec] = {}
         self.aliases: dict[str, str] = {}
@@ -262,7 +266,7 @@ class _Planner:
         output = self.resolve(self.groups[-1].tail.name)
         # The minibatch is kept, so that a step can run again to find the layer that failed, or for
         # timing.
-        kept = {INPUT, TARGET, STAGED, output}
+        kept = {INPUT, TARGET, NEXT_INPUT, NEXT_TARGET, STAGED, output}
         buffers, arena_bytes = assign_offsets(self.specs, self.accesses(), kept)
         return Plan(
             self.network, self.backend.name, self.setting, optimizer, self.groups, buffers,
@@ -304,6 +308,8 @@ class _Planner:
             if classes
             else BufferSpec((n, self.network.num_outputs), self.setting.dtype)
         )
+        if self.double_buffers:
+            self.specs[NEXT_INPUT], self.specs[NEXT_TARGET] = self.specs[INPUT], self.specs[TARGET]
 
     def _bytes(self, names: tuple[str, ...]) -> int:
         return sum(
@@ -384,6 +390,9 @@ class _Planner:
             reads, writes = accesses[-1]
             held = tuple(name for stage in concurrent for name in (*stage.reads, *stage.writes))
             accesses[-1] = (*reads, *held), writes
+        if self.double_buffers:
+            reads, writes = accesses[0]
+            accesses[0] = reads, (*writes, NEXT_INPUT, NEXT_TARGET)
         return accesses
 
 

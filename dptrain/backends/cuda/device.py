@@ -105,8 +105,13 @@ class StagingBuffer:
     def submit(self, nbytes: int) -> None:
         """Submit the first `nbytes` bytes of the open slot as a message."""
         self._nbytes = nbytes
-        if nbytes > DIRECT_READ_BYTES:
+        if self._is_uploaded:
             self._upload()
+
+    @property
+    def _is_uploaded(self) -> bool:
+        """True if the message is copied to the device before kernels read it."""
+        return self._nbytes > DIRECT_READ_BYTES
 
     def _upload(self) -> None:
         """Enqueue a copy of the message to the device."""
@@ -120,8 +125,20 @@ class StagingBuffer:
         A program that contains such a kernel is valid for this slot only. The same is true of
         `enqueue_sums_copy`.
         """
-        memory = self._memory if self._nbytes > DIRECT_READ_BYTES else self._host_view
+        memory = self._memory if self._is_uploaded else self._host_view
         return memory[self.slot]
+
+    @contextmanager
+    def load_stream(self, free_after: int | None) -> Iterator[None]:
+        """Enqueue the work of the context, which unpacks the message, next to earlier work.
+
+        All work that is enqueued afterwards waits for it.
+
+        Args:
+            free_after: slot of the step that is the last one to read the memory that is
+                overwritten; None if it may be any, so that the work waits for all earlier work.
+        """
+        yield
 
     def enqueue_sums_copy(self) -> None:
         """Enqueue a kernel that copies the sums to host memory."""

@@ -218,6 +218,12 @@ class GPU(Device):
                 stream.wait_event(other.record(self.event()))
         if stream not in self._busy:
             self._busy.append(stream)
+        with self.on_stream(stream):
+            yield
+
+    @contextmanager
+    def on_stream(self, stream: Any) -> Iterator[None]:
+        """Enqueue the work of the context to a CuPy stream."""
         self.current = stream
         try:
             yield

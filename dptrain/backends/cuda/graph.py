@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Graph:
-    """Work that is enqueued repeatedly, as one CUDA graph.
+    """Work that is enqueued repeatedly to the current stream, as one CUDA graph.
 
     The first run enqueues the work directly, which compiles and loads what it needs. The second run
     captures it.
@@ -29,7 +29,7 @@ class Graph:
 
     def run(self) -> None:
         """Enqueue the work."""
-        stream = self._gpu.stream
+        stream = self._gpu.current
         if not self._warm:
             self._start()
             self._gpu.join_streams()

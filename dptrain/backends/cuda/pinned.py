@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dptrain.backends.cuda.device import Array, StagingBuffer
@@ -19,19 +20,24 @@ class PinnedStagingBuffer(StagingBuffer):
     """Staging slots in pinned host memory.
 
     Long messages, such as minibatches of images, are copied on a stream of their own as soon as
-    they are submitted, while earlier steps run.
+    they are submitted, while earlier steps run. Another stream runs the kernels that unpack
+    messages during the step before.
     """
 
     def __init__(self, gpu: GPU, memory: Array, sums: Array) -> None:
         self._gpu = gpu
         super().__init__(gpu, memory, sums)
-        self._stream = gpu.cupy.cuda.Stream(non_blocking=True)
+        self._stream, self._load_stream = (
+            gpu.cupy.cuda.Stream(non_blocking=True) for _ in range(2)
+        )
         # Addresses and events are made once: with new events in every step `sums_future` took the
         # host 6.7 µs, and now 1.9 µs (host of an H200).
         pairs = zip(memory, self.host, strict=True)
         self._addresses = [(int(there.data.ptr), here.ctypes.data) for there, here in pairs]
         self._uploaded = [gpu.event() for _ in self.host]
+        self._loaded = [gpu.event() for _ in self.host]
         self._done = [gpu.event() for _ in self.host]
+        self._all_done = gpu.event()
         self._is_done = [True for _ in self.host]
 
     def open_slot(self, slot: int | None = None) -> int:
@@ -45,6 +51,19 @@ class PinnedStagingBuffer(StagingBuffer):
         kind = runtime.memcpyHostToDevice
         runtime.memcpyAsync(*self._addresses[self.slot], self._nbytes, kind, stream.ptr)
         self._gpu.stream.wait_event(stream.record(self._uploaded[self.slot]))
+
+    @contextmanager
+    def load_stream(self, free_after: int | None) -> Iterator[None]:
+        gpu, stream, slot = self._gpu, self._load_stream, self.slot
+        if free_after is None:
+            stream.wait_event(gpu.stream.record(self._all_done))
+        else:
+            stream.wait_event(self._done[free_after])
+        if self._is_uploaded:
+            stream.wait_event(self._uploaded[slot])
+        with gpu.on_stream(stream):
+            yield
+        gpu.stream.wait_event(stream.record(self._loaded[slot]))
 
     def sums_future(self) -> Callable[[float], list[float]]:
         self._gpu.join_streams()

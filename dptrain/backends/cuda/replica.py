@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,13 +17,13 @@ from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.pixels import INPUTS, PixelFormat
-from dptrain.backends.replica import Listener, Replica
+from dptrain.backends.replica import Kernel, Listener, Replica
 from dptrain.network.layers import Dropout, Shape
 from dptrain.network.network import Network
 from dptrain.plan.buckets import UpdatablePrefix, updatable_prefixes
 from dptrain.plan.lowering import Phase, Setting
 from dptrain.plan.optimizers import Adam
-from dptrain.plan.plan import INPUT, STAGED, Plan
+from dptrain.plan.plan import INPUT, NEXT_INPUT, NEXT_TARGET, STAGED, TARGET, Plan, Stage
 
 HYPERPARAMETERS = 4
 """Numbers that change from step to step; ``hyperparameters.cuh`` names them."""
@@ -155,6 +156,24 @@ class _Staged(NamedTuple):
     images: int | None = None
 
 
+class _InputBuffer(NamedTuple):
+    """Where a minibatch is loaded, and what reads it from there.
+
+    Attributes:
+        input, target: inputs and targets as stages read them.
+        samples, numbers: see `CudaReplica`.
+        stages: see `Replica`.
+        update_kernels: by elements, see `Replica.update_kernel`.
+    """
+
+    input: Array
+    target: Array
+    samples: Array | None
+    numbers: Array
+    stages: list[tuple[Stage, Kernel]]
+    update_kernels: dict[tuple[int, int], Kernel]
+
+
 def early_update(plan: Plan) -> UpdatablePrefix | None:
     """Return what is updated early: all up to the last large layer that later stages can hide."""
     stages = [stage for stage in plan.stages if stage.phase is not Phase.UPDATE]
@@ -170,10 +189,15 @@ def early_update(plan: Plan) -> UpdatablePrefix | None:
 class CudaReplica(DeviceReplica):
     """A replica on a GPU.
 
+    Steps with an odd and with an even staging slot read different input buffers, so that the
+    minibatch of a step is unpacked to one while the step before reads the other. `load` uses the
+    first one.
+
     Attributes:
         device: has its memory and runs its kernels.
         samples: int64 (N,), `Context.samples` on the device; None if the network has no dropout.
         numbers: float32 (4,), the hyperparameters on the device; see ``hyperparameters.cuh``.
+            Both belong to the input buffer of the staged minibatch.
         cached_images: (M, C, H', W'), the data set on the device; replicas may share it.
         pixels: conversion of `cached_images` to inputs.
     """
@@ -181,9 +205,7 @@ class CudaReplica(DeviceReplica):
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
         self.device = device
         self._message = message = Message.of(plan.network, plan.setting)
-        n = plan.batch_size
-        self.samples = device.zeros((n,), "int64") if message.sample_words else None
-        self.numbers = device.zeros((HYPERPARAMETERS,), "float32")
+        self._allocate_numbers(plan.batch_size)
         self._times = device.pinned_memory(8 * (2 * len(plan.stages) + 2)).view(np.int64)
         self._device_times = device.device_view(self._times)
         self._record_time = device.function("clock.cu", "record_time")
@@ -192,20 +214,67 @@ class CudaReplica(DeviceReplica):
         self.pixels = INPUTS
         super().__init__(backend, plan, seed=seed, memory=device)
         self._early = early_update(plan) if plan.training else None
-        if self._early is not None:
-            cut, size = self._early.stop, plan.layout.size
-            self._early_kernel = self.update_kernel(slice(0, cut))
-            self._rest_kernel = self.update_kernel(slice(cut, size))
-        self._input = self._views[plan.resolve(INPUT)]
+        self._buffers = [self._bound_buffer()]
+        if NEXT_INPUT in plan.buffers:
+            self._buffers.append(self._bind_again())
+        self._select_buffer(0)
+        self._staged_slots: tuple[int | None, int | None] = (None, None)
+        self._free_after: int | None = None
         self._staging = device.staging_buffer(self._views[STAGED], self._loss_sums)
         self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._staging.host]
         self._staged = _Staged(0, False, True, windows=False, recolours=False)
         self.max_steps_in_flight = message.slots - 1
         self._unpack_batch = self._unpack_function("unpack_batch")
         self._unpack_windows: Function | None = None
-        if plan.training and self._early is None:
-            self.update_kernel()  # Compiled together with the others.
         device.load_functions()
+
+    def _allocate_numbers(self, n: int) -> None:
+        """Allocate what changes from step to step besides a minibatch of `n` samples."""
+        zeros = self.device.zeros
+        self.samples = zeros((n,), "int64") if self._message.sample_words else None
+        self.numbers = zeros((HYPERPARAMETERS,), "float32")
+
+    def _bound_buffer(self) -> _InputBuffer:
+        """Return the input buffer that stages are bound to, with its updates."""
+        if self._early is not None:  # Compiled together with the others.
+            for part in self._update_parts():
+                self.update_kernel(part)
+        elif self.plan.training:
+            self.update_kernel()
+        return _InputBuffer(
+            self._views[INPUT], self._views[TARGET], self.samples, self.numbers, self.stages,
+            self._update_kernels,
+        )  # fmt: skip
+
+    def _bind_again(self) -> _InputBuffer:
+        """Return the second input buffer, with stages of its own."""
+        self._allocate_numbers(self.plan.batch_size)
+        self._views[INPUT], self._views[TARGET] = self._views[NEXT_INPUT], self._views[NEXT_TARGET]
+        self._update_kernels = {}
+        self.stages = self._bind()
+        return self._bound_buffer()
+
+    def _select_buffer(self, index: int) -> None:
+        """Load minibatches to an input buffer, and read them from there, from now on."""
+        self._buffer, chosen = index, self._buffers[index]
+        self._input, self._target = chosen.input, chosen.target
+        self._views[INPUT], self._views[TARGET] = chosen.input, chosen.target
+        self.samples, self.numbers = chosen.samples, chosen.numbers
+        self.stages, self._update_kernels = chosen.stages, chosen.update_kernels
+
+    def _update_parts(self) -> tuple[slice, slice]:
+        """Return the elements that are updated early, and the rest."""
+        assert self._early is not None
+        cut = self._early.stop
+        return slice(0, cut), slice(cut, self.plan.layout.size)
+
+    def wrap_stages(self, wrap: Callable[[Stage, Kernel], Kernel]) -> None:
+        for buffer in self._buffers:
+            buffer.stages[:] = [(stage, wrap(stage, kernel)) for stage, kernel in buffer.stages]
+
+    def select_step(self, slot: int, n: int) -> None:
+        self._select_buffer(slot % len(self._buffers))
+        self.context.n = n
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -322,6 +391,7 @@ class CudaReplica(DeviceReplica):
         y = self._set_context(n, inputs, y, samples, global_count, step, training, stop)
         self.context.learning_rate = learning_rate or 0.0
         staged = self._slots[self._staging.open_slot(slot)]
+        self._choose_buffer(slot)
         self._write_hyperparameters(staged.hyperparameters, staged.hyperparameter_bits)
         if y is not None:
             staged.targets[: y.size] = y.reshape(-1)
@@ -341,9 +411,26 @@ class CudaReplica(DeviceReplica):
         )
         self._staging.submit(nbytes)
 
+    def _choose_buffer(self, slot: int | None) -> None:
+        """Select the input buffer of a staging slot, and state when its last reader has ended.
+
+        The step before reads the other buffer, so that the last reader is the step before that one.
+        This is not known after `load`, or if both steps use the same buffer.
+        """
+        index = 0 if slot is None else slot % len(self._buffers)
+        earlier, previous = self._staged_slots
+        alternates = previous is not None and index != previous % len(self._buffers)
+        self._free_after = earlier if slot is not None and alternates else None
+        self._staged_slots = previous, slot
+        if index != self._buffer:
+            self._select_buffer(index)
+
     @property
     def staging_slot(self) -> int:
         return self._staging.slot
+
+    def load_stream(self) -> AbstractContextManager[None]:
+        return self._staging.load_stream(self._free_after)
 
     def unpack_staged_batch(self) -> None:
         message, staged = self._message, self._staged
@@ -419,7 +506,7 @@ class CudaReplica(DeviceReplica):
             if part is not None and part.after == stage.index:
                 # Before the next weight gradients: what the update reads is still in the cache.
                 with self.device.side_stream():
-                    self._early_kernel(context)
+                    self.update_kernel(self._update_parts()[0])(context)
         self.device.join_streams()
 
     def run_forward(self, *, loss: bool) -> None:
@@ -445,7 +532,7 @@ class CudaReplica(DeviceReplica):
 
     def enqueue_update(self, *, rest: bool = False) -> None:
         if rest and self._early is not None:
-            self._rest_kernel(self.context)
+            self.update_kernel(self._update_parts()[1])(self.context)
         else:
             self.update_kernel()(self.context)
 

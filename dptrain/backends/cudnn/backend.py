@@ -52,6 +52,8 @@ class CudnnBackend(CudaBackend):
     """
 
     name = "cudnn"
+    # Each buffer would need graphs of its own, which cuDNN takes long to build.
+    double_buffers_input = False
 
     @cached_property
     def library(self) -> Library:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from dptrain.backends.replica import Replica
 from dptrain.data.loader import Batch
+
+
+class Kind(Enum):
+    """Kinds of programs."""
+
+    LOAD = auto()  # Unpacks the minibatch of a step, during the step before.
+    STEP = auto()
+    TIMED_STEP = auto()  # Loads the minibatch, too, and writes time stamps between stages.
 
 
 @dataclass(slots=True)
@@ -18,20 +27,25 @@ class _Program:
 
 
 class Programs:
-    """Programs by size of the minibatch, kind of step and staging slot.
+    """Programs by size of the minibatch, kind and staging slot.
 
     The size of the global minibatch determines the share of every rank.
     """
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._programs: dict[tuple[int, bool], dict[int, _Program]] = {}
+        self._programs: dict[tuple[int, Kind], dict[int, _Program]] = {}
 
     def run(
-        self, batch: Batch, enqueue: Callable[[], None], *, by_stage: bool = False, slot: int = 0
+        self,
+        batch: Batch,
+        enqueue: Callable[[], None],
+        *,
+        kind: Kind = Kind.STEP,
+        slot: int = 0,
     ) -> None:
         """Run the work of `enqueue`, captured if it was run before."""
-        by_slot = self._programs.setdefault((batch.global_count, by_stage), {})
+        by_slot = self._programs.setdefault((batch.global_count, kind), {})
         program = by_slot.get(slot)
         if program is None:
             captured = self._replica.memory.program(enqueue, warm=bool(by_slot))
@@ -40,9 +54,9 @@ class Programs:
         program.run()
         program.slow_runs -= program.slow_runs > 0
 
-    def is_captured(self, batch: Batch, *, by_stage: bool, slot: int) -> bool:
+    def is_captured(self, batch: Batch, *, kind: Kind, slot: int) -> bool:
         """Return whether `run` would only launch a captured graph."""
-        program = self._programs.get((batch.global_count, by_stage), {}).get(slot)
+        program = self._programs.get((batch.global_count, kind), {}).get(slot)
         return program is not None and not program.slow_runs
 
     def clear(self) -> None:
