@@ -4,10 +4,11 @@
 
 Requires a GPU and CuPy. The images have 8-bit pixels and are cropped, mirrored and recoloured. The
 kernel reads its message of crop windows from host memory if the message is short, else from a copy
-on the GPU. Both are measured for each batch size: the kernel alone; a step without the kernel,
-after it, and next to it; a step whose update runs next to it, each in a CUDA graph; and whole
-steps, for which the host writes a message each time. A kernel that runs next to a step writes to
-another array, so this is what two input buffers would make possible.
+on the GPU. Both are measured for each batch size: the kernel alone; a step of the same minibatch,
+with the copy of its loss sums to the host, and after the kernel, each in a CUDA graph; and steps
+for which the host writes a message each time, with the kernel in the step's graph or, as in
+training, on a stream of its own during the step before. The last lines are the host's work for
+such a step.
 """
 
 from __future__ import annotations
@@ -60,14 +61,17 @@ class Load:
         draws = change.draw(0, 0, self._samples)
         self._windows = change.crop_windows(network.input_shape, draws, canvas, self._samples)
         self._recolourings = change.recolourings(draws)
-        self._other = replica.device.zeros(replica._input.shape, replica._input.dtype)
         self.stage()
+        self.replica.unpack_staged_batch()
+        self.replica.sums_future()
 
     def stage(self) -> None:
         """Write the minibatch to the next staging slot."""
-        self.replica.stage_batch(
+        replica = self.replica
+        replica.stage_batch(
             None, self._y, crop_windows=self._windows, recolourings=self._recolourings,
             samples=self._samples, learning_rate=LEARNING_RATE,
+            slot=(replica.staging_slot + 1) % (replica.max_steps_in_flight + 1),
         )  # fmt: skip
 
     def alone(self) -> None:
@@ -75,8 +79,13 @@ class Load:
         for _ in range(LOADS):
             self.replica.unpack_staged_batch()
 
-    def without(self) -> None:
+    def bare(self) -> None:
         """Enqueue a step of the minibatch in memory."""
+        self.replica.run(early=True)
+        self.replica.enqueue_update(rest=True)
+
+    def without(self) -> None:
+        """Enqueue a step of the minibatch in memory, and the copy of its loss sums."""
         self.replica.run(early=True)
         self.replica.enqueue_sums_copy()
         self.replica.enqueue_update(rest=True)
@@ -86,62 +95,60 @@ class Load:
         self.replica.unpack_staged_batch()
         self.without()
 
-    def during(self) -> None:
-        """Enqueue a step next to the load."""
-        self._load_aside()
-        self.without()
-
-    def at_end(self) -> None:
-        """Enqueue a step whose update runs next to the load."""
-        self.replica.run(early=True)
-        self._load_aside()
-        self.replica.enqueue_sums_copy()
-        self.replica.enqueue_update(rest=True)
-
-    def _load_aside(self) -> None:
-        replica, own = self.replica, self.replica._input
-        replica._input = self._other
-        with replica.device.side_stream():
-            replica.unpack_staged_batch()
-        replica._input = own
-
-    def steps_us(self) -> float:
-        """Return the time of a step if the host writes each message; one program per slot."""
-        replica, programs = self.replica, dict[int, Callable[[], None]]()
-        in_flight = list[Callable[[float], list[float]]]()
+    def steps_us(self, *, ahead: bool) -> dict[str, float]:
+        """Return the time of a step if the host writes each message, and of the host's work."""
+        replica, in_flight = self.replica, list[Callable[[float], list[float]]]()
+        loads, programs = dict[int, Callable[[], None]](), dict[int, Callable[[], None]]()
+        host_ns = [0, 0, 0]
 
         def step() -> None:
             while len(in_flight) >= replica.max_steps_in_flight:
                 in_flight.pop(0)(10.0)
+            moments = [time.perf_counter_ns()]
             self.stage()
+            moments.append(time.perf_counter_ns())
             slot = replica.staging_slot
             if slot not in programs:
-                programs[slot] = replica.memory.program(self.before)
+                loads[slot] = replica.memory.program(replica.unpack_staged_batch)
+                programs[slot] = replica.memory.program(self.without if ahead else self.before)
+            if ahead:
+                with replica.load_stream():
+                    loads[slot]()
+            moments.append(time.perf_counter_ns())
             programs[slot]()
             in_flight.append(replica.sums_future())
+            moments.append(time.perf_counter_ns())
+            for i in range(3):
+                host_ns[i] += moments[i + 1] - moments[i]
 
         times = []
-        for _ in range(REPEATS + 1):
+        for repeat in range(REPEATS + 1):
+            if repeat == 1:
+                host_ns[:] = 0, 0, 0
             replica.memory.synchronize()
             begin = time.perf_counter()
             for _ in range(STEPS):
                 step()
             replica.memory.synchronize()
             times.append(1e6 * (time.perf_counter() - begin) / STEPS)
-        return statistics.median(times[1:])
+        names = "host: message", "host: load", "host: step"
+        work = (ns / (1e3 * REPEATS * STEPS) for ns in host_ns)
+        return {"steps": statistics.median(times[1:]), **dict(zip(names, work, strict=True))}
 
     def times_us(self) -> dict[str, float]:
         """Return the times in µs by what was measured."""
         graphs = {
-            "load alone": self.alone, "step without load": self.without, "load, then step":
-            self.before, "load next to step": self.during, "load next to update": self.at_end,
+            "load alone": self.alone, "step": self.bare, "step, copy of sums": self.without,
+            "load, step, copy of sums": self.before,
         }  # fmt: skip
         found = {
             name: 1e3 * statistics.median(self.replica.device.times_ms(start))
             for name, start in graphs.items()
         }
         found["load alone"] /= LOADS
-        return {**found, "steps from the host": self.steps_us()}
+        found["from the host, load in graph"] = self.steps_us(ahead=False)["steps"]
+        host = self.steps_us(ahead=True)
+        return {**found, "from the host, load ahead": host.pop("steps"), **host}
 
 
 def report(network: Network, n: int, precision: str, backend: CudaBackend) -> Iterator[str]:

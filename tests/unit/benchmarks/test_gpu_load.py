@@ -18,14 +18,25 @@ def test_every_variant_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CudaBackend(Emulator())
     lines = list(gpu_load.report(network, 4, "fp32", backend))
     assert lines[0].split() == ["small,", "batch", "4,", "fp32:", "µs", "from", "host", "copied"]
-    assert len(lines) == 7
+    assert len(lines) == 10
     for line in lines[1:]:
-        assert min(float(time) for time in line.split()[-2:]) > 0.0
-    load = gpu_load.Load(network, 4, "fp32", backend)
-    load.during()
+        assert min(float(time) for time in line.split()[-2:]) >= 0.0
+
+
+def test_the_load_of_the_next_minibatch_leaves_the_present_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_load, "IMAGES", 20)
+    network = Network((3, 9, 8), [Flatten(), Dense(3)], name="small")
+    load = gpu_load.Load(network, 4, "fp32", CudaBackend(Emulator()))
     replica = load.replica
+    present = replica._input
+    before = replica.memory.download(present)
+    load.stage()
+    assert replica._input is not present
     assert not replica.memory.download(replica._input).any()
-    loaded = replica.memory.download(load._other)
-    load.before()
-    np.testing.assert_array_equal(replica.memory.download(replica._input), loaded)
-    assert loaded.any()
+    with replica.load_stream():
+        replica.unpack_staged_batch()
+    np.testing.assert_array_equal(replica.memory.download(replica._input), before)
+    np.testing.assert_array_equal(replica.memory.download(present), before)
+    assert before.any()
