@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
 from typing import Any
 from unittest.mock import Mock
@@ -195,6 +196,12 @@ class FakeDeviceReplica(DeviceReplica):
         self.load(x, y, **options)
 
     def unpack_staged_batch(self) -> None:
+        pass
+
+    def load_stream(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def select_step(self, slot: int, n: int) -> None:
         pass
 
     def run(self, listener: Any = None, *, overlap: bool = True, early: bool = False) -> None:
