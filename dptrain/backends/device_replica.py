@@ -28,9 +28,16 @@ class DeviceReplica(CropWindowReplica, ABC):
     Attributes:
         max_steps_in_flight: steps that may be enqueued and not finished when the next one is
             enqueued.
+        loads_ahead: True if there are several input buffers.
     """
 
     max_steps_in_flight: int
+    loads_ahead: bool = False
+
+    @property
+    def upload_ms(self) -> float:
+        """Mean time in which a message is copied to the device; 0 if kernels read it directly."""
+        return 0.0
 
     # A step: stage_batch, unpack_staged_batch (within load_stream, or not), run, enqueue_sums_copy,
     # enqueue_update, sums_future.

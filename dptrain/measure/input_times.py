@@ -67,6 +67,7 @@ class InputLimit:
         wait_ms: waiting for the minibatch.
         copy_ms: copying the minibatch to the network's input; 0 if it was not measured.
         reading_ms, assembling_ms: see `InputTimes`; they may overlap with the step.
+        copies_ahead: True if a minibatch is copied during the step before.
     """
 
     step_ms: float
@@ -74,11 +75,24 @@ class InputLimit:
     copy_ms: float
     reading_ms: float
     assembling_ms: float
+    copies_ahead: bool = False
 
     @property
     def share(self) -> float:
-        """Share of a step in which nothing but input happened."""
-        return min((self.wait_ms + self.copy_ms) / self.step_ms, 1.0) if self.step_ms else 0.0
+        """Share of a step in which nothing but input happened.
+
+        If copies overlap with steps and take as long, they happen all the time.
+        """
+        if not self.step_ms:
+            return 0.0
+        if self.copies_ahead:
+            copies = self.copy_ms if self._copies_all_the_time else 0.0
+            return min(max(self.wait_ms, copies) / self.step_ms, 1.0)
+        return min((self.wait_ms + self.copy_ms) / self.step_ms, 1.0)
+
+    @property
+    def _copies_all_the_time(self) -> bool:
+        return self.copy_ms > (1.0 - NEGLIGIBLE) * self.step_ms
 
     @property
     def ahead(self) -> float:
@@ -94,7 +108,7 @@ class InputLimit:
     @property
     def part(self) -> str:
         """The part of input that takes longest: ``reading``, ``assembling`` or ``copying``."""
-        if self.copy_ms > self.wait_ms:
+        if self.copy_ms > self.wait_ms and (self._copies_all_the_time or not self.copies_ahead):
             return "copying"
         return "reading" if self.reading_ms >= self.assembling_ms else "assembling"
 

@@ -307,18 +307,19 @@ TRAINING = (
     Term("input_limit", "", "What input takes in a step, means over the ranks, with the "
          "following keys, without the first step after a start; null if fewer than 10 others are "
          "left to count."),
-    Term("input_limit.limits", "", "True if waiting and copying take more than 10% of a step."),
+    Term("input_limit.limits", "", "True if share is more than 10%."),
     Term("input_limit.part", "", "The part of input that takes longest, if it limits training: "
          "reading, assembling or copying."),
     Term("input_limit.share", "1", "Share of a step in which nothing but input happens: waiting "
-         "and copying."),
+         "and copying. A GPU copies a minibatch during the step before, which counts if it takes "
+         "more than 90% of a step."),
     Term("input_limit.wait_ms", "ms", "Waiting for the minibatch."),
     Term("input_limit.reading_ms", "ms", "Reading a minibatch from memory or files, with "
          "decoding; it may overlap with the step."),
     Term("input_limit.assembling_ms", "ms", "Drawing random numbers and changing images on the "
          "host; it may overlap with the step."),
     Term("input_limit.copying_ms", "ms", "Copying the minibatch to the network's input (stage "
-         "load); 0 if no step was timed by stage."),
+         "load, and on a GPU the transfer before it); 0 if no step was timed by stage."),
     Term("scaling", "", "Efficiency relative to steps of rank 0 alone, with the following keys."),
     Term("weak", "1", "T(1) / T(p), T(1) with a rank's share of the minibatch."),
     Term("strong", "1", "T(1) / (p · T(p)), T(1) with the whole minibatch."),

@@ -164,7 +164,7 @@ def _input_limit(job: Job, in_flight: int, skip: int) -> InputLimit | None:
     if len(counts) < MIN_STEPS or not is_captured:
         return None
     measured = gather_measured(world, recorder, ahead=in_flight, skip=skip, without=times.starts)
-    loader_times = world.gather_json(list(times.mean_ms()))
+    loader_times = world.gather_json([*times.mean_ms(), job.engine.upload_ms])
     if measured is None or loader_times is None:
         return None
     between = sum(measured.column(name, ordinary=True) for name in (EVALUATION, CHECKPOINT))
@@ -174,8 +174,10 @@ def _input_limit(job: Job, in_flight: int, skip: int) -> InputLimit | None:
         load = next(stage.name for stage in job.plan.stages if stage.phase is Phase.LOAD)
         copy_ms = float(measured.column(load).mean())
         wait_ms = measured.step_parts.all_steps.data_wait
-    reading_ms, assembling_ms = np.mean(loader_times, axis=0).tolist()
-    return InputLimit(step_ms, wait_ms, copy_ms, reading_ms, assembling_ms)
+    reading_ms, assembling_ms, upload_ms = np.mean(loader_times, axis=0).tolist()
+    return InputLimit(
+        step_ms, wait_ms, copy_ms + upload_ms, reading_ms, assembling_ms, job.engine.loads_ahead
+    )
 
 
 def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[str | Table, ...]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 SPIN_S, SLEEP_S = 0.02, 50e-6
 """How long to poll without a pause, and the pause after that."""
 
+TIMED_UPLOADS = 20
+"""One upload in so many is timed."""
+
 
 class PinnedStagingBuffer(StagingBuffer):
     """Staging slots in pinned host memory.
@@ -36,6 +39,9 @@ class PinnedStagingBuffer(StagingBuffer):
         self._addresses = [(int(there.data.ptr), here.ctypes.data) for there, here in pairs]
         self._uploaded = [gpu.event() for _ in self.host]
         self._loaded = [gpu.event() for _ in self.host]
+        self._upload_begin, self._upload_end = (gpu.cupy.cuda.Event() for _ in range(2))
+        self._num_uploads = 0
+        self._upload_times: list[float] = []
         self._done = [gpu.event() for _ in self.host]
         self._all_done = gpu.event()
         self._is_done = [True for _ in self.host]
@@ -49,8 +55,28 @@ class PinnedStagingBuffer(StagingBuffer):
     def _upload(self) -> None:
         runtime, stream = self._gpu.cupy.cuda.runtime, self._stream
         kind = runtime.memcpyHostToDevice
+        timed = self._num_uploads % TIMED_UPLOADS == 0
+        self._num_uploads += 1
+        if timed:
+            self._add_upload_time()
+            stream.record(self._upload_begin)
         runtime.memcpyAsync(*self._addresses[self.slot], self._nbytes, kind, stream.ptr)
+        if timed:
+            stream.record(self._upload_end)
         self._gpu.stream.wait_event(stream.record(self._uploaded[self.slot]))
+
+    def _add_upload_time(self) -> None:
+        """Record the time of the last timed upload; there has been no other one before the first.
+
+        The very first upload is left out: it may wait for memory to become resident.
+        """
+        if self._num_uploads > TIMED_UPLOADS + 1 and self._upload_end.done:
+            get_ms = self._gpu.cupy.cuda.get_elapsed_time
+            self._upload_times.append(float(get_ms(self._upload_begin, self._upload_end)))
+
+    @property
+    def upload_ms(self) -> float:
+        return sum(self._upload_times) / max(len(self._upload_times), 1)
 
     @contextmanager
     def load_stream(self, free_after: int | None) -> Iterator[None]:

@@ -217,6 +217,7 @@ class CudaReplica(DeviceReplica):
         self._buffers = [self._bound_buffer()]
         if NEXT_INPUT in plan.buffers:
             self._buffers.append(self._bind_again())
+        self.loads_ahead = len(self._buffers) > 1
         self._select_buffer(0)
         self._staged_slots: tuple[int | None, int | None] = (None, None)
         self._free_after: int | None = None
@@ -229,7 +230,7 @@ class CudaReplica(DeviceReplica):
         device.load_functions()
 
     def _allocate_numbers(self, n: int) -> None:
-        """Allocate what changes from step to step besides a minibatch of `n` samples."""
+        """Allocate samples and hyperparameters of a minibatch of `n` samples."""
         zeros = self.device.zeros
         self.samples = zeros((n,), "int64") if self._message.sample_words else None
         self.numbers = zeros((HYPERPARAMETERS,), "float32")
@@ -428,6 +429,10 @@ class CudaReplica(DeviceReplica):
     @property
     def staging_slot(self) -> int:
         return self._staging.slot
+
+    @property
+    def upload_ms(self) -> float:
+        return self._staging.upload_ms
 
     def load_stream(self) -> AbstractContextManager[None]:
         return self._staging.load_stream(self._free_after)

@@ -54,6 +54,7 @@ class Engine(ABC):
         recorder: receives the times of every step.
         max_steps_in_flight: steps that may be enqueued and not finished when the next one is made;
             0 if each step has ended when `step` returns.
+        loads_ahead: True if a minibatch is copied to the network's input during the step before.
 
     Example:
         >>> with engine:                                        # doctest: +SKIP
@@ -64,6 +65,12 @@ class Engine(ABC):
     """
 
     max_steps_in_flight: int = 0
+    loads_ahead: bool = False
+
+    @property
+    def upload_ms(self) -> float:
+        """Time of the copy of a minibatch to a device, before the stage load."""
+        return 0.0
 
     def __init__(
         self,

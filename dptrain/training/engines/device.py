@@ -72,6 +72,7 @@ class DeviceEngine(Engine):
         super().__init__(replica, gradient_sum, buckets, recorder)
         self.device_replica = replica
         self.max_steps_in_flight = replica.max_steps_in_flight
+        self.loads_ahead = replica.loads_ahead
         self.captures_timed = True
         self.time_stages(FIRST_TIMED, TIMED_EVERY)
         self._programs = Programs(replica)
@@ -91,6 +92,10 @@ class DeviceEngine(Engine):
         sums = self._enqueue(batch)
         self._collect(max(self.max_steps_in_flight - 1, 0))
         self._record(batch, learning_rate, sums)
+
+    @property
+    def upload_ms(self) -> float:
+        return self.device_replica.upload_ms
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
         if wait or self._stops:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import Array, Device, Function, StagingBuffer
-from dptrain.backends.cuda.pinned import PinnedStagingBuffer
+from dptrain.backends.cuda.pinned import TIMED_UPLOADS, PinnedStagingBuffer
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
@@ -286,7 +286,11 @@ class StreamDevice(Emulator):
         self.stream = self.current = self.streams[0]
         self.uploads = list[frozenset[str]]()
         runtime = SimpleNamespace(memcpyAsync=self._copy, memcpyHostToDevice=1)
-        self.cupy = SimpleNamespace(cuda=SimpleNamespace(Stream=self._make, runtime=runtime))
+        cuda = SimpleNamespace(
+            Stream=self._make, Event=self.event, runtime=runtime,
+            get_elapsed_time=lambda begin, end: 0.25,
+        )  # fmt: skip
+        self.cupy = SimpleNamespace(cuda=cuda)
 
     def _make(self, non_blocking: bool) -> Stream:
         self.streams.append(Stream(len(self.streams)))
@@ -344,3 +348,14 @@ def test_events_order_uploads_loads_and_steps() -> None:
             staging.sums_future()
     # Neither the two loads after an evaluation overlap, nor two in a row to the same buffer.
     assert overlaps == [0, 2, 3, 4, 5, 6, 7, 11, 12, 18, 19]
+
+
+def test_some_uploads_are_timed() -> None:
+    device = StreamDevice()
+    memory = Slots(SimpleNamespace(data=SimpleNamespace(ptr=slot)) for slot in range(4))
+    staging = PinnedStagingBuffer(device, memory, device.zeros((3,), "float32"))  # type: ignore[arg-type]
+    for number in range(2 * TIMED_UPLOADS + 1):
+        assert staging.upload_ms == 0.0
+        staging.open_slot(number % 4)
+        staging.submit(8192)
+    assert staging.upload_ms == 0.25
