@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -599,7 +599,13 @@ class CropWindowReplica(Replica, ABC):
     A part is described by a crop window, int64 (4,): index of the image, first row and first column
     (outside of the image are zeros), and 1 if it is mirrored; and by a recolouring, float32 (2,):
     factor of the distances from the mean of each channel, and the number that is added afterwards.
+
+    Class attributes:
+        resizes_images: True if `PixelFormat.size` is supported. Rows and columns of crop windows
+            are then those of the resized image.
     """
+
+    resizes_images: ClassVar[bool] = False
 
     @abstractmethod
     def cache_images(self, images: Any, pixels: PixelFormat = INPUTS) -> None:

@@ -52,7 +52,7 @@ class Samples(ABC):
 
     @property
     def pixels(self) -> PixelFormat:
-        """The type that `read_kept` fills, and its conversion to inputs."""
+        """The form that `read_kept` fills, and its conversion to inputs."""
         return INPUTS
 
     def read_kept(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
@@ -64,6 +64,14 @@ class Samples(ABC):
             y: as in `read`.
         """
         self.read(indices, x, y)
+
+    def as_stored(self) -> Samples | None:
+        """Return the samples with images as they are stored, which `pixels` resizes.
+
+        Returns:
+            None if images are not resized, or are kept as inputs in less memory.
+        """
+        return None
 
     def content(
         self, indices: NDArray[np.int64], input_shape: Shape, target_shape: Shape

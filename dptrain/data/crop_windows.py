@@ -128,7 +128,8 @@ class CropWindowLoader(BatchSource):
         dtype = np.float32 if self._target_shape else np.int32
         targets = np.empty((len(rows), *self._target_shape), dtype)
         self._samples.read_targets(rows, targets)
-        shape, augmentation = self._samples.readable_shape, self._augmentation
+        kept, augmentation = self._samples, self._augmentation
+        shape = kept.pixels.converted_shape(kept.readable_shape)
         recolourings = None
         if augmentation is None:
             windows = centred_windows(self._input_shape, shape, rows)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from types import EllipsisType
 from typing import Any
 
@@ -18,29 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.pixels import INPUTS, PixelFormat
+from dptrain.backends.resizing import resize
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 LUMA = (0.299, 0.587, 0.114)
 """Source: ITU-R BT.601."""
-
-
-def bilinear_weights(source: int, target: int) -> NDArray[np.float32]:
-    """Return the matrix that resizes an axis of `source` pixels to `target` pixels.
-
-    Pixel centres are at half-integer positions. The weights of neighbours follow a triangle whose
-    half width is one source pixel, or one target pixel if that is wider, so that no pixel is
-    skipped if an image gets smaller. Weights are normalised at the border.
-
-    Returns:
-        float32 (target, source); each row sums to 1.
-    """
-    scale = source / target
-    width = max(scale, 1.0)
-    centres = (np.arange(target) + 0.5) * scale
-    distance = np.abs(np.arange(source)[None, :] + 0.5 - centres[:, None]) / width
-    weights = np.maximum(1.0 - distance, 0.0)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True), dtype=np.float32)
 
 
 def centre(shape: Shape, size: Shape) -> tuple[EllipsisType, slice, slice]:
@@ -87,16 +69,14 @@ class Adapter:
         """Largest shape that this adapter can fill."""
         return (self.target[0], *self.source[1:]) if self.crop else self.target
 
-    @cached_property
-    def _weights(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """Matrices for rows and (transposed) columns; None if images keep their size."""
-        if self.crop or len(self.target) == 1 or self.source[1:] == self.target[1:]:
-            return None
-        rows, columns = (
-            bilinear_weights(source, target)
-            for source, target in zip(self.source[1:], self.target[1:], strict=True)
-        )
-        return rows, np.ascontiguousarray(columns.T)
+    @property
+    def resizes(self) -> bool:
+        """True if images are resized."""
+        return not self.crop and len(self.target) == 3 and self.source[1:] != self.target[1:]
+
+    @property
+    def _becomes_grey(self) -> bool:
+        return (self.source[0], self.target[0]) == (3, 1) and len(self.target) == 3
 
     def __call__(self, stored: NDArray[Any], x: NDArray[np.float32]) -> None:
         """Fill `x`.
@@ -114,10 +94,24 @@ class Adapter:
 
         8-bit pixels are kept if the conversion only moves or repeats them.
         """
-        is_grey = (self.source[0], self.target[0]) == (3, 1) and len(self.target) == 3
-        if dtype != np.uint8 or is_grey or self._weights is not None:
+        if dtype != np.uint8 or self._becomes_grey or self.resizes:
             return INPUTS
         return PixelFormat("uint8", self.scale, self.offset)
+
+    def stored_as(self, dtype: np.dtype[Any]) -> tuple[Shape, PixelFormat] | None:
+        """Return shape and form of images that are kept as stored and resized when loaded.
+
+        Returns:
+            None if images are not resized, have no 8-bit pixels, become grey, or would take more
+            memory than inputs do.
+        """
+        # The sums of recoloured pixels are exact if they were shifted by 1.
+        if not self.resizes or dtype != np.uint8 or self._becomes_grey or self.offset != -1.0:
+            return None
+        shape, (height, width) = (self.target[0], *self.source[1:]), self.target[1:]
+        if math.prod(shape) > math.prod(self.target) * np.dtype(np.float32).itemsize:
+            return None
+        return shape, PixelFormat("uint8", self.scale, self.offset, (height, width))
 
     def keep(self, stored: NDArray[Any], x: NDArray[np.uint8]) -> None:
         """Fill `x` with 8-bit pixels that are not converted; `kept_as` must allow it."""
@@ -130,16 +124,11 @@ class Adapter:
         """Return (n, C, H, W) in the requested size, with one channel or those of the target."""
         if self.crop:
             stored = stored[centre(self.source, shape)]
-        if (self.source[0], self.target[0]) == (3, 1):
+        if self._becomes_grey:
             red, green, blue = (np.float32(weight) for weight in LUMA)
             stored = (red * stored[:, :1] + green * stored[:, 1:2]) + blue * stored[:, 2:]
-        if self._weights is None:
-            return stored
-        rows, columns = self._weights
-        # One product for each image instead of one for the batch: the bits of a sample must not
-        # depend on the batch with which it is read.
-        wide = np.matmul(np.asarray(stored, dtype=np.float32), columns)
-        return np.asarray(np.matmul(rows, wide))
+        height, width = self.target[1:]
+        return resize(stored, (height, width)) if self.resizes else stored
 
     @property
     def note(self) -> str:

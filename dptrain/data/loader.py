@@ -148,7 +148,7 @@ class Loader(BatchSource):
         rows, x_shape, dtype = sampler.largest_shard, input_shape, "float32"
         if keeps_pixels:
             x_shape, dtype = samples.readable_shape or input_shape, samples.pixels.dtype
-        self._image_shape = x_shape
+        self._image_shape = samples.pixels.converted_shape(x_shape) if keeps_pixels else x_shape
         self._steps_per_draw = max(STEPS_PER_DRAW, SAMPLES_PER_DRAW // max(rows, 1))
         self._staged = self._make_staged(0 if keeps_pixels else rows, input_shape)
         self._free: SimpleQueue[_Buffers] = SimpleQueue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -49,6 +49,8 @@ class StoredSamples(Samples):
         preprocessing: of the model.
         where: name of the data, for messages.
         white: 8-bit value that becomes 1; None: as in `preprocessing`.
+        keeps_size: True if `read_kept` does not resize images, although the network's input has
+            another size.
     """
 
     inputs: StoredInputs
@@ -57,6 +59,7 @@ class StoredSamples(Samples):
     preprocessing: Preprocessing
     where: str
     white: int | None = None
+    keeps_size: bool = False
 
     @cached_property
     def adapter(self) -> Adapter:
@@ -72,9 +75,21 @@ class StoredSamples(Samples):
     def __len__(self) -> int:
         return len(self.rows)
 
+    @cached_property
+    def _stored_form(self) -> tuple[Shape, PixelFormat]:
+        """Shape and form of what `read_kept` fills if it does not resize."""
+        found = self.adapter.stored_as(self.inputs.dtype)
+        assert found is not None
+        return found
+
+    def as_stored(self) -> StoredSamples | None:
+        if self.adapter.stored_as(self.inputs.dtype) is None:
+            return None
+        return replace(self, keeps_size=True)
+
     @property
     def readable_shape(self) -> Shape:
-        return self.adapter.readable_shape
+        return self._stored_form[0] if self.keeps_size else self.adapter.readable_shape
 
     @property
     def decodes(self) -> bool:
@@ -82,7 +97,7 @@ class StoredSamples(Samples):
 
     @property
     def pixels(self) -> PixelFormat:
-        return self.adapter.kept_as(self.inputs.dtype)
+        return self._stored_form[1] if self.keeps_size else self.adapter.kept_as(self.inputs.dtype)
 
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         rows = self.rows[indices]
@@ -100,10 +115,12 @@ class StoredSamples(Samples):
             # Straight into x: two thirds of the time of a copy by index and another one. Any mode
             # but "raise" needs no buffer.
             np.take(inputs, rows, axis=0, out=x, mode="clip")  # type: ignore[call-overload]
+        elif self.keeps_size:
+            x[...] = inputs[rows]
         else:
             self.adapter.keep(inputs[rows], x)
         if not self._always_in_range:
-            converted = np.empty(x.shape, np.float32)
+            converted = np.empty((len(x), *pixels.converted_shape(x.shape[1:])), np.float32)
             pixels.convert(x, converted)
             self._check(converted, rows)
         y[...] = self.targets[rows]
@@ -138,15 +155,20 @@ class CachedSamples(Samples):
         y: their targets.
         count: number of samples; None: one for each row.
         pixels: conversion of `x` to inputs.
+        stored: the samples before they were resized to `x`; None if they were not.
     """
 
     x: Any
     y: NDArray[Any]
     count: int | None = None
     pixels: PixelFormat = INPUTS
+    stored: StoredSamples | None = None
 
     def __len__(self) -> int:
         return len(self.x) if self.count is None else self.count
+
+    def as_stored(self) -> StoredSamples | None:
+        return self.stored
 
     @property
     def readable_shape(self) -> Shape:
@@ -211,7 +233,7 @@ def cache_samples(samples: StoredSamples) -> CachedSamples:
     for start in range(0, count, _CHUNK):
         span = slice(start, min(start + _CHUNK, count))
         samples.read_kept(np.arange(span.start, span.stop, dtype=np.int64), x[span], y[span])
-    return CachedSamples(x, y, pixels=samples.pixels)
+    return CachedSamples(x, y, pixels=samples.pixels, stored=samples.as_stored())
 
 
 def cache_limit_bytes(ranks_per_node: int) -> int:

@@ -28,9 +28,36 @@ typedef unsigned char Pixel;
 typedef float Pixel;
 #endif
 
+// Images that are stored in another size, STORED_ROWS x STORED_COLUMNS, are resized: ROW_TAPS rows and
+// COLUMN_TAPS columns become a pixel. 0 if images keep their size.
+#ifndef ROW_TAPS
+#define ROW_TAPS 0
+#define COLUMN_TAPS 0
+#define STORED_ROWS 0
+#define STORED_COLUMNS 0
+#endif
+
 // The product and the sum are rounded, as on the host (dptrain/backends/pixels.py).
-__device__ inline float to_input(Pixel pixel, float scale, float offset) {
-    return BYTES ? __fadd_rn(__fmul_rn(float(pixel), scale), offset) : float(pixel);
+__device__ inline float to_input(float pixel, float scale, float offset) {
+    return BYTES ? __fadd_rn(__fmul_rn(pixel, scale), offset) : pixel;
+}
+
+// A pixel of a resized map. row_taps (H, 1 + ROW_TAPS) has the first row, as an integer's bits, and
+// the weights of rows; column_taps likewise. Rows are combined first, every operation is rounded, and
+// the order is that of the host (dptrain/backends/resizing.py).
+__device__ inline float resized(const Pixel* map, int row, int column, const float* row_taps,
+                                const float* column_taps) {
+    const float *rows = row_taps + row * (1 + ROW_TAPS),
+                *columns = column_taps + column * (1 + COLUMN_TAPS);
+    const Pixel* corner = map + __float_as_int(rows[0]) * STORED_COLUMNS + __float_as_int(columns[0]);
+    float sum = 0.0f;
+    for (int j = 0; j < COLUMN_TAPS; ++j) {
+        float combined = 0.0f;
+        for (int i = 0; i < ROW_TAPS; ++i)
+            combined = __fadd_rn(combined, __fmul_rn(float(corner[i * STORED_COLUMNS + j]), rows[1 + i]));
+        sum = __fadd_rn(sum, __fmul_rn(combined, columns[1 + j]));
+    }
+    return sum;
 }
 
 // Further arguments: targets (target_words,), sample indices (sample_words,) and
@@ -104,7 +131,8 @@ struct alignas(8) Recolouring {
 };
 
 // Sums of a channel are exact for 8-bit pixels: their inputs are multiples of 2^-24 and are added as
-// integers, which all GPUs do fast. For other inputs they are sums of doubles.
+// integers, which all GPUs do fast. This holds for resized pixels, too, because 1 is subtracted from
+// them. For other inputs they are sums of doubles.
 #if BYTES
 typedef long long Sum;
 __device__ inline Sum term(float input) { return Sum(input * 16777216.0f); }
@@ -136,7 +164,7 @@ __device__ inline void block_sums(Sum (&sums)[GROUP]) {
 // outside an image are 0. crop_windows int32 (n, 4). If `recolours` is set, the colours of each
 // window are changed as recolourings float32 (n, 2) describes; the mean includes the pixels
 // outside, and every operation is rounded, as on the host (dptrain/data/augmentation.py). Launched
-// with one block per sample.
+// with one block per sample. If images are resized, (rows, columns) are those of resized images.
 //
 // The time of a block is mostly latency: all channels are read at once, and read again, from the
 // L1 cache, when their means are known.
@@ -144,7 +172,9 @@ extern "C" __global__ void __launch_bounds__(1024)
     unpack_crop_windows(const Pixel* __restrict__ images, const int* crop_windows,
                         const float* recolourings, Number* __restrict__ input, int n,
                         int num_channels, int window_height, int window_width, int image_rows,
-                        int image_columns, float scale, float offset, int recolours,
+                        int image_columns, const float* __restrict__ row_taps,
+                        const float* __restrict__ column_taps, float scale, float offset,
+                        int recolours,
                         MESSAGE_PARAMETERS) {
     wait_for_previous_kernel();
     __shared__ CropWindow window;
@@ -166,7 +196,8 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
     if (!accepted || sample >= n) return;
-    const Pixel* image = images + (long long)window.image * channels * rows * columns;
+    const int stored = ROW_TAPS ? STORED_ROWS * STORED_COLUMNS : rows * columns;
+    const Pixel* image = images + (long long)window.image * channels * stored;
     Number* inputs = input + (long long)sample * pixels * channels;
     // The inputs of a group of channels at a pixel.
     const auto read = [&](int first, int at, float(&values)[GROUP]) {
@@ -175,9 +206,12 @@ extern "C" __global__ void __launch_bounds__(1024)
         const bool inside = row >= 0 && row < rows && column >= 0 && column < columns;
 #pragma unroll
         for (int c = 0; c < GROUP; ++c) {
-            const int pixel = ((first + c) * rows + row) * columns + column;
-            const bool exists = inside && first + c < channels;
-            values[c] = exists ? to_input(image[pixel], scale, offset) : 0.0f;
+            const Pixel* map = image + (first + c) * stored;
+            values[c] = 0.0f;
+            if (!inside || first + c >= channels) continue;
+            const float pixel = ROW_TAPS ? resized(map, row, column, row_taps, column_taps)
+                                         : float(map[row * columns + column]);
+            values[c] = to_input(pixel, scale, offset);
         }
     };
     for (int first = 0; first < channels; first += GROUP) {

@@ -27,6 +27,7 @@ from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.plan.shards import MicroShards
 from dptrain.training.engines import make_engine
+from dptrain.training.evaluation import images_for
 from dptrain.training.job import Job
 
 WARM_UP, WARM_UP_ASYNCHRONOUS = 3, 20
@@ -79,7 +80,7 @@ def open_loader(
             cached, sampler, steps, *shapes, augmentation=augmentation, times=times
         )
     return Loader(
-        data.train,
+        images_for(job.replica, data.train) if job.streams_pixels else data.train,
         sampler,
         steps,
         *shapes,

@@ -69,14 +69,18 @@ def pixel_batches_of(
     Returns:
         None if the samples have no such images, or the replica cannot load them.
     """
+    if not isinstance(replica, CropWindowReplica):
+        return None
+    samples = images_for(replica, samples)
     shape, pixels = samples.readable_shape, samples.pixels
-    if shape is None or pixels.dtype != "uint8" or not isinstance(replica, CropWindowReplica):
+    if shape is None or pixels.dtype != "uint8":
         return None
     if not replica.accepts_images(shape, pixels):
         return None
     network, size = replica.plan.network, replica.plan.batch_size
     x, y = np.zeros((size, *shape), pixels.dtype), _targets(network, size)
-    windows = centred_windows(network.input_shape, shape, np.arange(size))
+    converted = pixels.converted_shape(shape)
+    windows = centred_windows(network.input_shape, converted, np.arange(size))
 
     def batches() -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]]:
         for start in range(0, len(indices), size):
@@ -86,6 +90,12 @@ def pixel_batches_of(
             yield x[:n], y[:n], windows[:n]
 
     return batches()
+
+
+def images_for(replica: Replica, samples: Samples) -> Samples:
+    """Return samples with images as they are stored if the replica resizes them."""
+    resizes = isinstance(replica, CropWindowReplica) and replica.resizes_images
+    return (samples.as_stored() if resizes else None) or samples
 
 
 def _targets(network: Network, count: int) -> NDArray[Any]:

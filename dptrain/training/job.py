@@ -32,6 +32,7 @@ from dptrain.plan.buckets import Bucket, make_buckets
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.plan.shards import MicroShards
 from dptrain.training.engines import Engine, make_engine
+from dptrain.training.evaluation import images_for
 from dptrain.training.persistence import open_run, restore_run, start_run
 from dptrain.training.resources import (
     bucket_bytes,
@@ -167,7 +168,8 @@ def assemble(
     inputs = replace(inputs, plan=plan)
     replica = _compile(chosen, world, inputs, quiet=quiet)
     cached = _cache_images(replica, inputs, world, chosen)
-    streams = cached is None and _streams_pixels(replica, inputs.dataset.train, world)
+    images = images_for(replica, inputs.dataset.train)
+    streams = cached is None and _streams_pixels(replica, images, world)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
     run_spec = replace(run_spec, kernels=kernels)
     restored = call_on_rank_zero(world, lambda: restore_run(chosen, run_spec, run, replica))
@@ -333,7 +335,7 @@ def _cache_images(
         None if the host has no memory for the images, a device has too little, or the backend
         cannot keep images.
     """
-    samples, free = inputs.dataset.train, replica.backend.free_bytes()
+    samples, free = images_for(replica, inputs.dataset.train), replica.backend.free_bytes()
     if free is not None and isinstance(samples, StoredSamples):
         samples = samples.cached_on_device()
     fits = isinstance(replica, CropWindowReplica) and isinstance(samples, CachedSamples)

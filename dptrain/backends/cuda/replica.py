@@ -18,6 +18,7 @@ from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.replica import Kernel, Listener, Replica
+from dptrain.backends.resizing import bilinear_taps
 from dptrain.network.layers import Dropout, Shape
 from dptrain.network.network import Network
 from dptrain.plan.buckets import UpdatablePrefix, updatable_prefixes
@@ -186,6 +187,12 @@ def early_update(plan: Plan) -> UpdatablePrefix | None:
     return found
 
 
+def _packed_taps(source: int, target: int) -> NDArray[np.float32]:
+    """Return (target, 1 + T): first pixel, as the bits of an int32, and T weights of each pixel."""
+    first, weights = bilinear_taps(source, target)
+    return np.concatenate([first.view(np.float32)[:, None], weights], axis=1)
+
+
 class CudaReplica(DeviceReplica):
     """A replica on a GPU.
 
@@ -202,6 +209,8 @@ class CudaReplica(DeviceReplica):
         pixels: conversion of `cached_images` to inputs.
     """
 
+    resizes_images = True
+
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
         self.device = device
         self._message = message = Message.of(plan.network, plan.setting)
@@ -212,6 +221,10 @@ class CudaReplica(DeviceReplica):
         self.cached_images: Array | None = None
         self._forward_programs: dict[tuple[int, bool, float], Callable[[], None]] = {}
         self.pixels = INPUTS
+        self._taps: list[Array] = [
+            self.numbers,
+            self.numbers,
+        ]  # Not read unless images are resized.
         super().__init__(backend, plan, seed=seed, memory=device)
         self._early = early_update(plan) if plan.training else None
         self._buffers = [self._bound_buffer()]
@@ -296,14 +309,31 @@ class CudaReplica(DeviceReplica):
         if self.device.specializes:
             names = "CHANNELS", "HEIGHT", "WIDTH", "ROWS", "COLUMNS"
             defines.update(zip(names, self._window_sizes(), strict=True))
+        if self.pixels.size is not None:
+            defines.update(self._prepare_resizing(self.pixels.size))
         self._unpack_windows = self._unpack_function("unpack_crop_windows", **defines)
         self.device.load_functions()
 
+    def _prepare_resizing(self, size: tuple[int, int]) -> dict[str, int]:
+        """Upload the weights that resize cached images; return the macros of the kernel."""
+        assert self.cached_images is not None
+        stored, names = self.cached_images.shape[2:], ("ROW", "COLUMN")
+        defines, self._taps = dict[str, int](), list[Array]()
+        for name, source, target in zip(names, stored, size, strict=True):
+            packed = _packed_taps(source, target)
+            self._taps.append(self.device.zeros(packed.shape, packed.dtype))
+            self.device.upload(self._taps[-1], packed)
+            defines |= {f"{name}_TAPS": packed.shape[1] - 1, f"STORED_{name}S": source}
+        return defines
+
     def _window_sizes(self) -> tuple[int, int, int, int, int]:
-        """Return channels, height and width of crop windows, and height and width of images."""
+        """Return channels, height and width of crop windows, and height and width of images.
+
+        If images are resized, these are the sizes of resized ones.
+        """
         assert self.cached_images is not None, "crop windows were staged before images were cached"
         _, height, width, channels = self._input.shape
-        rows, columns = self.cached_images.shape[2:]
+        rows, columns = self.pixels.size or self.cached_images.shape[2:]
         if self._caches_vectors:
             return 1, 1, channels, rows, columns
         return channels, height, width, rows, columns
@@ -470,7 +500,8 @@ class CudaReplica(DeviceReplica):
             images = self._staging.message[self._staged.images :]
         return [
             images, batch, recolourings, self._input, np.int32(n), *sizes,
-            np.float32(self.pixels.scale), np.float32(self.pixels.offset), np.int32(recolours),
+            *self._taps, np.float32(self.pixels.scale), np.float32(self.pixels.offset),
+            np.int32(recolours),
         ]  # fmt: skip
 
     def _window_threads(self) -> int:

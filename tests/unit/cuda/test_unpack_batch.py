@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,30 @@ def test_the_kernel_for_one_size_loads_what_the_host_computes(
     np.testing.assert_array_equal(found.transpose(0, 3, 1, 2), expected)
 
 
+@pytest.mark.parametrize("specializes", [False, True])
+@pytest.mark.parametrize("recolours", [False, True])
+@pytest.mark.parametrize("stored", [(5, 11), (12, 7), (9, 8), (9, 19)], ids=str)
+def test_the_kernel_resizes_as_the_host_does(
+    stored: tuple[int, int], recolours: bool, specializes: bool
+) -> None:
+    """Larger and smaller, and in one direction only."""
+    shape, rows = (3, 9, 8), np.array([3, 0, 4, 4, 1])
+    pictures = np.random.default_rng(0).integers(0, 256, (5, 3, *stored), np.uint8)
+    pixels = replace(PIXELS, size=shape[1:])
+    change = Augmentation(crop=3, flip=True, brightness=0.2, contrast=0.5 * recolours)
+    change = change if recolours else replace(change, brightness=0.0)
+    draws = change.draw(1, 2, rows)
+    converted = np.empty((5, *shape), np.float32)
+    pixels.convert(pictures, converted)
+    expected = np.empty((5, *shape), np.float32)
+    change.change(expected, draws, converted, rows)
+    windows = change.crop_windows(shape, draws, shape, rows)
+    found = load(Network(shape, [Flatten()], MeanSquaredError()), pictures, windows,
+                 change.recolourings(draws) if recolours else None, pixels,
+                 specializes=specializes)  # fmt: skip
+    np.testing.assert_array_equal(found.transpose(0, 3, 1, 2), expected)
+
+
 def test_the_kernel_for_one_size_of_vectors() -> None:
     pictures = np.random.default_rng(0).integers(0, 256, (4, 200), np.uint8)
     rows, expected = np.array([2, 0, 3]), np.empty((3, 200), np.float32)
@@ -46,14 +72,15 @@ def test_the_kernel_for_one_size_of_vectors() -> None:
 
 
 def load(
-    network: Network, pictures: np.ndarray, windows: np.ndarray, recolourings: np.ndarray | None
-) -> np.ndarray:
+    network: Network, pictures: np.ndarray, windows: np.ndarray, recolourings: np.ndarray | None,
+    pixels: PixelFormat = PIXELS, *, specializes: bool = True,
+) -> np.ndarray:  # fmt: skip
     """Return the input (n, H, W, C) after loading windows of cached pictures."""
-    backend = CudaBackend(Emulator(seed=1, specializes=True))
+    backend = CudaBackend(Emulator(seed=1, specializes=specializes))
     backend.choose_device(0)
     plan = make_plan(network, backend, len(windows), training=False)
     replica = backend.make_replica(plan)
     assert isinstance(replica, DeviceReplica)
-    replica.cache_images(pictures, PIXELS)
+    replica.cache_images(pictures, pixels)
     replica.load(None, None, crop_windows=windows, recolourings=recolourings, training=False)
     return np.asarray(replica.memory.download(replica._views[INPUT]))

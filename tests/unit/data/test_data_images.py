@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dptrain.data.images import Adapter, bilinear_weights
+from dptrain.backends.resizing import bilinear_weights
+from dptrain.data.images import Adapter
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import UserError
 

@@ -12,6 +12,7 @@ import pytest
 
 import dptrain
 from dptrain import AfterEpoch, AfterStep, Callback, Dense, Flatten, Network, Trainer, UserError
+from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.training import run as run_module
@@ -289,6 +290,34 @@ def test_pixels_from_memory_and_from_files_train_the_same_parameters(
         found.append(trainer.parameters["dense1.weight"])
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+def test_images_of_another_size_stay_8_bit_pixels_on_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cached, streamed, and resized on the host: the parameters and the scores are equal."""
+    x, y = arrays(40)
+    np.savez(tmp_path / "xy.npz", x=x, y=y)
+    network = Network((1, 5, 9), [Flatten(), Dense(3)], name="linear")
+    found = []
+    for cache, resizes in ((0.5, True), (0.0, True), (0.5, False)):
+        monkeypatch.setattr(CudaReplica, "resizes_images", resizes)
+        trainer = Trainer(
+            network, f"npz:{tmp_path / 'xy.npz'}", backend="cuda", epochs=3, batch_size=10, crop=2,
+            flip=True, brightness=0.2, contrast=0.3, learning_rate=0.05, evaluate_every=1,
+            device_cache=cache, progress=False,
+        )  # fmt: skip
+        trainer.fit()
+        replica = trainer.job.replica
+        assert isinstance(replica, CudaReplica)
+        assert trainer.job.streams_pixels == (cache == 0.0)
+        assert replica.cached_images.dtype == (np.uint8 if resizes else np.float32)
+        assert replica.cached_images.shape[2:] == (x.shape[1:3] if resizes else (5, 9))
+        losses = [record["test_loss"] for record in trainer.history]
+        found.append((trainer.parameters["dense1.weight"], losses))
+    for parameters, losses in found[1:]:
+        np.testing.assert_array_equal(parameters, found[0][0])
+        assert losses == found[0][1]
 
 
 # Times of an emulated GPU.
