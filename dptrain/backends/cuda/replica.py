@@ -250,11 +250,10 @@ class CudaReplica(DeviceReplica):
 
     def _bound_buffer(self) -> _InputBuffer:
         """Return the input buffer that stages are bound to, with its updates."""
-        if self._early is not None:  # Compiled together with the others.
-            for part in self._update_parts():
-                self.update_kernel(part)
-        elif self.plan.training:
+        if self.plan.training:  # Not later, while a graph is captured.
             self.update_kernel()
+            for part in self._update_parts() if self._early is not None else ():
+                self.update_kernel(part)
         return _InputBuffer(
             self._views[INPUT], self._views[TARGET], self.samples, self.numbers, self.stages,
             self._update_kernels,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dptrain.backends.cuda import replica as cuda_replica
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import Array, Device, Function, StagingBuffer
 from dptrain.backends.cuda.pinned import TIMED_UPLOADS, PinnedStagingBuffer
@@ -238,6 +239,25 @@ def test_no_step_after_a_failure_counts_and_its_minibatch_remains(
     good = next(batches([4]))
     loss = replica.forward_backward(good.x, good.y, samples=good.samples, step=7)
     assert loss == expected.forward_backward(good.x, good.y, samples=good.samples, step=7)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_nothing_is_bound_while_a_graph_may_be_captured(
+    early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload ends the capture with an error."""
+    if early:
+        monkeypatch.setattr(cuda_replica, "EARLY_ELEMENTS", 1)
+        monkeypatch.setattr(cuda_replica, "EARLY_FLOPS", 1)
+    device = Emulator()
+    engine = engine_on(device, SGD(0.9))
+    monkeypatch.setattr(device, "upload", None)
+    monkeypatch.setattr(device, "zeros", None)
+    engine.time_stages(4, 2)
+    source = batches([4] * 12)
+    for _ in range(12):
+        engine.step(source, 0.05)
+    assert len(engine.results(wait=True)) == 12
 
 
 def test_repeated_sums_do_not_end_training() -> None:
