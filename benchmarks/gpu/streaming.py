@@ -1,4 +1,4 @@
-"""Measure training on a memory-mapped set of images that is larger than the allowed GPU cache."""
+"""Measure training on images that are not in GPU memory: memory-mapped, or decoded by workers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from benchmarks.gpu import targets
 from benchmarks.gpu.data import EpochClock, bare_step_us, generated_images, make_trainer
 from benchmarks.tables import Table
 from benchmarks.targets import Target
+from dptrain.data.stored import HOST_SHARE
+from dptrain.machine import available_cores
 from dptrain.network import Network
 from dptrain.training.baseline import open_loader
 from dptrain.training.trainer import Trainer
@@ -22,9 +26,14 @@ from dptrain.training.trainer import Trainer
 STREAMED, BLOCK = 500_000, 50_000
 """Number of images, which repeat after `BLOCK`; four fifths are for training."""
 
-DEVICE_CACHE = 0.001
-"""Share of free GPU memory that the cache may take: less than a tenth of the images on GPUs with up
-to 150 GB."""
+DEVICE_CACHE = 0.0008
+"""Share of free GPU memory that the cache may take: less than a tenth of the images for training on
+GPUs with up to 150 GB."""
+
+DECODED = 20_000
+"""Number of image files, which are decoded in each epoch."""
+
+MEMORY_MAPPED, FILES = "memory-mapped", "PNG files"
 
 EPOCHS = 4
 READ_STEPS = 400
@@ -36,14 +45,16 @@ class StreamResult:
     """Time of a step whose images are not in GPU memory, and of what may limit it.
 
     Attributes:
+        source: `MEMORY_MAPPED` or `FILES`.
         network, batch_size, precision, backend: the case.
         us: µs of a step of training, a mean over an epoch, for the epochs that count.
         bare_us: µs of a step that repeats one batch in GPU memory.
         link_us: µs of the copy of a minibatch of images from pinned memory to the GPU.
-        reading_us: µs in which the loader alone reads a minibatch.
+        reading_us: µs in which the loader alone reads, and decodes, a minibatch.
         says: what the run states about input.
     """
 
+    source: str
     network: str
     batch_size: int
     precision: str
@@ -90,15 +101,39 @@ def streamed_files(network: Network, count: int) -> Iterator[str]:
         yield f"npy:{x},{y}?fit=crop"
 
 
+@contextmanager
+def image_files(network: Network, count: int) -> Iterator[str]:
+    """Write PNG files of the network's size, by class, and yield the name of the data set."""
+    from PIL import Image
+
+    images, labels = generated_images(network, count)
+    _, height, width = network.input_shape
+    with tempfile.TemporaryDirectory() as folder:
+        for label in range(network.num_outputs):
+            (Path(folder) / f"{label:04d}").mkdir()
+        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+            pixels = image.transpose(1, 2, 0)[:height, :width].squeeze()
+            Image.fromarray(pixels).save(Path(folder) / f"{label:04d}" / f"{number}.png")
+        yield f"folder:{folder}"
+
+
 def measure_stream(
-    network: Network, data: str, backend: str, precision: str, batch_size: int
-) -> StreamResult:
-    """Train on images that are not in GPU memory, and measure what may limit it."""
-    clock = EpochClock()
-    trainer = make_trainer(
-        network, data, backend, precision, batch_size, clock, epochs=EPOCHS,
-        device_cache=DEVICE_CACHE,
-    )  # fmt: skip
+    network: Network, data: str, backend: str, precision: str, batch_size: int,
+    source: str = MEMORY_MAPPED,
+) -> StreamResult:  # fmt: skip
+    """Train on images that are not in GPU memory, and measure what may limit it.
+
+    Image files are decoded by a process for each core but two, as if they did not fit into host
+    memory.
+    """
+    clock, settings = EpochClock(), dict[str, Any]()
+    if source == FILES:
+        settings["workers"] = max(available_cores() - 2, 1)
+    with mock.patch("dptrain.data.stored.HOST_SHARE", 0.0 if source == FILES else HOST_SHARE):
+        trainer = make_trainer(
+            network, data, backend, precision, batch_size, clock, epochs=EPOCHS,
+            device_cache=DEVICE_CACHE, **settings,
+        )  # fmt: skip
     assert trainer.job.cached_samples is None
     reading_us = _reading_us(trainer)
     trainer.fit()
@@ -106,9 +141,10 @@ def measure_stream(
     found = trainer.summary["input_limit"]
     says = "" if found is None else f"{found['part'] or 'no limit'}, {found['share']:.0%}"
     on_gpu, samples = trainer.job.replica.memory.on_gpu, trainer.data.train
-    image_bytes = int(np.prod(samples.readable_shape or trainer.data.input_shape))
+    numbers = int(np.prod(samples.readable_shape or trainer.data.input_shape))
+    image_bytes = numbers * samples.pixels.itemsize
     return StreamResult(
-        network.name, batch_size, precision, backend, clock.step_us,
+        source, network.name, batch_size, precision, backend, clock.step_us,
         bare_step_us(network, backend, precision, batch_size),
         _link_us(batch_size * image_bytes) if on_gpu else 0.0, reading_us, says,
     )  # fmt: skip
@@ -149,8 +185,8 @@ def stream_table(results: Sequence[StreamResult]) -> Table:
 
     rows = [
         (
-            r.network, str(r.batch_size), r.precision, r.backend, f"{np.median(r.us):.4g}",
-            f"{1e6 * r.batch_size / np.median(r.us):,.0f}",
+            r.source, r.network, str(r.batch_size), r.precision, r.backend,
+            f"{np.median(r.us):.4g}", f"{1e6 * r.batch_size / np.median(r.us):,.0f}",
             *(f"{r.limits[name]:.4g}" for name in ("step", "link", "reading")),
             r.limit, f"{r.share:.3f}", r.says, f"≥ {targets.STREAM_SHARE.value:g}",
             verdict(r.goals),
@@ -158,12 +194,12 @@ def stream_table(results: Sequence[StreamResult]) -> Table:
         for r in results
     ]  # fmt: skip
     columns = (
-        "network", "batch", "precision", "backend", "training µs", "samples/s", "bare step µs",
-        "link µs", "reading µs", "limit", "share", "the run says", "target", "",
+        "images", "network", "batch", "precision", "backend", "training µs", "samples/s",
+        "bare step µs", "link µs", "reading µs", "limit", "share", "the run says", "target", "",
     )  # fmt: skip
     title = (
-        f"Training on {STREAMED:,} memory-mapped images, at least ten times the GPU cache, changed "
-        "as above: µs per step, median of epochs"
+        f"Training on {STREAMED:,} memory-mapped images, at least ten times the GPU cache, and on "
+        f"{DECODED:,} PNG files, changed as above: µs per step, median of epochs"
     )
     return Table(title, columns, tuple(rows))
 

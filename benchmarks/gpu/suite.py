@@ -42,7 +42,15 @@ from benchmarks.gpu.stages import (
     study_runs,
     unfused,
 )
-from benchmarks.gpu.streaming import STREAMED, measure_stream, streamed_files
+from benchmarks.gpu.streaming import (
+    DECODED,
+    FILES,
+    MEMORY_MAPPED,
+    STREAMED,
+    image_files,
+    measure_stream,
+    streamed_files,
+)
 from benchmarks.gpu.training import (
     PRECISIONS,
     Build,
@@ -369,19 +377,23 @@ class _Run:
                             self._train_on_images(network, data, backend, precision, n)
                         self.save(self.results)
 
-        with self._reported("images that are streamed"):
-            self._stream_images()
-        self.save(self.results)
+        for source in (MEMORY_MAPPED, FILES):
+            self._stream_images(source)
 
-    def _stream_images(self) -> None:
+    def _stream_images(self, source: str) -> None:
         cases, backend = self.settings.data, self.machine.backends[0]
+        write, count = streamed_files, STREAMED
+        if source == FILES:
+            write, count = image_files, DECODED
         for network in map(find_network, cases.networks):
-            with streamed_files(network, STREAMED) as data:
+            with write(network, count) as data:
                 for n in cases.batches:
                     for precision in cases.precisions:
-                        found = measure_stream(network, data, backend, precision, n)
-                        self.results.streams.append(found)
-                        release_memory()
+                        with self._reported(f"{source} images, batch {n}, {precision}"):
+                            found = measure_stream(network, data, backend, precision, n, source)
+                            self.results.streams.append(found)
+                            release_memory()
+                        self.save(self.results)
 
     def _train_on_images(
         self, network: Network, data: str, backend: str, precision: str, n: int

@@ -22,6 +22,8 @@ NETWORK = Network((3, 24, 24), [Conv2d(2), ReLU(), MaxPool2d(4), Flatten(), Dens
 def test_epochs_of_training_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "IMAGES", 48)
     monkeypatch.setattr(suite, "STREAMED", 75)
+    monkeypatch.setattr(suite, "DECODED", 75)
+    monkeypatch.setattr(streaming, "available_cores", lambda: 1)
     monkeypatch.setattr(suite, "find_network", lambda name: NETWORK)
     settings = suite.Settings(
         sections=("data",), networks=(), data=suite.Cases(("small",), (16,), ("fp32",), ())
@@ -32,9 +34,10 @@ def test_epochs_of_training_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.us) == data.EPOCHS - 2
     assert min(*found.us, found.bare_us) > 0.0
     assert found.ratio is None
-    (stream,) = results.streams
-    assert len(stream.us) == streaming.EPOCHS - 2
-    assert min(*stream.us, stream.bare_us, stream.reading_us) > 0.0
+    assert [stream.source for stream in results.streams] == ["memory-mapped", "PNG files"]
+    for stream in results.streams:
+        assert len(stream.us) == streaming.EPOCHS - 2
+        assert min(*stream.us, stream.bare_us, stream.reading_us) > 0.0
 
 
 def test_pytorch_reads_every_image_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +93,7 @@ def test_share_and_speedup() -> None:
 
 def test_a_stream_is_compared_with_its_slowest_part() -> None:
     result = StreamResult(
-        "cifar", 128, "bf16", "cuda", (170.0, 160.0), 140.0, 8.0, 150.0, "no limit, 2%"
+        "PNG files", "cifar", 128, "bf16", "cuda", (170.0, 160.0), 140.0, 8.0, 150.0, "no limit, 2%"
     )
     assert result.limit == "reading"
     assert result.share == pytest.approx(150 / 165)
