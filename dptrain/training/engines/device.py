@@ -155,8 +155,9 @@ class DeviceEngine(Engine):
             recorder.timed = self._time_every == 1
         run = self._programs.run
         if not by_stage:
-            with self.device_replica.load_stream():
-                run(batch, self.device_replica.unpack_staged_batch, kind=Kind.LOAD, slot=slot)
+            if self.loads_ahead:
+                with self.device_replica.load_stream():
+                    run(batch, self.device_replica.unpack_staged_batch, kind=Kind.LOAD, slot=slot)
             run(batch, self._enqueue_step, slot=slot)
         elif self.captures_timed:
             run(batch, self._enqueue_timed_step, kind=Kind.TIMED_STEP, slot=slot)
@@ -185,6 +186,8 @@ class DeviceEngine(Engine):
 
     def _enqueue_step(self) -> None:
         replica, gradient_sum = self.device_replica, self.gradient_sum
+        if not self.loads_ahead:
+            replica.unpack_staged_batch()
         replica.run(self._start_buckets, early=gradient_sum.is_identity)
         gradient_sum.finish()
         replica.enqueue_sums_copy()
