@@ -67,7 +67,7 @@ class InputLimit:
         wait_ms: waiting for the minibatch.
         copy_ms: copying the minibatch to the network's input; 0 if it was not measured.
         reading_ms, assembling_ms: see `InputTimes`; they may overlap with the step.
-        copies_ahead: True if a minibatch is copied during the step before.
+        early_copy_ms: copying it during earlier steps, to a device and there.
     """
 
     step_ms: float
@@ -75,24 +75,24 @@ class InputLimit:
     copy_ms: float
     reading_ms: float
     assembling_ms: float
-    copies_ahead: bool = False
+    early_copy_ms: float = 0.0
 
     @property
     def share(self) -> float:
         """Share of a step in which nothing but input happened.
 
-        If copies overlap with steps and take as long, they happen all the time.
+        Copies during earlier steps do not count, unless they take about as long as a step.
         """
         if not self.step_ms:
             return 0.0
-        if self.copies_ahead:
-            copies = self.copy_ms if self._copies_all_the_time else 0.0
-            return min(max(self.wait_ms, copies) / self.step_ms, 1.0)
-        return min((self.wait_ms + self.copy_ms) / self.step_ms, 1.0)
+        alone_ms = self.wait_ms + self.copy_ms
+        if self._copies_all_the_time:
+            alone_ms = max(alone_ms, self.early_copy_ms)
+        return min(alone_ms / self.step_ms, 1.0)
 
     @property
     def _copies_all_the_time(self) -> bool:
-        return self.copy_ms > (1.0 - NEGLIGIBLE) * self.step_ms
+        return self.early_copy_ms > (1.0 - NEGLIGIBLE) * self.step_ms
 
     @property
     def ahead(self) -> float:
@@ -108,7 +108,8 @@ class InputLimit:
     @property
     def part(self) -> str:
         """The part of input that takes longest: ``reading``, ``assembling`` or ``copying``."""
-        if self.copy_ms > self.wait_ms and (self._copies_all_the_time or not self.copies_ahead):
+        early_ms = self.early_copy_ms if self._copies_all_the_time else 0.0
+        if max(self.copy_ms, early_ms) > self.wait_ms:
             return "copying"
         return "reading" if self.reading_ms >= self.assembling_ms else "assembling"
 
@@ -121,14 +122,15 @@ class InputLimit:
             "wait_ms": self.wait_ms,
             "reading_ms": self.reading_ms,
             "assembling_ms": self.assembling_ms,
-            "copying_ms": self.copy_ms,
+            "copying_ms": self.copy_ms + self.early_copy_ms,
         }
 
     def __str__(self) -> str:
         """Return one line for people."""
         times = (
             f"per minibatch {self.reading_ms:.3g} ms of reading and decoding, "
-            f"{self.assembling_ms:.3g} ms of assembling, {self.copy_ms:.3g} ms of copying, "
+            f"{self.assembling_ms:.3g} ms of assembling, "
+            f"{self.copy_ms + self.early_copy_ms:.3g} ms of copying, "
             f"{self.wait_ms:.3g} ms of waiting"
         )
         if not self.limits:

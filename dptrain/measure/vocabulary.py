@@ -311,8 +311,8 @@ TRAINING = (
     Term("input_limit.part", "", "The part of input that takes longest, if it limits training: "
          "reading, assembling or copying."),
     Term("input_limit.share", "1", "Share of a step in which nothing but input happens: waiting "
-         "and copying. A GPU copies a minibatch during the step before, which counts if it takes "
-         "more than 90% of a step."),
+         "and copying. Copies to a GPU during earlier steps count if they take more than 90% of a "
+         "step."),
     Term("input_limit.wait_ms", "ms", "Waiting for the minibatch."),
     Term("input_limit.reading_ms", "ms", "Reading a minibatch from memory or files, with "
          "decoding; it may overlap with the step."),

@@ -174,10 +174,10 @@ def _input_limit(job: Job, in_flight: int, skip: int) -> InputLimit | None:
         load = next(stage.name for stage in job.plan.stages if stage.phase is Phase.LOAD)
         copy_ms = float(measured.column(load).mean())
         wait_ms = measured.step_parts.all_steps.data_wait
-    reading_ms, assembling_ms, upload_ms = np.mean(loader_times, axis=0).tolist()
-    return InputLimit(
-        step_ms, wait_ms, copy_ms + upload_ms, reading_ms, assembling_ms, job.engine.loads_ahead
-    )
+    reading_ms, assembling_ms, early_copy_ms = np.mean(loader_times, axis=0).tolist()
+    if job.engine.loads_ahead:
+        copy_ms, early_copy_ms = 0.0, early_copy_ms + copy_ms
+    return InputLimit(step_ms, wait_ms, copy_ms, reading_ms, assembling_ms, early_copy_ms)
 
 
 def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[str | Table, ...]:

@@ -30,9 +30,9 @@ from dptrain.training.trainer import Trainer
         ((10.0, 0.1, 0.2, 7.0, 1.1), None, "minibatches were read ahead for 80% of the time"),
         ((0.0, 0.0, 0.0, 0.0, 0.0), None, "did not limit"),
         # Copies that overlap with steps cost nothing until they take as long.
-        ((10.0, 0.1, 4.0, 2.0, 1.0, True), None, "it took 1.0% of a step"),
-        ((10.0, 0.1, 9.5, 2.0, 1.0, True), "copying", "it took 95% of a step, mostly copying"),
-        ((10.0, 4.0, 5.0, 8.0, 2.0, True), "reading", "it took 40% of a step, mostly reading"),
+        ((10.0, 0.1, 0.2, 2.0, 1.0, 4.0), None, "it took 3.0% of a step"),
+        ((10.0, 0.1, 0.2, 2.0, 1.0, 9.5), "copying", "it took 95% of a step, mostly copying"),
+        ((10.0, 4.0, 0.0, 8.0, 2.0, 5.0), "reading", "it took 40% of a step, mostly reading"),
     ],
 )
 def test_the_longest_part_is_named_if_input_takes_more_than_a_tenth(
