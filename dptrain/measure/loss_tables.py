@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dptrain.measure.losses import ALONE, DELAYED_RANK, DURING, SAVED, Delay, Losses
-from dptrain.measure.pop import FEWEST_STEPS
+from dptrain.measure.losses import ALONE, DELAYED_RANK, DURING, SAVED, Delay, Loss, Losses
 from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import fitted_table, ms_cell
 
@@ -31,7 +30,7 @@ FACTOR_NAMES = {
 }
 
 
-AGREE = {True: "yes", False: "no", None: f"fewer than {FEWEST_STEPS} steps"}
+AGREE = {True: "yes", False: "no", None: "too few steps"}
 
 
 def losses_report(losses: Losses) -> list[str | Table]:
@@ -62,7 +61,7 @@ def _losses_table(losses: Losses) -> Table:
         sign = "+" if loss.time_ms.value >= 0 else "−"
         size = ms_cell(abs(loss.time_ms.value))
         cells = (f"{sign} {size}", _interval(loss.time_ms), f"{loss.share:.1%}")
-        rows.append((loss.name, *cells, MEANINGS[loss.name]))
+        rows.append((shown_name(loss), *cells, MEANINGS[loss.name]))
     rows += [(), ("job", *_ms_cells(job), "100.0%", "sum of the rows above")]
     title = (
         f"Losses of a step by experiment, {losses.job['ranks']} ranks ({losses.rounds} rounds of "
@@ -102,7 +101,7 @@ def _computation_line(losses: Losses) -> str:
 def _disagreement(losses: Losses) -> list[str]:
     """Return a line that explains a difference between serialisation and transfer, if any."""
     agree = {factor.name: factor.agree for factor in losses.efficiencies}
-    if not agree["parallel"] or (agree["serialisation"] and agree["transfer"]):
+    if not agree["parallel"] or False not in (agree["serialisation"], agree["transfer"]):
         return []  # Nothing differs, the whole differs, or there are no intervals.
     return [
         "ranks that are interrupted while they communicate delay the others: the experiment counts "
@@ -135,6 +134,11 @@ def no_overlap(losses: Losses) -> str:
         f"saved by overlap: nothing; with transport {losses.job['transport']} all gradients are "
         "summed after the backward pass"
     )
+
+
+def shown_name(loss: Loss) -> str:
+    """Return the name of a loss; overlap may add time instead of saving it."""
+    return "added by overlap" if loss.name == SAVED and loss.time_ms.value > 0 else loss.name
 
 
 def num_rows(losses: Losses) -> int:

@@ -126,7 +126,11 @@ def pop_table(pop: Pop) -> Table:
     ]
     rows.insert(1, ())
     columns = ("efficiency", "value", "95% interval", "is less than 1 if")
-    return fitted_table("Parallel efficiency (POP)", columns, rows, text=(columns[0], columns[3]))
+    table = fitted_table("Parallel efficiency (POP)", columns, rows, text=(columns[0], columns[3]))
+    if not math.isfinite(pop.serialisation.high):
+        table.caption = "too few independent steps for all intervals; use more --steps"
+        table.caption_justify = "left"
+    return table
 
 
 def _estimate_cells(estimate: Estimate) -> tuple[str, str]:

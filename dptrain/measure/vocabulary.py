@@ -241,7 +241,8 @@ LOSSES = (
     Term("efficiencies", "", "Parallel efficiency and its factors."),
     Term("by_experiment", "1", "From unsummed, one_number, latency and after."),
     Term("by_busy_times", "1", "Of the POP hierarchy, from the steps of after."),
-    Term("agree", "", "True if the two intervals overlap; null with fewer than 40 steps."),
+    Term("agree", "", "True if the two intervals overlap; null with too few steps for "
+         "intervals."),
     Term("delays", "", "Effects of the injected delays."),
     Term("delays.delay_ms", "ms", "The injected delay."),
     Term("waiting_ms", "ms", "Increase of the imbalance of the other ranks per step."),

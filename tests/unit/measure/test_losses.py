@@ -240,7 +240,7 @@ def test_few_steps_are_the_reason_if_efficiencies_cannot_be_compared() -> None:
     printed = losses_report(replace(found, efficiencies=unknown))
     table = next(part for part in printed if not isinstance(part, str)
                  and part.columns[0].header == "efficiency")  # fmt: skip
-    assert list(table.columns[-1].cells) == ["fewer than 40 steps"] * 4
+    assert list(table.columns[-1].cells) == ["too few steps"] * 4
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
