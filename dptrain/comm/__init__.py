@@ -48,11 +48,10 @@ def make_gradient_sum(
             f"there is no strategy '{strategy}'; expected one of {', '.join(STRATEGIES)}"
             f"{suggest(strategy, STRATEGIES)}"
         )
-    size, gradients = replica.plan.layout.size, replica.flat_gradients
     if world.size == 1:
         from dptrain.comm.none import NoSum
 
-        return NoSum(world, gradients, size, buckets)
+        return NoSum(world, replica.flat_gradients, replica.plan.layout.size, buckets)
     from dptrain.comm.transport import check_strategy, choose_transport
 
     transport = transport or choose_transport(world, replica, strategy=strategy)
@@ -70,6 +69,23 @@ def make_gradient_sum(
 
         several = world.local_size < world.size
         return (SharedNodesSum if several else SharedSum)(world, replica, buckets)
+    return _sum_by_mpi(strategy, world, replica, buckets, passes_gpu_memory=transport == "mpi")
+
+
+def _sum_by_mpi(
+    strategy: str,
+    world: World,
+    replica: Replica,
+    buckets: tuple[Bucket, ...],
+    *,
+    passes_gpu_memory: bool,
+) -> GradientSum:
+    """Return the gradient sum that calls MPI from the host.
+
+    Args:
+        strategy, world, replica, buckets: see `make_gradient_sum`.
+        passes_gpu_memory: True passes addresses in GPU memory to MPI.
+    """
     if replica.plan.micro_shards is not None:
         from dptrain.comm.tree import CentralTreeSum, TreeSum
 
@@ -77,7 +93,8 @@ def make_gradient_sum(
         return tree(world, replica, buckets)
     from dptrain.comm.mpi import DeviceMirroredSum, MirroredSum
 
-    if transport == "mpi" and replica.memory.on_gpu:
+    size, gradients = replica.plan.layout.size, replica.flat_gradients
+    if passes_gpu_memory and replica.memory.on_gpu:
         return DeviceMirroredSum(world, gradients, size, buckets)
     if replica.memory.asynchronous:
         gradients = replica.memory.host_copy(gradients)
