@@ -49,7 +49,7 @@ Some are left to `unit`."""
 NUM_LANES = 2
 """Suites that compute at the same time."""
 
-WAITING = ("slurm", "nodes")
+WAITING = ("slurm", "nodes", "failures")
 """Suites that wait most of the time, for Slurm's scheduler and for ranks that end. They run one
 after the other, next to those that compute."""
 
@@ -57,7 +57,7 @@ FAILURES = tuple(
     f"tests/system/test_{part}.py"
     for part in ("abort", "agreement", "crash_safety", "kernel_cache", "reliability", "shared_sum")
 )
-"""The part of the system tests about failures; two suites of medium length fill both lanes."""
+"""The part of the system tests about failures. They wait until a rank that ended is noticed."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """PyTorch's threads wait actively, which would take the cores from the other suite."""
@@ -100,7 +100,6 @@ def suites() -> dict[str, Suite]:
     named["compilers"] = Suite((*PYTEST, "tests/unit", "-k", COMPILED), environment=ONE_THREAD)
     others = (f"--ignore={file}" for file in FAILURES)
     named["system"] = Suite((*PYTEST, "tests/system", *others))
-    named["failures"] = Suite((*PYTEST, *FAILURES))
     for size in (2, 1):
         named[f"ranks-{size}"] = _ranks(size, BIN / "mpirun")
     named["ranks-2-openmpi"] = _ranks(
@@ -114,6 +113,7 @@ def suites() -> dict[str, Suite]:
     named["devices"] = Suite((*PYTEST, "tests/devices"), environment=ONE_THREAD)
     named["slurm"] = Suite((*PYTEST, "tests/slurm"))
     named["nodes"] = Suite((*PYTEST, "tests/nodes"))
+    named["failures"] = Suite((*PYTEST, *FAILURES))
     return named
 
 
