@@ -101,6 +101,36 @@ class Row:
         return self.times
 
 
+class _Note(NamedTuple):
+    """What `StepRecorder.note_moments` keeps of a step.
+
+    Attributes:
+        step: number of the step.
+        row: its record.
+        times: begin, request, data and end of `Moments`.
+        ends: end of each stage, by index, except for those in `laps`.
+        laps: stages that were timed by `StepRecorder.laps`, if any.
+        exposed, sums: see `Moments`.
+    """
+
+    step: int
+    row: Row
+    times: tuple[int, int, int, int]
+    ends: list[int]
+    laps: Laps | None
+    exposed: tuple[tuple[int, int], ...]
+    sums: tuple[tuple[int, int], ...]
+
+    def moments(self) -> Moments:
+        """Return the time stamps."""
+        if self.laps is not None:
+            for stage, end in zip(self.laps.stages, self.laps.ends(), strict=True):
+                self.ends[stage] = end
+        took = self.row.complete_times()
+        stages = tuple((end - took[i], end) for i, end in enumerate(self.ends))
+        return Moments(self.step, self.row.timed, *self.times, stages, self.exposed, self.sums)
+
+
 class StepRecorder:
     """Records the times of the last `capacity` steps.
 
@@ -113,7 +143,7 @@ class StepRecorder:
         steps: number of steps since the start, dropped ones included.
         totals_ns: time of everything that `between` measured, by name.
         timed: True if the present step is timed stage by stage, so that its laps are valid.
-        moments: time stamps of every step since this was set to a list; None records none.
+        keeps_moments: True if time stamps are recorded, see `moments`.
     """
 
     def __init__(self, stages: Sequence[Stage], capacity: int = 2048) -> None:
@@ -125,12 +155,28 @@ class StepRecorder:
         self._row = self._zeros.copy()
         self._laps: Laps | None = None
         self._ends = [0] * len(self.names)
-        self.moments: list[Moments] | None = None
+        self.keeps_moments = False
+        self._moments: list[Moments] = []
+        self._notes: list[_Note] = []
         self._spans = len(stages)
         self.totals_ns = {EVALUATION: 0, CHECKPOINT: 0}
         self._between: list[int] | None = None
         self._request = self._last = 0
         self._began = self._ended = self._completed = 0
+
+    @property
+    def moments(self) -> list[Moments] | None:
+        """Time stamps of every step since this was set to a list; None records none."""
+        if not self.keeps_moments:
+            return None
+        self._moments += [note.moments() for note in self._notes]
+        self._notes.clear()
+        return self._moments
+
+    @moments.setter
+    def moments(self, moments: list[Moments] | None) -> None:
+        self.keeps_moments, self._moments = moments is not None, moments or []
+        self._notes = []
 
     def begin(self) -> None:
         """Begin a step: its minibatch is requested next."""
@@ -255,26 +301,13 @@ class StepRecorder:
         Args:
             exposed, sums: see `Moments`.
         """
-        if self.moments is None:
+        if not self.keeps_moments:
             return
-        if self._laps is not None:
-            for stage, end in zip(self._laps.stages, self._laps.ends(), strict=True):
-                self._ends[stage] = end
-        times = self._rows[-1].complete_times()
-        stages = zip(self._ends[: self._spans], times[: self._spans], strict=True)
-        self.moments.append(
-            Moments(
-                self.steps - 1,
-                self.timed,
-                self._began,
-                self._request,
-                self._ends[self._spans],
-                self._ended,
-                tuple((end - took, end) for end, took in stages),
-                tuple(exposed),
-                tuple(sums),
-            )
-        )
+        # Time stamps are computed when they are read: that would take 40 µs of each step.
+        times = self._began, self._request, self._ends[self._spans], self._ended
+        ends = self._ends[: self._spans]
+        note = _Note(self.steps - 1, self._rows[-1], times, ends, self._laps, (*exposed,), (*sums,))
+        self._notes.append(note)
 
     def rows(self, global_count: int | None = None) -> NDArray[np.int64]:
         """Return nanoseconds: one row per recorded step, oldest first, and one column per name.

@@ -230,7 +230,7 @@ class DeviceEngine(Engine):
             global_count=batch.global_count,
             enqueued=True,
         )
-        if recorder.moments is not None:
+        if recorder.keeps_moments:
             recorder.note_moments(times.calls, times.spans)
         slot = self.device_replica.staging_slot
         step = _StepInFlight(slot, sums, batch, learning_rate, row)

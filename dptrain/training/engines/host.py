@@ -115,7 +115,7 @@ class HostEngine(Engine):
             samples=len(batch.samples),
             global_count=batch.global_count,
         )
-        if recorder.moments is not None:
+        if recorder.keeps_moments:
             # The buckets of a single rank are not summed, and have no times.
             spans = () if self.gradient_sum.is_identity else timer.spans
             recorder.note_moments(timer.calls, spans)

@@ -141,7 +141,7 @@ class HostSumDeviceEngine(Engine):
             samples=len(batch.samples),
             global_count=batch.global_count,
         )
-        if recorder.moments is not None:
+        if recorder.keeps_moments:
             recorder.note_moments(timer.calls, timer.spans)
         if recorder.timed:
             self._next_timed = recorder.steps - 1 + self._time_every
