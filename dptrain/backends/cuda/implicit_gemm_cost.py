@@ -24,6 +24,10 @@ output column."""
 INSTRUCTION_COLUMNS = 4
 """Fixed cost of an instruction, in columns."""
 
+LOAD_NARROW = 8.0
+"""Additional cost per 16 bytes of a halo tile whose pixels have fewer bytes in memory, so that
+elements are loaded one by one (H100; first layers of 1 and 3 channels)."""
+
 CHUNK_LATENCY, TILE_LATENCY, STEP_LATENCY = 810, 1030, 256
 """Latency per chunk of channels, at the start and end of a tile, and of a step that nothing else
 hides."""
@@ -48,9 +52,9 @@ PERSISTENT_STORE, UNPOOL_LATENCY, PERSISTENT_CHUNK, PERSISTENT_TILE = 1.1, 0.69,
 or unpooled, and the relative increase for a slab of half the size; per byte of outputs; latency per
 16 bytes to unpool, per chunk and per tile."""
 
-TF32X3_MULTIPLY = 4.2
-"""Factor of the time of products with 3xTF32: three ``mma.sync``, at 62% of the peak of tensor
-cores, and splitting. An estimate, not yet measured."""
+TF32X3_MULTIPLY = 6.3
+"""Factor of the time of products with 3xTF32 by ``mma.sync``: three products and splitting. Fitted
+to 24 products of a VGG-like network and cifar, batch sizes 64 and 256 (H100)."""
 
 TF32X3_STEP_COLUMNS = 1
 """`INSTRUCTION_COLUMNS` with 3xTF32 by ``mma.sync``, whose instructions have eight columns for any
@@ -61,9 +65,10 @@ TF32X3_SINGLE_BLOCK = 1.05
 warp group took 0.91 to 1.0 of the time of one block of two (H100, 14 pairs of tiles of a VGG-like
 network, 256 samples)."""
 
-SPLIT_MULTIPLY, PROMOTE = 3.0, 2.5
-"""The same with ``wgmma``: three products, and the promotion of sums, which the products of other
-warp groups of the multiprocessor hide. Estimates, not yet measured."""
+SPLIT_MULTIPLY, PROMOTE = 3.0, 0.5
+"""The same with ``wgmma``: three products, and the promotion of sums, divided by the warp groups of
+the multiprocessor, which hide it. Fitted to the same products, which took 0.8 to 1.4 times as long
+as estimated."""
 
 FEW_WAVES = 3.0
 """Waves up to which `one_wave_cycles` is the better estimate of the time."""
@@ -153,7 +158,7 @@ def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     columns = tile.warp_groups * tile.pixel_tiles * _columns(tile)
     packs = tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
     cycles = STEADY_MULTIPLY * columns * tile.k_steps * _products(tile)
-    cycles += (STEADY_UNPOOL if tile.unpools else STEADY_LOAD_HALO) * packs
+    cycles += (STEADY_UNPOOL if tile.unpools else STEADY_LOAD_HALO) * packs + _narrow_load(tile)
     latency = STEADY_CHUNK_LATENCY * tile.channel_chunks + STEADY_TILE_LATENCY
     num_waves = waves(tile, samples)
     # The last of many waves is half full on average.
@@ -166,6 +171,14 @@ def _columns(tile: ImplicitGemmTile) -> int:
     mma_sync = tile.tf32x3 and not tile.tf32x3_wgmma
     fixed = TF32X3_STEP_COLUMNS if mma_sync else INSTRUCTION_COLUMNS
     return tile.pixel_tile.columns + fixed
+
+
+def _narrow_load(tile: ImplicitGemmTile) -> float:
+    """Return the additional cycles to load pixels of few bytes."""
+    pixel_bytes = tile.view.memory_channels * tile.element_bytes
+    if pixel_bytes >= VECTOR_BYTES:
+        return 0.0
+    return LOAD_NARROW * ceil_div(tile.view.fold * pixel_bytes, VECTOR_BYTES) * tile.slab_pixels
 
 
 def _products(tile: ImplicitGemmTile) -> float:
@@ -183,7 +196,7 @@ def _persistent_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     reads = instructions * (TILE_M + columns) * 2 * VECTOR_BYTES / 128
     fills = packs * (PERSISTENT_UNPOOL if tile.unpools else PERSISTENT_LOAD_HALO)
     fills *= 1 + SMALL_SLAB * (SLAB_PACKS[0] / tile.slab_packs - 1)
-    cycles = max(multiply, reads + fills)
+    cycles = max(multiply, reads + fills) + _narrow_load(tile)
     store = PERSISTENT_STORE * tile.pixel_tiles * columns * tile.element_bytes
     cycles += store / (4 if tile.pooled else 1)
     latency: float = PERSISTENT_CHUNK * tile.channel_chunks + PERSISTENT_TILE
@@ -202,6 +215,7 @@ def one_wave_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     multiply = MULTIPLY * columns * tile.k_steps * _products(tile)
     multiply += LOAD_WEIGHTS * tile.warp_groups * WARP_GROUP_SIZE * tile.k_steps
     load = LOAD_HALO * tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
+    load += _narrow_load(tile)
     store = STORE * columns * tile.element_bytes / (4 if tile.pooled else 1)
     latency: float = CHUNK_LATENCY * tile.channel_chunks + TILE_LATENCY
     alone = load + store + latency + max(multiply, STEP_LATENCY * tile.k_steps / tile.k_warp_groups)

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dptrain.backends.cuda.device import Extent
@@ -97,6 +97,11 @@ FEW_CHANNELS = CostModel(
     step=530, issue=190, prefetched_wait=4600, load_wait=3600, group_wait=0,
     prefetch_rate=math.inf, load_rate=11, load_cost=0.016,
 )  # fmt: skip
+
+TF32X3_ISSUE, TF32X3_LOAD_COST = 200, 0.03
+"""With 3xTF32, additional `CostModel.issue`, because operands are split, and `CostModel.load_cost`.
+Fitted to 16 products of a VGG-like network and cifar with 64 and 256 samples, which took 0.8 to 1.3
+times as long as estimated (H100)."""
 
 SHARED_TENSOR_CORES = 1.09
 """Factor of the time of tensor cores if several blocks share them."""
@@ -439,6 +444,9 @@ def estimate_cycles(tile: WgradTile, view: InputView, samples: int) -> float:
     resident = min(tile.blocks_per_sm, ceil_div(blocks, multiprocessors))
     waves = ceil_div(blocks, multiprocessors * tile.blocks_per_sm)
     costs = FEW_CHANNELS if tile.few_channels else MANY_CHANNELS
+    if tile.tf32x3:
+        issue = costs.issue + TF32X3_ISSUE
+        costs = replace(costs, issue=issue, load_cost=TF32X3_LOAD_COST)
     multiply = tile.double_steps * tile.columns * (3 if tile.tf32x3 else 1)
     own = max(multiply, costs.step * tile.double_steps / tile.k_groups)
     if tile.tf32x3:

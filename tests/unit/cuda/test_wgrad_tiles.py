@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda import hardware
 from dptrain.backends.cuda.gemm_tiles import ceil_div, vector_elements
 from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES, ELEMENT_BYTES
@@ -259,7 +258,8 @@ def test_split_k_covers_all_strips_once(samples: int, precision: str) -> None:
 @pytest.mark.parametrize(
     ("view", "precision", "strides", "expected"),
     [
-        (ODD, "bf16", (1, 1), True), (ODD, "fp32", (1, 1), False), (ODD, "tf32", (2, 1), True),
+        (ODD, "bf16", (1, 1), True), (ODD, "fp32", (1, 1), True), (ODD, "fp32", (2, 1), False),
+        (ODD, "tf32", (2, 1), True),
         (InputView(8, 8, 24, 1, 1, 8, 8, 64, 3, 3), "tf32", (1, 1), True),
         (InputView(8, 8, 64, 1, 1, 8, 8, 24, 3, 3), "tf32", (1, 1), True),
         (InputView(8, 8, 64, 1, 1, 8, 8, 9, 3, 3), "tf32", (1, 1), False),
@@ -272,8 +272,7 @@ def test_supported_layers(
     assert supports_wgrad_tiles(view.folded(strides), precision, DEFAULT_LIMITS) == expected
 
 
-def test_fp32_requires_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "TF32X3_WGMMA", True)
+def test_fp32_requires_wgmma() -> None:
     for name in ("A100", "H100"):
         assert supports_wgrad_tiles(ODD, "fp32", DEVICES[name]) == (name == "H100")
 
