@@ -11,13 +11,11 @@ import math
 from dptrain.backends.cuda.gemm_tiles import select_gemm_cost
 from dptrain.plan.limits import DeviceLimits
 
-HALO_MARGIN = math.inf
+HALO_MARGIN = 1.0
 """Stages of layers that do not fill halo tiles use them if their estimated time, multiplied by
-this, is lower than that of gathering. With 0 all such stages do, with `math.inf` none.
-
-The estimates agree with the measurements in docs/kernels.md, which are of layers that fill halo
-tiles. No other layer has been measured on a GPU yet, so the default is infinity;
-``benchmarks.gpu_halo`` measures 0 and infinity."""
+this, is lower than that of gathering. With 0 all such stages do, with `math.inf` none. On an H100,
+41 stages of such layers take 1.33 ms in sum with the selected kernels, 3.27 ms if all are gathered,
+and 1.31 ms with the fastest kernels (``benchmarks.gpu_halo``, November 2026)."""
 
 CYCLES_PER_US = 1790
 """Of the H200 that estimates were fitted to."""
@@ -26,11 +24,15 @@ GATHER_COST_US, GATHER_LAUNCH_US = 2.5e-6, 1.5
 """Microseconds of gathering kernels per unit of `gemm_tiles.rank_gemm_configs`, and of a launch.
 On an H200, 24 products took 2.3 to 3.3 times 1e-6 µs per unit plus the launch."""
 
+WGRAD_GATHER = {"fp32": 1.0, "tf32": 1.4, "bf16": 2.0}
+"""Factor of weight gradients, whose operands are both gathered. On an H100, four took 1.2 to 1.6
+times as long in tf32, and six 1.5 to 9 times in bf16."""
+
 UNPOOL_IN_KERNEL, UNPOOL_BYTES_PER_US = 1.6, 2.5e6
 """Factor of a gathering input-gradient kernel that undoes pooling for each tap, and the rate of a
 separate pass that does it before."""
 
-HALO_LAUNCH_US = 2.5
+HALO_LAUNCH_US = 1.5
 """Microseconds that halo-tile kernels take in addition to their estimated cycles."""
 
 FEW_CHANNEL_GAIN = 0.75
@@ -44,10 +46,11 @@ def gather_us(
     """Return the estimated microseconds of a gathering product.
 
     Args:
-        precision, rows, columns, terms, limits, split: as for `gemm_tiles.rank_gemm_configs`.
+        precision, rows, columns, terms, limits: as for `gemm_tiles.rank_gemm_configs`.
+        split: whether it is a weight gradient, which can be split along K.
     """
     cost = select_gemm_cost(precision, rows, columns, terms, limits, split=split)
-    return GATHER_LAUNCH_US + GATHER_COST_US * cost
+    return GATHER_LAUNCH_US + GATHER_COST_US * cost * (WGRAD_GATHER[precision] if split else 1.0)
 
 
 def halo_us(cycles: float) -> float:

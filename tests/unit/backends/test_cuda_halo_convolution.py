@@ -185,6 +185,17 @@ def test_layers_that_do_not_fill_halo_tiles_use_them_if_that_is_estimated_to_be_
     assert len(packed) == expected
 
 
+def test_pixels_of_few_bytes_are_gathered() -> None:
+    network = Network(
+        (3, 64, 64),
+        [Conv2d(32, 7, stride=2), ReLU(), Conv2d(64, 4, stride=2), ReLU(), Flatten(), Dense(3)],
+        name="strided",
+    )
+    plan = make_plan(network, load_backend("cuda"), 512, precision="bf16")
+    packed = [name for name in plan.buffers if name.endswith(".packed")]
+    assert packed == ["conv2+relu2.packed"]
+
+
 def assert_same_steps(ours: Replica, gathered: Replica, counts: Sequence[int]) -> None:
     """Check losses and gradients of steps with these numbers of samples."""
     plan = ours.plan
