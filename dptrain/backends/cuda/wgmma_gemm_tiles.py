@@ -20,10 +20,11 @@ ROW_BYTES = 128
 WARP_ROWS = 16
 """Rows of the tile that a warp computes."""
 
-MIN_PRODUCTS = math.inf
-"""Multiply-adds of a layer's product from which the kernels are used. From 512 · 784 · 2048 =
-8·10⁸ they were faster in every phase (H100). Their results on a GPU have not been compared with
-float64 yet, so the default is infinity; ``benchmarks.gpu_switches`` compares them."""
+MIN_PRODUCTS = 5 * 10**7
+"""Multiply-adds of a layer's product from which the kernels are used: the cost of the separate
+backward phase and of rounding weights, about 3 µs, divided by the gain per multiply-add of all
+phases. This is 3·10⁻⁸ to 10⁻⁷ µs in products of 10⁸ to 3·10⁸ (H100, 784 × 2048 and 2048 × 2048
+weights with 77 samples, 2048 × 100 with 512), and nearly 0 at 1.6·10⁷ (2048 × 100 with 77)."""
 
 MIN_EXTENT = 64
 """The least samples, inputs and outputs of such a layer."""

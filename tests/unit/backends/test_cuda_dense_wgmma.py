@@ -17,6 +17,8 @@ from tests.unit.backends.test_cuda_backend import assert_close, rounding
 
 H100 = DEVICES["H100"]
 
+MIN_PRODUCTS = wgmma_gemm_tiles.MIN_PRODUCTS
+
 DEEP = Network(
     (2, 5, 8),
     [Flatten(), Dense(136), ReLU(), Dropout(0.25), Dense(24)],
@@ -83,3 +85,9 @@ def test_only_aligned_layers_of_hopper_use_the_kernels() -> None:
     assert is_worthwhile("tf32", 64, 60, 64, H100)
     assert not is_worthwhile("bf16", 64, 64, 64, DEVICES["A100"])
     assert not is_worthwhile("bf16", 64, 64, 64, DEVICES["B200"])
+
+
+def test_only_large_layers_use_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """dense1 of model0 was faster with 512 samples and not with 77 (H100)."""
+    monkeypatch.setattr(wgmma_gemm_tiles, "MIN_PRODUCTS", MIN_PRODUCTS)
+    assert [is_worthwhile("tf32", n, 2048, 100, H100) for n in (77, 512)] == [False, True]
