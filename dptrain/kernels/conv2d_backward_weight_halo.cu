@@ -60,14 +60,7 @@ struct GradientRows {
 #else
         const bool counts = saved[i * SAVED_PITCH + own] == z * 2 + (PIXEL_QUADS ? h : at % 2);
 #endif
-        return counts ? round_operand(dy[i * DZ_PITCH + own]) : zero;
-    }
-    static __device__ Number round_operand(Number value) {
-#if PRECISION == 1
-        return to_tf32(value);
-#else
-        return value;
-#endif
+        return counts ? round_operand(to_float(dy[i * DZ_PITCH + own])) : zero;
     }
 
 #if TENSOR_CORES
@@ -399,45 +392,36 @@ __device__ inline void wait_for_mma(Accumulators& acc) {
 #endif
 }
 
-#if TF32X3
 // Return the sums of a column for the lane's two filters over the strips [begin, end), computed
-// with scalar instructions from global memory. Splits of operands that are not finite are NaN, and
-// large operands can overflow; float32 treats them correctly.
+// with scalar instructions from global memory.
 __device__ inline Pack<float, 2> scalar_sums(int column, const Strip& block, const Number* x,
-                                             const Number* dy, const Saved* saved, int strips,
-                                             int begin, int end) {
+                                                   const Gradient& dz, int strips, int begin,
+                                                   int end) {
     const Geometry& g = block.g;
     const int height = g.out_height / POOL, width = g.out_width / POOL;
     const int tap = column / TILE_CHANNELS, c = column % TILE_CHANNELS;
     const int r = block.tap_row + tap % TAP_ROWS;
     const int s = FEW_CHANNELS ? c / g.channels : tap / TAP_ROWS;
     const int channel = block.channel + (FEW_CHANNELS ? c % g.channels : c);
+    const int filter = block.filter + GradientRows::first();
     Pack<float, 2> sums = {};
+#pragma unroll 1
     for (int i = begin; i < end; ++i)
+#pragma unroll 1
         for (int at = 0; at < STRIP_HEIGHT * width * POOL; ++at) {
             const int p = i % strips * STRIP_HEIGHT + at / (width * POOL), q = at % (width * POOL);
-            const int h = p + r - g.pad_top, w = q + s - g.pad_left, sample = i / strips;
             if (p >= height * POOL) continue;
             // Padding counts, because zero times infinity is NaN.
-            const bool inside = unsigned(h) < unsigned(g.height) && unsigned(w) < unsigned(g.width);
-            const int pixel = inside ? (sample * g.height + h) * g.width + w : 0;
-            const float value = inside ? x[pixel * g.channels + channel] : 0.0f;
-            const int first = ((sample * height + p / POOL) * width + q / POOL) * g.filters +
-                              block.filter + GradientRows::first();
-            for (int n = 0; n < 2; ++n) {
-#if EPILOGUE == 0
-                const bool counts = true;
-#elif EPILOGUE == 1
-                const bool counts = saved[first + n] > 0.0f;
-#else
-                const bool counts = saved[first + n] == p % 2 * 2 + q % 2;
-#endif
-                sums.at[n] += value * (counts ? dy[first + n] : 0.0f);
-            }
+            const int source = block.stored.offset(i / strips, p + r - g.pad_top,
+                                                   q + s - g.pad_left, channel);
+            const float value = source < 0 ? 0.0f : to_float(round_operand(to_float(x[source])));
+            const int pixel = (i / strips * height + p / POOL) * width + q / POOL;
+            for (int n = 0; n < 2; ++n)
+                sums.at[n] +=
+                    value * dz.element(pixel * g.filters + filter + n, p % 2 * 2 + q % 2);
         }
     return sums;
 }
-#endif
 
 // Add the totals of the other groups to those of the first group, in a fixed order.
 __device__ inline void reduce_bias_totals(float (&totals)[2], float* memory) {
@@ -447,16 +431,6 @@ __device__ inline void reduce_bias_totals(float (&totals)[2], float* memory) {
     for (int n = 0; n < 2; ++n)
         for (int group = 1; group < K_GROUPS; ++group)
             totals[n] += memory[(group * 2 + n) * THREADS + threadIdx.x];
-}
-
-// Row of dw for a tap and a channel of the convolution of stride 1, or -1 if the filter has none.
-__device__ inline int weight_row(const Geometry& layer, int r, int s, int channel) {
-    if (!Strip::SCATTERED) return (r * layer.s + s) * layer.channels + channel;
-    const int part = channel / layer.channels;
-    if (part >= layer.stride_h * layer.stride_w) return -1;
-    r = r * layer.stride_h + part / layer.stride_w, s = s * layer.stride_w + part % layer.stride_w;
-    if (r >= layer.r || s >= layer.s) return -1;
-    return (r * layer.s + s) * layer.channels + channel % layer.channels;
 }
 
 // Split z = blockIdx.z sums the strips [z · split_strips, (z + 1) · split_strips). x (samples, H,
@@ -544,9 +518,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
             load_strip(i + 1, warp_index(), BLOCK_WARPS);
         }
     }
-#if TF32X3
-    const bool finite = !__syncthreads_or(!acc.all_finite());
-#endif
+    const bool needs_scalar_sums = __syncthreads_or(acc.any_needs_scalar_sum());
     if (K_GROUPS > 1) {
         reduce_k_groups(acc, reinterpret_cast<float*>(memory));
         reduce_bias_totals(rows.totals, reinterpret_cast<float*>(memory));
@@ -566,30 +538,31 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     if (own >= g.filters || GradientRows::first() >= TILE_FILTERS) return;
     if (blockIdx.x == 0 && threadIdx.x % 4 == 0)
         store_pair(db + size, rows.totals[0], rows.totals[1]);
-    const auto store_column = [&](int column, float one, float other) {
+    // Row of dw of a column, or -1 if it has none.
+    const auto row_of = [&](int column) {
         const int tap = column / TILE_CHANNELS, c = column % TILE_CHANNELS;
         const int r = tap_row + tap % TAP_ROWS, s = tap / TAP_ROWS;
-        if (r >= g.r || FEW_CHANNELS && c >= g.s * g.channels) return;
-        const int row =
-            FEW_CHANNELS ? r * g.s * g.channels + c : weight_row(layer, r, s, channel + c);
-        if (Strip::SCATTERED && row < 0) return;
-        store_pair(dw + size + row * g.filters, one, other);
+        if (r >= g.r || FEW_CHANNELS && c >= g.s * g.channels) return -1;
+        if (FEW_CHANNELS) return r * g.s * g.channels + c;
+        return folded_filter(layer).index(r, s, channel + c);
     };
-#if TF32X3
-    if (!finite) {
+    if (needs_scalar_sums) {
 #pragma unroll 1
         for (int i = 0; i < TILE_N / 4; ++i) {
-            const int column = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+            const int column = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2, row = row_of(column);
+            if (row < 0) continue;
             const Pack<float, 2> sums =
-                scalar_sums(column, strip(begin), x, dy, saved, strips, begin, end);
-            store_column(column, sums.at[0], sums.at[1]);
+                scalar_sums(column, strip(begin), x, {dy, saved, 1.0f}, strips, begin, end);
+            store_pair(dw + size + row * g.filters, sums.at[0], sums.at[1]);
         }
         return;
     }
-#endif
 #pragma unroll
     for (int j = 0; j < Accumulators::N_MMAS; ++j)
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-            store_column(j * 8 + threadIdx.x % 4 * 2 + e, acc.c[0][j][e], acc.c[0][j][e + 2]);
+        for (int e = 0; e < 2; ++e) {
+            const int row = row_of(j * 8 + threadIdx.x % 4 * 2 + e);
+            if (row >= 0)
+                store_pair(dw + size + row * g.filters, acc.c[0][j][e], acc.c[0][j][e + 2]);
+        }
 }

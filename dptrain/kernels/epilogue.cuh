@@ -182,6 +182,17 @@ struct Gradient {
 #endif
     }
 
+    // Output i alone, as in `value`.
+    __device__ float element(int i, int member) const {
+#if EPILOGUE == 0
+        return to_float(round_operand(to_float(dy[i])));
+#elif EPILOGUE == 1
+        return to_float(saved[i]) > 0.0f ? to_float(round_operand(to_float(dy[i]) * factor)) : 0.0f;
+#else
+        return saved[i] == member ? to_float(round_operand(to_float(dy[i]) * factor)) : 0.0f;
+#endif
+    }
+
     __device__ Pack<Number> value(const Raw& raw) const {
 #if EPILOGUE == 0
         return round_operands(raw.dy);

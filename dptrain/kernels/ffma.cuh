@@ -20,6 +20,7 @@ constexpr int MEMBER_STEP = 1;
 __device__ inline int window_of(int row) { return row / 4; }
 __device__ inline int member_of(int row) { return row % 4; }
 
+__device__ inline float round_operand(float value) { return value; }
 __device__ inline Pack<float> round_operands(const Pack<float>& pack) { return pack; }
 
 // A tile of A or B in shared memory, stored with the sum index first. Threads then read their

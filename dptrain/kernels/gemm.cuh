@@ -234,8 +234,7 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
     next_a.load_first(begin, stop);
     add_steps<false>(acc, next_a, next_b, slices, first, begin, stop);
 #if TF32X3
-    // Splits of operands that are not finite are NaN, and large operands can overflow.
-    if (__syncthreads_or(!acc.all_finite())) {
+    if (__syncthreads_or(acc.any_needs_scalar_sum())) {
         Loader<A, TILE_M> next_a(a, top, begin);
         Loader<B, TILE_N> next_b(b, left, begin);
         next_a.load_first(begin, stop);

@@ -68,12 +68,42 @@ struct StoredMap {
     }
 };
 
+// The filters (height, width, channels, filters) of a convolution with strides, as filters of the
+// convolution of stride 1 on the folded map. Without strides, both folds are 1.
+struct FoldedFilter {
+    int height, width, channels, filters, fold_h, fold_w;
+
+    __device__ int r() const { return FOLDED ? (height + fold_h - 1) / fold_h : height; }
+    __device__ int s() const { return FOLDED ? (width + fold_w - 1) / fold_w : width; }
+    // Channels of the folded map.
+    __device__ int all_channels() const { return FOLDED ? fold_h * fold_w * channels : channels; }
+
+    // Index (row, column, channel) of the weights of a tap of the convolution of stride 1 and of a
+    // channel of the folded map, or -1 if the filter has no such tap.
+    __device__ int index(int row, int column, int channel) const {
+        const int part = WHOLE_PACKS ? 0 : channel / channels;
+        row = row * fold_h + part / fold_w, column = column * fold_w + part % fold_w;
+        const bool exists =
+            WHOLE_PACKS || part < fold_h * fold_w && row < height && column < width;
+        return exists ? (row * width + column) * channels + channel - part * channels : -1;
+    }
+};
+
 // A map as a convolution of stride 1 reads it: out_height × out_width patches of r × s pixels. The
 // first patch begins pad_top rows above the map and pad_left columns to the left of it.
 struct View {
     int height, width, channels, pad_top, pad_left, out_height, out_width, r, s;
     int row_pitch;  // Pixels between consecutive rows in shared memory.
     StoredMap stored;
+    FoldedFilter filter;
+    bool rotated;  // True if the filters are rotated by 180 degrees.
+
+    // True if the filter connects a channel of this map, by a tap, with a channel of the result.
+    __device__ bool has_tap(int row, int column, int channel, int result) const {
+        if (!FOLDED) return true;
+        return (rotated ? filter.index(r - 1 - row, s - 1 - column, result)
+                        : filter.index(row, column, channel)) >= 0;
+    }
 
     // Rows between consecutive samples, including the padding that they share.
     __device__ int rows_per_sample() const {
@@ -83,20 +113,26 @@ struct View {
 
 __device__ inline View make_view(int height, int width, int channels, int top, int left,
                                  int out_height, int out_width, int r, int s,
-                                 const StoredMap& stored) {
+                                 const StoredMap& stored, const FoldedFilter& filter,
+                                 bool rotated) {
     // The pitch keeps the right padding of a row clear of the next row's map. Rows begin at
     // multiples of 128 bytes.
     constexpr int WHOLE = 8 / SLAB_PACKS;
     const int padded = width + max(left, out_width + s - 1 - width - left);
     const int pitch = CROPPED_WIDTH ? CROPPED_WIDTH : (padded + WHOLE - 1) / WHOLE * WHOLE;
-    return {height,     width, whole_steps(channels), top,   left, out_height,
-            out_width, r,     s,                     pitch, stored};
+    return {height,    width, whole_steps(channels), top,   left,   out_height,
+            out_width, r,     s,                     pitch, stored, filter,
+            rotated};
+}
+
+__device__ inline FoldedFilter folded_filter(const Geometry& g) {
+    return {g.r, g.s, g.channels, g.filters, FOLDED ? g.stride_h : 1, FOLDED ? g.stride_w : 1};
 }
 
 // The convolution of stride 1 on the folded input. The folded map includes the padding.
 __device__ inline Geometry folded(const Geometry& g) {
     if (!FOLDED) return g;
-    const int r = (g.r + g.stride_h - 1) / g.stride_h, s = (g.s + g.stride_w - 1) / g.stride_w;
+    const int r = folded_filter(g).r(), s = folded_filter(g).s();
     const int rows = (g.height + g.pad_top + g.stride_h - 1) / g.stride_h;
     const int columns = (g.width + g.pad_left + g.stride_w - 1) / g.stride_w;
     return {max(rows, g.out_height + r - 1),
@@ -121,13 +157,14 @@ __device__ inline StoredMap stored_input(const Geometry& g) {
 __device__ inline View forward_view(const Geometry& layer) {
     const Geometry g = folded(layer);
     return make_view(g.height, g.width, g.channels, g.pad_top, g.pad_left, g.out_height,
-                     g.out_width, g.r, g.s, stored_input(layer));
+                     g.out_width, g.r, g.s, stored_input(layer), folded_filter(layer), false);
 }
 __device__ inline View backward_view(const Geometry& layer) {
     const Geometry g = folded(layer);
     return make_view(g.out_height, g.out_width, g.filters, g.r - 1 - g.pad_top,
                      g.s - 1 - g.pad_left, g.height, g.width, g.r, g.s,
-                     {g.out_height, g.out_width, g.filters, 1, 1, 0, 0});
+                     {g.out_height, g.out_width, g.filters, 1, 1, 0, 0}, folded_filter(layer),
+                     true);
 }
 
 // Start the asynchronous copy of 16 bytes, or write zeros.
@@ -210,6 +247,12 @@ template <int STEP> struct InputSource {
 
     const Number* x;
     const TensorMap* map;
+
+    // Channel c of the pixel (y, x) of a sample of the view, or 0 in the padding.
+    __device__ float element(const View& view, int sample, int y, int column, int c) const {
+        const int at = view.stored.offset(sample, y, column, c);
+        return at < 0 ? 0.0f : to_float(round_operand(to_float(x[at])));
+    }
 
 #if TENSOR_MAPS
     // TMA fills padding with zeros. It copies a cropped tile with one box per slab, or a full tile
@@ -418,6 +461,16 @@ template <bool RAW> struct GradientSource {
 
     Gradient dz;
     const TensorMap* maps;  // Tensor map of dz, or those of dy and of the argmax.
+
+    // Filter k of the pixel (y, x) of a sample, or 0 in the padding.
+    __device__ float element(const View& view, int sample, int y, int x, int k) const {
+        constexpr int POOL = EPILOGUE == 2 ? 2 : 1;
+        const int height = view.height / POOL, width = view.width / POOL;
+        const bool inside = unsigned(y) < unsigned(height * POOL) &&
+                            unsigned(x) < unsigned(width * POOL) && k < view.stored.channels;
+        const int pixel = (sample * height + y / POOL) * width + x / POOL;
+        return inside ? dz.element(pixel * view.stored.channels + k, y % 2 * 2 + x % 2) : 0.0f;
+    }
 
     __device__ void start_copy(const HaloTile& halo, Number* raw, MBarrier* barrier) const {
 #if EPILOGUE == 0

@@ -76,47 +76,81 @@ __device__ inline void store_pixel(const StoreFolded& store, const View&, const 
     store.pixel(p, filter, values);
 }
 
+// A pixel of a pixel tile, and its line there in units of LINES_IN_M output lines.
+struct TilePixel {
+    int line;
+    Pixel pixel;
+
+    // Column of C and row of A.
+    __device__ TilePixel(const View& view, const PixelTile& at, int row, int column) {
+        line = PIXEL_TILE_STRIP ? column / 8 : column / view.row_pitch;
+        pixel = {at.sample, (at.line + line) * LINES_IN_M + TileRows::line(row),
+                 PIXEL_TILE_STRIP ? at.column + column % 8 : column % view.row_pitch};
+    }
+};
+
+// Accumulators of a lane by groups of eight columns.
+struct AccumulatorGroups {
+    static constexpr int UNROLL = EPILOGUE_UNITS;
+    const PixelAccumulators& acc;
+
+    __device__ Pack<float, 4> operator()(int g) const { return as<Pack<float, 4>>(acc.c[g]); }
+};
+
+// True if the main loop multiplies zeros that complete the taps of several output lines or of a
+// folded filter, or splits operands. Then sums can differ from those of float32 arithmetic.
+constexpr bool CHECKS_SUMS = LINES_IN_M > 1 || FOLDED || TF32X3;
+
 // Epilogue of pixel tile i: call store.pixel(pixel, filter, values) for each pixel, or with POOLED
 // store.pooling_window(window, filter, values, kept) for each pooling window. Pixels and windows
 // are counted over all samples. If several warp groups share the accumulators (intra-block
-// split-K), warp group `k_group` stores its part.
-template <class Store>
-__device__ void store_tile(const PixelAccumulators& acc, const PixelTileMap& pixel_tiles,
+// split-K), warp group `k_group` stores its part. Return true if one of the sums
+// `needs_scalar_sum`.
+template <class Groups, class Store>
+__device__ bool store_tile(const Groups& groups, const PixelTileMap& pixel_tiles,
                            const PixelTile& at, int i, const View& view, int samples, int k_group,
                            unsigned kept, const Store& store) {
     const int filter = filter_of_lane();
-    if (at.sample >= samples) return;
-#pragma unroll
+    bool needs_scalar = false;
+    if (at.sample >= samples) return false;
+#pragma unroll Groups::UNROLL
     for (int u = 0; u < EPILOGUE_UNITS; ++u) {
         if (u % K_WARP_GROUPS != k_group) continue;
 #if POOLED
         const PoolingUnit unit(pixel_tiles, at, u);
         if (!unit.inside) continue;
         const int g = u / N8_ACROSS * PoolingUnit::HEIGHT * N8_ACROSS + u % N8_ACROSS;
+        const Pack<float, 4> upper = groups(g),
+                             lower = LINES_IN_M == 2 ? upper : groups(g + N8_ACROSS);
         float values[4][TileRows::LANE_FILTERS];
 #pragma unroll
         for (int m = 0; m < 4; ++m)
 #pragma unroll
-            for (int n = 0; n < TileRows::LANE_FILTERS; ++n)
-                values[m][n] =
-                    LINES_IN_M == 2 ? acc.c[g][m] : acc.c[g + m / 2 * N8_ACROSS][m % 2 + n * 2];
+            for (int n = 0; n < TileRows::LANE_FILTERS; ++n) {
+                values[m][n] = LINES_IN_M == 2 ? upper.at[m]
+                                               : (m < 2 ? upper : lower).at[m % 2 + n * 2];
+                needs_scalar |= CHECKS_SUMS && needs_scalar_sum(values[m][n]);
+            }
         store.pooling_window(
             at.sample * PoolingUnit::count(pixel_tiles) + unit.number, filter, values,
             kept >> (i * UNITS_PER_GROUP + u / K_WARP_GROUPS) * TileRows::LANE_FILTERS);
 #else
+        const Pack<float, 4> sums = groups(u);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const int column = u * 8 + threadIdx.x % 4 * 2 + e;
-            const int line = PIXEL_TILE_STRIP ? u : column / view.row_pitch;
-            const int x = PIXEL_TILE_STRIP ? at.column + column % 8 : column % view.row_pitch;
-            const int y = (at.line + line) * LINES_IN_M + TileRows::line(row_of_lane());
-            const bool inside =
-                line < PIXEL_TILE_LINES && y < view.out_height && x < view.out_width;
-            const float values[2] = {acc.c[u][e], acc.c[u][e + 2]};
-            if (inside) store_pixel(store, view, {at.sample, y, x}, filter, values);
+            const TilePixel own(view, at, row_of_lane(), u * 8 + threadIdx.x % 4 * 2 + e);
+            const Pixel& p = own.pixel;
+            const bool inside = own.line < PIXEL_TILE_LINES && p.row < view.out_height &&
+                                p.column < view.out_width;
+            const float values[2] = {sums.at[e], sums.at[e + 2]};
+            if (!inside) continue;
+            if (CHECKS_SUMS)
+                needs_scalar |= needs_scalar_sum(values[0]) || needs_scalar_sum(values[1]);
+            store_pixel(store, view, p, filter, values);
         }
 #endif
     }
+    return needs_scalar;
 }
 
 // The computation of a block: packed `weights` times the pixels of all samples.
@@ -178,10 +212,57 @@ template <class Source, class Store> struct Convolution {
 
     __device__ void store_all(const PixelAccumulators (&acc)[PIXEL_TILES], int tile, int k_group,
                               unsigned kept) const {
+        bool needs_scalar = false;
 #pragma unroll
         for (int i = 0; i < PIXEL_TILES; ++i)
-            store_tile(acc[i], pixel_tiles, pixel_tile(tile, i), i, view, samples, k_group, kept,
-                       store);
+            needs_scalar |=
+                store_tile(AccumulatorGroups{acc[i]}, pixel_tiles, pixel_tile(tile, i), i, view,
+                           samples, k_group, kept, store);
+        if (!needs_scalar) return;
+#pragma unroll 1
+        for (int i = 0; i < PIXEL_TILES; ++i)
+            store_tile(ScalarGroups{*this, pixel_tile(tile, i)}, pixel_tiles, pixel_tile(tile, i),
+                       i, view, samples, k_group, kept, store);
+    }
+
+    // Sums of a lane by groups of eight columns, computed with scalar instructions from global
+    // memory.
+    struct ScalarGroups {
+        static constexpr int UNROLL = 1;
+        const Convolution& product;
+        const PixelTile& at;
+
+        __device__ Pack<float, 4> operator()(int g) const {
+            const View& view = product.view;
+            const int first = blockIdx.y * TileRows::FILTERS;
+            Pack<float, 4> sums = {};
+#pragma unroll 1
+            for (int i = 0; i < view.r * view.s * view.channels; ++i) {
+                const int c = i % view.channels, tap = i / view.channels;
+                const int r = tap / view.s, s = tap % view.s;
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int row = row_of_lane() + e / 2 * 8;
+                    if (!view.has_tap(r, s, c, first + TileRows::filter(row))) continue;
+                    const Pixel p =
+                        TilePixel(view, at, row, g * 8 + threadIdx.x % 4 * 2 + e % 2).pixel;
+                    sums.at[e] += product.weight(row, r + TileRows::line(row), s, c) *
+                                  product.source.element(view, at.sample, p.row + r - view.pad_top,
+                                                         p.column + s - view.pad_left, c);
+                }
+            }
+            return sums;
+        }
+    };
+
+    // Weight of a row of A for a tap of the step order (`KSteps`) and a channel.
+    __device__ float weight(int row, int tap_row, int tap_column, int c) const {
+        constexpr int UNIT = PACK / 4;  // Elements of a 32-bit word.
+        const int step = c / STEP_K * KSteps{view}.taps() + tap_row * view.s + tap_column;
+        const FragmentIndex index = {row, c % STEP_K / UNIT};
+        const int word = PERSISTENT ? pack_index(index) * 4 + index.word % 4 : lane_word(index);
+        return to_float(
+            block_weights()[step * WARP_GROUP_THREADS * PACK + word * UNIT + c % UNIT]);
     }
 
     // Dropout bits of the outputs that this thread stores.
@@ -236,39 +317,9 @@ template <class Source, class Store> struct Convolution {
             multiply_steps(acc, block_weights() + step * WARP_GROUP_THREADS * PACK, halo, offsets,
                            k_group * own, own);
         }
-#if TF32X3
-        // Splits of operands that are not finite are NaN, and large operands can overflow.
-        bool finite = true;
-#pragma unroll
-        for (int i = 0; i < PIXEL_TILES; ++i) finite &= acc[i].all_finite();
-        if (__syncthreads_or(!finite)) recompute(acc, tile, first, k_group);
-#endif
         if (K_WARP_GROUPS > 1) reduce_warp_groups(acc, warpgroup % WARP_GROUPS, k_group);
         store_all(acc, tile, k_group, kept);
     }
-
-#if TF32X3
-    // Compute the sums of a work tile with scalar instructions, which treat operands that are not
-    // finite as float32 does.
-    __device__ void recompute(PixelAccumulators (&acc)[PIXEL_TILES], int tile, int first,
-                              int k_group) const {
-        const int own = steps() / K_WARP_GROUPS;
-#pragma unroll
-        for (int i = 0; i < PIXEL_TILES; ++i) acc[i] = {};
-#pragma unroll 1
-        for (int chunk = 0; chunk < CHANNEL_CHUNKS; ++chunk) {
-            const HaloTile halo = this->halo(first, chunk, memory);
-            __syncthreads();
-            source.start_copy(halo, nullptr, nullptr);
-            finish_copy<false>(halo, nullptr, barriers().halo[0][0], chunk);
-            int offsets[PIXEL_TILES];
-            find_offsets(offsets, tile, halo);
-            const int step = chunk * steps() + k_group * own;
-            multiply_steps_scalar(acc, block_weights() + step * WARP_GROUP_THREADS * PACK, halo,
-                                  offsets, k_group * own, own);
-        }
-    }
-#endif
 
 #else
     // Persistent kernel: compute one work tile after the other. The next halo tile, or the data
@@ -347,8 +398,7 @@ template <class Source, class Store> struct Convolution {
 #endif
     }
 
-    // Wait until a halo tile has been copied, then convert it. If SPLIT, wgmma multiplies it.
-    template <bool SPLIT = true>
+    // Wait until a halo tile has been copied, then convert it.
     __device__ void finish_copy(const HaloTile& halo, const Number* raw, const MBarrier& full,
                                 int phase) const {
 #if TENSOR_MAPS
@@ -363,10 +413,8 @@ template <class Source, class Store> struct Convolution {
 #endif
         source.convert(halo, raw);
 #if TF32X3_WGMMA
-        if (SPLIT) {
-            sync_group();
-            split_planes(halo);
-        }
+        sync_group();
+        split_planes(halo);
 #endif
         fence_async_proxy();
         sync_group();
@@ -440,8 +488,15 @@ template <class Source, class Store> struct Convolution {
 #pragma unroll
         for (int i = 0; i < PIXEL_TILES; ++i)
 #pragma unroll
-            for (int g = 0; g < N8_TILES; ++g)
-                *pack(k_group, i, g) = as<Pack<float, 4>>(acc[i].c[g]);
+            for (int g = 0; g < N8_TILES; ++g) {
+                Pack<float, 4> sums = as<Pack<float, 4>>(acc[i].c[g]);
+#if TF32X3
+                // The total shows that a part has overflowed.
+                for (int e = 0; e < 4; ++e)
+                    if (needs_scalar_sum(sums.at[e])) sums.at[e] = __uint_as_float(0x7FFFFFFFu);
+#endif
+                *pack(k_group, i, g) = sums;
+            }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < PIXEL_TILES; ++i)

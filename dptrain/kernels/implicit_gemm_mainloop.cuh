@@ -58,6 +58,11 @@ struct FragmentIndex {
 __device__ inline FragmentIndex lane_fragment(int lane, int word) {
     return {lane / 32 * 16 + lane % 32 / 4 + word % 2 * 8, lane % 4 + word / 2 * 4};
 }
+// The inverse: index of a word in fragment order.
+__device__ inline int lane_word(const FragmentIndex& p) {
+    const int lane = p.row / 16 * 32 + p.row % 8 * 4 + p.word % 4;
+    return lane * 4 + p.word / 4 * 2 + p.row % 16 / 8;
+}
 // Row and word of an element of a pack in core-matrix order: the first packs of eight rows are
 // adjacent, followed by their second packs.
 __device__ inline FragmentIndex core_matrix_index(int pack_number, int word) {
@@ -107,15 +112,6 @@ __device__ inline void load_weight_fragments(Pack<Number> (&words)[STAGE_STEPS],
 struct PixelAccumulators {
     float c[N8_TILES][4] = {};
 
-#if TF32X3
-    __device__ bool all_finite() const {
-        bool finite = true;
-#pragma unroll
-        for (int i = 0; i < N8_TILES * 4; ++i) finite &= has_not_overflowed(c[i / 4][i % 4]);
-        return finite;
-    }
-#endif
-
 #if TF32X3 && TENSOR_CORES && !WGMMA
     // Multiply one step, whose pixels begin at pack `b` of the halo tile.
     __device__ void add(const Pack<Number>& a, const Number* numbers, int b, int n8_stride) {
@@ -163,12 +159,9 @@ struct PixelAccumulators {
         }
     }
 #endif
-#if TF32X3 || !TENSOR_CORES
-    // Scalar version of a step for GPUs before sm_80, for the emulator, and to recompute sums that
-    // are not finite (TF32X3). The latter leave out the products with the zeros that complete the
-    // taps of two output lines, because infinity times zero is NaN.
-    __device__ void add(const Pack<Number>* a, const Number* numbers, int b, int n8_stride,
-                        const KIterator& k_iter) {
+#if !TENSOR_CORES
+    // Scalar version of a step for GPUs before sm_80 and for the emulator.
+    __device__ void add(const Pack<Number>* a, const Number* numbers, int b, int n8_stride) {
         constexpr int UNIT = PACK / 4;  // Elements of a 32-bit word.
         const int lane = threadIdx.x % WARP_GROUP_THREADS, t = lane % 4;
 #pragma unroll 1
@@ -176,9 +169,6 @@ struct PixelAccumulators {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const FragmentIndex index = {lane_fragment(lane, h).row, k / UNIT};
-                if (TF32X3 && unsigned(k_iter.row - TileRows::line(index.row)) >=
-                                  unsigned(k_iter.view.r))
-                    continue;
                 const Pack<Number> words =
                     a[PERSISTENT ? pack_index(index) : lane - t + index.word % 4];
                 const int word = PERSISTENT ? index.word % 4 : index.word / 4 * 2 + h;
@@ -274,7 +264,7 @@ __device__ inline void multiply_stage(PixelAccumulators (&acc)[PIXEL_TILES],
 }
 #endif
 
-#if TF32X3 || !TENSOR_CORES
+#if !TENSOR_CORES
 // Scalar version of `multiply_steps`.
 __device__ inline void multiply_steps_scalar(PixelAccumulators (&acc)[PIXEL_TILES],
                                              const Number* weights, const HaloTile& halo,
@@ -287,7 +277,7 @@ __device__ inline void multiply_steps_scalar(PixelAccumulators (&acc)[PIXEL_TILE
 #pragma unroll
         for (int i = 0; i < PIXEL_TILES; ++i)
             acc[i].add(reinterpret_cast<const Pack<Number>*>(weights), halo.numbers,
-                       offsets[i] + k_iter.offset, n8_stride, k_iter);
+                       offsets[i] + k_iter.offset, n8_stride);
 }
 #endif
 

@@ -27,11 +27,13 @@
 
 #pragma once
 
-#if TF32X3
-// True if a sum is finite and so small that no term overflowed. Truncation can turn an overflow
-// into the largest number instead of infinity.
-__device__ inline bool has_not_overflowed(float sum) { return fabsf(sum) < 1.7e38f; }
-#endif
+// True if a sum can differ from that of float32 arithmetic because an operand is not finite, so that
+// scalar instructions must compute it. With TF32X3, splits of such operands are NaN, and large
+// operands can overflow; truncation can turn an overflow into the largest number instead of
+// infinity. Otherwise the products of such operands with the zeros that complete a tile are NaN.
+__device__ inline bool needs_scalar_sum(float sum) {
+    return TF32X3 ? !(fabsf(sum) < 1.7e38f) : sum != sum;
+}
 
 // Each warp computes WARP_M × WARP_N elements of C.
 #ifndef TILE_M
@@ -62,6 +64,7 @@ __device__ inline int member_of(int row) { return row % 32 / 8; }
 #endif
 
 #if TF32X3
+__device__ inline float round_operand(float value) { return value; }
 __device__ inline Pack<float> round_operands(const Pack<float>& pack) { return pack; }
 #elif PRECISION == 1
 // Round to TF32, which has 11 significant bits, to nearest. Ties go to even, as in TMA copies,
@@ -82,6 +85,7 @@ __device__ inline float to_tf32(float value) {
 #endif
 }
 
+__device__ inline float round_operand(float value) { return to_tf32(value); }
 __device__ inline Pack<float> round_operands(const Pack<float>& pack) {
     Pack<float> result;
 #pragma unroll
@@ -89,6 +93,7 @@ __device__ inline Pack<float> round_operands(const Pack<float>& pack) {
     return result;
 }
 #else
+__device__ inline Bfloat16 round_operand(float value) { return to_bfloat16(value); }
 __device__ inline Pack<Bfloat16> round_operands(const Pack<Bfloat16>& pack) { return pack; }
 
 __device__ inline Pack<Bfloat16> round_operands(const Pack<float>& pack) {
@@ -286,15 +291,13 @@ struct Accumulators {
         }
     }
 
-#if TF32X3
-    __device__ bool all_finite() const {
-        bool finite = true;
+    __device__ bool any_needs_scalar_sum() const {
+        bool any = false;
 #pragma unroll
         for (int i = 0; i < M_MMAS * N_MMAS * 4; ++i)
-            finite &= has_not_overflowed(c[i / 4 / N_MMAS][i / 4 % N_MMAS][i % 4]);
-        return finite;
+            any |= needs_scalar_sum(c[i / 4 / N_MMAS][i / 4 % N_MMAS][i % 4]);
+        return any;
     }
-#endif
 
     template <class Store>
     __device__ void store_tile(int first_row, int first_column, const Store& store) const {

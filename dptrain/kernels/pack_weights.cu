@@ -22,27 +22,6 @@
 #define PADDED_WEIGHTS 0
 #endif
 
-// The filters (height, width, channels, filters) of a convolution with strides, as filters of the
-// convolution of stride 1 on the folded map (`StoredMap`). Without strides, both folds are 1.
-struct FoldedFilter {
-    int height, width, channels, filters, fold_h, fold_w;
-
-    __device__ int r() const { return FOLDED ? (height + fold_h - 1) / fold_h : height; }
-    __device__ int s() const { return FOLDED ? (width + fold_w - 1) / fold_w : width; }
-    // Channels of the folded map.
-    __device__ int all_channels() const { return FOLDED ? fold_h * fold_w * channels : channels; }
-    // The weight of a tap and of a channel of the folded map; 0 if the filter has no such tap.
-    __device__ float at(const float* w, int tap, int channel, int filter) const {
-        if (FOLDED) {
-            const int part = channel / channels, row = tap / s() * fold_h + part / fold_w,
-                      column = tap % s() * fold_w + part % fold_w;
-            if (row >= height || column >= width) return 0.0f;
-            tap = row * width + column, channel %= channels;
-        }
-        return w[(tap * channels + channel) * filters + filter];
-    }
-};
-
 // Pack i of the packed weights: 64 rows at a time, step by step. Forward, rows are filters and
 // terms are channels. BACKWARD, rows are channels, terms are filters and the taps are rotated by
 // 180 degrees. Rows beyond the last are zero. If a work tile has several output lines, the taps of
@@ -67,8 +46,9 @@ __device__ inline Pack<Number> packed_weights(const float* w, int i, const Folde
         const int down = step % taps / s - Rows::line(at), across = step % taps % s;
         if (row >= rows || unsigned(down) >= unsigned(r)) continue;
         if (PADDED_WEIGHTS && term >= terms) continue;
-        const int tap = down * s + across;
-        pack.at[v] = BACKWARD ? f.at(w, r * s - 1 - tap, row, term) : f.at(w, tap, term, row);
+        const int own = BACKWARD ? f.index(r - 1 - down, s - 1 - across, row)
+                                 : f.index(down, across, term);
+        if (own >= 0) pack.at[v] = w[own * f.filters + (BACKWARD ? term : row)];
     }
     return round_operands(pack);
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
@@ -43,6 +44,7 @@ from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
+from tests.unit.cuda.launching import as_numbers
 
 # Pooling drops a column. The filter of the third convolution is larger than its input and of even
 # width, so the padding is asymmetric. 96 filters are a tile and a half.
@@ -76,6 +78,22 @@ STRIDED = Network(
     name="strided",
 )  # fmt: skip
 
+# Work tiles have several output lines, forward and backward.
+LINES = Network(
+    (32, 7, 9),
+    [Conv2d(32), ReLU(), MaxPool2d(2), Conv2d(32, 2, padding="same"), Flatten()],
+    MeanSquaredError(), name="lines",
+)  # fmt: skip
+
+# The filters do not fill the taps of the folded maps.
+FOLDS = Network(
+    (4, 13, 12),
+    [
+        Conv2d(16, 3, stride=2), ReLU(), MaxPool2d(2), Conv2d(32, (2, 3), stride=(1, 2)),
+        Flatten(),
+    ],
+    MeanSquaredError(), name="folds",
+)  # fmt: skip
 
 TILES = (
     # persistent_groups, weight_stages, strip, lines, pixel_tiles, warp_groups, k_warp_groups,
@@ -170,6 +188,53 @@ def test_any_channels_filters_and_strides(
     packed = [name for name in ours.plan.buffers if name.endswith(("packed", "packed_back"))]
     assert len(packed) == 2 * convolutions - 1
     assert_same_steps(ours, gathered, (3,))
+
+
+@pytest.mark.parametrize(
+    ("network", "margin", "number", "precision"),
+    [
+        (LINES, math.inf, 0, "bf16"), (LINES, math.inf, 2, "tf32"), (LINES, math.inf, 5, "tf32"),
+        (FOLDS, 0.0, 1, "tf32"), (FOLDS, 0.0, 3, "bf16"),
+    ],
+)  # fmt: skip
+def test_infinite_inputs_change_the_same_elements_as_in_gathering_kernels(
+    network: Network,
+    margin: float,
+    number: int,
+    precision: str,
+    in_random_order: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Products with the zeros that complete the taps do not spread NaN."""
+    gathered = gathering(2, precision, monkeypatch, network)
+    monkeypatch.setattr(gather_cost, "HALO_MARGIN", margin)
+    monkeypatch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
+    monkeypatch.setattr(
+        halo_convolution, "select_implicit_gemm_tile", nearest_tile(TILES[number], work_sharing)
+    )
+    ours = make_replica(network, "cuda", 2, precision=precision)
+    assert sum(name.endswith(("packed", "packed_back")) for name in ours.plan.buffers) == 3
+    x = np.random.default_rng(3).standard_normal((2, *network.input_shape), np.float32)
+    x[1, 3, 2, 4] = np.inf
+    found = []
+    for replica in (ours, gathered):
+        replica.forward_backward(x, np.zeros((2, network.num_outputs), np.float32))
+        found.append((replica.output(), gradient_of_maps(replica)))
+    for got, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+        infinite = np.isinf(expected)
+        np.testing.assert_array_equal(got[infinite], expected[infinite])
+        finite = np.isfinite(expected)
+        assert infinite.any() or np.isnan(expected).any()
+        assert finite.any()
+        np.testing.assert_allclose(got[finite], expected[finite], rtol=0.02, atol=0.02)
+
+
+def gradient_of_maps(replica: Replica) -> NDArray[np.float32]:
+    """Return the gradient with respect to the input of the second convolution."""
+    name = next(name for name in replica.plan.buffers if name.startswith("dpool"))
+    found = replica.memory.download(replica._views[replica.plan.resolve(name)])
+    return as_numbers(found) if found.dtype == np.uint16 else found
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,8 @@ def factors(x: NDArray[Any], precision: str) -> NDArray[np.float64]:
         return np.asarray(x, np.float64)
     bits = np.asarray(x, np.float32).view(np.uint32)
     rounded = bits + 0xFFF + (bits >> 13 & 1) & 0xFFFFE000
-    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+    nearest = rounded.astype(np.uint32).view(np.float32)
+    return np.where(np.isfinite(x), nearest, x).astype(np.float64)
 
 
 def spread_out(
@@ -277,18 +278,47 @@ def test_fp32_requires_wgmma() -> None:
         assert supports_wgrad_tiles(ODD, "fp32", DEVICES[name]) == (name == "H100")
 
 
-def test_operands_that_are_not_finite_have_the_results_of_float32() -> None:
-    """Sums without such operands stay finite; products with 0 are not left out."""
-    view, rng = FEW, np.random.default_rng(3)
-    outputs = SAMPLES, view.out_height, view.out_width, view.filters
+@pytest.mark.parametrize(
+    ("view", "strides", "epilogue", "precision", "contiguous"),
+    [
+        (FEW, (1, 1), RELU, "fp32", 1),
+        (FEW, (1, 1), RELU, "bf16", 6),
+        (ODD, (1, 1), NO_EPILOGUE, "tf32", 1),
+        (InputView(10, 12, 3, 2, 2, 10, 12, 64, 5, 5), (1, 1), POOLING, "tf32", 1),
+        (InputView(8, 9, 12, 0, 0, 4, 9, 6, 2, 1), (2, 1), NO_EPILOGUE, "bf16", 4),
+    ],
+    ids=str,
+)
+def test_operands_that_are_not_finite_have_the_results_of_float32(
+    view: InputView, strides: tuple[int, int], epilogue: int, precision: str, contiguous: int
+) -> None:
+    """Sums without such operands stay finite; products with 0 are not left out.
+
+    The last pixel of a line has no product with the first tap. In tf32, the positions after the
+    line have one, with zeros.
+    """
+    rng = np.random.default_rng(3)
+    unit = 2 if epilogue == POOLING else 1
+    outputs = SAMPLES, view.out_height // unit, view.out_width // unit, view.filters
     x = rng.standard_normal((SAMPLES, view.height, view.width, view.channels), np.float32)
-    x[0, 0, 7, 3], x[1, 5, 2, 9] = np.inf, np.nan
+    x[0, 0, -1, 0], x[1, -1, 2, -1] = np.inf, np.nan
     dy = rng.standard_normal(outputs, np.float32)
     y = np.maximum(rng.standard_normal(outputs, np.float32), 0.0)
+    marks = rng.choice(np.array([0, 1, 2, 3, 255], np.uint8), outputs)
+    dz = FACTOR * spread_out(view, epilogue, factors(dy, precision), y, marks)
     with np.errstate(invalid="ignore"):
-        dw, _ = sums(view, (1, 1), x.astype(np.float64), FACTOR * dy * (y > 0))
-        tile = next(wgrad_candidates(view, "fp32", RELU, DEFAULT_LIMITS))
-        got = launch(tile, view, (1, 1), "fp32", RELU, (x, dy, y), SAMPLES * tile.strips_per_sample)
+        dw, _ = sums(view, strides, factors(x, precision), dz)
+        tile = next(
+            tile
+            for tile in wgrad_candidates(view.folded(strides), precision, epilogue, DEFAULT_LIMITS)
+            if tile.contiguous_lines == contiguous
+        )
+        inputs = x, dy, marks if unit == 2 else y
+        got = launch(
+            tile, view, strides, precision, epilogue, inputs, SAMPLES * tile.strips_per_sample
+        )
+    assert np.isfinite(dw).any()
+    assert not np.isfinite(dw).all()
     np.testing.assert_allclose(got[:-1], dw, rtol=1e-4, atol=1e-4)
 
 
