@@ -167,9 +167,26 @@ __device__ inline View backward_view(const Geometry& layer) {
                      true);
 }
 
-// Start the asynchronous copy of 16 bytes, or write zeros.
-__device__ inline void cp_async_pack(Number* to, const Number* from, bool zeros = false) {
-    cp_async<16>(to, from, !zeros);
+// Start the asynchronous copy of N elements in parts of STEP adjacent ones. Element v is at offset
+// find(v), or zero if that is negative.
+template <int N, int STEP, class T, class Find>
+__device__ inline void cp_async_parts(T* to, const T* from, const Find& find) {
+#pragma unroll
+    for (int v = 0; v < N; v += STEP) {
+        const int at = find(v);
+        cp_async<STEP * sizeof(T)>(to + v, from + max(at, 0), at >= 0);
+    }
+}
+// Read them into registers.
+template <int N, int STEP, class T, class Find>
+__device__ inline Pack<T, N> read_parts(const T* from, const Find& find) {
+    Pack<T, N> pack = {};
+#pragma unroll
+    for (int v = 0; v < N; v += STEP) {
+        const int at = find(v);
+        if (at >= 0) read<STEP>(pack, v, from + at);
+    }
+    return pack;
 }
 
 // Call put(i, fetch(i)) for each i < all of this thread. BATCH loads are in flight at a time.
@@ -279,11 +296,8 @@ template <int STEP> struct InputSource {
         // Unrolled, so that the address computations of several packs overlap.
 #pragma unroll 6
         for (int i = threadIdx.x; i < halo.packs(); i += THREADS)
-#pragma unroll
-            for (int v = 0; v < PACK; v += STEP) {
-                const int at = halo.source(i, v);
-                cp_async<STEP * sizeof(Number)>(halo.pack(i)->at + v, x + max(at, 0), at >= 0);
-            }
+            cp_async_parts<PACK, STEP>(halo.pack(i)->at, x,
+                                       [&](int v) { return halo.source(i, v); });
     }
 #endif
     __device__ void convert(const HaloTile& halo, const Number*) const {
@@ -310,16 +324,8 @@ struct PooledPack {
     template <class Find>
     __device__ static PooledPack read(const Number* dy, const Saved* saved, const Find& find) {
         if constexpr (WHOLE_PACKS) return read(dy + find(0), saved + find(0));
-        Pack<Number> numbers = {};
-        Pack<Saved> marks = {};
-#pragma unroll
-        for (int v = 0; v < PACK; v += OUT_VECTOR) {
-            const int at = find(v);
-            if (at < 0) continue;
-            ::read<OUT_VECTOR>(numbers, v, dy + at);
-            ::read<OUT_VECTOR>(marks, v, saved + at);
-        }
-        return {numbers, as<Pack<unsigned, PACK / 4>>(marks)};
+        return {read_parts<PACK, OUT_VECTOR>(dy, find),
+                as<Pack<unsigned, PACK / 4>>(read_parts<PACK, OUT_VECTOR>(saved, find))};
     }
 
     __device__ void scale(float factor) {
@@ -486,14 +492,11 @@ template <bool RAW> struct GradientSource {
         tma_copy_box(saved, maps + 1, halo.from * PACK, box.column, box.line, box.sample, barrier);
 #else
 #pragma unroll 4
-        for (int i = threadIdx.x; i < box.packs(); i += THREADS)
-#pragma unroll
-            for (int v = 0; v < PACK; v += OUT_VECTOR) {
-                const int at = box.source(i, v);
-                cp_async<OUT_VECTOR * sizeof(Number)>(raw + i * PACK + v, dz.dy + max(at, 0),
-                                                      at >= 0);
-                cp_async<OUT_VECTOR>(saved + i * PACK + v, dz.saved + max(at, 0), at >= 0);
-            }
+        for (int i = threadIdx.x; i < box.packs(); i += THREADS) {
+            const auto find = [&](int v) { return box.source(i, v); };
+            cp_async_parts<PACK, OUT_VECTOR>(raw + i * PACK, dz.dy, find);
+            cp_async_parts<PACK, OUT_VECTOR>(saved + i * PACK, dz.saved, find);
+        }
 #endif
 #endif
     }

@@ -156,17 +156,15 @@ struct Strip {
     int sample, line;
     int tap_row, channel, filter;  // First tap row, channel and filter of the block.
 
-    // A row of the map.
-    struct Row {
-        const Number* x;  // First pixel of the row, if the row exists.
-        int width;        // Width of the map, or 0 if the row does not exist.
-    };
-    __device__ Row find(const Number* x, int row) const {
-        const int y = line + tap_row + row - g.pad_top;
-        const bool exists = unsigned(y) < unsigned(g.height);
-        const int pixel = exists ? (sample * g.height + y) * g.width : 0;
-        return {x + pixel * g.channels + channel, exists ? g.width : 0};
+    // Row of the map that contains a row of the tile.
+    __device__ int map_row(int row) const { return line + tap_row + row - g.pad_top; }
+
+    // Offset of element v of pack q of a pixel of the tile in memory, or -1 in the padding.
+    __device__ int source(int row, int column, int q, int v) const {
+        return stored.offset(sample, map_row(row), column - g.pad_left, channel + q * PACK + v);
     }
+    // Elements of a pack that are adjacent in memory.
+    static constexpr int IN_STEP = WHOLE_PACKS ? PACK : IN_VECTOR;
 
     // Address of pack q of a pixel in the halo tile, or in the staging buffer.
     static __device__ Number* pack_address(const Buffers& to, int row, int column, int q) {
@@ -176,41 +174,28 @@ struct Strip {
     }
     static constexpr int MAP_COLUMNS = STAGED_TRANSPOSE ? STAGING_COLUMNS : HALO_COLUMNS;
 
-    // True if a pack of channels is not contiguous in memory.
-    static constexpr bool SCATTERED = !FEW_CHANNELS && !WHOLE_PACKS;
-
     // A warp loads a row. The padding to its left and right was cleared once.
     __device__ void load_row(const Number* x, int row, const Buffers& to) const {
         constexpr int PIXELS_AT_ONCE = 32 / PIXEL_PACKS;
         const int q = lane_index() % PIXEL_PACKS, first = lane_index() / PIXEL_PACKS;
-        if constexpr (SCATTERED) {
-            const int y = line + tap_row + row - g.pad_top;
-            const int stop = min(g.width, MAP_COLUMNS - g.pad_left);
-#pragma unroll
-            for (int v = 0; v < PACK; v += IN_VECTOR)
-#pragma unroll 4
-                for (int at = first; at < stop; at += PIXELS_AT_ONCE) {
-                    const int source = stored.offset(sample, y, at, channel + q * PACK + v);
-                    cp_async<IN_VECTOR * sizeof(Number)>(
-                        pack_address(to, row, g.pad_left + at, q) + v, x + max(source, 0),
-                        source >= 0);
-                }
-            return;
-        }
-        const Row from = find(x, row);
         if constexpr (FEW_CHANNELS) {
             for (int column = first; column < HALO_COLUMNS; column += PIXELS_AT_ONCE)
                 *reinterpret_cast<Pack<Number>*>(pack_address(to, row, column, q)) =
-                    gather_channels(from, column - g.pad_left, q * PACK);
+                    gather_channels(x, row, column, q * PACK);
         } else {
-            const int stop = min(g.width, MAP_COLUMNS - g.pad_left);
-            const Number* source = from.x + first * g.channels + q * PACK;
-            Number* own = pack_address(to, row, g.pad_left + first, q);
-            const int step = pack_address(to, 0, PIXELS_AT_ONCE, 0) - pack_address(to, 0, 0, 0);
+            const int stop = min(g.pad_left + g.width, MAP_COLUMNS);
+            const bool exists = unsigned(map_row(row)) < unsigned(g.height);
+            const Number* from = x + (exists ? source(row, g.pad_left + first, q, 0) : 0);
 #pragma unroll 8
-            for (int at = first; at < stop; at += PIXELS_AT_ONCE, own += step) {
-                cp_async_pack(own, source, from.width == 0);
-                source += PIXELS_AT_ONCE * g.channels;
+            for (int column = g.pad_left + first; column < stop; column += PIXELS_AT_ONCE) {
+                Number* const own = pack_address(to, row, column, q);
+                if constexpr (WHOLE_PACKS)
+                    cp_async<16>(own, from, exists);
+                else
+                    cp_async_parts<PACK, IN_VECTOR>(own, x, [&](int v) {
+                        return source(row, column, q, v);
+                    });
+                from += PIXELS_AT_ONCE * g.channels;
             }
         }
     }
@@ -225,13 +210,15 @@ struct Strip {
     }
 
     // Channels [c, c + PACK) of a pixel if S pixels are treated as one (FEW_CHANNELS).
-    __device__ Pack<Number> gather_channels(const Row& from, int at, int c) const {
+    __device__ Pack<Number> gather_channels(const Number* x, int row, int column, int c) const {
+        const int y = map_row(row), at = column - g.pad_left;
+        const int width = unsigned(y) < unsigned(g.height) ? g.width : 0;
+        const Number* const from = x + ((sample * g.height + y) * g.width + at) * g.channels + c;
         Pack<Number> pack = {};
 #pragma unroll
         for (int n = 0; n < PACK; ++n)
-            if (c + n < g.s * g.channels &&
-                unsigned(at + (c + n) / g.channels) < unsigned(from.width))
-                pack.at[n] = from.x[at * g.channels + c + n];
+            if (c + n < g.s * g.channels && unsigned(at + (c + n) / g.channels) < unsigned(width))
+                pack.at[n] = from[n];
         return round_operands(pack);
     }
 
@@ -275,24 +262,10 @@ struct Strip {
 #pragma unroll 4
         for (int unit = warp; unit < HALO_ROWS * ROW_QUADS; unit += warps)
             store_quads(unit, to.halo, [&](int row, int column, int q, int quarter) {
-                const int at = column + quarter * QUAD_COLUMNS_APART - g.pad_left;
-                if constexpr (SCATTERED) {
-                    const int y = line + tap_row + row + quarter * QUAD_ROWS_APART - g.pad_top;
-                    Pack<Number> pack = {};
-#pragma unroll
-                    for (int v = 0; v < PACK; v += IN_VECTOR) {
-                        const int source = stored.offset(sample, y, at, channel + q * PACK + v);
-                        if (source >= 0) read<IN_VECTOR>(pack, v, x + source);
-                    }
-                    return pack;
-                }
-                const Row from = find(x, row + quarter * QUAD_ROWS_APART);
-                if constexpr (FEW_CHANNELS) return gather_channels(from, at, q * PACK);
-                Pack<Number> pack = {};
-                if (unsigned(at) < unsigned(from.width))
-                    pack =
-                        *reinterpret_cast<const Pack<Number>*>(from.x + at * g.channels + q * PACK);
-                return pack;
+                row += quarter * QUAD_ROWS_APART, column += quarter * QUAD_COLUMNS_APART;
+                if constexpr (FEW_CHANNELS) return gather_channels(x, row, column, q * PACK);
+                return read_parts<PACK, IN_STEP>(
+                    x, [&](int v) { return source(row, column, q, v); });
             });
     }
     // Transpose all positions from the staging buffer into the halo tile.
@@ -331,22 +304,18 @@ struct Strip {
         const int before = quarter * (QUAD_COLUMNS_APART / POOL);
         const int at = lane_index() % PIECES_EACH * PIECE, first = lane_index() / PIECES_EACH;
         const bool exists = y < height && filter + at < g.filters;
+        constexpr int PART = PADDED_FILTERS ? OUT_VECTOR : PIECE;
         const int pixel = exists ? (sample * height + y) * width + before + first : 0;
         const T* source = from + pixel * g.filters + (exists ? filter + at : 0);
         T* own = to + dz_row(down, first, quarter) * pitch + at;
         const int step = (dz_row(0, STEP, 0) - dz_row(0, 0, 0)) * pitch;
 #pragma unroll 8
         for (int column = first; column < LINE_POSITIONS / POOL; column += STEP, own += step) {
-            const bool inside = exists && before + column < width;
-            if constexpr (PADDED_FILTERS) {
 #pragma unroll
-                for (int v = 0; v < PIECE; v += OUT_VECTOR) {
-                    const bool there = inside && filter + at + v < g.filters;
-                    cp_async<OUT_VECTOR * sizeof(T)>(own + v, there ? source + v : from, there);
-                }
-            } else {
-                cp_async_pack(reinterpret_cast<Number*>(own),
-                              reinterpret_cast<const Number*>(inside ? source : from), !inside);
+            for (int v = 0; v < PIECE; v += PART) {
+                const bool there = exists && before + column < width &&
+                                   (!PADDED_FILTERS || filter + at + v < g.filters);
+                cp_async<PART * sizeof(T)>(own + v, there ? source + v : from, there);
             }
             source += STEP * g.filters;
         }
