@@ -8,8 +8,6 @@ import click
 
 from dptrain.cli.common import EXISTING, examples
 from dptrain.cli.options import GroupedCommand
-from dptrain.errors import UserError
-from dptrain.training.settings import CONFIG_FILE
 
 
 @click.command(
@@ -32,13 +30,6 @@ def report(folder: Path, output: Path | None, replace: bool) -> None:
     DIR contains the study.json of a scaling study or the profile.json of one job. The page is one
     file that needs no network connection. Its plots are also written as SVG and PNG files.
     """
-    has_results = any((folder / name).is_file() for name in ("study.json", "profile.json"))
-    if (folder / CONFIG_FILE).is_file() and not has_results:
-        raise UserError(
-            f"{folder} is the directory of a training run; expected a folder with study.json (of "
-            "dptrain scale) or profile.json (of dptrain profile --output DIR); summary.json and "
-            "metrics.jsonl hold the results of a run"
-        )
     from dptrain.scaling.report.files import write_report
 
     click.echo(f"report: {write_report(folder, output, replace=replace)}")

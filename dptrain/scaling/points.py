@@ -52,9 +52,14 @@ class Measured:
     @property
     def round(self) -> str:
         """Name of the round of the launch, unique among studies; "" if it belongs to none."""
-        path = PurePath(self.folder)
-        found = _ROUND.fullmatch(path.name)
-        return f"{path.parent}/{found[1]}" if found else ""
+        return round_of(self.folder)
+
+
+def round_of(folder: str) -> str:
+    """Return the name of the round of a launch from its folder; "" if it belongs to none."""
+    path = PurePath(folder)
+    found = _ROUND.fullmatch(path.name)
+    return f"{path.parent}/{found[1]}" if found else ""
 
 
 def refuse_small_data(folder: str, profile: Profile) -> None:

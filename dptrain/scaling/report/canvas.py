@@ -52,6 +52,8 @@ PARTS = {
     "data_wait": "sky",
     "transfer": "orange",
     "imbalance": "amber",
+    "checkpoint": "purple",
+    "evaluation": "mint",
     "other": "grey",
 }
 """Role of the colour of each part of a step."""
@@ -188,25 +190,40 @@ def colour(role: str) -> str:
     return LIGHT[role]
 
 
-def set_ranks_axis(axes: Axes, values: Sequence[float], label: str, *, margin: float = 1.3) -> None:
+def set_ranks_axis(axes: Axes, values: Sequence[float], label: str) -> None:
     """Set a logarithmic x axis with ticks at `values`, at most nine of them.
 
     Args:
         axes: axes to change.
         values: numbers of ranks or compute threads.
         label: label of the axis.
-        margin: the axis ends at the largest value times this factor, for a label of that point.
     """
     low, high = min(values), max(values)
     axes.set_xscale("log", base=2)
-    reach = (high / low) ** 0.06  # The same distance on paper is a larger factor on a wide range.
-    axes.set_xlim(low / 1.25 / reach, high * margin * reach)
+    # The same distance on paper is a larger factor on a wide range; labels are on the right.
+    reach = max(high / low, 2.0)
+    axes.set_xlim(low / reach**0.1, high * reach**0.19)
     shown = sorted(set(values))
     while len(shown) > 9:
         shown = shown[::2]
     axes.set_xticks(shown, [f"{value:g}" for value in shown])
-    axes.set_xlabel(f"{label} (log scale)", labelpad=2)
+    axes.set_xlabel(f"{label} (log scale)" if len(shown) > 2 else label, labelpad=2)
     axes.grid(visible=False, axis="x")
+
+
+def draw_launches(
+    axes: Axes, xs: Sequence[float], ys: Sequence[float], role: str, *, shift_pt: float = -6.0
+) -> None:
+    """Draw single launches as small circles, shifted from their estimate in the x direction."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.figure
+    assert figure is not None
+    shifted = axes.transData + ScaledTranslation(shift_pt / 72, 0, figure.dpi_scale_trans)
+    axes.plot(
+        xs, ys, linestyle="none", marker="o", markersize=3.2, markerfacecolor="none",
+        markeredgecolor=colour(role), markeredgewidth=0.7, transform=shifted, zorder=3,
+    )  # fmt: skip
 
 
 def part_name(name: str) -> str:

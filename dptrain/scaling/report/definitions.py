@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from dptrain.measure.vocabulary import SECTIONS, Term
 from dptrain.scaling.report.canvas import part_name
 
@@ -56,33 +59,77 @@ OF_PROFILES = (
     "Of sums, roofs and memory",
 )
 """Sections of the vocabulary that define the terms of a profile in the report."""
+OF_RUNS = (
+    "Of training",
+    "Parts of a step",
+    "Phases of a stage",
+    "Of a stage, or of all stages of a kind",
+)
+"""Sections of the vocabulary that define the terms of a training run in the report."""
+OF_STUDIES = ("Scaling study", *OF_PROFILES)
 
-Definitions = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-"""Headings with pairs of a term and its meaning."""
+LABELS = {
+    "bandwidth": "bandwidth",
+    "busy_ms": "busy",
+    "bytes_moved": "data read and written",
+    "communication.exposed": "communication and waiting",
+    "communication.hidden": "sums in progress during computation",
+    "compute_ms": "computation",
+    "contention_ms": "contention",
+    "cumulative_share": "cumulative",
+    "data_wait_ms": "data wait",
+    "delay_ms": "delay",
+    "exposed_ms": "communication and waiting",
+    "gb_per_s": "bandwidth",
+    "gflops": "rate",
+    "hidden_ms": "sums in progress during computation",
+    "imbalance_ms": "waiting",
+    "karp_flatt": "serial fraction",
+    "load_imbalance": "load imbalance",
+    "memory_bytes": "memory",
+    "note": "algorithm",
+    "parallel": "parallel efficiency",
+    "possible": "core limit",
+    "roofline_share": "roofline",
+    "samples_per_s": "throughput",
+    "shared_ms": "shared cores",
+    "slowest_ms": "slowest rank, ms",
+    "slowest_rank": "slowest rank, number",
+    "small_batch_ms": "smaller batch",
+    "step_ms": "step",
+    "time_ms": "median",
+    "train_accuracy": "training accuracy",
+    "train_loss": "training loss",
+    "typical_ms": "typical",
+}
+"""Labels of plots and tables that differ from the names in files."""
 
 
-def definitions(*, study: bool) -> Definitions:
+@dataclass(frozen=True)
+class Definition:
+    """A definition: the label of plots and tables, the name in files with its unit, the meaning."""
+
+    label: str
+    name: str
+    meaning: str
+
+
+Definitions = tuple[tuple[str, tuple[Definition, ...]], ...]
+"""Headings with the definitions below them."""
+
+
+def definitions(titles: Sequence[str]) -> Definitions:
     """Return the definitions by heading.
 
     Args:
-        study: whether to include the terms of a study.
+        titles: `OF_STUDIES`, `OF_PROFILES` or `OF_RUNS`.
     """
-    found: dict[str, tuple[Term, ...]] = {"Scaling study": STUDY} if study else {}
-    found.update({title: SECTIONS[title] for title in OF_PROFILES})
-    return tuple(
-        (title, tuple((_term(term), _meaning(term)) for term in section))
-        for title, section in found.items()
-    )
+    sections = {"Scaling study": STUDY, **SECTIONS}
+    return tuple((title, tuple(map(_definition, sections[title]))) for title in titles)
 
 
-def _term(term: Term) -> str:
-    """Return ``step_ms``, or ``compute, ms`` if the name does not end with its unit."""
+def _definition(term: Term) -> Definition:
     plain = term.unit in ("", "1") or term.name.endswith(f"_{term.unit}")
-    return term.name if plain else f"{term.name}, {term.unit}"
-
-
-def _meaning(term: Term) -> str:
-    """Return the meaning, with the label of plots and tables if it differs from the name."""
-    label = part_name(term.name)
-    shown = "" if label == term.name.replace("_", " ") else f"Shown as “{label}”. "
-    return shown + term.meaning
+    name = term.name if plain else f"{term.name}, {term.unit}"
+    label = LABELS.get(term.name) or part_name(term.name.rpartition(".")[2])
+    return Definition(label, "" if name == label else name, term.meaning)

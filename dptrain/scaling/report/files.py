@@ -11,8 +11,11 @@ from dptrain.measure.profile_files import PROFILE, TRACE, csv_text
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.report.page import GENERATOR, Page, render
 from dptrain.scaling.report.profile_page import MeasuredProfile, profile_page
+from dptrain.scaling.report.run_page import run_page
+from dptrain.scaling.report.run_record import TrainingRun
 from dptrain.scaling.report.study_page import largest_points, study_page
 from dptrain.scaling.study import Study
+from dptrain.training.settings import CONFIG_FILE
 
 REPORT, PLOTS = "report.html", "plots"
 FLAG = "--output"
@@ -59,6 +62,8 @@ def _contents(folder: Path) -> tuple[Page, dict[str, str]]:
         return study_page(study, _profiles(study, folder)), _tables(study)
     if (folder / PROFILE).exists():
         return profile_page(MeasuredProfile.read(folder)), {}
+    if (folder / CONFIG_FILE).is_file():
+        return run_page(TrainingRun.read(folder)), {}
     raise UserError(
         f"{folder} contains neither {STUDY} nor {PROFILE}; expected a folder of `dptrain scale` or "
         "`dptrain profile --output`"

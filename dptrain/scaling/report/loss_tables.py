@@ -24,7 +24,7 @@ def _losses(losses: Losses, file: str) -> Table:
     columns = (
         texts("loss", ["rank 0 alone", *(loss.name for loss in found), "job"], kind="prose"),
         estimates(
-            "time", "ms (95%)",
+            "time", "ms",
             [steps[ALONE], *(loss.time_ms for loss in found), steps[DURING]],
             [f"step_ms.{ALONE}", *(f"losses.{i}.time_ms" for i in range(len(found))),
              f"step_ms.{DURING}"],
@@ -53,10 +53,10 @@ def _efficiencies(losses: Losses, file: str) -> Table:
     at = [f"efficiencies.{i}" for i in range(len(found))]
     columns = (
         texts("efficiency", [FACTOR_NAMES[factor.name] for factor in found], kind="prose"),
-        estimates("by experiment", "(95%)", [factor.by_experiment for factor in found],
-                  [f"{a}.by_experiment" for a in at], decimals=3),
-        estimates("by busy times", "(95%)", [factor.by_busy_times for factor in found],
-                  [f"{a}.by_busy_times" for a in at], decimals=3),
+        estimates("by experiment", "%", [factor.by_experiment for factor in found],
+                  [f"{a}.by_experiment" for a in at], decimals=1, scale=100),
+        estimates("by busy times", "%", [factor.by_busy_times for factor in found],
+                  [f"{a}.by_busy_times" for a in at], decimals=1, scale=100),
         texts("agree", [AGREE[factor.agree] for factor in found]),
     )  # fmt: skip
     title = "Efficiencies by experiment and by busy times"
@@ -69,14 +69,14 @@ def _delays(losses: Losses, file: str) -> Table:
     columns = (
         texts("delay of", [delayed_ranks(delay) for delay in found], kind="prose"),
         values("delay", "ms", [delay.delay_ms for delay in found], [f"{a}.delay_ms" for a in at]),
-        estimates("waiting", "ms (95%)", [delay.waiting_ms for delay in found],
+        estimates("waiting", "ms", [delay.waiting_ms for delay in found],
                   [f"{a}.waiting_ms" for a in at]),
-        estimates("longer step", "ms (95%)", [delay.cost_ms for delay in found],
+        estimates("longer step", "ms", [delay.cost_ms for delay in found],
                   [f"{a}.cost_ms" for a in at]),
-        estimates("load balance", "(95%)", [delay.load_balance for delay in found],
-                  [f"{a}.load_balance" for a in at], decimals=3),
-        estimates("serialisation", "(95%)", [delay.serialisation for delay in found],
-                  [f"{a}.serialisation" for a in at], decimals=3),
+        estimates("load balance", "%", [delay.load_balance for delay in found],
+                  [f"{a}.load_balance" for a in at], decimals=1, scale=100),
+        estimates("serialisation", "%", [delay.serialisation for delay in found],
+                  [f"{a}.serialisation" for a in at], decimals=1, scale=100),
     )  # fmt: skip
     note = "Increase of the waiting of the other ranks, and of the step."
     return Table("delays", "Injected delays", file, columns, note)

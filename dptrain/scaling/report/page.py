@@ -58,11 +58,13 @@ class Page:
     Attributes:
         kind: text above the title.
         title: title of the page.
-        about: what was measured, in a line.
-        conclusion: the conclusion in sentences, the most important first.
+        about: what was measured, in a short line.
+        headline: the main result with its interval, as one or two sentences.
+        lead: the plots of the headline, which follow it directly.
+        text: further sentences, the most important first.
         file: JSON file that contains the key results.
         keys: key results.
-        notes: restrictions of the validity.
+        notes: restrictions of the validity, the most important first.
         sections: sections in order.
         closing: the last line.
     """
@@ -70,7 +72,9 @@ class Page:
     kind: str
     title: str
     about: str
-    conclusion: tuple[str, ...]
+    headline: str
+    lead: tuple[Plot, ...]
+    text: tuple[str, ...]
     file: str
     keys: tuple[Key, ...]
     notes: tuple[str, ...]
@@ -79,8 +83,15 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """The plots of all sections, in the order of the page."""
-        return [plot for section in self.sections for plot in section.plots]
+        """All plots, in the order of the page."""
+        return [*self.lead, *(plot for section in self.sections for plot in section.plots)]
+
+
+def restrictions_section(notes: tuple[str, ...]) -> list[Section]:
+    """Return the section with all notes; none if the top of the page shows them."""
+    if len(notes) < 2:
+        return []
+    return [Section("restrictions", "Restrictions", lists=(("", notes),))]
 
 
 def render(page: Page) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.measure.pop import Pop
-from dptrain.measure.profile import Profile, RankProfile
+from dptrain.measure.profile import Profile, RankProfile, StageProfile
+from dptrain.scaling.report.bars import Bar, efficiency_bars
 from dptrain.scaling.report.canvas import (
     BOTTOM,
     OTHER_PHASE,
@@ -22,6 +22,7 @@ from dptrain.scaling.report.canvas import (
     part_name,
     plot,
 )
+from dptrain.scaling.report.curves import steps_plot
 from dptrain.scaling.report.numbers import decimals_for, fixed, short
 from dptrain.scaling.report.roofline import computing_stages, roofline
 from dptrain.scaling.report.timeline import StepSpans, timeline
@@ -31,11 +32,9 @@ if TYPE_CHECKING:
 
 GROUPS, RANKS = 12, 24
 """Largest number of groups of layers, and of ranks, in a plot."""
-ROW_PT = 30.0
-"""Height of a group of layers in points: its name, a forward bar, a backward bar."""
+NAME_PT, BAR_PT = 15.0, 8.5
+"""Height of the name of a group of layers, and of its bars, in points."""
 RANK_PT = 11.0
-MOST_SHOWN = 1.2
-"""End of the axis of efficiencies; intervals that end beyond it are cut."""
 
 
 def profile_plots(
@@ -49,25 +48,39 @@ def profile_plots(
         where: suffix of their titles, such as ``, 16 ranks``.
         step: a step of its trace, if there is one.
     """
-    plots = [_layers(profile, suffix, where)]
-    if profile.roofs is not None and computing_stages(profile.stages):
-        plots.append(roofline(profile, profile.roofs, suffix, where))
+    plots = []
     if len(profile.ranks) > 1:
         plots.append(_ranks(profile, suffix, where))
     if profile.pop is not None:
         plots.append(_efficiencies(profile.pop, suffix, where))
     if step is not None:
         plots.append(timeline(step, suffix, where))
+    plots.append(layers_plot(f"layers{suffix}", f"Layers{where}", profile.stages))
+    if profile.roofs is not None and computing_stages(profile.stages):
+        plots.append(roofline(profile, profile.roofs, suffix, where))
+    plots.append(_steps(profile, suffix, where))
     return plots
 
 
-def _groups(profile: Profile) -> list[tuple[str, dict[str, float]]]:
+def _steps(profile: Profile, suffix: str, where: str) -> Plot:
+    step = profile.step_ms
+    interval = None if step.low is None or step.high is None else (step.low, step.high)
+    band = " and its 95% interval" if interval is not None else ""
+    times = profile.step_times_ms
+    return steps_plot(
+        f"steps{suffix}", f"Steps{where}", range(1, len(times) + 1), times, median=step.median,
+        interval=interval,
+        caption=f"Each point is a step. The line is the median{band}, which describes this launch.",
+    )  # fmt: skip
+
+
+def _groups(stages: Sequence[StageProfile]) -> list[tuple[str, dict[str, float]]]:
     """Return (group, ms by phase) in the order of the plan; small groups are one at the end.
 
     The phases load, loss and update, which belong to no layer, count as `OTHER_PHASE`.
     """
     groups: dict[str, dict[str, float]] = {}
-    for stage in profile.stages:
+    for stage in stages:
         phases = groups.setdefault(stage.group or stage.phase, {})
         phase = stage.phase if stage.phase in PHASES else OTHER_PHASE[1]
         phases[phase] = phases.get(phase, 0.0) + stage.typical_ms
@@ -86,36 +99,40 @@ def _forward_and_backward(phases: Mapping[str, float]) -> tuple[float, float]:
     return sum(phases.values()) - backward, backward
 
 
-def _layers(profile: Profile, suffix: str, where: str) -> Plot:
-    rows = _groups(profile)
+def layers_plot(name: str, title: str, stages: Sequence[StageProfile]) -> Plot:
+    """Return the plot of forward and backward times by group of layers."""
+    rows = _groups(stages)
     sums = [_forward_and_backward(phases) for _, phases in rows]
+    longest = max([value for pair in sums for value in pair], default=1.0) or 1.0
     roles = {phase: role for phase, (role, _) in PHASES.items()}
     roles[OTHER_PHASE[1]] = OTHER_PHASE[0]
-    longest = max([value for pair in sums for value in pair], default=1.0) or 1.0
+    visible = 0.004 * longest
+    roles = {p: r for p, r in roles.items() if any(t.get(p, 0.0) > visible for _, t in rows)}
     decimals = decimals_for([longest], digits=3)
+    heights = [NAME_PT + BAR_PT * sum(value > 0 for value in pair) for pair in sums]
 
     def draw(axes: Axes) -> None:
-        drawn = set()
-        for y, (name, phases) in enumerate(rows):
-            axes.text(0, y - 0.33, name, fontsize=SMALL_PT, va="center")
-            ends = {"forward": 0.0, "backward": 0.0}
-            for phase, role in roles.items():
-                direction = "backward" if phase.startswith("backward") else "forward"
-                value = phases.get(phase, 0.0)
-                axes.barh(
-                    y + (0.0 if direction == "forward" else 0.28), value, 0.25,
-                    left=ends[direction],
-                    color=colour(role), edgecolor=colour("paper"), linewidth=0.5,
-                    label=None if phase in drawn else phase.replace("_", " "),
-                )  # fmt: skip
-                drawn.add(phase)
-                ends[direction] += value
-            for offset, direction in ((0.0, "forward"), (0.28, "backward")):
-                end = ends[direction]
-                if end or direction == "forward":
-                    axes.annotate(fixed(end, decimals), (end, y + offset), xytext=(3, 0),
-                                  textcoords="offset points", va="center", fontsize=7)  # fmt: skip
-        axes.set_ylim(len(rows) - 0.5, -0.55)
+        y = 0.0
+        for (group, phases), pair in zip(rows, sums, strict=True):
+            axes.text(0, y + 0.62 * NAME_PT, group, fontsize=SMALL_PT, va="center")
+            y += NAME_PT
+            for is_backward, total in zip((False, True), pair, strict=True):
+                if not total:
+                    continue
+                end = 0.0
+                for phase, role in roles.items():
+                    if phase.startswith("backward") == is_backward:
+                        value = phases.get(phase, 0.0)
+                        axes.barh(y + 0.5 * BAR_PT, value, 0.8 * BAR_PT, left=end,
+                                  color=colour(role), edgecolor=colour("paper"),
+                                  linewidth=0.5)  # fmt: skip
+                        end += value
+                axes.annotate(fixed(total, decimals), (total, y + 0.5 * BAR_PT), xytext=(3, 0),
+                              textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+                y += BAR_PT
+        for phase, role in roles.items():
+            axes.barh(0, 0, 0, color=colour(role), label=phase.replace("_", " "))
+        axes.set_ylim(sum(heights) + 2, 0)
         axes.set_xlim(0, longest * 1.16)
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
@@ -125,13 +142,14 @@ def _layers(profile: Profile, suffix: str, where: str) -> Plot:
         legend_below(axes, 2)
 
     values = "; ".join(
-        f"{name} {fixed(f, decimals)} forward, {fixed(b, decimals)} backward"
-        for (name, _), (f, b) in zip(rows, sums, strict=True)
+        f"{group} {fixed(f, decimals)} forward, {fixed(b, decimals)} backward"
+        for (group, _), (f, b) in zip(rows, sums, strict=True)
     )
     bottom = BOTTOM + legend_height(len(roles), 2)
+    has_backward = any(b for _, b in sums)
     return plot(
-        f"layers{suffix}", f"Layers{where}", "groups of layers: forward above backward", draw,
-        height=TOP + bottom + ROW_PT * max(len(rows), 1), left=8.0, bottom=bottom,
+        name, title, "groups of layers" + (": forward above backward" if has_backward else ""),
+        draw, height=TOP + bottom + sum(heights) + 2, left=8.0, bottom=bottom,
         caption="Time of each group of layers, mean of typical steps and ranks.",
         alt=f"Milliseconds by layer: {values}.",
     )  # fmt: skip
@@ -139,37 +157,17 @@ def _layers(profile: Profile, suffix: str, where: str) -> Plot:
 
 def _efficiencies(pop: Pop, suffix: str, where: str) -> Plot:
     """Draw the parallel efficiency and its factors with their intervals."""
-    bars = {
-        "parallel efficiency": pop.parallel,
-        "load balance": pop.load_balance,
-        "serialisation": pop.serialisation,
-        "transfer": pop.transfer,
-    }
-
-    def draw(axes: Axes) -> None:
-        for y, (name, value) in enumerate(bars.items()):
-            axes.text(0, y - 0.33, name, fontsize=SMALL_PT, va="center")
-            role = "ink" if y == 0 else "blue"
-            axes.barh(y + 0.1, value.value, 0.3, color=colour(role))
-            # An interval without ends has no line.
-            low, high = (value.low, value.high) if math.isfinite(value.high) else (value.value,) * 2
-            axes.plot([low, min(high, MOST_SHOWN)], [y + 0.1] * 2, color=colour("orange"))
-            axes.annotate(fixed(value.value, 3), (min(high, MOST_SHOWN), y + 0.1), xytext=(4, 0),
-                          textcoords="offset points", va="center", fontsize=7)  # fmt: skip
-        axes.set_ylim(len(bars) - 0.5, -0.55)
-        axes.set_xlim(0, MOST_SHOWN * 1.12)
-        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-        axes.set_yticks([])
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
-        axes.set_xlabel("efficiency", labelpad=2)
-
-    values = ", ".join(f"{name} {fixed(value.value, 3)}" for name, value in bars.items())
-    return plot(
-        f"pop{suffix}", f"Parallel efficiency{where}", "bars, and 95% intervals as lines", draw,
-        height=TOP + BOTTOM + ROW_PT * len(bars), left=8.0,
-        caption="Parallel efficiency is the product of load balance, serialisation and transfer.",
-        alt=f"Efficiencies: {values}.",
+    bars = (
+        Bar("parallel efficiency", pop.parallel, "ink"),
+        Bar("= load balance", pop.load_balance),
+        Bar("× serialisation", pop.serialisation),
+        Bar("× transfer", pop.transfer),
+    )
+    return efficiency_bars(
+        f"pop{suffix}", f"Parallel efficiency{where}", {"": bars},
+        caption="Parallel efficiency, the busy share of all steps, is the product of load balance, "
+        "serialisation and transfer.",
+        alt="Efficiencies:",
     )  # fmt: skip
 
 
@@ -186,10 +184,13 @@ def rank_parts(rank: RankProfile) -> dict[str, float]:
 
 def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
     ranks = _shown(profile.ranks)
+    step = profile.parts.total
+    names = [n for n in PARTS if any(rank_parts(r).get(n, 0) >= 5e-4 * step for r in ranks)]
 
     def draw(axes: Axes) -> None:
         starts = [0.0] * len(ranks)
-        for name, role in PARTS.items():
+        for name in names:
+            role = PARTS[name]
             lengths = [max(rank_parts(rank)[name], 0.0) for rank in ranks]
             axes.barh(range(len(ranks)), lengths, 0.78, left=starts, color=colour(role),
                       edgecolor=colour("paper"), linewidth=0.4, label=part_name(name))  # fmt: skip
@@ -198,16 +199,16 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
         axes.set_xlim(0, max(starts) * 1.02)
         axes.set_yticks(range(len(ranks)), [str(rank.rank) for rank in ranks])
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("mean step time, ms", labelpad=2)
+        axes.set_xlabel("time of a step, ms", labelpad=2)
         legend_below(axes, 3)
 
-    bottom = BOTTOM + legend_height(len(PARTS), 3)
+    bottom = BOTTOM + legend_height(len(names), 3)
     late = max(profile.ranks, key=lambda rank: rank.delay_ms)
     fewer = f" The plot shows {len(ranks)} of {len(profile.ranks)}, including the slowest."
     return plot(
         f"ranks{suffix}", f"Ranks{where}", "rank", draw,
         height=TOP + bottom + max(RANK_PT * len(ranks), 40.0), bottom=bottom, left=24.0,
-        caption="Mean step of each rank. Waiting is waiting for the slowest rank."
+        caption="Mean of typical steps of each rank. Waiting is waiting for the slowest rank."
         + (fewer if len(ranks) < len(profile.ranks) else ""),
         alt="Mean step of each rank by part; "
         f"rank {late.rank} is {short(late.delay_ms)} ms slower than the median rank.",

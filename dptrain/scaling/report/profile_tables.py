@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from dptrain.measure.loss_tables import FACTOR_NAMES
 from dptrain.measure.pop import Pop
-from dptrain.measure.profile import Profile, StageProfile
+from dptrain.measure.profile import Parts, Profile, Spread, StageProfile, StepParts
 from dptrain.measure.profile_tables import LOST_IF
+from dptrain.measure.statistics import Estimate
+from dptrain.scaling.report.canvas import PARTS, part_name
+from dptrain.scaling.report.numbers import decimals_for, fixed, percent
 from dptrain.scaling.report.tables import (
+    Cell,
     Column,
     Number,
     Table,
@@ -29,21 +34,93 @@ def profile_tables(profile: Profile, file: str, suffix: str = "") -> list[Table]
         file: path of its file, relative to the page.
         suffix: suffix of the names of the tables.
     """
+    several = len(profile.ranks) > 1
     tables = [
-        _stages(f"stages{suffix}", "Stages", file, profile, "stages"),
-        _stages(f"kinds{suffix}", "Stages by kind", file, profile, "kinds"),
+        parts_table(f"parts{suffix}", file, profile.step_ms, profile.step_parts),
+        stages_table(f"stages{suffix}", "Stages", file, profile.stages, "stages", several=several),
+        stages_table(
+            f"kinds{suffix}", "Stages by kind", file, profile.kinds, "kinds", several=several
+        ),
         _ranks(f"ranks{suffix}", file, profile),
     ]
     if profile.pop is not None:
         tables += _efficiencies(suffix, file, profile.pop)
     if profile.sums:
         tables.append(_sums(f"sums{suffix}", file, profile))
-    tables.append(_memory(f"memory{suffix}", file, profile))
+    tables.append(memory_table(f"memory{suffix}", file, profile.memory))
     return tables
 
 
-def _stages(name: str, title: str, file: str, profile: Profile, where: str) -> Table:
-    stages: Sequence[StageProfile] = getattr(profile, where)
+def parts_table(name: str, file: str, step: Spread, parts: StepParts) -> Table:
+    """Return the distribution of each part of a step, and its mean in typical and in all steps.
+
+    Args:
+        name, file: as in `Table`.
+        step: durations of the steps; the path of the record is ``step_ms``.
+        parts: the parts; the path of the record is ``step_parts``.
+    """
+    whole = parts.all_steps.total
+    shown = [part for part in PARTS if getattr(parts.all_steps, part) >= 5e-5 * whole]
+    medians = [parts.median[part] for part in shown] + [step]
+    at = [f"step_parts.median.{part}" for part in shown] + ["step_ms"]
+    decimals = decimals_for([s.median for s in medians], digits=4)
+
+    def percentiles(head: str, field: str) -> Column:
+        found = [getattr(spread, field) for spread in medians]
+        return values(head, "ms", found, [f"{a}.{field}" for a in at], decimals=decimals)
+
+    typical = parts.typical
+    means: list[Cell] = [
+        (Number(fixed(getattr(typical, part), decimals), getattr(typical, part),
+                f"step_parts.typical.{part}"),)
+        for part in shown
+    ]  # fmt: skip
+    columns = (
+        texts("part", [*(part_name(part) for part in shown), "step"], kind="prose"),
+        estimates(
+            "median",
+            "ms",
+            [_estimate(spread) for spread in medians],
+            at,
+            centre="median",
+            decimals=decimals,
+        ),
+        percentiles("p95", "p95"),
+        percentiles("p99", "p99"),
+        Column("typical steps", "ms", (*means, (fixed(typical.total, decimals),)), "computed"),
+        _shares("typical steps", typical, shown),
+        _shares("all steps", parts.all_steps, shown),
+    )
+    note = (
+        "Medians of parts do not add up to the median step; means of typical steps, the half of "
+        "the steps closest to the median, do. All steps include slow ones."
+    )
+    return Table(name, "Parts of a step", file, columns, note)
+
+
+def _estimate(found: Spread) -> Estimate:
+    low = -math.inf if found.low is None else found.low
+    high = math.inf if found.high is None else found.high
+    return Estimate(found.median, low, high, found.n)
+
+
+def _shares(head: str, parts: Parts, shown: Sequence[str]) -> Column:
+    """Return a column of the shares of the parts."""
+    cells = [(percent(getattr(parts, part) / parts.total),) for part in shown]
+    return Column(head, "share", (*cells, ("100.0%",)), "computed")
+
+
+def stages_table(
+    name: str, title: str, file: str, stages: Sequence[StageProfile], where: str, *, several: bool
+) -> Table:
+    """Return the times, rates and memory of stages or of kinds of stages.
+
+    Args:
+        name, title, file: as in `Table`.
+        stages: the records.
+        where: path of their list in the file, ``stages`` or ``kinds``.
+        several: whether there are several ranks, so that one is the slowest.
+    """
     at = [f"{where}.{i}" for i in range(len(stages))]
 
     def column(head: str, unit: str, field: str, **options: float) -> Column:
@@ -64,7 +141,9 @@ def _stages(name: str, title: str, file: str, profile: Profile, where: str) -> T
         column("roofline", "% of limit", "roofline_share", decimals=0, scale=100),
         column("memory", "MB", "memory_bytes", scale=1e-6),
     ]  # fmt: skip
-    if len(profile.ranks) > 1:
+    if all(stage.roofline_share is None for stage in stages):
+        columns = [column for column in columns if column.head != "roofline"]
+    if several:
         numbers = [s.slowest_rank for s in stages], [f"{a}.slowest_rank" for a in at]
         columns[3:3] = (
             column("slowest rank", "ms", "slowest_ms"),
@@ -110,27 +189,27 @@ def _efficiencies(suffix: str, file: str, pop: Pop) -> list[Table]:
     names = list(LOST_IF)
     factors = (
         texts("efficiency", [FACTOR_NAMES[name] for name in names], kind="prose"),
-        estimates("value", "(95%)", [getattr(pop, name) for name in names],
-                  [f"pop.{name}" for name in names], decimals=3),
+        estimates("value", "%", [getattr(pop, name) for name in names],
+                  [f"pop.{name}" for name in names], decimals=1, scale=100),
         texts("is less than 1 if", list(LOST_IF.values()), kind="prose"),
     )  # fmt: skip
     numbers = range(len(pop.ranks))
     ranks = (
         texts("rank", list(numbers)),
-        estimates("busy", "share of wall time (95%)", pop.ranks,
-                  [f"pop.ranks.{i}" for i in numbers], decimals=3),
+        estimates("busy", "% of wall time", pop.ranks,
+                  [f"pop.ranks.{i}" for i in numbers], decimals=1, scale=100),
     )  # fmt: skip
     at = [f"pop.layers.{i}" for i in range(len(pop.layers))]
     layers = (
         texts("layers", [layer.name for layer in pop.layers], kind="prose"),
-        estimates("load balance", "(95%)", [layer.load_balance for layer in pop.layers],
-                  [f"{a}.load_balance" for a in at], decimals=3),
-        estimates("serialisation", "(95%)", [layer.serialisation for layer in pop.layers],
-                  [f"{a}.serialisation" for a in at], decimals=3),
+        estimates("load balance", "%", [layer.load_balance for layer in pop.layers],
+                  [f"{a}.load_balance" for a in at], decimals=1, scale=100),
+        estimates("serialisation", "%", [layer.serialisation for layer in pop.layers],
+                  [f"{a}.serialisation" for a in at], decimals=1, scale=100),
     )  # fmt: skip
     return [
         Table(f"pop{suffix}", "Parallel efficiency (POP)", file, factors,
-              "Busy: time of a step without exposed communication."),
+              "Busy: time of a step without communication and waiting."),
         Table(f"pop-ranks{suffix}", "Busy share of ranks", file, ranks),
         Table(f"pop-layers{suffix}", "Balance of the ranks by layers", file, layers),
     ]  # fmt: skip
@@ -150,9 +229,10 @@ def _sums(name: str, file: str, profile: Profile) -> Table:
     return Table(name, "Gradient all-reduce alone", file, columns, note)
 
 
-def _memory(name: str, file: str, profile: Profile) -> Table:
-    names = list(profile.memory)
-    found = [profile.memory[key] for key in names]
+def memory_table(name: str, file: str, memory: Mapping[str, int]) -> Table:
+    """Return the bytes of a rank by purpose; `memory` is the record of that name in the file."""
+    names = list(memory)
+    found = [memory[key] for key in names]
     cells = values("bytes", "MB", found, [f"memory.{key}" for key in names], scale=1e-6)
     assert all(isinstance(cell[0], Number) for cell in cells.cells)
     columns = (texts("purpose", [key.replace("_", " ") for key in names]), cells)

@@ -52,7 +52,9 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
     xs = [stage.flops / stage.bytes_moved for stage in stages]
     ridge = roofs.gflops / roofs.gb_per_s
     cached = max([roofs.gb_per_s, *(rate for _, rate in roofs.copies)])
-    left, right = min([*xs, roofs.gflops / cached]) / 3, max([*xs, ridge]) * 25
+    right = max([*xs, ridge]) * 20
+    # The labels of the bandwidths need almost half of the width.
+    left = min([*[x / 3 for x in xs], roofs.gflops / cached / 3, ridge * (ridge / right) ** 0.9])
     high = max([roofs.gflops, *(stage.gflops for stage in stages)])
     low = max(min(stage.gflops for stage in stages) / 2.5, roofs.gflops / 3e4)
 
@@ -167,10 +169,16 @@ def _numbers(
             at = (x + shift[0] * scale, y + shift[1] * scale)
             return min(math.dist(at, other) for other in taken)
 
-        best = max((s for s in product((-10, 0, 10), (-10, 0, 10)) if s != (0, 0)), key=clearance)
+        near = max((s for s in product((-10, 0, 10), (-10, 0, 10)) if s != (0, 0)), key=clearance)
+        far = max((s for s in product((-17, 0, 17), (-17, 0, 17)) if s != (0, 0)), key=clearance)
+        best = near if clearance(near) >= 9 * scale else far
         taken.append((x + best[0] * scale, y + best[1] * scale))
-        axes.annotate(str(number), point, xytext=best, textcoords="offset points", ha="center",
-                      va="center", fontsize=SMALL_PT, weight="bold", zorder=5)  # fmt: skip
+        axes.annotate(
+            str(number), point, xytext=best, textcoords="offset points", ha="center",
+            va="center", fontsize=SMALL_PT, weight="bold", zorder=5,
+            arrowprops={"arrowstyle": "-", "color": colour("faint"), "linewidth": 0.6,
+                        "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
 
 
 def _key(axes: Axes, named: Sequence[StageProfile], height: float) -> None:

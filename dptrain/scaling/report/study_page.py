@@ -10,8 +10,9 @@ from dptrain.measure.profile_files import PROFILE
 from dptrain.measure.statistics import Estimate
 from dptrain.scaling.conclusion import series_name, withheld_sentence
 from dptrain.scaling.report.canvas import Plot, part_name
+from dptrain.scaling.report.definitions import OF_STUDIES
 from dptrain.scaling.report.numbers import fixed, percent, short
-from dptrain.scaling.report.page import Key, Page, Section
+from dptrain.scaling.report.page import Key, Page, Section, restrictions_section
 from dptrain.scaling.report.profile_page import (
     MeasuredProfile,
     definitions_section,
@@ -32,7 +33,7 @@ from dptrain.scaling.report.study_tables import (
     pop_table,
 )
 from dptrain.scaling.report.tables import Cell, Number
-from dptrain.scaling.study import STRONG, WEAK, Point, Study
+from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
 
 
 def largest_points(study: Study) -> list[Point]:
@@ -60,11 +61,11 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
 
     sections = [
         Section(
-            "scaling", "Efficiency and speed-up", plots=chosen("efficiency", "speed-up"),
+            "scaling", "Efficiency and speed-up", plots=chosen("speed-up"),
             tables=tuple(points_table(study, scaling) for scaling in scalings),
         ),
         Section(
-            "parts", "Parts of a step", plots=chosen("parts"),
+            "parts", "Parts of a step", plots=chosen("parts", "pop"),
             tables=tuple(
                 table
                 for scaling in scalings
@@ -79,23 +80,36 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
             title = f"Profile of a step: {point.scaling} scaling, {point_name(point)}"
             file = f"{study.profiles[point.name]}/{PROFILE}"
             sections.append(step_section(profiles[point.name], f"-{point.scaling}", title, file))
+    valid, missing = _split_notes(study.notes)
     sections += [
-        Section("launches", "Launches", tables=(launches_table(study),), new_page=True),
-        environment_section(study.environment, _commands(study)),
-        definitions_section(study=True),
-    ]
+        Section("launches", "Launches", plots=chosen("launches"), tables=(launches_table(study),),
+                new_page=True),
+        *restrictions_section(valid),
+        environment_section(study.environment, _commands(study), (_measured(study, profiles),
+                                                                   *missing)),
+        definitions_section(OF_STUDIES),
+    ]  # fmt: skip
     return Page(
         kind="dptrain scaling study",
         title=f"Scaling of {study.job['network']}",
-        about=f"{job_line(study.job)}. {_measured(study, profiles)}",
-        conclusion=study.conclusion,
+        about=f"{job_line(study.job)}.",
+        headline=study.conclusion[0],
+        lead=chosen("efficiency"),
+        text=study.conclusion[1:],
         file=FILE,
         keys=tuple(_keys(study, largest)),
-        notes=tuple(map(sentence, study.notes)),
+        notes=valid,
         sections=tuple(section for section in sections if section is not None),
         closing="Written by dptrain from study.json and the profiles of its launches, which "
         "contain each number in full precision.",
     )
+
+
+def _split_notes(notes: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return restrictions of the validity, and what was not measured, as sentences."""
+    missing = [note for note in notes if " not measured: " in note]
+    valid = [note for note in notes if note not in missing]
+    return tuple(map(sentence, valid)), tuple(map(sentence, missing))
 
 
 def _commands(study: Study) -> list[tuple[str, str]]:
@@ -122,7 +136,7 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
     for point in largest:
         scaling = f"{point.scaling.capitalize()} scaling"
         at = f"points.{study.points.index(point)}"
-        value, detail = _estimate(point, "efficiency", at, 2)
+        value, detail = _estimate(point, "efficiency", at, 0)
         keys.append(Key(f"{scaling}: efficiency at {point_name(point)}", value, detail))
         value, detail = _estimate(point, "speed_up", at, 2)
         keys.append(Key(f"{scaling}: speed-up at {point_name(point)}", value, detail))
@@ -139,21 +153,39 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
 
 
 def _estimate(point: Point, name: str, at: str, decimals: int) -> tuple[Cell, Cell]:
-    """Return an estimate of a point, and its interval or the range of its launches."""
+    """Return an estimate of a point, and its interval or the range of its launches.
+
+    Efficiencies are in per cent, as in the sentences.
+    """
     estimate: Estimate = getattr(point, name)
     source = f"{at}.{name}"
-    value = Number(fixed(estimate.value, decimals), estimate.value, f"{source}.value")
+    scale, unit = (100.0, "%") if name == "efficiency" else (1.0, "")
+
+    def number(value: float, end: str) -> Number:
+        return Number(fixed(scale * value, decimals), value, f"{source}.{end}")
+
+    value: Cell = (number(estimate.value, "value"), unit) if unit else (
+        number(estimate.value, "value"),
+    )  # fmt: skip
     if not math.isfinite(estimate.high):
-        return (value,), ("too few launches for an interval",)
-    low = Number(fixed(estimate.low, decimals), estimate.low, f"{source}.low")
-    high = Number(fixed(estimate.high, decimals), estimate.high, f"{source}.high")
+        return value, ("too few launches for an interval",)
+    low, high = number(estimate.low, "low"), number(estimate.high, "high")
     kind = "range of the launches" if point.has_range(name) else "95% interval"
-    return (value,), (f"{kind} ", low, "–", high)
+    return value, (f"{kind} ", low, f"{unit} to ", high, unit)
 
 
 def _models(study: Study, plots: tuple[Plot, ...]) -> Section | None:
     tables = tuple(t for t in (fits_table(study), forecast_table(study)) if t is not None)
-    withheld = tuple(withheld_sentence(f) for f in study.forecasts if not f.points)
+    reasons: dict[str, list[Forecast]] = {}
+    for forecast in study.forecasts:
+        if not forecast.points:
+            reasons.setdefault(forecast.withheld, []).append(forecast)
+    withheld = tuple(
+        withheld_sentence(found[0]).replace(
+            series_name(found[0]), " and ".join(map(series_name, found)), 1
+        )
+        for found in reasons.values()
+    )
     assumed: dict[tuple[str, ...], list[str]] = {}
     for forecast in study.forecasts:
         if forecast.points:

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from dptrain.measure.profile import Parts
+from dptrain.measure.statistics import Estimate
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.report.canvas import part_name
 from dptrain.scaling.report.numbers import short
 from dptrain.scaling.report.tables import Column, Table, counts, estimates, texts, times, values
-from dptrain.scaling.study import STRONG, Point, Study
+from dptrain.scaling.study import STRONG, Launch, Point, Study
 
 FILE = STUDY
 PARTS = tuple(field.name for field in fields(Parts))
+"""Names of the parts of a step."""
 
 
 def points_table(study: Study, scaling: str) -> Table:
@@ -23,36 +25,50 @@ def points_table(study: Study, scaling: str) -> Table:
         *_who(study, points, at),
         counts("batch", [p.batch_size for p in points], [f"{a}.batch_size" for a in at],
                "samples"),
-        estimates("step", "ms (95%)", [p.step_ms for p in points], [f"{a}.step_ms" for a in at]),
-        estimates("throughput", "samples/s (95%)", [p.samples_per_s for p in points],
+        estimates("step", "ms", [p.step_ms for p in points], [f"{a}.step_ms" for a in at]),
+        estimates("throughput", "samples/s", [p.samples_per_s for p in points],
                   [f"{a}.samples_per_s" for a in at]),
-        estimates("speed-up", "(95%)", [p.speed_up for p in points],
+        estimates("speed-up", "", [_of_others(p.speed_up) for p in points],
                   [f"{a}.speed_up" for a in at], decimals=2),
-        estimates("efficiency", "(95%)", [p.efficiency for p in points],
-                  [f"{a}.efficiency" for a in at], decimals=3),
-        values("core limit", "of efficiency", [p.possible for p in points],
-               [f"{a}.possible" for a in at], decimals=2),
+        estimates("efficiency", "%", [_of_others(p.efficiency) for p in points],
+                  [f"{a}.efficiency" for a in at], decimals=1, scale=100),
     ]  # fmt: skip
+    if any(p.possible < 1 for p in study.points):
+        columns.append(
+            values("core limit", "% efficiency", [p.possible for p in points],
+                   [f"{a}.possible" for a in at], decimals=0, scale=100)
+        )  # fmt: skip
     if scaling == STRONG:
         columns.append(
-            estimates("serial fraction", "(95%)", [p.karp_flatt for p in points],
+            estimates("serial fraction", "", [p.karp_flatt for p in points],
                       [f"{a}.karp_flatt" for a in at], decimals=3)
         )  # fmt: skip
     if any(p.joules_per_sample is not None for p in points):
         columns.append(
-            estimates("energy", "J/sample (95%)", [p.joules_per_sample for p in points],
+            estimates("energy", "J/sample", [p.joules_per_sample for p in points],
                       [f"{a}.joules_per_sample" for a in at])
         )  # fmt: skip
     columns.append(
         counts("launches", [p.step_ms.n for p in points], [f"{a}.step_ms.n" for a in at])
     )
-    return Table(f"points-{scaling}", f"{scaling.capitalize()} scaling", FILE, tuple(columns))
+    note = "Intervals are over launches." + (
+        " The range of the launches stands in place of an interval if they fall into two groups."
+        if any(p.two_groups for p in points)
+        else ""
+    )
+    title = f"{scaling.capitalize()} scaling"
+    return Table(f"points-{scaling}", title, FILE, tuple(columns), note)
+
+
+def _of_others(estimate: Estimate) -> Estimate | None:
+    """Return None for the base point, whose ratio to itself is no measurement."""
+    return None if estimate.low == estimate.high == 1 else estimate
 
 
 def parts_table(study: Study, scaling: str) -> Table:
     """Return the parts of a step at each point."""
     points, at = _of(study, scaling)
-    columns = [*_who(study, points, at), *times(_parts("parts"), points, at)]
+    columns = [*_who(study, points, at), *times(_parts("parts", points), points, at)]
     title = f"{scaling.capitalize()} scaling: parts of a step"
     note = "The parts sum to the step."
     return Table(f"parts-{scaling}", title, FILE, tuple(columns), note)
@@ -66,9 +82,9 @@ def loss_table(study: Study, scaling: str) -> Table:
         "contention": "contention_ms",
         "smaller batch": "small_batch_ms",
     }
-    columns = [*_who(study, points, at), *times({**_parts("loss"), **causes}, points, at)]
+    columns = [*_who(study, points, at), *times({**_parts("loss", points), **causes}, points, at)]
     title = f"{scaling.capitalize()} scaling: time beyond an ideal step"
-    note = "The last three sum to the loss of compute. Negative values are faster than ideal."
+    note = "The last three sum to the loss of computation. Negative: faster than ideal."
     return Table(f"loss-{scaling}", title, FILE, tuple(columns), note)
 
 
@@ -88,14 +104,14 @@ def pop_table(study: Study, scaling: str) -> Table | None:
     columns = [
         *_who(study, [point for point, _, _ in known], [a for _, a, _ in known]),
         *(
-            estimates(head, "(95%)", [getattr(pop, name) for _, _, pop in known],
-                      [f"{a}.pop.{name}" for _, a, _ in known], decimals=3)
+            estimates(head, "%", [getattr(pop, name) for _, _, pop in known],
+                      [f"{a}.pop.{name}" for _, a, _ in known], decimals=1, scale=100)
             for head, name in heads.items()
         ),
     ]  # fmt: skip
     optional = {"instructions per cycle": "instructions_per_cycle", "GHz": "ghz"}
     columns += [
-        estimates(head, "(95%)", [getattr(pop, name) for _, _, pop in known],
+        estimates(head, "", [getattr(pop, name) for _, _, pop in known],
                   [f"{a}.pop.{name}" for _, a, _ in known], decimals=2)
         for head, name in optional.items()
         if any(getattr(pop, name) is not None for _, _, pop in known)
@@ -144,11 +160,12 @@ def forecast_table(study: Study) -> Table | None:
         texts("scaling", [f.scaling for f in forecasts]),
         counts("ranks", [p[0] for p in points], [f"{a}.0" for a in at]),
         values("step", "ms", [p[1] for p in points], [f"{a}.1" for a in at]),
-        values("efficiency", "", [p[2] for p in points], [f"{a}.2" for a in at], decimals=2),
-        values("lower limit", "(95%)", [i[0] for i in intervals], [f"{a}.0" for a in limits],
-               decimals=2),
-        values("upper limit", "(95%)", [i[1] for i in intervals], [f"{a}.1" for a in limits],
-               decimals=2),
+        values("efficiency", "%", [p[2] for p in points], [f"{a}.2" for a in at], decimals=1,
+               scale=100),
+        values("lower limit", "% (95% interval)", [i[0] for i in intervals],
+               [f"{a}.0" for a in limits], decimals=1, scale=100),
+        values("upper limit", "% (95% interval)", [i[1] for i in intervals],
+               [f"{a}.1" for a in limits], decimals=1, scale=100),
     ]  # fmt: skip
     if len({f.threads for f in forecasts}) > 1:
         columns.insert(1, texts("threads", [f.threads for f in forecasts]))
@@ -175,7 +192,7 @@ def launches_table(study: Study) -> Table:
         counts("order", [launch.order for launch in launches], [f"{a}.order" for a in at]),
         texts("point", names),
         texts("started (UTC)", [launch.started[:19].replace("T", " ") for launch in launches]),
-        *times({"step": "step_ms", **_parts("parts")}, launches, at),
+        *times({"step": "step_ms", **_parts("parts", launches)}, launches, at),
     ]
     if any(outlier):
         columns.append(texts("", outlier))
@@ -199,6 +216,7 @@ def _who(study: Study, points: Sequence[Point], at: Sequence[str]) -> list[Colum
     return columns
 
 
-def _parts(attribute: str) -> dict[str, str]:
-    """Return the attribute of each part by heading."""
-    return {part_name(part): f"{attribute}.{part}" for part in PARTS}
+def _parts(attribute: str, records: Sequence[Point | Launch]) -> dict[str, str]:
+    """Return the attribute of each part by heading, without parts that no record contains."""
+    found = [part for part in PARTS if any(getattr(record.parts, part) for record in records)]
+    return {part_name(part): f"{attribute}.{part}" for part in found}

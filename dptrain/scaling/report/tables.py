@@ -45,7 +45,8 @@ class Column:
         head: heading.
         unit: unit, or the meaning of the parentheses.
         cells: one cell per row.
-        kind: ``number``, ``word`` (without line breaks) or ``prose``.
+        kind: ``number``, ``computed`` (numbers that no file contains), ``word`` (without line
+            breaks) or ``prose``.
     """
 
     head: str
@@ -143,20 +144,35 @@ def estimates(
     sources: Sequence[str],
     *,
     decimals: int | None = None,
+    scale: float = 1.0,
+    centre: str = "value",
 ) -> Column:
-    """Return a column of values with their 95% intervals, if these are finite."""
-    known = [e.value for e in found if e is not None]
-    digits = decimals_for(known) if decimals is None else decimals
+    """Return a column of values with their 95% intervals, if these are finite.
+
+    Args:
+        head: name of the quantity.
+        unit: unit of the scaled numbers; the heading adds the meaning of the parentheses.
+        found: the estimates; None results in a cell without a number.
+        sources: path of each estimate in its file.
+        decimals: number of decimals [default: from the largest value].
+        scale: factor of the shown numbers, such as 100 for per cent.
+        centre: name of the value in the file.
+    """
+    digits = decimals_for([scale * e.value for e in found if e]) if decimals is None else decimals
 
     def cell(estimate: Estimate | None, source: str) -> Cell:
         if estimate is None:
             return (MISSING,)
-        value = Number(fixed(estimate.value, digits), estimate.value, f"{source}.value")
-        if not math.isfinite(estimate.high):
+        shown = fixed(scale * estimate.value, digits)
+        value = Number(shown, estimate.value, f"{source}.{centre}")
+        if not (math.isfinite(estimate.high) and math.isfinite(estimate.low)):
             return (value,)
-        return (value, *_range(estimate.low, estimate.high, digits, source, ("low", "high")))
+        ends = estimate.low, estimate.high
+        return (value, *_range(*ends, digits, source, ("low", "high"), scale=scale))
 
-    return Column(head, unit, tuple(cell(e, s) for e, s in zip(found, sources, strict=True)))
+    cells = tuple(cell(e, s) for e, s in zip(found, sources, strict=True))
+    has_interval = any(len(cell) > 1 for cell in cells)
+    return Column(head, f"{unit} (95% interval)".strip() if has_interval else unit, cells)
 
 
 def spreads(
@@ -175,9 +191,11 @@ def spreads(
 
 
 def _range(
-    low: float, high: float, decimals: int, source: str, names: tuple[str, str]
+    low: float, high: float, decimals: int, source: str, names: tuple[str, str], scale: float = 1.0
 ) -> tuple[Number | str, ...]:
+    # A dash before or after a minus sign is hard to read.
     return (
-        " (", Number(fixed(low, decimals), low, f"{source}.{names[0]}"),
-        "–", Number(fixed(high, decimals), high, f"{source}.{names[1]}"), ")",
+        " (", Number(fixed(scale * low, decimals), low, f"{source}.{names[0]}"),
+        " to " if low < 0 else "–",
+        Number(fixed(scale * high, decimals), high, f"{source}.{names[1]}"), ")",
     )  # fmt: skip

@@ -1,13 +1,15 @@
-"""The timeline of one step of all ranks on a common clock, from the trace of a profile."""
+"""The timeline of a typical step of all ranks on a common clock, from the trace of a profile."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median_low
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dptrain.files import parse_json
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP
@@ -36,7 +38,8 @@ KINDS = {
     "backward": (PHASES["backward_weight"][0], "backward"),
     "rest": ("grey", "load, loss, update"),
     "data wait": (PARTS["data_wait"], "data wait"),
-    "exposed": (PARTS["transfer"], "communication wait"),
+    "transfer": (PARTS["transfer"], "communication"),
+    "imbalance": (PARTS["imbalance"], "waiting"),
     "sum": ("ink", "all-reduce active"),
 }
 """Role of the colour, and label, of each kind of span."""
@@ -79,7 +82,7 @@ class StepSpans:
 
 
 def read_step(path: Path) -> StepSpans | None:
-    """Return the step of median length of a ``trace.json``; None if there is no complete one."""
+    """Return the most typical step of a ``trace.json``; None if there is no complete one."""
     try:
         events = parse_json(path.read_bytes())["traceEvents"]
         return _typical([event for event in events if event["ph"] == "X"])
@@ -88,7 +91,12 @@ def read_step(path: Path) -> StepSpans | None:
 
 
 def _typical(events: Iterable[Mapping[str, Any]]) -> StepSpans | None:
-    """Return the step of median length among the steps with timed stages of all ranks."""
+    """Return the most typical step among those with timed stages of all ranks.
+
+    The durations, the exposed communication and the starts of all ranks are compared with their
+    medians over the steps. The step with the smallest sum of deviations is typical in all of them:
+    a step whose duration alone is the median may have a late rank that other steps do not have.
+    """
     events = list(events)
     bounds: dict[int, dict[int, tuple[float, float]]] = {}
     for event in events:
@@ -99,10 +107,9 @@ def _typical(events: Iterable[Mapping[str, Any]]) -> StepSpans | None:
     timed = _with_stages(events, bounds)
     if not timed:
         return None
-    length = {n: max(e for _, e in bounds[n].values()) - min(b for b, _ in bounds[n].values())
-              for n in timed}  # fmt: skip
-    middle = median_low(length.values())
-    chosen = next(n for n in timed if length[n] == middle)
+    found = _features(events, {number: bounds[number] for number in timed})
+    deviations = np.abs(found - np.median(found, axis=0)).sum(axis=1)
+    chosen = timed[int(np.argmin(deviations))]
     zero = min(begin for begin, _ in bounds[chosen].values())
     own = {rank: (b - zero, e - zero) for rank, (b, e) in bounds[chosen].items()}
     spans = []
@@ -110,7 +117,58 @@ def _typical(events: Iterable[Mapping[str, Any]]) -> StepSpans | None:
         begin = event["ts"] / 1e3 - zero
         if event["name"] != STEP and _inside(begin, own.get(event["pid"])):
             spans.append(Span(event["pid"], _kind(event), begin, begin + event["dur"] / 1e3))
-    return StepSpans(chosen, tuple(spans), own)
+    return StepSpans(chosen, tuple(_with_waiting(spans, own)), own)
+
+
+def _features(
+    events: Iterable[Mapping[str, Any]], bounds: Mapping[int, Mapping[int, tuple[float, float]]]
+) -> NDArray[np.float64]:
+    """Return duration, exposed communication and relative start of each rank, by step.
+
+    Returns:
+        Milliseconds, shape (steps, 3 · ranks).
+    """
+    exposed: dict[int, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["name"] == EXPOSED:
+            exposed.setdefault(event["pid"], []).append((event["ts"] / 1e3, event["dur"] / 1e3))
+    for spans in exposed.values():
+        spans.sort()
+    rows = []
+    for ranks in bounds.values():
+        first = min(begin for begin, _ in ranks.values())
+        row = []
+        for rank in sorted(ranks):
+            begin, end = ranks[rank]
+            spans = exposed.get(rank, [])
+            inside = spans[bisect_left(spans, (begin,)) : bisect_left(spans, (end,))]
+            row += [end - begin, sum(length for _, length in inside), begin - first]
+        rows.append(row)
+    return np.array(rows)
+
+
+def _with_waiting(
+    spans: Sequence[Span], bounds: Mapping[int, tuple[float, float]]
+) -> Iterator[Span]:
+    """Divide exposed communication into waiting and communication, as in the parts of a step.
+
+    The waiting of a rank is the busy time of the slowest rank minus its own, at most its exposed
+    communication; here it is the first part of that.
+    """
+    busy = {rank: end - begin for rank, (begin, end) in bounds.items()}
+    for span in spans:
+        if span.kind == "transfer":
+            busy[span.rank] -= span.end - span.begin
+    left = {rank: max(busy.values()) - time for rank, time in busy.items()}
+    for span in sorted(spans, key=lambda span: span.begin):
+        if span.kind != "transfer":
+            yield span
+            continue
+        middle = span.begin + min(left[span.rank], span.end - span.begin)
+        left[span.rank] -= middle - span.begin
+        for kind, begin, end in (("imbalance", span.begin, middle), ("transfer", middle, span.end)):
+            if end > begin:
+                yield Span(span.rank, kind, begin, end)
 
 
 def _with_stages(
@@ -144,7 +202,7 @@ def _kind(event: Mapping[str, Any]) -> str:
     if event["name"] == DATA_WAIT:
         return "data wait"
     if event["name"] == EXPOSED:
-        return "exposed"
+        return "transfer"
     if event["tid"] == THREADS.index(COMMUNICATION):
         return "sum"
     phase = str(event["cat"])
@@ -157,9 +215,11 @@ def timeline(found: StepSpans, suffix: str, where: str) -> Plot:
     stride = -(-len(all_ranks) // RANKS)
     ranks = all_ranks[::stride]
     row = {rank: y for y, rank in enumerate(ranks)}
+    there = {span.kind for span in found.spans}
+    kinds = {name: kind for name, kind in KINDS.items() if name in there}
 
     def draw(axes: Axes) -> None:
-        for name, (role, label) in KINDS.items():
+        for name, (role, label) in kinds.items():
             spans = [s for s in found.spans if s.kind == name and s.rank in row]
             low, height = (0.27, 0.16) if name == "sum" else (-0.36, 0.6)
             axes.barh(
@@ -175,14 +235,27 @@ def timeline(found: StepSpans, suffix: str, where: str) -> Plot:
         axes.set_xlabel("time since the start of the step, ms", labelpad=2)
         legend_below(axes, 2)
 
-    bottom = BOTTOM + legend_height(len(KINDS), 2)
+    bottom = BOTTOM + legend_height(len(kinds), 2)
     fewer = f" The plot shows {len(ranks)} of {len(all_ranks)} ranks."
     return plot(
         f"timeline{suffix}", f"Timeline{where}", "rank", draw,
         height=TOP + bottom + max(ROW_PT * len(ranks), 56.0), bottom=bottom, left=24.0,
-        caption=f"Step {found.step}, which has the median length, on a common clock. Communication "
-        "wait includes waiting for slower ranks."
+        caption=f"Step {found.step}, the most typical one, on a common clock. Waiting is the busy "
+        "time of the slowest rank minus the own one."
+        + _start_sentence(found)
         + (fewer if len(ranks) < len(all_ranks) else ""),
         alt=f"Timeline of step {found.step} over {len(all_ranks)} ranks, "
         f"{short(found.length)} ms long.",
     )  # fmt: skip
+
+
+def _start_sentence(found: StepSpans) -> str:
+    """Return how much later the last rank started, if that is visible in the plot."""
+    begins = {rank: begin for rank, (begin, _) in found.bounds.items()}
+    last = max(begins, key=lambda rank: begins[rank])
+    if begins[last] < 0.1 * found.length:
+        return ""
+    return (
+        f" Rank {last} started {short(begins[last])} ms after the first one, because it left the "
+        "previous gradient sum later."
+    )
