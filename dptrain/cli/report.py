@@ -9,27 +9,37 @@ import click
 from dptrain.cli.common import EXISTING, examples
 from dptrain.cli.options import GroupedCommand
 
+COMPARISON = Path("comparison")
+"""Default folder of the report that compares several results."""
+
 
 @click.command(
     cls=GroupedCommand,
-    short_help="Write the report of a study or a profile.",
+    short_help="Write the report of a training run, a profile or a study, or compare several.",
     epilog=examples(
-        "dptrain report STUDY_DIR                 # results of dptrain scale",
+        "dptrain report RUN_DIR                   # results of dptrain train",
         "dptrain report PROFILE_DIR               # results of dptrain profile --output",
-        "dptrain report STUDY_DIR --output DIR",
+        "dptrain report STUDY_DIR                 # results of dptrain scale",
+        "dptrain report RUN_A RUN_B --output DIR  # the second compared with the first",
     ),
 )
-@click.argument("folder", type=EXISTING, metavar="DIR")
+@click.argument("folders", type=EXISTING, metavar="DIR...", nargs=-1, required=True)
 @click.option("--output", type=EXISTING, metavar="DIR",
-              help="Folder of the report.  [default: DIR]")  # fmt: skip
+              help="Folder of the report.  [default: DIR; of several, the folder "
+              f"'{COMPARISON}']")  # fmt: skip
 @click.option("--replace", is_flag=True,
               help="Overwrite existing files that no report wrote.")  # fmt: skip
-def report(folder: Path, output: Path | None, replace: bool) -> None:
-    """Write report.html and its plots from the results of a study or a profile.
+def report(folders: tuple[Path, ...], output: Path | None, replace: bool) -> None:
+    """Write report.html and its plots from the results of a run, a profile or a study.
 
-    DIR contains the study.json of a scaling study or the profile.json of one job. The page is one
+    DIR contains a training run that has ended, the profile.json of one job, or the study.json of a
+    scaling study. Several results of one kind are compared with the first one. The page is one
     file that needs no network connection. Its plots are also written as SVG and PNG files.
     """
-    from dptrain.scaling.report.files import write_report
+    from dptrain.scaling.report.files import write_comparison, write_report
 
-    click.echo(f"report: {write_report(folder, output, replace=replace)}")
+    if len(folders) > 1:
+        page = write_comparison(folders, output or COMPARISON, replace=replace)
+    else:
+        page = write_report(folders[0], output, replace=replace)
+    click.echo(f"report: {page}")

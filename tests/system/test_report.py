@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dptrain.scaling.analysis import analyse
+from dptrain.scaling.report.comparison import FILE as COMPARISON
 from dptrain.scaling.report.files import REPORT, write_report
 from dptrain.scaling.study import Study
 from tests.system.browser import Browser, find_chromium
@@ -21,6 +22,9 @@ from tests.system.launch import succeed
 from tests.unit.scaling.synthetic import Law, make_launches, write_study
 
 RANKS = (1, 2, 4, 8, 16)
+WIDTHS = (360, 768, 1280)
+KINDS = ("study", "profile", "run", "runs", "profiles", "studies")
+"""Reports of one result, and comparisons of two."""
 HOSTILE = "<script>document.title='hurt'</script><img src=x onerror=\"document.title='hurt'\">"
 SCALES = {"%": 100.0, "MB": 1e-6}
 """What a column multiplies its numbers with, by its unit."""
@@ -91,6 +95,30 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def reports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of reports of all kinds; the training runs are real ones."""
+    found = tmp_path_factory.mktemp("reports")
+    profiles = Study.read(folder / "study.json").profiles
+    launches = [folder / profiles[name] for name in ("strong-r8-t1", "weak-r4-t1")]
+    for launch in launches:
+        write_report(launch)
+    other = found / "other"
+    write_study(other, Law(cores=16, noise=0.02, beta=9e-7), RANKS)
+    options = ("--network", "model0", "--data", "digits", "--epochs", 3, "--threads", 1)
+    runs = [found / "runs" / name for name in ("small", "large")]
+    for run, rate in zip(runs, (0.002, 0.02), strict=True):
+        succeed("train", *options, "--learning-rate", rate, "--run-dir", run)
+    succeed("report", runs[0])
+    compared = {"runs": runs, "profiles": launches, "studies": [folder, other]}
+    for name, folders in compared.items():
+        assert succeed("report", *folders, "--output", found / name) == (
+            f"report: {found / name / REPORT}\n"
+        )
+    return {"study": folder, "profile": launches[0], "run": runs[0],
+            **{name: found / name for name in compared}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = find_chromium()
     if program is None:
@@ -141,44 +169,85 @@ def test_plots_are_there_and_say_what_they_show(page: Browser, folder: Path) -> 
         assert any(digit.isdigit() for digit in plot["alt"]), plot
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("name", ["folder", "crowded"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", [*KINDS, "crowded"])
 def test_no_word_of_a_plot_is_cut_off_or_too_small(
-    browser: Browser, width: int, name: str, request: pytest.FixtureRequest
+    browser: Browser, width: int, name: str, reports: dict[str, Path], crowded: Path
 ) -> None:
     browser.resize(width)
-    browser.open(request.getfixturevalue(name) / REPORT)
+    browser.open({**reports, "crowded": crowded}[name] / REPORT)
     assert browser.evaluate(OUTSIDE) == []
     assert browser.evaluate(COVERED) == []
     # The smallest type that people are asked to read in print is 6 points, 8 pixels.
     assert min(plot["small"] for plot in browser.evaluate(PLOTS)) >= 8.0
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
-@pytest.mark.parametrize("name", ["study", "profile"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", KINDS)
 def test_nothing_makes_the_page_scroll_sideways(
-    browser: Browser, folder: Path, width: int, name: str
+    browser: Browser, reports: dict[str, Path], width: int, name: str
 ) -> None:
-    target = folder if name == "study" else folder / Study.read(folder / "study.json").profiles[
-        "weak-r4-t1"
-    ]  # fmt: skip
-    if name == "profile" and not (target / REPORT).exists():
-        write_report(target)
     browser.resize(width)
-    browser.open(target / REPORT)
+    browser.open(reports[name] / REPORT)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate(
-        "[...document.querySelectorAll('figure, .scroll, pre, dl, p')].filter("
+        "[...document.querySelectorAll('figure, .scroll, pre, dl, p, h1, h2, h3, li')].filter("
         f"box => box.getBoundingClientRect().right > {width}).length"
     ) == 0  # fmt: skip
+    # No text is wider than its box, unless the box is a table that scrolls.
+    assert browser.evaluate(
+        "[...document.querySelectorAll('p, h1, h2, h3, dt, dd, li, pre, figcaption, .keys > div')]"
+        ".filter(box => box.scrollWidth > box.clientWidth + 1 && box.clientWidth > 0)"
+        ".map(box => box.textContent)"
+    ) == []  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["study", "profile"])
-def test_every_number_is_that_of_the_record(browser: Browser, folder: Path, name: str) -> None:
-    target = folder
-    if name == "profile":
-        target = folder / Study.read(folder / "study.json").profiles["strong-r8-t1"]
-        write_report(target)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", KINDS)
+def test_no_column_of_a_table_is_out_of_reach(
+    browser: Browser, reports: dict[str, Path], width: int, name: str
+) -> None:
+    browser.resize(width)
+    browser.open(reports[name] / REPORT)
+    tables = browser.evaluate(
+        "[...document.querySelectorAll('table')].map(table => {"
+        " const box = table.closest('.scroll');"
+        " box.scrollLeft = 1e6;"
+        " return {title: box.getAttribute('aria-label'), scrolls: getComputedStyle(box).overflowX,"
+        "  beyond: table.getBoundingClientRect().right - box.getBoundingClientRect().right,"
+        "  wider: box.scrollWidth - box.clientWidth, focus: box.tabIndex}; })"
+    )
+    assert tables
+    for table in tables:
+        assert table["scrolls"] == "auto", table
+        assert table["beyond"] <= 1, table
+        assert table["focus"] == 0, table
+    if width == 1280:
+        assert [table for table in tables if table["wider"] > 0] == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_phone_shows_the_headline_and_a_plot_first(
+    browser: Browser, reports: dict[str, Path], name: str
+) -> None:
+    browser.resize(360, height=800)
+    browser.open(reports[name] / REPORT)
+    boxes = browser.evaluate(
+        "['.result', 'figure svg', '.keys', 'table'].map(name => {"
+        " const box = document.querySelector(name).getBoundingClientRect();"
+        " return [box.top, box.bottom]; })"
+    )
+    headline, plot, keys, table = boxes
+    assert headline[1] <= plot[0] < plot[1] <= keys[0] < keys[1] <= table[0]
+    assert plot[0] < 500
+    assert plot[1] < 1000
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_number_is_that_of_the_record(
+    browser: Browser, reports: dict[str, Path], name: str
+) -> None:
+    target = reports[name]
     browser.open(target / REPORT)
     cells = browser.evaluate(CELLS)
     records: dict[str, Any] = {}
@@ -187,23 +256,45 @@ def test_every_number_is_that_of_the_record(browser: Browser, folder: Path, name
         rest = cell["text"]
         for number in cell["numbers"]:
             if cell["file"] not in records:
-                records[cell["file"]] = json.loads((target / cell["file"]).read_text())
+                records[cell["file"]] = record_of(target / cell["file"])
             exact = looked_up(records[cell["file"]], number["source"])
             assert float(number["value"]) == exact, number
-            assert rounds_to(number["text"], SCALES.get(cell["unit"], 1.0) * exact), (cell, exact)
+            assert rounds_to(number["text"], scale_of(cell, number["text"]) * exact), cell
             rest = rest.replace(number["text"], "", 1)
             sources.add((cell["file"], number["source"]))
         if "number" in cell["kind"].split():
             assert not re.search(r"\d", rest), f"a number without a source in {cell}"
     if name == "study":
+        # The base of the efficiencies has none: its ratio to itself is no measurement.
+        base = (0, len(RANKS))
         expected = {
-            (f"points.{i}.{quantity}.{end}")
+            f"points.{i}.{quantity}.{end}"
             for i in range(2 * len(RANKS))
             for quantity in ("step_ms", "efficiency", "speed_up", "samples_per_s")
             for end in ("value", "low", "high")
+            if quantity in ("step_ms", "samples_per_s") or i not in base
         }
         assert expected <= {source for file, source in sources if file == "study.json"}
-    assert any(file.endswith("profile.json") for file, _ in sources)
+    if name == "run":
+        assert {"metrics.jsonl", "summary.json"} <= {file for file, _ in sources}
+    assert len(sources) >= 7
+
+
+def record_of(path: Path) -> Any:
+    """The contents of a JSON file, or the lines of a ``.jsonl`` file."""
+    text = path.read_text()
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()]
+    return json.loads(text)
+
+
+def scale_of(cell: dict[str, Any], text: str) -> float:
+    """What a number was multiplied with: a card has its unit after the number."""
+    if cell["file"] == COMPARISON:
+        return 1.0
+    if cell["kind"] in ("value", "detail"):
+        return 100.0 if f"{text}%" in re.sub(r"\s(?=%)", "", cell["text"]) else 1.0
+    return SCALES.get(cell["unit"], 1.0)
 
 
 def looked_up(record: Any, source: str) -> Any:

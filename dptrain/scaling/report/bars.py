@@ -65,9 +65,9 @@ def efficiency_bars(
                 axes.text(0, y + 0.5 * HEAD_PT, head, fontsize=SMALL_PT, weight="bold", va="center")
                 y += HEAD_PT
             for bar in bars:
-                _text_line(axes, y + 7, bar.label, percent_interval(bar.value))
+                text_line(axes, y + 7, bar.label, percent_interval(bar.value))
                 axes.barh(y + 16.5, 100 * bar.value.value, 7, color=colour(bar.role), zorder=2)
-                _whisker(axes, y + 16.5, bar.value.times(100), end)
+                whisker(axes, y + 16.5, bar.value.times(100), 0.0, end, "orange")
                 y += ROW_PT
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
@@ -105,7 +105,7 @@ def parts_bars(name: str, title: str, parts: Parts, *, caption: str, unit: str) 
         for index, (part, value) in enumerate(rows):
             y = ROW_PT * index
             text = f"{fixed(value, decimals)} ms · {percent(value / whole)}"
-            _text_line(axes, y + 7, part_name(part), text)
+            text_line(axes, y + 7, part_name(part), text)
             axes.barh(y + 16.5, value, 7, color=colour(PARTS[part]), zorder=2)
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
@@ -129,20 +129,20 @@ def percent_interval(value: Estimate) -> str:
     return f"{text} ({fixed(100 * value.low, 1)}–{fixed(100 * value.high, 1)})"
 
 
-def _text_line(axes: Axes, y: float, left: str, right: str) -> None:
-    """Write a label at the left end of the axes and a value at the right end."""
+def text_line(axes: Axes, y: float, left: str, right: str, *, x: float = 0.0) -> None:
+    """Write a label at `x`, the left end of the axes, and a value at the right end."""
     ground = {"facecolor": colour("paper"), "edgecolor": "none", "pad": 0.4}
-    axes.text(0, y, left, fontsize=SMALL_PT, va="center", zorder=5, bbox=ground)
+    axes.text(x, y, left, fontsize=SMALL_PT, va="center", zorder=5, bbox=ground)
     axes.annotate(right, (1, y), xycoords=("axes fraction", "data"), fontsize=SMALL_PT, ha="right",
                   va="center", zorder=5, bbox=ground)  # fmt: skip
 
 
-def _whisker(axes: Axes, y: float, value: Estimate, end: float) -> None:
-    """Draw an interval as a line with ends; an arrow marks an end beyond the axis."""
+def whisker(axes: Axes, y: float, value: Estimate, low: float, high: float, role: str) -> None:
+    """Draw an interval as a line with ends; arrows mark ends beyond the axis `low` to `high`."""
     if not math.isfinite(value.high):
         return
-    high = min(value.high, end)
-    axes.plot([value.low, high], [y, y], color=colour("orange"), linewidth=1.3, zorder=4)
-    marks = [(value.low, "|"), (high, ">" if value.high > end else "|")]
-    for x, marker in marks:
-        axes.plot([x], [y], marker=marker, markersize=5, color=colour("orange"), zorder=4)
+    ends = min(max(value.low, low), high), max(min(value.high, high), low)
+    axes.plot(ends, [y, y], color=colour(role), linewidth=1.3, zorder=4)
+    marks = "<" if value.low < low else "|", ">" if value.high > high else "|"
+    for x, marker in zip(ends, marks, strict=True):
+        axes.plot([x], [y], marker=marker, markersize=5, color=colour(role), zorder=4)

@@ -36,7 +36,7 @@ def profile_tables(profile: Profile, file: str, suffix: str = "") -> list[Table]
     """
     several = len(profile.ranks) > 1
     tables = [
-        parts_table(f"parts{suffix}", file, profile.step_ms, profile.step_parts),
+        parts_table(f"step-parts{suffix}", file, profile.step_ms, profile.step_parts),
         stages_table(f"stages{suffix}", "Stages", file, profile.stages, "stages", several=several),
         stages_table(
             f"kinds{suffix}", "Stages by kind", file, profile.kinds, "kinds", several=several

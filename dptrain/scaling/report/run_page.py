@@ -107,6 +107,7 @@ def _text(run: TrainingRun) -> list[str]:
     if step is not None:
         where = "" if parts is None else f" Of all time, {shares(parts.all_steps)}."
         found.append(f"{step_sentence('A step', step)}.{where}")
+    found += _accuracy_text(run)
     found += _scaling_text(run)
     limit = run.summary.get("input_limit")
     if limit and limit.get("limits"):
@@ -115,6 +116,21 @@ def _text(run: TrainingRun) -> list[str]:
             "of a step."
         )
     return found
+
+
+def _accuracy_text(run: TrainingRun) -> list[str]:
+    """Return the time to the requested accuracy, if there was one."""
+    found = run.summary.get("time_to_accuracy")
+    if not found:
+        return []
+    requested = percent(found["requested"])
+    if not found["reached"]:
+        return [f"No evaluation reached the requested test accuracy of {requested}."]
+    time = f" in {short(found['time_s'])} s" if found["time_s"] is not None else ""
+    return [
+        f"The requested test accuracy of {requested} was reached{time} after "
+        f"{short(found['epochs'])} epochs, without evaluations and checkpoints."
+    ]
 
 
 def _scaling_text(run: TrainingRun) -> list[str]:

@@ -24,6 +24,7 @@ from dptrain.scaling.report.profile_page import (
 from dptrain.scaling.report.study_plots import point_name, study_plots
 from dptrain.scaling.report.study_tables import (
     FILE,
+    accuracy_table,
     fits_table,
     forecast_table,
     launches_table,
@@ -59,10 +60,12 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
     def chosen(*prefixes: str) -> tuple[Plot, ...]:
         return tuple(p for n, p in plots.items() if n.startswith(prefixes))
 
+    accuracy = accuracy_table(study)
     sections = [
         Section(
             "scaling", "Efficiency and speed-up", plots=chosen("speed-up"),
-            tables=tuple(points_table(study, scaling) for scaling in scalings),
+            tables=(*(points_table(study, scaling) for scaling in scalings),
+                    *([accuracy] if accuracy is not None else [])),
         ),
         Section(
             "parts", "Parts of a step", plots=chosen("parts", "pop"),

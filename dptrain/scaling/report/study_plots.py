@@ -195,7 +195,7 @@ def _marks(points: Sequence[Point], quantity: str) -> str:
     if not known:
         return "Circles are single launches; there are too few for intervals."
     bars = "95% intervals over launches"
-    if any(point.two_groups for point in known):
+    if any(point.has_range(quantity) for point in known):
         bars += ", or the range of launches that fall into two groups"
     return f"Circles are single launches, each relative to its round; bars are {bars}."
 

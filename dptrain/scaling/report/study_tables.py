@@ -9,9 +9,9 @@ from dptrain.measure.profile import Parts
 from dptrain.measure.statistics import Estimate
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.report.canvas import part_name
-from dptrain.scaling.report.numbers import short
+from dptrain.scaling.report.numbers import percent, short
 from dptrain.scaling.report.tables import Column, Table, counts, estimates, texts, times, values
-from dptrain.scaling.study import STRONG, Launch, Point, Study
+from dptrain.scaling.study import STRONG, WEAK, Launch, Point, Study
 
 FILE = STUDY
 PARTS = tuple(field.name for field in fields(Parts))
@@ -53,7 +53,7 @@ def points_table(study: Study, scaling: str) -> Table:
     )
     note = "Intervals are over launches." + (
         " The range of the launches stands in place of an interval if they fall into two groups."
-        if any(p.two_groups for p in points)
+        if any(p.two_groups or p.efficiency_has_range for p in points)
         else ""
     )
     title = f"{scaling.capitalize()} scaling"
@@ -122,6 +122,36 @@ def pop_table(study: Study, scaling: str) -> Table | None:
     )
     title = f"{scaling.capitalize()} scaling: POP efficiencies"
     return Table(f"pop-{scaling}", title, FILE, tuple(columns), note)
+
+
+def accuracy_table(study: Study) -> Table | None:
+    """Return the time to accuracy of weak scaling; None if no accuracy was requested."""
+    points, at = _of(study, WEAK)
+    known = [(p, a, p.time_to_accuracy) for p, a in zip(points, at, strict=True)
+             if p.time_to_accuracy is not None]  # fmt: skip
+    if not known:
+        return None
+    found = [time for _, _, time in known]
+    paths = [f"{a}.time_to_accuracy" for _, a, _ in known]
+
+    def column(head: str, unit: str, name: str, decimals: int | None = None) -> Column:
+        return estimates(head, unit, [getattr(time, name) for time in found],
+                         [f"{a}.{name}" for a in paths], decimals=decimals)  # fmt: skip
+
+    columns = (
+        *_who(study, [point for point, _, _ in known], [a for _, a, _ in known]),
+        column("time", "s", "time_s"),
+        column("speed-up", "", "speed_up", 2),
+        column("epochs", "", "epochs"),
+        column("samples", "", "samples", 0),
+        counts("reached it", [time.reached for time in found], [f"{a}.reached" for a in paths],
+               "launches"),
+        counts("trained", [time.trainings for time in found], [f"{a}.trainings" for a in paths],
+               "launches"),
+    )  # fmt: skip
+    title = f"Time to {percent(found[0].accuracy)} test accuracy"
+    note = "Time of the steps, without start-up, evaluations and checkpoints."
+    return Table("time-to-accuracy", title, FILE, columns, note)
 
 
 def fits_table(study: Study) -> Table | None:

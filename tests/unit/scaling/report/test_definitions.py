@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from dptrain.measure.vocabulary import SECTIONS
-from dptrain.scaling.report.definitions import STUDY, definitions
+from dptrain.scaling.report.definitions import (
+    OF_PROFILES,
+    OF_RUNS,
+    OF_STUDIES,
+    STUDY,
+    Definition,
+    definitions,
+)
 from dptrain.scaling.study import Fit, Point
 
 GUIDE = Path(__file__).parents[4] / "docs" / "measuring.md"
@@ -24,8 +33,17 @@ def test_words_of_a_study_are_its_fields_and_documented() -> None:
 
 
 def test_a_profile_has_the_words_of_the_vocabulary_alone() -> None:
-    own = dict(definitions(study=False))
+    own = dict(definitions(OF_PROFILES))
     assert set(own) < set(SECTIONS)
-    assert dict(definitions(study=True)).items() > own.items()
-    assert ("data_wait, ms", "Waiting for the minibatch.") in own["Parts of a step"]
-    assert dict(own["Of a rank"])["busy_ms"]
+    assert dict(definitions(OF_STUDIES)).items() > own.items()
+    waiting = Definition("data wait", "data_wait, ms", "Waiting for the minibatch.")
+    assert waiting in own["Parts of a step"]
+
+
+@pytest.mark.parametrize("titles", [OF_PROFILES, OF_STUDIES, OF_RUNS])
+def test_a_term_begins_with_the_label_that_readers_see(titles: tuple[str, ...]) -> None:
+    found = {d.name.partition(",")[0]: d.label for _, terms in definitions(titles) for d in terms}
+    assert found["imbalance"] == "waiting"
+    assert found["transfer"] == "communication"
+    assert found["memory_bytes"] == "memory"
+    assert not {"exposed", "hidden", "imbalance", "possible", "behind"} & set(found.values())

@@ -33,7 +33,7 @@ def numbers(table: Table, head: str) -> list[float]:
     return [next(part.value for part in cell if isinstance(part, Number)) for cell in column.cells]
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [1, 2])
 def test_the_time_of_a_stage_is_the_one_that_its_share_is_of(place: int) -> None:
     profile = lopsided()
     table = profile_tables(profile, "profile.json")[place]

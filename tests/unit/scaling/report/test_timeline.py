@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP
 from dptrain.scaling.report.timeline import read_step, timeline
 
@@ -38,6 +40,42 @@ def write_trace(path: Path, lengths: list[float], *, untimed: tuple[int, ...] = 
     path.write_text(json.dumps({"traceEvents": events}))
 
 
+def test_waiting_is_the_busy_time_that_is_missing_to_the_slowest_rank(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_trace(path, [200])
+    record = json.loads(path.read_text())
+    for one in record["traceEvents"]:
+        if one["ph"] == "X" and one["pid"] == 1 and one["name"] == EXPOSED:
+            one["dur"] = 10.0  # Rank 1 computes 25 µs − 10 µs longer, in a step shorter by 10 µs.
+    path.write_text(json.dumps(record))
+    found = read_step(path)
+    assert found is not None
+    lengths = {
+        (s.rank, s.kind): s.end - s.begin
+        for s in found.spans
+        if s.kind in ("imbalance", "transfer")
+    }
+    assert lengths == pytest.approx(
+        {(0, "imbalance"): 0.005, (0, "transfer"): 0.020, (1, "transfer"): 0.010}
+    )
+
+
+def test_a_step_with_a_late_rank_is_not_shown_if_others_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_trace(path, [300, 310, 320, 330, 340])
+    record = json.loads(path.read_text())
+    begins = sorted({e["ts"] for e in record["traceEvents"] if e["ph"] == "X" and e["pid"] == 0
+                     and e["name"] == STEP})  # fmt: skip
+    for one in record["traceEvents"]:
+        # In the step of median length, rank 1 starts 100 µs later than in the other steps.
+        if one["ph"] == "X" and one["pid"] == 1 and begins[2] <= one["ts"] < begins[3]:
+            one["ts"] += 100
+    path.write_text(json.dumps(record))
+    found = read_step(path)
+    assert found is not None
+    assert found.step in (1, 3)
+
+
 def test_the_step_is_the_one_of_median_length(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.json", [300, 120, 150])
     found = read_step(tmp_path / "trace.json")
@@ -47,7 +85,7 @@ def test_the_step_is_the_one_of_median_length(tmp_path: Path) -> None:
     assert found.bounds[0][0] == 0
     assert abs(found.bounds[1][0] - 0.010) < 1e-9
     of_rank_0 = [span.kind for span in found.spans if span.rank == 0]
-    assert sorted(of_rank_0) == ["backward", "data wait", "exposed", "forward", "rest", "sum"]
+    assert sorted(of_rank_0) == ["backward", "data wait", "forward", "rest", "sum", "transfer"]
     assert all(0 <= span.begin < span.end <= 0.150 + 1e-9 for span in found.spans)
 
 
@@ -72,5 +110,5 @@ def test_the_plot_has_a_row_for_each_rank(tmp_path: Path) -> None:
     assert found is not None
     drawn = timeline(found, "", "")
     assert "Step 2" in drawn.caption
-    for word in ("forward", "backward", "communication wait", "data wait", "all-reduce active"):
+    for word in ("forward", "backward", "communication", "data wait", "all-reduce active"):
         assert f">{word}</text>" in drawn.svg
