@@ -15,6 +15,7 @@ from dptrain.experiments.measuring import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
     from dptrain.experiments.study import VariantResult
 
@@ -86,6 +87,7 @@ def _plot_by_samples(results: Sequence[Result], task: str, noun: str, folder: Pa
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         _name_ticks(axes, sorted({r.samples for r in results}))
+        _label_decades(axes.yaxis)
         _legend(axes, lines)
     return written
 
@@ -112,6 +114,8 @@ def _plot_by_parameters(
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
+        _label_decades(axes.xaxis)
+        _label_decades(axes.yaxis)
         _legend_outside(axes)
     return written
 
@@ -196,15 +200,20 @@ def plot_variants(network: str, results: Sequence[VariantResult], folder: Path) 
                 label=result.variant,
             )  # fmt: skip
         axes.set_xscale("log")
-        _label_decades(axes)
+        _label_decades(axes.xaxis)
         _legend_outside(axes)
     return written
 
 
-def _label_decades(axes: Axes) -> None:
-    """Label a logarithmic axis with plain numbers, 1, 2 and 5 in each decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
+def _label_decades(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers: 1, 2 and 5 in each decade.
 
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.minorticks_off()
+    If fewer than three of them lie in the range, all digits are labelled.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    known = [f * 10.0**k for k in range(-9, 13) for f in (1, 2, 5) if low <= f * 10.0**k <= high]
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if len(known) > 2 else range(1, 10)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(NullLocator())

@@ -144,7 +144,7 @@ def _sentence(comparison: Comparison, quantity: Quantity) -> str:
 
 
 def _change_words(quantity: Quantity, change: Estimate) -> tuple[str, str]:
-    """Return ``1.4 percentage points less`` and its interval, ``(95% interval −3.6 to +0.7)``."""
+    """Return ``1.4 percentage points less`` and its interval, ``(95% interval of …)``."""
     points = quantity.change_unit == POINTS
     decimals = 1 if abs(change.value) < 100 else 0
     amount = fixed(abs(change.value), decimals) + (f" {POINTS}" if points else "%")
@@ -153,8 +153,8 @@ def _change_words(quantity: Quantity, change: Estimate) -> tuple[str, str]:
         return amount, ""
     unit = "" if points else "%"
     interval = f"{signed(change.low, decimals)}{unit} to {signed(change.high, decimals)}{unit}"
-    doubt = ", so the difference is not certain" if change.low <= 0 <= change.high else ""
-    return amount, f" (95% interval {interval}{doubt})"
+    doubt = ", so it is not certain" if change.low <= 0 <= change.high else ""
+    return amount, f" (95% interval of the difference {interval}{doubt})"
 
 
 def _keys(comparison: Comparison, measured: Sequence[Quantity]) -> list[Key]:
@@ -243,7 +243,11 @@ def _change_cell(found: Estimate | None, at: str) -> Cell:
 
 
 def _equal_text(comparison: Comparison) -> tuple[str, ...]:
-    return () if comparison.settings else ("All settings, the machine and the version are equal.",)
+    return (
+        ()
+        if comparison.settings
+        else ("All recorded settings, the machine and the version are equal.",)
+    )
 
 
 def _settings_tables(comparison: Comparison) -> tuple[Table, ...]:

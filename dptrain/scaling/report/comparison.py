@@ -21,7 +21,7 @@ from dptrain.scaling.report.differences import difference, ratio
 from dptrain.scaling.report.profile_page import MeasuredProfile
 from dptrain.scaling.report.run_record import TrainingRun, step_estimate
 from dptrain.scaling.report.run_tables import setting_text
-from dptrain.scaling.study import Point, Study
+from dptrain.scaling.study import STRONG, WEAK, Point, Study
 
 FILE = "comparison.json"
 FORM = Form(
@@ -200,7 +200,7 @@ def compare_studies(folders: Sequence[Path], studies: Sequence[Study]) -> Compar
             "studies with common numbers of ranks and threads"
         )
     quantities = []
-    for points in sorted(common, key=lambda points: (-points[0].total_threads, points[0].name)):
+    for points in sorted(common, key=_largest_first):
         point = points[0]
         where = f"{point.scaling} scaling, {_ranks(point)}"
         if not all(p.efficiency.low == p.efficiency.high == 1 for p in points):
@@ -227,6 +227,10 @@ def compare_studies(folders: Sequence[Path], studies: Sequence[Study]) -> Compar
         for study in studies
     ])  # fmt: skip
     return _comparison("scaling studies", folders, quantities, settings, notes)
+
+
+def _largest_first(points: Sequence[Point]) -> tuple[int, int, int]:
+    return -points[0].total_threads, (WEAK, STRONG).index(points[0].scaling), -points[0].ranks
 
 
 def _launch_difference(one: Estimate, base: Estimate) -> Estimate:

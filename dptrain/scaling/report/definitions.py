@@ -68,8 +68,15 @@ OF_RUNS = (
 """Sections of the vocabulary that define the terms of a training run in the report."""
 OF_STUDIES = ("Scaling study", *OF_PROFILES)
 
+SHOWN = {
+    "Of training": (
+        "epoch", "metrics.loss", "learning_rate", "train_loss", "train_accuracy", "test_loss",
+        "test_accuracy", "time_to_accuracy", "weak", "strong", "other_cores",
+    ),
+}  # fmt: skip
+"""Names of the terms that a report shows, of sections that contain others, too."""
+
 LABELS = {
-    "bandwidth": "bandwidth",
     "busy_ms": "busy",
     "bytes_moved": "data read and written",
     "communication.exposed": "communication and waiting",
@@ -88,6 +95,7 @@ LABELS = {
     "load_imbalance": "load imbalance",
     "memory_bytes": "memory",
     "note": "algorithm",
+    "other_cores": "cores of other programs",
     "parallel": "parallel efficiency",
     "possible": "core limit",
     "roofline_share": "roofline",
@@ -125,7 +133,14 @@ def definitions(titles: Sequence[str]) -> Definitions:
         titles: `OF_STUDIES`, `OF_PROFILES` or `OF_RUNS`.
     """
     sections = {"Scaling study": STUDY, **SECTIONS}
-    return tuple((title, tuple(map(_definition, sections[title]))) for title in titles)
+    return tuple(
+        (title, tuple(_definition(term) for term in sections[title] if _is_shown(title, term)))
+        for title in titles
+    )
+
+
+def _is_shown(title: str, term: Term) -> bool:
+    return title not in SHOWN or term.name in SHOWN[title]
 
 
 def _definition(term: Term) -> Definition:

@@ -172,6 +172,8 @@ def environment_section(
         text: paragraphs at the start.
     """
     found = dict(environment)
+    if "started" in found:
+        found["started"] = f"{str(found['started'])[:16].replace('T', ' ')} UTC"
     facts: list[tuple[str, str]] = []
     for name in ("started", "host", "cpu", "cores", "os", "python", "directory"):
         if name in found:

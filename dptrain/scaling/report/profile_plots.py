@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
+from dptrain.measure.profile_tables import STRAGGLER_SHARE
 from dptrain.scaling.report.bars import Bar, efficiency_bars
 from dptrain.scaling.report.canvas import (
     BOTTOM,
@@ -54,12 +55,19 @@ def profile_plots(
     if profile.pop is not None:
         plots.append(_efficiencies(profile.pop, suffix, where))
     if step is not None:
-        plots.append(timeline(step, suffix, where))
+        plots.append(timeline(step, suffix, where, _straggler(profile)))
     plots.append(layers_plot(f"layers{suffix}", f"Layers{where}", profile.stages))
     if profile.roofs is not None and computing_stages(profile.stages):
         plots.append(roofline(profile, profile.roofs, suffix, where))
     plots.append(_steps(profile, suffix, where))
     return plots
+
+
+def _straggler(profile: Profile) -> int | None:
+    """Return the rank that is latest on average, if it is a straggler."""
+    latest = max(profile.ranks, key=lambda rank: rank.delay_ms)
+    is_late = latest.delay_ms > STRAGGLER_SHARE * profile.parts.total
+    return latest.rank if is_late else None
 
 
 def _steps(profile: Profile, suffix: str, where: str) -> Plot:

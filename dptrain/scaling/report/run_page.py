@@ -207,7 +207,7 @@ def _notes(run: TrainingRun) -> list[str]:
     if run.accuracy is not None:
         found.append(
             f"One run: the interval of the accuracy is that of {run.num_test_samples} test "
-            "samples. Other seeds give other accuracies."
+            "samples. Runs with other seeds have other accuracies."
         )
     others, cores = run.summary.get("other_cores"), run.environment.get("cores") or 1
     if others is not None and others > BUSY_SHARE * cores:

@@ -209,8 +209,14 @@ def _kind(event: Mapping[str, Any]) -> str:
     return "forward" if phase == "forward" else "backward" if "backward" in phase else "rest"
 
 
-def timeline(found: StepSpans, suffix: str, where: str) -> Plot:
-    """Return the timeline plot of a step, with one row per rank."""
+def timeline(found: StepSpans, suffix: str, where: str, straggler: int | None = None) -> Plot:
+    """Return the timeline plot of a step, with one row per rank.
+
+    Args:
+        found: the step.
+        suffix, where: as in `profile_plots`.
+        straggler: rank that is late on average; None if there is none.
+    """
     all_ranks = sorted(found.bounds)
     stride = -(-len(all_ranks) // RANKS)
     ranks = all_ranks[::stride]
@@ -243,6 +249,7 @@ def timeline(found: StepSpans, suffix: str, where: str) -> Plot:
         caption=f"Step {found.step}, the most typical one, on a common clock. Waiting is the busy "
         "time of the slowest rank minus the own one."
         + _start_sentence(found)
+        + _slowest_sentence(found, straggler)
         + (fewer if len(ranks) < len(all_ranks) else ""),
         alt=f"Timeline of step {found.step} over {len(all_ranks)} ranks, "
         f"{short(found.length)} ms long.",
@@ -258,4 +265,15 @@ def _start_sentence(found: StepSpans) -> str:
     return (
         f" Rank {last} started {short(begins[last])} ms after the first one, because it left the "
         "previous gradient sum later."
+    )
+
+
+def _slowest_sentence(found: StepSpans, straggler: int | None) -> str:
+    """Return which rank the others wait for, if it is not the one that is late on average."""
+    waiting = {span.rank for span in found.spans if span.kind == "imbalance"}
+    slowest = [rank for rank in found.bounds if rank not in waiting]
+    if straggler is None or len(slowest) != 1 or slowest[0] == straggler:
+        return ""
+    return (
+        f" Here the others wait for rank {slowest[0]}; on average they wait for rank {straggler}."
     )

@@ -138,7 +138,7 @@ def test_two_runs_are_compared_with_intervals(tmp_path: Path) -> None:
     page = Reader(write_comparison([one, two], tmp_path / "out"))
     assert (
         "Test accuracy of two is 90.0%, 5.0 percentage points less than that of one, 95.0% (95% "
-        "interval −9.0 to −1.1)."
+        "interval of the difference −9.0 to −1.1)."
     ) in page.text
     assert "Step of two is 1.00 ms, 50.0% less than that of one, 2.00 ms" in page.text
     assert {"test-accuracy", "test-loss", "train-loss", "changes", "parts", "layers"} <= {
@@ -155,8 +155,11 @@ def test_a_difference_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", accuracy=0.94),
             write_run(tmp_path / "c", accuracy=0.5)]  # fmt: skip
     text = Reader(write_comparison(runs, tmp_path / "out")).text
-    assert "b 94.0%, 1.0 percentage points less (95% interval −4.5 to +2.4, so the diff" in text
-    assert "c 50.0%, 45.0 percentage points less (95% interval −50.4 to −39.2)" in text
+    assert (
+        "b 94.0%, 1.0 percentage points less (95% interval of the difference −4.5 to +2.4, so it "
+        in text
+    )
+    assert "c 50.0%, 45.0 percentage points less (95% interval of the difference −50.4 to " in text
 
 
 def test_runs_with_other_data_have_no_difference_of_accuracy(tmp_path: Path) -> None:
@@ -202,11 +205,11 @@ def test_studies_are_compared_at_common_points(tmp_path: Path) -> None:
     write_study(one, Law(cores=16, noise=0.01), (1, 2, 4))
     write_study(two, Law(cores=16, noise=0.01, beta=4e-6), (1, 4, 8))
     page = Reader(write_comparison([one, two], tmp_path / "out"))
-    assert "Strong scaling, 4 ranks: efficiency of two is" in page.text
+    assert "Weak scaling, 4 ranks: efficiency of two is" in page.text
     record = json.loads((tmp_path / "out" / FILE).read_text())
     names = [quantity["name"] for quantity in record["quantities"]]
     assert names == [
-        "strong scaling, 4 ranks: efficiency", "weak scaling, 4 ranks: efficiency",
+        "weak scaling, 4 ranks: efficiency", "strong scaling, 4 ranks: efficiency",
         "weak scaling, 1 rank: step", "weak scaling, 4 ranks: step",
         "strong scaling, 4 ranks: step",
     ]  # fmt: skip
