@@ -186,7 +186,8 @@ class MetricsLog(Callback):
         self._board.record(record)
         if trainer.step % job.spec.epoch_steps == 0:
             for name, values in job.replica.parameters.items():
-                self._board.histogram(trainer.step, name, values)
+                # The prefix keeps the histograms in a group of their own, after the loss.
+                self._board.histogram(trainer.step, f"parameters/{name}", values)
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
         # Histograms, on every rank alike.

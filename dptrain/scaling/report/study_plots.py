@@ -231,7 +231,7 @@ def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
 
 
 def _set_speed_up_axis(axes: Axes, points: Sequence[Point], ideal: float) -> None:
-    """Set a logarithmic y axis that contains all intervals and launches, with space for a legend."""
+    """Set a logarithmic y axis that contains all intervals and launches, and has a legend."""
     base = base_point(points)
     single = [value for point in points for value in launch_values(point, base, "speed_up")]
     # An interval may extend to zero, which a logarithmic axis cannot show.
