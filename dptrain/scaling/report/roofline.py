@@ -52,7 +52,7 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
     xs = [stage.flops / stage.bytes_moved for stage in stages]
     ridge = roofs.gflops / roofs.gb_per_s
     cached = max([roofs.gb_per_s, *(rate for _, rate in roofs.copies)])
-    right = max([*xs, ridge]) * 20
+    right = max([*xs, ridge]) * 28
     # The labels of the bandwidths need almost half of the width.
     left = min([*[x / 3 for x in xs], roofs.gflops / cached / 3, ridge * (ridge / right) ** 0.9])
     high = max([roofs.gflops, *(stage.gflops for stage in stages)])
