@@ -44,7 +44,8 @@ def _losses(losses: Losses, file: str) -> Table:
         "launch. The intervals do not contain the differences between launches."
     )
     if not losses.overlaps:
-        note += f" {no_overlap(losses)}."
+        reason = no_overlap(losses)
+        note += f" {reason[:1].upper()}{reason[1:]}."
     return Table("losses", "Losses of a step by experiment", file, columns, note)
 
 

@@ -191,7 +191,7 @@ def _efficiencies(suffix: str, file: str, pop: Pop) -> list[Table]:
         texts("efficiency", [FACTOR_NAMES[name] for name in names], kind="prose"),
         estimates("value", "%", [getattr(pop, name) for name in names],
                   [f"pop.{name}" for name in names], decimals=1, scale=100),
-        texts("is less than 1 if", list(LOST_IF.values()), kind="prose"),
+        texts("is less than 100% if", list(LOST_IF.values()), kind="prose"),
     )  # fmt: skip
     numbers = range(len(pop.ranks))
     ranks = (
