@@ -51,7 +51,7 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
               help="Compute threads of a rank; each is measured with all numbers of ranks.  "
               "[default: 1]")  # fmt: skip
 @click.option("--scaling", metavar="NAME,NAME",
-              help="weak: each worker keeps its number of samples; strong: the global minibatch "
+              help="weak: the samples per compute thread stay; strong: the global minibatch "
               "stays.  [default: weak,strong]")  # fmt: skip
 @click.option("--launches", type=click.IntRange(1), metavar="N",
               help="Independent launches of each point.  [default: 5]")  # fmt: skip
@@ -92,8 +92,8 @@ def scale(
 
     The command starts `dptrain profile` with mpirun or srun, every point several times. It reports
     how far training scales, where efficiency is lost, which models fit the times, and what these
-    models forecast. --batch-size is the global minibatch of the smallest number of workers (ranks ×
-    threads).
+    models forecast. --batch-size is the global minibatch of the smallest number of compute threads
+    (ranks × threads).
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the study and keep finished launches, with exit code
     75; the same command continues. docs/measuring.md defines every value.
