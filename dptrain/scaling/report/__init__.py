@@ -1,6 +1,5 @@
-"""The report of a study or of a profile: one HTML page with plots and tables.
+"""Reports of training runs, profiles and studies, and comparisons: one HTML page with plots.
 
-The records are turned into plots and tables (`study_plots`, `profile_plots`, `study_tables`,
-`profile_tables`), these into a page (`study_page`, `profile_page`), and the page into files
-(`files.write_report`).
+The records (`run_record`, `comparison`, and those of `measure` and `scaling`) are turned into plots
+and tables (`*_plots`, `*_tables`), these into a page (`*_page`), and the page into files (`files`).
 """
