@@ -47,7 +47,8 @@ def compare_page(comparison: Comparison, results: Sequence[Result]) -> Page:
     lead = (plots[0], *([changes] if changes is not None else []))
     measured = [q for q in comparison.quantities if any(change for change in q.changes)]
     known = [q for q in measured if any(c and math.isfinite(c.high) for c in q.changes)]
-    sentences = [_sentence(comparison, quantity) for quantity in known or measured]
+    measured = known + [quantity for quantity in measured if quantity not in known]
+    sentences = [_sentence(comparison, quantity) for quantity in measured[: max(len(known), 1)]]
     notes = tuple(map(sentence, comparison.notes))
     names = comparison.names
     return Page(
@@ -202,13 +203,13 @@ def _quantities_table(comparison: Comparison) -> Table:
     for i, name in enumerate(comparison.names):
         if i:
             cells = tuple(
-                _change_cell(q.changes[i], f"quantities.{k}.changes.{i}")
+                _change_cell(q.changes[i], f"quantities.{k}.changes.{i}", q.change_unit)
                 for k, q in enumerate(quantities)
             )
             head = "difference" if len(comparison.names) == 2 else f"difference of {name}"
             columns.append(Column(head, "(95% interval)", cells))
     note = (
-        f"Differences to {comparison.names[0]}: of shares in percentage points, of other "
+        f"Differences to {comparison.names[0]}: of shares in percentage points (pp), of other "
         "quantities in per cent. A dash means that a value or its difference is not known."
     )
     return Table("quantities", "Quantities", FILE, tuple(columns), note)
@@ -229,15 +230,17 @@ def _estimate_cell(quantity: Quantity, found: Estimate | None, at: str) -> Cell:
     )  # fmt: skip
 
 
-def _change_cell(found: Estimate | None, at: str) -> Cell:
+def _change_cell(found: Estimate | None, at: str, unit: str) -> Cell:
     if found is None:
         return (MISSING,)
     decimals = 1 if abs(found.value) < 100 else 0
+    short_unit = " pp" if unit == POINTS else "%"
     value = Number(signed(found.value, decimals), found.value, f"{at}.value")
     if not math.isfinite(found.high):
-        return (value,)
+        return value, short_unit
     return (
-        value, " (", Number(signed(found.low, decimals), found.low, f"{at}.low"), " to ",
+        value, f"{short_unit} (",
+        Number(signed(found.low, decimals), found.low, f"{at}.low"), " to ",
         Number(signed(found.high, decimals), found.high, f"{at}.high"), ")",
     )  # fmt: skip
 

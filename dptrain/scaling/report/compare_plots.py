@@ -150,6 +150,7 @@ def _curves(
     return curves_plot(
         name.replace("_", "-"), title, vertical, curves, x=x, log=False if is_share else None,
         top=100 if is_share else None,
+        columns=3 if max(len(curve.label) for curve in curves) <= 9 else 2,
         caption="Time of all steps so far with evaluations and checkpoints." if "time" in x else
         "One value per epoch.",
         alt=f"{title}; at the end: {ends}.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dptrain.scaling.report.numbers import short
 from dptrain.scaling.report.profile_tables import memory_table, parts_table, stages_table
 from dptrain.scaling.report.run_record import METRICS, TrainingRun
 from dptrain.scaling.report.tables import Column, Table, counts, texts, values
@@ -78,5 +77,5 @@ def setting_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return short(value, digits=4)
+        return f"{value:g}"
     return str(value)
