@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.measure.profile import Profile
@@ -30,10 +30,8 @@ FORM = Form(
     anew="compare again",
 )
 POINTS, PERCENT = "percentage points", "%"
-NONE = Estimate(math.nan, -math.inf, math.inf, 0)
 
 Result = TrainingRun | MeasuredProfile | Study
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ class Quantity:
             not have the quantity.
         changes: difference to the first result; None for the first one, and if a value is missing.
         change_unit: `POINTS` for differences, `PERCENT` for relative changes.
-        is_better_if: ``higher``, ``lower``, or "" if neither is.
     """
 
     name: str
@@ -55,7 +52,6 @@ class Quantity:
     values: tuple[Estimate | None, ...]
     changes: tuple[Estimate | None, ...]
     change_unit: str
-    is_better_if: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,31 +91,29 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison:
     """Return the comparison of training runs.
 
     Raises:
-        UserError: some classify and others do not.
+        UserError: some have a test accuracy and others do not.
     """
     if len({run.accuracy is None for run in runs}) > 1:
         odd = next(run for run in runs if run.accuracy is None)
         raise UserError(
-            f"{odd.folder} predicts numbers and the other runs predict classes; compare runs that "
-            "predict the same"
+            f"{odd.folder} has no test accuracy, unlike other runs; compare either runs that "
+            "classify and were evaluated, or runs of regressions"
         )
     is_same_data = all(_has_same_data(run, runs[0]) for run in runs[1:])
     quantities = []
     if runs[0].accuracy is not None:
         quantities.append(_difference(
-            "test accuracy", PERCENT, [run.accuracy for run in runs], scale=100, better="higher",
+            "test accuracy", PERCENT, [run.accuracy for run in runs], scale=100,
             known=is_same_data,
         ))  # fmt: skip
     losses = [_exact(run.summary["test_loss"]) for run in runs]
     if any(losses):
-        quantities.append(_relative("test loss", "", losses, better="lower", known=is_same_data))
+        quantities.append(_relative("test loss", "", losses, known=is_same_data))
     steps = [run.step for run in runs]
     batches = [float(run.summary["batch_size"]) for run in runs]
     quantities += _times(steps, batches)
     rates = [_exact(run.summary["samples_per_s"]) for run in runs]
-    quantities.append(_relative(
-        "throughput with evaluations", "samples/s", rates, better="higher"
-    ))  # fmt: skip
+    quantities.append(_relative("throughput with evaluations", "samples/s", rates))
     notes = ["Intervals of times describe single launches; dptrain scale compares launches."]
     if runs[0].accuracy is not None:
         notes.insert(0, "Each accuracy is that of one run. Its interval describes the choice of "
@@ -168,7 +162,7 @@ def compare_profiles(folders: Sequence[Path], profiles: Sequence[Profile]) -> Co
                              ("serialisation", "serialisation"),
                              ("transfer", "transfer")):  # fmt: skip
             found = [None if pop is None else getattr(pop, field) for pop in pops]
-            quantities.append(_difference(label, PERCENT, found, scale=100, better="higher"))
+            quantities.append(_difference(label, PERCENT, found, scale=100))
     notes = ["Each profile is one launch; intervals do not contain the differences between "
              "launches, which dptrain scale measures."]  # fmt: skip
     settings = _differing([
@@ -206,7 +200,7 @@ def compare_studies(folders: Sequence[Path], studies: Sequence[Study]) -> Compar
         if not all(p.efficiency.low == p.efficiency.high == 1 for p in points):
             found = [p.efficiency for p in points]
             quantities.append(_difference(
-                f"{where}: efficiency", PERCENT, found, scale=100, better="higher",
+                f"{where}: efficiency", PERCENT, found, scale=100,
                 subtract=_launch_difference,
             ))  # fmt: skip
     done = set()
@@ -218,7 +212,7 @@ def compare_studies(folders: Sequence[Path], studies: Sequence[Study]) -> Compar
         done.add(key)
         quantities.append(_relative(
             f"{point.scaling} scaling, {_ranks(point)}: step", "ms", [p.step_ms for p in points],
-            better="lower", known=len({p.batch_size for p in points}) == 1,
+            known=len({p.batch_size for p in points}) == 1,
         ))  # fmt: skip
     notes = [note for name, study in zip(short_names(folders), studies, strict=True)
              for note in _loads(name, study)]  # fmt: skip
@@ -251,10 +245,10 @@ def _times(
 ) -> list[Quantity]:
     """Return the step time if all minibatches are equal, else the throughput of the steps."""
     if len(set(batches)) == 1:
-        return [_relative(name, "ms", steps, better="lower")]
+        return [_relative(name, "ms", steps)]
     rates = [None if step is None else step.below(1e3 * batch)
              for step, batch in zip(steps, batches, strict=True)]  # fmt: skip
-    return [_relative(f"throughput of a {name}", "samples/s", rates, better="higher")]
+    return [_relative(f"throughput of a {name}", "samples/s", rates)]
 
 
 def _difference(
@@ -263,19 +257,18 @@ def _difference(
     found: Sequence[Estimate | None],
     *,
     scale: float,
-    better: str,
     known: bool = True,
     subtract: Callable[[Estimate, Estimate], Estimate] = difference,
 ) -> Quantity:
     changes = _changes(found, subtract) if known else (None,) * len(found)
     return Quantity(
         name, unit, tuple(e and e.times(scale) for e in found),
-        tuple(e and e.times(scale) for e in changes), POINTS, better,
+        tuple(e and e.times(scale) for e in changes), POINTS,
     )  # fmt: skip
 
 
 def _relative(
-    name: str, unit: str, found: Sequence[Estimate | None], *, better: str, known: bool = True
+    name: str, unit: str, found: Sequence[Estimate | None], *, known: bool = True
 ) -> Quantity:
     """Return a positive quantity with relative changes in per cent."""
 
@@ -285,7 +278,7 @@ def _relative(
         return Estimate(100 * (factor.value - 1), low, high, factor.n)
 
     changes = _changes(found, change) if known else (None,) * len(found)
-    return Quantity(name, unit, tuple(found), changes, PERCENT, better)
+    return Quantity(name, unit, tuple(found), changes, PERCENT)
 
 
 def _changes(

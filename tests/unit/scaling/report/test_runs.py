@@ -191,7 +191,7 @@ def test_results_of_different_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="one of inference; compare profiles of the same task"):
         write_comparison([profile, inference], tmp_path / "out")
     regression = write_run(tmp_path / "regression", accuracy=None)
-    with pytest.raises(UserError, match="predicts numbers and the other runs predict classes"):
+    with pytest.raises(UserError, match="has no test accuracy, unlike other runs"):
         write_comparison([run, regression], tmp_path / "out")
     with pytest.raises(UserError, match="occurs twice"):
         write_comparison([run, tmp_path / "." / "run"], tmp_path / "out")
