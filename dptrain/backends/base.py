@@ -209,6 +209,6 @@ class Backend(ABC):
             available_bytes=self.free_bytes(),
         )
         replica = self.allocate(plan, seed=seed, arrays=arrays)
-        for parameter in plan.network.parameters if replica.arrays.is_owner else ():
+        for parameter in plan.network.parameters if replica.owns_parameters else ():
             replica.parameters.fill(parameter.name, partial(draw, parameter, seed))
         return replica

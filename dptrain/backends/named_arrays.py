@@ -18,14 +18,27 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
 
     Reading an item returns a copy; assigning one writes to the replica.
 
+    Args:
+        layout: of the flat array.
+        flat: the flat array.
+        memory: where it is allocated.
+        on_write: called after each write.
+
     Example:
         >>> replica.parameters["conv1.weight"].shape            # doctest: +SKIP
         (16, 3, 3, 3)
         >>> replica.parameters["conv1.bias"] = np.zeros(16)     # doctest: +SKIP
     """
 
-    def __init__(self, layout: FlatLayout, flat: NDArray[Any], memory: Memory = HOST) -> None:
+    def __init__(
+        self,
+        layout: FlatLayout,
+        flat: NDArray[Any],
+        memory: Memory = HOST,
+        on_write: Callable[[], None] = lambda: None,
+    ) -> None:
         self._layout, self._flat, self._memory = layout, flat, memory
+        self._on_write = on_write
 
     def _slot(self, name: str) -> Slot:
         try:
@@ -64,8 +77,11 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         slot = self._slot(name)
         flat = self._flat[slot.start : slot.stop]
         stored = self._memory.download(flat)
-        write(_canonical(slot, stored))
-        self._memory.upload(flat, stored)
+        try:
+            write(_canonical(slot, stored))
+            self._memory.upload(flat, stored)
+        finally:
+            self._on_write()
 
     def __iter__(self) -> Iterator[str]:
         return (slot.name for slot in sorted(self._layout.slots, key=lambda s: s.node.index))

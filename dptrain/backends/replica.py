@@ -6,7 +6,8 @@ A replica owns the memory of a plan and the stages that a backend has bound to i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from dptrain.backends.base import Backend
 
 
+UNKNOWN_VERSION = -1
+"""`Context.parameters_version` after the parameters were handed out as a writable array."""
+
+
 @dataclass
 class Context:
     """What changes from step to step; every kernel receives it.
@@ -43,6 +48,8 @@ class Context:
         scale: 1 / number of samples of the global minibatch.
         learning_rate: of the next update.
         stop: True if this rank requests a stop.
+        parameters_version: changes whenever parameters are written outside of updates;
+            `UNKNOWN_VERSION` if they may be written at any time.
         bounds: int64; micro-shard i consists of samples bounds[i] … bounds[i + 1] of this batch.
             Without micro-shards, (0, n). The array stays the same; its content changes.
     """
@@ -55,6 +62,7 @@ class Context:
     scale: float = 1.0
     learning_rate: float = 0.0
     stop: bool = False
+    parameters_version: int = 0
     bounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
 
 
@@ -85,7 +93,9 @@ class Replica:
         parameters, gradients: arrays by name in canonical layout, copied when read.
         state: optimizer state by name ("momentum", …), each like `parameters`.
         arrays: the flat arrays that hold them.
-        flat_parameters, flat_gradients, flat_state: the same arrays; of the gradients, slot 0.
+        flat_parameters, flat_gradients, flat_state: the same arrays; of the gradients, slot 0. A
+            replica for inference whose `flat_parameters` or `arrays` were read computes everything
+            that depends on the parameters in each pass; `write_parameters` avoids this.
         gradient_slots: (`Plan.gradient_slots`, `FlatLayout.gradient_size`), the gradients that this
             rank contributes to the sum over ranks; `flat_gradients` is the first, and receives the
             sum.
@@ -125,10 +135,12 @@ class Replica:
         self.updates = 0
         self.notes: dict[str, str] = {}
         layout, slots = plan.layout, plan.gradient_slots
-        self.arrays = FlatArrays.allocate(plan, memory) if arrays is None else arrays
-        self.flat_parameters, self.flat_state = self.arrays.parameters, self.arrays.state
-        self.gradient_slots, self.flat_gradients = self.arrays.gradients, self.arrays.gradients[0]
-        self.parameters = NamedArrays(layout, self.flat_parameters, memory)
+        if arrays is not None:
+            self.context.parameters_version = UNKNOWN_VERSION
+        self._arrays = arrays = FlatArrays.allocate(plan, memory) if arrays is None else arrays
+        self.flat_state = arrays.state
+        self.gradient_slots, self.flat_gradients = arrays.gradients, arrays.gradients[0]
+        self.parameters = NamedArrays(layout, arrays.parameters, memory, self._count_write)
         self.gradients = NamedArrays(layout, self.flat_gradients, memory)
         self.state = {
             name: NamedArrays(layout, flat, memory) for name, flat in self.flat_state.items()
@@ -152,6 +164,33 @@ class Replica:
         self.stages = self._bind()
         if plan.training:
             self.update_kernel()
+
+    @property
+    def arrays(self) -> FlatArrays:
+        self.context.parameters_version = UNKNOWN_VERSION
+        return self._arrays
+
+    @property
+    def flat_parameters(self) -> NDArray[Any]:
+        self.context.parameters_version = UNKNOWN_VERSION
+        return self._arrays.parameters
+
+    @property
+    def owns_parameters(self) -> bool:
+        """Whether this process sets the parameters: `FlatArrays.is_owner`."""
+        return self._arrays.is_owner
+
+    @contextmanager
+    def write_parameters(self) -> Iterator[NDArray[Any]]:
+        """Yield the flat parameters, to be written until the block ends."""
+        try:
+            yield self._arrays.parameters
+        finally:
+            self._count_write()
+
+    def _count_write(self) -> None:
+        if self.context.parameters_version != UNKNOWN_VERSION:
+            self.context.parameters_version += 1
 
     def _view(self, name: str) -> NDArray[Any]:
         buffer = self.plan.buffers[name]
@@ -178,7 +217,7 @@ class Replica:
             owner, _, short = parameter.name.rpartition(".")
             prefix = "" if single else f"{owner}."
             span = slice(slot.start, slot.stop)
-            arrays[f"{prefix}{short}"] = self.flat_parameters[span].reshape(slot.storage.shape)
+            arrays[f"{prefix}{short}"] = self._arrays.parameters[span].reshape(slot.storage.shape)
             if self.plan.training:
                 gradient = self.flat_gradients[span].reshape(slot.storage.shape)
                 arrays[f"{prefix}d{short}"] = gradient

@@ -124,8 +124,9 @@ def _shortest_ns(start: Callable[[], None]) -> int:
 def _fill(replica: Replica, size: int) -> None:
     """Fill parameters and input with random numbers; on zeros, hardware is faster."""
     random = np.random.default_rng(0)
-    parameters = random.standard_normal(replica.flat_parameters.shape, np.float32)
-    replica.memory.upload(replica.flat_parameters, parameters * np.float32(size**-0.5))
+    with replica.write_parameters() as flat:
+        parameters = random.standard_normal(flat.shape, np.float32)
+        replica.memory.upload(flat, parameters * np.float32(size**-0.5))
     x = random.standard_normal((size, size), np.float32)
     replica.load(x, random.integers(0, size, size).astype(np.int32))
 

@@ -56,6 +56,7 @@ def assign_offsets(
     specs: Mapping[str, BufferSpec],
     accesses: Sequence[tuple[Sequence[str], Sequence[str]]],
     kept: Set[str] = frozenset(),
+    permanent: Set[str] = frozenset(),
 ) -> tuple[dict[str, Buffer], int]:
     """Assign an offset in the arena to every buffer that a stage reads or writes.
 
@@ -63,6 +64,7 @@ def assign_offsets(
         specs: shape and dtype by name.
         accesses: names that each stage reads, and names that it writes.
         kept: names whose content is read after the last stage.
+        permanent: names whose content is read in the next step.
 
     Returns:
         Buffers by name, and the size of the arena in bytes.
@@ -76,6 +78,8 @@ def assign_offsets(
             lives.setdefault(name, [index, index])[1] = index
     for name in kept & lives.keys():
         lives[name][1] = len(accesses)
+    for name in permanent & lives.keys():
+        lives[name] = [0, len(accesses)]
     sizes = {
         name: math.prod(specs[name].shape) * np.dtype(specs[name].dtype).itemsize for name in lives
     }

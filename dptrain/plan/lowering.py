@@ -111,6 +111,7 @@ class GroupNeeds:
         phases: accesses by phase. A phase that is absent has no stage.
         buffers: buffers of the group alone, by local name. Other groups reuse the memory before the
             first write and after the last read.
+        kept: names of buffers whose content the next step reads; no other group uses their memory.
         alias: the output is the input in another shape; no phase does anything.
         in_place: the phases allow that y is x and that dy is dx. The planner uses this if no other
             group needs x.
@@ -120,6 +121,7 @@ class GroupNeeds:
     buffers: Mapping[str, BufferSpec] = field(default_factory=dict)
     alias: bool = False
     in_place: bool = False
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,10 @@ class _Planner:
         # The minibatch is kept, so that a step can run again to find the layer that failed, or for
         # timing.
         kept = {INPUT, TARGET, NEXT_INPUT, NEXT_TARGET, STAGED, output}
-        buffers, arena_bytes = assign_offsets(self.specs, self.accesses(), kept)
+        permanent = {
+            f"{group}.{local}" for group, needs in self.needs.items() for local in needs.kept
+        }
+        buffers, arena_bytes = assign_offsets(self.specs, self.accesses(), kept, permanent)
         return Plan(
             self.network, self.backend.name, self.setting, optimizer, self.groups, buffers,
             self.aliases, layout, tuple(self.stages), arena_bytes, micro_shards,

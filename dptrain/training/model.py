@@ -193,7 +193,8 @@ def load_on_all_ranks(
         restore_replica(replica, found, parameters_only=True)
 
     call_on_rank_zero(world, restore)
-    broadcast_flat(world, replica, replica.flat_parameters)
+    with replica.write_parameters() as flat:
+        broadcast_flat(world, replica, flat)
     return TrainedModel(
         network, preprocessing, replica, facts, step=step, warning=warning, world=world
     )

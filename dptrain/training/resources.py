@@ -229,7 +229,7 @@ def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any]) -> None:
     Ranks that share the array of another rank receive the values, too, but do not write them.
     """
     values = replica.memory.download(flat)
-    if replica.arrays.is_owner:
+    if replica.owns_parameters:
         world.broadcast(values)
         replica.memory.upload(flat, values)
     else:

@@ -13,6 +13,7 @@ geometry.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -20,11 +21,18 @@ from dptrain.backends.numba import (
     direct_convolution,
     folded_rgb_convolution,
     winograd_convolution,
+    winograd_cost,
     winograd_geometry,
     winograd_rgb_convolution,
     winograd_strided_convolution,
 )
-from dptrain.backends.numba.planning import MIN_MULTIPLY_ADDS, Algorithm, Shape, Work
+from dptrain.backends.numba.planning import (
+    MIN_INFERENCE_MULTIPLY_ADDS,
+    MIN_MULTIPLY_ADDS,
+    Algorithm,
+    Shape,
+    Work,
+)
 from dptrain.backends.numba.winograd_transforms import SIDE, SIDES
 from dptrain.plan.lowering import Phase
 
@@ -42,13 +50,15 @@ SAVED: Mapping[type, int] = {
 computes a quarter as many products, and each thread fetches all transformed weights. Measured
 without this limit on 2 cores of an Intel Xeon (AVX-512), 16 → 32 channels, 16 × 16, one sample:
 18.6 µs on two threads, 12.4 µs on one."""
+SAVED_IN_INFERENCE = 2
+"""The same in inference, in which each thread's cache keeps the weights that it reads."""
 MIN_RGB_FILTERS = 12
 """Smallest number of filters for which colour images are transformed. With 8 filters it would save
 a third of the time (Intel Xeon, AVX-512), but rounding makes outputs that are exactly 0 positive,
 so that ReLU passes their gradients (docs/numerics.md)."""
 FEWEST_TILES, FEWEST_STRIDED_TILES = 12, 24
-"""Smallest number of tiles in a batch for which transforming the weights pays, and with stride 2.
-128 → 256 channels, 8 × 8 maps, one sample: 0.5 instead of 1.1 ms."""
+"""Smallest number of tiles in a batch for which transforming the weights pays, for colour images
+and with stride 2."""
 
 
 def select_algorithms(
@@ -63,7 +73,7 @@ def select_algorithms(
         winograd: False excludes the Winograd algorithms, whose rounding errors are larger.
     """
     work = work or Work()
-    winograd = winograd and (work.by_shape or has_enough_tiles(shape, work.batch_size))
+    winograd = winograd and (work.by_shape or has_enough_tiles(shape, work))
     plans = {phase: _select_plan(shape, phase, winograd) for phase in PHASES}
     return {
         phase: _with_worthwhile_ranges(plan(shape, phase, work), shape, phase, work)
@@ -75,16 +85,27 @@ def _with_worthwhile_ranges(
     algorithm: Algorithm, shape: Shape, phase: Phase, work: Work
 ) -> Algorithm:
     """Return the algorithm with fewer ranges if the whole stage takes only a few microseconds."""
-    least = MIN_MULTIPLY_ADDS * SAVED.get(type(algorithm.geometry), 1)
+    saved = SAVED.get(type(algorithm.geometry), 1)
+    least = MIN_MULTIPLY_ADDS * saved
+    if work.keeps_weights:
+        least = MIN_INFERENCE_MULTIPLY_ADDS * min(saved, SAVED_IN_INFERENCE)
     units = work.worthwhile_units(shape, phase, algorithm.units, least)
     return replace(algorithm, grain=max(algorithm.grain, units))
 
 
-def has_enough_tiles(shape: Shape, samples: int) -> bool:
-    """Return whether the samples have so many Winograd tiles that transforming the weights pays."""
+def has_enough_tiles(shape: Shape, work: Work) -> bool:
+    """Return whether the samples have so many Winograd tiles that transforming the weights pays,
+    or reading the transformed weights if they are kept. It does not depend on the threads.
+    """
     side = SIDES.get(shape.window[0], SIDE)
-    tiles = samples * -(-shape.out[0] // side) * -(-shape.out[1] // side)
-    return tiles >= (FEWEST_TILES if shape.strides == (1, 1) else FEWEST_STRIDED_TILES)
+    tiles = work.batch_size * -(-shape.out[0] // side) * -(-shape.out[1] // side)
+    c, k = shape.maps[2], shape.out[2]
+    if not winograd_geometry.supports(shape.window, shape.strides, c, k):
+        return tiles >= (FEWEST_TILES if shape.strides == (1, 1) else FEWEST_STRIDED_TILES)
+    k = -(-k // winograd_cost.WIDTH) * winograd_cost.WIDTH
+    pixels, positions = work.batch_size * math.prod(shape.out[:2]), math.prod(shape.window)
+    estimate = winograd_cost.winograd_ns(tiles, c, k, keeps_weights=work.keeps_weights)
+    return estimate < winograd_cost.ACCEPTED * winograd_cost.direct_ns(pixels, positions, c, k)
 
 
 def _select_plan(shape: Shape, phase: Phase, winograd: bool) -> Plan:

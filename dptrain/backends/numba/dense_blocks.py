@@ -26,7 +26,7 @@ ROWS = 384
 CHUNKS = 16
 """Largest number of chunks into which forward divides a sum, so that each thread reads only a part
 of w, which its samples use too few times to divide them instead."""
-MIN_CHUNK, MIN_CHUNKED_WEIGHTS, MAX_CHUNKED_OUTPUTS = 512, 65536, 511
+MIN_CHUNK, MIN_CHUNKED_WEIGHTS, MAX_CHUNKED_OUTPUTS = 256, 65536, 511
 """Smallest number of inputs of a chunk, and smallest number of weights and largest number of
 outputs of a layer with chunks."""
 

@@ -60,7 +60,7 @@ class Operation(ABC):
         self, group: Group, arrays: Arrays, thread_pool: ThreadPool, seed: int, setting: Setting
     ) -> None:
         self.group, self.arrays, self.thread_pool, self.seed = group, arrays, thread_pool, seed
-        self.precision, self.shards = setting.precision, setting.shards
+        self.setting, self.precision, self.shards = setting, setting.precision, setting.shards
         self.layer: Any = group.head.layer
         self.size = math.prod(group.tail.output_shape)
 
@@ -357,7 +357,9 @@ class ResponseNorm(_Single):
     def _launch(self, kernel: Any, *arrays: NDArray[Any]) -> StageKernel:
         layer, (_, height, width) = self.layer, self.group.head.output_maps
         numbers = layer.radius, float(layer.bias), float(layer.alpha), float(layer.beta)
-        return each(self.thread_pool.bind(kernel, *arrays, *numbers), height * width)
+        grain = grain_of(arrays[0].shape[1])
+        launch = self.thread_pool.bind(kernel, *arrays, *numbers, grain=grain)
+        return each(launch, height * width)
 
     def forward(self) -> StageKernel:
         x, y = self.pixels("x"), self.pixels("y")

@@ -22,6 +22,10 @@ MIN_MULTIPLY_ADDS = 300_000
 """Multiply-adds of a direct convolution that are worth one more thread: 5 µs. A thread starts
 within a microsecond, but fetches weights and maps from another core's cache at 20 GB/s."""
 
+MIN_INFERENCE_MULTIPLY_ADDS = 150_000
+"""The same in inference: 3 µs. Weights do not come from another core. A launch on 8 threads takes 2
+µs longer than on one (16 cores of an Intel Xeon)."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -78,12 +82,14 @@ class Work:
         rows: rows of partial sums of the weight gradient.
         by_shape: True if the algorithm must follow from the shape alone, and not from the number of
             samples.
+        keeps_weights: True if transformed weights are kept until the weights change: inference.
     """
 
     batch_size: int = 1
     threads: int = 1
     rows: int = 1
     by_shape: bool = True
+    keeps_weights: bool = False
 
     def items(self, phase: Phase) -> int:
         """Return the number of samples or, for the weight gradient, of rows of partial sums."""

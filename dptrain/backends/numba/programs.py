@@ -24,7 +24,8 @@ class StageKernel:
         launches: in order.
         prepare: sets the items and the varying arguments of the launches for a context.
         every_step: True if `prepare` must be called before each step. Otherwise it depends only on
-            `n`, `training` and `scale` of the context, and is called when they have changed.
+            `n`, `training`, `scale` and `parameters_version` of the context, and is called when
+            they have changed.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class StageKernel:
             launch.run()
 
 
-Key = tuple[int, bool, float]
-"""`n`, `training` and `scale` of a context."""
+Key = tuple[int, bool, float, int]
+"""`n`, `training`, `scale` and `parameters_version` of a context."""
 
 
 def _key(context: Context) -> Key:
-    return context.n, context.training, context.scale
+    return context.n, context.training, context.scale, context.parameters_version
 
 
 def joined(*kernels: StageKernel) -> StageKernel:

@@ -356,6 +356,11 @@ class Launch:
         words, index = self._counts
         words[index] = count
 
+    def replace(self, index: int, value: Any) -> None:
+        """Replace an argument of the kernel by another value of the same type."""
+        words, start = self.record.slots[ARGUMENTS // 8 + index]
+        words[start] = value
+
     def point(self, array: NDArray[Any]) -> None:
         """Replace the memory of the last argument by that of `array`, but not the shape.
 

@@ -23,12 +23,15 @@ from dptrain.backends.numba.fused_pooling import (
     select_by_pool,
     unpool_rows,
 )
+from dptrain.backends.numba.im2col import vector_part
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply
 from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
 from dptrain.backends.numba.vector import compiled_registers, copy, transpose, vector_width
-from dptrain.backends.numba.winograd_geometry import CHANNELS_PER_ITEM, make_geometry
+from dptrain.backends.numba.winograd_cost import parts_of_filters
+from dptrain.backends.numba.winograd_geometry import CHANNELS_PER_ITEM, LINE, make_geometry
 from dptrain.backends.numba.winograd_transforms import (
+    INTEGERS,
     MATRICES,
     PANEL,
     add_products,
@@ -65,14 +68,23 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     items = -(-maps[2] // CHANNELS_PER_ITEM)
     packed = shape.window[0] ** 2 * maps[2] * int(geometry.k_vectors)
     weights = MATRICES * int(geometry.u_stride) + packed
-    if phase is Phase.FORWARD:
-        kernel, prepare = conv2d_forward, prepare_forward
-    else:
-        kernel, prepare = conv2d_backward_input, prepare_backward_input
     prepare_grain = -(-WEIGHTS // (CHANNELS_PER_ITEM * int(geometry.k_vectors)))
+    if phase is Phase.BACKWARD_INPUT:
+        return Algorithm(
+            conv2d_backward_input, geometry, scratch, bands, prepare_backward_input, items,
+            weights, grain, prepare_grain,
+        )  # fmt: skip
+    parts = parts_of_filters(
+        work.batch_size * bands, int(geometry.tiles_across), maps[2], int(geometry.k_vectors),
+        work.threads, keeps_weights=work.keeps_weights,
+    )  # fmt: skip
+    if parts > 1:
+        bands, geometry = bands * parts, geometry._replace(parts=INTEGERS[shape.window[0]](parts))
+        grain = -(-work.batch_size * bands // work.threads)
     return Algorithm(
-        kernel, geometry, scratch, bands, prepare, items, weights, grain, prepare_grain
-    )
+        conv2d_forward, geometry, scratch, bands, prepare_forward, items, weights, grain,
+        prepare_grain,
+    )  # fmt: skip
 
 
 def _some(pool, argmax):  # type: ignore[no-untyped-def]
@@ -143,9 +155,10 @@ def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore
 
 @inlined
 def _fill_scratch(geo, mine):  # type: ignore[no-untyped-def]
-    """Fill the constant parts of scratch: zeros around the maps, the bias 0, and 0, 1, 2, …."""
+    """Fill the constant parts of scratch: zeros after the maps, the bias 0, and 0, 1, 2, …."""
     table = mine.view(np.int32)
-    mine[geo.padded_offset : geo.band_offset] = 0
+    # The last vector of channels may cross the end of the padded rows.
+    mine[geo.band_offset - geo.c_vectors - LINE : geo.band_offset] = 0
     mine[geo.bias_offset : geo.ramp_offset] = 0
     for i in range(geo.ramp_size):
         table[geo.ramp_offset + i] = i
@@ -161,9 +174,12 @@ def _load_rows(geo, x, argmax, pool, n, row, rows, mine):  # type: ignore[no-unt
     last = max(first, min(geo.height, top + high))
     start = geo.padded_offset + geo.pad_left * c
     for i in range(high):
+        begin = geo.padded_offset + i * pitch
         if top + i < first or top + i >= last:
-            begin = start + i * pitch
-            mine[begin : begin + width * c] = 0
+            mine[begin : begin + pitch] = 0
+        else:
+            mine[begin : begin + geo.pad_left * c] = 0
+            mine[begin + (geo.pad_left + width) * c : begin + pitch] = 0
     target = start + (first - top) * pitch
     if argmax is None:
         source = (n * geo.height + first) * width * c
@@ -198,28 +214,30 @@ def _transform_rows(geo, first, count, tile, channels, mine):  # type: ignore[no
 
 
 @inlined
-def _store_rows(geo, mine, tile, n, row, first, count, y, argmax, base, bound):  # type: ignore[no-untyped-def]
+def _store_rows(geo, mine, tile, n, row, first, count, filters, y, argmax, base, bound):  # type: ignore[no-untyped-def]
     """Transform the products from tile `tile` on into outputs from row `row` of tiles on.
 
     With pooling, the outputs are stored in scratch, which begins with row `base` of the sample.
     """
     k, vectors, w_out, top = geo.k, geo.k_vectors, geo.w_out, row * geo.tile_side
+    source, bias = geo.m_offset + tile * vectors + filters[0], geo.bias_offset + filters[0]
+    channels = filters[1] - filters[0]
     if argmax is None:
         transform_outputs(
-            mine, geo.m_offset + tile * vectors, geo.m_stride, vectors, geo.taps, geo.tile_side,
-            geo.tiles_across, first, count, y, (n * geo.h_out + top) * w_out * k,
-            geo.h_out - top, w_out, k, geo.bias_offset, bound,
+            mine, source, geo.m_stride, vectors, geo.taps, geo.tile_side,
+            geo.tiles_across, first, count, y, (n * geo.h_out + top) * w_out * k + filters[0],
+            geo.h_out - top, w_out, k, channels, bias, bound,
         )  # fmt: skip
     else:
         transform_outputs(
-            mine, geo.m_offset + tile * vectors, geo.m_stride, vectors, geo.taps, geo.tile_side,
-            geo.tiles_across, first, count, mine, geo.band_offset + (top - base) * w_out * k,
-            geo.h_out - top, w_out, k, geo.bias_offset, bound,
+            mine, source, geo.m_stride, vectors, geo.taps, geo.tile_side, geo.tiles_across, first,
+            count, mine, geo.band_offset + (top - base) * w_out * k + filters[0],
+            geo.h_out - top, w_out, k, channels, bias, bound,
         )  # fmt: skip
 
 
 @inlined
-def _pool_rows(geo, mine, n, y, argmax, pool, base, ready, p, stop):  # type: ignore[no-untyped-def]
+def _pool_rows(geo, mine, n, y, argmax, pool, filters, base, ready, p, stop):  # type: ignore[no-untyped-def]
     """Pool the windows from row p on that rows `base` to `ready` of the maps complete.
 
     Returns:
@@ -236,7 +254,7 @@ def _pool_rows(geo, mine, n, y, argmax, pool, base, ready, p, stop):  # type: ig
             break
         pool_rows(
             pool, mine, geo.band_offset + (above - base) * pitch, (top - above, bottom - above),
-            w_out, y, argmax, (n * h_pool + p) * w_pool * k, w_pool, k, (0, k),
+            w_out, y, argmax, (n * h_pool + p) * w_pool * k, w_pool, k, filters,
         )  # fmt: skip
         p += 1
     kept = min(ready, max(base, p * pool.stride_v - pool.pad_top))
@@ -285,17 +303,19 @@ def _last_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-
 
 @inlined
 def _convolve(  # type: ignore[no-untyped-def]
-    start, stop, x, x_argmax, u, y, y_argmax, bound, geo, bands, pool, mine
+    start, stop, filters, x, x_argmax, u, y, y_argmax, bound, geo, bands, pool, mine
 ):
     """Compute bands `start` to `stop` of y from x and transformed weights.
 
     Args:
+        filters: (first, stop), the filters to compute; the first is a multiple of the vector width.
         x_argmax: None, or positions of the maxima; x is then a gradient after pooling.
         y_argmax: None, or receives positions of the maxima; y is then pooled.
         mine: scratch with the bias.
     """
     side, half = geo.tile_side, vector_width() // 2
     channels = (geo.c + half - 1) // half * half
+    last_column = geo.k_vectors if filters[1] == geo.k else filters[1]
     down = _tile_rows(geo, y, y_argmax, pool)
     p = _pooled_row(geo, y, y_argmax, pool, bands, start % bands)
     last_p = _pooled_row(geo, y, y_argmax, pool, bands, stop % bands)
@@ -320,7 +340,7 @@ def _convolve(  # type: ignore[no-untyped-def]
             multiply_matrices(
                 MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, 0,
                 geo.u_stride, geo.k, geo.k_vectors, geo.m_offset, geo.m_stride, geo.ramp_offset,
-                tile,
+                tile, filters[0], last_column,
             )  # fmt: skip
             i, tile = g, 0
             while i < g + block:
@@ -328,12 +348,14 @@ def _convolve(  # type: ignore[no-untyped-def]
                 rows = min(down - row, g + block - i)
                 first, count = _panel(geo, rows, panel)
                 _store_rows(
-                    geo, mine, tile, n, row, first, count, y, y_argmax, base, bound
+                    geo, mine, tile, n, row, first, count, filters, y, y_argmax, base, bound
                 )  # fmt: skip
                 if panel == geo.panels - 1:
                     ready = min(geo.h_out, (row + rows) * side)
                     end = last_p if n == stop // bands else y.shape[1]
-                    base, p = _pool_rows(geo, mine, n, y, y_argmax, pool, base, ready, p, end)
+                    base, p = _pool_rows(
+                        geo, mine, n, y, y_argmax, pool, filters, base, ready, p, end
+                    )  # fmt: skip
                     if row + rows == down:
                         base, p = 0, 0
                 i, tile = i + rows, tile + count
@@ -348,7 +370,18 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
     mine, found = scratch[thread], _positions(pool, argmax)
     _fill_scratch(geo, mine)
     copy(b, 0, mine, geo.bias_offset, geo.k)
-    _convolve(start, stop, x, None, shared, y, found, lower_bound(pool), geo, bands, pool, mine)
+    bands //= geo.parts
+    # The bands of all samples are items of the first part of the filters, then of the second, ….
+    whole, item = x.shape[0] * bands if geo.parts > 1 else stop, start
+    while item < stop:
+        part, first = item // whole, item % whole
+        count = min(whole - first, stop - item)
+        filters = vector_part(geo.k, part, geo.parts, vector_width())
+        _convolve(
+            first, first + count, filters, x, None, shared, y, found, lower_bound(pool), geo,
+            bands, pool, mine,
+        )  # fmt: skip
+        item += count
 
 
 @kernel
@@ -358,7 +391,9 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
     """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
     mine, found = scratch[thread], _positions(pool, argmax)
     _fill_scratch(geo, mine)
-    _convolve(start, stop, dy, found, shared, dx, None, NO_LOWER_BOUND, geo, bands, pool, mine)
+    _convolve(
+        start, stop, (0, geo.k), dy, found, shared, dx, None, NO_LOWER_BOUND, geo, bands, pool, mine
+    )  # fmt: skip
 
 
 @inlined

@@ -52,6 +52,7 @@ class WinogradGeometry(NamedTuple):
         tiles_across: tiles in a row.
         block_rows: rows of tiles of a block.
         panels: parts of a row of tiles, each of which is processed alone.
+        parts: parts of the filters, which are separate items of the forward pass.
         v_stride: distance of the matrices of V.
         m_stride: distance of the matrices of M.
         u_stride: distance of the matrices of U, and of those of the sums of the weight gradient.
@@ -85,6 +86,7 @@ class WinogradGeometry(NamedTuple):
     tiles_across: int
     block_rows: int
     panels: int
+    parts: int
     v_stride: int
     m_stride: int
     u_stride: int
@@ -109,6 +111,7 @@ def make_geometry(
     *,
     pool_height: int = 0,
     gradient: bool = False,
+    parts: int = 1,
 ) -> WinogradGeometry:
     """Return the geometry of a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
 
@@ -121,6 +124,7 @@ def make_geometry(
         taps: rows and columns of the filters.
         pool_height: height of the windows of fused pooling; 0 without pooling.
         gradient: True for the weight gradient.
+        parts: see `WinogradGeometry`.
     """
     (_, width, c), (h_out, w_out, k) = maps, out
     side, vector = SIDES[taps], compiled_registers().width
@@ -149,7 +153,7 @@ def make_geometry(
     offsets = accumulate((-(-size // LINE) * LINE for size in regions), initial=0)
     sizes = (
         *maps, *out, *pads, taps, side, padded_width, c_vectors, k_vectors,
-        down, across, rows, panels, v_stride, m_stride, u_stride, ramp_size, *offsets,
+        down, across, rows, panels, parts, v_stride, m_stride, u_stride, ramp_size, *offsets,
     )  # fmt: skip
     return WinogradGeometry._make(map(INTEGERS[taps], sizes))
 

@@ -285,7 +285,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
             i, tile = i + rows, tile + rows * across
         multiply_matrices(
             MATRICES, mine, geo.v_offset, geo.v_stride, channels, channels, shared, 0, geo.u_stride,
-            k, k, geo.m_offset, geo.m_stride, geo.ramp_offset, tile,
+            k, k, geo.m_offset, geo.m_stride, geo.ramp_offset, tile, 0, k,
         )  # fmt: skip
         i, tile = g, 0
         while i < g + block:
@@ -335,7 +335,7 @@ def _store_phase(geo, n, row, rows, f, g, u, dx, mine):  # type: ignore[no-untyp
     multiply_matrices(
         MATRICES, mine, geo.v_offset, geo.v_stride, k, k, u,
         (2 * f + g) * MATRICES * geo.u_stride, geo.u_stride, c, c,
-        geo.m_offset, geo.m_stride, geo.ramp_offset, count,
+        geo.m_offset, geo.m_stride, geo.ramp_offset, count, 0, c,
     )  # fmt: skip
     first = 2 * row * SIDE + h
     transform_outputs(

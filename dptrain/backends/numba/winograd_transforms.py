@@ -400,19 +400,20 @@ def transform_inputs(  # type: ignore[no-untyped-def]
 @inlined
 def transform_outputs(  # type: ignore[no-untyped-def]
     m, m_start, matrix, vectors, taps, side, across, first, count,
-    y, start, h_out, w_out, k, bias, lower_bound,
+    y, start, h_out, w_out, k, channels, bias, lower_bound,
 ):  # fmt: skip
     """Bias + Aᵀ m A of some tiles, at least `lower_bound`, in maps y (h_out, w_out, K).
 
     Args:
         vectors: K rounded up to whole vectors; the channels of M.
-        bias: start of the bias in m, of as many channels.
+        channels: channels to compute, from those at `m_start`, `start` and `bias` on.
+        bias: start of the bias in m.
     """
     for t in range(count):
         i, j = (first + t) // across * side, (first + t) % across * side
         _transform_output(
             m, m_start + t * vectors, 6 * matrix, matrix, y, start + (i * w_out + j) * k, w_out * k,
-            k, k, h_out - i, w_out - j, m, bias, lower_bound, taps,
+            k, channels, h_out - i, w_out - j, m, bias, lower_bound, taps,
         )  # fmt: skip
 
 
@@ -439,31 +440,35 @@ def transform_gradients(  # type: ignore[no-untyped-def]
 @inlined
 def multiply_matrices(  # type: ignore[no-untyped-def]
     matrices, v, v_start, v_matrix, pitch, c, u, u_start, u_matrix, filters, k, m_start, m_matrix,
-    ramp, count,
+    ramp, count, first, last,
 ):  # fmt: skip
     """M = V U: (matrices, tiles, C) by (matrices, C, K), of which U is in panels.
 
     Args:
         filters: columns of U that are needed, of K. If those of the last panel fit half a vector,
             the other columns of M are not written.
+        first, last: the columns to compute, multiples of the vector width.
         v: memory of V, of M (from `m_start` on) and, as int32, of 0, 1, 2, … (from `ramp` on).
         pitch: distance of the rows of V.
         v_matrix, u_matrix, m_matrix: distances of the matrices.
     """
     table, half = v.view(np.int32), vector_width() // 2
+    begin = first // PANEL * PANEL
     for e in range(matrices):
-        for p in range(0, k, PANEL):
-            columns = min(PANEL, k - p)
+        for p in range(begin, last, PANEL):
+            columns, q = min(PANEL, k - p), max(p, first)
+            # The next panel is that of the next matrix after the last one of these columns.
+            following = c * columns if p + PANEL < last else u_matrix - (p - begin) * c
             multiply_panel(
                 (v, v_start + e * v_matrix),
                 (table, ramp, pitch),
                 (table, ramp, 1),
-                (u, u_start + e * u_matrix + p * c, columns),
-                (v, m_start + e * m_matrix + p),
+                (u, u_start + e * u_matrix + p * c + q - p, columns),
+                (v, m_start + e * m_matrix + q),
                 (table, ramp, k),
-                (count, c, half if filters - p <= half else columns),
+                (count, c, half if filters - p <= half else min(p + columns, last) - q),
                 # All rows are one run: a multiple of every group.
-                (c * columns, 12),
+                (following, 12),
             )
 
 

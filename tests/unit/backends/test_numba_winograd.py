@@ -111,6 +111,7 @@ BATCHES = [
     ((32, (9, 7, 20), 24, (3, 3), (1, 1), SAME), "3/2 same"),
     ((32, (5, 6, 32), 24, (3, 3), (1, 1), SAME), None),
     ((32, (6, 6, 16), 32, (5, 5), (1, 1), ((2, 2), (2, 2))), "3/1"),
+    ((32, (8, 8, 64), 120, (3, 3), (1, 1), SAME), "2/2"),
 ]
 
 
@@ -127,6 +128,14 @@ def test_bits_do_not_depend_on_threads_and_other_samples(shape, pool, batch_size
     results = case.forward(work(case, threads))
     equal(results, [array[:batch_size] for array in expected])
     equal([case.backward_input(work(case, threads), results[1])], [dx[:batch_size]])
+
+
+def test_few_tiles_are_divided_by_filters_among_threads():
+    """Each thread then reads only its part of the transformed weights."""
+    shape = Shape((8, 8, 256), (8, 8, 256), (3, 3), (1, 1), (1, 1))
+    for batch_size, threads, expected in ((8, 8, 4), (8, 1, 1), (256, 8, 1)):
+        algorithm = winograd.plan(shape, Phase.FORWARD, Work(batch_size, threads))
+        assert algorithm.geometry.parts == expected
 
 
 @pytest.mark.parametrize(("shape", "pool"), BATCHES, ids=str)

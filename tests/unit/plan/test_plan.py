@@ -130,6 +130,16 @@ def test_live_buffers_do_not_overlap_in_the_arena(
     assert at_once <= plan.arena_bytes
 
 
+def test_no_other_buffer_uses_the_memory_of_transformed_weights_in_inference() -> None:
+    plan = plan_of(CIFAR, "numba", 2, training=False)
+    kept = [b for name, b in plan.buffers.items() if name.endswith(".forward_shared")]
+    assert len(kept) == 2
+    for one in kept:
+        for other in plan.buffers.values():
+            before = other.offset + other.nbytes <= one.offset
+            assert other is one or before or one.offset + one.nbytes <= other.offset
+
+
 @pytest.mark.parametrize("network", [MODEL0, CIFAR], ids=["model0", "cifar"])
 def test_the_arena_wastes_little(network: Network) -> None:
     """Placement is greedy; on the networks it is for it stays near the lower bound."""
