@@ -7,15 +7,19 @@ and other rounds from other seeds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dptrain.errors import UserError
 from dptrain.files import parse_json
-from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
-from dptrain.scaling.pairing import mean_ratio, pairs
+from dptrain.measure.statistics import Estimate
+from dptrain.scaling.pairing import mean_ratio
 from dptrain.scaling.study import TimeToAccuracy
 
 if TYPE_CHECKING:
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 
 TRAINING, SUMMARY = "training", "run/summary.json"
 """Folder of the training in the folder of a launch, and the results in it."""
+
+EVALUATED_EVERY = 1
+"""Epochs between two evaluations; studies use the default of training."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,11 @@ class Training:
     epochs: float | None
     samples: int | None
     time_s: float | None
+
+    @property
+    def earliest(self) -> float:
+        """Share of the epochs until the evaluation before: the accuracy was reached after it."""
+        return 0.0 if not self.epochs else max(1 - EVALUATED_EVERY / self.epochs, 0.0)
 
 
 def read_training(folder: Path) -> Training | None:
@@ -76,33 +88,54 @@ def find_time_to_accuracy(
     trainings = [m.training for m in launches if m.training is not None]
     if not trainings:
         return None
-    times, of_base = _times(launches), _times(base)
     reached = [training for training in trainings if training.time_s is not None]
     known = len(reached) == len(trainings)
-    speed_up = None
-    if known and of_base and all(m.training is None or m.training.time_s for m in base):
-        ratios = pairs(of_base, times)
-        independent = ratio_of_launches(list(of_base.values()), list(times.values()))
-        speed_up = independent if ratios is None else mean_ratio(ratios)
     return TimeToAccuracy(
         accuracy=trainings[0].requested,
         trainings=len(trainings),
         reached=len(reached),
-        epochs=_median([t.epochs for t in reached]) if known else None,
-        samples=_median([t.samples for t in reached]) if known else None,
-        time_s=_median([t.time_s for t in reached]) if known else None,
-        speed_up=speed_up,
+        epochs=_mean(reached, "epochs") if known else None,
+        samples=_mean(reached, "samples") if known else None,
+        time_s=_mean(reached, "time_s") if known else None,
+        speed_up=_speed_up(launches, base) if known else None,
     )
 
 
-def _times(launches: Sequence[Measured]) -> dict[str, float]:
-    """Return the time to accuracy in s of each launch that reached it, by round or folder."""
-    return {
-        m.round or m.folder: m.training.time_s
-        for m in launches
-        if m.training is not None and m.training.time_s is not None
-    }
+def _mean(trainings: Sequence[Training], name: str) -> Estimate:
+    """Return the geometric mean over launches of an attribute.
+
+    The accuracy was reached between the last evaluation without it and the first with it. So the
+    lower limit of the 95% interval is that of the values at the former, and the upper limit that of
+    the values at the latter, both by Student's t over logarithms.
+    """
+    last = np.array([getattr(training, name) for training in trainings], float)
+    first = last * [training.earliest for training in trainings]
+    return _between(last, first, last)
 
 
-def _median(values: Sequence[float | None]) -> Estimate:
-    return median_of_launches([value for value in values if value is not None])
+def _speed_up(launches: Sequence[Measured], base: Sequence[Measured]) -> Estimate | None:
+    """Return time of the base / time of the point in the same round; None if one is not known."""
+    of_base = _by_round(base)
+    pairs = [(of_base[name], own) for name, own in _by_round(launches).items() if name in of_base]
+    if not pairs or any(one.time_s is None for one in of_base.values()):
+        return None
+    ratios = np.array([(one.time_s or 0.0) / (own.time_s or math.inf) for one, own in pairs])
+    least = ratios * [one.earliest for one, _ in pairs]
+    with np.errstate(divide="ignore"):
+        most = ratios / [own.earliest for _, own in pairs]
+    return _between(ratios, least, most)
+
+
+def _between(
+    values: NDArray[np.float64], least: NDArray[np.float64], most: NDArray[np.float64]
+) -> Estimate:
+    """Return the geometric mean of values that are only known to lie between limits."""
+    found = mean_ratio(values)
+    low = mean_ratio(least).low if least.all() else 0.0
+    high = mean_ratio(most).high if np.isfinite(most).all() else math.inf
+    return Estimate(found.value, low, high, found.n)
+
+
+def _by_round(launches: Sequence[Measured]) -> dict[str, Training]:
+    """Return the trainings by round."""
+    return {m.round: m.training for m in launches if m.round and m.training is not None}

@@ -70,8 +70,9 @@ class Efficiencies:
 class TimeToAccuracy:
     """How long training takes until the test accuracy reaches a requested value.
 
-    Estimates are medians over launches with 95% intervals. They are None if a launch did not reach
-    the accuracy, because the launches that did are then not representative.
+    Estimates are geometric means over launches, at the first evaluation with the accuracy. It was
+    reached between that evaluation and the one before, and the 95% intervals contain both. They are
+    None if a launch did not reach the accuracy, because the others are not representative.
 
     Attributes:
         accuracy: the requested test accuracy.
