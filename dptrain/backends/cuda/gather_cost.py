@@ -18,19 +18,22 @@ this, is lower than that of gathering. With 0 all such stages do, with `math.inf
 and 1.31 ms with the fastest kernels (``benchmarks.gpu_halo``, November 2026)."""
 
 CYCLES_PER_US = 1790
-"""Of the H200 that estimates were fitted to."""
+"""Of the H200 that estimates of halo tiles were fitted to (2026-11)."""
 
 GATHER_COST_US, GATHER_LAUNCH_US = 2.5e-6, 1.5
 """Microseconds of gathering kernels per unit of `gemm_tiles.rank_gemm_configs`, and of a launch.
-On an H200, 24 products took 2.3 to 3.3 times 1e-6 µs per unit plus the launch."""
+The 16 forward products and input gradients of "Halo tiles, 32 samples" in docs/kernels.md (H200,
+2026-11-21) took 0.8 to 1.6 times as long, 1.17 times in the median; ``tests/unit/cuda/
+test_gather_cost.py`` computes that."""
 
 WGRAD_GATHER = {"fp32": 1.0, "tf32": 1.4, "bf16": 2.0}
 """Factor of weight gradients, whose operands are both gathered. On an H100, four took 1.2 to 1.6
 times as long in tf32, and six 1.5 to 9 times in bf16."""
 
 UNPOOL_IN_KERNEL, UNPOOL_BYTES_PER_US = 1.6, 2.5e6
-"""Factor of a gathering input-gradient kernel that undoes pooling for each tap, and the rate of a
-separate pass that does it before."""
+"""Factor of a gathering input-gradient kernel that undoes pooling for each tap (64 channels, 2048
+samples, H200, 2026-11), and the rate of a separate pass that does it before. The rate is assumed,
+half of the memory bandwidth of an H200; it was not measured."""
 
 HALO_LAUNCH_US = 1.5
 """Microseconds that halo-tile kernels take in addition to their estimated cycles."""

@@ -1,0 +1,40 @@
+"""Estimates of gathering kernels, compared with the measurements in docs/kernels.md."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from dptrain.backends.cuda.gather_cost import UNPOOL_IN_KERNEL, gather_us
+from dptrain.backends.cuda.hardware import DEVICES
+
+# "Halo tiles, 32 samples": channels, filters, filter size, pixels, whether dx unpools dy, and µs of
+# forward and input gradient in tf32 and bf16 with gathered operands (H200, 2026-11-21).
+MEASURED = {
+    "solar conv2": (32, 64, 9, 48 * 48, True, {"tf32": (35, 85), "bf16": (27, 55)}),
+    "cifar conv2": (64, 64, 25, 12 * 12, False, {"tf32": (28, 27), "bf16": (20, 20)}),
+    "model-large conv2": (32, 64, 9, 32 * 32, True, {"tf32": (15, 32), "bf16": (12, 25)}),
+    "model-large conv3": (64, 64, 9, 16 * 16, False, {"tf32": (12, 15), "bf16": (9, 11)}),
+}
+
+
+def ratios() -> list[float]:
+    """Return measured times divided by estimates."""
+    found = []
+    for channels, filters, taps, pixels, unpools, times in MEASURED.values():
+        for precision, (forward, backward) in times.items():
+            rows, limits = 32 * pixels, DEVICES["H200"]
+            found.append(forward / gather_us(precision, rows, filters, taps * channels, limits))
+            estimate = gather_us(precision, rows, channels, taps * filters, limits)
+            found.append(backward / (estimate * (UNPOOL_IN_KERNEL if unpools else 1.0)))
+    return found
+
+
+def test_measured_times_are_near_the_estimates() -> None:
+    """The documentation of `gather_cost.GATHER_COST_US` states the range and the median."""
+    found = ratios()
+    assert len(found) == 16
+    assert statistics.median(found) == pytest.approx(1.17, abs=0.01)
+    assert min(found) == pytest.approx(0.81, abs=0.01)
+    assert max(found) == pytest.approx(1.64, abs=0.01)
