@@ -19,6 +19,7 @@ from dptrain.measure.profile_tables import STRAGGLER_SHARE, straggler_line
 from dptrain.scaling.report.bars import parts_bars
 from dptrain.scaling.report.canvas import Plot, part_name
 from dptrain.scaling.report.definitions import OF_PROFILES, definitions
+from dptrain.scaling.report.loss_plots import losses_plot
 from dptrain.scaling.report.loss_tables import loss_tables
 from dptrain.scaling.report.numbers import fixed, flop_rate, percent, scaled_bytes, short
 from dptrain.scaling.report.page import Key, Page, Section
@@ -102,7 +103,8 @@ def _losses(losses: Losses | None) -> list[Section]:
     if losses is None:
         return []
     tables = tuple(loss_tables(losses, LOSSES))
-    return [Section("losses", "Losses by experiment", tables=tables)]
+    plots = (losses_plot(losses),)
+    return [Section("losses", "Losses by experiment", plots=plots, tables=tables)]
 
 
 def job_line(job: Mapping[str, Any]) -> str:
