@@ -50,7 +50,7 @@ def test_every_tile_computes_the_same(
     """Blocks and threads run in random order, on an emulator that reports races."""
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-    shared = replace(tile, k_groups=2 if tile.block[0] < 128 else 1)
+    shared = replace(tile, k_groups={32: 4, 64: 2}.get(tile.block[0], 1))
     monkeypatch.setattr(
         weighted, "select_gemm_config",
         lambda _, rows, columns, terms, limits, split=False: GemmConfig(

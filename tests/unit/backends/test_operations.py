@@ -30,6 +30,7 @@ from dptrain.plan import SGD, Adam, Optimizer
 from dptrain.plan.random import dropout_keep, philox
 from tests.unit.backends import pytorch_reference
 from tests.unit.backends.cases import CASES, Case, behind_maps, spread
+from tests.unit.backends.gemm_tile import use_one_gemm_tile
 
 PRESENT = [b for b in BACKENDS if b != "null"]  # It computes nothing.
 VARIANTS = [(backend, p) for backend in PRESENT for p in load_backend(backend).precisions]
@@ -38,6 +39,11 @@ every_variant = pytest.mark.parametrize(("backend", "precision"), VARIANTS)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 SEED = 5
+
+
+@pytest.fixture(autouse=True)
+def one_gemm_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_one_gemm_tile(monkeypatch)
 
 
 def compile_case(case: Case, backend: str, precision: str) -> Replica:
