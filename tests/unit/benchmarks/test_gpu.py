@@ -416,7 +416,7 @@ def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
     assert all(0.0 < error.ours["numba"] < 1e-5 for error in results.errors)
     # After each training and inference case, each case of images, the stages of each network and
     # each table of layers.
-    assert [count > 0 for count in saved] == [False] * 6 + [True, True]
+    assert [count > 0 for count in saved] == [False] * 5 + [True, True]
     paths = new_files(tmp_path, "gpu", "2026-01-02T03:04")
     write(results, *paths)
     read = parse_json(paths[0].read_text())
