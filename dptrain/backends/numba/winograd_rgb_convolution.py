@@ -171,6 +171,29 @@ def _load(geo, x, n, mine):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def _clear(geo, first, last, mine):  # type: ignore[no-untyped-def]
+    """Clear the padded maps for rows of tiles `first` to `last`, numbered over all samples."""
+    down, row = geo.tiles_down, geo.padded_width * geo.c
+    low, high = 0, down
+    if first // down == (last - 1) // down:
+        low, high = first % down, (last - 1) % down + 1
+    start, stop = low * SIDE * row, (high * SIDE + 2) * row + geo.pitch
+    mine[geo.padded_offset + start : geo.padded_offset + stop] = 0
+
+
+@inlined
+def _load_rows(geo, x, n, first, last, mine):  # type: ignore[no-untyped-def]
+    """Copy what rows of tiles `first` to `last` of a sample need into the cleared padded maps."""
+    c, x_flat = geo.c, x.reshape(-1)
+    count = min(geo.width, geo.padded_width - geo.pad_left) * c
+    stop = min(geo.height, last * SIDE + 2 - geo.pad_top)
+    for h in range(max(0, first * SIDE - geo.pad_top), stop):
+        target = ((h + geo.pad_top) * geo.padded_width + geo.pad_left) * c
+        source = (n * geo.height + h) * geo.width * c
+        copy(x_flat, source, mine, geo.padded_offset + target, count)
+
+
+@inlined
 def _inputs(geo, i, scratch):  # type: ignore[no-untyped-def]
     """Transform row i of the padded sample's tiles."""
     row = geo.padded_width * geo.c
@@ -198,12 +221,13 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
     mine, down = scratch[thread], geo.tiles_down
     _, h_pool, w_pool, k = y.shape
     y_flat, argmax_flat = y.reshape(-1), argmax.reshape(-1)
-    mine[geo.padded_offset :] = 0
+    first, last = start * down // bands, stop * down // bands
+    _clear(geo, first, last, mine)
     loaded = -1
-    for row in range(start * down // bands, stop * down // bands):
+    for row in range(first, last):
         n, i = row // down, row % down
         if n != loaded:
-            _load(geo, x, n, mine)
+            _load_rows(geo, x, n, i, min(down, last - n * down), mine)
             loaded = n
         _inputs(geo, i, mine)
         row_start = (n * h_pool + i * WINDOWS) * w_pool * k
