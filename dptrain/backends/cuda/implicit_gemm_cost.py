@@ -24,7 +24,7 @@ output column."""
 INSTRUCTION_COLUMNS = 4
 """Fixed cost of an instruction, in columns."""
 
-LOAD_NARROW = 8.0
+LOAD_ELEMENTS = 8.0
 """Additional cost per 16 bytes of a halo tile whose pixels have fewer bytes in memory, so that
 elements are loaded one by one (H100; first layers of 1 and 3 channels)."""
 
@@ -158,7 +158,7 @@ def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     columns = tile.warp_groups * tile.pixel_tiles * _columns(tile)
     packs = tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
     cycles = STEADY_MULTIPLY * columns * tile.k_steps * _products(tile)
-    cycles += (STEADY_UNPOOL if tile.unpools else STEADY_LOAD_HALO) * packs + _narrow_load(tile)
+    cycles += (STEADY_UNPOOL if tile.unpools else STEADY_LOAD_HALO) * packs + _element_loads(tile)
     latency = STEADY_CHUNK_LATENCY * tile.channel_chunks + STEADY_TILE_LATENCY
     num_waves = waves(tile, samples)
     # The last of many waves is half full on average.
@@ -173,12 +173,12 @@ def _columns(tile: ImplicitGemmTile) -> int:
     return tile.pixel_tile.columns + fixed
 
 
-def _narrow_load(tile: ImplicitGemmTile) -> float:
+def _element_loads(tile: ImplicitGemmTile) -> float:
     """Return the additional cycles to load pixels of few bytes."""
     pixel_bytes = tile.view.memory_channels * tile.element_bytes
     if pixel_bytes >= VECTOR_BYTES:
         return 0.0
-    return LOAD_NARROW * ceil_div(tile.view.fold * pixel_bytes, VECTOR_BYTES) * tile.slab_pixels
+    return LOAD_ELEMENTS * ceil_div(tile.view.fold * pixel_bytes, VECTOR_BYTES) * tile.slab_pixels
 
 
 def _products(tile: ImplicitGemmTile) -> float:
@@ -196,7 +196,7 @@ def _persistent_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     reads = instructions * (TILE_M + columns) * 2 * VECTOR_BYTES / 128
     fills = packs * (PERSISTENT_UNPOOL if tile.unpools else PERSISTENT_LOAD_HALO)
     fills *= 1 + SMALL_SLAB * (SLAB_PACKS[0] / tile.slab_packs - 1)
-    cycles = max(multiply, reads + fills) + _narrow_load(tile)
+    cycles = max(multiply, reads + fills) + _element_loads(tile)
     store = PERSISTENT_STORE * tile.pixel_tiles * columns * tile.element_bytes
     cycles += store / (4 if tile.pooled else 1)
     latency: float = PERSISTENT_CHUNK * tile.channel_chunks + PERSISTENT_TILE
@@ -215,7 +215,7 @@ def one_wave_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     multiply = MULTIPLY * columns * tile.k_steps * _products(tile)
     multiply += LOAD_WEIGHTS * tile.warp_groups * WARP_GROUP_SIZE * tile.k_steps
     load = LOAD_HALO * tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
-    load += _narrow_load(tile)
+    load += _element_loads(tile)
     store = STORE * columns * tile.element_bytes / (4 if tile.pooled else 1)
     latency: float = CHUNK_LATENCY * tile.channel_chunks + TILE_LATENCY
     alone = load + store + latency + max(multiply, STEP_LATENCY * tile.k_steps / tile.k_warp_groups)

@@ -12,7 +12,7 @@ from dptrain.backends.numba.winograd_transforms import MATRICES
 
 DIRECT = 50.0
 """Multiply-adds per ns of a direct convolution."""
-PRODUCTS, NARROW_PRODUCTS = 65.0, 50.0
+PRODUCTS, SINGLE_VECTOR_PRODUCTS = 65.0, 50.0
 """Multiply-adds per ns of the 36 products, and with a single vector of filters."""
 INPUT, OUTPUT = 9.0, 5.0
 """Time to transform a tile of a channel, of the input and of the output."""
@@ -60,7 +60,7 @@ def share_ns(tiles: int, c: int, k: int, *, keeps_weights: bool) -> float:
         keeps_weights: False if other threads have just written the transformed weights.
     """
     rows = -(-tiles // FEWEST_ROWS) * FEWEST_ROWS
-    rate = PRODUCTS if k > WIDTH else NARROW_PRODUCTS
+    rate = PRODUCTS if k > WIDTH else SINGLE_VECTOR_PRODUCTS
     products = MATRICES * rows * c * k / rate
     weight_bytes = 4 * MATRICES * c * k
     is_near = keeps_weights and weight_bytes <= NEAR_BYTES
