@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -28,6 +29,13 @@ S = TypeVar("S", bound="BatchSource")
 SAMPLES_PER_DRAW = 2048
 """Images whose random numbers and crop windows are computed at once. The calls take 25 µs for 32
 images, 45 for 512 and 102 for 2,048 (Intel Xeon, AVX-512, 2 cores)."""
+
+
+SWITCH_INTERVAL_S = 1e-4
+"""Time after which a thread that computes ahead must pass the interpreter's lock to the thread that
+makes steps, which otherwise waits 5 ms for it, many steps of a GPU. Mean time of a step of cifar in
+bfloat16 with 32, 128 and 1,024 samples: 78.6, 125 and 620 µs instead of 84.5, 129 and 673 (one
+H100)."""
 
 
 class Batch(NamedTuple):
@@ -58,7 +66,13 @@ class Batch(NamedTuple):
 
 
 class BatchSource(ABC):
-    """An iterator over the batches of some steps that must be closed: use it in ``with``."""
+    """An iterator over the batches of some steps that must be closed: use it in ``with``.
+
+    Within the context, threads of this process pass the interpreter's lock on after
+    `SWITCH_INTERVAL_S`.
+    """
+
+    _switch_interval: float | None = None
 
     @abstractmethod
     def __next__(self) -> Batch:
@@ -72,6 +86,8 @@ class BatchSource(ABC):
         return self
 
     def __enter__(self: S) -> S:
+        self._switch_interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, self._switch_interval))
         return self
 
     def __exit__(
@@ -81,6 +97,8 @@ class BatchSource(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+        if self._switch_interval is not None:
+            sys.setswitchinterval(self._switch_interval)
 
 
 class _Buffers(NamedTuple):

@@ -1,5 +1,6 @@
 """Batches read ahead: their samples, the reuse of memory, and the end of the thread."""
 
+import sys
 import threading
 import time
 
@@ -14,6 +15,7 @@ from dptrain.data import (
     Samples,
     open_data,
 )
+from dptrain.data.loader import SWITCH_INTERVAL_S
 from dptrain.data.sharding import minibatch, shard, steps_per_epoch
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
@@ -276,6 +278,18 @@ def test_the_thread_ends_when_the_consumer_fails():
     with pytest.raises(ZeroDivisionError):
         consume()
     assert not threads()
+
+
+def test_threads_pass_the_interpreters_lock_on_while_a_loader_is_open():
+    intervals = [sys.getswitchinterval()]
+    with loader(Numbers(10)):
+        with loader(Numbers(10)):
+            intervals.append(sys.getswitchinterval())
+        intervals.append(sys.getswitchinterval())
+    intervals.append(sys.getswitchinterval())
+    # The interpreter counts microseconds.
+    short, before = SWITCH_INTERVAL_S, intervals[0]
+    assert intervals == pytest.approx([before, short, short, before], abs=2e-6)
 
 
 def test_closing_wakes_a_consumer_that_waits():
