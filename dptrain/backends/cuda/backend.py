@@ -156,8 +156,7 @@ class CudaBackend(Backend):
     channels_last = True
     concurrent_weight_gradients = True
     measures_kernels = True
-    # Two buffers have not been measured on a GPU yet.
-    double_buffers_input = False
+    double_buffers_input = True
     # Kernels use 32-bit indices, and the last tiles of a buffer extend beyond its end.
     max_elements: ClassVar[int | None] = 2**31 - 2**24
     fusions = (

@@ -47,8 +47,9 @@ class _StepInFlight(NamedTuple):
 class DeviceEngine(Engine):
     """Enqueues each step as one captured program, the sum over the ranks included.
 
-    If there are two input buffers, another program unpacks the minibatch of a step during the step
-    before. It takes 5 of 77 µs (cifar with 32 samples in bfloat16, one H100).
+    Another program unpacks the minibatch of a step during the step before, if the replica has two
+    input buffers: a step of cifar with 32 samples in bfloat16 takes 73.7 µs instead of 79.5, and the
+    host 7 µs more (one H100).
 
     The host does not wait for a step until `max_steps_in_flight` later ones are enqueued. Steps
     that are timed stage by stage do not overlap stages, a kernel writes a time stamp after each

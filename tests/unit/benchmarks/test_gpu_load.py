@@ -27,7 +27,6 @@ def test_the_load_of_the_next_minibatch_leaves_the_present_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gpu_load, "IMAGES", 20)
-    monkeypatch.setattr(CudaBackend, "double_buffers_input", True)
     network = Network((3, 9, 8), [Flatten(), Dense(3)], name="small")
     load = gpu_load.Load(network, 4, "fp32", CudaBackend(Emulator()))
     replica = load.replica

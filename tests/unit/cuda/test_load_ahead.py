@@ -27,12 +27,6 @@ from dptrain.plan import SGD, Adam, make_buckets, make_plan
 from dptrain.training.engines import DeviceEngine, StepResult, make_engine
 from tests.emulator.emulator import Emulator
 
-
-@pytest.fixture(autouse=True)
-def two_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaBackend, "double_buffers_input", True)
-
-
 NETWORK = Network(
     (2, 6, 6),
     [Conv2d(4), ReLU(), MaxPool2d(2), Flatten(), Dense(8), ReLU(), Dropout(0.5), Dense(3)],
