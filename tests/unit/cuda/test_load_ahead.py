@@ -25,7 +25,14 @@ from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, make_buckets, make_plan
 from dptrain.training.engines import DeviceEngine, StepResult, make_engine
+from dptrain.training.engines import device as device_engine
 from tests.emulator.emulator import Emulator
+
+
+@pytest.fixture(autouse=True)
+def every_step_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_engine, "LOAD_AHEAD_FLOPS", 0.0)
+
 
 NETWORK = Network(
     (2, 6, 6),
@@ -258,6 +265,16 @@ def test_nothing_is_bound_while_a_graph_may_be_captured(
     for _ in range(12):
         engine.step(source, 0.05)
     assert len(engine.results(wait=True)) == 12
+
+
+def test_short_steps_load_their_own_minibatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = train(LatestWork(), [4, 4, 3, 4])
+    monkeypatch.setattr(device_engine, "LOAD_AHEAD_FLOPS", 1e9)
+    device = LatestWork()
+    found, _ = train(device, [4, 4, 3, 4])
+    assert not any(item is not None for item in device.order)
+    for name in expected.parameters:
+        np.testing.assert_array_equal(found.parameters[name], expected.parameters[name], name)
 
 
 def test_repeated_sums_do_not_end_training() -> None:
