@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,14 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         try:
             write(_canonical(slot, stored))
             self._memory.upload(flat, stored)
+        finally:
+            self._on_write()
+
+    @contextmanager
+    def write_flat(self) -> Iterator[NDArray[Any]]:
+        """Yield the flat array, in storage layout, to be written until the block ends."""
+        try:
+            yield self._flat
         finally:
             self._on_write()
 

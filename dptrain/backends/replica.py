@@ -6,8 +6,7 @@ A replica owns the memory of a plan and the stages that a backend has bound to i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -95,7 +94,8 @@ class Replica:
         arrays: the flat arrays that hold them.
         flat_parameters, flat_gradients, flat_state: the same arrays; of the gradients, slot 0. A
             replica for inference whose `flat_parameters` or `arrays` were read computes everything
-            that depends on the parameters in each pass; `write_parameters` avoids this.
+            that depends on the parameters in each pass; `parameters.write_flat` avoids this.
+        owns_parameters: True if this process sets the parameters: `FlatArrays.is_owner`.
         gradient_slots: (`Plan.gradient_slots`, `FlatLayout.gradient_size`), the gradients that this
             rank contributes to the sum over ranks; `flat_gradients` is the first, and receives the
             sum.
@@ -138,7 +138,7 @@ class Replica:
         if arrays is not None:
             self.context.parameters_version = UNKNOWN_VERSION
         self._arrays = arrays = FlatArrays.allocate(plan, memory) if arrays is None else arrays
-        self.flat_state = arrays.state
+        self.flat_state, self.owns_parameters = arrays.state, arrays.is_owner
         self.gradient_slots, self.flat_gradients = arrays.gradients, arrays.gradients[0]
         self.parameters = NamedArrays(layout, arrays.parameters, memory, self._count_write)
         self.gradients = NamedArrays(layout, self.flat_gradients, memory)
@@ -174,19 +174,6 @@ class Replica:
     def flat_parameters(self) -> NDArray[Any]:
         self.context.parameters_version = UNKNOWN_VERSION
         return self._arrays.parameters
-
-    @property
-    def owns_parameters(self) -> bool:
-        """Whether this process sets the parameters: `FlatArrays.is_owner`."""
-        return self._arrays.is_owner
-
-    @contextmanager
-    def write_parameters(self) -> Iterator[NDArray[Any]]:
-        """Yield the flat parameters, to be written until the block ends."""
-        try:
-            yield self._arrays.parameters
-        finally:
-            self._count_write()
 
     def _count_write(self) -> None:
         if self.context.parameters_version != UNKNOWN_VERSION:

@@ -124,7 +124,7 @@ def _shortest_ns(start: Callable[[], None]) -> int:
 def _fill(replica: Replica, size: int) -> None:
     """Fill parameters and input with random numbers; on zeros, hardware is faster."""
     random = np.random.default_rng(0)
-    with replica.write_parameters() as flat:
+    with replica.parameters.write_flat() as flat:
         parameters = random.standard_normal(flat.shape, np.float32)
         replica.memory.upload(flat, parameters * np.float32(size**-0.5))
     x = random.standard_normal((size, size), np.float32)

@@ -193,7 +193,7 @@ def load_on_all_ranks(
         restore_replica(replica, found, parameters_only=True)
 
     call_on_rank_zero(world, restore)
-    with replica.write_parameters() as flat:
+    with replica.parameters.write_flat() as flat:
         broadcast_flat(world, replica, flat)
     return TrainedModel(
         network, preprocessing, replica, facts, step=step, warning=warning, world=world

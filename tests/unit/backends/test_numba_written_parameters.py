@@ -42,7 +42,7 @@ def write_flat(model, value):
 def write_in_block(model, value):
     other = replica()
     other.parameters[NAME] = value
-    with model.write_parameters() as flat:
+    with model.parameters.write_flat() as flat:
         flat[:] = other.flat_parameters
 
 
