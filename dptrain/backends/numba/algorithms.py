@@ -1,7 +1,7 @@
 """Select the algorithm of each stage of a convolution by its shape and the processor.
 
 - `direct_convolution`: implicit GEMM. All shapes.
-- `winograd_convolution`: Winograd F(4×4, 3×3) and F(2×2, 5×5).
+- `winograd_convolution`: Winograd F(4×4, 3×3), F(3×3, 4×4) and F(2×2, 5×5).
 - `winograd_strided_convolution`: Winograd F(4×4, 2×2) for 4 × 4 filters with stride 2.
 - `winograd_rgb_convolution`: Winograd F(4×4, 3×3) for three input channels, with fused pooling.
 - `folded_rgb_convolution`: direct convolution for three input channels and 8 filters, with fused
@@ -97,7 +97,7 @@ def has_enough_tiles(shape: Shape, work: Work) -> bool:
     """Return whether the samples have so many Winograd tiles that transforming the weights pays,
     or reading the transformed weights if they are kept. It does not depend on the threads.
     """
-    side = SIDES.get(shape.window[0], SIDE)
+    side = SIDES.get(shape.window[0], SIDE) if shape.strides == (1, 1) else SIDE
     tiles = work.batch_size * -(-shape.out[0] // side) * -(-shape.out[1] // side)
     c, k = shape.maps[2], shape.out[2]
     if not winograd_geometry.supports(shape.window, shape.strides, c, k):

@@ -11,10 +11,9 @@ from dptrain.backends.numba.planning import Algorithm, Shape, Work
 from dptrain.backends.numba.vector import compiled_registers
 from dptrain.plan.lowering import Explanation, Phase
 
-WINOGRAD_SIDES = {3: 4, 4: 4, 5: 2}
-"""Side of an output tile by the size of the filters."""
-WINOGRAD_TAPS = {3: 3, 4: 2, 5: 5}
-"""Size of the filters of stride 1 into which the filters are divided, by their size."""
+WINOGRAD_SIZES = {(3, 1): (4, 3), (4, 1): (3, 4), (4, 2): (4, 2), (5, 1): (2, 5)}
+"""Side of an output tile, and size of the filters of stride 1 into which the filters are divided,
+by size and stride of the filters."""
 
 
 def explain(
@@ -39,8 +38,7 @@ def explain(
 def _name(algorithm: Algorithm, shape: Shape) -> str:
     module = algorithm.kernel.py_func.__module__.rpartition(".")[2]
     if "winograd" in module:
-        side, r = WINOGRAD_SIDES.get(shape.window[0], 0), shape.window[0]
-        taps = WINOGRAD_TAPS.get(r, 0)
+        side, taps = WINOGRAD_SIZES[shape.window[0], shape.strides[0]]
         return f"Winograd F({side}×{side}, {taps}×{taps})"
     return "implicit GEMM"
 
@@ -50,7 +48,7 @@ def _tile(algorithm: Algorithm, shape: Shape, phase: Phase) -> str:
     if isinstance(algorithm.geometry, FoldedRgbGeometry):
         return "27×8" if phase is Phase.BACKWARD_WEIGHT else f"{WINDOWS} windows×8"
     if not isinstance(algorithm.geometry, ConvGeometry):
-        side = WINOGRAD_SIDES.get(shape.window[0], 0)
+        side, _ = WINOGRAD_SIZES[shape.window[0], shape.strides[0]]
         return f"{side}×{side} outputs"
     registers = compiled_registers()
     columns = shape.maps[2] if phase is Phase.BACKWARD_INPUT else shape.out[2]
@@ -88,7 +86,7 @@ def _why_not_winograd(shape: Shape, winograd: bool) -> str:
         return ""
     if shape.strides != (1, 1):
         return "stride {}×{}: no Winograd".format(*shape.strides)
-    if shape.window not in ((3, 3), (5, 5)):
+    if shape.window not in ((3, 3), (4, 4), (5, 5)):
         return f"{size}: no Winograd"
     if not shape.is_plain:
         return "padding exceeds the filters"

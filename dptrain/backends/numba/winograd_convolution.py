@@ -1,4 +1,4 @@
-"""Winograd convolution F(4×4, 3×3) or F(2×2, 5×5) (`winograd_transforms`), forward and backward.
+"""Winograd convolution of stride 1 (`winograd_transforms`), forward and backward.
 
 Arguments are those of `direct_convolution`, with a `WinogradGeometry`. `prepare_forward` and
 `prepare_backward_input` transform the weights once for all threads.
@@ -57,25 +57,25 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     geometry = make_geometry(
         maps, out, pads, shape.window[0], pool_height=shape.pool_height, gradient=gradient
     )
-    scratch = int(geometry.scratch_size)
+    scratch = geometry.scratch_size
     if gradient:
-        vectors = int(geometry.k_vectors) // compiled_registers().width
+        vectors = geometry.k_vectors // compiled_registers().width
         blocks = units_per_item(work.rows, work.threads, vectors)
         return Algorithm(conv2d_backward_weight, geometry, scratch, blocks)
     # A thread computes adjacent bands together, so the number of bands costs nothing.
-    bands = int(geometry.tiles_down) if work.threads > 1 else 1
-    grain = max(1, min(int(geometry.block_rows), work.batch_size * bands // work.threads))
+    bands = geometry.tiles_down if work.threads > 1 else 1
+    grain = max(1, min(geometry.block_rows, work.batch_size * bands // work.threads))
     items = -(-maps[2] // CHANNELS_PER_ITEM)
-    packed = shape.window[0] ** 2 * maps[2] * int(geometry.k_vectors)
-    weights = MATRICES * int(geometry.u_stride) + packed
-    prepare_grain = -(-WEIGHTS // (CHANNELS_PER_ITEM * int(geometry.k_vectors)))
+    packed = shape.window[0] ** 2 * maps[2] * geometry.k_vectors
+    weights = MATRICES * geometry.u_stride + packed
+    prepare_grain = -(-WEIGHTS // (CHANNELS_PER_ITEM * geometry.k_vectors))
     if phase is Phase.BACKWARD_INPUT:
         return Algorithm(
             conv2d_backward_input, geometry, scratch, bands, prepare_backward_input, items,
             weights, grain, prepare_grain,
         )  # fmt: skip
     parts = parts_of_filters(
-        work.batch_size * bands, int(geometry.tiles_across), maps[2], int(geometry.k_vectors),
+        work.batch_size * bands, geometry.tiles_across, maps[2], geometry.k_vectors,
         work.threads, keeps_weights=work.keeps_weights,
     )  # fmt: skip
     if parts > 1:

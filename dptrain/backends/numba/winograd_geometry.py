@@ -7,7 +7,9 @@ samples. All tiles of a block are transformed and multiplied together.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dptrain.backends.numba.vector import compiled_registers
 from dptrain.backends.numba.winograd_transforms import INTEGERS, MATRICES, SIDES
@@ -28,7 +30,7 @@ TILE_HEIGHT = 12
 def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
     """Return whether the kernels support a convolution and it has enough channels to be faster."""
     enough = min(c, k) >= (FEWEST_WITH_MANY if max(c, k) >= MANY else FEWEST)
-    return enough and window in ((3, 3), (5, 5)) and strides == (1, 1)
+    return enough and window in ((3, 3), (4, 4), (5, 5)) and strides == (1, 1)
 
 
 class WinogradGeometry(NamedTuple):
@@ -43,7 +45,7 @@ class WinogradGeometry(NamedTuple):
         k: channels of y.
         pad_top: rows of zeros above x.
         pad_left: columns of zeros to the left of x.
-        taps: rows and columns of a filter.
+        taps: rows and columns of a filter, in a type of `INTEGERS`.
         tile_side: rows and columns of an output tile.
         padded_width: columns of padded x.
         c_vectors: C rounded up to whole vectors.
@@ -77,7 +79,7 @@ class WinogradGeometry(NamedTuple):
     k: int
     pad_top: int
     pad_left: int
-    taps: int
+    taps: np.signedinteger[Any]
     tile_side: int
     padded_width: int
     c_vectors: int
@@ -151,11 +153,10 @@ def make_geometry(
         ramp_size,
     )
     offsets = accumulate((-(-size // LINE) * LINE for size in regions), initial=0)
-    sizes = (
-        *maps, *out, *pads, taps, side, padded_width, c_vectors, k_vectors,
+    return WinogradGeometry(
+        *maps, *out, *pads, INTEGERS[taps](taps), side, padded_width, c_vectors, k_vectors,
         down, across, rows, panels, parts, v_stride, m_stride, u_stride, ramp_size, *offsets,
     )  # fmt: skip
-    return WinogradGeometry._make(map(INTEGERS[taps], sizes))
 
 
 def _tiles_of_a_block(c: int, k: int, gradient: bool) -> int:

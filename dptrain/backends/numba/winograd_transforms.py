@@ -1,7 +1,8 @@
-"""Transforms of Winograd convolutions F(4×4, 3×3) and F(2×2, 5×5).
+"""Transforms of Winograd convolutions F(4×4, 3×3), F(3×3, 4×4) and F(2×2, 5×5).
 
-A *tile* of 4 × 4 outputs of a 3 × 3 filter needs 6 × 6 inputs and 36 multiplications instead of
-144; a tile of 2 × 2 outputs of a 5 × 5 filter needs 36 instead of 100:
+A *tile* of 4 × 4 outputs of a 3 × 3 filter, or of 3 × 3 outputs of a 4 × 4 filter, needs 6 × 6
+inputs and 36 multiplications instead of 144; a tile of 2 × 2 outputs of a 5 × 5 filter needs 36
+instead of 100:
 
     y = Aᵀ [(G w Gᵀ) ⊙ (Bᵀ x B)] A,      dw = Gᵀ [(Bᵀ x B) ⊙ (A dy Aᵀ)] G
 
@@ -9,7 +10,7 @@ The left equation is summed over channels, the right one over tiles, so the elem
 are 36 matrix products, computed by `microkernels`. A, B and G evaluate polynomials at 0, ±¾, ±3/2
 and infinity. Rounding errors grow with the spread of the points' powers: these points are exact in
 float32 and have half the error of the usual 0, ±1, ±2 (docs/kernels.md). B has six rows and columns
-and is the same for both.
+and is the same for all of them.
 
 Source: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016; B.
 Barabasz, A. Anderson, K. M. Soodhalter and D. Gregg, Error Analysis and Improving the Accuracy of
@@ -41,11 +42,12 @@ from dptrain.backends.numba.vector import (
 
 SIDE = 4
 """Rows and columns of outputs in a tile of 3 × 3 filters."""
-SIDES = {3: SIDE, 5: 2}
+SIDES = {3: SIDE, 4: 3, 5: 2}
 """Rows and columns of outputs in a tile, by rows and columns of the filters."""
-INTEGERS = {3: np.int64, 5: np.int32}
-"""Integer type of the geometry by filter size. Kernels are compiled for the types of their
-arguments, so each filter size has its own kernel; one kernel for both took 2 s more to compile."""
+INTEGERS = {3: np.int64, 4: np.int16, 5: np.int32}
+"""Integer type of `WinogradGeometry.taps` by filter size. Kernels are compiled for the types of
+their arguments, so each filter size has its own kernel; one kernel for two sizes took 2 s more to
+compile."""
 MATRICES = (SIDE + 2) ** 2
 PANEL = 32
 """Columns of a panel of a (C, K) matrix. Panel p is contiguous and starts at element PANEL · p · C;
@@ -101,29 +103,25 @@ def output_transform(w: Writer, m: Vectors, side: int = SIDE) -> Vectors:
     b = w.builder
     p_sum, p_difference = b.fadd(m[1], m[2]), b.fsub(m[1], m[2])
     q_sum, q_difference = b.fadd(m[3], m[4]), b.fsub(m[3], m[4])
-    first = weighted_sum(w, (1, m[0]), (1, p_sum), (1, q_sum))
-    if side == 2:
-        return first, weighted_sum(w, (1, m[5]), (_P, p_difference), (_Q, q_difference))
-    return (
-        first,
-        weighted_sum(w, (_P, p_difference), (_Q, q_difference)),
-        weighted_sum(w, (_PP, p_sum), (_QQ, q_sum)),
-        weighted_sum(w, (1, m[5]), (_P * _PP, p_difference), (_Q * _QQ, q_difference)),
-    )
+    outputs = [weighted_sum(w, (1, m[0]), (1, p_sum), (1, q_sum))]
+    for i in range(1, side):
+        p, q = (p_difference, q_difference) if i % 2 else (p_sum, q_sum)
+        last = [(1.0, m[5])] if i == side - 1 else []
+        outputs.append(weighted_sum(w, *last, (_P**i, p), (_Q**i, q)))
+    return outputs
 
 
 def gradient_transform(w: Writer, y: Vectors) -> Vectors:
     """A y."""
-    p_even, p_odd, q_even, q_odd = y[0], y[1], y[0], y[1]
-    if len(y) > 2:
-        p_even, p_odd = (
-            weighted_sum(w, (1, y[0]), (_PP, y[2])),
-            weighted_sum(w, (1, y[1]), (_PP, y[3])),
-        )
-        q_even, q_odd = (
-            weighted_sum(w, (1, y[0]), (_QQ, y[2])),
-            weighted_sum(w, (1, y[1]), (_QQ, y[3])),
-        )
+
+    def even_and_odd(square: float) -> Vectors:
+        """Return the terms of even powers, and those of odd powers over the point."""
+        return [
+            weighted_sum(w, *((square**i, value) for i, value in enumerate(y[first::2])))
+            for first in range(2)
+        ]
+
+    (p_even, p_odd), (q_even, q_odd) = even_and_odd(_PP), even_and_odd(_QQ)
     return (
         y[0],
         weighted_sum(w, (1, p_even), (_P, p_odd)),

@@ -32,6 +32,7 @@ WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
     ("shape", "expected"),
     [
         (WIDE, ["winograd"] * 3),
+        (replace(WIDE, window=(4, 4), pads=(1, 1)), ["winograd"] * 3),
         (replace(WIDE, window=(7, 7), pads=(3, 3)), ["direct"] * 3),
         (Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1)), ["winograd"] * 3),
         (Shape((48, 48, 32), (46, 46, 64), (3, 3), (1, 1), (0, 0), 2), ["winograd"] * 3),

@@ -28,6 +28,9 @@ CASES = {
     "channels that fill vectors better": (2, (6, 9, 40), 20, (3, 3), (1, 1), SAME),
     "few channels": (2, (10, 9, 3), 5, (3, 3), (1, 1), SAME),
     "more than 512 channels": (1, (5, 4, 528), 16, (3, 3), (1, 1), SAME),
+    "four": (3, (16, 16, 20), 44, (4, 4), (1, 1), ((1, 2), (1, 2))),
+    "four, odd maps": (2, (11, 7, 16), 48, (4, 4), (1, 1), ((3, 0), (0, 2))),
+    "four, no pads": (2, (18, 18, 32), 32, (4, 4), (1, 1), NONE),
     "five": (3, (12, 12, 32), 16, (5, 5), (1, 1), ((2, 2), (2, 2))),
     "five, odd maps": (2, (9, 7, 16), 48, (5, 5), (1, 1), ((1, 3), (0, 2))),
     "five, uneven channels": (2, (9, 7, 20), 37, (5, 5), (1, 1), ((2, 2), (2, 2))),
@@ -38,6 +41,7 @@ POOLED = [
         "blocks of several samples",
         "samples of several blocks",
         "channels that do not fill vectors",
+        "four, odd maps",
         "five, odd maps",
         "rows of several panels",
     )
@@ -53,7 +57,7 @@ class Case(vectors.Case):
     def __init__(self, case, pool=None, **options):
         pool = vectors.POOLS[pool] if pool else None
         super().__init__(CASES[case] if isinstance(case, str) else case, pool=pool, **options)
-        # Both forms have up to 4 times the error of a direct sum (docs/numerics.md), as a sum of 16
+        # All forms have up to 4 times the error of a direct sum (docs/numerics.md), as a sum of 16
         # times as many products has.
         self.lengths = {name: 16 * length for name, length in self.lengths.items()}
 
@@ -110,6 +114,7 @@ BATCHES = [
     ((32, (8, 10, 16), 32, (3, 3), (1, 1), SAME), "2/2"),
     ((32, (9, 7, 20), 24, (3, 3), (1, 1), SAME), "3/2 same"),
     ((32, (5, 6, 32), 24, (3, 3), (1, 1), SAME), None),
+    ((32, (7, 8, 20), 24, (4, 4), (1, 1), ((1, 2), (1, 2))), "2/2"),
     ((32, (6, 6, 16), 32, (5, 5), (1, 1), ((2, 2), (2, 2))), "3/1"),
     ((32, (8, 8, 64), 120, (3, 3), (1, 1), SAME), "2/2"),
 ]
@@ -176,7 +181,7 @@ def test_small_batches_have_work_for_every_thread():
         assert winograd.plan(shape, phase, Work(1, 4)).units == 4
 
 
-@pytest.mark.parametrize("name", ["blocks that end in samples", "five"])
+@pytest.mark.parametrize("name", ["blocks that end in samples", "four, no pads", "five"])
 def test_rms_errors_are_as_documented(name):
     """RMS errors are at most 4 times those of PyTorch in float32."""
     case = Case(name)
@@ -192,6 +197,7 @@ def test_supported_shapes():
     assert winograd_geometry.supports((3, 3), (1, 1), 40, 96)
     assert winograd_geometry.supports((3, 3), (1, 1), 16, 12)
     assert winograd_geometry.supports((3, 3), (1, 1), 32, 8)
+    assert winograd_geometry.supports((4, 4), (1, 1), 20, 44)
     assert not winograd_geometry.supports((3, 3), (1, 1), 16, 8)
     assert not winograd_geometry.supports((3, 3), (2, 2), 64, 64)
     assert not winograd_geometry.supports((7, 7), (1, 1), 64, 64)
