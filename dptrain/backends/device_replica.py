@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.replica import CropWindowReplica, Listener
+from dptrain.backends.replica import CropWindowReplica, Kernel, Listener
 from dptrain.plan.flat import SUMS
+from dptrain.plan.plan import Stage
 
 SumsFuture = Callable[[float], list[float]]
 """Waits at most so many seconds for a step (`TimeoutError`) and returns its loss sums."""
@@ -33,6 +34,11 @@ class DeviceReplica(CropWindowReplica, ABC):
 
     max_steps_in_flight: int
     loads_ahead: bool = False
+
+    @property
+    def stage_lists(self) -> list[list[tuple[Stage, Kernel]]]:
+        """The stages with their kernels, for each input buffer; see `Replica.stages`."""
+        return [self.stages]
 
     @property
     def upload_ms(self) -> float:

@@ -213,10 +213,6 @@ class Replica:
                     arrays[f"{prefix}d{short}_slots"] = flat[slot.start :]
         return arrays
 
-    def wrap_stages(self, wrap: Callable[[Stage, Kernel], Kernel]) -> None:
-        """Replace the kernel of each stage by what `wrap` returns for it."""
-        self.stages = [(stage, wrap(stage, kernel)) for stage, kernel in self.stages]
-
     def _bind(self) -> list[tuple[Stage, Kernel]]:
         """Return every stage except load and update with its kernel, in order."""
         plan = self.plan

@@ -66,7 +66,9 @@ def load_ranges() -> Ranges:
 
 def annotate(replica: Replica, gradient_sum: GradientSum, ranges: Ranges) -> None:
     """Open a range around each stage and each call of the gradient sum, from now on."""
-    replica.wrap_stages(lambda stage, kernel: _within(ranges, stage.name, kernel))
+    lists = replica.stage_lists if isinstance(replica, DeviceReplica) else [replica.stages]
+    for stages in lists:
+        stages[:] = [(stage, _within(ranges, stage.name, kernel)) for stage, kernel in stages]
     names = {stage.phase: stage.name for stage in replica.plan.stages}
     methods = [("load", Phase.LOAD), ("update_slice", Phase.UPDATE)]
     if isinstance(replica, DeviceReplica):

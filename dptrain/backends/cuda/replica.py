@@ -281,9 +281,9 @@ class CudaReplica(DeviceReplica):
         cut = self._early.stop
         return slice(0, cut), slice(cut, self.plan.layout.size)
 
-    def wrap_stages(self, wrap: Callable[[Stage, Kernel], Kernel]) -> None:
-        for buffer in self._buffers:
-            buffer.stages[:] = [(stage, wrap(stage, kernel)) for stage, kernel in buffer.stages]
+    @property
+    def stage_lists(self) -> list[list[tuple[Stage, Kernel]]]:
+        return [buffer.stages for buffer in self._buffers]
 
     def select_step(self, slot: int, n: int) -> None:
         self._select_buffer(slot % len(self._buffers))
