@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dptrain.backends.cuda.gpu import GPU
 
 SPIN_S, SLEEP_S = 0.02, 50e-6
-"""How long to poll without a pause, and the pause after that."""
+"""How long to poll without a pause, in seconds, and the pause after that."""
 
 TIMED_UPLOADS = 20
 """One upload in so many is timed."""
@@ -120,5 +120,6 @@ def wait_for(event: Any, timeout: float) -> None:
         waited = time.monotonic() - begin
         if waited > timeout:
             raise TimeoutError(f"the GPU has not finished its work after {waited:.0f} s")
-        if waited > SPIN_S:
-            time.sleep(SLEEP_S)
+        # Without a pause, too, this passes the interpreter's lock on, which queries of events keep:
+        # the thread that prepares minibatches would wait for it, for 5 ms per array operation.
+        time.sleep(SLEEP_S if waited > SPIN_S else 0)
