@@ -36,7 +36,7 @@ def report(folders: tuple[Path, ...], output: Path | None, replace: bool) -> Non
     scaling study. Several results of one kind are compared with the first one. The page is one
     file that needs no network connection. Its plots are also written as SVG and PNG files.
     """
-    from dptrain.scaling.report.files import write_comparison, write_report
+    from dptrain.report.files import write_comparison, write_report
 
     if len(folders) > 1:
         page = write_comparison(folders, output or COMPARISON, replace=replace)

@@ -11,6 +11,7 @@ from dptrain.backends import load_backend
 from dptrain.errors import UserError, suggest
 from dptrain.files import writing
 from dptrain.measure.statistics import FEWEST
+from dptrain.report.files import write_report
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.collecting import collect
 from dptrain.scaling.design import Design, Task, unfinished
@@ -18,7 +19,6 @@ from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.files import refuse_foreign, write_study
 from dptrain.scaling.launching import find_launcher
 from dptrain.scaling.points import Group, base_of, has_range, make_groups, make_points
-from dptrain.scaling.report.files import write_report
 from dptrain.scaling.running import run_tasks
 from dptrain.scaling.study import Study
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from dptrain.report.comparison import FILE as COMPARISON
+from dptrain.report.files import REPORT, write_report
 from dptrain.scaling.analysis import analyse
-from dptrain.scaling.report.comparison import FILE as COMPARISON
-from dptrain.scaling.report.files import REPORT, write_report
 from dptrain.scaling.study import Study
 from tests.system.browser import Browser, find_chromium
 from tests.system.launch import succeed

@@ -15,8 +15,8 @@ from dptrain.measure.analysis import Measured
 from dptrain.measure.loss_tables import losses_report
 from dptrain.measure.profile_files import LOSSES
 from dptrain.measure.recorder import EXPOSED, SPANS, STEP
-from dptrain.scaling.report.loss_tables import loss_tables
-from dptrain.scaling.report.tables import Number
+from dptrain.report.loss_tables import loss_tables
+from dptrain.report.tables import Number
 
 ROUNDS = 10
 

@@ -14,11 +14,11 @@ from dptrain.measure.energy import Energy
 from dptrain.measure.pop import pop_efficiencies
 from dptrain.measure.profile import Profile
 from dptrain.measure.statistics import Estimate
+from dptrain.report.study_tables import pop_table
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.efficiencies import find_efficiencies
 from dptrain.scaling.files import POINTS, write_study
 from dptrain.scaling.points import Measured
-from dptrain.scaling.report.study_tables import pop_table
 from dptrain.scaling.study import STRONG, WEAK, Study
 from dptrain.scaling.tables import study_report
 from tests.unit.scaling.synthetic import Law, make_launches

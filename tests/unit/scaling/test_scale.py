@@ -18,10 +18,10 @@ from types import SimpleNamespace
 import pytest
 
 from dptrain.cli.main import run
+from dptrain.report.files import REPORT, write_report
 from dptrain.scaling.design import Design
 from dptrain.scaling.display import time_text
 from dptrain.scaling.points import Measured
-from dptrain.scaling.report.files import REPORT, write_report
 from dptrain.scaling.scale import _widest
 from dptrain.scaling.study import Study
 from tests.unit.scaling.synthetic import Law, make_profile

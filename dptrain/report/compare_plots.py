@@ -1,0 +1,341 @@
+"""The plots of a comparison: curves, parts and layers of all results, and the changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dptrain.measure.pop import Pop
+from dptrain.measure.profile import Parts, StageProfile
+from dptrain.measure.statistics import Estimate
+from dptrain.report.bars import ROW_PT, Bar, efficiency_bars, text_line, whisker
+from dptrain.report.canvas import (
+    BOTTOM,
+    HEIGHT,
+    PARTS,
+    SMALL_PT,
+    TOP,
+    Plot,
+    colour,
+    draw_launches,
+    legend_below,
+    legend_height,
+    part_name,
+    plot,
+    set_ranks_axis,
+)
+from dptrain.report.comparison import POINTS, Comparison, Quantity
+from dptrain.report.curves import Curve, curves_plot
+from dptrain.report.numbers import decimals_for, fixed, percent, short
+from dptrain.report.run_record import TrainingRun
+from dptrain.report.study_plots import base_point, launch_values
+from dptrain.scaling.study import Point, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROLES = ("blue", "orange", "green", "purple", "ink", "grey")
+"""Roles of the colours of the results; there are at most as many results."""
+MARKERS = "os^Dvp"
+MOST_CHANGES = 12
+"""Largest number of rows of the plot of changes."""
+MOST_TIMES = 4.0
+"""End of the axis of changes over the largest change; an arrow marks an interval beyond it."""
+MOST_LAYERS = 14
+
+
+def signed(value: float, decimals: int) -> str:
+    """Return a number with its sign, and 0 without one."""
+    text = fixed(value, decimals)
+    return f"+{text}" if value > 0 and text.strip("0.") else text
+
+
+def change_text(change: Estimate) -> str:
+    """Return ``−1.4 (−3.6 to +0.7)``, or only the value if there is no interval."""
+    decimals = 1 if abs(change.value) < 100 else 0
+    text = signed(change.value, decimals)
+    if not math.isfinite(change.high):
+        return text
+    return f"{text} ({signed(change.low, decimals)} to {signed(change.high, decimals)})"
+
+
+def changes_plot(comparison: Comparison) -> Plot | None:
+    """Return the changes to the first result with their intervals; None if no interval is known."""
+    rows: list[tuple[str, Estimate, int]] = []
+    for quantity in comparison.quantities:
+        for i, change in enumerate(quantity.changes):
+            if change is not None and math.isfinite(change.high):
+                rows.append((_change_label(comparison, quantity, i), change, i))
+    rows = rows[:MOST_CHANGES]
+    if not rows:
+        return None
+    ends = max(max(abs(change.low), abs(change.high)) for _, change, _ in rows)
+    reach = 1.05 * min(ends, MOST_TIMES * max(abs(change.value) for _, change, _ in rows)) or 1.0
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes.set_ylim(ROW_PT * len(rows), 0)
+        axes.set_xlim(-reach, reach)
+        axes.axvline(0, color=colour("ink"), linewidth=0.9, zorder=1)
+        for index, (label, change, i) in enumerate(rows):
+            y = ROW_PT * index
+            text_line(axes, y + 7, label, change_text(change), x=-reach)
+            whisker(axes, y + 16.5, change, -reach, reach, ROLES[i])
+            axes.plot([change.value], [y + 16.5], MARKERS[i], markersize=5,
+                      color=colour(ROLES[i]), zorder=5)  # fmt: skip
+        axes.set_yticks([])
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], prune="both"))
+        axes.xaxis.set_major_formatter(lambda value, _: signed(value, 0 if reach > 4 else 1))
+        axes.set_xlabel(f"change to {_shortened(comparison.names[0])}, %", labelpad=2)
+
+    listed = "; ".join(f"{label} {change_text(change)}" for label, change, _ in rows)
+    return plot(
+        "changes", "Differences", "with 95% intervals; the line is no difference", draw,
+        height=TOP + BOTTOM + ROW_PT * len(rows), left=6.0,
+        caption="Differences of shares are in percentage points (pp), those of other quantities in "
+        "per cent. If an interval contains 0, the difference is not certain.",
+        alt=f"Differences to {comparison.names[0]}: {listed}.",
+    )  # fmt: skip
+
+
+def _change_label(comparison: Comparison, quantity: Quantity, index: int) -> str:
+    unit = "pp" if quantity.change_unit == POINTS else "%"
+    name = quantity.name.replace(" scaling, ", " ")
+    which = f"{_shortened(comparison.names[index], 10)}: " if len(comparison.names) > 2 else ""
+    return f"{which}{name}, {unit}"
+
+
+def _shortened(name: str, most: int = 20) -> str:
+    return name if len(name) <= most else f"…{name[-most + 1 :]}"
+
+
+def accuracy_plots(names: Sequence[str], runs: Sequence[TrainingRun]) -> list[Plot]:
+    """Return the learning curves of all runs: accuracy and loss by epoch, and by time."""
+    plots = []
+    quantities = [("test_loss", "Test loss", "loss", 1.0), ("train_loss", "Training loss", "loss",
+                                                           1.0)]  # fmt: skip
+    if runs[0].accuracy is not None:
+        quantities.insert(0, ("test_accuracy", "Test accuracy", "accuracy, %", 100.0))
+    for column, title, vertical, scale in quantities:
+        curves = []
+        for i, run in enumerate(runs):
+            xs, ys = run.column(column)
+            curves.append(_curve(names[i], xs, [scale * y for y in ys], i))
+        plots.append(_curves(column, f"{title} by epoch", vertical, curves, "epoch", scale))
+    if all(run.seconds() is not None for run in runs):
+        column, title, vertical, scale = quantities[0]
+        curves = []
+        for i, run in enumerate(runs):
+            pairs = zip(run.seconds() or (), run.epochs, strict=True)
+            known = [(s, scale * r[column]) for s, r in pairs if r[column] is not None]
+            curves.append(_curve(names[i], [x for x, _ in known], [y for _, y in known], i))
+        x = "training time, s"
+        plots.insert(1, _curves(f"{column}-time", f"{title} by time", vertical, curves, x, scale))
+    return plots
+
+
+def _curve(name: str, xs: Sequence[float], ys: Sequence[float], index: int) -> Curve:
+    return Curve(_shortened(name), xs, ys, ROLES[index], "-" if index % 2 else "")
+
+
+def _curves(
+    name: str, title: str, vertical: str, curves: Sequence[Curve], x: str, scale: float
+) -> Plot:
+    ends = "; ".join(f"{curve.label} {short(curve.ys[-1])}" for curve in curves if curve.ys)
+    is_share = scale == 100
+    return curves_plot(
+        name.replace("_", "-"), title, vertical, curves, x=x, log=False if is_share else None,
+        top=100 if is_share else None,
+        columns=3 if max(len(curve.label) for curve in curves) <= 9 else 2,
+        caption="Time of all steps so far with evaluations and checkpoints." if "time" in x else
+        "One value per epoch.",
+        alt=f"{title}; at the end: {ends}.",
+    )  # fmt: skip
+
+
+def parts_plot(
+    name: str, title: str, names: Sequence[str], found: Sequence[Parts | None], caption: str
+) -> Plot | None:
+    """Return the parts of a step of all results as stacked bars; None if none is known."""
+    rows = [(n, parts) for n, parts in zip(names, found, strict=True) if parts is not None]
+    if not rows:
+        return None
+    longest = max(parts.total for _, parts in rows)
+    shown = [n for n in PARTS if any(getattr(p, n) >= 5e-4 * p.total for _, p in rows)]
+    decimals = decimals_for([longest], digits=3)
+
+    def draw(axes: Axes) -> None:
+        for index, (label, parts) in enumerate(rows):
+            y = ROW_PT * index
+            text_line(axes, y + 7, _shortened(label, 26), f"{fixed(parts.total, decimals)} ms")
+            start = 0.0
+            for part in shown:
+                value = getattr(parts, part)
+                axes.barh(y + 17, value, 9, left=start, color=colour(PARTS[part]),
+                          edgecolor=colour("paper"), linewidth=0.4)  # fmt: skip
+                start += value
+        for part in shown:
+            axes.barh(0, 0, 0, color=colour(PARTS[part]), label=part_name(part))
+        axes.set_ylim(ROW_PT * len(rows) + 2, 0)
+        axes.set_xlim(0, longest * 1.02)
+        _plain_axis(axes, "time of a step, ms")
+        legend_below(axes, 3)
+
+    legend = legend_height(len(shown), 3)
+    listed = "; ".join(
+        f"{label}: " + ", ".join(
+            f"{part_name(p)} {percent(getattr(parts, p) / parts.total)}" for p in shown
+        )
+        for label, parts in rows
+    )  # fmt: skip
+    return plot(
+        name, title, "parts of a step", draw, left=6.0, bottom=BOTTOM + legend,
+        height=TOP + BOTTOM + legend + ROW_PT * len(rows) + 2, caption=caption,
+        alt=f"Parts of a step: {listed}.",
+    )  # fmt: skip
+
+
+def layers_comparison(
+    names: Sequence[str], stages: Sequence[Sequence[StageProfile]]
+) -> Plot | None:
+    """Return the time of each group of layers of all results; None if one has no stages."""
+    if not all(stages):
+        return None
+    sums: list[dict[str, float]] = []
+    for found in stages:
+        groups: dict[str, float] = {}
+        for stage in found:
+            name = stage.group or stage.phase
+            groups[name] = groups.get(name, 0.0) + stage.typical_ms
+        sums.append(groups)
+    order = dict.fromkeys(name for groups in sums for name in groups)
+    kept = sorted(order, key=lambda n: -max(g.get(n, 0.0) for g in sums))[:MOST_LAYERS]
+    shown = [name for name in order if name in kept]
+    longest = max(groups.get(name, 0.0) for groups in sums for name in shown) or 1.0
+    decimals = decimals_for([longest], digits=3)
+    bar, head = 8.5, 15.0
+    height = head + bar * len(names)
+
+    def draw(axes: Axes) -> None:
+        for index, group in enumerate(shown):
+            y = height * index
+            axes.text(0, y + 0.62 * head, group, fontsize=SMALL_PT, va="center")
+            for i, groups in enumerate(sums):
+                value = groups.get(group, 0.0)
+                middle = y + head + bar * (i + 0.5)
+                axes.barh(middle, value, 0.8 * bar, color=colour(ROLES[i]))
+                axes.annotate(fixed(value, decimals), (value, middle), xytext=(3, 0),
+                              textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+        for i, name in enumerate(names):
+            axes.barh(0, 0, 0, color=colour(ROLES[i]), label=_shortened(name))
+        axes.set_ylim(height * len(shown) + 2, 0)
+        axes.set_xlim(0, longest * 1.16)
+        _plain_axis(axes, "time per step, ms")
+        legend_below(axes, 2)
+
+    legend = legend_height(len(names), 2)
+    fewer = f" The {len(shown)} longest groups." if len(shown) < len(order) else ""
+    listed = "; ".join(
+        f"{group} " + ", ".join(fixed(groups.get(group, 0.0), decimals) for groups in sums)
+        for group in shown
+    )
+    return plot(
+        "layers", "Layers", "groups of layers: forward and backward", draw, left=8.0,
+        bottom=BOTTOM + legend, height=TOP + BOTTOM + legend + height * len(shown) + 2,
+        caption=f"Time of each group of layers, mean of typical steps and ranks.{fewer}",
+        alt=f"Milliseconds by layer, for {', '.join(names)}: {listed}.",
+    )  # fmt: skip
+
+
+def _plain_axis(axes: Axes, label: str) -> None:
+    axes.set_yticks([])
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel(label, labelpad=2)
+
+
+def pop_comparison(names: Sequence[str], pops: Sequence[Pop | None]) -> Plot | None:
+    """Return the parallel efficiencies of all profiles; None if no profile has several ranks."""
+    groups: Mapping[str, list[Bar]] = {
+        name: [
+            Bar("parallel efficiency", pop.parallel, "ink"),
+            Bar("= load balance", pop.load_balance, ROLES[i]),
+            Bar("× serialisation", pop.serialisation, ROLES[i]),
+            Bar("× transfer", pop.transfer, ROLES[i]),
+        ]
+        for i, (name, pop) in enumerate(zip(names, pops, strict=True))
+        if pop is not None
+    }
+    if not groups:
+        return None
+    return efficiency_bars(
+        "pop", "Parallel efficiency", groups,
+        caption="Parallel efficiency, the busy share of all steps, is the product of load balance, "
+        "serialisation and transfer.",
+        alt="Efficiencies:",
+    )  # fmt: skip
+
+
+def efficiency_plot(scaling: str, names: Sequence[str], studies: Sequence[Study]) -> Plot | None:
+    """Return the efficiency of one kind of scaling of all studies; None if one has no points."""
+    found = [[p for p in study.points if p.scaling == scaling] for study in studies]
+    if not all(found):
+        return None
+    everywhere = [point for points in found for point in points]
+
+    def draw(axes: Axes) -> None:
+        several = any(point.threads > 1 for point in everywhere)
+        set_ranks_axis(axes, [point.total_threads for point in everywhere],
+                       "compute threads, all ranks" if several else "ranks")  # fmt: skip
+        axes.axhline(100, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
+        tops = [100.0]
+        for i, points in enumerate(found):
+            tops += _draw_study(axes, points, _shortened(names[i]), i)
+        axes.set_ylim(0, 1.08 * max(tops))
+        legend_below(axes, 2, lines=True)
+
+    legend = legend_height(len(names), 2)
+    listed = "; ".join(
+        f"{name} at {points[-1].ranks} ranks {percent(points[-1].efficiency.value)}"
+        for name, points in zip(names, found, strict=True)
+    )
+    return plot(
+        f"efficiency-{scaling}", f"{scaling.capitalize()} scaling: efficiency",
+        "parallel efficiency, %", draw, height=HEIGHT + legend, bottom=BOTTOM + legend,
+        caption="100% is ideal. Circles are single launches, each relative to its round; bars are "
+        "95% intervals over launches.",
+        alt=f"Efficiency of {scaling} scaling: {listed}.",
+    )  # fmt: skip
+
+
+def _draw_study(axes: Axes, points: Sequence[Point], label: str, index: int) -> list[float]:
+    """Draw the points of a study, shifted from those of other studies; return the largest values.
+
+    The lines of different numbers of threads are not connected.
+    """
+    base, role = base_point(points), ROLES[index]
+    shift = 1 + 0.035 * index
+    tops = []
+    for threads in sorted({point.threads for point in points}):
+        group = sorted((p for p in points if p.threads == threads), key=lambda p: p.ranks)
+        values = [p.efficiency.times(100) for p in group]
+        known = [e if math.isfinite(e.high) else Estimate(e.value, e.value, e.value, e.n)
+                 for e in values]  # fmt: skip
+        errors = [[e.value - e.low for e in known], [e.high - e.value for e in known]]
+        axes.errorbar(
+            [p.total_threads * shift for p in group], [e.value for e in known], yerr=errors,
+            fmt=f"{MARKERS[index]}-", color=colour(role), capsize=2.5, capthick=1.0,
+            elinewidth=1.0, label=label, zorder=4,
+        )  # fmt: skip
+        label = "_"
+        tops += [e.high for e in known]
+        for point in group:
+            single = [100 * value for value in launch_values(point, base, "efficiency")]
+            tops += single
+            draw_launches(axes, [point.total_threads * shift] * len(single), single, role)
+    return tops

@@ -1,0 +1,212 @@
+"""The files of a report: the page, its plots as SVG and PNG, and the fitted curves as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dptrain.errors import UserError
+from dptrain.files import write_whole, writing
+from dptrain.measure.profile_files import LOSSES, PROFILE, TRACE, csv_text
+from dptrain.report.compare_page import compare_page
+from dptrain.report.compare_plots import ROLES
+from dptrain.report.comparison import (
+    FILE,
+    FORM,
+    Comparison,
+    Result,
+    compare_profiles,
+    compare_runs,
+    compare_studies,
+)
+from dptrain.report.page import GENERATOR, Page, render
+from dptrain.report.profile_page import MeasuredProfile, profile_page
+from dptrain.report.run_page import run_page
+from dptrain.report.run_record import TrainingRun
+from dptrain.report.study_page import largest_points, study_page
+from dptrain.scaling.files import STUDY
+from dptrain.scaling.study import Study
+from dptrain.training.settings import CONFIG_FILE
+
+REPORT, PLOTS = "report.html", "plots"
+FLAG = "--output"
+CURVES = "curves.csv"
+EXPECTED = "a folder of `dptrain train`, `dptrain profile --output` or `dptrain scale`"
+_KINDS = {TrainingRun: "a training run", MeasuredProfile: "a profile", Study: "a study"}
+
+
+def write_report(folder: Path, output: Path | None = None, *, replace: bool = False) -> Path:
+    """Write the report of a training run, a profile or a study.
+
+    Equal records result in equal bytes.
+
+    Args:
+        folder: contains ``study.json``, ``profile.json``, or a training run that has ended.
+        output: folder of the report [default: `folder`].
+        replace: whether to overwrite files that do not belong to a report.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: there is no record, a file belongs to no report, or a file cannot be written.
+    """
+    target = folder if output is None else output
+    if not replace:
+        _check_ours(target / REPORT, "")
+    result = read_result(folder)
+    tables: dict[str, str] = {}
+    if isinstance(result, Study):
+        page = study_page(result, _profiles(result, folder))
+        tables = _tables(result)
+    elif isinstance(result, MeasuredProfile):
+        page = profile_page(result)
+    else:
+        page = run_page(result)
+    return _write(target, page, {f"{PLOTS}/{name}": text for name, text in tables.items()},
+                  replace=replace)  # fmt: skip
+
+
+def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = False) -> Path:
+    """Write the report that compares several results of one kind with the first one.
+
+    Args:
+        folders: folders as for `write_report`, two to six.
+        output: folder of the report.
+        replace: as for `write_report`.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: as for `write_report`, or the results cannot be compared.
+    """
+    if not replace:
+        _check_ours(output / REPORT, "")
+    if len(folders) > len(ROLES):
+        raise UserError(
+            f"{len(folders)} results are too many for one plot; compare at most {len(ROLES)}"
+        )
+    for i, folder in enumerate(folders):
+        if folder.resolve() in [other.resolve() for other in folders[:i]]:
+            raise UserError(f"{folder} occurs twice; compare different folders")
+    results = [read_result(folder) for folder in folders]
+    comparison = compare(folders, results)
+    text = FORM.text(comparison) + "\n"
+    return _write(output, compare_page(comparison, results), {FILE: text}, replace=replace)
+
+
+def read_result(folder: Path) -> Result:
+    """Return the result that a folder contains.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    if not folder.exists():
+        raise UserError(f"{folder} does not exist; expected {EXPECTED}")
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; expected {EXPECTED}")
+    if (folder / STUDY).exists():
+        return Study.read(folder / STUDY)
+    if (folder / PROFILE).exists():
+        return MeasuredProfile.read(folder)
+    if (folder / CONFIG_FILE).is_file():
+        return TrainingRun.read(folder)
+    if (folder / LOSSES).exists():
+        raise UserError(
+            f"{folder} contains only {LOSSES}, and a report also needs a profile: dptrain profile "
+            f"--output {folder}"
+        )
+    raise UserError(
+        f"{folder} contains neither {STUDY} nor {PROFILE} nor a training run; expected {EXPECTED}"
+    )
+
+
+def compare(folders: Sequence[Path], results: Sequence[Result]) -> Comparison:
+    """Return the comparison of results of one kind.
+
+    Raises:
+        UserError: the results are of different kinds, or cannot be compared.
+    """
+    kinds = [_KINDS[type(result)] for result in results]
+    for folder, kind in zip(folders, kinds, strict=True):
+        if kind != kinds[0]:
+            raise UserError(
+                f"{folders[0]} is {kinds[0]} and {folder} is {kind}; compare results of one kind"
+            )
+    first = results[0]
+    if isinstance(first, TrainingRun):
+        return compare_runs([r for r in results if isinstance(r, TrainingRun)])
+    if isinstance(first, MeasuredProfile):
+        return compare_profiles(
+            folders, [r.profile for r in results if isinstance(r, MeasuredProfile)]
+        )
+    return compare_studies(folders, [r for r in results if isinstance(r, Study)])
+
+
+def _write(target: Path, page: Page, others: Mapping[str, str], *, replace: bool) -> Path:
+    """Write a page, its plots and other files."""
+    files: dict[str, str | bytes] = {**others}
+    for plot in page.plots:
+        files[f"{PLOTS}/{plot.name}.svg"] = plot.svg
+        files[f"{PLOTS}/{plot.name}.png"] = plot.png
+    files[REPORT] = render(page)  # The page is last, so that its plots exist.
+    if not replace:
+        for name, contents in files.items():
+            _check_ours(target / name, contents)
+    with writing(target, FLAG):
+        (target / PLOTS).mkdir(parents=True, exist_ok=True)
+    for name, contents in files.items():
+        write_whole(target / name, contents, FLAG)
+    return target / REPORT
+
+
+def _profiles(study: Study, folder: Path) -> Mapping[str, MeasuredProfile]:
+    """Return the profiles of the largest points, if they exist.
+
+    A study may be copied without its launches. Not every launch has a trace, so the timeline of a
+    point may show another launch than its profile.
+    """
+    found = {}
+    for point in largest_points(study):
+        launch = folder / study.profiles.get(point.name, point.launches[0].folder)
+        if (launch / PROFILE).exists():
+            folders = [launch, *(folder / other.folder for other in point.launches)]
+            trace = next((other for other in folders if (other / TRACE).exists()), launch)
+            found[point.name] = MeasuredProfile.read(launch, trace)
+    return found
+
+
+def _tables(study: Study) -> dict[str, str]:
+    """Return the fitted curves, which no other CSV file of the study contains."""
+    curves = [
+        {"scaling": f.scaling, "threads": f.threads, "model": f.model, "ranks": ranks,
+         "step_ms": step_ms}
+        for f in study.fits
+        for ranks, step_ms in f.curve
+    ]  # fmt: skip
+    return {CURVES: csv_text(curves)} if curves else {}
+
+
+def _check_ours(path: Path, contents: str | bytes) -> None:
+    """Refuse to overwrite a file that belongs to no report.
+
+    A page and its plots contain the name of the program; a CSV file is ours if it has the same
+    columns, and a comparison if it is one.
+    """
+    if not path.exists():
+        return
+    with writing(path, FLAG):
+        there = path.read_bytes()
+    if path.suffix == ".csv" and isinstance(contents, str):
+        mark = contents.partition("\n")[0].encode()
+        ours = there.startswith(mark)
+    elif path.name == FILE:
+        ours = b'"quantities"' in there
+    else:
+        ours = GENERATOR.encode() in there
+    if not ours:
+        raise UserError(
+            f"{path} exists and was not written by {GENERATOR}; move it, choose another {FLAG}, or "
+            f"use {GENERATOR} --replace"
+        )

@@ -1,0 +1,233 @@
+"""The page of a training run."""
+
+from __future__ import annotations
+
+from dptrain.measure.energy import Energy, energy_lines
+from dptrain.measure.load import BUSY_SHARE
+from dptrain.report.definitions import OF_RUNS
+from dptrain.report.numbers import fixed, percent, short
+from dptrain.report.page import Key, Page, Section, restrictions_section
+from dptrain.report.profile_page import (
+    definitions_section,
+    environment_section,
+    sentence,
+    shares,
+    step_interval,
+    step_sentence,
+)
+from dptrain.report.run_plots import (
+    accuracy_plot,
+    loss_plot,
+    rate_plot,
+    time_curve,
+    time_plots,
+)
+from dptrain.report.run_record import TrainingRun
+from dptrain.report.run_tables import epochs_table, settings_table, time_tables
+from dptrain.report.tables import Number
+from dptrain.training.rundir import SUMMARY
+
+
+def run_page(run: TrainingRun) -> Page:
+    """Return the report of a training run."""
+    notes = tuple(_notes(run))
+    classifies = run.accuracy is not None
+    curves = [rate_plot(run), *time_curve(run)]
+    lead = (accuracy_plot(run), loss_plot(run)) if classifies else (loss_plot(run),)
+    return Page(
+        kind="dptrain training run",
+        title=f"Training of {run.summary['network']} on {run.summary['data']}",
+        about=about_line(run),
+        headline=_headline(run),
+        lead=lead,
+        text=tuple(_text(run)),
+        file=SUMMARY,
+        keys=tuple(_keys(run)),
+        notes=notes,
+        sections=(
+            Section("curves", "Learning curves", plots=tuple(curves), tables=(epochs_table(run),)),
+            Section("time", "Time of a step", plots=tuple(time_plots(run)),
+                    tables=tuple(time_tables(run)), text=tuple(_time_text(run))),
+            *restrictions_section(notes),
+            Section("settings", "Settings", tables=(settings_table(run),)),
+            environment_section(run.environment, [], _energy(run)),
+            definitions_section(OF_RUNS),
+        ),
+        closing="Written by dptrain from summary.json, metrics.jsonl and spec.json, which contain "
+        "each number in full precision.",
+    )  # fmt: skip
+
+
+def about_line(run: TrainingRun) -> str:
+    """Return the job in a line: size, backend, parallelism and minibatch."""
+    summary, job = run.summary, run.job
+    ranks, threads = int(summary["ranks"]), int(summary["threads"])
+    each = f"{ranks} rank{'s' * (ranks > 1)} × {threads} thread{'s' * (threads > 1)}"
+    return (
+        f"{fixed(summary['parameters'], 0)} parameters, {summary['backend']} in "
+        f"{summary['precision']}, {each}, minibatch {summary['batch_size']}, {job['optimizer']}, "
+        f"seed {summary['seed']}."
+    )
+
+
+def epochs_text(run: TrainingRun) -> str:
+    """Return ``8 epochs``, or ``2.4 epochs`` if training ended within an epoch."""
+    count = run.num_epochs
+    number = fixed(count, 0) if float(count).is_integer() else fixed(count, 1)
+    return f"{number} epoch{'s' * (number != '1')}"
+
+
+def _headline(run: TrainingRun) -> str:
+    accuracy, after = run.accuracy, f"after {epochs_text(run)}"
+    if accuracy is not None:
+        return (
+            f"Test accuracy is {percent(accuracy.value)} (95% interval {percent(accuracy.low)} to "
+            f"{percent(accuracy.high)}) {after}."
+        )
+    loss = run.summary["test_loss"]
+    step = run.step_ms
+    first = f"Test loss is {short(loss)} {after}" if loss is not None else (
+        f"Training ended {after}, without an evaluation"
+    )  # fmt: skip
+    return f"{first}." if step is None else f"{first}; {step_sentence('a step', step)}."
+
+
+def _text(run: TrainingRun) -> list[str]:
+    found = []
+    _, scores = run.column("test_accuracy")
+    accuracy = run.accuracy
+    if accuracy is not None and scores and max(scores) > accuracy.value:
+        best = max((r for r in run.epochs if r["test_accuracy"] is not None),
+                   key=lambda r: r["test_accuracy"])  # fmt: skip
+        found.append(
+            f"It was highest after epoch {fixed(best['epoch'], 0)} with "
+            f"{percent(best['test_accuracy'])}; choosing an epoch by the test data overstates it."
+        )
+    step, parts = run.step_ms, run.step_parts
+    if step is not None:
+        where = "" if parts is None else f" Of all time, {shares(parts.all_steps)}."
+        found.append(f"{step_sentence('A step', step)}.{where}")
+    found += _accuracy_text(run)
+    found += _scaling_text(run)
+    limit = run.summary.get("input_limit")
+    if limit and limit.get("limits"):
+        found.append(
+            f"Input limits training: {limit['part']} takes {percent(limit['share'], decimals=0)} "
+            "of a step."
+        )
+    return found
+
+
+def _accuracy_text(run: TrainingRun) -> list[str]:
+    """Return the time to the requested accuracy, if there was one."""
+    found = run.summary.get("time_to_accuracy")
+    if not found:
+        return []
+    requested = percent(found["requested"])
+    if not found["reached"]:
+        return [f"No evaluation reached the requested test accuracy of {requested}."]
+    time = f" in {short(found['time_s'])} s" if found["time_s"] is not None else ""
+    return [
+        f"The requested test accuracy of {requested} was reached{time} after "
+        f"{short(found['epochs'])} epochs, without evaluations and checkpoints."
+    ]
+
+
+def _scaling_text(run: TrainingRun) -> list[str]:
+    if int(run.summary["ranks"]) == 1:
+        return []
+    scaling = run.summary["scaling"]
+    if scaling["weak"] is None:
+        return [
+            "The scaling efficiency was not measured: steps of rank 0 alone may take 2% of a run, "
+            "and this one was too short or did not request them."
+        ]
+    named = []
+    for name in ("weak", "strong"):
+        interval = scaling[f"{name}_interval"]
+        limits = "" if interval is None else (
+            f" (95% interval {percent(interval[0], decimals=0)} to "
+            f"{percent(interval[1], decimals=0)})"
+        )  # fmt: skip
+        named.append(f"{name} {percent(scaling[name], decimals=0)}{limits}")
+    return [f"Scaling efficiency with the same global minibatch: {', '.join(named)}."]
+
+
+def _keys(run: TrainingRun) -> list[Key]:
+    summary, accuracy, step = run.summary, run.accuracy, run.step_ms
+    keys = []
+    if accuracy is not None:
+        number = Number(fixed(100 * accuracy.value, 1), accuracy.value, "test_accuracy")
+        interval = f"95% interval {percent(accuracy.low)} to {percent(accuracy.high)}"
+        keys.append(Key("Test accuracy", (number, "%"), (interval,)))
+    for name, label in (("test_loss", "Test loss"), ("train_loss", "Training loss")):
+        if summary[name] is not None and len(keys) < 2:
+            detail = "of the last epoch" if name == "train_loss" else (
+                f"mean of {run.num_test_samples} samples"
+            )  # fmt: skip
+            keys.append(Key(label, (Number(short(summary[name]), summary[name], name),), (detail,)))
+    if step is not None:
+        keys.append(Key("Step, median",
+                        (Number(short(step.median), step.median, "step_ms.median"), " ms"),
+                        step_interval(step, "step_ms")))  # fmt: skip
+    rate = summary["samples_per_s"]
+    if rate is not None:
+        keys.append(Key("Throughput", (Number(fixed(rate, 0), rate, "samples_per_s"),),
+                        ("samples/s, with evaluation and checkpoints",)))  # fmt: skip
+    return keys + _scaling_keys(run)
+
+
+def _scaling_keys(run: TrainingRun) -> list[Key]:
+    scaling = run.summary["scaling"]
+    keys = []
+    for name in ("weak", "strong"):
+        value, interval = scaling[name], scaling[f"{name}_interval"]
+        if value is None:
+            continue
+        detail: tuple[Number | str, ...] = ("too few blocks for an interval",)
+        if interval is not None:
+            low, high = (
+                Number(fixed(100 * end, 0), end, f"scaling.{name}_interval.{i}")
+                for i, end in enumerate(interval)
+            )
+            detail = ("95% interval ", low, "% to ", high, "%")
+        number = Number(fixed(100 * value, 0), value, f"scaling.{name}")
+        keys.append(Key(f"{name.capitalize()} efficiency", (number, "%"), detail))
+    return keys
+
+
+def _notes(run: TrainingRun) -> list[str]:
+    found = []
+    total = run.job["steps"]
+    if run.summary["stopped"] or run.summary["steps"] < total:
+        found.append(
+            f"Training was stopped after {fixed(run.summary['steps'], 0)} of {fixed(total, 0)} "
+            "steps."
+        )
+    if run.accuracy is not None:
+        found.append(
+            f"One run: the interval of the accuracy is that of {run.num_test_samples} test "
+            "samples. Runs with other seeds have other accuracies."
+        )
+    others, cores = run.summary.get("other_cores"), run.environment.get("cores") or 1
+    if others is not None and others > BUSY_SHARE * cores:
+        found.append(
+            f"Other programs used {others:.1f} cores of this node during "
+            "training, which lengthens steps and intervals."
+        )
+    found.append("Intervals of times describe this launch; dptrain scale compares launches.")
+    return found
+
+
+def _time_text(run: TrainingRun) -> list[str]:
+    if run.step_parts is not None:
+        return []
+    return [
+        "No step was timed by stage, because the run was too short. `dptrain profile` times as "
+        "many steps as requested."
+    ]
+
+
+def _energy(run: TrainingRun) -> tuple[str, ...]:
+    found = run.summary.get("energy")
+    return tuple(map(sentence, energy_lines(Energy.from_record(found)))) if found else ()

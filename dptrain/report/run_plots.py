@@ -1,0 +1,116 @@
+"""The plots of a training run: learning curves, steps, parts and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dptrain.report.bars import parts_bars
+from dptrain.report.canvas import Plot
+from dptrain.report.curves import Curve, curves_plot, steps_plot
+from dptrain.report.numbers import percent, short
+from dptrain.report.profile_plots import layers_plot
+from dptrain.report.run_record import TrainingRun, step_column
+
+
+def accuracy_plot(run: TrainingRun) -> Plot:
+    """Return the accuracy on training and test data by epoch."""
+    train, test = run.column("train_accuracy"), run.column("test_accuracy")
+    curves = [
+        Curve("training data", train[0], [100 * y for y in train[1]], "sky"),
+        Curve("test data", test[0], [100 * y for y in test[1]], "blue"),
+    ]
+    return curves_plot(
+        "accuracy", "Accuracy by epoch", "accuracy, %", curves, x="epoch", log=False, top=100,
+        caption="Test data: after each epoch. Training data: mean over the epoch, before each "
+        "update, with augmentation and dropout.",
+        alt=f"Test accuracy by epoch: {_listed(test[1])}.",
+    )  # fmt: skip
+
+
+def loss_plot(run: TrainingRun) -> Plot:
+    """Return the loss of single minibatches, epochs and the test data."""
+    single = step_column(run, "loss")
+    train, test = run.column("train_loss"), run.column("test_loss")
+    curves = [
+        Curve("minibatch", *single, "grey", "."),
+        Curve("training data", *train, "sky"),
+        Curve("test data", *test, "blue"),
+    ]
+    every = run.job["log_every"]
+    which = "each" if every == 1 else f"every {every}th"
+    return curves_plot(
+        "loss", "Loss by epoch", "loss", curves, x="epoch",
+        caption=f"Points are minibatches, {which} one. Lines are means over an epoch, and over the "
+        "test data after it.",
+        alt=f"Training loss by epoch: {', '.join(map(short, _some(train[1])))}.",
+    )  # fmt: skip
+
+
+def time_curve(run: TrainingRun) -> list[Plot]:
+    """Return the test accuracy, or loss, by training time; none if the time is not known."""
+    seconds = run.seconds()
+    name, scale, noun = ("test_accuracy", 100, "accuracy") if run.accuracy is not None else (
+        "test_loss", 1, "loss"
+    )  # fmt: skip
+    if seconds is None:
+        return []
+    pairs = [(s, scale * r[name]) for s, r in zip(seconds, run.epochs, strict=True) if r[name]]
+    if len(pairs) < 2:
+        return []
+    curve = Curve("test data", [x for x, _ in pairs], [y for _, y in pairs], "blue")
+    return [curves_plot(
+        f"{noun}-by-time", f"Test {noun} by time", noun + (", %" if scale == 100 else ""), [curve],
+        x="training time, s", top=100 if scale == 100 else None,
+        log=False if scale == 100 else None,
+        caption="Time of all steps so far with evaluations and checkpoints, without the start.",
+        alt=f"Test {noun} from {short(pairs[0][1])} after {short(pairs[0][0])} s to "
+        f"{short(pairs[-1][1])} after {short(pairs[-1][0])} s.",
+    )]  # fmt: skip
+
+
+def rate_plot(run: TrainingRun) -> Plot:
+    """Return the learning rate by epoch."""
+    found = step_column(run, "learning_rate")
+    job = run.job
+    warmup = f" with {job['warmup_steps']} steps of warm-up" if job["warmup_steps"] else ""
+    return curves_plot(
+        "learning-rate", "Learning rate", "learning rate", [Curve("learning rate", *found, "ink")],
+        x="epoch", log=False,
+        caption=f"Schedule: {job['schedule']}{warmup}. Optimizer: {job['optimizer']}.",
+        alt=f"Learning rate by epoch, at most {short(max(found[1], default=0.0))}.",
+    )  # fmt: skip
+
+
+def time_plots(run: TrainingRun) -> list[Plot]:
+    """Return the plots of the time of a step, as far as it was measured."""
+    plots = []
+    parts, step = run.step_parts, run.step_ms
+    if parts is not None:
+        plots.append(parts_bars(
+            "parts", "Where the time of training goes", parts.all_steps,
+            caption="Means of all steps, with the slow ones, checkpoints and evaluations.",
+            unit="ms per step",
+        ))  # fmt: skip
+    if run.stages:
+        plots.append(layers_plot("layers", "Layers", run.stages))
+    times = [(r["step"], r["step_ms"]) for r in run.steps if r["step_ms"]]
+    if step is not None and len(times) > 2:
+        interval = None if step.low is None or step.high is None else (step.low, step.high)
+        band = " and its 95% interval" if interval is not None else ""
+        plots.append(steps_plot(
+            "steps", "Steps", [step for step, _ in times], [ms for _, ms in times],
+            median=step.median, interval=interval,
+            caption=f"Points are single steps of rank 0. The line is the median of {step.n} "
+            f"steps, mean over ranks{band}.",
+        ))  # fmt: skip
+    return plots
+
+
+def _listed(shares: Sequence[float]) -> str:
+    return ", ".join(percent(value) for value in _some(shares))
+
+
+def _some(values: Sequence[float], most: int = 12) -> list[float]:
+    """Return at most `most` values at equal distances, with the last one."""
+    stride = -(-len(values) // most) or 1
+    return list(values[::-1][::stride][::-1])

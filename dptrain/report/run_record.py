@@ -1,0 +1,201 @@
+"""The files of a training run that a report needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dptrain.errors import UserError, shown
+from dptrain.files import parse_json
+from dptrain.measure.metrics import MetricsFile
+from dptrain.measure.profile import Parts, Spread, StageProfile, StepParts
+from dptrain.measure.statistics import Estimate
+from dptrain.report.differences import share
+from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SPECIFICATION, SUMMARY
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line of ``metrics.jsonl``: its index, from 0, and its values."""
+
+    index: int
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values.get(name)
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training run that has ended.
+
+    Attributes:
+        folder: its run directory.
+        summary: contents of ``summary.json``.
+        specification: contents of ``spec.json``.
+        environment: contents of ``env.json``.
+        steps: records of single steps, in order.
+        epochs: records of epochs, in order.
+    """
+
+    folder: Path
+    summary: Mapping[str, Any]
+    specification: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    steps: tuple[Record, ...]
+    epochs: tuple[Record, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> TrainingRun:
+        """Read the files of a run directory.
+
+        Raises:
+            UserError: the run has not ended, or a file is missing or damaged.
+        """
+        if not (folder / SUMMARY).exists():
+            raise UserError(_unfinished(folder))
+        records = [Record(i, r) for i, r in enumerate(MetricsFile(folder / METRICS).read())]
+        run = cls(
+            folder, _read(folder / SUMMARY), _read(folder / SPECIFICATION),
+            _read(folder / ENVIRONMENT),
+            tuple(r for r in records if "loss" in r.values),
+            tuple(r for r in records if "train_loss" in r.values),
+        )  # fmt: skip
+        run._check()
+        return run
+
+    def _check(self) -> None:
+        """Refuse files that lack what the report needs."""
+        try:
+            _ = self.job, self.num_test_samples, self.step_ms, self.step_parts, self.stages
+            for record in (*self.steps, *self.epochs):
+                float(record["step"]), float(record["epoch"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"{self.folder} is not a run directory of this version of dptrain "
+                f"({type(error).__name__}: {shown(error)}); train again"
+            ) from None
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The settings of the run, equal on all ranks."""
+        return dict(self.specification["job"])
+
+    @property
+    def num_test_samples(self) -> int:
+        """Number of test samples."""
+        return int(self.specification["data"]["test_samples"])
+
+    @property
+    def num_training_samples(self) -> int:
+        """Number of training samples."""
+        return int(self.specification["data"]["train_samples"])
+
+    @property
+    def accuracy(self) -> Estimate | None:
+        """Test accuracy with its interval over test samples; None for a regression."""
+        found = self.summary["test_accuracy"]
+        return None if found is None else share(float(found), self.num_test_samples)
+
+    @property
+    def step_ms(self) -> Spread | None:
+        """Distribution of the steps; None if none was measured."""
+        found = self.summary["step_ms"]
+        return None if found is None else Spread(**found)
+
+    @property
+    def step(self) -> Estimate | None:
+        """Median of the steps with its interval, which is infinite for a short run."""
+        found = self.step_ms
+        return None if found is None else step_estimate(found)
+
+    @property
+    def step_parts(self) -> StepParts | None:
+        """Parts of a step; None if no step was timed by stage."""
+        found = self.summary["step_parts"]
+        if found is None:
+            return None
+        medians = {name: Spread(**values) for name, values in found["median"].items()}
+        means = {name: Parts(**found[name]) for name in ("typical", "all_steps")}
+        return StepParts(**{**found, "median": medians, **means})
+
+    @property
+    def stages(self) -> tuple[StageProfile, ...]:
+        """Times of the stages; empty if no step was timed by stage."""
+        return tuple(
+            StageProfile(**{**stage, "time_ms": Spread(**stage["time_ms"])})
+            for stage in self.summary["stages"]
+        )
+
+    @property
+    def num_epochs(self) -> float:
+        """Passes over the training data."""
+        return float(self.summary["steps"]) / float(self.job["epoch_steps"])
+
+    def column(self, name: str) -> tuple[list[float], list[float]]:
+        """Return (epochs, values) of a column of the epochs, without missing values."""
+        return _column(self.epochs, name)
+
+    def seconds(self) -> list[float] | None:
+        """Return the training time until each record of an epoch, with evaluation and checkpoints.
+
+        It follows from the mean throughput so far, so it is None if the run was resumed.
+        """
+        found = []
+        for record in self.epochs:
+            rate = record["samples_per_s"]
+            if not rate:
+                return None
+            found.append(float(record["epoch"]) * self.num_training_samples / float(rate))
+        increasing = all(later > earlier for earlier, later in pairwise(found))
+        return found if found and increasing else None
+
+
+def step_estimate(found: Spread) -> Estimate:
+    """Return a median with its interval, which is infinite if there is none."""
+    low = -math.inf if found.low is None else found.low
+    high = math.inf if found.high is None else found.high
+    return Estimate(found.median, low, high, found.n)
+
+
+def _column(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:
+    pairs = [(r["epoch"], r[name]) for r in records]
+    # A loss that overflows is no number that an axis can show.
+    known = [(float(x), float(y)) for x, y in pairs if y is not None and math.isfinite(float(y))]
+    return [x for x, _ in known], [y for _, y in known]
+
+
+def step_column(run: TrainingRun, name: str) -> tuple[list[float], list[float]]:
+    """Return (epochs, values) of a column of single steps, without missing values."""
+    return _column(run.steps, name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = parse_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; train again") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {shown(error)}; train again") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected a JSON object, found {shown(found)}; train again")
+    return found
+
+
+def _unfinished(folder: Path) -> str:
+    """Return why a run without a summary has no report."""
+    last = folder / LAST_CHECKPOINT
+    after = ""
+    with suppress(OSError, ValueError):
+        after = f", its last checkpoint is that of step {int(last.read_text())}"
+    return (
+        f"the training run in {folder} has not ended: it has no {SUMMARY}{after}; wait until it "
+        f"ends, or continue it with: dptrain train --resume {folder}"
+    )

@@ -1,0 +1,81 @@
+"""The tables of a training run: epochs, scaling efficiency, settings, memory."""
+
+from __future__ import annotations
+
+from dptrain.report.profile_tables import memory_table, parts_table, stages_table
+from dptrain.report.run_record import METRICS, TrainingRun
+from dptrain.report.tables import Column, Table, counts, texts, values
+from dptrain.training.rundir import SUMMARY
+
+MOST_EPOCHS = 60
+"""Largest number of rows of the table of epochs."""
+
+
+def epochs_table(run: TrainingRun) -> Table:
+    """Return the results of each epoch; of every n-th if there are many."""
+    stride = -(-len(run.epochs) // MOST_EPOCHS) or 1
+    records = run.epochs[::-1][::stride][::-1]
+    at = [str(record.index) for record in records]
+
+    def column(head: str, name: str, unit: str = "", **options: float) -> list[Column]:
+        found = [record[name] for record in records]
+        if all(value is None for value in found):
+            return []
+        scale = options.get("scale", 1.0)
+        decimals = int(options["decimals"]) if "decimals" in options else None
+        return [values(head, unit, found, [f"{a}.{name}" for a in at], decimals=decimals,
+                       scale=scale)]  # fmt: skip
+
+    whole = all(float(record["epoch"]).is_integer() for record in records)
+    columns = (
+        *column("epoch", "epoch", decimals=0 if whole else 2),
+        counts("step", [record["step"] for record in records], [f"{a}.step" for a in at]),
+        *column("training loss", "train_loss"),
+        *column("training accuracy", "train_accuracy", "%", scale=100, decimals=1),
+        *column("test loss", "test_loss"),
+        *column("test accuracy", "test_accuracy", "%", scale=100, decimals=1),
+        *column("learning rate", "learning_rate", decimals=5),
+        *column("throughput", "samples_per_s", "samples/s", decimals=0),
+    )
+    note = "Throughput: all samples so far by all time so far, with evaluation and checkpoints."
+    if stride > 1:
+        note += f" Every {stride}th epoch is listed."
+    return Table("epochs", "Epochs", METRICS, columns, note)
+
+
+def time_tables(run: TrainingRun) -> list[Table]:
+    """Return the tables of the time of a step, as far as it was measured."""
+    tables = []
+    if run.step_parts is not None and run.step_ms is not None:
+        tables.append(parts_table("parts", SUMMARY, run.step_ms, run.step_parts))
+    if run.stages:
+        several = int(run.summary["ranks"]) > 1
+        tables.append(stages_table("stages", "Stages", SUMMARY, run.stages, "stages",
+                                   several=several))  # fmt: skip
+    memory = run.summary.get("memory") or {}
+    if memory:
+        tables.append(memory_table("memory", SUMMARY, memory))
+    return tables
+
+
+def settings_table(run: TrainingRun) -> Table:
+    """Return all settings with their origins, those that differ from the default first."""
+    origins = run.specification.get("origins", {})
+    job = run.job
+    names = sorted(job, key=lambda name: name not in origins)
+    columns = (
+        texts("setting", [name.replace("_", " ") for name in names], kind="prose"),
+        texts("value", [setting_text(job[name]) for name in names], kind="prose"),
+        texts("origin", [origins.get(name, "default or derived") for name in names],
+              kind="prose"),
+    )  # fmt: skip
+    return Table("settings", "Settings", "spec.json", columns)
+
+
+def setting_text(value: object) -> str:
+    """Return a setting as a person would write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -1,0 +1,204 @@
+"""The page of a study: the conclusion, then plots and tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from dptrain.measure.profile_files import PROFILE
+from dptrain.measure.statistics import Estimate
+from dptrain.report.canvas import Plot, part_name
+from dptrain.report.definitions import OF_STUDIES
+from dptrain.report.numbers import fixed, percent, short
+from dptrain.report.page import Key, Page, Section, restrictions_section
+from dptrain.report.profile_page import (
+    MeasuredProfile,
+    definitions_section,
+    environment_section,
+    job_line,
+    sentence,
+    step_section,
+)
+from dptrain.report.study_plots import point_name, study_plots
+from dptrain.report.study_tables import (
+    FILE,
+    accuracy_table,
+    fits_table,
+    forecast_table,
+    launches_table,
+    loss_table,
+    parts_table,
+    points_table,
+    pop_table,
+)
+from dptrain.report.tables import Cell, Number
+from dptrain.scaling.conclusion import series_name, withheld_sentence
+from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
+
+
+def largest_points(study: Study) -> list[Point]:
+    """Return the largest point of each kind of scaling, of which a report shows the step."""
+    scalings = [s for s in (WEAK, STRONG) if any(p.scaling == s for p in study.points)]
+    return [
+        max((p for p in study.points if p.scaling == s), key=lambda p: (p.total_threads, p.ranks))
+        for s in scalings
+    ]
+
+
+def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
+    """Return the report of a study.
+
+    Args:
+        study: the study.
+        profiles: profiles of the largest points, by the name of the point, as far as they exist.
+    """
+    largest = largest_points(study)
+    scalings = [point.scaling for point in largest]
+    plots = {plot.name: plot for plot in study_plots(study)}
+
+    def chosen(*prefixes: str) -> tuple[Plot, ...]:
+        return tuple(p for n, p in plots.items() if n.startswith(prefixes))
+
+    accuracy = accuracy_table(study)
+    sections = [
+        Section(
+            "scaling", "Efficiency and speed-up", plots=chosen("speed-up"),
+            tables=(*(points_table(study, scaling) for scaling in scalings),
+                    *([accuracy] if accuracy is not None else [])),
+        ),
+        Section(
+            "parts", "Parts of a step", plots=chosen("parts", "pop"),
+            tables=tuple(
+                table
+                for scaling in scalings
+                for make in (parts_table, loss_table, pop_table)
+                if (table := make(study, scaling)) is not None
+            ),
+        ),
+        _models(study, chosen("forecast")),
+    ]  # fmt: skip
+    for point in largest:
+        if point.name in profiles:
+            title = f"Profile of a step: {point.scaling} scaling, {point_name(point)}"
+            file = f"{study.profiles[point.name]}/{PROFILE}"
+            sections.append(step_section(profiles[point.name], f"-{point.scaling}", title, file))
+    valid, missing = _split_notes(study.notes)
+    sections += [
+        Section("launches", "Launches", plots=chosen("launches"), tables=(launches_table(study),),
+                new_page=True),
+        *restrictions_section(valid),
+        environment_section(study.environment, _commands(study), (_measured(study, profiles),
+                                                                   *missing)),
+        definitions_section(OF_STUDIES),
+    ]  # fmt: skip
+    return Page(
+        kind="dptrain scaling study",
+        title=f"Scaling of {study.job['network']}",
+        about=f"{job_line(study.job)}.",
+        headline=study.conclusion[0],
+        lead=chosen("efficiency"),
+        text=study.conclusion[1:],
+        file=FILE,
+        keys=tuple(_keys(study, largest)),
+        notes=valid,
+        sections=tuple(section for section in sections if section is not None),
+        closing="Written by dptrain from study.json and the profiles of its launches, which "
+        "contain each number in full precision.",
+    )
+
+
+def _split_notes(notes: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return restrictions of the validity, and what was not measured, as sentences."""
+    missing = [note for note in notes if " not measured: " in note]
+    valid = [note for note in notes if note not in missing]
+    return tuple(map(sentence, valid)), tuple(map(sentence, missing))
+
+
+def _commands(study: Study) -> list[tuple[str, str]]:
+    """Return each command line once, with the names of its points."""
+    points: dict[str, list[str]] = {}
+    for name, command in study.commands.items():
+        points.setdefault(command, []).append(name)
+    return [(", ".join(names), command) for command, names in points.items()]
+
+
+def _measured(study: Study, profiles: Mapping[str, MeasuredProfile]) -> str:
+    """Return the number of launches, the time and the machine as a sentence."""
+    launches = {launch.folder for point in study.points for launch in point.launches}
+    ranks = sorted({point.ranks for point in study.points})
+    span = f"{ranks[0]} to {ranks[-1]} ranks" if len(ranks) > 1 else f"{ranks[0]} ranks"
+    started = str(study.environment.get("started", ""))[:16].replace("T", " ")
+    devices = {rank.device for p in profiles.values() for rank in p.profile.ranks if rank.device}
+    machine = ", ".join(sorted(devices)) or study.environment.get("cpu", "")
+    return f"{len(launches)} launches on {span}, {started} UTC, {machine}."
+
+
+def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
+    keys = []
+    for point in largest:
+        scaling = f"{point.scaling.capitalize()} scaling"
+        at = f"points.{study.points.index(point)}"
+        value, detail = _estimate(point, "efficiency", at, 0)
+        keys.append(Key(f"{scaling}: efficiency at {point_name(point)}", value, detail))
+        value, detail = _estimate(point, "speed_up", at, 2)
+        keys.append(Key(f"{scaling}: speed-up at {point_name(point)}", value, detail))
+        lost = {name: ms for name, ms in asdict(point.loss).items() if ms > 0}
+        if lost and point.efficiency.value < 1:
+            name = max(lost, key=lambda part: lost[part])
+            ms = lost[name]
+            share = percent(ms / point.parts.total, decimals=0)
+            keys.append(Key(
+                f"{scaling}: largest loss at {point_name(point)}", (part_name(name),),
+                (Number(short(ms), ms, f"{at}.loss.{name}"), f" ms, {share} of the step"),
+            ))  # fmt: skip
+    return keys
+
+
+def _estimate(point: Point, name: str, at: str, decimals: int) -> tuple[Cell, Cell]:
+    """Return an estimate of a point, and its interval or the range of its launches.
+
+    Efficiencies are in per cent, as in the sentences.
+    """
+    estimate: Estimate = getattr(point, name)
+    source = f"{at}.{name}"
+    scale, unit = (100.0, "%") if name == "efficiency" else (1.0, "")
+
+    def number(value: float, end: str) -> Number:
+        return Number(fixed(scale * value, decimals), value, f"{source}.{end}")
+
+    value: Cell = (number(estimate.value, "value"), unit) if unit else (
+        number(estimate.value, "value"),
+    )  # fmt: skip
+    if not math.isfinite(estimate.high):
+        return value, ("too few launches for an interval",)
+    low, high = number(estimate.low, "low"), number(estimate.high, "high")
+    kind = "range of the launches" if point.has_range(name) else "95% interval"
+    return value, (f"{kind} ", low, f"{unit} to ", high, unit)
+
+
+def _models(study: Study, plots: tuple[Plot, ...]) -> Section | None:
+    tables = tuple(t for t in (fits_table(study), forecast_table(study)) if t is not None)
+    reasons: dict[str, list[Forecast]] = {}
+    for forecast in study.forecasts:
+        if not forecast.points:
+            reasons.setdefault(forecast.withheld, []).append(forecast)
+    withheld = tuple(
+        withheld_sentence(found[0]).replace(
+            series_name(found[0]), " and ".join(map(series_name, found)), 1
+        )
+        for found in reasons.values()
+    )
+    assumed: dict[tuple[str, ...], list[str]] = {}
+    for forecast in study.forecasts:
+        if forecast.points:
+            assumptions = tuple(map(sentence, forecast.assumptions))
+            assumed.setdefault(assumptions, []).append(series_name(forecast))
+    lists = tuple(
+        (f"The forecast of {' and '.join(what)} assumes:", items) for items, what in assumed.items()
+    )
+    if not (tables or withheld or plots):
+        return None
+    return Section(
+        "models", "Models and forecast", text=withheld, lists=lists, plots=plots, tables=tables
+    )

@@ -1,0 +1,105 @@
+"""Plots as files: text is text, colours have roles, pictures are there for everybody."""
+
+from __future__ import annotations
+
+import io
+import re
+from itertools import combinations, pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dptrain.report.canvas import DARK, LIGHT, PARTS, WIDTH, Plot, inline
+from dptrain.report.profile_page import MeasuredProfile
+from dptrain.report.profile_plots import profile_plots
+from dptrain.report.study_plots import study_plots
+from dptrain.scaling.study import Study
+from tests.unit.scaling.synthetic import Law, write_study
+from tests.unit.scaling.test_efficiencies import with_pop
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def plots(tmp_path_factory: pytest.TempPathFactory) -> list[Plot]:
+    folder = tmp_path_factory.mktemp("study")
+    write_study(folder, Law(per_node=1, sample=2.0, noise=0.005), (1, 2, 4, 8, 16))
+    study = Study.read(folder / "study.json")
+    profile = MeasuredProfile.read(folder / study.profiles["weak-r8-t1"]).profile
+    return [*study_plots(study), *profile_plots(with_pop(profile))]
+
+
+def test_all_kinds_are_drawn(plots: list[Plot]) -> None:
+    names = {plot.name for plot in plots}
+    for kind in ("efficiency", "speed-up", "parts", "forecast"):
+        assert {f"{kind}-weak", f"{kind}-strong"} <= names
+    assert {"layers", "roofline", "ranks", "pop"} <= names
+    assert len(names) == len(plots)
+
+
+def test_an_svg_is_whole_and_its_text_is_text(plots: list[Plot]) -> None:
+    for plot in plots:
+        root = ElementTree.fromstring(plot.svg)
+        assert root.findtext(f"{SVG}title") == plot.title
+        assert root.findtext(f"{SVG}desc") == plot.alt
+        texts = [element.text for element in root.iter(f"{SVG}text")]
+        assert plot.title in texts
+        assert len(texts) > 5
+        assert "<image" not in plot.svg
+
+
+def test_a_colour_is_one_of_the_roles(plots: list[Plot]) -> None:
+    # Any other would stay as it is where the reader's screen is dark.
+    for plot in plots:
+        assert set(re.findall(r"#[0-9a-f]{6}\b", plot.svg)) <= set(LIGHT.values()), plot.name
+        assert not re.findall(r"#[0-9a-f]{6}\b", inline(plot)), plot.name
+
+
+def test_plots_can_stand_in_one_page(plots: list[Plot]) -> None:
+    inlined = [inline(plot) for plot in plots]
+    found = [set(re.findall(r'\bid="([^"]+)"', text)) for text in inlined]
+    assert all(not one & other for one, other in combinations(found, 2))
+    for ids, text in zip(found, inlined, strict=True):
+        assert set(re.findall(r'(?:url\(|href=")#([^")]+)', text)) <= ids
+        assert "<style" not in text
+
+
+def test_a_png_is_a_picture_of_it(plots: list[Plot]) -> None:
+    for plot in plots:
+        picture = np.asarray(Image.open(io.BytesIO(plot.png)).convert("RGB"))
+        assert picture.shape[1] > 3 * WIDTH
+        drawn = (picture != 255).any(axis=2).mean()
+        assert 0.01 < drawn < 0.9, plot.name
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance; source: WCAG 2.2, "relative luminance"."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_and_parts_can_be_told_apart_without_colour(palette: dict[str, str]) -> None:
+    # 4.5 is WCAG's least for text, AA. Neighbours in a bar have no text, but must be seen to end;
+    # a white line besides separates them.
+    assert contrast(palette["ink"], palette["paper"]) >= 4.5
+    assert contrast(palette["faint"], palette["paper"]) >= 4.5
+    for one, other in pairwise(PARTS.values()):
+        assert contrast(palette[one], palette[other]) >= 1.5, (one, other)
+    assert set(LIGHT) == set(DARK)
+    assert len(set(LIGHT.values())) == len(LIGHT)
+
+
+def test_a_study_is_not_needed_to_have_two_ways(tmp_path: Path) -> None:
+    write_study(tmp_path, Law(), (1,))
+    study = Study.read(tmp_path / "study.json")
+    assert {"efficiency-weak", "parts-weak"} <= {plot.name for plot in study_plots(study)}
