@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dptrain.measure.loss_tables import num_rows
+from dptrain.measure.loss_tables import num_rows, shown_name
 from dptrain.measure.losses import ALONE, DURING, Losses
 from dptrain.measure.statistics import Estimate
 from dptrain.report.bars import ROW_PT, text_line, whisker
@@ -24,7 +24,7 @@ def losses_plot(losses: Losses) -> Plot:
     rows: list[tuple[str, Estimate, float]] = [("rank 0 alone", losses.step_ms[ALONE], 0.0)]
     end = losses.step_ms[ALONE].value
     for loss in losses.losses[: num_rows(losses)]:
-        rows.append((loss.name, loss.time_ms, end))
+        rows.append((shown_name(loss), loss.time_ms, end))
         end += loss.time_ms.value
     rows.append(("job", losses.step_ms[DURING], 0.0))
     decimals = decimals_for([value.value for _, value, _ in rows], digits=3)

@@ -9,6 +9,7 @@ from dptrain.measure.loss_tables import (
     delayed_ranks,
     no_overlap,
     num_rows,
+    shown_name,
 )
 from dptrain.measure.losses import ALONE, DURING, Losses
 from dptrain.report.tables import Table, estimates, texts, values
@@ -22,7 +23,7 @@ def loss_tables(losses: Losses, file: str) -> list[Table]:
 def _losses(losses: Losses, file: str) -> Table:
     found, steps = losses.losses[: num_rows(losses)], losses.step_ms
     columns = (
-        texts("loss", ["rank 0 alone", *(loss.name for loss in found), "job"], kind="prose"),
+        texts("loss", ["rank 0 alone", *map(shown_name, found), "job"], kind="prose"),
         estimates(
             "time", "ms",
             [steps[ALONE], *(loss.time_ms for loss in found), steps[DURING]],
