@@ -20,10 +20,10 @@ from tests.system.launch import PARSER, ROOT, succeed, write_program
 pytestmark = pytest.mark.timeout(900)
 
 SCRIPTS = ROOT / "slurm"
-STEPS = 1200
+STEPS = 4000
 TRAIN = ("--network", "model-small", "--schedule", "constant", "--steps", STEPS, "--flip",
          "--baseline-steps", 0, "--log-every", 1)  # fmt: skip
-"""Two seconds or more, and 27 epochs: enough to be interrupted in."""
+"""A second or more, and 89 epochs: enough to be interrupted in."""
 TWO = ("--nodes=1", "--ntasks-per-node=2")
 EACH = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
 SRUN, MPIRUN = "srun --mpi=pmi2", "mpirun"
