@@ -293,6 +293,9 @@ class _Folded(_Panel):
     def __init__(self, module: ir.Module, width: int, height: int, group: int) -> None:
         super().__init__(module, width, height, 1, False, group, False)
 
+    def _distance(self, table: str, scale: ir.Value) -> ir.Value:
+        return super()._distance(table, scale) if self.height > 1 else I64(0)
+
     def _shuffle(self, x: ir.Value, y: ir.Value, lanes: Sequence[int]) -> ir.Value:
         return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
@@ -335,12 +338,12 @@ class _Folded(_Panel):
         below, half = self._distance("c_rows", self.args["c_row"]), self.width // 2
         target = self.at(self.args["c"], self.entry("c_rows", I64(0), self.args["c_row"]))
         for m in range(0, self.height, 2):
+            rows = sums[m : m + 2]
             parts = [
-                self._shuffle(sums[m], sums[m + 1], [2 * lane + s for lane in lanes])
-                for s in range(2)
+                self._shuffle(rows[0], rows[-1], [2 * lane + s for lane in lanes]) for s in range(2)
             ]
             both = b.fadd(*parts)
-            for j in range(2):
+            for j in range(len(rows)):
                 row = self._shuffle(both, both, lanes[j * half : (j + 1) * half])
                 self.store(row, self.at(target, b.mul(I64(m + j), below)))
 
@@ -414,22 +417,29 @@ class _Product(Writer):
         whole = b.icmp_signed("==", b.srem(self.args["steps"], I64(_Folded.STEPS)), I64(0))
         with b.if_else(whole, likely=True) as (folded, other):
             with folded:
-                self._tiles(k, self._folded_tiles(k), Panel(half, 1))
+                self._folded_tiles(k)
             with other:
                 self._panel(k, Panel(half, 1))
 
-    def _folded_tiles(self, k: ir.Value) -> ir.Value:
-        """Compute full tiles of few columns; return the first remaining row."""
-        b, (height, group) = self.builder, self.registers.spaced[1]
-        last = b.mul(b.sdiv(self.args["rows"], I64(height)), I64(height))
-        tile = _Folded(self.module, self.width, height, group)
+    def _folded_tiles(self, k: ir.Value) -> None:
+        """Compute all rows of few columns.
 
-        def call(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            self._call(tile, self._moved(k, m))
-            return []
+        Sums of even and odd steps are apart in all these tiles, also in the low ones: a row must
+        have the same bits in any product, because threads and ranks divide rows differently.
+        """
+        b, first, full = self.builder, I64(0), self.registers.spaced[1]
+        # Each height divides the one before, so that no tile crosses the last row.
+        low = [(height, height) for height in (4, 2, 1) if full[0] % height == 0]
+        for height, group in (full, *low):
+            last = b.mul(b.sdiv(self.args["rows"], I64(height)), I64(height))
+            tile = _Folded(self.module, self.width, height, group)
 
-        self.loop(I64(0), last, [], call, step=height)
-        return last
+            def call(m: ir.Value, _: Sequence[ir.Value], tile: Tile = tile) -> Sequence[ir.Value]:
+                self._call(tile, self._moved(k, m))
+                return []
+
+            self.loop(first, last, [], call, step=height)
+            first = last
 
     def _panel(self, k: ir.Value, panel: Panel) -> None:
         """Compute all rows of a panel of columns, from column k on."""
