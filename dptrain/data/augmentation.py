@@ -184,26 +184,35 @@ class Augmentation:
     def _draw(self) -> Callable[..., None]:
         """Kernel; its arguments are the number of items, samples, words and draws."""
         from dptrain.backends.numba.draws import draw
-        from dptrain.backends.numba.threads import ThreadPool
 
-        examples = np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros((0, 0))
-        launch, lock = ThreadPool(1).bind(draw, varying=examples), Lock()
-
-        def run(*args: Any) -> None:
-            # A launch has one record of arguments, and several loaders can share this object.
-            with lock:
-                launch(*args)
-
-        return run
+        return _bind(draw, (np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros((0, 0))))
 
     @cached_property
     def _shift(self) -> Callable[..., None]:
         """Kernel; its arguments are the number of items, `source`, windows and `x`."""
         from dptrain.backends.numba.shifts import shift
-        from dptrain.backends.numba.threads import ThreadPool
 
         maps = np.zeros((0, 0, 0, 0), np.float32)
-        return ThreadPool(1).bind(shift, varying=(maps, np.zeros((0, 4), np.int64), maps))
+        return _bind(shift, (maps, np.zeros((0, 4), np.int64), maps))
+
+
+def _bind(kernel: Any, examples: tuple[NDArray[Any], ...]) -> Callable[..., None]:
+    """Return a function that runs a kernel on the calling thread, one call at a time.
+
+    Args:
+        kernel: compiled; its first argument is the number of items.
+        examples: arrays with the types of the other arguments.
+    """
+    from dptrain.backends.numba.threads import ThreadPool
+
+    launch, lock = ThreadPool(1).bind(kernel, varying=examples), Lock()
+
+    def run(*args: Any) -> None:
+        # A launch has one record of arguments, and several loaders can share an `Augmentation`.
+        with lock:
+            launch(*args)
+
+    return run
 
 
 def centred_windows(

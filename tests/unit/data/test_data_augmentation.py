@@ -1,10 +1,14 @@
 """Random changes of images, and their dependence on seed, epoch and sample."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptrain.backends.numba.threads import ThreadPool
 from dptrain.data import Augmentation
 from dptrain.errors import UserError
 
@@ -144,3 +148,20 @@ def test_draws_of_many_samples_are_those_of_each():
     assert draws.shape == (8, 10_000)
     for i in (0, 4095, 4096, 9_999):
         np.testing.assert_array_equal(draws[:, i], change.draw(1, 2, samples[i : i + 1])[:, 0])
+
+
+@pytest.mark.parametrize("kernel", ["_draw", "_shift"])
+def test_threads_that_share_an_augmentation_launch_one_at_a_time(monkeypatch, kernel):
+    running, most = [], []
+
+    def launch(*args):
+        running.append(args)
+        time.sleep(0.01)
+        most.append(len(running))
+        running.pop()
+
+    monkeypatch.setattr(ThreadPool, "bind", lambda *args, **options: launch)
+    run = getattr(Augmentation(crop=1), kernel)
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(run, range(8)))
+    assert most == [1] * 8
