@@ -34,22 +34,22 @@ def test_numbers_come_back(tmp_path: Path) -> None:
     board.record({"step": 3, "loss": 0.25, "test_accuracy": None})
     board.record({"step": 4, "loss": 0.125})
     values = np.array([-1.0, 0.0, 0.5, 2.0, np.nan, np.inf])
-    board.histogram(4, "parameters/conv1.weight", values)
+    board.histogram(4, "conv1.weight", values)
     board.histogram(4, "empty", np.array([np.nan]))
     board.graph(get_network("model0"))
     board.close()
     found = read(tmp_path)
     assert [(event.step, event.value) for event in found.Scalars("loss")] == [(3, 0.25), (4, 0.125)]
     assert found.Tags()["scalars"] == ["loss"]
-    assert found.Tags()["histograms"] == ["parameters/conv1.weight"]
-    (event,) = found.Histograms("parameters/conv1.weight")
+    assert found.Tags()["histograms"] == ["conv1.weight"]
+    (event,) = found.Histograms("conv1.weight")
     histogram = event.histogram_value
     assert (histogram.min, histogram.max, histogram.num) == (-1.0, 2.0, 4)
     assert (histogram.sum, histogram.sum_squares) == (1.5, 5.25)
     assert sum(histogram.bucket) == 4
     assert histogram.bucket_limit[-1] == 2.0
     nodes = {node.name: node for node in found.Graph().node}
-    assert list(nodes["conv1/conv"].input) == ["input", "parameters/conv1.weight", "conv1/bias"]
+    assert list(nodes["conv1/conv"].input) == ["input", "conv1/weight", "conv1/bias"]
     assert nodes["conv1/conv"].op == "Conv2d"
     shape = nodes["pool2"].attr["_output_shapes"].list.shape[0]
     assert [dimension.size for dimension in shape.dim] == [-1, 32, 8, 8]
