@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from dptrain.plan.shards import MicroShards
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.evaluation import images_for
 from dptrain.training.persistence import open_run, restore_run, start_run
+from dptrain.training.progress import AccuracyReached
 from dptrain.training.resources import (
     bucket_bytes,
     check_memory,
@@ -72,6 +73,7 @@ class Job:
         keeps_run: True if rank 0 has a run directory.
         run: the run directory; None on other ranks than 0 and if there is none.
         first_step: number of the first step; above 0 after a resume.
+        reached: the accuracy of `JobSpec.until_accuracy` if it was reached before a resume.
         warning: one line if damaged checkpoints were skipped on resume.
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
@@ -96,6 +98,7 @@ class Job:
     keeps_run: bool
     run: RunDirectory | None
     first_step: int
+    reached: AccuracyReached | None = None
     warning: str | None = None
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
@@ -175,8 +178,10 @@ def assemble(
     restored = call_on_rank_zero(world, lambda: restore_run(chosen, run_spec, run, replica))
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
     share_state(world, replica)
+    found = None
     if run is not None:
-        start_run(run, chosen, run_spec, inputs.network, world, first_step)
+        found = start_run(run, chosen, run_spec, inputs.network, world, first_step)
+    found = world.broadcast_json(None if found is None else asdict(found))
     spec, plan = run_spec.job, replica.plan
     buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
     recorder = StepRecorder(plan.stages, recorded_steps)
@@ -187,6 +192,7 @@ def assemble(
         buckets=buckets, recorder=recorder, engine=engine, schedule=inputs.schedule,
         augmentation=inputs.augmentation, cached_samples=cached, streams_pixels=streams,
         keeps_run=keeps_run, run=run, first_step=first_step,
+        reached=None if found is None else AccuracyReached(**found),
         warning=None if restored is None else restored.warning,
     )  # fmt: skip
 

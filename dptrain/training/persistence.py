@@ -19,6 +19,7 @@ from dptrain.training.checkpoints import (
     CheckpointStore,
     restore_replica,
 )
+from dptrain.training.progress import AccuracyReached
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import CONFIG_FILE, Settings
 from dptrain.training.spec import JobSpec, RunSpec
@@ -93,8 +94,12 @@ def start_run(
     network: Network,
     world: World,
     first_step: int,
-) -> None:
-    """Write the settings, the specification and the environment; called on rank 0."""
+) -> AccuracyReached | None:
+    """Write the settings, the specification and the environment; called on rank 0.
+
+    Returns:
+        The requested accuracy if the run that is resumed had reached it, so that no step is left.
+    """
     values = chosen.to_toml_values()
     # The configuration comes first: only a directory that has one counts as a run.
     run.write_config(values, chosen.origins)
@@ -103,8 +108,10 @@ def start_run(
     run.write_specification(run_spec.to_dict())
     run.metrics.truncate_after(first_step)
     run.write_environment(environment(world))
-    if first_step < run_spec.job.steps:
+    reached = AccuracyReached.find(run.metrics.read(), run_spec.job, first_step)
+    if first_step < run_spec.job.steps and reached is None:
         run.remove_summary()
+    return reached
 
 
 def _is_listed(name: str, network: Network) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dptrain.machine import process_age_s
@@ -26,6 +27,24 @@ class AccuracyReached:
     epochs: float
     steps: int
     time_s: float
+
+    @classmethod
+    def find(cls, records: Sequence[Record], spec: JobSpec, step: int) -> AccuracyReached | None:
+        """Return whether the run that is resumed had reached the accuracy; None if it had not.
+
+        Args:
+            records: of ``metrics.jsonl``.
+            spec: the job; a resumed run may request another accuracy.
+            step: number of completed steps; earlier evaluations do not count.
+        """
+        for record in records:
+            accuracy = record.get("test_accuracy")
+            if record.get("step") != step or not isinstance(accuracy, int | float):
+                continue
+            if spec.until_accuracy and accuracy >= spec.until_accuracy:
+                # The time of the steps before is not known.
+                return cls(accuracy, step / spec.epoch_steps, step, math.nan)
+        return None
 
 
 @dataclass

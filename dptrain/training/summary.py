@@ -80,7 +80,13 @@ def introduce(job: Job, display: Display, step: int) -> None:
             f"warning: batch size {spec.batch_size} exceeds the {len(job.dataset.train):,} "
             "training samples, so every minibatch is the whole training data"
         )
-    if step >= spec.steps:
+    if job.reached is not None:
+        display.print(
+            f"nothing left to do: the test accuracy after step {step} was "
+            f"{job.reached.accuracy:.2%}, at least the {spec.until_accuracy:.2%} of "
+            "--until-accuracy; continue with a higher --until-accuracy"
+        )
+    elif step >= spec.steps:
         display.print(
             f"nothing left to do: {step} of {spec.steps} steps are complete; "
             f"{_advice_to_continue(job)}"

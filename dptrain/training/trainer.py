@@ -174,7 +174,8 @@ class Trainer:
         # Checkpoints come last, so that the metrics of a step are written before its checkpoint.
         self.callbacks = [*callbacks, MetricsLog(), Checkpoints()]
         self.history = History()
-        self.progress = RunningState(job.first_step, job.network.loss.targets != "values")
+        counts_correct = job.network.loss.targets != "values"
+        self.progress = RunningState(job.first_step, counts_correct, reached=job.reached)
         self.summary: Mapping[str, Any] | None = None
         self._engine_is_open = False
         self._baseline = InterleavedBaseline(job, job.first_step)
@@ -234,7 +235,7 @@ class Trainer:
         """Train until all steps of the job are done, or until a stop is requested.
 
         Ctrl-C and SIGTERM stop training after the current step; `fit` then returns and can be
-        called again to continue.
+        called again to continue. It makes no steps if the accuracy `until_accuracy` was reached.
 
         Args:
             stop: a stop request that may have been made before; None makes a new one.
@@ -248,7 +249,7 @@ class Trainer:
         with ExitStack() as stack:
             request = stack.enter_context(StopRequest()) if stop is None else stop
             request.listen(*SIGNALS)
-            self.progress.stopped, self.progress.reached = False, None
+            self.progress.stopped = False
             # A full garbage collection visits some 40,000 objects and delays all ranks by 20 ms.
             gc.freeze()
             stack.callback(gc.unfreeze)
@@ -267,10 +268,11 @@ class Trainer:
     def _make_steps(self, batches: BatchSource | None, stop: StopRequest) -> None:
         job, first = self.job, self.step
         job.meter = unopened_meter()
+        if batches is None:
+            return
         blocks, gpu = training_blocks(first, job.spec.steps), metered_gpu(job)
         job.recorder.restart()
         for step in range(first, job.spec.steps):
-            assert batches is not None
             if step in blocks:
                 if step == blocks[0]:
                     job.meter = open_job_meter(job, gpu)
@@ -330,7 +332,7 @@ class Trainer:
         self.progress.add_score(found, job.spec, before_ns)
 
     def _has_steps_left(self) -> bool:
-        return self.step < self.job.spec.steps
+        return self.step < self.job.spec.steps and not self._ends_early
 
     def _open_engine(self, stack: ExitStack) -> None:
         if self._engine_is_open:

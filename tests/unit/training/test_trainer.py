@@ -542,6 +542,35 @@ def test_training_ends_at_the_first_evaluation_with_the_accuracy(tmp_path: Path)
     assert (tmp_path / "run" / "checkpoints").is_dir()
 
 
+def test_a_resumed_run_that_reached_the_accuracy_makes_no_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    with train_until(0.9, run_dir=folder) as first:
+        reached = first.step
+        first.fit()
+        assert first.step == reached
+    before = (folder / "summary.json").read_text()
+    capsys.readouterr()
+    with Trainer.resume(folder, separable()) as again:
+        again.fit()
+        assert again.step == reached
+    assert (folder / "summary.json").read_text() == before
+    assert "nothing left to do: the test accuracy after step" in capsys.readouterr().out
+    # A run that was killed before it wrote its summary.
+    (folder / "summary.json").unlink()
+    with Trainer.resume(folder, separable(), progress=False) as killed:
+        killed.fit()
+        assert killed.step == reached
+        assert killed.summary is not None
+        assert killed.summary["time_to_accuracy"]["steps"] == reached
+    with Trainer.resume(
+        folder, separable(), progress=False, until_accuracy=1.0, evaluate_every=5
+    ) as higher:
+        higher.fit()
+        assert higher.step > reached
+
+
 def test_an_accuracy_that_is_not_reached_makes_all_steps() -> None:
     trainer = train_until(1.0, learning_rate=1e-9)
     assert trainer.summary is not None
