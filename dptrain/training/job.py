@@ -13,7 +13,7 @@ from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
-from dptrain.comm.world import AgreedError, World
+from dptrain.comm.world import World
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
@@ -216,11 +216,7 @@ def _open_inputs(
     if chosen.tune:
         call_on_all_ranks(world, backend.require_tuning)
     graph = network or call_on_all_ranks(world, chosen.load_network)
-    if chosen.until_accuracy is not None and graph.loss.targets == "values":
-        raise AgreedError(
-            f"--until-accuracy needs classes, but network '{graph.name}' predicts values; remove "
-            "--until-accuracy"
-        )
+    call_on_all_ranks(world, lambda: chosen.check_until_accuracy(graph))
     data = dataset or _open_data(chosen, graph, world)
     fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
     named = {f"data {name}": value for name, value in fingerprint.items()}

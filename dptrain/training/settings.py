@@ -349,6 +349,14 @@ class Settings:
 
         return get_network(self.network)
 
+    def check_until_accuracy(self, network: Network) -> None:
+        """Raise `UserError` if an accuracy is requested, but the network predicts values."""
+        if self.until_accuracy is not None and network.loss.targets == "values":
+            raise UserError(
+                f"--until-accuracy needs classes, but network '{network.name}' predicts values; "
+                "remove --until-accuracy"
+            )
+
     def update_rule(self) -> Optimizer:
         """Return the optimizer; `with_recipe` has filled in its settings."""
         from dptrain.plan.optimizers import SGD, Adam

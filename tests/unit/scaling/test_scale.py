@@ -141,6 +141,7 @@ def test_an_accuracy_that_is_not_reached_is_stated(
         (("--epochs", "8"), "--epochs limits the training of --until-accuracy"),
         (("--until-accuracy", "0.9", "--scaling", "strong"), "add weak to --scaling"),
         (("--until-accuracy", "1.5"), "above 0"),
+        (("--until-accuracy", "0.9", "--network", "solar"), "network 'solar' predicts values"),
     ],
 )
 def test_accuracies_that_cannot_be_reached_are_refused(
