@@ -20,6 +20,14 @@ from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SPECIFICATION,
 
 METRICS = "metrics.jsonl"
 
+ACCURACIES = ("train_accuracy", "test_accuracy")
+NUMBERS = (
+    *ACCURACIES, "loss", "train_loss", "test_loss", "learning_rate", "step_ms", "samples_per_s",
+)  # fmt: skip
+"""Values of ``metrics.jsonl`` that plots and tables show; each may be missing."""
+RESULTS = ("test_accuracy", "train_loss", "test_loss", "samples_per_s", "other_cores")
+"""Values of ``summary.json`` that are numbers or null."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -61,6 +69,8 @@ class TrainingRun:
         """
         if not (folder / SUMMARY).exists():
             raise UserError(_unfinished(folder))
+        if not (folder / METRICS).exists():
+            raise UserError(f"cannot read {folder / METRICS}: the file is missing; train again")
         records = [Record(i, r) for i, r in enumerate(MetricsFile(folder / METRICS).read())]
         run = cls(
             folder, _read(folder / SUMMARY), _read(folder / SPECIFICATION),
@@ -72,9 +82,14 @@ class TrainingRun:
         return run
 
     def _check(self) -> None:
-        """Refuse files that lack what the report needs."""
+        """Refuse files that lack what the report needs, or have wrong values."""
+        _check_numbers(self.summary, RESULTS, str(self.folder / SUMMARY))
+        for record in (*self.steps, *self.epochs):
+            _check_numbers(
+                record.values, NUMBERS, f"{self.folder / METRICS}, line {record.index + 1}"
+            )
         try:
-            _ = self.job, self.num_test_samples, self.step_ms, self.step_parts, self.stages
+            _ = self.job, self.accuracy, self.step_ms, self.step_parts, self.stages
             for record in (*self.steps, *self.epochs):
                 float(record["step"]), float(record["epoch"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -156,6 +171,19 @@ class TrainingRun:
             found.append(float(record["epoch"]) * self.num_training_samples / float(rate))
         increasing = all(later > earlier for earlier, later in pairwise(found))
         return found if found and increasing else None
+
+
+def _check_numbers(values: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    """Raise `UserError` if a value is neither a number nor missing, or is no accuracy."""
+    for name in names:
+        value, expected = values.get(name), "a number"
+        is_valid = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        if is_valid and value is not None and name in ACCURACIES:
+            expected, is_valid = "0 to 1", 0 <= value <= 1
+        if not is_valid:
+            raise UserError(
+                f"{where}: {name} is {shown(repr(value), 40)}; expected {expected}; train again"
+            )
 
 
 def step_estimate(found: Spread) -> Estimate:

@@ -126,6 +126,34 @@ def test_a_damaged_run_is_refused_in_a_line(tmp_path: Path, name: str, text: str
         write_report(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("summary.json", '"test_accuracy": 0.95', '"test_accuracy": "x"', "expected a number"),
+        ("summary.json", '"test_accuracy": 0.95', '"test_accuracy": 1.7', "expected 0 to 1"),
+        ("metrics.jsonl", '"samples_per_s": 9000.0', '"samples_per_s": "q"', "line 1: samples"),
+        ("metrics.jsonl", '"train_accuracy": 0.9', '"train_accuracy": true', "line 2: train_acc"),
+        ("metrics.jsonl", '"test_accuracy": 0.95', '"test_accuracy": -1', "expected 0 to 1"),
+    ],
+)
+def test_wrong_values_of_a_run_are_refused_in_a_line(
+    tmp_path: Path, name: str, old: str, new: str, message: str
+) -> None:
+    run = write_run(tmp_path / "run")
+    text = (run / name).read_text()
+    assert old in text
+    (run / name).write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=rf"{message}.*; train again$"):
+        write_report(run)
+
+
+def test_a_run_without_its_curves_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics\.jsonl: the file is missing; train again$"):
+        write_report(run)
+
+
 def test_names_of_a_run_cannot_become_markup(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", network=HOSTILE, data=HOSTILE)
     page = Reader(write_report(run))
