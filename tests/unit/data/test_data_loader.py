@@ -292,6 +292,17 @@ def test_threads_pass_the_interpreters_lock_on_while_a_loader_is_open():
     assert intervals == pytest.approx([before, short, short, before], abs=2e-6)
 
 
+def test_the_last_of_several_loaders_restores_the_switch_interval():
+    before = sys.getswitchinterval()
+    first, second = loader(Numbers(10)), loader(Numbers(10))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S, abs=2e-6)
+    second.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(before, abs=2e-6)
+
+
 def test_closing_wakes_a_consumer_that_waits():
     gate = threading.Event()
     batches = loader(Numbers(10, gate=gate))
