@@ -20,6 +20,12 @@ MAX_TEXT_BYTES = 64 * 2**20
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON lacks, by the string that represents each."""
 
+_ADVICE: dict[int | None, str] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or "),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "correct its permissions, or "),
+}
+"""What a user can do about an error when writing."""
+
 _SPECIAL = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -50,10 +56,8 @@ def writing(
     except OSError as error:
         if check is not None:
             check()
-        raise UserError(
-            f"cannot write {path}: {error.strerror or error}; "
-            f"free some space or correct its permissions, or choose another {flag}"
-        ) from error
+        advice = f"{_ADVICE.get(error.errno, '')}choose another {flag}"
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
 
 
 def sync(path: Path) -> None:

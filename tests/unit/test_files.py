@@ -1,5 +1,6 @@
 """Special files are refused before they are opened; TOML files have limits."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -80,3 +81,19 @@ def test_what_the_system_refuses_becomes_one_line(tmp_path: Path) -> None:
     message = r"cannot write .*\\n.*: No such file.*--output"
     with pytest.raises(UserError, match=message), writing(tmp_path / "a\nb", "--output"):
         (tmp_path / "missing" / "file").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "; free some space, or choose another --output"),
+        (errno.EACCES, "; correct its permissions, or choose another --output"),
+        (errno.ENOTDIR, "; choose another --output"),
+    ],
+)
+def test_the_advice_fits_the_error(tmp_path: Path, number: int, advice: str) -> None:
+    with (
+        pytest.raises(UserError, match=f"cannot write .*: {os.strerror(number)}{advice}$"),
+        writing(tmp_path, "--output"),
+    ):
+        raise OSError(number, os.strerror(number))
