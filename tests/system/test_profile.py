@@ -77,11 +77,13 @@ def check_ranks(path: Path, found: Profile) -> None:
             # One machine has one clock: the offset is wrong by half of the round trip at most.
             offset = clock[moment]["offset_ns"]
             assert abs(offset) <= clock[moment]["round_trip_ns"] / 2 + 1
+    # On a busy machine, clocks are compared with a larger error.
+    error_us = max(clock[m]["round_trip_ns"] for clock in clocks for m in ("before", "after")) / 1e3
     steps = [e for events in threads.values() for e in events if e["name"] == "step"]
     for number in {e["args"]["step"] for e in steps}:
         # All ranks are in the same step together, since none passes a sum without the others.
         same = [e for e in steps if e["args"]["step"] == number]
-        assert max(e["ts"] for e in same) < min(e["ts"] + e["dur"] for e in same)
+        assert max(e["ts"] for e in same) < min(e["ts"] + e["dur"] for e in same) + error_us
 
 
 def test_without_output_nothing_is_left_behind(tmp_path: Path) -> None:

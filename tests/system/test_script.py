@@ -109,7 +109,7 @@ from dptrain import Dense, Network, Trainer, UserError
 rank = int(os.environ.get("PMI_RANK", 0))
 x, y = np.random.default_rng(0).standard_normal((200, 5)), np.arange(200) % 3
 network = Network((5,), [Dense(3)], name="linear")
-settings = {"backend": "reference", "steps": 4, "progress": False, "timeout": 20, "threads": 1}
+settings = {"backend": "reference", "steps": 4, "progress": False, "timeout": 60, "threads": 1}
 
 def attempt(action):
     try:
