@@ -47,7 +47,8 @@ def test_crop_windows_address_images_beyond_2_31_rows() -> None:
         device.zeros((3,), np.float32), np.int32(1),
     ]  # fmt: skip
     unpack = device.function("unpack_batch.cu", "unpack_crop_windows")
-    sizes = [*ints(1, 4, 1, 1, 1, 1), np.float32(1), np.float32(0), np.int32(0)]
+    taps = [device.zeros((1,), np.float32) for _ in range(2)]
+    sizes = [*ints(1, 4, 1, 1, 1, 1), *taps, np.float32(1), np.float32(0), np.int32(0)]
     args = [*memory, *sizes, *message]
     with pytest.raises(EmulatorError, match="outside"):
         unpack((1, 1, 1), (THREADS, 1, 1), args)

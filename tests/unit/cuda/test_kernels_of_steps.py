@@ -32,7 +32,7 @@ def evaluate(
     blocks: int = 1,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the gradient and the loss sums of the kernel; the stop request is 1."""
-    blank, sums = np.full_like(z, 7.0), np.full(3, np.nan, np.float32)
+    blank, sums = np.full_like(z, 7.0), np.full(3, 7.0, np.float32)
     numbers, between = np.float32([0.0, 0.0, 1.0, 0.0]), np.zeros(1 + blocks, np.uint64)
     _, _, gradient, sums, _, between = launch_in_every_order(
         "losses.cu", name, blocks * THREADS,
