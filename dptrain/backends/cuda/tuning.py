@@ -186,7 +186,9 @@ def tune(
         replica = backend.make_replica(with_selection(plan, backend, selection))
         if rank == 0:
             ranks = max((len(pairs) for pairs in found.values()), default=0)
-        wanted = {stage for stage, pairs in found.items() if len(pairs) > max(rank, 1)}
+        # A selection that only decides about another one has no stage.
+        existing = {stage.name for stage, _ in replica.stages}
+        wanted = {stage for stage in existing if len(found.get(stage, ())) > max(rank, 1)}
         timed = _time_stages(replica, wanted, measure, lambda: clock() > end)
         times |= {(stage, rank): value for stage, value in timed.items()}
         del replica
@@ -203,6 +205,7 @@ def tune(
             for rank, (cost, candidate) in enumerate(pairs)
         )
         for stage, pairs in found.items()
+        if stage in existing
     }
     return Tuning(stages, complete)
 
