@@ -105,8 +105,11 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
         return
     style = (0, (3.5, 1.6)) if curve.dashes else "-"
     marker = ("s" if curve.dashes else "o") if len(curve.xs) <= MARKED else ""
-    axes.plot(curve.xs, curve.ys, linestyle=style, marker=marker, markersize=3.2,
-              color=colour(curve.role), label=curve.label, zorder=3)  # fmt: skip
+    # Large empty squares show the dots of another curve below them.
+    size, face = (5.6, "none") if curve.dashes else (3.2, colour(curve.role))
+    axes.plot(curve.xs, curve.ys, linestyle=style, marker=marker, markersize=size,
+              markerfacecolor=face, color=colour(curve.role), label=curve.label,
+              zorder=3)  # fmt: skip
 
 
 def _set_x_axis(axes: Axes, xs: Sequence[float]) -> None:
