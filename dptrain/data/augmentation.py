@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
-_STREAM = _MASK = 0xFFFFFFFF
+_MASK = 0xFFFFFFFF
+_STREAM = 0xFFFFFFFF
 """Part of the Philox counter in which dropout has the index of a layer; no layer has this one."""
 
 
