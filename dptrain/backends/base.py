@@ -8,14 +8,16 @@ backends have in common.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.clipping import Clipping, numpy_clipping
 from dptrain.backends.flat_arrays import FlatArrays
-from dptrain.backends.replica import Arrays, Kernel, Replica
+from dptrain.backends.replica import Arrays, GradientAddition, Kernel, Replica
 from dptrain.errors import UserError
 from dptrain.memory import require_memory
 from dptrain.network.initial import draw
@@ -43,6 +45,7 @@ class Backend(ABC):
         name: the name that users pass.
         precisions: supported precisions by name, the default first.
         fusions: sequences of layer classes that are computed as one group, tried longest first.
+        inference_fusions: further ones of plans without training.
         channels_last: True stores activations as (N, H, W, C) instead of (N, C, H, W).
         concurrent_weight_gradients: True if stages of `BACKWARD_WEIGHT` may overlap with those that
             follow.
@@ -57,6 +60,7 @@ class Backend(ABC):
     name: ClassVar[str]
     precisions: ClassVar[Mapping[str, Precision]]
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]] = ()
+    inference_fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]] = ()
     channels_last: ClassVar[bool] = False
     concurrent_weight_gradients: ClassVar[bool] = False
     max_elements: ClassVar[int | None] = None
@@ -82,6 +86,10 @@ class Backend(ABC):
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         """Return whether these layers, which match one of `fusions`, are computed as one group."""
         return True
+
+    def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
+        """Return whether the group can add to the input gradient with a local name."""
+        return False
 
     def staging_shape(self, network: Network, setting: Setting) -> Shape:
         """Return (staging slots, bytes of each) on the device; () if there are none."""
@@ -127,6 +135,17 @@ class Backend(ABC):
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         """Return a kernel for every phase of this group's needs, bound to `arrays`."""
 
+    def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
+        """Return the kernel that adds contributions to gradients, one after another.
+
+        Args:
+            replica: has the memory.
+            additions: what is added, for the samples of a minibatch.
+        """
+        raise UserError(
+            f"backend {self.name} cannot train networks in which several layers read a tensor"
+        )
+
     @abstractmethod
     def bind_loss(
         self,
@@ -158,6 +177,17 @@ class Backend(ABC):
             replica: has the parameters.
             elements: of the flat arrays; start and stop are multiples of 16.
         """
+
+    def bind_clipping(
+        self, replica: Replica, gradient: NDArray[Any], squares: NDArray[np.float64]
+    ) -> Clipping:
+        """Return the kernels that clip a slice of the gradient in host memory.
+
+        Args:
+            replica: has the threads.
+            gradient, squares: see `numpy_clipping`.
+        """
+        return numpy_clipping(gradient, squares)
 
     def choose_device(self, local_rank: int) -> str:
         """Choose the device of this rank, number `local_rank` on its node.
@@ -202,10 +232,12 @@ class Backend(ABC):
             seed: of the initial parameters and the dropout masks.
             arrays: flat arrays to use, see `allocate`. Only their owner draws parameters.
         """
+        keeps_activations = plan.training and not plan.setting.recompute
+        others = ", or --recompute" if keeps_activations else ""
         require_memory(
             sum(plan.memory.values()),
             f"network {plan.network.name} with batch size {plan.batch_size:,}",
-            "use a smaller batch size or network",
+            f"use a smaller batch size or network{others}",
             available_bytes=self.free_bytes(),
         )
         replica = self.allocate(plan, seed=seed, arrays=arrays)

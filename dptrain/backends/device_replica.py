@@ -18,6 +18,16 @@ SumsFuture = Callable[[float], list[float]]
 """Waits at most so many seconds for a step (`TimeoutError`) and returns its loss sums."""
 
 
+EnqueueStatisticsSum = Callable[[NDArray[Any]], None]
+"""Enqueues the sum of float64 numbers (K,) in device memory over all ranks, in place.
+
+All ranks call it for the same stages, also those without samples."""
+
+
+def leave_statistics(array: NDArray[Any]) -> None:
+    """Enqueue nothing: the statistics of one rank are those of the minibatch."""
+
+
 class DeviceReplica(CropWindowReplica, ABC):
     """A replica whose calls enqueue work on a device.
 
@@ -30,10 +40,13 @@ class DeviceReplica(CropWindowReplica, ABC):
         max_steps_in_flight: steps that may be enqueued and not finished when the next one is
             enqueued.
         loads_ahead: True if there are several input buffers.
+        enqueue_statistics_sum: enqueues the sum of an array over the ranks, see
+            `EnqueueStatisticsSum`.
     """
 
     max_steps_in_flight: int
     loads_ahead: bool = False
+    enqueue_statistics_sum: EnqueueStatisticsSum = staticmethod(leave_statistics)
 
     @property
     def stage_lists(self) -> list[list[tuple[Stage, Kernel]]]:
@@ -149,7 +162,7 @@ class DeviceReplica(CropWindowReplica, ABC):
         """Enqueue a kernel that writes the device clock when all earlier work has run.
 
         Args:
-            index: of the time stamp, below 2 · (number of stages) + 2.
+            index: of the time stamp, below 4 · (number of stages) + 2.
         """
 
     @abstractmethod

@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.backends.clipping import Clipping, clip_factor
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.memory import HOST, Memory, as_numbers
 from dptrain.backends.named_arrays import NamedArrays
@@ -21,10 +22,12 @@ from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.sample_losses import sample_losses
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
+from dptrain.network.initializers import Constant
 from dptrain.network.layers import Shape
-from dptrain.plan.flat import STOP, SUMS
+from dptrain.plan.flat import ALIGNMENT, STOP, SUMS
 from dptrain.plan.lowering import Group, Phase
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
+from dptrain.plan.shards import add_in_order
 
 if TYPE_CHECKING:
     from dptrain.backends.base import Backend
@@ -77,6 +80,36 @@ Backends with micro-shards also receive ``bounds`` (`Context.bounds`), ``merges`
 ``gradient_slots`` (`Replica.gradient_slots`), and ``dweight_slots`` and ``dbias_slots``: one
 dimension, in which the gradient of slot s starts at element s · ``gradient_slots.shape[1]``."""
 
+SumStatistics = Callable[[NDArray[np.float64], NDArray[np.float64]], None]
+"""Adds numbers over all micro-shards of all ranks, during the forward or the backward pass.
+
+The first argument has a row for each micro-shard of this rank (one row without micro-shards), the
+second receives the sum. All ranks call it for the same stages, also those without samples."""
+
+
+def sum_of_one_rank(plan: Plan) -> SumStatistics:
+    """Return the sum over the micro-shards of this rank alone, in the order of `plan.merges`."""
+    merges = plan.merges
+
+    def add(parts: NDArray[np.float64], totals: NDArray[np.float64]) -> None:
+        totals[:] = np.sum(add_in_order(list(parts.copy()), merges), axis=0)
+
+    return add
+
+
+class GradientAddition(NamedTuple):
+    """One of the contributions that a stage adds to gradients.
+
+    Attributes:
+        target, source: arrays as stored, batch first.
+        copies: True overwrites the target.
+    """
+
+    target: NDArray[Any]
+    source: NDArray[Any]
+    copies: bool
+
+
 Listener = Callable[[int], None]
 """Called with a stage's index after that stage has run (on a GPU: has been enqueued)."""
 
@@ -91,6 +124,9 @@ class Replica:
         context: what the stages read in the next step.
         parameters, gradients: arrays by name in canonical layout, copied when read.
         state: optimizer state by name ("momentum", …), each like `parameters`.
+        statistics: arrays by name that forward passes of training update, such as running means;
+            each process has its own.
+        sum_statistics: adds statistics of a minibatch over the ranks, see `SumStatistics`.
         arrays: the flat arrays that hold them.
         flat_parameters, flat_gradients, flat_state: the same arrays; of the gradients, slot 0. A
             replica for inference whose `flat_parameters` or `arrays` were read computes everything
@@ -133,6 +169,7 @@ class Replica:
         self.context = Context(seed=seed, bounds=np.zeros(max(shards, 1) + 1, np.int64))
         self._merges = plan.merges
         self.updates = 0
+        self.sum_statistics: SumStatistics = sum_of_one_rank(plan)
         self.notes: dict[str, str] = {}
         layout, slots = plan.layout, plan.gradient_slots
         if arrays is not None:
@@ -145,6 +182,14 @@ class Replica:
         self.state = {
             name: NamedArrays(layout, flat, memory) for name, flat in self.flat_state.items()
         }
+        self._flat_statistics = memory.zeros((max(plan.statistics.size, 1),), plan.dtype)
+        self.statistics = NamedArrays(
+            plan.statistics, self._flat_statistics, memory, self._count_write
+        )
+        for slot in plan.statistics.slots:
+            assert isinstance(slot.parameter.init, Constant)
+            values = np.full(slot.parameter.shape, slot.parameter.init.value, plan.dtype)
+            self.statistics[slot.name] = values
         if plan.training:
             self.slot_sums = self.gradient_slots[:, layout.size : layout.size + len(SUMS)]
             self._loss_sums = self.flat_gradients[layout.size : layout.size + len(SUMS)]
@@ -161,9 +206,12 @@ class Replica:
         maps = plan.network.nodes[-1].output_maps[1:] != (1, 1)
         self._reorders_targets = backend.channels_last and maps
         self._update_kernels: dict[tuple[int, int], Kernel] = {}
+        self._clippings: dict[tuple[int, int], Clipping] = {}
         self.stages = self._bind()
         if plan.training:
             self.update_kernel()
+        if arrays.squares is not None:
+            self._clipping(slice(0, plan.layout.size))
 
     @property
     def arrays(self) -> FlatArrays:
@@ -187,17 +235,20 @@ class Replica:
         span = slice(buffer.offset, buffer.offset + buffer.nbytes)
         return self._arena[span].view(buffer.dtype).reshape(shape)
 
-    def _group_arrays(self, group: Group) -> dict[str, NDArray[Any]]:
+    def _group_arrays(self, group: Group, *, backward: bool = False) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a group; those of its backward pass differ with recomputation."""
         needs = self.backend.needs(group, self.plan.setting)
-        locals_ = {"x", "y", "dx", "dy", *needs.buffers}
+        locals_ = {*group.tensors, *needs.buffers}
         arrays: dict[str, NDArray[Any]] = {}
         if self.backend.supports_shards and self.plan.training:
             arrays["bounds"], arrays["merges"] = self.context.bounds, self._merges
             arrays["gradient_slots"] = self.gradient_slots
+        name_of = self.plan.backward_tensor_name if backward else self.plan.tensor_name
         for local in sorted(locals_):
-            name = self.plan.tensor_name(group, local)
+            name = name_of(group, local)
             if name in self._views:
                 arrays[local] = self._views[name]
+        arrays.update(self._statistics_arrays(group))
         single = sum(1 for node in group.nodes if node.parameters) == 1
         for parameter in group.parameters:
             slot = self.plan.layout[parameter.name]
@@ -213,6 +264,18 @@ class Replica:
                     arrays[f"{prefix}d{short}_slots"] = flat[slot.start :]
         return arrays
 
+    def _statistics_arrays(self, group: Group) -> dict[str, NDArray[Any]]:
+        """Return the arrays that training updates without gradients, by local name."""
+        nodes = [node for node in group.nodes if node.statistics]
+        arrays = {}
+        for node in nodes:
+            for statistic in node.statistics:
+                slot = self.plan.statistics[statistic.name]
+                owner, _, short = statistic.name.rpartition(".")
+                local = short if len(nodes) == 1 else f"{owner}.{short}"
+                arrays[local] = self._flat_statistics[slot.start : slot.stop]
+        return arrays
+
     def _bind(self) -> list[tuple[Stage, Kernel]]:
         """Return every stage except load and update with its kernel, in order."""
         plan = self.plan
@@ -220,6 +283,19 @@ class Replica:
         for group in plan.groups:
             bound = self.backend.bind(group, self._group_arrays(group), self)
             kernels.update({(group.name, phase): kernel for phase, kernel in bound.items()})
+            if plan.recomputed:
+                kernels.update(self._bind_backward(group))
+        for name, additions in plan.additions.items():
+            kernels[name, Phase.BACKWARD_ADD] = self.backend.bind_additions(
+                self,
+                [
+                    GradientAddition(
+                        self._views[plan.resolve(a.target)], self._views[plan.resolve(a.source)],
+                        a.copies,
+                    )
+                    for a in additions
+                ],
+            )  # fmt: skip
         last = plan.groups[-1].tail.name
         rows = (plan.batch_size, plan.network.num_outputs)
         gradient = self._views[plan.resolve(f"d{last}")].reshape(rows) if plan.training else None
@@ -229,6 +305,18 @@ class Replica:
         )  # fmt: skip
         outside = (Phase.LOAD, Phase.UPDATE)
         return [(s, kernels[s.group, s.phase]) for s in plan.stages if s.phase not in outside]
+
+    def _bind_backward(self, group: Group) -> dict[tuple[str, Phase], Kernel]:
+        """Return the kernels of the backward pass of a group, which reads recomputed buffers."""
+        locals_ = {*group.tensors, *self.backend.needs(group, self.plan.setting).buffers}
+        names = self.plan.tensor_name, self.plan.backward_tensor_name
+        if all(names[0](group, local) == names[1](group, local) for local in locals_):
+            return {}
+        bound = dict(self.backend.bind(group, self._group_arrays(group, backward=True), self))
+        if Phase.FORWARD in bound:
+            bound[Phase.BACKWARD_RECOMPUTE] = bound.pop(Phase.FORWARD)
+        bound.pop(Phase.STATISTICS, None)
+        return {(group.name, phase): kernel for phase, kernel in bound.items()}
 
     def __repr__(self) -> str:
         plan = self.plan
@@ -444,7 +532,38 @@ class Replica:
             learning_rate: of this update.
         """
         everything = slice(0, self.plan.layout.size)
+        if self._arrays.squares is not None:
+            self.add_squares(everything)
+            self.clip(everything)
         self.update_slice(everything, learning_rate, number=self.updates + 1)
+
+    def add_squares(self, elements: slice) -> None:
+        """Compute the sums of squares of some elements of the gradient, for `clip`."""
+        self._clipping(elements).add_squares()
+
+    def clip(self, elements: slice) -> None:
+        """Clip some elements of the gradient by the global norm.
+
+        The sums of squares of all elements must be complete.
+        """
+        squares, clip_norm = self._arrays.squares, self.plan.optimizer.clip_norm
+        assert squares is not None
+        assert clip_norm is not None
+        factor = clip_factor(squares, clip_norm)
+        if factor != 1.0:  # Also if it is NaN.
+            self._clipping(elements).scale(factor)
+
+    def _clipping(self, elements: slice) -> Clipping:
+        """Return the kernels that clip `elements` of the flat gradient."""
+        key = elements.start, elements.stop
+        if key not in self._clippings:
+            squares = self._arrays.squares
+            assert squares is not None, "the plan clips no gradients, or a device does"
+            rows = slice(elements.start // ALIGNMENT, elements.stop // ALIGNMENT)
+            self._clippings[key] = self.backend.bind_clipping(
+                self, self.flat_gradients[elements], squares[rows]
+            )
+        return self._clippings[key]
 
     def update_slice(self, elements: slice, learning_rate: float, *, number: int) -> None:
         """Apply the update rule to some elements of the flat arrays.
@@ -604,14 +723,15 @@ def segments(plan: Plan, elements: slice) -> Sequence[tuple[int, int, float]]:
     runs: list[tuple[int, int, float]] = []
     slots = plan.layout.slots
     for i, slot in enumerate(slots):
+        decay = plan.optimizer.decay_of(slot.parameter)
         end = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
         start, stop = max(slot.start, first) - first, min(end, last) - first
         if start >= stop:
             continue
-        if runs and runs[-1][2] == slot.parameter.weight_decay:
-            runs[-1] = (runs[-1][0], stop, runs[-1][2])
+        if runs and runs[-1][2] == decay:
+            runs[-1] = (runs[-1][0], stop, decay)
         else:
-            runs.append((start, stop, slot.parameter.weight_decay))
+            runs.append((start, stop, decay))
     return runs
 
 

@@ -1,4 +1,7 @@
-"""Ranks and gradient sums. Each method of summing is imported when it is selected."""
+"""Ranks, gradient sums and sums of batch statistics.
+
+Each method of summing is imported when it is selected.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dptrain.errors import UserError, suggest
 if TYPE_CHECKING:
     from dptrain.backends.replica import Replica
     from dptrain.comm.base import GradientSum
+    from dptrain.comm.statistics import StatisticsSum
     from dptrain.comm.world import World
     from dptrain.plan.buckets import Bucket
 
@@ -16,12 +20,16 @@ STRATEGIES = ("mirrored", "central")
 """Names that users may pass, the default first."""
 
 TRANSPORTS = ("auto", "shared", "peer", "nccl", "mpi", "host")
-"""How gradients are transferred between ranks.
+"""How gradients and batch statistics are transferred between ranks.
 
 Ranks that compute on CPUs use ``shared``, memory that the ranks of a node share, or ``mpi``, an
 all-reduce. Ranks that compute on GPUs use ``peer`` (peer-to-peer memory within a node), ``nccl``,
 ``mpi`` (GPU addresses are passed to MPI), or ``host`` (gradients are staged through host memory).
 ``host`` means ``mpi`` on CPUs. ``auto`` takes the first of these that is available."""
+
+BATCH_NORM_MODES = ("global", "rank")
+"""Whose statistics a batch normalisation uses in training: those of the global minibatch, or of the
+part of each rank. The default comes first."""
 
 
 def make_gradient_sum(
@@ -70,6 +78,39 @@ def make_gradient_sum(
         several = world.local_size < world.size
         return (SharedNodesSum if several else SharedSum)(world, replica, buckets)
     return _sum_by_mpi(strategy, world, replica, buckets, passes_gpu_memory=transport == "mpi")
+
+
+def make_statistics_sum(world: World, replica: Replica, transport: str) -> StatisticsSum | None:
+    """Return the sum of batch statistics over the ranks.
+
+    Args:
+        world: the ranks; every rank calls this.
+        replica: has the statistics.
+        transport: how its gradients are transferred: `GradientSum.transport`.
+
+    Returns:
+        None if there is nothing to sum: one rank, or a network without such statistics.
+
+    Raises:
+        AgreedError: memory cannot be shared; on every rank.
+    """
+    if world.size == 1 or not replica.plan.network.statistics:
+        return None
+    if transport in ("peer", "nccl"):
+        from dptrain.comm.nccl import Nccl
+        from dptrain.comm.peer import Peers
+        from dptrain.comm.statistics_devices import EnqueuedStatisticsSum
+
+        return EnqueuedStatisticsSum(world, replica, Peers if transport == "peer" else Nccl)
+    if transport == "shared":
+        from dptrain.comm.statistics_shared import SharedNodesStatisticsSum, SharedStatisticsSum
+
+        several = world.local_size < world.size
+        shared = SharedNodesStatisticsSum if several else SharedStatisticsSum
+        return shared(world, replica.plan)
+    from dptrain.comm.statistics_mpi import MpiStatisticsSum
+
+    return MpiStatisticsSum(world, replica.plan, replica.memory)
 
 
 def _sum_by_mpi(

@@ -30,6 +30,8 @@ class GradientSum(ABC):
     sums reach every rank with every method.
 
     Attributes:
+        before_update: called before `update` changes parameters, when the gradients are summed; by
+            ranks that update parameters alone. None calls nothing.
         world: the ranks.
         gradients: the array that is summed, (num_parameters + 16,), in host or device memory.
         num_parameters: elements of the flat arrays, padding included.
@@ -67,6 +69,7 @@ class GradientSum(ABC):
         self.world, self.gradients, self.buckets = world, gradients, buckets
         self.num_parameters = num_parameters
         self.on_bucket_summed: Callable[[int], None] | None = None
+        self.before_update: Callable[[], None] | None = None
         self._num_started = 0
 
     @property
@@ -103,7 +106,15 @@ class GradientSum(ABC):
             update_slice: updates a slice of this rank's parameters.
             learning_rate: of the update.
         """
+        if self.before_update is not None:
+            self.before_update()
         update_slice(slice(0, self.num_parameters), learning_rate)
+
+    def share_squares(self) -> None:
+        """Wait until `FlatArrays.squares` is complete; all ranks that update call this.
+
+        By default every rank that updates has the whole gradient, and computes all by itself.
+        """
 
     def finish_and_update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
         """Finish the sum, and update all parameters.

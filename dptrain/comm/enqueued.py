@@ -34,6 +34,13 @@ class Carrier(ABC):
     def broadcast(self, array: Array) -> None:
         """Replace the array by that of rank 0 on every rank."""
 
+    @abstractmethod
+    def sum_statistics(self, array: Array) -> None:
+        """Replace an array of float64 by Σ_r x_r on every rank, with the same bits.
+
+        Any array of up to `Shared.statistics` elements may be passed.
+        """
+
     transport: ClassVar[str]
     """Its name in `dptrain.comm.TRANSPORTS`."""
 
@@ -47,15 +54,17 @@ class Carrier(ABC):
 
 @dataclass(frozen=True)
 class Shared:
-    """Arrays that a carrier is used with, float32, of equal sizes on all ranks.
+    """What a carrier is used with: arrays of float32, of equal sizes on all ranks.
 
     Attributes:
         all_reduced, reduced, broadcast: by operation; sizes are multiples of 16 bytes.
+        statistics: largest number of float64 elements that `Carrier.sum_statistics` receives.
     """
 
     all_reduced: Sequence[Array] = ()
     reduced: Sequence[Array] = ()
     broadcast: Sequence[Array] = ()
+    statistics: int = 0
 
 
 Connect = Callable[[World, Replica, Shared], Carrier]

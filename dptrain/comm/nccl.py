@@ -48,6 +48,13 @@ class Nccl(Carrier):
             self.nccl.NCCL_FLOAT32, 0, self.device.stream_address,
         )  # fmt: skip
 
+    def sum_statistics(self, array: Array) -> None:
+        address = self.device.address(array)
+        self.communicator.allReduce(
+            address, address, array.size,
+            self.nccl.NCCL_FLOAT64, self.nccl.NCCL_SUM, self.device.stream_address,
+        )  # fmt: skip
+
     def close(self) -> None:
         # This waits forever if a graph that was captured with the communicator still exists.
         self.communicator.destroy()

@@ -23,6 +23,8 @@ from dptrain.plan.flat import SUMS
 VECTOR = 4
 """Numbers that ``all_reduce.cu`` sends by one instruction: 16 bytes."""
 VECTOR_BYTES = 4 * VECTOR
+DOUBLES = 2
+"""The same, in numbers of float64."""
 
 EMPTY = 0xFFFFFFFF
 """Bits of a number that has not arrived, as in ``all_reduce.cu``."""
@@ -159,6 +161,8 @@ class Peers(Carrier):
         for array in shared.reduced:
             vectors = self._add_channel(array, vectors, senders=self.size)
         vectors = vectors if world.is_rank_zero else received
+        if shared.statistics:
+            vectors = self._add_statistics_channel(shared.statistics, vectors)
         self._buffers = ReceiveBuffers(world, self.device, vectors)
         self.memory_bytes = vectors * VECTOR_BYTES
 
@@ -175,6 +179,15 @@ class Peers(Carrier):
         # Double buffering: a sum writes to one half while the other is still read.
         return start + 2 * (2 * self.size * share or senders * count)
 
+    def _add_statistics_channel(self, size: int, start: int) -> int:
+        """Add a channel for up to `size` numbers of float64; return where the next one begins."""
+        self._sum_float64 = self.device.function(
+            "all_reduce.cu", "one_shot_all_reduce_float64", RANKS=self.size
+        )
+        counters = self.device.zeros((BLOCKS,), "uint32")
+        self._statistics = Channel(np.int64(start), -(-size // DOUBLES), 0, counters)
+        return start + 2 * self.size * self._statistics.count
+
     def all_reduce(self, array: Array) -> None:
         channel = self._channels[self.device.address(array)]
         if channel.share:
@@ -188,14 +201,22 @@ class Peers(Carrier):
     def broadcast(self, array: Array) -> None:
         self._launch(self._one_shot, array, 1, self.size)
 
+    def sum_statistics(self, array: Array) -> None:
+        channel = self._statistics
+        assert array.size <= DOUBLES * channel.count, "the sum is too large for its channel"
+        self._launch_on(channel, self._sum_float64, array, array.size, channel.count)
+
     def _launch(self, kernel: Function, array: Array, *numbers: int) -> None:
         channel = self._channels[self.device.address(array)]
-        counts = np.int32(channel.count), *map(np.int32, numbers)
+        self._launch_on(channel, kernel, array.view("uint32"), channel.count, *numbers)
+
+    def _launch_on(self, channel: Channel, kernel: Function, array: Array, *numbers: int) -> None:
+        counts = map(np.int32, numbers)
         state = self.rank, channel.counters, self._timed_out, self._loss_sums, self._timeout_ns
         kernel(
             (channel.blocks, 1, 1),
             (THREADS, 1, 1),
-            [array.view("uint32"), *counts, self._buffers.addresses, channel.start, *state],
+            [array, *counts, self._buffers.addresses, channel.start, *state],
         )
 
     def close(self) -> None:

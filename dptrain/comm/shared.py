@@ -38,12 +38,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.flat_arrays import FlatArrays, state_names
+from dptrain.backends.flat_arrays import FlatArrays, clips, num_squares, state_names
 from dptrain.backends.numba.contributions import bind_sum
-from dptrain.backends.numba.entries import address_of
-from dptrain.backends.numba.gates import GATE_BYTES, interpreted_arrive, interpreted_pass
+from dptrain.backends.numba.gates import GATE_BYTES
 from dptrain.comm.base import GradientSum, UpdateSlice
-from dptrain.comm.deadline import Deadline
+from dptrain.comm.gates import Gates
 from dptrain.comm.segment import map_segment
 from dptrain.comm.world import World
 from dptrain.plan.buckets import Bucket
@@ -57,16 +56,8 @@ if TYPE_CHECKING:
 PAGE = 4096
 """Alignment of arrays in the segment."""
 
-SPINS = 400_000
-"""Polls of a waiting rank that has a core for each thread: at least 13 ms (AMD EPYC, Zen 4). A rank
-that yields or sleeps while another program uses its core gets it back after a time slice of some
-milliseconds; then it is late for the next gate, where the other ranks yield and sleep."""
-
-OVERSUBSCRIBED_SPINS = 20
-"""Polls if threads share cores: a rank that polls takes time slices from those that compute."""
-
-SLEEP_NS = 100_000_000
-"""Longest sleep before signals and the deadline are checked."""
+SQUARE_BYTES = 8
+"""Size of an element of `FlatArrays.squares`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +92,7 @@ class _SegmentLayout:
         gates, loss_sums: offsets of the gates, and of the copies of the loss sums.
         flat: offsets of the parameters and of the arrays of the optimizer state.
         gradients: offset of the gradient slots of each rank.
+        squares: offset of the sums of squares; None without gradient clipping.
         size: of the segment.
     """
 
@@ -113,6 +105,7 @@ class _SegmentLayout:
         flat_bytes = plan.layout.size * plan.itemsize
         self.flat = [self._append(flat_bytes) for _ in ("parameters", *state_names(plan))]
         self.gradients = [self._append(count * self._slot_bytes) for count in counts]
+        self.squares = self._append(num_squares(plan) * SQUARE_BYTES) if clips(plan) else None
 
     def _append(self, size_bytes: int) -> int:
         """Extend the segment by an array; return its offset."""
@@ -145,6 +138,10 @@ class _SegmentLayout:
         begin = self.gradients[local_rank]
         ranges = [(at + start, at + stop) for at in self.flat]
         ranges.append((begin, begin + self._counts[local_rank] * self._slot_bytes))
+        if self.squares is not None:
+            first, last = (self.squares + i // ALIGNMENT * SQUARE_BYTES
+                           for i in (mine.start, mine.stop))  # fmt: skip
+            ranges.append((first, last))
         return ranges if local_rank else [*ranges, (0, self.flat[0])]
 
 
@@ -175,6 +172,9 @@ def share_arrays(world: World, plan: Plan) -> SharedArrays:
         parameters=parameters,
         gradients=view(segment.gradients[me], counts[me], plan.layout.gradient_size),
         state=dict(zip(state_names(plan), state, strict=True)),
+        squares=None
+        if segment.squares is None
+        else np.frombuffer(mapped, np.float64, num_squares(plan), segment.squares),
         is_owner=world.first_on_node(),
         is_shared=True,
         gates=gates.reshape(segment.num_gates, -1),
@@ -215,9 +215,6 @@ class SharedSum(GradientSum):
         size = replica.plan.layout.size
         super().__init__(world, replica.flat_gradients, size, buckets)
         self._arrays = replica.arrays
-        self._gates = [address_of(gate) for gate in self._arrays.gates]
-        assert len(buckets) < len(self._gates), "more buckets than gates"
-        self._spins = OVERSUBSCRIBED_SPINS if world.is_crowded else SPINS
         self._rounds = [0] * len(buckets)
         first, last = self._arrays.first_slots[world.local_rank :][:2]
         self._own_loss_sums = self._arrays.gradients[:, size:]
@@ -226,7 +223,8 @@ class SharedSum(GradientSum):
         # One rank compiles, the others then find the kernels in the cache.
         if not world.first_on_node():
             world.node_barrier()
-        self._arrive, self._pass = interpreted_arrive(), interpreted_pass()
+        self._gates = Gates(world, self._arrays.gates)
+        assert len(buckets) < len(self._gates), "more buckets than gates"
         mine = [slices[world.local_rank] for slices in self._slices]
         self._sums = [self._bind(replica, part) if part.stop > part.start else [] for part in mine]
         self._loss_sums = self._place_loss_sums()
@@ -273,7 +271,12 @@ class SharedSum(GradientSum):
         self.update(update_slice, learning_rate)
         self._num_started = 0
 
+    def share_squares(self) -> None:
+        self._synchronize("the ranks of this node to compute the norm of the gradient")
+
     def update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
+        if self.before_update is not None:
+            self.before_update()
         for part in self._parts:
             update_slice(part, learning_rate)
         self._synchronize("the ranks of this node to update their parameters")
@@ -287,7 +290,7 @@ class SharedSum(GradientSum):
     def _start(self, bucket: int) -> None:
         if bucket == len(self.buckets) - 1:
             self._published_loss_sums[...] = self._own_loss_sums
-        self._rounds[bucket] = self._arrive(self._gates[bucket], self.world.local_size)
+        self._rounds[bucket] = self._gates.arrive(bucket)
 
     def _poll(self) -> None:
         """Do nothing: a rank sums when its backward pass has ended."""
@@ -302,7 +305,7 @@ class SharedSum(GradientSum):
     def _sum_slices(self, buckets: Any) -> None:
         """Sum this rank's slices of some buckets over the ranks of the node, and the loss sums."""
         for bucket in buckets:
-            self._wait(bucket, self._rounds[bucket], "the gradients of the ranks of this node")
+            self._wait(bucket)
             for launch in self._sums[bucket]:
                 launch()
             if bucket == len(self.buckets) - 1:
@@ -329,18 +332,9 @@ class SharedSum(GradientSum):
     def _synchronize(self, what: str) -> None:
         """Wait until all ranks of the node call this method."""
         last = len(self._gates) - 1
-        self._wait(last, self._arrive(self._gates[last], self.world.local_size), what)
+        self._gates.wait(last, self._gates.arrive(last), what)
 
-    def _wait(self, gate: int, number: int, what: str) -> None:
-        """Wait until all ranks of the node have arrived at a gate.
-
-        Raises:
-            RankTimeoutError: the wait took longer than the world's timeout; names `what`.
-        """
-        address = self._gates[gate]
-        if self._pass(address, number, self._spins, SLEEP_NS):
-            return
-        deadline = Deadline(self.world.timeout)
-        while not self._pass(address, number, 0, SLEEP_NS):
-            if deadline.has_passed():
-                raise self.world.timeout_error(what, deadline.waited_s)
+    def _wait(self, bucket: int) -> None:
+        """Wait for the gradients of a bucket of all ranks of the node."""
+        what = "the gradients of the ranks of this node"
+        self._gates.wait(bucket, self._rounds[bucket], what)

@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 
 from dptrain.backends.memory import aligned_zeros
 from dptrain.backends.numba.contributions import bind_sum
-from dptrain.backends.numba.gates import ROUND
 from dptrain.comm.base import GradientSum
 from dptrain.comm.shared import SharedSum
 from dptrain.comm.world import PIECE, Nodes, World, pieces
@@ -184,7 +183,7 @@ class SharedNodesSum(SharedSum):
         """Start the transfer of buckets that all ranks of the node have written."""
         while self._num_exchanged < self._num_started:
             bucket = self._num_exchanged
-            if self._arrays.gates[bucket, ROUND // 4] == self._rounds[bucket]:
+            if not self._gates.is_open(bucket, self._rounds[bucket]):
                 break
             self._sum_slices([bucket])
         for _, requests in self._active:
@@ -193,7 +192,7 @@ class SharedNodesSum(SharedSum):
     def _sum_slices(self, buckets: Iterable[int]) -> None:
         for bucket in buckets:
             if bucket >= self._num_exchanged:
-                self._wait(bucket, self._rounds[bucket], "the gradients of the ranks of this node")
+                self._wait(bucket)
                 self._exchange(bucket)
 
     def _exchange(self, bucket: int) -> None:

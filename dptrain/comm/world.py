@@ -252,12 +252,14 @@ class World:
         """
         self._poll(request, what, _NAP_S)
 
-    def _poll(self, request: MPI.Request, what: str, nap_s: float) -> None:
+    def _poll(
+        self, request: MPI.Request, what: str, nap_s: float, timeout_s: float | None = None
+    ) -> None:
         # On 2 cores, an all-reduce of 0.9 MB takes 0.17 ms with a loop of tests, 0.18 ms with a
         # yield between tests and 0.7 ms with sleeps of 50 µs for 2 ranks; 27, 1.5 and 2.5 ms for 4
         # ranks. If other programs compute on the same cores, a yield costs a rank its core for
         # milliseconds: 10 ms with yields, 0.5 ms without for 2 ranks.
-        deadline = Deadline(self.timeout)
+        deadline = Deadline(self.timeout if timeout_s is None else timeout_s)
         patience = _PATIENCE_S if nap_s == _NAP_S else 0.0
         while not request.Test():
             if deadline.waited_s > patience:
@@ -293,10 +295,15 @@ class World:
         if self.comm is not None:
             self._poll(self.comm.Ibarrier(), "all ranks to arrive", _QUIET_NAP_S)
 
-    def node_barrier(self) -> None:
-        """`barrier` among the ranks of this node."""
+    def node_barrier(self, timeout_s: float = 0.0) -> None:
+        """`barrier` among the ranks of this node.
+
+        Args:
+            timeout_s: seconds after which the job ends, if they are more than `timeout`.
+        """
         if self._node is not None:
-            self._poll(self._node.Ibarrier(), "the ranks of this node to arrive", _QUIET_NAP_S)
+            request, what = self._node.Ibarrier(), "the ranks of this node to arrive"
+            self._poll(request, what, _QUIET_NAP_S, max(timeout_s, self.timeout))
 
     # Arrays.
 

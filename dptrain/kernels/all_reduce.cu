@@ -21,6 +21,11 @@
 // `timed_out` is set, all waits end, and the loss sums become NaN. They decide about the update of
 // parameters and are checked by the host.
 //
+// Statistics of a minibatch are float64, two elements in a packet, of which each half is a flag of
+// its own. Sums of different lengths share a channel and have the same grid. A half is not
+// overwritten too early either: the kernels of a rank run one after the other, so a packet of the
+// previous sum shows that its sender has completed the sum before it.
+//
 // Launch: the same grid on all ranks, one-dimensional blocks (dptrain/comm/peer.py); RANKS is the
 // number of ranks.
 //
@@ -80,6 +85,20 @@ __device__ inline Packet without_empty(Packet packet) {
     for (int k = 0; k < 4; ++k)
         if (packet.at[k] == EMPTY) packet.at[k] = NOT_A_NUMBER;
     return packet;
+}
+
+// The same for two elements of float64, whose low words may have any bits: 0xFFFFFFFF is sent as
+// 0xFFFFFFFE, a change of one unit in the last place, which the sender applies to its own element.
+__device__ inline Packet without_empty_float64(Packet packet) {
+    for (int k = 0; k < 4; k += 2) {
+        if (packet.at[k] == EMPTY) packet.at[k] = EMPTY - 1;
+        if (packet.at[k + 1] == EMPTY) packet.at[k + 1] = NOT_A_NUMBER;
+    }
+    return packet;
+}
+
+__device__ inline double element_float64(const Packet& packet, int k) {
+    return __hiloint2double((int)packet.at[2 * k + 1], (int)packet.at[2 * k]);
 }
 
 // A channel's part of the inboxes, as one rank sees it.
@@ -225,6 +244,42 @@ extern "C" __global__ void two_shot_all_reduce(Packet* x, int count, int shard, 
 #pragma unroll
         for (int from = 0; from < RANKS; ++from)
             if (from != rank && from < senders) x[from * shard + i] = received[from];
+    }
+    close_channel(channel, call_counts, loss_sums);
+}
+
+// One-shot all-reduce of float64: x (count,) elements, at most 2 * capacity. `capacity` is the number
+// of packets that the channel has for each sender. The other arguments are as above.
+extern "C" __global__ void one_shot_all_reduce_float64(double* x, int count, int capacity,
+                                                       COMMON_PARAMETERS) {
+    wait_for_previous_kernel();
+    Channel channel = open_channel(inboxes, start, (long long)RANKS * capacity, rank, call_counts,
+                                   timed_out, timeout_ns);
+    const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    for (int i = first; 2 * i < count; i += step) {
+        Packet own;
+        for (int k = 0; k < 2; ++k) {
+            const double value = 2 * i + k < count ? x[2 * i + k] : 0.0;
+            own.at[2 * k] = (unsigned)__double2loint(value);
+            own.at[2 * k + 1] = (unsigned)__double2hiint(value);
+        }
+        own = without_empty_float64(own);
+#pragma unroll
+        for (int k = 1; k < RANKS; ++k) {
+            const int to = (rank + k) % RANKS;
+            store_packet(channel.slot(to, rank, capacity, i), own);
+        }
+        Packet received[RANKS];
+        channel.receive(received, RANKS, capacity, i);
+        for (int k = 0; k < 2 && 2 * i + k < count; ++k) {
+            double total = 0.0;
+#pragma unroll
+            for (int from = 0; from < RANKS; ++from) {
+                const double value = element_float64(from == rank ? own : received[from], k);
+                total = from ? total + value : value;
+            }
+            x[2 * i + k] = total;
+        }
     }
     close_channel(channel, call_counts, loss_sums);
 }

@@ -7,17 +7,50 @@
 // fly (`Gradient` of epilogue.cuh).
 //
 // Algorithm: implicit GEMM. Rows of C are input pixels, columns are input channels, and the sum
-// runs over (r, s, k). Terms whose output pixel does not exist, such as those that a stride skips,
-// are zero.
+// runs over (r, s, k). Terms whose output pixel does not exist are zero.
 //
-// Launch: grid (ceil(N · H · W / TILE_M), ceil(C / TILE_N)), block (THREADS, K_GROUPS); dynamic
-// shared memory as computed by dptrain/backends/cuda/gemm_tiles.py.
+// With strides, only the taps r with (h + pad_top − r) % stride_h = 0 have an output pixel. All input
+// rows h with the same remainder have the same taps, and so have columns. blockIdx.z selects a class
+// of pixels with equal remainders (`StrideClass`), whose sum runs over its own taps only: with 3 × 3
+// filters and stride 2, the four classes have 1, 2, 2 and 4 of the 9 taps.
+//
+// If ADD_GRADIENT, the result is added to dx: to the gradient that other layers with the same input
+// have stored.
+//
+// Launch: grid (ceil(N · ceil(H / stride_h) · ceil(W / stride_w) / TILE_M), ceil(C / TILE_N),
+// stride_h · stride_w), block (THREADS, K_GROUPS); dynamic shared memory as computed by
+// dptrain/backends/cuda/gemm_tiles.py.
 //
 // Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 
 #include "conv2d.cuh"
 
-// A pack of the sum over (r, s, k), split into vectors of OUT_VECTOR filters of one tap.
+// 1 if a stride is not 1.
+#ifndef STRIDED
+#define STRIDED 0
+#endif
+
+// The input pixels (row + i · stride_h, column + j · stride_w) of all samples, with i < height and
+// j < width, and their taps (first_r + m · stride_h, first_s + n · stride_w), with m < rows and
+// n < columns.
+struct StrideClass {
+    int row, column, height, width, first_r, first_s, rows, columns;
+
+    __device__ StrideClass(const Geometry& g, int number) {
+        // The classes with most taps come first if the padding is 1.
+        number = g.stride_h * g.stride_w - 1 - number;
+        row = number / g.stride_w, column = number % g.stride_w;
+        height = (g.height - row + g.stride_h - 1) / g.stride_h;
+        width = (g.width - column + g.stride_w - 1) / g.stride_w;
+        first_r = (row + g.pad_top) % g.stride_h, first_s = (column + g.pad_left) % g.stride_w;
+        rows = max((g.r - first_r + g.stride_h - 1) / g.stride_h, 0);
+        columns = max((g.s - first_s + g.stride_w - 1) / g.stride_w, 0);
+    }
+    __device__ int taps() const { return rows * columns; }
+    __device__ int pixels(int samples) const { return samples * height * width; }
+};
+
+// A pack of the sum over (m, n, k), split into vectors of OUT_VECTOR filters of one tap.
 struct FilterTap {
     int row, column, filter;
 };
@@ -26,11 +59,11 @@ struct FilterTaps {
     FilterTap at[PACK / OUT_VECTOR];
 };
 
-// Operand A: row i is an input pixel.
+// Operand A: row i is an input pixel of the class.
 struct Gradients {
     static constexpr bool K_MAJOR = true;
     struct Outer {
-        // With stride 1: the last output pixel whose patch contains this pixel.
+        // The output pixel of the first tap. Further taps are above and to the left of it.
         int sample, row, column;
     };
     using Inner = FilterTaps;
@@ -38,21 +71,25 @@ struct Gradients {
 
     Gradient dz;
     Geometry g;
+    StrideClass own;
     int pixels;
 
     __device__ Outer outer(int i) const {
         if (i >= pixels) return {0, OUTSIDE, OUTSIDE};
-        const int row = i / g.width;
-        return {row / g.height, row % g.height + g.pad_top, i % g.width + g.pad_left};
+        const int line = i / own.width;
+        return {line / own.height, line % own.height + (own.row + g.pad_top) / g.stride_h,
+                i % own.width + (own.column + g.pad_left) / g.stride_w};
     }
     __device__ Inner inner(int k) const {
         Inner taps;
 #pragma unroll
         for (int v = 0; v < PACK; v += OUT_VECTOR) {
-            const unsigned at = k + v, filters = g.filters, pixel = at / filters;
-            const int row = pixel / unsigned(g.s), column = pixel % unsigned(g.s);
+            const unsigned at = k + v, filters = g.filters, tap = at / filters;
+            // A class without taps has no terms.
+            const unsigned columns = max(own.columns, 1);
+            const int row = tap / columns, column = tap % columns;
             // Beyond the last tap: further down than any patch.
-            taps.at[v / OUT_VECTOR] = {row < g.r ? row : -OUTSIDE, column, int(at % filters)};
+            taps.at[v / OUT_VECTOR] = {row < own.rows ? row : -OUTSIDE, column, int(at % filters)};
         }
         return taps;
     }
@@ -61,11 +98,8 @@ struct Gradients {
 #pragma unroll
         for (int v = 0; v < PACK; v += OUT_VECTOR) {
             const FilterTap& t = taps.at[v / OUT_VECTOR];
-            // Tap r of the patch in output row (h + pad_top − r) / stride_h covers input row h, if
-            // that row exists.
-            const int below = p.row - t.row, beyond = p.column - t.column;
-            if (below < 0 || beyond < 0 || below % g.stride_h || beyond % g.stride_w) continue;
-            const int row = below / g.stride_h, column = beyond / g.stride_w;
+            const int row = p.row - t.row, column = p.column - t.column;
+            if (row < 0 || column < 0) continue;
             int height = g.out_height, width = g.out_width, y = row, x = column;
             if (EPILOGUE == 2) height /= 2, width /= 2, y /= 2, x /= 2;
             if (y >= height || x >= width) continue;
@@ -88,15 +122,20 @@ struct WeightsTransposed {
 
     const float* w;
     Geometry g;
+    StrideClass own;
 
     __device__ Outer outer(int c) const { return c; }
     __device__ Inner inner(int k) const {
         Inner offsets;
 #pragma unroll
         for (int v = 0; v < PACK; v += OUT_VECTOR) {
-            const int tap = unsigned(k + v) / unsigned(g.filters);
-            const int offset = tap * (g.channels - 1) * g.filters + k + v;
-            offsets.at[v / OUT_VECTOR] = tap < g.r * g.s ? offset : OUTSIDE;
+            const unsigned at = k + v, number = at / unsigned(g.filters);
+            const unsigned columns = max(own.columns, 1);
+            const int r = own.first_r + int(number / columns) * g.stride_h;
+            const int s = own.first_s + int(number % columns) * g.stride_w;
+            const int offset =
+                (r * g.s + s) * g.channels * g.filters + int(at % unsigned(g.filters));
+            offsets.at[v / OUT_VECTOR] = int(number) < own.taps() ? offset : OUTSIDE;
         }
         return offsets;
     }
@@ -113,6 +152,27 @@ struct WeightsTransposed {
     __device__ Pack<Number> value(const Raw& raw) const { return round_operands(raw); }
 };
 
+// Stores row i of C, a pixel of a class, in dx.
+struct StoreClass {
+    StorePlain<Number, IN_VECTOR, ADD_GRADIENT> plain;
+    Geometry g;
+    StrideClass own;
+    int pixels;
+
+    template <int M, int N>
+    __device__ void operator()(int row, int column, const float (&values)[M][N]) const {
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+            const int i = row + m * MEMBER_STEP;
+            if (i >= pixels) continue;
+            const int line = i / own.width, sample = line / own.height;
+            const int h = line % own.height * g.stride_h + own.row;
+            const int w = i % own.width * g.stride_w + own.column;
+            plain.pixel((sample * g.height + h) * g.width + w, column, values[m]);
+        }
+    }
+};
+
 // dy (samples, Ho, Wo, K), or pooled (samples, Ho / 2, Wo / 2, K); saved in the shape of dy: y for
 // a ReLU epilogue, the argmax (uint8) for a pooling epilogue; factor: scale of the kept outputs of
 // dropout; w (R, S, C, K) float32; dx (samples, H, W, C).
@@ -120,7 +180,17 @@ extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS
     conv2d_backward_input(const Number* dy, const Saved* saved, float factor, const float* w,
                           Number* dx, int samples, GEOMETRY_PARAMETERS) {
     const Geometry g = GEOMETRY_ARGUMENTS;
-    const int pixels = samples * g.height * g.width, taps = g.r * g.s * g.filters;
-    multiply(Gradients{{dy, saved, factor}, g, pixels}, WeightsTransposed{w, g}, 0, taps,
-             StorePlain<Number, IN_VECTOR>{dx, pixels, g.channels});
+    const StrideClass own(g, blockIdx.z);
+    const int pixels = own.pixels(samples), terms = own.taps() * g.filters;
+    const Gradients gradients{{dy, saved, factor}, g, own, pixels};
+    const StorePlain<Number, IN_VECTOR, ADD_GRADIENT> plain{dx, pixels, g.channels};
+#if STRIDED
+    if (ADD_GRADIENT && terms == 0) {
+        wait_for_previous_kernel();
+        return;
+    }
+    multiply(gradients, WeightsTransposed{w, g, own}, 0, terms, StoreClass{plain, g, own, pixels});
+#else
+    multiply(gradients, WeightsTransposed{w, g, own}, 0, terms, plain);
+#endif
 }

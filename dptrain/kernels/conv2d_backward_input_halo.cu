@@ -8,6 +8,8 @@
 // halo_tile.cuh). dz is computed from dy while halo tiles are loaded (`GradientSource` of
 // halo_tile.cuh).
 //
+// If ADD_GRADIENT, the result is added to dx, as in conv2d_backward_input.cu.
+//
 // Algorithm and launch: as in conv2d_forward_halo.cu, with channels in place of filters.
 //
 // Source: Chetlur et al., 2014, section 3 (implicit GEMM); PTX ISA (wgmma, TMA).
@@ -31,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
 #if FOLDED
     const StoreFolded store{dx, stored_input(g)};
 #else
-    const StorePlain<Number, IN_VECTOR> store{dx, samples * g.height * g.width, g.channels};
+    const StorePlain<Number, IN_VECTOR, ADD_GRADIENT> store{dx, samples * g.height * g.width, g.channels};
 #endif
     implicit_gemm(backward_view(g), source, samples, weights, store);
 }

@@ -202,7 +202,7 @@ struct HaloColumns {
 
     __device__ int at(int h) const { return (offset & 0xFFFFu) + (h ? offset >> 16 : 0u); }
     static __device__ constexpr int tap(int r, int s) {
-        return r * LINE_STRIDE + s * POSITION_STRIDE;
+        return r * LINE_STRIDE + s * LINE_SAMPLES * POSITION_STRIDE;
     }
 
     __device__ Number element(int column, int k) const {
@@ -408,14 +408,16 @@ __device__ inline Pack<float, 2> scalar_sums(int column, const Strip& block, con
 #pragma unroll 1
     for (int i = begin; i < end; ++i)
 #pragma unroll 1
-        for (int at = 0; at < STRIP_HEIGHT * width * POOL; ++at) {
-            const int p = i % strips * STRIP_HEIGHT + at / (width * POOL), q = at % (width * POOL);
-            if (p >= height * POOL) continue;
+        for (int at = 0; at < STRIP_HEIGHT * width * POOL * SAMPLES_ACROSS; ++at) {
+            const int sample = i / strips * SAMPLES_ACROSS + at % SAMPLES_ACROSS;
+            const int along = at / SAMPLES_ACROSS, q = along % (width * POOL);
+            const int p = i % strips * STRIP_HEIGHT + along / (width * POOL);
+            if (p >= height * POOL || sample >= block.samples) continue;
             // Padding counts, because zero times infinity is NaN.
-            const int source = block.stored.offset(i / strips, p + r - g.pad_top,
-                                                   q + s - g.pad_left, channel);
+            const int source = block.stored.offset(sample, p + r - g.pad_top, q + s - g.pad_left,
+                                                   channel);
             const float value = source < 0 ? 0.0f : to_float(round_operand(to_float(x[source])));
-            const int pixel = (i / strips * height + p / POOL) * width + q / POOL;
+            const int pixel = (sample * height + p / POOL) * width + q / POOL;
             for (int n = 0; n < 2; ++n)
                 sums.at[n] +=
                     value * dz.element(pixel * g.filters + filter + n, p % 2 * 2 + q % 2);
@@ -446,7 +448,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     const StoredMap stored = stored_input(layer);
     const int lines = EPILOGUE == 2 ? g.out_height / 2 * 2 : g.out_height;
     const int strips = (lines + STRIP_HEIGHT - 1) / STRIP_HEIGHT;
-    const int begin = blockIdx.z * split_strips, end = min(begin + split_strips, samples * strips);
+    const int all_strips = (samples + SAMPLES_ACROSS - 1) / SAMPLES_ACROSS * strips;
+    const int begin = blockIdx.z * split_strips, end = min(begin + split_strips, all_strips);
     // Channel tiles.
     const int tiles = FEW_CHANNELS ? 1 : (g.channels + TILE_CHANNELS - 1) / TILE_CHANNELS;
     const int tap_row = blockIdx.x / tiles * TAP_ROWS, channel = blockIdx.x % tiles * TILE_CHANNELS;
@@ -466,7 +469,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
                        reinterpret_cast<Number*>(dz), reinterpret_cast<Saved*>(dz + DZ)};
     };
     const auto strip = [&](int i) {
-        return Strip{g, stored, i / strips, i % strips * STRIP_HEIGHT, tap_row, channel, filter};
+        return Strip{g,       stored,
+                     samples, i / strips * SAMPLES_ACROSS, i % strips * STRIP_HEIGHT,
+                     tap_row, channel, filter};
     };
     // Load the units of strip i from `unit` on, divided among `warps` warps.
     const auto load_strip = [&](int i, int unit, int warps) {

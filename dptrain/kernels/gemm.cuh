@@ -41,6 +41,11 @@
 #define PREFETCH_WEIGHTS 0
 #endif
 
+// True if a gradient with respect to an input is added to what another kernel has stored.
+#ifndef ADD_GRADIENT
+#define ADD_GRADIENT 0
+#endif
+
 // True if tensor cores compute products of float32 from TF32 parts (mma.cuh).
 #ifndef TF32X3
 #define TF32X3 0
@@ -302,8 +307,21 @@ __device__ inline void write(T* row, int column, int columns, const V (&values)[
             *reinterpret_cast<Pack<T, PIECE>*>(row + column + v) = rounded<T, PIECE>(values + v);
 }
 
-// Store C (rows, columns) unchanged.
-template <class T, int STEP> struct StorePlain {
+// Add the elements of a row from `column` on, as `write` stores them, to `values`.
+template <int STEP, class T, int N>
+__device__ inline void add_stored(const T* row, int column, int columns, float (&values)[N]) {
+    constexpr int PIECE = STEP < N ? STEP : N;
+#pragma unroll
+    for (int v = 0; v < N; v += PIECE) {
+        if (column + v >= columns) continue;
+        const auto stored = *reinterpret_cast<const Pack<T, PIECE>*>(row + column + v);
+#pragma unroll
+        for (int k = 0; k < PIECE; ++k) values[v + k] += to_float(stored.at[k]);
+    }
+}
+
+// Store C (rows, columns) unchanged, or add it to what is stored if ADDS.
+template <class T, int STEP, bool ADDS = false> struct StorePlain {
     T* y;
     int rows, columns;
 
@@ -317,7 +335,14 @@ template <class T, int STEP> struct StorePlain {
     }
 
     template <int N> __device__ void pixel(int i, int column, const float (&values)[N]) const {
-        write<STEP>(y + i * columns, column, columns, values);
+        if constexpr (ADDS) {
+            float sums[N];
+            for (int v = 0; v < N; ++v) sums[v] = values[v];
+            add_stored<STEP>(y + i * columns, column, columns, sums);
+            write<STEP>(y + i * columns, column, columns, sums);
+        } else {
+            write<STEP>(y + i * columns, column, columns, values);
+        }
     }
 };
 

@@ -16,6 +16,11 @@
 // banks. wgmma reads this layout and TMA writes it (tma.cuh). Both derive the swizzle from address
 // bits, so slabs are aligned to 1024 bytes.
 //
+// If a map has less than eight columns, the pixels of ROW_SAMPLES samples alternate in a row: the
+// first pixels of all these samples, then their second pixels and so on. Adjacent pixels of a sample
+// are ROW_SAMPLES apart, and eight adjacent pixels of the tile are eight columns of a product. Such
+// a group of samples takes the part of a sample. TMA does not copy such rows.
+//
 // Source: PTX ISA, "Tensor Swizzling modes" and "Matrix descriptor format" of wgmma; Chetlur et
 // al., 2014, for implicit GEMM.
 
@@ -40,9 +45,14 @@
 #ifndef PADDED_CHANNELS
 #define PADDED_CHANNELS 0
 #endif
+#ifndef ROW_SAMPLES
+#define ROW_SAMPLES 1  // Samples whose pixels alternate in a row.
+#endif
 #ifndef FOLDED
 #define FOLDED 0  // 1 if the convolution has strides other than 1.
 #endif
+
+static_assert(ROW_SAMPLES == 1 || !TENSOR_MAPS, "a tensor map has rows of one sample");
 
 // True if a pack of channels is contiguous in memory and lies in one pixel.
 constexpr bool WHOLE_PACKS = !PADDED_CHANNELS && !FOLDED;
@@ -118,7 +128,7 @@ __device__ inline View make_view(int height, int width, int channels, int top, i
     // The pitch keeps the right padding of a row clear of the next row's map. Rows begin at
     // multiples of 128 bytes.
     constexpr int WHOLE = 8 / SLAB_PACKS;
-    const int padded = width + max(left, out_width + s - 1 - width - left);
+    const int padded = ROW_SAMPLES * (width + max(left, out_width + s - 1 - width - left));
     const int pitch = CROPPED_WIDTH ? CROPPED_WIDTH : (padded + WHOLE - 1) / WHOLE * WHOLE;
     return {height,    width, whole_steps(channels), top,   left,   out_height,
             out_width, r,     s,                     pitch, stored, filter,
@@ -210,7 +220,7 @@ __device__ inline int swizzled(int index) { return index ^ (index >> 3 & (SLAB_P
 struct HaloTile {
     const View& view;
     Number* numbers;
-    int samples;      // Rows beyond the last sample are zero.
+    int samples;      // Of the minibatch. Rows beyond the last sample are zero.
     int from, each;   // First pack of a pixel, and number of packs.
     int first, stop;  // Range of rows, counted from the padding above the first sample.
     int column;       // Column of the patches that begin in the tile's first column.
@@ -226,7 +236,7 @@ struct HaloTile {
     // Number of pixels and of packs, and the address of a pack. The patches of the last row reach
     // beyond it, unless the tile is cropped to whole patches.
     __device__ int pixels() const {
-        return (stop - first) * view.row_pitch + (CROPPED_WIDTH ? 0 : view.s - 1);
+        return (stop - first) * view.row_pitch + (CROPPED_WIDTH ? 0 : ROW_SAMPLES * (view.s - 1));
     }
     __device__ int packs() const { return pixels() * each; }
     __device__ Pack<Number>* pack(int at, int q) const {
@@ -247,9 +257,9 @@ struct HaloTile {
     // Offset of element v of pack i in memory, or -1 if it lies in the padding.
     __device__ int source(int i, int v = 0) const {
         const int at = i / each, y = first + at / view.row_pitch;
-        const int sample = y / view.rows_per_sample(),
+        const int along = at % view.row_pitch + column, x = along / ROW_SAMPLES - view.pad_left;
+        const int sample = y / view.rows_per_sample() * ROW_SAMPLES + along % ROW_SAMPLES,
                   row = y % view.rows_per_sample() - view.pad_top;
-        const int x = at % view.row_pitch + column - view.pad_left;
         const int offset = view.stored.offset(sample, row, x, (from + i % each) * PACK + v);
         return sample < samples ? offset : -1;
     }

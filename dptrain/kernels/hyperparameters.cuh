@@ -1,4 +1,4 @@
-// Indices into the array of values that change from step to step: float32 (4,) in device memory.
+// Indices into the array of values that change from step to step: float32 (5,) in device memory.
 // dptrain/backends/cuda/replica.py writes it before each step, so that a captured CUDA graph can be
 // launched again with new values.
 
@@ -8,3 +8,4 @@ constexpr int LEARNING_RATE = 0;    // Learning rate; for Adam divided by 1 − 
 constexpr int ADAM_CORRECTION = 1;  // For Adam: 1 / sqrt(1 − β₂ᵗ).
 constexpr int STOP_REQUESTED = 2;   // 1 if this rank requests a stop, else 0.
 constexpr int STEP_INDEX = 3;       // Index of the step, an unsigned integer stored as its bits.
+constexpr int DECAY_RATE = 4;       // For AdamW: the learning rate, not divided.

@@ -57,9 +57,11 @@ struct StoreFolded {
 #pragma unroll
         for (int v = 0; v < N; v += PIECE) {
             const int at = map.offset(p.sample, p.row, p.column, column + v);
-            if (at >= 0)
-                *reinterpret_cast<Pack<Number, PIECE>*>(dx + at) =
-                    rounded<Number, PIECE>(values + v);
+            if (at < 0) continue;
+            float piece[PIECE];
+            for (int k = 0; k < PIECE; ++k) piece[k] = values[v + k];
+            if (ADD_GRADIENT) add_stored<PIECE>(dx + at, 0, PIECE, piece);
+            *reinterpret_cast<Pack<Number, PIECE>*>(dx + at) = rounded<Number, PIECE>(piece);
         }
     }
 };
@@ -84,8 +86,9 @@ struct TilePixel {
     // Column of C and row of A.
     __device__ TilePixel(const View& view, const PixelTile& at, int row, int column) {
         line = PIXEL_TILE_STRIP ? column / 8 : column / view.row_pitch;
-        pixel = {at.sample, (at.line + line) * LINES_IN_M + TileRows::line(row),
-                 PIXEL_TILE_STRIP ? at.column + column % 8 : column % view.row_pitch};
+        const int along = PIXEL_TILE_STRIP ? at.column + column % 8 : column % view.row_pitch;
+        pixel = {at.sample * ROW_SAMPLES + along % ROW_SAMPLES,
+                 (at.line + line) * LINES_IN_M + TileRows::line(row), along / ROW_SAMPLES};
     }
 };
 
@@ -112,7 +115,7 @@ __device__ bool store_tile(const Groups& groups, const PixelTileMap& pixel_tiles
                            unsigned kept, const Store& store) {
     const int filter = filter_of_lane();
     bool needs_scalar = false;
-    if (at.sample >= samples) return false;
+    if (at.sample * ROW_SAMPLES >= samples) return false;
 #pragma unroll Groups::UNROLL
     for (int u = 0; u < EPILOGUE_UNITS; ++u) {
         if (u % K_WARP_GROUPS != k_group) continue;
@@ -141,7 +144,8 @@ __device__ bool store_tile(const Groups& groups, const PixelTileMap& pixel_tiles
             const TilePixel own(view, at, row_of_lane(), u * 8 + threadIdx.x % 4 * 2 + e);
             const Pixel& p = own.pixel;
             const bool inside = own.line < PIXEL_TILE_LINES && p.row < view.out_height &&
-                                p.column < view.out_width;
+                                p.column < view.out_width &&
+                                (ROW_SAMPLES == 1 || p.sample < samples);
             const float values[2] = {sums.at[e], sums.at[e + 2]};
             if (!inside) continue;
             if (CHECKS_SUMS)
@@ -246,8 +250,9 @@ template <class Source, class Store> struct Convolution {
                     if (!view.has_tap(r, s, c, first + TileRows::filter(row))) continue;
                     const Pixel p =
                         TilePixel(view, at, row, g * 8 + threadIdx.x % 4 * 2 + e % 2).pixel;
+                    if (ROW_SAMPLES > 1 && p.sample >= product.samples) continue;
                     sums.at[e] += product.weight(row, r + TileRows::line(row), s, c) *
-                                  product.source.element(view, at.sample, p.row + r - view.pad_top,
+                                  product.source.element(view, p.sample, p.row + r - view.pad_top,
                                                          p.column + s - view.pad_left, c);
                 }
             }
@@ -326,7 +331,8 @@ template <class Source, class Store> struct Convolution {
     // from which it is converted, is copied while the current one is multiplied.
     __device__ void compute_persistent() const {
         MBarrier(&full)[2] = barriers().halo[threadIdx.y];
-        const int tiles = (samples * pixel_tiles.each + PIXEL_TILES - 1) / PIXEL_TILES;
+        const int groups = (samples + ROW_SAMPLES - 1) / ROW_SAMPLES;
+        const int tiles = (groups * pixel_tiles.each + PIXEL_TILES - 1) / PIXEL_TILES;
         // Distance to the group's next work tile.
         const int group = threadIdx.y, step = gridDim.x * PERSISTENT_GROUPS;
         const int begin_tile = blockIdx.x * PERSISTENT_GROUPS;

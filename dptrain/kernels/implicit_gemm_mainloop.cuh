@@ -32,12 +32,12 @@ struct KIterator {
         const int taps = KSteps{view}.taps(), tap = step % taps;
         pack = step / taps * 2, row = tap / view.s, column = tap % view.s;
         offset = pack / SLAB_PACKS * (SLAB_PIXELS * SLAB_PACKS) + pack % SLAB_PACKS +
-                 (row * view.row_pitch + column) * SLAB_PACKS;
+                 (row * view.row_pitch + column * ROW_SAMPLES) * SLAB_PACKS;
     }
     __device__ void next() {
-        ++column, offset += SLAB_PACKS;
+        ++column, offset += ROW_SAMPLES * SLAB_PACKS;
         if (column < view.s) return;
-        column = 0, ++row, offset += (view.row_pitch - view.s) * SLAB_PACKS;
+        column = 0, ++row, offset += (view.row_pitch - view.s * ROW_SAMPLES) * SLAB_PACKS;
         if (row < view.r + LINES_IN_M - 1) return;
         row = 0, pack += 2, offset += 2 - (view.r + LINES_IN_M - 1) * view.row_pitch * SLAB_PACKS;
         if (pack % SLAB_PACKS == 0) offset += (SLAB_PIXELS - 1) * SLAB_PACKS;

@@ -51,7 +51,10 @@ constexpr int ALL_THREADS = THREADS * (PERSISTENT_GROUPS ? PERSISTENT_GROUPS : 1
 constexpr int N8_TILES = MMA_N / 8;                     // Groups of eight columns of a pixel tile.
 constexpr int N8_ACROSS = N8_TILES / PIXEL_TILE_LINES;  // Groups of eight columns per line.
 
-// Position of a pixel tile; `line` counts units of LINES_IN_M output lines.
+static_assert(!POOLED || ROW_SAMPLES == 1, "pooling reads adjacent pixels");
+
+// Position of a pixel tile; `line` counts units of LINES_IN_M output lines. If samples alternate in
+// a row, `sample` is the group of samples, and `column` counts the pixels of all of them.
 struct PixelTile {
     int sample, line, column;
 };
@@ -64,7 +67,7 @@ struct PixelTileMap {
     __device__ explicit PixelTileMap(const View& view) {
         const int height = POOLED ? view.out_height / 2 * 2 : view.out_height;
         lines = (height + LINES_IN_M - 1) / LINES_IN_M;
-        width = POOLED ? view.out_width / 2 * 2 : view.out_width;
+        width = POOLED ? view.out_width / 2 * 2 : view.out_width * ROW_SAMPLES;
         across = PIXEL_TILE_STRIP ? (width + 7) / 8 : 1;
         each = across * ((lines + PIXEL_TILE_LINES - 1) / PIXEL_TILE_LINES);
     }

@@ -10,7 +10,7 @@
 // before that loss was known, and no later step may update the parameters.
 //
 // scale = 1 / samples of the global minibatch. The stop request comes from the hyperparameters
-// (hyperparameters.cuh), an array float32 (4,).
+// (hyperparameters.cuh), an array float32 (5,).
 //
 // Algorithm: SAMPLE_LANES lanes of a warp process a sample. Each block reduces its samples by warp
 // shuffles, and the last block to finish adds the blocks. The order of additions is fixed, so
@@ -22,6 +22,17 @@
 
 #ifndef SAMPLE_LANES
 #define SAMPLE_LANES 16
+#endif
+
+// 1 if the losses of classes have a further argument, the label smoothing. It applies to training
+// only, that is, if `backward` is not 0.
+#ifndef SMOOTHED
+#define SMOOTHED 0
+#endif
+#if SMOOTHED
+#define SMOOTHING_PARAMETER , float smoothing
+#else
+#define SMOOTHING_PARAMETER
 #endif
 
 constexpr int THREADS = 512;
@@ -99,6 +110,13 @@ template <class T, class F> __device__ inline T reduce_lanes(T value, F combine)
     return value;
 }
 
+// Return the mean of a row of logits; all lanes of the sample receive it.
+template <class T> __device__ inline float row_mean(const T* row, int outputs, int lane) {
+    float sum = 0.0f;
+    for (int k = lane; k < outputs; k += SAMPLE_LANES) sum += to_float(row[k]);
+    return reduce_lanes(sum, [](float a, float b) { return a + b; }) / outputs;
+}
+
 struct RowMaximum {
     float value;
     int index;
@@ -120,11 +138,12 @@ __device__ inline RowMaximum row_maximum(const T* row, int outputs, int lane) {
 }
 
 // Loss = −log softmax(z)[label]; dz = (softmax(z) − onehot(label)) · scale. A prediction is correct
-// if the label has the largest logit.
+// if the label has the largest logit. With label smoothing s, the one-hot row becomes
+// (1 − s) onehot + s / F.
 extern "C" __global__ void __launch_bounds__(THREADS)
     softmax_cross_entropy(const Number* z, const int* labels, Number* dz, float* loss_sums,
                           const float* hyperparameters, PackedSum* scratch, int n, int outputs,
-                          float scale, int backward) {
+                          float scale, int backward SMOOTHING_PARAMETER) {
     wait_for_previous_kernel();
     const LaneRange lanes;
     LossSum own_sum = {0.0f, 0};
@@ -139,6 +158,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES)
             sum_exp += expf(to_float(row[k]) - maximum);
         sum_exp = reduce_lanes(sum_exp, [](float a, float b) { return a + b; });
+#if SMOOTHED
+        const float mean = row_mean(row, outputs, lanes.lane);
+        if (there && backward && lanes.lane == 0) own_sum.loss += smoothing * (chosen - mean);
+#endif
         if (!there) continue;
         if (lanes.lane == 0) {
             own_sum.loss += logf(sum_exp) - (chosen - maximum);
@@ -147,8 +170,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (!backward) continue;
         for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES) {
             const float share = expf(to_float(row[k]) - maximum) / sum_exp;
-            dz[sample * outputs + k] =
-                from_float<Number>((share - (k == label ? 1.0f : 0.0f)) * scale);
+#if SMOOTHED
+            const float wanted = (k == label ? 1.0f - smoothing : 0.0f) + smoothing / outputs;
+#else
+            const float wanted = k == label ? 1.0f : 0.0f;
+#endif
+            dz[sample * outputs + k] = from_float<Number>((share - wanted) * scale);
         }
     }
     reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
@@ -159,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     negative_log_likelihood(const float* z, const float* logs, const int* labels, float* dlogs,
                             float* loss_sums, const float* hyperparameters, PackedSum* scratch,
-                            int n, int outputs, float scale, int backward) {
+                            int n, int outputs, float scale, int backward SMOOTHING_PARAMETER) {
     wait_for_previous_kernel();
     const LaneRange lanes;
     LossSum own_sum = {0.0f, 0};
@@ -168,6 +195,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const bool there = sample < n;
         const int start = (there ? sample : 0) * outputs, label = labels[there ? sample : 0];
         const RowMaximum best = row_maximum(z + start, outputs, lanes.lane);
+#if SMOOTHED
+        const float mean = row_mean(z + start, outputs, lanes.lane);
+        if (there && backward && lanes.lane == 0)
+            own_sum.loss += smoothing * (z[start + label] - mean);
+#endif
         if (!there) continue;
         if (lanes.lane == 0) {
             own_sum.loss -= logs[start + label];
@@ -175,7 +207,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         if (!backward) continue;
         for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES)
+#if SMOOTHED
+            dlogs[start + k] =
+                -scale * ((k == label ? 1.0f - smoothing : 0.0f) + smoothing / outputs);
+#else
             dlogs[start + k] = k == label ? -scale : 0.0f;
+#endif
     }
     reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
 }

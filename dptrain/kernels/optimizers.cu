@@ -3,12 +3,13 @@
 //
 // The arrays consist of segments with the same weight decay: segment k ends before element
 // segment_ends[k] and has the decay segment_decays[k], both (num_segments,). Segments begin at
-// multiples of 16 elements. The learning rate comes from hyperparameters, float32 (4,)
+// multiples of 16 elements. The learning rate comes from hyperparameters, float32 (5,)
 // (hyperparameters.cuh). If the loss, loss_sums[0] of float32 (3,), is not finite, nothing is
 // updated, so that the state before the failure can be inspected.
 //
-// Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015; Sutskever et al., "On
-// the importance of initialization and momentum in deep learning", 2013.
+// Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015; Loshchilov and Hutter,
+// "Decoupled weight decay regularization", 2019; Sutskever et al., "On the importance of
+// initialization and momentum in deep learning", 2013.
 
 #include "dependent_launch.cuh"
 #include "hyperparameters.cuh"
@@ -82,6 +83,32 @@ extern "C" __global__ void adam(float* w, const float* g, float* m, float* v, CO
         first.at[k] = flush_small(beta1 * first.at[k] + rest1 * d);
         second.at[k] = flush_small(beta2 * second.at[k] + rest2 * d * d);
         values.at[k] -= rate * first.at[k] / (sqrtf(second.at[k]) * correction + epsilon);
+    }
+    store(w, i, values);
+    store(m, i, first);
+    store(v, i, second);
+}
+
+// AdamW: m and v as for Adam, with d = g;  w ← w − α λ w − rate m / (sqrt(v) correction + ε).
+extern "C" __global__ void adamw(float* w, const float* g, float* m, float* v, COMMON_PARAMETERS,
+                                 float beta1, float beta2, float epsilon, float rest1,
+                                 float rest2) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    Floats values = load(w, i), first = load(m, i), second = load(v, i);
+    const Floats gradient = load_streaming(g, i);
+    const float decay = decay_at(i, segment_ends, segment_decays, num_segments);
+    const float rate = hyperparameters[LEARNING_RATE],
+                correction = hyperparameters[ADAM_CORRECTION],
+                shrink = hyperparameters[DECAY_RATE] * decay;
+    if (!is_finite(loss_sums[0])) return;
+    for (int k = 0; k < VECTOR; ++k) {
+        const float d = gradient.at[k];
+        first.at[k] = flush_small(beta1 * first.at[k] + rest1 * d);
+        second.at[k] = flush_small(beta2 * second.at[k] + rest2 * d * d);
+        values.at[k] -= rate * first.at[k] / (sqrtf(second.at[k]) * correction + epsilon) +
+                        shrink * values.at[k];
     }
     store(w, i, values);
     store(m, i, first);

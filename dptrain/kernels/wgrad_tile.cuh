@@ -8,6 +8,11 @@
 // (four pixels), taken column by column. In bf16 it is eight positions, taken line by line; within
 // CONTIGUOUS_LINES lines, halves continue across line ends, where dz is 0.
 //
+// SAMPLES_ACROSS samples with small maps can be processed together: a line then consists of the
+// first pixels of LINE_SAMPLES samples, followed by their second pixels and so on, so that neighbours
+// of a sample are LINE_SAMPLES positions apart. In tf32, the four pixels of a position belong to
+// different samples. Samples that do not exist are zeros.
+//
 // If the map has few channels (FEW_CHANNELS), the channels of S consecutive pixels are treated as
 // the channels of one pixel, so that a row of taps becomes one tap.
 
@@ -39,6 +44,9 @@
 #ifndef PADDED_FILTERS
 #define PADDED_FILTERS 0  // 1 if the filters are no multiple of 16.
 #endif
+#ifndef SAMPLES_ACROSS
+#define SAMPLES_ACROSS 1
+#endif
 
 constexpr bool PIXEL_QUADS = PRECISION < 2;
 constexpr int POSITION_PIXELS = PIXEL_QUADS ? 4 : 1;  // Pixels of a position.
@@ -46,6 +54,8 @@ constexpr int POSITION_PIXELS = PIXEL_QUADS ? 4 : 1;  // Pixels of a position.
 constexpr int HALF_POSITIONS = STEP_K / 2 / POSITION_PIXELS;
 constexpr int STRIP_HEIGHT =
     QUAD_ROWS_APART ? 4 * STRIP_LINES : STRIP_LINES;  // Lines of the map that a strip covers.
+constexpr int LINE_SAMPLES =
+    SAMPLES_ACROSS == 1 ? 1 : SAMPLES_ACROSS / POSITION_PIXELS;  // Samples that a line alternates.
 constexpr int POOL = EPILOGUE == 2 ? 2 : 1;  // Side of the pooling window of the epilogue, or 1.
 
 // Halves of a group of contiguous lines, and of the strip.
@@ -60,7 +70,7 @@ constexpr int STEP_PAIRS = (STRIP_HALVES + 3) / 4;
 // it.
 constexpr int HALO_REACH =
     (CONTIGUOUS_LINES == 1 ? 0 : (STRIP_LINES - CONTIGUOUS_LINES + TAP_ROWS - 1) * LINE_PITCH) +
-    LINE_HALVES * HALF_POSITIONS + TAP_COLUMNS - 1;
+    LINE_HALVES * HALF_POSITIONS + (TAP_COLUMNS - 1) * LINE_SAMPLES;
 constexpr int HALO_ROWS =
     CONTIGUOUS_LINES == 1 ? STRIP_LINES + TAP_ROWS - 1 : (HALO_REACH + LINE_PITCH - 1) / LINE_PITCH;
 constexpr int PIXEL_PACKS = TILE_CHANNELS / PACK;  // Packs of a pixel.
@@ -131,6 +141,10 @@ static_assert(TILE_M == 64 && WARP_M == 16 && WARP_N == TILE_N,
 static_assert(TILE_N == TAP_ROWS * TAP_COLUMNS * TILE_CHANNELS,
               "the columns are the taps and channels of the block");
 static_assert(!PIXEL_QUADS || CONTIGUOUS_LINES == 1, "tf32 does not support contiguous lines");
+static_assert(SAMPLES_ACROSS == 1 || SAMPLES_ACROSS % POSITION_PIXELS == 0 && !FEW_CHANNELS &&
+                                         EPILOGUE < 2 && QUAD_ROWS_APART == 0 &&
+                                         (!PIXEL_QUADS || QUAD_COLUMNS_APART == HALO_COLUMNS),
+              "the samples of a position are next to each other; nothing is pooled");
 static_assert(STRIP_LINES % POOL == 0 && (POOL == 1 || CONTIGUOUS_LINES == 1),
               "a strip consists of whole pooling windows");
 static_assert(POOL == 1 || !PIXEL_QUADS || LINE_POSITIONS % 2 == 0,
@@ -149,19 +163,33 @@ struct Buffers {
     Saved* saved;
 };
 
-// The part of a strip that a block loads; `line` is its first output line.
+// The part of a strip that a block loads; `line` is its first output line, and `sample` the first
+// of SAMPLES_ACROSS samples.
 struct Strip {
     const Geometry& g;  // Of the convolution of stride 1.
     const StoredMap& stored;
+    int samples;  // Of the minibatch.
     int sample, line;
     int tap_row, channel, filter;  // First tap row, channel and filter of the block.
 
     // Row of the map that contains a row of the tile.
     __device__ int map_row(int row) const { return line + tap_row + row - g.pad_top; }
 
+    // Sample of a column of a line, for one of the four pixels of a position in tf32.
+    __device__ int sample_of(int column, int quarter) const {
+        if (SAMPLES_ACROSS == 1) return sample;
+        return sample + quarter * LINE_SAMPLES + column % LINE_SAMPLES;
+    }
+
     // Offset of element v of pack q of a pixel of the tile in memory, or -1 in the padding.
     __device__ int source(int row, int column, int q, int v) const {
-        return stored.offset(sample, map_row(row), column - g.pad_left, channel + q * PACK + v);
+        int own = sample;
+        if (SAMPLES_ACROSS > 1) {
+            own = sample_of(column % HALO_COLUMNS, column / HALO_COLUMNS);
+            if (own >= samples) return -1;
+            column = column % HALO_COLUMNS / LINE_SAMPLES;
+        }
+        return stored.offset(own, map_row(row), column - g.pad_left, channel + q * PACK + v);
     }
     // Elements of a pack that are adjacent in memory.
     static constexpr int IN_STEP = WHOLE_PACKS ? PACK : IN_VECTOR;
@@ -183,16 +211,19 @@ struct Strip {
                 *reinterpret_cast<Pack<Number>*>(pack_address(to, row, column, q)) =
                     gather_channels(x, row, column, q * PACK);
         } else {
-            const int stop = min(g.pad_left + g.width, MAP_COLUMNS);
+            // The columns of several samples include their padding.
+            const int left = SAMPLES_ACROSS > 1 ? 0 : g.pad_left;
+            const int stop =
+                SAMPLES_ACROSS > 1 ? MAP_COLUMNS : min(g.pad_left + g.width, MAP_COLUMNS);
             const bool exists = unsigned(map_row(row)) < unsigned(g.height);
-            const Number* from = x + (exists ? source(row, g.pad_left + first, q, 0) : 0);
+            const Number* from = x + (exists ? source(row, left + first, q, 0) : 0);
 #pragma unroll 8
-            for (int column = g.pad_left + first; column < stop; column += PIXELS_AT_ONCE) {
+            for (int column = left + first; column < stop; column += PIXELS_AT_ONCE) {
                 Number* const own = pack_address(to, row, column, q);
-                if constexpr (WHOLE_PACKS)
+                if constexpr (WHOLE_PACKS && SAMPLES_ACROSS == 1)
                     cp_async<16>(own, from, exists);
                 else
-                    cp_async_parts<PACK, IN_VECTOR>(own, x, [&](int v) {
+                    cp_async_parts<PACK, IN_STEP>(own, x, [&](int v) {
                         return source(row, column, q, v);
                     });
                 from += PIXELS_AT_ONCE * g.channels;
@@ -301,7 +332,7 @@ struct Strip {
         const int height = g.out_height / POOL, width = g.out_width / POOL;
         const int down = i / POSITION_PIXELS, quarter = i % POSITION_PIXELS;
         const int y = line / POOL + down + quarter * (QUAD_ROWS_APART / POOL);
-        const int before = quarter * (QUAD_COLUMNS_APART / POOL);
+        const int before = SAMPLES_ACROSS > 1 ? 0 : quarter * (QUAD_COLUMNS_APART / POOL);
         const int at = lane_index() % PIECES_EACH * PIECE, first = lane_index() / PIECES_EACH;
         const bool exists = y < height && filter + at < g.filters;
         constexpr int PART = PADDED_FILTERS ? OUT_VECTOR : PIECE;
@@ -311,9 +342,14 @@ struct Strip {
         const int step = (dz_row(0, STEP, 0) - dz_row(0, 0, 0)) * pitch;
 #pragma unroll 8
         for (int column = first; column < LINE_POSITIONS / POOL; column += STEP, own += step) {
+            const int own_sample = sample_of(column, quarter);
+            if (SAMPLES_ACROSS > 1)
+                source = from + ((own_sample * height + y) * width + column / LINE_SAMPLES) *
+                                    g.filters + filter + at;
 #pragma unroll
             for (int v = 0; v < PIECE; v += PART) {
-                const bool there = exists && before + column < width &&
+                const bool there = exists && before + column < width * LINE_SAMPLES &&
+                                   (SAMPLES_ACROSS == 1 || own_sample < samples) &&
                                    (!PADDED_FILTERS || filter + at + v < g.filters);
                 cp_async<PART * sizeof(T)>(own + v, there ? source + v : from, there);
             }
@@ -345,7 +381,7 @@ struct Strip {
     }
     // Clear the data that no copy writes; called once.
     __device__ void clear(const Buffers& to) const {
-        if (!DIRECT_QUADS && !FEW_CHANNELS) clear_padding(to);
+        if (!DIRECT_QUADS && !FEW_CHANNELS && SAMPLES_ACROSS == 1) clear_padding(to);
         if (DZ_ROWS != STRIP_LINES * LINE_POSITIONS * POSITION_PIXELS / (POOL * POOL)) clear_dz(to);
     }
 };

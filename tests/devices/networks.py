@@ -2,13 +2,13 @@
 
 from benchmarks.outside import OUTSIDE
 from dptrain.network.network import Network
-from dptrain.network.zoo import NETWORKS, build_network
+from dptrain.network.zoo import build_network, studies
 
 PERCEPTRONS = ("mlp-5", "mlp-2048-2048")
-"""A small and a large one, in place of all perceptrons of the zoo."""
+"""A small and a large one, in place of all perceptrons of studies."""
 
 
 def planned_networks() -> dict[str, Network]:
-    """Return the networks of the zoo and those outside the benchmark set, by name."""
-    zoo = [name for name in NETWORKS if not name.startswith("mlp")]
-    return {name: build_network(name) for name in (*zoo, *PERCEPTRONS)} | dict(OUTSIDE)
+    """Return the networks of studies and those outside the benchmark set, by name."""
+    names = (*studies.NETWORKS, *PERCEPTRONS)
+    return {name: build_network(name) for name in names} | dict(OUTSIDE)

@@ -305,6 +305,16 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selectors) {
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
+// Loads and stores through the L2 cache, by which blocks exchange data in addition to atomics: they
+// are not checked for races.
+template <class T> EMULATOR_UNSEEN T __ldcg(const T* address) {
+    emulator::check_atomic(address, sizeof(T));
+    return *address;
+}
+template <class T> EMULATOR_UNSEEN void __stcg(T* address, emulator::Same<T> value) {
+    emulator::check_atomic(address, sizeof(T));
+    *address = value;
+}
 inline void __threadfence() {}
 // Clock for kernels, which use a special instruction on the GPU. The caller is waiting, so other
 // processes may use the core.
@@ -323,3 +333,8 @@ inline int __float_as_int(float x) { return emulated_bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return emulated_bits<unsigned>(x); }
 inline float __int_as_float(int x) { return emulated_bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return emulated_bits<float>(x); }
+inline int __double2loint(double x) { return (int)emulated_bits<unsigned long long>(x); }
+inline int __double2hiint(double x) { return (int)(emulated_bits<unsigned long long>(x) >> 32); }
+inline double __hiloint2double(int high, int low) {
+    return emulated_bits<double>((unsigned long long)(unsigned)high << 32 | (unsigned)low);
+}

@@ -48,6 +48,9 @@ symbols, ``__shared__`` variables of templates belong to the library, like all s
 
 MOST_THREADS, MOST_BLOCKS_YZ = 1024, 65535
 
+ADDRESSES = np.dtype(np.uint64)
+"""Type of arrays of device addresses."""
+
 ALIGNMENT = 256
 MEMORY_BYTES = 1 << 30
 """Nominal memory of the device; allocations beyond it do not fail."""
@@ -181,7 +184,7 @@ class Emulator(Device):
                 self._value(name, i, *pair) for i, pair in enumerate(zip(kinds, args, strict=True))
             ]
             pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
-            bounds = [address for ends in self._memory.items() for address in ends]
+            bounds = [address for ends in self._reachable(args) for address in ends]
             error = launch(
                 pointers, (ctypes.c_uint * 6)(*grid, *block), ctypes.c_uint(shared_bytes),
                 (ctypes.c_uint64 * len(bounds))(*bounds), len(bounds) // 2,
@@ -191,6 +194,26 @@ class Emulator(Device):
                 raise EmulatorError(f"{name}: {error.decode()}")
 
         return run
+
+    def _reachable(self, args: Sequence[Any]) -> list[tuple[int, int]]:
+        """Return the start and end of each part of memory that a kernel with `args` may access.
+
+        These are its arguments only, so that accesses beyond the end of a buffer are reported even
+        if another buffer follows in the same allocation. Arrays of addresses give access to all.
+        """
+        arrays = [arg for arg in args if isinstance(arg, DeviceArray) and arg.nbytes]
+        if any(array.dtype == ADDRESSES for array in arrays):
+            return list(self._memory.items())
+        found: list[tuple[int, int]] = []
+        for array in sorted(arrays, key=self.address):
+            start, end = self.address(array), self.address(array) + array.nbytes
+            if not any(first <= start and end <= last for first, last in self._memory.items()):
+                continue
+            if found and start < found[-1][1]:
+                found[-1] = found[-1][0], max(found[-1][1], end)
+            else:
+                found.append((start, end))
+        return found
 
     def _next_seed(self) -> int:
         """Return a new seed for each launch."""

@@ -15,14 +15,19 @@ import pytest
 
 from dptrain.network.files import write_network
 from tests.nodes.machines import Nodes
-from tests.system import abort_script
+from tests.system import abort_script, test_batch_norm
 from tests.system.launch import SEVERAL
 from tests.system.test_abort import LIMIT_S
 from tests.system.test_shards import CASES, NETWORK, expect_equal_bits, lines, train
 
-RANK_TESTS = ("tests/ranks/test_gradient_sum.py", "tests/ranks/test_equals_one_rank.py")
+RANK_TESTS = tuple(
+    f"tests/ranks/test_{name}.py" for name in ("gradient_sum", "equals_one_rank", "statistics_sum")
+)
 pytestmark = pytest.mark.timeout(400)  # Kernels may have to be compiled.
-SELECTED = "leaves or (number and (shared or central)) or (steps and shared and 7)"
+SELECTED = (
+    "leaves or (number and (shared or central)) or ((steps or normalisation) and shared and 7) or "
+    "(tree and shared)"
+)
 
 
 @pytest.mark.parametrize("ranks", [(2, 2), (1, 2)], ids=["2+2", "1+2"])
@@ -34,6 +39,30 @@ def test_ranks_of_two_nodes_equal_one_rank(nodes: Nodes, mpi: str, ranks: Sequen
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def normalized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One rank has trained a network with batch normalisation and micro-shards here."""
+    folder = tmp_path_factory.mktemp("normalized")
+    write_network(test_batch_norm.NETWORK, folder / "net.toml")
+    one = ("numba", *test_batch_norm.CASES["numba"], "--threads", 1)
+    test_batch_norm.train(folder, 0, [one])
+    return folder
+
+
+def test_batch_statistics_of_two_nodes_have_the_bits_of_one_rank(
+    nodes: Nodes, normalized: Path, mpi: str
+) -> None:
+    runs, ranks = f"numba-shared-{mpi} numba-mpi-{mpi}", (1, 2)
+    made = test_batch_norm.lines(test_batch_norm.named_runs(runs, 3, 1))
+    commands = [shlex.join(map(str, words)) for words in made]
+    command, variables = nodes.mpirun(
+        ranks, sys.executable, SEVERAL, *commands, mpi=mpi, folder=normalized
+    )
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    test_batch_norm.expect_equal_bits(normalized, runs, 3, 1)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +92,16 @@ def test_ranks_of_two_nodes_compute_the_bits_of_one_rank(
     expect_equal_bits(folder, f"sgd-{mpi} adam-{mpi}", size, 1)
 
 
+@pytest.mark.parametrize("kind", ["gradients", "statistics"])
 def test_a_rank_that_is_killed_during_a_sum_ends_all_nodes(
-    nodes: Nodes, mpi: str, tmp_path: Path
+    nodes: Nodes, mpi: str, kind: str, tmp_path: Path
 ) -> None:
-    options = ("--network", "model-small", "--steps", "1000000", "--log-every", "1",
+    network = "model-small"
+    if kind == "statistics":
+        network = str(tmp_path / "net.toml")
+        write_network(test_batch_norm.NETWORK, Path(network))
+    options = ("--network", network, "--data", "synthetic", "--log-every", "1",
+               "--steps", "1000000",
                "--baseline-steps", "0", "--schedule", "constant", "--threads", "1",
                "--transport", "shared", "--run-dir", str(tmp_path / "run"))  # fmt: skip
     program = (sys.executable, "-m", "dptrain", "train", *options)

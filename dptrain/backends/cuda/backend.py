@@ -10,23 +10,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
+from dptrain.backends.cuda.batch_norm import BatchNormOperation
+from dptrain.backends.cuda.combining import (
+    AddOperation,
+    ConcatenateOperation,
+    GlobalAveragePoolOperation,
+    bind_additions,
+)
 from dptrain.backends.cuda.convolution import GatherConvolution
 from dptrain.backends.cuda.dense import DenseGemm, SkinnyDenseGemm
 from dptrain.backends.cuda.dense_wgmma import WgmmaDenseGemm
 from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.dropout import DropoutOperation
 from dptrain.backends.cuda.epilogues import EPILOGUES
+from dptrain.backends.cuda.folding import FOLDED, bind_folded, folded_needs, folds_batch_norm
 from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.group_norm import GroupNormOperation
+from dptrain.backends.cuda.grouped_convolution import (
+    DepthwiseConvolution,
+    GroupedConvolution,
+    is_grouped,
+)
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.hardware import limits_of
-from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.launching import THREADS, launch
 from dptrain.backends.cuda.normalization import NormalizationOperation
 from dptrain.backends.cuda.operation import (
     BiasAddOperation,
     FlattenOperation,
+    GELUOperation,
+    LeakyReLUOperation,
     Operation,
     ReLUOperation,
     SigmoidOperation,
+    SiLUOperation,
+    TanhOperation,
     vector_width,
 )
 from dptrain.backends.cuda.pooling import (
@@ -37,9 +55,18 @@ from dptrain.backends.cuda.pooling import (
 from dptrain.backends.cuda.replica import CudaReplica, Message
 from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.flat_arrays import FlatArrays
-from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
+from dptrain.backends.replica import (
+    Arrays,
+    Context,
+    GradientAddition,
+    Kernel,
+    Replica,
+    segments,
+)
 from dptrain.errors import UserError
+from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
 from dptrain.network.biases import BiasAdd
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -56,8 +83,10 @@ from dptrain.network.layers import (
     SumPool2d,
 )
 from dptrain.network.network import Network, Node
+from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import (
+    BufferSpec,
     Explanation,
     Group,
     GroupNeeds,
@@ -80,19 +109,36 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Flatten: FlattenOperation,
     ReLU: ReLUOperation,
     Sigmoid: SigmoidOperation,
+    LeakyReLU: LeakyReLUOperation,
+    Tanh: TanhOperation,
+    GELU: GELUOperation,
+    SiLU: SiLUOperation,
     Dropout: DropoutOperation,
     LocalResponseNorm: NormalizationOperation,
+    BatchNorm2d: BatchNormOperation,
+    GroupNorm: GroupNormOperation,
+    LayerNorm: GroupNormOperation,
+    Add: AddOperation,
+    Concatenate: ConcatenateOperation,
+    GlobalAveragePool2d: GlobalAveragePoolOperation,
     BiasAdd: BiasAddOperation,
 }
 """Operations by the first layer of a group, unless a faster one supports the group."""
 
-FASTER_OPERATIONS = HaloConvolution, SkinnyDenseGemm, WgmmaDenseGemm
+FASTER_OPERATIONS = (
+    DepthwiseConvolution, GroupedConvolution, HaloConvolution, SkinnyDenseGemm, WgmmaDenseGemm,
+)  # fmt: skip
 """Operations that are preferred if they support a group."""
 
 CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [
     (Conv2d, ReLU, *epilogue) for epilogue in EPILOGUES
 ]
 """Groups of a convolution, its ReLU and an epilogue."""
+
+NORMALIZATIONS: Sequence[tuple[type[Layer], ...]] = [
+    (BatchNorm2d, *rest) for rest in ((Add, ReLU), (Add,), (ReLU,))
+]
+"""Groups of a batch normalisation and what follows it."""
 
 LOSSES = {
     "classes": "softmax_cross_entropy",
@@ -103,6 +149,9 @@ LOSSES = {
 
 LOSS_THREADS = 512
 """Threads of a block, ``THREADS`` of ``losses.cu``."""
+
+MAX_CLIPPING_BLOCKS = 512
+"""Most blocks of the kernels of ``clipping.cu``: each adds the partial sums of all."""
 
 MAX_LOSS_BLOCKS = 512
 """With more blocks, threads process several samples: the last block adds the sums of all blocks."""
@@ -116,6 +165,12 @@ def sample_lanes(loss: str, outputs: int) -> int:
 def loss_blocks(threads: int) -> int:
     """Return the blocks of a kernel of ``losses.cu`` for a number of threads."""
     return max(min(ceil_div(threads, LOSS_THREADS), MAX_LOSS_BLOCKS), 1)
+
+
+def label_smoothing_of(replica: Replica) -> tuple[dict[str, int], list[np.float32]]:
+    """Return the macros of ``losses.cu``, and the last arguments of its kernels for classes."""
+    smoothing = replica.plan.setting.label_smoothing
+    return ({"SMOOTHED": 1}, [np.float32(smoothing)]) if smoothing else ({}, [])
 
 
 def open_device(index: int) -> Device:
@@ -161,10 +216,12 @@ class CudaBackend(Backend):
     max_elements: ClassVar[int | None] = 2**31 - 2**24
     fusions = (
         *CONVOLUTIONS,
+        *NORMALIZATIONS,
         (Conv2d, ReLU),
         (Dense, ReLU, Dropout),
         (Dense, ReLU),
     )
+    inference_fusions = (*FOLDED, (Add, ReLU))
 
     def __init__(self, device: Device | None = None) -> None:
         self._local_rank = 0
@@ -202,8 +259,15 @@ class CudaBackend(Backend):
         return self.device.compilation_progress
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
+        if isinstance(nodes[0].layer, BatchNorm2d):
+            return all(len(node.inputs) <= 2 for node in nodes)
+        if is_grouped(nodes[0]):
+            return not any(isinstance(node.layer, ReLU) for node in nodes)
         epilogue = EPILOGUES.get(tuple(type(node.layer) for node in nodes[2:]))
         return epilogue is None or epilogue.supports(nodes[2:])
+
+    def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
+        return local == "dx" and issubclass(self.operation(group, setting), GatherConvolution)
 
     def staging_shape(self, network: Network, setting: Setting) -> Shape:
         message = Message.of(network, setting)
@@ -225,7 +289,13 @@ class CudaBackend(Backend):
         return OPERATIONS[type(group.head.layer)]
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        return self.operation(group, setting).needs(group, setting)
+        operation, layer = self.operation(group, setting), group.head.layer
+        needs = operation.needs(group, setting)
+        if folds_batch_norm(group):
+            return folded_needs(needs, group)
+        if isinstance(layer, Conv2d) and not layer.bias and operation.reads_bias:
+            return _with_unused_bias(needs, group.head.output_maps[0])
+        return needs
 
     def explain(self, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
         operation = self.operation(group, setting)
@@ -243,7 +313,14 @@ class CudaBackend(Backend):
 
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, CudaReplica)
-        return self.operation(group, replica.plan.setting)(group, arrays, replica).kernels()
+        operation = self.operation(group, replica.plan.setting)
+        if folds_batch_norm(group):
+            return bind_folded(operation, group, arrays, replica)
+        return operation(group, arrays, replica).kernels()
+
+    def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
+        assert isinstance(replica, CudaReplica)
+        return bind_additions(replica, additions)
 
     def bind_loss(
         self,
@@ -257,8 +334,9 @@ class CudaBackend(Backend):
         kind, outputs, device = replica.plan.network.loss.targets, output.shape[1], replica.device
         lanes = sample_lanes(kind, outputs)
         precision = 2 if output.dtype == np.uint16 else 0
+        defines, smoothing = label_smoothing_of(replica)
         function = device.function(
-            "losses.cu", LOSSES[kind], SAMPLE_LANES=lanes, PRECISION=precision
+            "losses.cu", LOSSES[kind], SAMPLE_LANES=lanes, PRECISION=precision, **defines
         )
         items = outputs if kind == "values" else lanes
         block_sums = device.zeros((1 + loss_blocks(replica.plan.batch_size * items),), "uint64")
@@ -270,7 +348,7 @@ class CudaBackend(Backend):
             function(
                 (loss_blocks(context.n * items), 1, 1), (LOSS_THREADS, 1, 1),
                 [*arrays, np.int32(context.n), np.int32(outputs), np.float32(context.scale),
-                 backward],
+                 backward, *smoothing],
             )  # fmt: skip
 
         return run
@@ -287,7 +365,7 @@ class CudaBackend(Backend):
         arrays = [w, g, *state, sums, replica.numbers]
         common = [*arrays, bounds, decays, np.int32(len(runs)), np.int32(w.size)]
         sgd = "sgd_momentum" if rule.state else "sgd"
-        name = sgd if isinstance(rule, SGD) else "adam"
+        name = sgd if isinstance(rule, SGD) else rule.kind
         # Parameters are padded to whole cache lines, so segments start and end at vectors.
         width = vector_width(w.size, w.dtype.itemsize)
         function = device.function("optimizers.cu", name, VECTOR=width)
@@ -298,7 +376,10 @@ class CudaBackend(Backend):
         elif rule.momentum:
             constants = [np.float32(rule.momentum), np.int32(rule.nesterov)]
 
+        clip = _bind_clipping(device, replica, g)
+
         def update(context: Context) -> None:
+            clip()
             launch(function, w.size // width, *common, *constants)
 
         return update
@@ -319,6 +400,43 @@ class CudaBackend(Backend):
             raise ValueError(
                 f"the plan is for {planned}, but the GPU is {limits}; call choose_device first"
             )
+
+
+def _with_unused_bias(needs: GroupNeeds, filters: int) -> GroupNeeds:
+    """Return the needs of a convolution without bias, whose kernels add one.
+
+    They read a bias of zeros, which nothing writes, and write a gradient that nothing reads.
+    """
+    phases, spec = dict(needs.phases), BufferSpec((filters,), "float32")
+    buffers = {**needs.buffers, "bias": spec}
+    forward = phases[Phase.FORWARD]
+    phases[Phase.FORWARD] = replace(forward, reads=(*forward.reads, "bias"))
+    if Phase.BACKWARD_WEIGHT in phases:
+        backward = phases[Phase.BACKWARD_WEIGHT]
+        phases[Phase.BACKWARD_WEIGHT] = replace(backward, writes=(*backward.writes, "dbias"))
+        buffers["dbias"] = spec
+    return replace(needs, phases=phases, buffers=buffers, kept=(*needs.kept, "bias"))
+
+
+def _bind_clipping(device: Device, replica: Replica, gradient: Array) -> Callable[[], None]:
+    """Return a function that clips the gradient by its norm, if the update rule has a limit."""
+    clip_norm = replica.plan.optimizer.clip_norm
+    if clip_norm is None:
+        return lambda: None
+    assert gradient.size == replica.plan.layout.size, "the norm is that of the whole gradient"
+    blocks = min(ceil_div(gradient.size, THREADS), MAX_CLIPPING_BLOCKS)
+    grid, block = (blocks, 1, 1), (THREADS, 1, 1)
+    add_squares = device.function("clipping.cu", "add_squares")
+    clip_gradient = device.function("clipping.cu", "clip_gradient")
+    partials, count = device.zeros((blocks,), "float64"), np.int32(gradient.size)
+
+    def clip() -> None:
+        add_squares(grid, block, [gradient, partials, count])
+        clip_gradient(
+            grid, block, [gradient, partials, np.int32(blocks), np.float32(clip_norm), count]
+        )
+
+    return clip
 
 
 def _uploaded(device: Device, values: NDArray[Any]) -> Array:

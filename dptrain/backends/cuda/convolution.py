@@ -24,7 +24,7 @@ from dptrain.backends.cuda.few_channel_wgrad_tiles import (
     rank_few_channel_wgrad_tiles,
     select_few_channel_wgrad_tile,
 )
-from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import limits_of
@@ -131,12 +131,25 @@ class GatherConvolution(WeightedOperation):
         return GemmConfig(tile, SplitK(1, 1))
 
     @classmethod
+    def backward_product(cls, group: Group, setting: Setting) -> tuple[int, int]:
+        """Return rows and mean terms of the backward-input product of gathered operands.
+
+        With strides, an input pixel is reached by a part of the taps only, or by none.
+        """
+        layer, filters = group.head.layer, group.head.output_maps[0]
+        assert isinstance(layer, Conv2d)
+        steps = list(zip(layer.window, layer.strides, group.head.input_maps[1:], strict=True))
+        classes = math.prod(min(window, stride) for window, stride, _ in steps)
+        pixels = math.prod(ceil_div(size, stride) for _, stride, size in steps)
+        terms = ceil_div(math.prod(layer.window), classes) * filters
+        return setting.batch_size * pixels * classes, terms
+
+    @classmethod
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the backward-input product of gathered operands."""
-        c, h, w = group.head.input_shape
-        terms = group.head.parameters[0].size // c
-        rows = setting.batch_size * h * w
-        return cls.gemm_config(group, setting, Phase.BACKWARD_INPUT, rows, c, terms)
+        rows, terms = cls.backward_product(group, setting)
+        channels = group.head.input_maps[0]
+        return cls.gemm_config(group, setting, Phase.BACKWARD_INPUT, rows, channels, terms)
 
     @classmethod
     def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
@@ -240,15 +253,19 @@ class GatherConvolution(WeightedOperation):
 
         config = self.wgrad_config(self.group, self.setting)
         if isinstance(config.tile, WgradTile | FewChannelWgradTile):
-            name, terms = config.tile.KERNEL, config.tile.strips_per_sample
+            name, terms = config.tile.KERNEL, config.tile.strips
         else:
-            name, terms = "conv2d_backward_weight", self.wgrad_pixels(self.group, self.setting)
+            pixels = self.wgrad_pixels(self.group, self.setting)
+            name, terms = "conv2d_backward_weight", lambda samples: samples * pixels
         return self.wgrad_product(f"{name}.cu", name, config, terms, inputs, trailing)
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
         config = self.backward_input_config(self.group, self.setting)
+        vertical, horizontal = self.layer.strides
+        rows, classes = ceil_div(h, vertical) * ceil_div(w, horizontal), vertical * horizontal
         return self.product(
-            "conv2d_backward_input.cu", "conv2d_backward_input", config, h * w, c,
+            "conv2d_backward_input.cu", "conv2d_backward_input", config, rows, c,
             (*self.dz, a["weight"], a["dx"]), self.geometry, epilogue=self.undone_epilogue,
+            adds="dx" in self.group.adds, classes=classes,
         )  # fmt: skip

@@ -132,7 +132,9 @@ class DenseGemm(WeightedOperation):
             return np.int32(samples), *shape, np.int32(part)
 
         config, inputs = self.wgrad_config(self.group, self.setting), (self.arrays["x"], *self.dz)
-        return self.wgrad_product(file, "dense_backward_weight", config, 1, inputs, trailing)
+        return self.wgrad_product(
+            file, "dense_backward_weight", config, lambda samples: samples, inputs, trailing
+        )
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape

@@ -150,9 +150,13 @@ class FewChannelWgradTile:
         """Return the blocks of a sum split into `parts`."""
         return 1, 1, parts
 
+    def strips(self, samples: int) -> int:
+        """Return the strips of so many samples."""
+        return samples * self.strips_per_sample
+
     def config(self, filters: int, samples: int) -> GemmConfig:
         """Return this tile with the split-K that fills the GPU; its terms are strips."""
-        strips = samples * self.strips_per_sample
+        strips = self.strips(samples)
         part = max(ceil_div(strips, self.limits.multiprocessors * self.blocks_per_sm), 1)
         return GemmConfig(self, SplitK(max(ceil_div(strips, part), 1), part))
 

@@ -109,7 +109,7 @@ class HaloConvolution(GatherConvolution):
         cls, tile: ImplicitGemmTile, group: Group, setting: Setting, phase: Phase
     ) -> tuple[float, float]:
         """Return the estimated µs of a phase with a halo tile and with gathering."""
-        n, (channels, height, width) = setting.batch_size, group.head.input_shape
+        n, channels = setting.batch_size, group.head.input_shape[0]
         filters = group.head.output_shape[0]
         taps = group.head.parameters[0].size // (channels * filters)
         halo = halo_us(estimated_cycles(tile, n))
@@ -120,8 +120,8 @@ class HaloConvolution(GatherConvolution):
             if isinstance(super().forward_config(group, setting).tile, FewChannelTile):
                 gather *= FEW_CHANNEL_GAIN
             return halo, gather
-        rows = n * height * width
-        gather = gather_us(setting.precision, rows, channels, taps * filters, limits)
+        rows, terms = cls.backward_product(group, setting)
+        gather = gather_us(setting.precision, rows, channels, terms, limits)
         if super().unpools_separately(group, setting):
             elements = n * math.prod(group.head.output_shape)
             size = 1.25 * ELEMENT_BYTES[setting.precision] + 0.25
@@ -165,6 +165,7 @@ class HaloConvolution(GatherConvolution):
                 (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
                 self.geometry, epilogue=fused_epilogue(self.group), fuses_dropout=True,
                 tensor_maps=self._tensor_maps(tile, self.arrays["x"]),
+                row_samples=tile.view.row_samples,
             )  # fmt: skip
         return self._with_packed_weights(product())
 
@@ -177,6 +178,7 @@ class HaloConvolution(GatherConvolution):
             GemmConfig(tile, SplitK(1, 1)), tile.tiles_per_sample, tile.view.filters,
             (*self.dz, self.arrays["packed_back"], self.arrays["dx"]), self.geometry,
             epilogue=self.undone_epilogue, tensor_maps=self._tensor_maps(tile, *self.dz[:2]),
+            adds="dx" in self.group.adds, row_samples=tile.view.row_samples,
         )  # fmt: skip
 
     def _tensor_maps(

@@ -38,6 +38,8 @@ class InputView:
         stored_channels: channels of a pixel in memory, if `channels` are padded or those of a
             folded pixel; otherwise 0.
         fold: pixels in memory that form a pixel of a folded map: the product of the strides.
+        row_samples: samples whose pixels alternate in a row. What is counted per sample, such as
+            rows, then belongs to so many samples.
     """
 
     height: int
@@ -53,6 +55,7 @@ class InputView:
     align: int = 1
     stored_channels: int = 0
     fold: int = 1
+    row_samples: int = 1
 
     @classmethod
     def forward(cls, node: Node) -> InputView:
@@ -74,7 +77,7 @@ class InputView:
     def row_pitch(self) -> int:
         """Pixels from the start of a row to the start of the next."""
         padded = max(self.left, self.out_width + self.s - 1 - self.width - self.left)
-        return -(-(self.width + padded) // self.align) * self.align
+        return ceil_div(self.row_samples * (self.width + padded), self.align) * self.align
 
     @property
     def sample_rows(self) -> int:

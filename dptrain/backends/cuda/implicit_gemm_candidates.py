@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,7 @@ from dptrain.backends.cuda.implicit_gemm_tiles import (
     MAX_COLUMNS,
     MMA_OCTETS,
     SLAB_PACKS,
+    STRIP_COLUMNS,
     ImplicitGemmTile,
     PixelTile,
     lines_in_m,
@@ -49,10 +51,17 @@ PERSISTENT_SHAPES = [
 groups can drift further apart."""
 
 
+def samples_of_rows(view: InputView) -> Iterator[int]:
+    """Yield the numbers of samples above 1 that can alternate in a row: those that fill a strip."""
+    if view.out_width < STRIP_COLUMNS and STRIP_COLUMNS % view.out_width == 0:
+        yield STRIP_COLUMNS // view.out_width
+
+
 def pixel_tiles(view: InputView, *, pooled: bool) -> Iterator[PixelTile]:
     """Yield the pixel tiles that an output can be divided into."""
     unit, in_m = 2 if pooled else 1, lines_in_m(view, pooled=pooled)
     height, width = view.out_height // unit * unit, view.out_width // unit * unit
+    width *= view.row_samples
     step = unit // in_m or 1
     pitch = view.row_pitch
     for lines in range(step, min(ceil_div(height, in_m), MAX_COLUMNS // 8) + 1, step):
@@ -84,11 +93,14 @@ def implicit_gemm_candidates(
     # TMA cannot undo a rectifier alone, so such a kernel is not persistent. With 3xTF32, weights in
     # registers leave none for a persistent kernel.
     shapes += PERSISTENT_SHAPES if epilogue != 1 and not tf32x3 else []
-    for warp_groups, k_warp_groups, channel_chunks, persistent_groups, weight_stages in shapes:
-        packs = view.channels * element_bytes // VECTOR_BYTES
+    row_samples = (1,) if pooled or epilogue == 2 else (1, *samples_of_rows(view))
+    packs = view.channels * element_bytes // VECTOR_BYTES
+    for count_in_row, shape in itertools.product(row_samples, shapes):
+        warp_groups, k_warp_groups, channel_chunks, persistent_groups, weight_stages = shape
         if packs % (channel_chunks * SLAB_PACKS[-1]):
             continue
-        aligned = replace(view, align=SLAB_PACKS[0] // slab_packs(packs // channel_chunks))
+        align = SLAB_PACKS[0] // slab_packs(packs // channel_chunks)
+        aligned = replace(view, align=align, row_samples=count_in_row)
         for pixel_tile in efficient_pixel_tiles(aligned, pooled=pooled):
             for count in range(1, MAX_COLUMNS // pixel_tile.columns + 1):
                 tile = ImplicitGemmTile(

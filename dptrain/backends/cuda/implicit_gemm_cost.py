@@ -136,7 +136,7 @@ def _can_be_persistent(tile: ImplicitGemmTile, samples: int) -> bool:
 
 def waves(tile: ImplicitGemmTile, samples: int) -> float:
     """Return the tiles divided by the tiles that the GPU works on at the same time."""
-    tiles = ceil_div(samples * tile.tiles_per_sample, tile.warp_groups * tile.pixel_tiles)
+    tiles = ceil_div(tile.tiles(samples), tile.warp_groups * tile.pixel_tiles)
     tiles *= ceil_div(tile.view.filters * tile.lines_in_m, TILE_M)
     return tiles / (tile.limits.multiprocessors * tile.tiles_in_flight)
 
@@ -219,7 +219,7 @@ def one_wave_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     store = STORE * columns * tile.element_bytes / (4 if tile.pooled else 1)
     latency: float = CHUNK_LATENCY * tile.channel_chunks + TILE_LATENCY
     alone = load + store + latency + max(multiply, STEP_LATENCY * tile.k_steps / tile.k_warp_groups)
-    grid = tile.grid(samples * tile.tiles_per_sample, tile.view.filters)
+    grid = tile.grid(tile.tiles(samples), tile.view.filters)
     blocks = math.prod(grid) / tile.limits.multiprocessors
     resident = min(max(blocks, 1.0), tile.blocks_per_sm)
     # No other block hides the latency of a single resident block.

@@ -46,6 +46,9 @@ SWIZZLE_BYTES = 1 << 10
 BARRIER_BYTES = 512
 """Shared memory for mbarriers, in bytes."""
 
+STRIP_COLUMNS = 8
+"""Columns of a strip."""
+
 MAX_BOX_EXTENT = 256
 """Largest extent of each dimension of a TMA box."""
 
@@ -173,7 +176,7 @@ class ImplicitGemmTile:
     @property
     def num_tensor_maps(self) -> int:
         """Tensor maps of the kernel if the device has TMA."""
-        if self.tf32x3:
+        if self.tf32x3 or self.view.row_samples > 1:
             return 0
         # The strides of a tensor that TMA copies are multiples of 16 bytes.
         size = 1 if self.unpools else self.element_bytes
@@ -207,14 +210,18 @@ class ImplicitGemmTile:
     @property
     def tiles_across(self) -> int:
         """Pixel tiles next to each other in a line."""
-        width = self.view.out_width
+        width = self.view.out_width * self.view.row_samples
         width = width // 2 * 2 if self.pooled else width
-        return ceil_div(width, 8) if self.pixel_tile.strip else 1
+        return ceil_div(width, STRIP_COLUMNS) if self.pixel_tile.strip else 1
 
     @property
     def tiles_per_sample(self) -> int:
         """Pixel tiles of a sample."""
         return self.tiles_across * ceil_div(self.line_groups, self.pixel_tile.lines)
+
+    def tiles(self, samples: int) -> int:
+        """Return the pixel tiles of so many samples."""
+        return ceil_div(samples, self.view.row_samples) * self.tiles_per_sample
 
     @property
     def k_steps(self) -> int:
@@ -264,13 +271,15 @@ class ImplicitGemmTile:
     @property
     def halo_pitch(self) -> int:
         """Pixels from a row of the halo tile to the next."""
-        return self.pixel_tiles * 8 + self.view.s - 1 if self.cropped else self.view.row_pitch
+        if not self.cropped:
+            return self.view.row_pitch
+        return self.pixel_tiles * 8 + self.view.row_samples * (self.view.s - 1)
 
     @property
     def slab_pixels(self) -> int:
         """Pixels of a slab of the halo tile, rounded up to whole swizzle patterns."""
         # The last eight columns can start at the last pixel.
-        overhang = 0 if self.cropped else self.view.s - 1 + 8
+        overhang = 0 if self.cropped else self.view.row_samples * (self.view.s - 1) + 8
         needed = self.halo_rows * self.halo_pitch + overhang
         multiple = SWIZZLE_BYTES // (self.slab_packs * VECTOR_BYTES)
         return ceil_div(needed, multiple) * multiple
@@ -373,6 +382,7 @@ class ImplicitGemmTile:
             "LINES_IN_M": self.lines_in_m, "STAGE_STEPS": self.stage_steps,
             "SLAB_PIXELS": self.slab_pixels, "MIN_BLOCKS": self.blocks_per_sm,
             "PADDED_CHANNELS": int(self.view.channels != self.view.memory_channels),
+            **({"ROW_SAMPLES": self.view.row_samples} if self.view.row_samples > 1 else {}),
             **({"TF32X3": 1} if self.tf32x3 else {}),
             **({"TF32X3_WGMMA": 1} if self.tf32x3_wgmma else {}),
         }  # fmt: skip
@@ -381,6 +391,8 @@ class ImplicitGemmTile:
         tile = self.pixel_tile
         pixels = f"{self.pixel_tiles}x{tile.lines} lines, {tile.columns} columns"
         strip = " in a strip" if tile.strip else ""
+        if self.view.row_samples > 1:
+            strip += f" of {self.view.row_samples} samples"
         groups = f"groups {self.warp_groups}x{self.k_warp_groups}, chunks {self.channel_chunks}"
         persistent = f", persistent {self.persistent_groups}, stages {self.weight_stages}"
         return f"{pixels}{strip}, {groups}{persistent if self.persistent else ''}"

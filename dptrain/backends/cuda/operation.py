@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Device, Function
+from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.hardware import VECTOR_BYTES
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.replica import CudaReplica
@@ -52,7 +52,12 @@ class Operation(ABC):
     Attributes:
         size: elements of the group's output, per sample.
         itemsize: bytes of an activation.
+
+    Class attributes:
+        reads_bias: kernels of a convolution read a bias and write its gradient in any case.
     """
+
+    reads_bias: ClassVar[bool] = True
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
@@ -76,15 +81,16 @@ class Operation(ABC):
         """Return ``VECTOR`` for rows of activations of `length` elements."""
         return vector_width(length, self.itemsize)
 
-    def elementwise(self, name: str, *args: Any) -> Kernel:
-        """Return a stage that launches a kernel of ``elementwise.cu`` on `size` · n elements.
+    def elementwise(self, name: str, *args: Any, file: str = "elementwise.cu") -> Kernel:
+        """Return a stage that launches a kernel on `size` · n elements.
 
         Args:
             name: of the kernel. Its last parameter is the number of elements.
             args: the other arguments.
+            file: source of the kernel.
         """
         width = self.vector_width(self.size)
-        function = self.function("elementwise.cu", name, VECTOR=width)
+        function = self.function(file, name, VECTOR=width)
 
         def run(context: Context) -> None:
             count = context.n * self.size
@@ -162,17 +168,35 @@ class FlattenOperation(Operation):
 
 
 class _ElementwiseOperation(SingleLayerOperation):
-    """A function of each element whose derivative follows from y."""
+    """A function of each element, by default one whose derivative follows from y.
+
+    Class attributes:
+        reads: x or y, from which the derivative follows.
+        kind: name of the kernels without the direction.
+        file: source of the kernels.
+    """
 
     reads: ClassVar[tuple[str, ...]] = ("y",)
     kind: ClassVar[str]
+    file: ClassVar[str] = "activations.cu"
 
     def forward(self) -> Kernel:
-        return self.elementwise(f"{self.kind}_forward", self.arrays["x"], self.arrays["y"])
+        a = self.arrays
+        return self._stage("forward", a["x"], a["y"])
 
     def backward(self) -> Kernel:
         a = self.arrays
-        return self.elementwise(f"{self.kind}_backward", a["dy"], a["y"], a["dx"])
+        return self._stage("backward", a["dy"], a[self.reads[0]], a["dx"])
+
+    def _stage(self, direction: str, *arrays: Array) -> Kernel:
+        return self.elementwise(
+            f"{self.kind}_{direction}", *arrays, *self.constants, file=self.file
+        )
+
+    @property
+    def constants(self) -> tuple[np.generic, ...]:
+        """Arguments of the kernels before the number of elements."""
+        return ()
 
 
 class BiasAddOperation(Operation):
@@ -191,10 +215,40 @@ class BiasAddOperation(Operation):
 class ReLUOperation(_ElementwiseOperation):
     """y = max(x, 0)."""
 
-    kind = "relu"
+    kind, file = "relu", "elementwise.cu"
 
 
 class SigmoidOperation(_ElementwiseOperation):
     """y = 1 / (1 + exp(−x))."""
 
-    kind = "sigmoid"
+    kind, file = "sigmoid", "elementwise.cu"
+
+
+class LeakyReLUOperation(_ElementwiseOperation):
+    """y = x if x > 0, else slope · x."""
+
+    kind = "leaky_relu"
+
+    @property
+    def constants(self) -> tuple[np.generic, ...]:
+        return (np.float32(self.layer.slope),)
+
+
+class TanhOperation(_ElementwiseOperation):
+    """y = tanh(x)."""
+
+    kind = "tanh"
+
+
+class GELUOperation(_ElementwiseOperation):
+    """y = x · Φ(x)."""
+
+    kind = "gelu"
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+
+
+class SiLUOperation(_ElementwiseOperation):
+    """y = x · σ(x)."""
+
+    kind = "silu"
+    reads: ClassVar[tuple[str, ...]] = ("x",)

@@ -26,7 +26,7 @@ from dptrain.plan.lowering import Phase, Setting
 from dptrain.plan.optimizers import Adam
 from dptrain.plan.plan import INPUT, NEXT_INPUT, NEXT_TARGET, STAGED, TARGET, Plan, Stage
 
-HYPERPARAMETERS = 4
+HYPERPARAMETERS = 5
 """Numbers that change from step to step; ``hyperparameters.cuh`` names them."""
 
 WINDOW = 4
@@ -176,7 +176,12 @@ class _InputBuffer(NamedTuple):
 
 
 def early_update(plan: Plan) -> UpdatablePrefix | None:
-    """Return what is updated early: all up to the last large layer that later stages can hide."""
+    """Return what is updated early: all up to the last large layer that later stages can hide.
+
+    Nothing is if the gradient is clipped, because its norm is known at the end only.
+    """
+    if plan.optimizer.clip_norm is not None:
+        return None
     stages = [stage for stage in plan.stages if stage.phase is not Phase.UPDATE]
     found, start = None, 0
     for part in updatable_prefixes(plan):
@@ -203,7 +208,7 @@ class CudaReplica(DeviceReplica):
     Attributes:
         device: has its memory and runs its kernels.
         samples: int64 (N,), `Context.samples` on the device; None if the network has no dropout.
-        numbers: float32 (4,), the hyperparameters on the device; see ``hyperparameters.cuh``.
+        numbers: float32 (5,), the hyperparameters on the device; see ``hyperparameters.cuh``.
             Both belong to the input buffer of the staged minibatch.
         cached_images: (M, C, H', W'), the data set on the device; replicas may share it.
         pixels: conversion of `cached_images` to inputs.
@@ -215,7 +220,7 @@ class CudaReplica(DeviceReplica):
         self.device = device
         self._message = message = Message.of(plan.network, plan.setting)
         self._allocate_numbers(plan.batch_size)
-        self._times = device.pinned_memory(8 * (2 * len(plan.stages) + 2)).view(np.int64)
+        self._times = device.pinned_memory(8 * (4 * len(plan.stages) + 2)).view(np.int64)
         self._device_times = device.device_view(self._times)
         self._record_time = device.function("clock.cu", "record_time")
         self.cached_images: Array | None = None
@@ -513,12 +518,14 @@ class CudaReplica(DeviceReplica):
     ) -> None:
         """Write what ``hyperparameters.cuh`` names; `numbers` and `bits` are the same memory."""
         context, rule = self.context, self.plan.optimizer
-        rate, correction = context.learning_rate, 1.0
+        decay_rate = rate = context.learning_rate
+        correction = 1.0
         if isinstance(rule, Adam) and self.updates:
             rate /= 1.0 - rule.beta1**self.updates
             correction = (1.0 - rule.beta2**self.updates) ** -0.5
         numbers[0], numbers[1], numbers[2] = rate, correction, context.stop
         bits[3] = context.step & 0xFFFFFFFF
+        numbers[4] = decay_rate
 
     def upload_hyperparameters(self) -> None:
         numbers = np.zeros(HYPERPARAMETERS, np.float32)
@@ -529,6 +536,7 @@ class CudaReplica(DeviceReplica):
         self, listener: Listener | None = None, *, overlap: bool = True, early: bool = False
     ) -> None:
         context, part = self.context, self._early if early else None
+        overlap = overlap and not self.plan.setting.recompute
         for stage, kernel in self.stages:
             may_overlap = stage.phase is Phase.BACKWARD_WEIGHT and stage.flops < FILLING_FLOPS
             if overlap and may_overlap:

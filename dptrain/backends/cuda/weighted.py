@@ -16,6 +16,7 @@ from dptrain.backends.cuda.dropout import DropoutKernels
 from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
 from dptrain.backends.cuda.gemm_tiles import (
     GemmConfig,
+    ceil_div,
     rank_gemm_configs,
     select_gemm_config,
     vector_elements,
@@ -26,6 +27,7 @@ from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
+from dptrain.network.normalization import BatchNorm2d
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import BufferSpec, Explanation, Group, Phase, Setting, stage_name
 
@@ -76,10 +78,10 @@ class WeightedOperation(Operation):
         cls, group: Group, setting: Setting, buffers: dict[str, BufferSpec]
     ) -> None:
         """Add the buffer for the split-K parts of the weight gradient, if there are several."""
-        weight, bias = group.head.parameters
+        weight, filters = group.head.parameters[0], group.head.output_maps[0]
         split_k = cls.wgrad_config(group, setting).split_k
         if split_k.count > 1:
-            shape = (split_k.count, weight.size + bias.size)
+            shape = (split_k.count, weight.size + filters)
             buffers["partial"] = BufferSpec(shape, "float32")
 
     @classmethod
@@ -128,8 +130,8 @@ class WeightedOperation(Operation):
     @classmethod
     def gather_wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration for ``gemm.cuh``. One more row is the bias gradient."""
-        weight, bias = group.head.parameters
-        rows, columns = weight.size // bias.size + 1, bias.size
+        weight, columns = group.head.parameters[0], group.head.output_maps[0]
+        rows = weight.size // columns + 1
         terms = setting.batch_size * cls.wgrad_pixels(group, setting)
         return cls.gemm_config(
             group, setting, Phase.BACKWARD_WEIGHT, rows, columns, terms, split=True
@@ -213,8 +215,11 @@ class WeightedOperation(Operation):
     def prefetches_weights(self) -> bool:
         """Whether kernels can read weights before the previous kernel has finished.
 
-        Not in the first group of a step: the previous kernel can be the update of the weights.
+        Not in the first group of a step, whose previous kernel can be the update of the weights,
+        and not after the kernel that folds a batch normalisation into them.
         """
+        if BatchNorm2d in self.group.kinds:
+            return False
         stages = self.replica.plan.stages
         return self.group.name != next(s.group for s in stages if s.phase is Phase.FORWARD)
 
@@ -235,7 +240,7 @@ class WeightedOperation(Operation):
         file: str,
         name: str,
         config: GemmConfig,
-        terms: int,
+        terms: Callable[[int], int],
         inputs: tuple[Any, ...],
         trailing: Callable[[int, int], Sequence[np.generic]],
     ) -> Kernel:
@@ -244,13 +249,14 @@ class WeightedOperation(Operation):
         Args:
             file, name: of the product kernel.
             config: tile configuration and split-K.
-            terms: terms of the sum per sample, in the unit of `config.split_k`.
+            terms: function from the number of samples to the terms of the sum, in the unit of
+                `config.split_k`.
             inputs: x, dz and what undoes the fused epilogue.
             trailing: function from the number of samples and the terms of a part to the kernel's
                 arguments after the gradients.
         """
-        weight, bias = self.group.head.parameters
-        rows, columns = weight.size // bias.size + 1, bias.size
+        weight, columns = self.group.head.parameters[0], self.group.head.output_maps[0]
+        rows = weight.size // columns + 1
         tile, split_k = config.tile, config.split_k
         defines = {**tile.defines, **self.defines, "EPILOGUE": self.undone_epilogue}
         multiply = self.device.function(file, name, **defines)
@@ -266,12 +272,12 @@ class WeightedOperation(Operation):
 
             return run
         partial = self.arrays["partial"].reshape(-1)
-        width = vector_width(bias.size, 4)
+        width = vector_width(columns, 4)
         reduce = self.device.function("split_k_reduce.cu", "split_k_reduce", VECTOR=width)
-        sizes = np.int32(weight.size), np.int32(bias.size)
+        sizes = np.int32(weight.size), np.int32(columns)
 
         def run_split_k(context: Context) -> None:
-            parts = split_k.used(context.n * terms)
+            parts = split_k.used(terms(context.n))
             multiply(
                 tile.grid(rows, columns, parts), tile.block,
                 [*inputs, partial, partial[weight.size :], *trailing(context.n, split_k.terms)],
@@ -295,8 +301,11 @@ class WeightedOperation(Operation):
         epilogue: int,
         fuses_dropout: bool = False,
         tensor_maps: Sequence[np.void] = (),
+        adds: bool = False,
+        classes: int = 1,
+        row_samples: int = 1,
     ) -> Kernel:
-        """Return the stage of a product with `rows` rows per sample.
+        """Return the stage of a product with `rows` rows per sample, or per `row_samples` samples.
 
         Args:
             file, name: of the kernel.
@@ -307,20 +316,28 @@ class WeightedOperation(Operation):
             epilogue: epilogue that the kernel applies (forward) or undoes (backward).
             fuses_dropout: whether the kernel can apply dropout.
             tensor_maps: TMA descriptors, passed together as the very first argument.
+            adds: whether the result is added to what is stored.
+            row_samples: see `InputView`; 1 for other kernels.
+            classes: number of products, which blocks with another z compute. A kernel with several
+                is compiled with ``STRIDED``.
         """
         tile, parts = config.tile, config.split_k.count
-        defines = {
+        macros = {
             **tile.defines,
             **self.defines,
             "EPILOGUE": epilogue,
             "PREFETCH_WEIGHTS": int(self.prefetches_weights),
         }
         if fuses_dropout:
-            defines["EPILOGUE_DROPOUT"] = int(self.fuses_dropout)
+            macros["EPILOGUE_DROPOUT"] = int(self.fuses_dropout)
+        if adds:
+            macros["ADD_GRADIENT"] = 1
+        if classes > 1:
+            macros["STRIDED"] = 1
         if tensor_maps:
-            defines["TENSOR_MAPS"] = len(tensor_maps)
+            macros["TENSOR_MAPS"] = len(tensor_maps)
             arrays = np.void(b"".join(each.tobytes() for each in tensor_maps)), *arrays
-        function = self.device.function(file, name, **defines)
+        function = self.device.function(file, name, **macros)
         last = {
             training: self.dropout_arguments(training=training) if fuses_dropout else []
             for training in (False, True)
@@ -329,7 +346,8 @@ class WeightedOperation(Operation):
         def run(context: Context) -> None:
             if context.n:
                 function(
-                    tile.grid(context.n * rows, columns, parts), tile.block,
+                    tile.grid(ceil_div(context.n, row_samples) * rows, columns, parts * classes),
+                    tile.block,
                     [*arrays, np.int32(context.n), *trailing, *last[context.training]],
                     shared_bytes=tile.shared_bytes,
                 )  # fmt: skip

@@ -43,6 +43,11 @@ MAX_COLUMNS = 320
 MIN_COLUMNS = 160
 """Tiles of a single row of taps are also tried if they have fewer columns than this."""
 
+SMALL_WIDTH, LINE_SAMPLES = 4, {"bf16": (2, 4, 8), "tf32": (1, 2), "fp32": (1, 2)}
+"""Tiles of maps that are at most this wide are also tried with so many samples that alternate in a
+line. The strips of a single sample are short, and in bf16 half of the terms of an instruction are
+zeros."""
+
 QUAD_ROWS_WIDTH = 16
 """Only if lines are shorter, the four pixels of a position can come from different lines."""
 
@@ -136,11 +141,12 @@ class WgradTile:
         line_positions: positions of a line.
         line_pitch: positions from a line to the next.
         quad_rows_apart, quad_columns_apart: distance between the pixels of a position in tf32.
-        strips_per_sample: strips of a sample.
+        strips_per_sample: strips of a sample, or of `samples_across` samples.
         k_groups: warp groups that share a strip and split its positions between them.
         buffers: 2 if the next strip is prefetched.
         limits: of the GPU.
         pads_filters: whether the filters are no multiple of 16.
+        samples_across: samples of a strip. In tf32, a position has pixels of four of them.
     """
 
     precision: str
@@ -163,6 +169,7 @@ class WgradTile:
     buffers: int = 1
     limits: DeviceLimits = DEFAULT_LIMITS
     pads_filters: bool = False
+    samples_across: int = 1
 
     ALGORITHM: ClassVar[str] = "halo-tile weight gradient"
     KERNEL: ClassVar[str] = "conv2d_backward_weight_halo"
@@ -181,6 +188,11 @@ class WgradTile:
     def tf32x3(self) -> bool:
         """Whether products of float32 are computed from TF32 parts (3xTF32)."""
         return self.precision == "fp32"
+
+    @property
+    def line_samples(self) -> int:
+        """Samples whose pixels alternate in a line."""
+        return max(self.samples_across // (4 if self.quads else 1), 1)
 
     @property
     def element_bytes(self) -> int:
@@ -220,7 +232,8 @@ class WgradTile:
     @property
     def _halo_extent(self) -> tuple[int, int]:
         """Rows and columns of positions of the halo tile, as far as the kernel reads."""
-        reach = self._segment_half_steps * self._half_step_positions + self.tap_columns - 1
+        reach = self._segment_half_steps * self._half_step_positions
+        reach += (self.tap_columns - 1) * self.line_samples
         if self.contiguous_lines == 1:
             return self.strip_lines + self.tap_rows - 1, reach
         reach += (self.strip_lines - self.contiguous_lines + self.tap_rows - 1) * self.line_pitch
@@ -307,12 +320,15 @@ class WgradTile:
             **({"TF32X3": 1, "TF32X3_WGMMA": 1} if self.tf32x3 else {}),
             "PADDED_CHANNELS": int(self.all_channels % self.channels > 0),
             "PADDED_FILTERS": int(self.pads_filters),
+            **({"SAMPLES_ACROSS": self.samples_across} if self.samples_across > 1 else {}),
         }  # fmt: skip
 
     def __str__(self) -> str:
         columns = f"{self.tap_rows}x{self.tap_columns} taps of {self.channels} channels"
         apart = f", {self.quad_rows_apart} rows apart" if self.quad_rows_apart else ""
         strip = f"strips of {self.strip_lines}/{self.contiguous_lines} lines{apart}"
+        if self.samples_across > 1:
+            strip += f" of {self.samples_across} samples"
         return f"{columns}, {strip}, groups {self.k_groups}, buffers {self.buffers}"
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
@@ -321,11 +337,15 @@ class WgradTile:
         channel_tiles = ceil_div(self.all_channels, self.channels)
         return tap_tiles * channel_tiles, ceil_div(columns, TILE_M), parts
 
+    def strips(self, samples: int) -> int:
+        """Return the strips of so many samples."""
+        return ceil_div(samples, self.samples_across) * self.strips_per_sample
+
     def config(self, filters: int, samples: int) -> GemmConfig:
         """Return this tile with the split-K that fills the GPU; its terms are strips."""
         tiles = math.prod(self.grid(0, filters))
         wanted = max(self.limits.multiprocessors * self.blocks_per_sm // tiles, 1)
-        strips = samples * self.strips_per_sample
+        strips = self.strips(samples)
         part = max(ceil_div(strips, wanted), 1)
         return GemmConfig(self, SplitK(max(ceil_div(strips, part), 1), part))
 
@@ -396,9 +416,11 @@ def wgrad_candidates(
     height = view.out_height // unit * unit
     filters = next(n for n in (16, 32, TILE_M) if n >= min(view.filters, TILE_M))
     for few_channels, channels, tap_rows, tap_columns in _columns(view, tf32x3=precision == "fp32"):
-        for lines, contiguous, positions, pitch, rows_apart, columns_apart in _strips(
-            view, precision, unit
-        ):
+        is_small = unit == 1 and not few_channels and view.out_width <= SMALL_WIDTH
+        strips = _strips(view, precision, unit)
+        further = _strips_of_samples(view, precision) if is_small else ()
+        for strip in itertools.chain(strips, further):
+            lines, contiguous, positions, pitch, rows_apart, columns_apart, samples = strip
             height_of_strip = lines * 4 if rows_apart else lines
             group_choices = (1, 2, 4) if few_channels else (1, 2)
             for k_groups, buffers in itertools.product(group_choices, (1, 2)):
@@ -407,27 +429,40 @@ def wgrad_candidates(
                     channels if few_channels else view.channels, view.r, filters, lines,
                     contiguous, positions, pitch, rows_apart, columns_apart,
                     ceil_div(height, height_of_strip), k_groups, buffers, limits,
-                    view.filters % 16 > 0,
+                    view.filters % 16 > 0, samples,
                 )  # fmt: skip
                 if tile.blocks_per_sm:
                     yield tile
 
 
-def _strips(
-    view: InputView, precision: str, unit: int
-) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yield lines, contiguous lines, positions, pitch and the row and column distance of quads."""
+_Strip = tuple[int, int, int, int, int, int, int]
+"""Lines, contiguous lines, positions, pitch, row and column distance of quads, and samples."""
+
+
+def _strips(view: InputView, precision: str, unit: int) -> Iterator[_Strip]:
+    """Yield strips of one sample."""
     height, width = (n // unit * unit for n in (view.out_height, view.out_width))
     for lines in range(unit, height + unit, unit):
         if precision == "bf16":
             for contiguous in range(1, 2 if unit == 2 else lines + 1):
                 if lines % contiguous == 0:
-                    yield lines, contiguous, width, max(view.row_pitch, width), 0, 0
+                    yield lines, contiguous, width, max(view.row_pitch, width), 0, 0, 1
             continue
         quarter = ceil_div(ceil_div(width, 4), unit) * unit
-        yield lines, 1, quarter, quarter, 0, quarter
+        yield lines, 1, quarter, quarter, 0, quarter, 1
         if width < QUAD_ROWS_WIDTH and 4 * (lines - unit) < height:
-            yield lines, 1, width, width, lines, 0
+            yield lines, 1, width, width, lines, 0, 1
+
+
+def _strips_of_samples(view: InputView, precision: str) -> Iterator[_Strip]:
+    """Yield strips of several samples."""
+    for lines in range(1, view.out_height + 1):
+        for n in LINE_SAMPLES[precision]:
+            positions = n * view.out_width
+            if precision == "bf16":
+                yield lines, 1, positions, n * view.row_pitch, 0, 0, n
+            else:
+                yield lines, 1, positions, positions, 0, positions + n * (view.s - 1), 4 * n
 
 
 def estimate_cycles(tile: WgradTile, view: InputView, samples: int) -> float:

@@ -17,7 +17,8 @@ from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.backends.cudnn.softmax import bind_softmax_loss
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Kernel, Replica
-from dptrain.network.layers import Conv2d, Parameter
+from dptrain.network.combining import Add
+from dptrain.network.layers import Conv2d, Parameter, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Explanation, Group, Phase, Setting, Storage
 from dptrain.plan.plan import Plan
@@ -33,12 +34,12 @@ def open_library() -> Library:
 
 
 def supports(node: Node) -> bool:
-    """Return whether cuDNN computes a layer: a convolution with symmetric padding.
+    """Return whether cuDNN computes a layer: a convolution with symmetric padding, without groups.
 
     With asymmetric padding, cuDNN 9.19 computed wrong weight gradients (3 × 3, stride 3, input
     8 × 7 with one more row of padding below than above; H200, fp32 and tf32).
     """
-    if not isinstance(node.layer, Conv2d):
+    if not isinstance(node.layer, Conv2d) or node.layer.groups > 1:
         return False
     return all(before == after for before, after in node.layer.pads(node.input_shape))
 
@@ -54,6 +55,7 @@ class CudnnBackend(CudaBackend):
     name = "cudnn"
     # Each buffer would need graphs of its own, which cuDNN takes long to build.
     double_buffers_input = False
+    inference_fusions = ((Add, ReLU),)
 
     @cached_property
     def library(self) -> Library:

@@ -47,15 +47,16 @@ class CudnnConvolution(Operation):
     """
 
     replica: CudnnReplica
+    reads_bias = False
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        epilogue, (weight, bias) = epilogue_of(group), group.head.parameters
+        epilogue, parameters = epilogue_of(group), group.head.parameters
         maps = BufferSpec((setting.batch_size, *group.head.output_maps), setting.activations)
         buffers = {"maps": maps, **epilogue.buffers(group, setting)} if epilogue else {}
         converts = setting.activations != setting.dtype
         if converts:
-            for name, parameter in zip(BF16_PARAMETERS, (weight, bias), strict=True):
+            for name, parameter in zip(BF16_PARAMETERS, parameters, strict=False):
                 buffers[name] = BufferSpec((parameter.size,), setting.activations)
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
@@ -68,10 +69,10 @@ class CudnnConvolution(Operation):
             phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
         scratch = {}
         if converts:
-            scratch["bf16_dweight"] = BufferSpec((weight.size,), setting.activations)
+            scratch["bf16_dweight"] = BufferSpec((parameters[0].size,), setting.activations)
         split_k = _bias_split(group, setting)
-        if split_k.count > 1:
-            scratch["partial"] = BufferSpec((split_k.count, bias.size), "float32")
+        if len(parameters) > 1 and split_k.count > 1:
+            scratch["partial"] = BufferSpec((split_k.count, parameters[1].size), "float32")
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", dz), tuple(scratch))
         weights = ("bf16_weight",) if converts else ()
         phases[Phase.BACKWARD_INPUT] = Access((dz, *weights), ("dx",))
@@ -100,14 +101,15 @@ class CudnnConvolution(Operation):
 
     def _forward(self) -> Kernel:
         a, epilogue, kernels = self.arrays, epilogue_of(self.group), list[Kernel]()
-        weight, bias = a["weight"], a["bias"]
+        names = [name for name in BF16_PARAMETERS.values() if name in a]
         if "bf16_weight" in a:
+            copies = {copy: name for copy, name in BF16_PARAMETERS.items() if name in names}
             kernels = [
-                self._convert("float_to_bfloat16", a[source], a[copy])
-                for copy, source in BF16_PARAMETERS.items()
+                self._convert("float_to_bfloat16", a[name], a[copy])
+                for copy, name in copies.items()
             ]
-            weight, bias = (a[copy] for copy in BF16_PARAMETERS)
-        arrays = a["x"], weight, bias, a["maps" if epilogue else "y"]
+            names = list(copies)
+        arrays = a["x"], *(a[name] for name in names), a["maps" if epilogue else "y"]
         kernels.append(self._by_cudnn(Phase.FORWARD, FORWARD, arrays))
         if epilogue:
             kernels.append(epilogue(self).forward())
@@ -126,7 +128,9 @@ class CudnnConvolution(Operation):
         kernels = [self._by_cudnn(Phase.BACKWARD_WEIGHT, BACKWARD_WEIGHT, arrays)]
         if bf16_dweight is not None:
             kernels.append(self._convert("bfloat16_to_float", bf16_dweight, a["dweight"]))
-        whole = _sequence(*kernels, self._backward_bias())
+        if "dbias" in a:
+            kernels.append(self._backward_bias())
+        whole = _sequence(*kernels)
         return lambda context: (whole if context.n else clear)(context)
 
     def _by_cudnn(self, phase: Phase, kind: str, arrays: Sequence[Array]) -> Kernel:
@@ -193,10 +197,12 @@ class CudnnConvolution(Operation):
 
     def _clear(self) -> Kernel:
         """Return the stage that writes the gradients of an empty batch, which are 0."""
-        dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
+        dw = self.arrays["dweight"].reshape(-1)
+        db = self.arrays.get("dbias", dw)
+        bias_size = db.size if "dbias" in self.arrays else 0
         function = self.device.function("split_k_reduce.cu", "split_k_reduce")
-        arguments = dw, np.int32(0), dw, np.int32(dw.size), db, np.int32(db.size)
-        return lambda context: launch_reduction(function, dw.size + db.size, *arguments)
+        arguments = dw, np.int32(0), dw, np.int32(dw.size), db, np.int32(bias_size)
+        return lambda context: launch_reduction(function, dw.size + bias_size, *arguments)
 
 
 def _sequence(*kernels: Kernel) -> Kernel:

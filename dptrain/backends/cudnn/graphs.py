@@ -22,10 +22,11 @@ class Problem:
     """One convolution of a layer: the key by which engines are selected and cached.
 
     Attributes:
-        kind: `FORWARD` (with bias), `BACKWARD_INPUT` or `BACKWARD_WEIGHT`.
+        kind: `FORWARD`, `BACKWARD_INPUT` or `BACKWARD_WEIGHT`.
         x, w, y: dimensions (N, C, H, W), (K, C, R, S) and (N, K, Ho, Wo).
         strides: vertical and horizontal.
         before, after: zero padding (top, left) and (bottom, right).
+        bias: whether the forward convolution adds a bias.
         relu: whether ReLU is fused into the forward convolution.
         precision: ``fp32``, ``tf32`` or ``bf16``.
     """
@@ -37,6 +38,7 @@ class Problem:
     strides: tuple[int, int]
     before: tuple[int, int]
     after: tuple[int, int]
+    bias: bool
     relu: bool
     precision: str
 
@@ -61,6 +63,7 @@ def problem_of(node: Node, kind: str, samples: int, *, relu: bool, precision: st
         (layer.strides[0], layer.strides[1]),
         (top, left),
         (bottom, right),
+        layer.bias and kind == FORWARD,
         relu and kind == FORWARD,
         precision,
     )
@@ -81,7 +84,7 @@ def describe(cudnn: Any, problem: Problem, handle: Any) -> tuple[Any, tuple[Any,
         handle: cuDNN handle that runs the graph.
 
     Returns:
-        The graph, and its tensors: x, w, bias, y; or dy, w, dx; or x, dy, dw.
+        The graph, and its tensors: x, w, bias (if there is one), y; or dy, w, dx; or x, dy, dw.
     """
     number, full = getattr(cudnn.data_type, problem.dtype), cudnn.data_type.FLOAT
     graph = cudnn.pygraph(
@@ -101,10 +104,11 @@ def describe(cudnn: Any, problem: Problem, handle: Any) -> tuple[Any, tuple[Any,
     }
     inputs: tuple[Any, ...]
     if problem.kind == FORWARD:
-        inputs = (
-            tensor("x", problem.x), tensor("w", problem.w), tensor("bias", (1, problem.w[0], 1, 1)),
-        )  # fmt: skip
-        result = graph.bias(graph.conv_fprop(*inputs[:2], **geometry), inputs[2])
+        inputs = tensor("x", problem.x), tensor("w", problem.w)
+        result = graph.conv_fprop(*inputs, **geometry)
+        if problem.bias:
+            inputs = *inputs, tensor("bias", (1, problem.w[0], 1, 1))
+            result = graph.bias(result, inputs[2])
         result, dims = graph.relu(result) if problem.relu else result, problem.y
     elif problem.kind == BACKWARD_INPUT:
         inputs = tensor("dy", problem.y), tensor("w", problem.w)

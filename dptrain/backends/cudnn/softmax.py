@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.backends.cuda.backend import LOSS_THREADS, loss_blocks, sample_lanes
+from dptrain.backends.cuda.backend import (
+    LOSS_THREADS,
+    label_smoothing_of,
+    loss_blocks,
+    sample_lanes,
+)
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cudnn.primitives import EACH_SAMPLE, LOG_SOFTMAX
 from dptrain.backends.cudnn.replica import CudnnReplica, primitive_calls
@@ -35,8 +40,9 @@ def bind_softmax_loss(
     if dz is not None:
         backward = calls.backward(described, logs, dlogs, None, dz.reshape(rows))
     lanes = sample_lanes("classes", outputs)
+    defines, smoothing = label_smoothing_of(replica)
     function = device.function(
-        "losses.cu", "negative_log_likelihood", SAMPLE_LANES=lanes, PRECISION=0
+        "losses.cu", "negative_log_likelihood", SAMPLE_LANES=lanes, PRECISION=0, **defines
     )
     block_sums = device.zeros((1 + loss_blocks(n * lanes),), "uint64")
     arrays = z, logs, labels, dlogs, sums, replica.numbers, block_sums
@@ -47,7 +53,7 @@ def bind_softmax_loss(
         function(
             (loss_blocks(context.n * lanes), 1, 1), (LOSS_THREADS, 1, 1),
             [*arrays, np.int32(context.n), np.int32(outputs), np.float32(context.scale),
-             np.int32(gradient is not None)],
+             np.int32(gradient is not None), *smoothing],
         )  # fmt: skip
         if gradient is not None:
             gradient(context)

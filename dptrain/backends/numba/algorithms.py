@@ -1,6 +1,7 @@
 """Select the algorithm of each stage of a convolution by its shape and the processor.
 
 - `direct_convolution`: implicit GEMM. All shapes.
+- `pointwise_convolution`: GEMM over the pixels of all samples. 1 × 1 filters.
 - `winograd_convolution`: Winograd F(4×4, 3×3), F(3×3, 4×4) and F(2×2, 5×5).
 - `winograd_strided_convolution`: Winograd F(4×4, 2×2) for 4 × 4 filters with stride 2.
 - `winograd_rgb_convolution`: Winograd F(4×4, 3×3) for three input channels, with fused pooling.
@@ -20,6 +21,7 @@ from dataclasses import replace
 from dptrain.backends.numba import (
     direct_convolution,
     folded_rgb_convolution,
+    pointwise_convolution,
     winograd_convolution,
     winograd_cost,
     winograd_geometry,
@@ -36,7 +38,7 @@ from dptrain.backends.numba.planning import (
 from dptrain.backends.numba.winograd_transforms import SIDE, SIDES
 from dptrain.plan.lowering import Phase
 
-__all__ = ["Algorithm", "Shape", "Work", "select_algorithms"]
+__all__ = ["Algorithm", "Shape", "Work", "select_algorithms", "work_of_layer"]
 
 Plan = Callable[[Shape, Phase, Work], Algorithm]
 """Function `plan` of an algorithm's module."""
@@ -81,6 +83,23 @@ def select_algorithms(
     }
 
 
+def work_of_layer(shape: Shape, work: Work, *, winograd: bool = True) -> Work:
+    """Return the work of a convolution, whose gradient may have fewer rows of partial sums.
+
+    Micro-shards fix the number of rows.
+    """
+    if work.by_shape or work.rows == 1:
+        return work
+    plan = _select_plan(shape, Phase.BACKWARD_WEIGHT, winograd and has_enough_tiles(shape, work))
+    if plan is not winograd_convolution.plan:
+        return work
+    side, width = SIDES[shape.window[0]], winograd_cost.WIDTH
+    tiles = work.batch_size * math.prod(-(-n // side) for n in shape.out[:2])
+    k = -(-shape.out[2] // width) * width
+    rows = winograd_cost.rows_of_gradient(work.rows, tiles, shape.maps[2], k, work.threads)
+    return replace(work, rows=rows)
+
+
 def _with_worthwhile_ranges(
     algorithm: Algorithm, shape: Shape, phase: Phase, work: Work
 ) -> Algorithm:
@@ -119,6 +138,8 @@ def _select_plan(shape: Shape, phase: Phase, winograd: bool) -> Plan:
         return winograd_convolution.plan
     if winograd and winograd_strided_convolution.supports(shape):
         return winograd_strided_convolution.plan
+    if pointwise_convolution.supports(shape, phase):
+        return pointwise_convolution.plan
     if folded_rgb_convolution.supports(shape, phase):
         return folded_rgb_convolution.plan
     if winograd and phase is not Phase.BACKWARD_INPUT and _use_winograd_rgb(shape):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -10,13 +10,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dptrain.backends.base import Backend
+from dptrain.backends.clipping import Clipping
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.memory import aligned_zeros
 from dptrain.backends.numba import (
+    batch_norm_operation,
     crop_windows,
     elementwise,
+    folding,
+    graph_operations,
+    grouped_operation,
     losses,
     operations,
+    sample_norm_operations,
     updates,
     weighted,
 )
@@ -30,12 +36,15 @@ from dptrain.backends.replica import (
     Arrays,
     Context,
     CropWindowReplica,
+    GradientAddition,
     Kernel,
     Listener,
     Replica,
     segments,
 )
+from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
 from dptrain.network.biases import BiasAdd
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -52,6 +61,8 @@ from dptrain.network.layers import (
     SumPool2d,
 )
 from dptrain.network.network import Node
+from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.lowering import (
     Explanation,
     Group,
@@ -62,7 +73,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import SGD
+from dptrain.plan.optimizers import SGD, AdamW
 from dptrain.plan.plan import INPUT, Plan
 from dptrain.plan.shards import addition_steps
 
@@ -78,8 +89,27 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Dropout: operations.Drop,
     LocalResponseNorm: operations.ResponseNorm,
     BiasAdd: operations.BiasAddition,
+    LeakyReLU: operations.LeakyRectifier,
+    Tanh: operations.HyperbolicTangent,
+    GELU: operations.GaussianErrorUnit,
+    SiLU: operations.SigmoidUnit,
+    BatchNorm2d: batch_norm_operation.BatchNormalization,
+    GroupNorm: sample_norm_operations.GroupNormalization,
+    LayerNorm: sample_norm_operations.LayerNormalization,
+    Add: graph_operations.Addition,
+    Concatenate: graph_operations.Concatenation,
+    GlobalAveragePool2d: graph_operations.GlobalAverage,
 }
 """The operation of a group of layers, by the type of its first layer."""
+
+
+def operation_of(group: Group) -> type[Operation]:
+    """Return the operation of a group of layers."""
+    layer = group.head.layer
+    if isinstance(layer, Conv2d) and layer.groups > 1:
+        return grouped_operation.GroupedConvolution
+    return OPERATIONS[type(layer)]
+
 
 LOSSES = {
     "classes": losses.softmax_cross_entropy,
@@ -105,10 +135,24 @@ class NumbaBackend(Backend):
         (Conv2d, ReLU),
         (Dense, ReLU, Dropout),
         (Dense, ReLU),
+        (BatchNorm2d, Add, ReLU),
+        (BatchNorm2d, Add),
+        (BatchNorm2d, ReLU),
     )
+    inference_fusions = (*folding.FOLDED, (Add, ReLU))
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
+        if isinstance(nodes[0].layer, BatchNorm2d):
+            return batch_norm_operation.fuses_batch_norm(nodes)
         return weighted.fuses_convolution(nodes)
+
+    def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
+        if local != "dx":
+            return False
+        operation = operation_of(group)
+        if issubclass(operation, weighted.Convolution):
+            return operation.adds_gradient(group, setting)
+        return operation is batch_norm_operation.BatchNormalization
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Store weights as (R, S, C, K) and (H·W·C, out), so that the summed dimensions come
@@ -121,20 +165,26 @@ class NumbaBackend(Backend):
         return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        return OPERATIONS[type(group.head.layer)].needs(group, setting)
+        needs = operation_of(group).needs(group, setting)
+        return folding.folded_needs(needs, group) if folding.folds_batch_norm(group) else needs
 
     def explain(self, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
         needed = self.needs(group, setting).phases
         only = Explanation("vector loop", reason="the only algorithm")
-        special = OPERATIONS[type(group.head.layer)].explain(group, setting)
+        special = operation_of(group).explain(group, setting)
         return {phase: special.get(phase, only) for phase in needed}
 
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, NumbaReplica)
-        operation = OPERATIONS[type(group.head.layer)]
-        return operation(
-            group, arrays, replica.thread_pool, replica.context.seed, replica.plan.setting
-        ).kernels()
+        operation = operation_of(group)
+        pool = replica.thread_pool
+        if folding.folds_batch_norm(group):
+            return folding.bind_folded(operation, group, arrays, pool, replica)
+        return operation(group, arrays, pool, replica).kernels()
+
+    def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
+        assert isinstance(replica, NumbaReplica)
+        return graph_operations.bind_additions(replica.thread_pool, additions)
 
     def bind_loss(
         self,
@@ -164,12 +214,23 @@ class NumbaBackend(Backend):
             losses.sum_losses, found, shard_sums, replica.context.bounds, varying=(1.0,)
         )
         add = (_bind_sum_of_shards(replica, shard_sums),) if is_sharded else ()
+        smoothing = replica.plan.setting.label_smoothing
+        smooth: tuple[Launch, ...] = ()
+        if smoothing and gradient is not None:
+            smooth = (
+                pool.bind(
+                    losses.smooth_labels, output, target, dz, found, smoothing, varying=(1.0,),
+                    grain=-(-losses.GRAIN // outputs),
+                ),
+            )  # fmt: skip
 
         def prepare(context: Context) -> None:
             launch.set(context.n, context.scale, context.training and gradient is not None)
+            for each in smooth:
+                each.set(context.n if context.training else 0, context.scale)
             total.set(rows, context.scale)
 
-        return StageKernel((launch, total, *add), prepare)
+        return StageKernel((launch, *smooth, total, *add), prepare)
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)
@@ -181,7 +242,7 @@ class NumbaBackend(Backend):
         decays = np.array([decay for _, _, decay in runs], np.float32)
         if not isinstance(rule, SGD):
             launch = bind(
-                updates.adam,
+                updates.adamw if isinstance(rule, AdamW) else updates.adam,
                 w, g, state["first_moment"], state["second_moment"], bounds, decays,
                 rule.beta1, rule.beta2, rule.epsilon, varying=(0.1, 1),
             )  # fmt: skip
@@ -195,6 +256,15 @@ class NumbaBackend(Backend):
         else:
             launch = bind(updates.sgd, w, g, bounds, decays, varying=(0.1,))
         return lambda context: launch(w.size, context.learning_rate)
+
+    def bind_clipping(
+        self, replica: Replica, gradient: NDArray[Any], squares: NDArray[np.float64]
+    ) -> Clipping:
+        assert isinstance(replica, NumbaReplica)
+        bind = replica.thread_pool.bind
+        add = bind(updates.add_squares, gradient, squares, grain=GRAIN // ALIGNMENT)
+        scale = bind(updates.scale, gradient, varying=(0.1,), grain=GRAIN)
+        return Clipping(lambda: add(squares.size), lambda factor: scale(gradient.size, factor))
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         return NumbaReplica(self, plan, seed=seed, arrays=arrays)

@@ -81,6 +81,20 @@ def bind_sum(
     return lambda: launch(count)
 
 
+def bind_leading_sum(
+    out: NDArray[Any], flat: NDArray[Any], offsets: NDArray[np.int64], merges: NDArray[np.int64]
+) -> Callable[[int], None]:
+    """Return a function that sums the first so many elements of contributions in this thread.
+
+    Args:
+        out: receives the sums.
+        flat, offsets, merges: see `bind_sum`.
+    """
+    partial = aligned_zeros(_stack_depth(merges) * _BLOCK, out.dtype.name)
+    stacks = partial.reshape(1, -1, _BLOCK)
+    return ThreadPool(1).bind(_sum_contributions, out, flat, offsets, merges, stacks)
+
+
 def _stack_depth(merges: NDArray[np.int64]) -> int:
     """Return how many partial sums exist at the same time."""
     # A contribution that is merged at once is added in place and needs no entry of its own.

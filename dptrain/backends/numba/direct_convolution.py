@@ -47,6 +47,7 @@ from dptrain.backends.numba.im2col import (
     padded_gradient,
     padded_rows,
     part,
+    phase_entries,
     row_entries,
     rows_alike,
     taps,
@@ -272,7 +273,7 @@ def _unpooled_operand(pool, dy, argmax, n, maps, rows, dz, channels, sums, db, s
 def _plain_operand(pool, dy, argmax, n, maps, rows, dz, channels, sums, db, spare, one, table):  # type: ignore[no-untyped-def]
     (h_out, w_out, k), (q, q_stop) = maps, channels
     start = (n * h_out + rows[0]) * w_out * k
-    if db >= 0:
+    if db >= 0 and pool.bias:
         # db is the product of ones with dy.
         multiply(
             (one, 0),
@@ -384,17 +385,21 @@ def prepare_backward_input(start, stop, thread, w, geometry, shared):  # type: i
 
 @inlined
 def _correlate_phases(  # type: ignore[no-untyped-def]
-    dz, dz_start, w, dx, dx_start, maps, dy_maps, rows, channels, geometry, tables
+    dz, dz_start, w, dx, dx_start, maps, dy_maps, rows, channels, geometry, adds, tables
 ):
-    """Compute rows of dx of a sample from padded dz; the first is a multiple of the stride."""
+    """Compute rows of dx of a sample from padded dz; the first is a multiple of the stride.
+
+    They are added to dx if `adds`.
+    """
     a_rows, c_rows, a_steps = tables
     (_, w_in, c), (h_out, k), (first_row, stop_row), (q, q_stop) = maps, dy_maps, rows, channels
     top, left, r, s = geometry.pad_top, geometry.pad_left, geometry.r, geometry.s
     down, across = geometry.stride_v, geometry.stride_h
+    d, d_start, d_row = (dx, dx_start, 1) if adds else (w, -q, -1)
     pixel, step = 0, 0
     for f in range(down):
         for g in range(across):
-            width = row_entries(taps(w_in, (g - left) % across, across), c)
+            width = phase_entries(taps(w_in, (g - left) % across, across), c, adds)
             size = taps(r, f, down) * taps(s, g, across) * k
             height = taps(stop_row - first_row, (f - top) % down, down)
             i = 0
@@ -410,7 +415,7 @@ def _correlate_phases(  # type: ignore[no-untyped-def]
                     (a_rows, pixel + i * width, 1),
                     (a_steps, step + skipped, 1),
                     (w, (step + skipped) * c + q, c),
-                    (w, 0, -1),
+                    (d, d_start + q, d_row),
                     (dx, dx_start + q),
                     (c_rows, pixel + i * width, 1),
                     ((stop - i) * width, (last - first) * taps(s, g, across) * k, q_stop - q),
@@ -420,6 +425,18 @@ def _correlate_phases(  # type: ignore[no-untyped-def]
                 i = stop
             pixel += taps(geometry.rows, (f - top) % down, down) * width
             step += size
+
+
+def _not_added(pool):  # type: ignore[no-untyped-def]
+    return False
+
+
+def _is_added(pool):  # type: ignore[no-untyped-def]
+    return pool.adds != 0
+
+
+is_added = select_by_pool(_not_added, _is_added)
+"""is_added(pool): whether the input gradient is added to dx; never with fused pooling."""
 
 
 @kernel
@@ -445,7 +462,8 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
     dz, spare = mine[:size], mine[size : size + k]
     tables = mine[size + k : size + k + 2 * pixels + r * s * k].view(np.int32)
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
-    fill_phases(geometry.rows, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
+    added = is_added(pool)
+    fill_phases(geometry.rows, w_in, c, k, columns, geometry, added, a_rows, c_rows, a_steps)
     mine[: size + k] = 0
     dy_flat, dx_flat, argmax_flat = dy.reshape(-1), dx.reshape(-1), argmax.reshape(-1)
     row_parts, strips = bands // geometry.column_blocks, (h_in + down - 1) // down
@@ -465,7 +483,7 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
             dx_start = (n * h_in + h) * w_in * c
             _correlate_phases(
                 a, a_start, shared, dx_flat, dx_start, (h_in, w_in, c), (h_out, k), rows, channels,
-                geometry, (a_rows, c_rows, a_steps),
+                geometry, added, (a_rows, c_rows, a_steps),
             )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dptrain.backends.numba.folded_rgb_microkernels import WINDOWS
 from dptrain.backends.numba.im2col import GROUP, ConvGeometry
 from dptrain.backends.numba.matmul import DenseKernel
 from dptrain.backends.numba.planning import Algorithm, Shape, Work
+from dptrain.backends.numba.pointwise_convolution import PANEL, TILE, PointwiseGeometry
 from dptrain.backends.numba.vector import compiled_registers
 from dptrain.plan.lowering import Explanation, Phase
 
@@ -40,13 +41,15 @@ def _name(algorithm: Algorithm, shape: Shape) -> str:
     if "winograd" in module:
         side, taps = WINOGRAD_SIZES[shape.window[0], shape.strides[0]]
         return f"Winograd F({side}×{side}, {taps}×{taps})"
-    return "implicit GEMM"
+    return "GEMM" if "pointwise" in module else "implicit GEMM"
 
 
 def _tile(algorithm: Algorithm, shape: Shape, phase: Phase) -> str:
     """Describe the tile that stays in registers, and the rows in scratch."""
     if isinstance(algorithm.geometry, FoldedRgbGeometry):
         return "27×8" if phase is Phase.BACKWARD_WEIGHT else f"{WINDOWS} windows×8"
+    if isinstance(algorithm.geometry, PointwiseGeometry):
+        return f"{TILE}×{PANEL}, {_counted(algorithm.geometry.rows, 'pixel')}"
     if not isinstance(algorithm.geometry, ConvGeometry):
         side, _ = WINOGRAD_SIZES[shape.window[0], shape.strides[0]]
         return f"{side}×{side} outputs"
@@ -80,6 +83,8 @@ def _reason(name: str, shape: Shape, winograd: bool) -> str:
 def _why_not_winograd(shape: Shape, winograd: bool) -> str:
     """Return why Winograd cannot be used for any batch size; the empty string if it can."""
     c, k, size = shape.maps[2], shape.out[2], "×".join(map(str, shape.window))
+    if shape.window == (1, 1) and shape.pads == (0, 0):
+        return "1×1 filters"
     if not winograd:
         return "fp32-direct excludes Winograd"
     if winograd_strided_convolution.supports(shape):

@@ -37,11 +37,20 @@ class PoolGeometry(NamedTuple):
 
 
 class NoPool(NamedTuple):
-    """The size (H, W) of a convolution's output that is not pooled, and whether it has a ReLU."""
+    """A convolution's output that is not pooled.
+
+    Attributes:
+        height, width: its size.
+        relu: 1 if ReLU follows.
+        adds: 1 if the input gradient is added to what is in memory.
+        bias: 0 if the gradient of the bias is not needed, which then remains undefined.
+    """
 
     height: int
     width: int
     relu: int
+    adds: int = 0
+    bias: int = 1
 
 
 def pool_geometry(
@@ -96,6 +105,30 @@ def _bound(pool):  # type: ignore[no-untyped-def]
 
 lower_bound = select_by_pool(_zero, _bound)
 """lower_bound(pool): the lower bound of the convolution's outputs, 0 with ReLU."""
+
+
+def _never(pool):  # type: ignore[no-untyped-def]
+    return None
+
+
+def _adds(pool):  # type: ignore[no-untyped-def]
+    return pool.adds != 0
+
+
+adds = select_by_pool(_never, _adds)
+"""adds(pool): None with pooling, otherwise whether the input gradient is added to dx."""
+
+
+def _with_bias(pool):  # type: ignore[no-untyped-def]
+    return True
+
+
+def _has_bias(pool):  # type: ignore[no-untyped-def]
+    return pool.bias != 0
+
+
+has_bias = select_by_pool(_with_bias, _has_bias)
+"""has_bias(pool): whether the gradient of the bias is needed."""
 
 
 def _tiles_are_exact(pool, h_pool, w_pool):  # type: ignore[no-untyped-def]

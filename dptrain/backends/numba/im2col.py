@@ -261,7 +261,16 @@ def pack_flipped(start, stop, w, shape, geometry, packed):  # type: ignore[no-un
 
 
 @inlined
-def fill_phases(rows, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  # type: ignore[no-untyped-def]
+def phase_entries(width, c, adds):  # type: ignore[no-untyped-def]
+    """Return the entries of a row of `width` pixels in a table of `fill_phases`.
+
+    With overlapping groups, some pixels would be added twice.
+    """
+    return width if adds else row_entries(width, c)
+
+
+@inlined
+def fill_phases(rows, w_in, c, k, columns, geometry, adds, a_rows, c_rows, a_steps):  # type: ignore[no-untyped-def]
     """Fill the pixel tables of dz and dx by phase, and the filter tables.
 
     Row h of the input meets only the filter rows f, f + stride, … with f = (h + top) mod stride. So
@@ -280,7 +289,7 @@ def fill_phases(rows, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  
                 row = (h + top - f) // down - row_taps + 1 + above
                 start = (g - left) % across
                 width = taps(w_in, start, across)
-                entries = row_entries(width, c)
+                entries = phase_entries(width, c, adds)
                 for j in range(entries):
                     v = start + grouped_column(j, width, entries) * across
                     column = (v + left - g) // across - column_taps + 1 + before

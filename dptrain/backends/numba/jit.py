@@ -1,12 +1,12 @@
 """Compile kernels and cache them on disk.
 
-Most kernels have one signature, so their cache has one entry; those of convolutions have two, with
-and without pooling. If several processes compile a kernel at the same time, each writes the same
-file and the last one wins; all files are valid. If the kernel has two signatures, an entry can be
-lost; it is compiled again when needed. Files are
-written next to their final path, renamed, and contain a checksum; a damaged file is compiled again.
-The folder name is a digest of everything that the machine code depends on, so entries are never
-stale.
+Each entry is a file of its own, named by a digest of the kernel's name, code and signature. It is
+written next to its final path, renamed, and contains its key and a checksum; a file that is damaged
+or has another key counts as missing, and the kernel is compiled again. If several processes compile
+a kernel at the same time, each writes the same file and the last one wins. Numba's own index of all
+signatures of a kernel is not used, because two processes that add entries at the same time can each
+write the number of one file for their own signature. The folder name is a digest of everything that
+the machine code depends on, so entries are never stale.
 """
 
 from __future__ import annotations
@@ -115,18 +115,34 @@ def expanded(function: Callable[..., Any]) -> Any:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of compiled kernels; None if no folder is writable."""
-    return writable_folder(f"kernels-{_digest()}")
-
-
-@functools.cache
-def _digest() -> str:
-    """Return a digest of sources, compiler, interpreter and processor, on which compiled kernels
-    depend.
+    """Return the folder of compiled kernels; None if no folder is writable, or if the sources have
+    changed while this process imported them.
     """
+    digest = _digest()
+    return None if digest is None else writable_folder(f"kernels-{digest}")
+
+
+def _digest_sources() -> bytes:
+    """Return a digest of the sources of this package."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.digest()
+
+
+_IMPORTED = _digest_sources()
+"""Digest of the sources from which this process imports kernels. A later digest may belong to newer
+files, whose folder would then receive machine code of the old ones."""
+
+
+@functools.cache
+def _digest() -> str | None:
+    """Return a digest of sources, compiler, interpreter and processor, on which compiled kernels
+    depend; None if the sources have changed since they were imported.
+    """
+    if _digest_sources() != _IMPORTED:
+        return None
+    digest = hashlib.sha256(_IMPORTED)
     binding = llvmlite.binding
     facts = (
         numba.__version__,
@@ -161,24 +177,33 @@ class _Locator:
         return "kernel"
 
 
-class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """Cache files that end in the SHA-256 of their content; files with another digest are
-    ignored.
-    """
+class _Entries(IndexDataCacheFile):  # type: ignore[misc]
+    """The entries of one kernel: a file for each key of signature, processor and code."""
+
+    def __init__(self, folder: Path, base: str) -> None:
+        super().__init__(str(folder), base, folder.name)
+        self._base = base
+
+    def save(self, key: Any, data: Any) -> None:
+        self._save_data(self._name(key), (key, data))
+
+    def load(self, key: Any) -> Any:
+        """Return an entry; None if it is missing, damaged, or of another key."""
+        name = self._name(key)
+        try:
+            if unsealed(Path(self._data_path(name)).read_bytes()) is None:
+                return None
+            found, data = self._load_data(name)
+        except OSError:
+            return None
+        return data if found == key else None
+
+    def _name(self, key: Any) -> str:
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+        return f"{self._base}.{digest}.nbc"
 
     def _dump(self, value: Any) -> bytes:
         return sealed(super()._dump(value))
-
-    def _load_index(self) -> Any:
-        try:
-            return super()._load_index()
-        except Exception:
-            return {}
-
-    def _load_data(self, name: str) -> Any:
-        if unsealed(Path(self._data_path(name)).read_bytes()) is None:
-            raise OSError(f"{name} is damaged")  # numba takes this as: not in the cache
-        return super()._load_data(name)
 
 
 class _FunctionCache(FunctionCache):  # type: ignore[misc]
@@ -188,8 +213,7 @@ class _FunctionCache(FunctionCache):  # type: ignore[misc]
         locator = type("_Locator", (_Locator,), {"folder": folder})
         self._impl_class = type("_Impl", (CompileResultCacheImpl,), {"_locator_classes": [locator]})
         super().__init__(function)
-        base = self._impl.filename_base
-        self._cache_file = _CheckedFiles(str(folder), base, folder.name)
+        self._cache_file = _Entries(folder, self._impl.filename_base)
 
 
 class _Cache(NullCache):  # type: ignore[misc]

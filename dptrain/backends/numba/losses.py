@@ -119,6 +119,27 @@ def softmax_cross_entropy(
                 gradient[n, label] = (powers[n - first, label] / total - 1.0) * scale
 
 
+@kernel
+def smooth_labels(
+    start: int, stop: int, thread: int,
+    z: Array, labels: Array, gradient: Array, found: Array, smoothing: float, scale: float,
+) -> None:  # fmt: skip
+    """Change loss and gradient of `softmax_cross_entropy` to those of smoothed labels.
+
+    With smoothing s the target is (1 − s) onehot + s / F instead of onehot, so that the loss grows
+    by s (z[label] − mean(z)), and dz by s (onehot − 1 / F) · scale.
+    """
+    classes = z.shape[1]
+    share = smoothing / classes * scale
+    for n in range(start, stop):
+        total, label = 0.0, labels[n]
+        for k in range(classes):
+            total += z[n, k]
+            gradient[n, k] -= share
+        gradient[n, label] += smoothing * scale
+        found[n, 0] += smoothing * (z[n, label] - total / classes)
+
+
 def softmax_scratch(classes: int, threads: int) -> NDArray[np.float64]:
     """Return scratch of at most 2 KB for each thread, or for one sample."""
     return np.zeros((threads, max(256 // classes, 1), classes))

@@ -6,6 +6,7 @@ Activations are (N, H, W, C) and contiguous, so they can be viewed as flat, as r
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,10 +14,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import dropout, elementwise, fused_pooling, normalization, pooling
+from dptrain.backends.numba import (
+    activations,
+    dropout,
+    elementwise,
+    fused_pooling,
+    normalization,
+    pooling,
+)
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.threads import Launch, ThreadPool
-from dptrain.backends.replica import Arrays, Context
+from dptrain.backends.replica import Arrays, Context, Replica, SumStatistics
 from dptrain.network.layers import (
     Dropout,
     LocalResponseNorm,
@@ -45,6 +53,29 @@ WORD = 2**32 - 1
 """Largest random word."""
 
 
+class ReplicaStatisticsSum:
+    """The sum of statistics over ranks that the engine of a replica selects.
+
+    Args:
+        replica: is not kept alive.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica, self._local = weakref.ref(replica), replica.sum_statistics
+
+    def _current(self) -> SumStatistics:
+        replica = self._replica()
+        return self._local if replica is None else replica.sum_statistics
+
+    def is_local(self) -> bool:
+        """Return whether only the micro-shards of this rank are added."""
+        return self._current() is self._local
+
+    def add(self, parts: NDArray[np.float64], totals: NDArray[np.float64]) -> None:
+        """Add the rows of all micro-shards of all ranks."""
+        self._current()(parts, totals)
+
+
 class Operation(ABC):
     """A group of layers bound to arrays.
 
@@ -52,14 +83,15 @@ class Operation(ABC):
         group: the layers.
         arrays: memory by local name, without arrays that no stage of the plan uses.
         thread_pool: the threads that run the kernels.
-        seed: key of the dropout masks.
-        setting: of the plan.
+        replica: has the seed of the dropout masks, the plan's setting and the sum of statistics.
     """
 
     def __init__(
-        self, group: Group, arrays: Arrays, thread_pool: ThreadPool, seed: int, setting: Setting
+        self, group: Group, arrays: Arrays, thread_pool: ThreadPool, replica: Replica
     ) -> None:
-        self.group, self.arrays, self.thread_pool, self.seed = group, arrays, thread_pool, seed
+        self.group, self.arrays, self.thread_pool = group, arrays, thread_pool
+        self.seed, setting = replica.context.seed, replica.plan.setting
+        self.statistics_sum = ReplicaStatisticsSum(replica)
         self.setting, self.precision, self.shards = setting, setting.precision, setting.shards
         self.layer: Any = group.head.layer
         self.size = math.prod(group.tail.output_shape)
@@ -195,6 +227,62 @@ class Logistic(_Single):
         return each(
             self.thread_pool.bind(elementwise.sigmoid_backward, dy, y, dx, grain=GRAIN), self.size
         )
+
+
+class _Elementwise(_Single):
+    """An activation whose kernels have the arguments (x, y) and (dy, x or y, dx)."""
+
+    forward_kernel: ClassVar[Any]
+    backward_kernel: ClassVar[Any]
+
+    def numbers(self) -> tuple[float, ...]:
+        """Return further arguments of the kernels."""
+        return ()
+
+    def forward(self) -> StageKernel:
+        arrays = self.flat("x"), self.flat("y")
+        kernel, bind = type(self).forward_kernel, self.thread_pool.bind
+        return each(bind(kernel, *arrays, *self.numbers(), grain=GRAIN), self.size)
+
+    def backward(self) -> StageKernel:
+        arrays = self.flat("dy"), self.flat(self.reads[0]), self.flat("dx")
+        kernel, bind = type(self).backward_kernel, self.thread_pool.bind
+        return each(bind(kernel, *arrays, *self.numbers(), grain=GRAIN), self.size)
+
+
+class LeakyRectifier(_Elementwise):
+    """x if x > 0, else slope · x."""
+
+    reads: ClassVar[tuple[str, ...]] = ("y",)
+    forward_kernel = activations.leaky_relu_forward
+    backward_kernel = activations.leaky_relu_backward
+
+    def numbers(self) -> tuple[float, ...]:
+        return (float(self.layer.slope),)
+
+
+class HyperbolicTangent(_Elementwise):
+    """tanh(x)."""
+
+    reads: ClassVar[tuple[str, ...]] = ("y",)
+    forward_kernel = activations.tanh_forward
+    backward_kernel = activations.tanh_backward
+
+
+class GaussianErrorUnit(_Elementwise):
+    """x Φ(x)."""
+
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+    forward_kernel = activations.gelu_forward
+    backward_kernel = activations.gelu_backward
+
+
+class SigmoidUnit(_Elementwise):
+    """x σ(x)."""
+
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+    forward_kernel = activations.silu_forward
+    backward_kernel = activations.silu_backward
 
 
 class DropoutMask:

@@ -410,7 +410,8 @@ class ThreadPool:
         workers = max(0, min(workers, threads - 1))
         self._memory = aligned_zeros((1 + workers) * LINE // 4, "int32").reshape(1 + workers, -1)
         self._memory[0, ALONE // 4] = workers == 0
-        serve = interpreted(_serve, 3)
+        # Both are compiled now: a garbage collection may end the pool while Numba compiles.
+        serve, close = interpreted(_serve, 3), interpreted(_close, 2)
         self._threads = [
             threading.Thread(
                 target=_live, args=(serve, self._memory, i), name=f"dptrain-{i}", daemon=True
@@ -421,7 +422,7 @@ class ThreadPool:
             thread.start()
         # The threads have no reference to the pool, so that the pool can be garbage-collected.
         self.close: Callable[[], object] = weakref.finalize(
-            self, _dismiss, self._memory, self._threads
+            self, _dismiss, close, self._memory, self._threads
         )
         if self._threads and hasattr(os, "register_at_fork"):
             memory = weakref.ref(self._memory)
@@ -472,8 +473,10 @@ def _live(serve: Callable[[int, int, int], int], memory: NDArray[np.int32], thre
     serve(address_of(memory), thread, len(memory))
 
 
-def _dismiss(memory: NDArray[np.int32], threads: list[threading.Thread]) -> None:
-    interpreted(_close, 2)(address_of(memory), len(memory))
+def _dismiss(
+    close: Callable[[int, int], int], memory: NDArray[np.int32], threads: list[threading.Thread]
+) -> None:
+    close(address_of(memory), len(memory))
     for thread in threads:
         # Any thread may drop the last reference to a pool, including one of the pool's own.
         if thread is not threading.current_thread():

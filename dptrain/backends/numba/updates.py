@@ -133,3 +133,45 @@ def adam(
                 m[i] = _flushed(b1 * m[i] + c1 * d)
                 v[i] = _flushed(b2 * v[i] + c2 * d * d)
                 w[i] -= rate * m[i] / (np.sqrt(v[i]) * correction + eps)
+
+
+@kernel
+def adamw(
+    start: int, stop: int, thread: int,
+    w: Array, g: Array, m: Array, v: Array, bounds: Array, decays: Array,
+    beta1: float, beta2: float, epsilon: float, learning_rate: float, step: int,
+) -> None:  # fmt: skip
+    """W ← (1 − α λ) w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
+    b1, b2, eps = np.float32(beta1), np.float32(beta2), np.float32(epsilon)
+    c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    rate = np.float32(learning_rate / (1.0 - beta1**step))
+    correction = np.float32(1.0 / np.sqrt(1.0 - beta2**step))
+    for block in range(start, stop, _BLOCK):
+        end = min(block + _BLOCK, stop)
+        _prefetch_block(w, end, stop)
+        for k in range(decays.size):
+            shrink = np.float32(learning_rate * decays[k])
+            first, last = _overlap(block, end, bounds, k)
+            for i in range(first, last):
+                m[i] = _flushed(b1 * m[i] + c1 * g[i])
+                v[i] = _flushed(b2 * v[i] + c2 * g[i] * g[i])
+                w[i] -= rate * m[i] / (np.sqrt(v[i]) * correction + eps) + shrink * w[i]
+
+
+@kernel
+def add_squares(start: int, stop: int, thread: int, g: Array, squares: Array) -> None:
+    """squares[i] ← Σ g² over elements 16 i … 16 i + 15, in float64. Items are sums."""
+    for i in range(start, stop):
+        total = 0.0
+        for k in range(_LINE):
+            value = np.float64(g[_LINE * i + k])
+            total += value * value
+        squares[i] = total
+
+
+@kernel
+def scale(start: int, stop: int, thread: int, g: Array, factor: float) -> None:
+    """G ← factor · g."""
+    f = np.float32(factor)
+    for i in range(start, stop):
+        g[i] *= f

@@ -9,8 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import dense_shards, elementwise, matmul
-from dptrain.backends.numba.algorithms import Algorithm, Shape, Work, select_algorithms
+from dptrain.backends.numba import (
+    dense_shards,
+    direct_convolution,
+    elementwise,
+    matmul,
+    pointwise_convolution,
+    winograd_convolution,
+)
+from dptrain.backends.numba.algorithms import (
+    Algorithm,
+    Shape,
+    Work,
+    select_algorithms,
+    work_of_layer,
+)
 from dptrain.backends.numba.dense_blocks import weight_gradient_grain
 from dptrain.backends.numba.explanation import explain, explain_dense
 from dptrain.backends.numba.fused_pooling import NoPool
@@ -30,7 +43,7 @@ from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.threads import Launch
 from dptrain.backends.replica import UNKNOWN_VERSION, Context
-from dptrain.network.layers import Dropout, MaxPool2d, ReLU
+from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import (
     Access,
@@ -59,10 +72,10 @@ class Convolution(Operation):
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         node, pools = group.head, MaxPool2d in group.kinds
-        weight, bias = node.parameters
+        weight, filters = node.parameters[0], node.output_shape[0]
         pooled = ("argmax",) if pools else ()
         buffers: dict[str, BufferSpec] = {}
-        work = _work(setting)
+        work = _work(group, setting)
         for phase, algorithm in _select(group, setting.precision, work).items():
             scratch = BufferSpec((setting.threads, algorithm.scratch), "float32")
             shared = BufferSpec((max(algorithm.shared, 1),), "float32")
@@ -73,7 +86,7 @@ class Convolution(Operation):
         if setting.training:
             if ReLU in group.kinds and not pools:
                 phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
-            buffers["partial"] = BufferSpec((work.rows, weight.size + bias.size), "float32")
+            buffers["partial"] = BufferSpec((work.rows, weight.size + filters), "float32")
             dz = ("dy", *pooled)
             written = "partial", *_memory(Phase.BACKWARD_WEIGHT)
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), written)
@@ -83,11 +96,20 @@ class Convolution(Operation):
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
-        work, winograd = _work(setting), setting.precision != DIRECT
+        work, winograd = _work(group, setting), setting.precision != DIRECT
         return {
             phase: explain(_shape(group), phase, work, algorithm, winograd=winograd)
             for phase, algorithm in _select(group, setting.precision, work).items()
         }
+
+    @classmethod
+    def adds_gradient(cls, group: Group, setting: Setting) -> bool:
+        """Return whether the input gradient can be added to what is in memory."""
+        if MaxPool2d in group.kinds:
+            return False
+        algorithm = _select(group, setting.precision, _work(group, setting))[Phase.BACKWARD_INPUT]
+        modules = direct_convolution, pointwise_convolution, winograd_convolution
+        return algorithm.kernel in [module.conv2d_backward_input for module in modules]
 
     def kernels(self) -> Kernels:
         kernels = {Phase.FORWARD: self._forward()}
@@ -113,7 +135,8 @@ class Convolution(Operation):
             The launch that transforms the weights, if the algorithm has one; the launch of the
             kernel; and the algorithm.
         """
-        algorithm = _select(self.group, self.precision, _work(self.setting))[phase]
+        work = _work(self.group, self.setting)
+        algorithm = _select(self.group, self.precision, work)[phase]
         shared, scratch = self.arrays[_SHARED[phase]], self.arrays[_SCRATCH[phase]]
         launch = self.thread_pool.bind(
             algorithm.kernel,
@@ -137,7 +160,8 @@ class Convolution(Operation):
         pool = pool_geometry(self.group.tail) if is_pooled else None
         division = algorithm.geometry, algorithm.units
         _, height, width = self.group.head.output_shape
-        return *operands, *division, pool or NoPool(height, width, int(relu))
+        adds, bias = int("dx" in self.group.adds), int("bias" in self.arrays)
+        return *operands, *division, pool or NoPool(height, width, int(relu), adds, bias)
 
     def _samples_stage(self, phase: Phase, *operands: Any) -> StageKernel:
         """Return the stage of a phase whose items are parts of samples."""
@@ -168,7 +192,8 @@ class Convolution(Operation):
     def _forward(self) -> StageKernel:
         a = self.arrays
         argmax = a.get("argmax", _NO_ARGMAX)
-        return self._samples_stage(Phase.FORWARD, a["x"], a["weight"], a["bias"], a["y"], argmax)
+        bias = a.get("bias", np.zeros(a["weight"].shape[-1], np.float32))
+        return self._samples_stage(Phase.FORWARD, a["x"], a["weight"], bias, a["y"], argmax)
 
     def _backward(self) -> StageKernel:
         dy, y = self.flat("dy"), self.flat("y")
@@ -182,28 +207,42 @@ class Convolution(Operation):
 
     def _backward_weight(self) -> StageKernel:
         a, sums = self.arrays, self.arrays["partial"]
-        rows = len(sums)
-        is_sharded = self.shards > 0
-        bounds = a["bounds"] if is_sharded else np.zeros(rows + 1, np.int64)
-        merges = a["merges"] if is_sharded else np.minimum(np.arange(rows), 1)
+        rows, bounds = len(sums), self._bounds()
         transform, accumulate, algorithm = self._launches(
             Phase.BACKWARD_WEIGHT, a["x"], *self._gradient(), sums, bounds
         )
+        accumulate.set(rows * algorithm.units)
+
+        return StageKernel(
+            (*transform, accumulate, self._reduction()),
+            lambda context: self._divide(bounds, context),
+        )
+
+    def _bounds(self) -> NDArray[np.int64]:
+        """Return the bounds of the samples of each row of partial sums."""
+        rows = len(self.arrays["partial"])
+        return self.arrays["bounds"] if self.shards else np.zeros(rows + 1, np.int64)
+
+    def _divide(self, bounds: NDArray[np.int64], context: Context) -> None:
+        """Divide the samples among the rows of partial sums; micro-shards are divided already."""
+        if not self.shards:
+            bounds[:] = context.n * np.arange(len(bounds)) // (len(bounds) - 1)
+
+    def _reduction(self) -> Launch:
+        """Return the launch that adds the rows of partial sums."""
+        a, sums = self.arrays, self.arrays["partial"]
+        rows, size = len(sums), a["dweight"].size
+        merges = a["merges"] if self.shards else np.minimum(np.arange(rows), 1)
+        # Without biases, the sums of dz are not read.
+        dbias = a.get("dbias_slots", a["dweight_slots"])
         reduce = self.thread_pool.bind(
-            sum_partials, sums, *addition_steps(merges), a["dweight_slots"], a["dbias_slots"],
-            a["dweight"].size, a["gradient_slots"].shape[1],
+            sum_partials, sums, *addition_steps(merges), a["dweight_slots"], dbias, size,
+            a["gradient_slots"].shape[1],
             # Rows come from the caches of other cores, so their elements count twice.
             grain=grain_of(2 * rows),
         )  # fmt: skip
-
-        accumulate.set(rows * algorithm.units)
-        reduce.set(sums.shape[1])
-
-        def prepare(context: Context) -> None:
-            if not is_sharded:
-                bounds[:] = context.n * np.arange(rows + 1) // rows
-
-        return StageKernel((*transform, accumulate, reduce), prepare)
+        reduce.set(sums.shape[1] if "dbias" in a else size)
+        return reduce
 
     def _backward_input(self) -> StageKernel:
         a = self.arrays
@@ -218,9 +257,15 @@ def _select(group: Group, precision: str, work: Work) -> Mapping[Phase, Algorith
     return select_algorithms(_shape(group), work, winograd=precision != DIRECT)
 
 
-def _work(setting: Setting) -> Work:
+def work_of(setting: Setting) -> Work:
+    """Return the samples and threads of a plan."""
     rows = setting.shards or rows_of_partial_sums(setting.batch_size, setting.threads)
     return Work(setting.batch_size, setting.threads, rows, setting.shards > 0, not setting.training)
+
+
+def _work(group: Group, setting: Setting) -> Work:
+    """Return the samples, threads and rows of partial sums of a convolution."""
+    return work_of_layer(_shape(group), work_of(setting), winograd=setting.precision != DIRECT)
 
 
 def _shape(group: Group) -> Shape:
@@ -241,9 +286,14 @@ def _shape(group: Group) -> Shape:
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:
-    """Return whether positions in the pooling window, if there is one, fit the mask's uint8."""
-    tail = nodes[-1].layer
-    return not isinstance(tail, MaxPool2d) or tail.windows[0] * tail.windows[1] < 255
+    """Return whether a convolution has one group, and positions in the pooling window fit the
+    mask's uint8, if there is pooling.
+    """
+    head, tail = nodes[0].layer, nodes[-1].layer
+    if not isinstance(tail, MaxPool2d):
+        return True
+    grouped = isinstance(head, Conv2d) and head.groups > 1
+    return not grouped and tail.windows[0] * tail.windows[1] < 255
 
 
 class FullyConnected(Operation):
@@ -293,7 +343,7 @@ class FullyConnected(Operation):
         stages = _dense_kernels(group, setting.batch_size, setting.threads, setting.shards)
         inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
         return {
-            phase: explain_dense(stage, phase, _work(setting), inputs, outputs)
+            phase: explain_dense(stage, phase, work_of(setting), inputs, outputs)
             for phase, stage in stages.items()
         }
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 import numpy as np
 
 from dptrain.backends.numba.fused_pooling import (
+    adds,
+    has_bias,
     lower_bound,
     pool_rows,
     select_by_pool,
@@ -28,7 +30,7 @@ from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply
 from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
 from dptrain.backends.numba.vector import compiled_registers, copy, transpose, vector_width
-from dptrain.backends.numba.winograd_cost import parts_of_filters
+from dptrain.backends.numba.winograd_cost import are_near, parts_of_filters
 from dptrain.backends.numba.winograd_geometry import CHANNELS_PER_ITEM, LINE, make_geometry
 from dptrain.backends.numba.winograd_transforms import (
     INTEGERS,
@@ -69,21 +71,21 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     packed = shape.window[0] ** 2 * maps[2] * geometry.k_vectors
     weights = MATRICES * geometry.u_stride + packed
     prepare_grain = -(-WEIGHTS // (CHANNELS_PER_ITEM * geometry.k_vectors))
-    if phase is Phase.BACKWARD_INPUT:
-        return Algorithm(
-            conv2d_backward_input, geometry, scratch, bands, prepare_backward_input, items,
-            weights, grain, prepare_grain,
+    parts = 1
+    # With fused pooling, each part would compute the gradient before pooling again.
+    if phase is Phase.FORWARD or not are_near(maps[2], geometry.k_vectors):
+        parts = parts_of_filters(
+            work.batch_size * bands, geometry.tiles_across, maps[2], geometry.k_vectors,
+            work.threads, keeps_weights=work.keeps_weights,
         )  # fmt: skip
-    parts = parts_of_filters(
-        work.batch_size * bands, geometry.tiles_across, maps[2], geometry.k_vectors,
-        work.threads, keeps_weights=work.keeps_weights,
-    )  # fmt: skip
     if parts > 1:
         bands, geometry = bands * parts, geometry._replace(parts=INTEGERS[shape.window[0]](parts))
         grain = -(-work.batch_size * bands // work.threads)
+    kernel, prepare = conv2d_forward, prepare_forward
+    if phase is Phase.BACKWARD_INPUT:
+        kernel, prepare = conv2d_backward_input, prepare_backward_input
     return Algorithm(
-        conv2d_forward, geometry, scratch, bands, prepare_forward, items, weights, grain,
-        prepare_grain,
+        kernel, geometry, scratch, bands, prepare, items, weights, grain, prepare_grain
     )  # fmt: skip
 
 
@@ -214,10 +216,11 @@ def _transform_rows(geo, first, count, tile, channels, mine):  # type: ignore[no
 
 
 @inlined
-def _store_rows(geo, mine, tile, n, row, first, count, filters, y, argmax, base, bound):  # type: ignore[no-untyped-def]
+def _store_rows(geo, mine, tile, n, row, first, count, filters, y, argmax, base, bound, adds):  # type: ignore[no-untyped-def]
     """Transform the products from tile `tile` on into outputs from row `row` of tiles on.
 
     With pooling, the outputs are stored in scratch, which begins with row `base` of the sample.
+    Otherwise they are added to y if `adds`.
     """
     k, vectors, w_out, top = geo.k, geo.k_vectors, geo.w_out, row * geo.tile_side
     source, bias = geo.m_offset + tile * vectors + filters[0], geo.bias_offset + filters[0]
@@ -226,13 +229,13 @@ def _store_rows(geo, mine, tile, n, row, first, count, filters, y, argmax, base,
         transform_outputs(
             mine, source, geo.m_stride, vectors, geo.taps, geo.tile_side,
             geo.tiles_across, first, count, y, (n * geo.h_out + top) * w_out * k + filters[0],
-            geo.h_out - top, w_out, k, channels, bias, bound,
+            geo.h_out - top, w_out, k, channels, bias, bound, adds,
         )  # fmt: skip
     else:
         transform_outputs(
             mine, source, geo.m_stride, vectors, geo.taps, geo.tile_side, geo.tiles_across, first,
             count, mine, geo.band_offset + (top - base) * w_out * k + filters[0],
-            geo.h_out - top, w_out, k, channels, bias, bound,
+            geo.h_out - top, w_out, k, channels, bias, bound, None,
         )  # fmt: skip
 
 
@@ -303,7 +306,7 @@ def _last_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-
 
 @inlined
 def _convolve(  # type: ignore[no-untyped-def]
-    start, stop, filters, x, x_argmax, u, y, y_argmax, bound, geo, bands, pool, mine
+    start, stop, filters, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine
 ):
     """Compute bands `start` to `stop` of y from x and transformed weights.
 
@@ -311,6 +314,8 @@ def _convolve(  # type: ignore[no-untyped-def]
         filters: (first, stop), the filters to compute; the first is a multiple of the vector width.
         x_argmax: None, or positions of the maxima; x is then a gradient after pooling.
         y_argmax: None, or receives positions of the maxima; y is then pooled.
+        bound: lower bound of y.
+        adds: None, or whether the result is added to y.
         mine: scratch with the bias.
     """
     side, half = geo.tile_side, vector_width() // 2
@@ -348,7 +353,7 @@ def _convolve(  # type: ignore[no-untyped-def]
                 rows = min(down - row, g + block - i)
                 first, count = _panel(geo, rows, panel)
                 _store_rows(
-                    geo, mine, tile, n, row, first, count, filters, y, y_argmax, base, bound
+                    geo, mine, tile, n, row, first, count, filters, y, y_argmax, base, bound, adds
                 )  # fmt: skip
                 if panel == geo.panels - 1:
                     ready = min(geo.h_out, (row + rows) * side)
@@ -362,6 +367,26 @@ def _convolve(  # type: ignore[no-untyped-def]
         g += block
 
 
+@inlined
+def _convolve_parts(  # type: ignore[no-untyped-def]
+    start, stop, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine
+):
+    """Compute items `start` to `stop`: the bands of all samples of the first part of the filters,
+    then of the second, ….
+    """
+    bands //= geo.parts
+    whole, item = x.shape[0] * bands if geo.parts > 1 else stop, start
+    while item < stop:
+        part, first = item // whole, item % whole
+        count = min(whole - first, stop - item)
+        filters = vector_part(geo.k, part, geo.parts, vector_width())
+        _convolve(
+            first, first + count, filters, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands,
+            pool, mine,
+        )  # fmt: skip
+        item += count
+
+
 @kernel
 def conv2d_forward(  # type: ignore[no-untyped-def]
     start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
@@ -370,18 +395,9 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
     mine, found = scratch[thread], _positions(pool, argmax)
     _fill_scratch(geo, mine)
     copy(b, 0, mine, geo.bias_offset, geo.k)
-    bands //= geo.parts
-    # The bands of all samples are items of the first part of the filters, then of the second, ….
-    whole, item = x.shape[0] * bands if geo.parts > 1 else stop, start
-    while item < stop:
-        part, first = item // whole, item % whole
-        count = min(whole - first, stop - item)
-        filters = vector_part(geo.k, part, geo.parts, vector_width())
-        _convolve(
-            first, first + count, filters, x, None, shared, y, found, lower_bound(pool), geo,
-            bands, pool, mine,
-        )  # fmt: skip
-        item += count
+    _convolve_parts(
+        start, stop, x, None, shared, y, found, lower_bound(pool), None, geo, bands, pool, mine
+    )
 
 
 @kernel
@@ -391,9 +407,9 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
     """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
     mine, found = scratch[thread], _positions(pool, argmax)
     _fill_scratch(geo, mine)
-    _convolve(
-        start, stop, (0, geo.k), dy, found, shared, dx, None, NO_LOWER_BOUND, geo, bands, pool, mine
-    )  # fmt: skip
+    _convolve_parts(
+        start, stop, dy, found, shared, dx, None, NO_LOWER_BOUND, adds(pool), geo, bands, pool, mine
+    )
 
 
 @inlined
@@ -421,8 +437,9 @@ def _load_gradients(geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
     top, pitch = row * geo.tile_side, geo.w_out * geo.k
     bottom = min(geo.h_out, top + rows * geo.tile_side)
     if argmax is None:
-        source = (n * geo.h_out + top) * pitch + first_k
-        sum_bias(geo, dy, source, (bottom - top) * geo.w_out, channels, mine)
+        if has_bias(pool):
+            source = (n * geo.h_out + top) * pitch + first_k
+            sum_bias(geo, dy, source, (bottom - top) * geo.w_out, channels, mine)
     else:
         maps, written = (dy.shape[1], dy.shape[2], geo.k), (first_k, first_k + channels)
         unpool_rows(

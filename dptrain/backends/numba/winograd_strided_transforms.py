@@ -52,7 +52,7 @@ class _StridedTransform(Transform):
     """One of the transforms by name, see `_matrices`."""
 
     def __init__(self, module: ir.Module, width: int, name: str, whole: bool = True) -> None:
-        self.matrix, self.whole, self.masked = _MATRICES[name], whole, False
+        self.matrix, self.whole, self.masked, self.adds = _MATRICES[name], whole, False, False
         self.is_output, self.is_gradient = name == "output", name == "gradient"
         name = f"dptrain_winograd_strided_{name}{'' if whole else '_part'}"
         Writer.__init__(self, module, name, self.ARGUMENTS, width)

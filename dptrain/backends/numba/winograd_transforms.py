@@ -175,6 +175,7 @@ class Transform(Writer):
         taps: rows and columns of the filters.
         whole: True if all rows and columns exist.
         masked: True for less than one vector of channels of an output or gradient.
+        adds: True if an output is added to what is in memory.
     """
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
@@ -199,11 +200,14 @@ class Transform(Writer):
         taps: int,
         whole: bool = True,
         masked: bool = False,
+        adds: bool = False,
     ) -> None:
         self.transform, self.taps, self.whole, self.masked = transform, taps, whole, masked
+        self.adds = adds
         self.is_output = transform is output_transform
         self.is_gradient = transform is gradient_transform
         suffix = ("" if whole else "_part") + ("_masked" if masked else "")
+        suffix += "_adds" if adds else ""
         name = f"dptrain_winograd_{transform.__name__}_{taps}{suffix}_x{width}"
         super().__init__(module, name, self.ARGUMENTS, width)
 
@@ -274,13 +278,18 @@ class Transform(Writer):
             value = b.fadd(value, bias)
             value = b.select(b.fcmp_ordered("<", value, lower_bound), lower_bound, value)
         if not self.is_output or self.whole:
-            self.store(value, address, self.is_output and self.masked)
+            self._store_or_add(value, address, self.is_output and self.masked)
             return
         with b.if_then(self._exists(i, j), likely=True):
-            self.store(value, address, self.masked)
+            self._store_or_add(value, address, self.masked)
+
+    def _store_or_add(self, value: ir.Value, address: ir.Value, masked: bool) -> None:
+        if self.adds:
+            value = self.builder.fadd(value, self.load(address, masked=masked))
+        self.store(value, address, masked)
 
 
-def _intrinsic(transform: Callable[..., Vectors]) -> Any:
+def _intrinsic(transform: Callable[..., Vectors], adds: bool = False) -> Any:
     """A function (source, …, target, …, channels, rows, columns, bias, …, lower_bound, taps)."""
 
     def write(builder: ir.IRBuilder, taps: int, flat: Sequence[ir.Value]) -> None:
@@ -292,7 +301,7 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
         arguments = dict(zip(Transform.ARGUMENTS, flat, strict=True))
 
         def call(size: int, whole: bool = True, masked: bool = False) -> None:
-            function = Transform(module, size, transform, taps, whole, masked).function
+            function = Transform(module, size, transform, taps, whole, masked, adds).function
             builder.call(function, list(arguments.values()))
 
         def call_by_shape(size: int, masked: bool) -> None:
@@ -355,6 +364,7 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
 
 _transform_input = _intrinsic(input_transform)
 _transform_output = _intrinsic(output_transform)
+_add_output = _intrinsic(output_transform, adds=True)
 _transform_gradient = _intrinsic(gradient_transform)
 _transform_weight = _intrinsic(weight_transform)
 _transform_weight_gradient = _intrinsic(weight_gradient_transform)
@@ -398,7 +408,7 @@ def transform_inputs(  # type: ignore[no-untyped-def]
 @inlined
 def transform_outputs(  # type: ignore[no-untyped-def]
     m, m_start, matrix, vectors, taps, side, across, first, count,
-    y, start, h_out, w_out, k, channels, bias, lower_bound,
+    y, start, h_out, w_out, k, channels, bias, lower_bound, adds,
 ):  # fmt: skip
     """Bias + Aᵀ m A of some tiles, at least `lower_bound`, in maps y (h_out, w_out, K).
 
@@ -406,13 +416,26 @@ def transform_outputs(  # type: ignore[no-untyped-def]
         vectors: K rounded up to whole vectors; the channels of M.
         channels: channels to compute, from those at `m_start`, `start` and `bias` on.
         bias: start of the bias in m.
+        adds: None, or whether the result is added to y.
     """
     for t in range(count):
         i, j = (first + t) // across * side, (first + t) % across * side
-        _transform_output(
-            m, m_start + t * vectors, 6 * matrix, matrix, y, start + (i * w_out + j) * k, w_out * k,
-            k, channels, h_out - i, w_out - j, m, bias, lower_bound, taps,
-        )  # fmt: skip
+        source, target = m_start + t * vectors, start + (i * w_out + j) * k
+        if adds is None:
+            _transform_output(
+                m, source, 6 * matrix, matrix, y, target, w_out * k, k, channels, h_out - i,
+                w_out - j, m, bias, lower_bound, taps,
+            )  # fmt: skip
+        elif adds:
+            _add_output(
+                m, source, 6 * matrix, matrix, y, target, w_out * k, k, channels, h_out - i,
+                w_out - j, m, bias, lower_bound, taps,
+            )  # fmt: skip
+        else:
+            _transform_output(
+                m, source, 6 * matrix, matrix, y, target, w_out * k, k, channels, h_out - i,
+                w_out - j, m, bias, lower_bound, taps,
+            )  # fmt: skip
 
 
 @inlined

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
+from dptrain.backends.reference.normalization import BatchNormalization
 from dptrain.backends.reference.operations import OPERATIONS
-from dptrain.backends.reference.shards import sharded_kernels
-from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
+from dptrain.backends.reference.shards import OperationFactory, sharded_kernels
+from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica, segments
+from dptrain.network.normalization import BatchNorm2d
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Precision, Setting
-from dptrain.plan.optimizers import SGD
+from dptrain.plan.optimizers import SGD, AdamW
 from dptrain.plan.shards import add_in_order
 
 
@@ -34,10 +36,25 @@ class ReferenceBackend(Backend):
         return operation.needs(group.head, setting)
 
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
-        operation = partial(OPERATIONS[type(group.head.layer)], group.head)
+        operation: OperationFactory = partial(OPERATIONS[type(group.head.layer)], group.head)
+        if isinstance(group.head.layer, BatchNorm2d):
+            # The attribute is read in each step, because several engines may assign it.
+            operation = partial(
+                BatchNormalization,
+                group.head,
+                sum_statistics=lambda parts, totals: replica.sum_statistics(parts, totals),
+            )
         if replica.plan.setting.shards:
             return sharded_kernels(operation, arrays)
         return operation(arrays).kernels()
+
+    def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
+        def run(context: Context) -> None:
+            n = context.n
+            for target, source, copies in additions:
+                target[:n] = source[:n] if copies else target[:n] + source[:n]
+
+        return run
 
     def bind_loss(
         self,
@@ -50,12 +67,14 @@ class ReferenceBackend(Backend):
         evaluate = {"classes": _softmax, "binary": _binary, "values": _squared}[
             replica.plan.network.loss.targets
         ]
-        merges = replica.plan.merges
+        merges, smoothing = replica.plan.merges, replica.plan.setting.label_smoothing
 
         def run(context: Context) -> None:
             parts = []
             for start, stop in pairwise(context.bounds.tolist()):
                 loss, correct, dz = evaluate(output[start:stop], target[start:stop])
+                if smoothing and context.training:
+                    loss += _smooth_labels(output[start:stop], target[start:stop], dz, smoothing)
                 parts.append(np.array([loss * context.scale, correct], sums.dtype))
                 if context.training and gradient is not None:
                     gradient[start:stop] = dz * context.scale
@@ -86,11 +105,14 @@ class ReferenceBackend(Backend):
 
         def adam(context: Context) -> None:
             assert not isinstance(rule, SGD)
-            t, d = replica.updates, decayed()
+            is_decoupled = isinstance(rule, AdamW)
+            t, d = replica.updates, g if is_decoupled else decayed()
             m, v = state["first_moment"], state["second_moment"]
             m[:] = rule.beta1 * m + (1.0 - rule.beta1) * d
             v[:] = rule.beta2 * v + (1.0 - rule.beta2) * d * d
             mean, square = m / (1.0 - rule.beta1**t), v / (1.0 - rule.beta2**t)
+            for start, stop, decay in runs if is_decoupled else ():
+                w[start:stop] *= 1.0 - context.learning_rate * decay
             w[:] = w - context.learning_rate * mean / (np.sqrt(square) + rule.epsilon)
 
         return sgd if isinstance(rule, SGD) else adam
@@ -105,6 +127,16 @@ def _softmax(z: NDArray[Any], labels: NDArray[Any]) -> tuple[float, int, NDArray
     dz = e / total
     dz[rows, labels] -= 1
     return loss, int(np.sum(z.argmax(axis=1) == labels)), dz
+
+
+def _smooth_labels(
+    z: NDArray[Any], labels: NDArray[Any], dz: NDArray[Any], smoothing: float
+) -> float:
+    """Change the gradient to that of smoothed labels; return the change of the loss."""
+    rows = np.arange(len(z))
+    dz -= smoothing / z.shape[1]
+    dz[rows, labels] += smoothing
+    return smoothing * float(np.sum(z[rows, labels] - z.mean(axis=1)))
 
 
 def _binary(z: NDArray[Any], y: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:

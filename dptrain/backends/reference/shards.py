@@ -10,20 +10,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from dptrain.backends.reference.operations import Operation
+from dptrain.backends.reference.gradient_slots import write_gradient_slots
+from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.plan.lowering import Phase
-from dptrain.plan.shards import add_in_order
 
 OperationFactory = Callable[[Arrays], Operation]
 """Binds an operation to arrays."""
 
 _GRADIENTS = ("dweight", "dbias")
-_SHARED = (
+_SHARED = frozenset({
     "weight", "bias", *_GRADIENTS, *(f"{name}_slots" for name in _GRADIENTS),
+    "running_mean", "running_var", "moments", "backward_sums",
     "bounds", "merges", "gradient_slots",
-)  # fmt: skip
+})  # fmt: skip
 """Arrays without a dimension of samples."""
+
+_STATISTICS = (Phase.STATISTICS, Phase.BACKWARD_STATISTICS)
+"""Phases whose kernels sum micro-shard by micro-shard themselves."""
 
 
 def sharded_kernels(bind: OperationFactory, arrays: Arrays) -> Mapping[Phase, Kernel]:
@@ -34,9 +38,12 @@ def sharded_kernels(bind: OperationFactory, arrays: Arrays) -> Mapping[Phase, Ke
         arrays: of the whole batch.
     """
     kernels: dict[Phase, Kernel] = {}
-    for phase in bind(arrays).kernels():
-        run = _sum_shards if phase is Phase.BACKWARD_WEIGHT else _run_samples
-        kernels[phase] = run(bind, arrays, phase)
+    for phase, kernel in bind(arrays).kernels().items():
+        if phase in _STATISTICS:
+            kernels[phase] = kernel
+        else:
+            run = _sum_shards if phase is Phase.BACKWARD_WEIGHT else _run_samples
+            kernels[phase] = run(bind, arrays, phase)
     return kernels
 
 
@@ -55,17 +62,14 @@ def _run_samples(bind: OperationFactory, arrays: Arrays, phase: Phase) -> Kernel
 
 
 def _sum_shards(bind: OperationFactory, arrays: Arrays, phase: Phase) -> Kernel:
-    pitch = arrays["gradient_slots"].shape[1]
+    names = [name for name in _GRADIENTS if name in arrays]
 
     def run(context: Context) -> None:
         gradients = []
         for start, stop in pairwise(context.bounds.tolist()):
             bind(_part(arrays, start, stop)).kernels()[phase](replace(context, n=stop - start))
-            gradients.append([arrays[name].copy() for name in _GRADIENTS])
-        for index, name in enumerate(_GRADIENTS):
-            sums = add_in_order([shard[index] for shard in gradients], arrays["merges"])
-            for slot, total in enumerate(sums):
-                flat = arrays[f"{name}_slots"][slot * pitch :]
-                flat[: total.size] = total.reshape(-1)
+            gradients.append([arrays[name].copy() for name in names])
+        for index, name in enumerate(names):
+            write_gradient_slots(arrays, name, [shard[index] for shard in gradients])
 
     return run

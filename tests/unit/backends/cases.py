@@ -12,17 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends import BACKENDS, load_backend
 from dptrain.network import (
+    GELU,
     AveragePool2d,
+    BatchNorm2d,
     Conv2d,
     Dense,
     Dropout,
     Flatten,
+    GlobalAveragePool2d,
+    GroupNorm,
     Layer,
+    LayerNorm,
+    LeakyReLU,
     LocalResponseNorm,
     Loss,
     MaxPool2d,
@@ -32,9 +40,30 @@ from dptrain.network import (
     Shape,
     Sigmoid,
     SigmoidBinaryCrossEntropy,
+    SiLU,
     SoftmaxCrossEntropy,
     SumPool2d,
+    Tanh,
 )
+
+FEATURES: dict[type[Layer], str] = {
+    layer: layer.kind
+    for layer in (
+        LeakyReLU, Tanh, GELU, SiLU, GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm,
+    )
+}  # fmt: skip
+"""Layers that cases require as features, with the names in `IMPLEMENTED`."""
+
+EVERYTHING = frozenset(FEATURES.values()) | {"groups", "no bias", "floor", "pool padding", "graph"}
+IMPLEMENTED = dict.fromkeys(("reference", "numba", "cuda", "cudnn"), EVERYTHING)
+"""The features of cases with which each backend is tested: kinds of layers in `FEATURES`, and
+
+- "groups", "no bias": convolutions with them;
+- "floor": convolutions whose windows do not end at the last row and column;
+- "pool padding": pooling with a number as padding;
+- "graph": networks that are no chains.
+
+A backend that does not compute a feature yet has ``EVERYTHING - {name}``."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +73,26 @@ class Case:
     name: str
     network: Network
     batch_size: int
+
+    @cached_property
+    def features(self) -> frozenset[str]:
+        """What a backend must implement for this case, see `IMPLEMENTED`."""
+        found = {FEATURES[type(layer)] for layer in self.network.layers if type(layer) in FEATURES}
+        for layer in self.network.layers:
+            if isinstance(layer, Conv2d):
+                conditions = {
+                    "groups": layer.groups > 1,
+                    "no bias": not layer.bias,
+                    "floor": layer.rounding == "floor",
+                }
+                found |= {name for name, holds in conditions.items() if holds}
+            elif isinstance(layer, MaxPool2d | AveragePool2d | SumPool2d):
+                found |= {"pool padding"} if isinstance(layer.padding, int) else set()
+        return frozenset(found if self.network.is_chain else {*found, "graph"})
+
+    def is_implemented(self, backend: str) -> bool:
+        """True if `backend` computes every layer of the case."""
+        return self.features <= IMPLEMENTED[backend]
 
     def data(self) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
         """Inputs, one-hot over the pixels of the batch, and targets."""
@@ -71,6 +120,12 @@ class Case:
         for parameter in (p for node in rest for p in node.parameters):
             values[parameter.name] = 3.0 * spread(rng, parameter.shape) / parameter.fan_in
         return values
+
+
+def variants(*features: str) -> list[tuple[str, str]]:
+    """Backends that compute something, with each of their precisions, if they have `features`."""
+    present = [name for name in BACKENDS if name != "null" and IMPLEMENTED[name] >= set(features)]
+    return [(name, precision) for name in present for precision in load_backend(name).precisions]
 
 
 def spread(rng: np.random.Generator, shape: Shape) -> NDArray[np.float64]:
@@ -105,6 +160,9 @@ def behind_vector(
 
 def _convolutions() -> list[Case]:
     same, valid, full = "same", "valid", "full"
+    depthwise = Conv2d(5, 3, stride=2, padding=1, groups=5, bias=False, rounding="floor")
+    conv7 = Conv2d(5, 7, stride=2, padding=3, rounding="floor")
+    uneven = Conv2d(3, (3, 2), stride=(3, 2), padding=valid, rounding="floor")
     table = [
         ("one of everything", (1, 1, 1, 1), Conv2d(1, 1)),
         ("one pixel, 3x3 around it", (2, 3, 1, 1), Conv2d(4, 3, padding=same)),
@@ -133,6 +191,20 @@ def _convolutions() -> list[Case]:
         ("many filters", (1, 3, 5, 5), Conv2d(37, 3, padding=same)),
         ("many channels", (1, 37, 3, 3), Conv2d(5, 3, padding=same)),
         ("powers of two", (2, 16, 8, 8), Conv2d(32, 3, padding=same)),
+        ("no bias", (2, 3, 5, 7), Conv2d(5, 3, bias=False)),
+        ("no bias, 1x1, stride 2", (2, 3, 5, 7), Conv2d(4, 1, stride=2, bias=False)),
+        ("1x1, many channels", (2, 37, 3, 5), Conv2d(19, 1)),
+        ("two groups", (2, 6, 5, 7), Conv2d(4, 3, groups=2)),
+        ("groups, stride 2", (1, 9, 7, 6), Conv2d(6, (3, 2), stride=2, padding="same", groups=3)),
+        ("groups, no bias", (3, 4, 5, 3), Conv2d(10, 1, groups=2, bias=False)),
+        ("depthwise", (2, 7, 5, 6), Conv2d(7, 3, groups=7)),
+        ("depthwise, stride 2, no bias", (2, 5, 6, 8), depthwise),
+        ("depthwise, two filters a channel", (1, 3, 5, 5), Conv2d(6, 5, padding=2, groups=3)),
+        ("depthwise, 32 channels", (2, 32, 5, 3), Conv2d(32, 3, groups=32)),
+        ("7x7 stride 2, last row left out", (2, 3, 10, 12), conv7),
+        ("stride 2, one zero, floor", (2, 3, 6, 8), Conv2d(4, 3, 2, padding=1, rounding="floor")),
+        ("1x1, stride 2, floor", (1, 4, 6, 4), Conv2d(3, 1, 2, padding=0, rounding="floor")),
+        ("stride 3 and 2, floor", (1, 2, 9, 8), uneven),
     ]
     return [behind_maps(f"conv: {name}", shape, [layer]) for name, shape, layer in table]
 
@@ -153,6 +225,9 @@ def _poolings() -> list[Case]:
         ("3x2/2x3, same", (1, 2, 7, 8), {"window": (3, 2), "stride": (2, 3), "padding": "same"}),
         ("whole map", (3, 5, 3, 7), {"window": (3, 7)}),
         ("many channels", (1, 37, 5, 5), {"window": 3, "stride": 2, "padding": "same"}),
+        ("3/2, one around, odd", (2, 3, 7, 5), {"window": 3, "stride": 2, "padding": 1}),
+        ("3/2, one around, even", (2, 2, 6, 8), {"window": 3, "stride": 2, "padding": 1}),
+        ("4x5/2, two around", (1, 3, 7, 6), {"window": (4, 5), "stride": 2, "padding": 2}),
     ]
     return [
         behind_maps(f"{kind.kind}: {name}", shape, [kind(**options)])
@@ -171,15 +246,47 @@ def _elementwise() -> list[Case]:
         ("64 channels", (1, 64, 2, 3), LocalResponseNorm(4, alpha=0.1)),
     ]
     cases = [behind_maps(f"lrn: {name}", shape, [layer]) for name, shape, layer in lrn]
-    for layer in (ReLU(), Sigmoid(), Dropout(0.3)):
+    leaky = (LeakyReLU(), LeakyReLU(0.3))
+    for layer in (ReLU(), Sigmoid(), Dropout(0.3), *leaky, Tanh(), GELU(), SiLU()):
+        name = f"{layer.kind} {layer.slope}" if isinstance(layer, LeakyReLU) else layer.kind
         cases += [
-            behind_maps(f"{layer.kind}: maps", (2, 3, 5, 7), [layer]),
-            behind_maps(f"{layer.kind}: one pixel", (1, 1, 1, 1), [layer]),
-            behind_vector(f"{layer.kind}: vector", (3, 13), [layer]),
+            behind_maps(f"{name}: maps", (2, 3, 5, 7), [layer]),
+            behind_maps(f"{name}: one pixel", (1, 1, 1, 1), [layer]),
+            behind_vector(f"{name}: vector", (3, 13), [layer]),
             # Behind a sigmoid, which no backend fuses with it, the layer stands alone.
-            behind_maps(f"{layer.kind}: alone", (1, 5, 3, 2), [Sigmoid(), layer, Sigmoid()]),
+            behind_maps(f"{name}: alone", (1, 5, 3, 2), [Sigmoid(), layer, Sigmoid()]),
         ]
     return cases
+
+
+def _normalizations() -> list[Case]:
+    table = [
+        ("primes", (2, 3, 5, 7), BatchNorm2d()),
+        ("one sample", (1, 3, 5, 2), BatchNorm2d()),
+        ("one pixel", (5, 7, 1, 1), BatchNorm2d(epsilon=0.1)),
+        ("one channel", (3, 1, 3, 5), BatchNorm2d(epsilon=0.01)),
+        ("64 channels", (3, 64, 2, 3), BatchNorm2d()),
+        ("37 channels", (2, 37, 3, 3), BatchNorm2d()),
+        ("groups of two", (2, 6, 3, 5), GroupNorm(groups=3)),
+        ("groups of one: instance norm", (2, 3, 5, 7), GroupNorm(groups=3, epsilon=0.02)),
+        ("one group", (3, 5, 3, 2), GroupNorm(groups=1)),
+        ("groups of 37", (1, 74, 3, 1), GroupNorm(groups=2)),
+        ("one pixel", (3, 8, 1, 1), GroupNorm(groups=2)),
+        ("32 groups", (2, 64, 3, 3), GroupNorm()),
+        ("primes", (2, 5, 3, 7), LayerNorm()),
+        ("two channels", (1, 2, 5, 3), LayerNorm(epsilon=0.1)),
+        ("one pixel", (3, 11, 1, 1), LayerNorm()),
+        ("64 channels", (2, 64, 3, 2), LayerNorm(epsilon=0.01)),
+    ]
+    return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
+
+
+def _global_pooling() -> list[Case]:
+    shapes = {"one pixel": (2, 3, 1, 1), "primes": (2, 5, 3, 7), "64 channels": (3, 64, 2, 2)}
+    return [
+        behind_maps(f"globalavgpool: {name}", shape, [GlobalAveragePool2d()])
+        for name, shape in shapes.items()
+    ]
 
 
 def _dense() -> list[Case]:
@@ -214,6 +321,9 @@ def _losses() -> list[Case]:
 def _stacks() -> list[Case]:
     """Layers in a row, as networks have them and as backends fuse them."""
     conv, pool = Conv2d(5, 3), MaxPool2d(2)
+    bare = Conv2d(5, 3, bias=False)
+    # A large ε, because errors grow with 1 / standard deviation, and bounds with them.
+    norm = BatchNorm2d(epsilon=0.5)
     overlap = MaxPool2d(3, 2, padding="same")
     lrn = LocalResponseNorm(2, alpha=0.2)
     softmax = SoftmaxCrossEntropy()
@@ -239,6 +349,34 @@ def _stacks() -> list[Case]:
         behind_vector("stack: dense relu dense", (5, 7), [Dense(11), ReLU(), Dense(3)], softmax),
         behind_vector("stack: dense sigmoid", (5, 7), [Dense(11), Sigmoid(), Dense(3)]),
         behind_vector("stack: dense relu dropout", (3, 7), [Dense(9), ReLU(), Dropout(0.5)]),
+        behind_maps("stack: conv groupnorm relu", shape, [conv, GroupNorm(groups=1), ReLU()]),
+        behind_maps("stack: conv layernorm gelu", shape, [conv, LayerNorm(epsilon=0.5), GELU()]),
+        behind_maps("stack: conv leaky_relu pool", shape, [conv, LeakyReLU(0.1), pool]),
+        behind_maps(
+            "stack: conv silu global pool dense",
+            shape,
+            [conv, SiLU(), GlobalAveragePool2d(), Flatten(), Dense(3)],
+            softmax,
+        ),
+        behind_maps(
+            "stack: relu pool with padding",
+            shape,
+            [ReLU(), MaxPool2d(3, 2, padding=1), GlobalAveragePool2d()],
+        ),
+        behind_maps("stack: conv batchnorm", shape, [bare, norm]),
+        behind_maps("stack: conv batchnorm relu", shape, [bare, norm, ReLU()]),
+        behind_maps("stack: conv batchnorm relu pool", shape, [bare, norm, ReLU(), pool]),
+        behind_maps("stack: batchnorm relu conv", shape, [norm, ReLU(), bare]),
+        behind_maps(
+            "stack: as in mobilenet",
+            (2, 6, 8, 6),
+            [
+                Conv2d(6, 3, stride=2, padding=1, groups=6, bias=False, rounding="floor"),
+                norm,
+                ReLU(),
+                Conv2d(5, 1, bias=False),
+            ],
+        ),
         behind_maps(
             "stack: as in model0",
             (2, 1, 8, 6),
@@ -248,4 +386,7 @@ def _stacks() -> list[Case]:
     ]
 
 
-CASES = (*_convolutions(), *_poolings(), *_elementwise(), *_dense(), *_losses(), *_stacks())
+CASES = (
+    *_convolutions(), *_poolings(), *_elementwise(), *_normalizations(), *_global_pooling(),
+    *_dense(), *_losses(), *_stacks(),
+)  # fmt: skip

@@ -8,7 +8,7 @@ is mapped here, in one place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,19 +18,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from dptrain.network import (
+    GELU,
+    Add,
     AveragePool2d,
+    BatchNorm2d,
+    Concatenate,
     Conv2d,
     Dense,
     Dropout,
     Flatten,
+    GlobalAveragePool2d,
+    GroupNorm,
+    LayerNorm,
+    LeakyReLU,
     LocalResponseNorm,
     MaxPool2d,
     Network,
     Node,
     ReLU,
     Sigmoid,
+    SiLU,
     SumPool2d,
+    Tanh,
 )
+from dptrain.network.network import INPUT
 from dptrain.plan.random import dropout_keep
 
 Array = NDArray[np.float64]
@@ -55,15 +66,49 @@ def _sum_pool(x: Tensor, layer: SumPool2d | AveragePool2d | MaxPool2d, node: Nod
     return functional.avg_pool2d(padded, layer.windows, layer.strides, divisor_override=1)
 
 
-def _apply(
-    node: Node, x: Tensor, weights: Mapping[str, Tensor], keys: Mapping[str, object]
-) -> Tensor:
+ELEMENTWISE = {
+    ReLU: torch.relu,
+    Sigmoid: torch.sigmoid,
+    Tanh: torch.tanh,
+    GELU: functional.gelu,
+    SiLU: functional.silu,
+}
+
+
+def _normalize(node: Node, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     layer = node.layer
+    weight, bias, mean, variance = (
+        weights.get(f"{node.name}.{part}")
+        for part in ("weight", "bias", "running_mean", "running_var")
+    )
+    if isinstance(layer, BatchNorm2d):
+        training = mean is None
+        return functional.batch_norm(x, mean, variance, weight, bias, training, eps=layer.epsilon)
+    if isinstance(layer, GroupNorm):
+        return functional.group_norm(x, layer.groups, weight, bias, layer.epsilon)
+    last = x.movedim(1, -1)
+    return functional.layer_norm(last, last.shape[-1:], weight, bias, layer.epsilon).movedim(-1, 1)
+
+
+def _combine(node: Node, inputs: Sequence[Tensor]) -> Tensor:
+    if isinstance(node.layer, Concatenate):
+        return torch.cat(tuple(inputs), dim=1)
+    return torch.stack(tuple(inputs)).sum(dim=0)
+
+
+def _apply(
+    node: Node, inputs: Sequence[Tensor], weights: Mapping[str, Tensor], keys: Mapping[str, object]
+) -> Tensor:
+    layer, x = node.layer, inputs[0]
+    weight, bias = (weights.get(f"{node.name}.{part}") for part in ("weight", "bias"))
+    if isinstance(layer, Add | Concatenate):
+        return _combine(node, inputs)
     if isinstance(layer, Conv2d):
-        weight, bias = (weights[f"{node.name}.{part}"] for part in ("weight", "bias"))
-        return functional.conv2d(_pad(x, layer.pads(node.input_shape)), weight, bias, layer.strides)
+        padded = _pad(x, layer.pads(node.input_shape))
+        y = functional.conv2d(padded, weight, bias, layer.strides, groups=layer.groups)
+        return y[:, :, : node.output_shape[1], : node.output_shape[2]]
     if isinstance(layer, Dense):
-        return functional.linear(x, weights[f"{node.name}.weight"], weights[f"{node.name}.bias"])
+        return functional.linear(x, weight, bias)
     if isinstance(layer, MaxPool2d):
         padded = _pad(x, layer.pads(node.input_shape), -torch.inf)
         return functional.max_pool2d(padded, layer.windows, layer.strides)
@@ -72,15 +117,38 @@ def _apply(
         return _sum_pool(x, layer, node) / inside
     if isinstance(layer, SumPool2d):
         return _sum_pool(x, layer, node)
+    if isinstance(layer, GlobalAveragePool2d):
+        return functional.adaptive_avg_pool2d(x, 1)
     if isinstance(layer, LocalResponseNorm):
         # PyTorch takes the mean over the window of squares where we take the sum.
         size = 2 * layer.radius + 1
         return functional.local_response_norm(x, size, layer.alpha * size, layer.beta, layer.bias)
+    if isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm):
+        return _normalize(node, x, weights)
     if isinstance(layer, Dropout):
-        return x * _dropout_factor(node, layer, keys)
+        return x * _dropout_factor(node, layer, keys) if keys else x
     if isinstance(layer, Flatten):
         return x.flatten(1)
-    return {ReLU: torch.relu, Sigmoid: torch.sigmoid}[type(layer)](x)
+    if isinstance(layer, LeakyReLU):
+        return functional.leaky_relu(x, layer.slope)
+    return ELEMENTWISE[type(layer)](x)
+
+
+def _forward(
+    network: Network,
+    x: NDArray[np.generic],
+    weights: Mapping[str, Tensor],
+    keys: Mapping[str, object],
+) -> dict[str, Tensor]:
+    """The output of every node, by name, and the input.
+
+    With running statistics among the weights, batch normalisation uses these.
+    """
+    tensors = {INPUT: torch.tensor(np.asarray(x, np.float64))}
+    for node in network.nodes:
+        inputs = [tensors[name] for name in node.inputs]
+        tensors[node.name] = _apply(node, inputs, weights, keys)
+    return tensors
 
 
 def _dropout_factor(node: Node, layer: Dropout, keys: Mapping[str, object]) -> Tensor:
@@ -120,13 +188,23 @@ def compute(
         name: torch.tensor(np.asarray(value, np.float64), requires_grad=True)
         for name, value in parameters.items()
     }
-    z = torch.tensor(np.asarray(x, np.float64))
-    for node in network.nodes:
-        z = _apply(node, z, weights, keys)
+    z = _forward(network, x, weights, keys)[network.nodes[-1].name]
     loss = _loss(network.loss.targets, z, torch.tensor(np.asarray(y, np.float64)))
     loss.backward()
     gradients = {name: weight.grad.numpy() for name, weight in weights.items()}
     return Result(z.detach().numpy(), float(loss.detach()), gradients)
+
+
+def evaluate(
+    network: Network,
+    parameters: Mapping[str, NDArray[np.generic]],
+    statistics: Mapping[str, NDArray[np.generic]],
+    x: NDArray[np.generic],
+) -> Array:
+    """Output in evaluation: without dropout, and with running statistics."""
+    numbers = {**parameters, **statistics}
+    weights = {name: torch.tensor(np.asarray(v, np.float64)) for name, v in numbers.items()}
+    return _forward(network, x, weights, {})[network.nodes[-1].name].numpy()
 
 
 def bounds(
@@ -136,6 +214,7 @@ def bounds(
     y: NDArray[np.generic],
     dtype: str,
     precision: str = "",
+    statistics: Mapping[str, NDArray[np.generic]] | None = None,
 ) -> Result:
     """How far a correct computation in `dtype` may lie from the exact one, element by element.
 
@@ -151,19 +230,25 @@ def bounds(
     layer rounds what it gives, too.
 
     Returns:
-        Bounds of output, loss and gradients.
+        Bounds of output, loss and gradients; with `statistics`, of evaluation.
     """
     n, outputs = len(x), network.num_outputs
     weights = {
         name: torch.tensor(np.abs(np.asarray(value, np.float64)), requires_grad=True)
         for name, value in parameters.items()
     }
-    z = torch.tensor(np.abs(np.asarray(x, np.float64)))
+    running = {k: torch.tensor(np.asarray(v, np.float64)) for k, v in (statistics or {}).items()}
+    numbers = {k: torch.tensor(np.asarray(v, np.float64)) for k, v in parameters.items()} | running
+    # Normalisations need the numbers themselves, without dropout, which no case has before one.
+    exact = _forward(network, x, numbers, {})
+    majorants = {INPUT: torch.tensor(np.abs(np.asarray(x, np.float64)))}
     length, rounded = 0, 1
     for node in network.nodes:
-        z = _majorant(node, z, weights)
-        length += _longest_sum(node, n) + ELEMENTWISE
+        inputs = [majorants[name] for name in node.inputs]
+        majorants[node.name] = _majorant(node, inputs, weights | running, exact[node.inputs[0]])
+        length += _longest_sum(node, n) + ELEMENTWISE_ROUNDINGS
         rounded += 2 if node.parameters else precision == "bf16"
+    z = majorants[network.nodes[-1].name]
     targets = 1.0 if network.loss.targets == "classes" else np.abs(np.asarray(y, np.float64))
     # Every loss: |dz| ≤ share, and |d²loss/dz²| ≤ share.
     share = 2.0 / n if network.loss.targets == "classes" else 2.0 / (n * outputs)
@@ -181,27 +266,79 @@ def bounds(
 ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 """Of the factors of products, by precision, where these are coarser than sums."""
 
-ELEMENTWISE = 16
+ELEMENTWISE_ROUNDINGS = 16
 """Roundings of an element outside of sums: exponentials, powers, a division; with room."""
 
 
-def _majorant(node: Node, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    layer = node.layer
+def _majorant(
+    node: Node, inputs: Sequence[Tensor], weights: Mapping[str, Tensor], exact: Tensor
+) -> Tensor:
+    """The layer that is nowhere smaller and nowhere less steep, for magnitudes `inputs`.
+
+    `exact` is the first input of the layer itself.
+    """
+    layer, x = node.layer, inputs[0]
     if isinstance(layer, MaxPool2d):
         # The value of the maximum, the gradient of the sum: whichever element is the largest.
         total = _sum_pool(x, layer, node)
-        return total + (_apply(node, x, weights, {}) - total).detach()
+        return total + (_apply(node, inputs, weights, {}) - total).detach()
     if isinstance(layer, Sigmoid):
         return x + 1.0
-    if isinstance(layer, ReLU):
+    if isinstance(layer, ReLU | LeakyReLU):
         return x
+    if isinstance(layer, Tanh | GELU | SiLU):
+        # The largest derivatives of first and second order: an error of x moves the slope, too.
+        slope, curvature = {Tanh: (1.0, 0.77), GELU: (1.13, 0.8), SiLU: (1.1, 0.5)}[type(layer)]
+        return _with_gradient_factor(x * slope, 1.0 + curvature * x.detach() / slope)
     if isinstance(layer, Dropout):
         return x / (1.0 - layer.rate)
     if isinstance(layer, LocalResponseNorm):
         window = (2 * layer.radius + 1) * float(x.detach().max()) ** 2
         steepness = 1.0 + 2.0 * layer.alpha * layer.beta * window / layer.bias
         return x * (steepness * layer.bias**-layer.beta)
-    return _apply(node, x, weights, {})
+    if isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm):
+        return _normalization_majorant(node, x, weights, exact)
+    return _apply(node, inputs, weights, {})
+
+
+def _normalization_majorant(
+    node: Node, x: Tensor, weights: Mapping[str, Tensor], exact: Tensor
+) -> Tensor:
+    """|w| · s · (x + mean(x) + |x̂| · mean(|x̂| x)) + |b| with s = 1 / sqrt(variance + ε).
+
+    For dx instead of x, it bounds the derivative. An error of x moves the derivative, too, by about
+    twice the error relative to the standard deviation.
+    """
+    layer = node.layer
+    assert isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm)
+    weight, bias = (weights[f"{node.name}.{part}"].reshape(-1, 1, 1) for part in ("weight", "bias"))
+    if f"{node.name}.running_mean" in weights:
+        mean, variance = (
+            weights[f"{node.name}.running_{part}"].reshape(-1, 1, 1) for part in ("mean", "var")
+        )
+        return weight * (x + mean.abs()) * (variance + layer.epsilon).rsqrt() + bias
+    centred = exact - _mean(layer, exact)
+    inverse = (_mean(layer, centred.square()) + layer.epsilon).rsqrt()
+    normalized = (centred * inverse).abs()
+    reach = inverse * (x + _mean(layer, x) + normalized * _mean(layer, normalized * x))
+    steepness = 1.0 + 2.0 * inverse * (x + _mean(layer, x)).detach()
+    return weight * _with_gradient_factor(reach, steepness) + bias
+
+
+def _with_gradient_factor(y: Tensor, factor: Tensor) -> Tensor:
+    """Return y, whose derivatives count `factor` times."""
+    steeper = factor * y
+    return steeper + (y - steeper).detach()
+
+
+def _mean(layer: BatchNorm2d | GroupNorm | LayerNorm, x: Tensor) -> Tensor:
+    """The means that the layer takes, for each element."""
+    if isinstance(layer, BatchNorm2d):
+        return x.mean(dim=(0, 2, 3), keepdim=True).expand_as(x)
+    if isinstance(layer, LayerNorm):
+        return x.mean(dim=1, keepdim=True).expand_as(x)
+    divided = x.reshape(len(x), layer.groups, -1)
+    return divided.mean(dim=2, keepdim=True).expand_as(divided).reshape(x.shape)
 
 
 def _longest_sum(node: Node, n: int) -> int:
@@ -210,9 +347,16 @@ def _longest_sum(node: Node, n: int) -> int:
     if isinstance(layer, Conv2d):
         taps = math.prod(layer.window)
         pixels = n * math.prod(node.output_shape[1:])
-        return max(node.input_shape[0] * taps, layer.filters * taps, pixels) + 1
+        channels = max(node.input_shape[0], layer.filters) // layer.groups
+        return max(channels * taps, pixels) + 1
     if isinstance(layer, Dense):
         return max(node.input_shape[0], layer.units, n) + 1
     if isinstance(layer, MaxPool2d | AveragePool2d | SumPool2d):
         return math.prod(layer.windows)
+    if isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm):
+        return max(n * math.prod(node.input_shape[1:]), math.prod(node.input_shape))
+    if isinstance(layer, GlobalAveragePool2d):
+        return math.prod(node.input_shape[1:])
+    if isinstance(layer, Add):
+        return layer.num_inputs
     return 2 * layer.radius + 1 if isinstance(layer, LocalResponseNorm) else 0

@@ -43,7 +43,7 @@ from dptrain.network import (
     Sigmoid,
     zoo,
 )
-from dptrain.plan import SGD, Adam, make_buckets, make_plan
+from dptrain.plan import SGD, Adam, AdamW, make_buckets, make_plan
 from dptrain.plan.plan import INPUT
 from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
 from dptrain.training.engines import Engine, make_engine
@@ -420,7 +420,7 @@ def test_what_is_not_finite_is_found(network: Network) -> None:
 
 
 every_rule = pytest.mark.parametrize(
-    "optimizer", [SGD(), SGD(0.9), Adam()], ids=["sgd", "momentum", "adam"]
+    "optimizer", [SGD(), SGD(0.9), Adam(), AdamW()], ids=["sgd", "momentum", "adam", "adamw"]
 )
 
 

@@ -87,6 +87,13 @@ LINES = Network(
     MeanSquaredError(), name="lines",
 )  # fmt: skip
 
+# The same, with a map of four pixels in a row.
+SHORT_LINES = Network(
+    (32, 6, 8),
+    [Conv2d(32), ReLU(), MaxPool2d(2), Conv2d(32, 2, padding="same"), Flatten()],
+    MeanSquaredError(), name="short-lines",
+)  # fmt: skip
+
 # The filters do not fill the taps of the folded maps.
 FOLDS = Network(
     (4, 13, 12),
@@ -95,6 +102,16 @@ FOLDS = Network(
         Flatten(),
     ],
     MeanSquaredError(), name="folds",
+)  # fmt: skip
+
+# Maps of four and two pixels in a row. The first padding is asymmetric.
+TINY = Network(
+    (32, 5, 4),
+    [
+        Conv2d(96, (2, 4)), ReLU(), Conv2d(32), ReLU(), Conv2d(32, (2, 3), stride=(1, 2)),
+        Flatten(), Dense(3),
+    ],
+    name="tiny",
 )  # fmt: skip
 
 TILES = (
@@ -118,6 +135,10 @@ def work_sharing(tile: ImplicitGemmTile) -> tuple[int, ...]:
         tile.persistent_groups, tile.weight_stages, tile.pixel_tile.strip, tile.pixel_tile.lines,
         tile.pixel_tiles, tile.warp_groups, tile.k_warp_groups, tile.channel_chunks,
     )  # fmt: skip
+
+
+def row_sharing(tile: ImplicitGemmTile) -> tuple[int, ...]:
+    return tile.view.row_samples, *work_sharing(tile)
 
 
 def tiles_per_group(tile: ImplicitGemmTile) -> tuple[int, ...]:
@@ -192,10 +213,32 @@ def test_any_channels_filters_and_strides(
 
 
 @pytest.mark.parametrize(
+    ("number", "precision"),
+    [(0, "bf16"), (1, "tf32"), (2, "fp32"), (3, "bf16"), (5, "tf32")],
+)
+def test_rows_of_several_samples(
+    number: int, precision: str, in_random_order: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare with the gathering kernels; the last row lacks samples."""
+    monkeypatch.setattr(gather_cost, "HALO_MARGIN", 0.0)
+    monkeypatch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
+    select, selected = nearest_tile((8, *TILES[number]), row_sharing), list[ImplicitGemmTile]()
+
+    def record(*product: Any, **known: Any) -> ImplicitGemmTile:
+        selected.append(select(*product, **known))
+        return selected[-1]
+
+    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", record)
+    ours = make_replica(TINY, "cuda", 5, precision=precision)
+    assert {tile.view.row_samples for tile in selected} >= ({2} if precision == "fp32" else {2, 4})
+    assert_steps_as_gathered(ours, (5, 2))
+
+
+@pytest.mark.parametrize(
     ("network", "margin", "number", "precision"),
     [
         (LINES, math.inf, 0, "bf16"), (LINES, math.inf, 2, "tf32"), (LINES, math.inf, 5, "tf32"),
-        (FOLDS, 0.0, 1, "tf32"), (FOLDS, 0.0, 3, "bf16"),
+        (FOLDS, 0.0, 1, "tf32"), (FOLDS, 0.0, 3, "bf16"), (SHORT_LINES, math.inf, 0, "bf16"),
     ],
 )  # fmt: skip
 def test_infinite_inputs_change_the_same_elements_as_in_gathering_kernels(
@@ -210,9 +253,8 @@ def test_infinite_inputs_change_the_same_elements_as_in_gathering_kernels(
     gathered = gathering(network, 2, precision)
     monkeypatch.setattr(gather_cost, "HALO_MARGIN", margin)
     monkeypatch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
-    monkeypatch.setattr(
-        halo_convolution, "select_implicit_gemm_tile", nearest_tile(TILES[number], work_sharing)
-    )
+    select = nearest_tile((8 if network is SHORT_LINES else 1, *TILES[number]), row_sharing)
+    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", select)
     ours = make_replica(network, "cuda", 2, precision=precision)
     assert num_packed(ours.plan) == 3
     x = np.random.default_rng(3).standard_normal((2, *network.input_shape), np.float32)
@@ -296,7 +338,7 @@ def num_packed(plan: Plan) -> int:
 def assert_steps_as_gathered(ours: Replica, counts: tuple[int, ...]) -> None:
     """Compare steps with these numbers of samples with the gathering kernels."""
     network, precision = ours.plan.network, ours.plan.precision
-    tolerance = rounding(network, ours.plan.batch_size) + 4 * ROUNDOFFS[precision]
+    tolerance = rounding(network, ours.plan.batch_size) + 4 * ROUNDOFFS.get(precision, 0.0)
     expected = gathered_steps(network, precision, counts)
     for n, (loss, gradients) in zip(counts, expected, strict=True):
         found = results_of_step(ours, n)

@@ -125,7 +125,7 @@ def test_what_is_fused_and_what_is_left_out() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.NETWORKS if not name.startswith("mlp")])
+@pytest.mark.parametrize("name", list(zoo.studies.NETWORKS))
 @every_precision
 def test_every_network_is_planned(
     name: str, precision: str, monkeypatch: pytest.MonkeyPatch

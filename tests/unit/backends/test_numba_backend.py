@@ -36,7 +36,7 @@ from dptrain.network import (
     SigmoidBinaryCrossEntropy,
     SumPool2d,
 )
-from dptrain.plan import SGD, Adam, Optimizer, make_plan
+from dptrain.plan import SGD, Adam, AdamW, Optimizer, make_plan
 from dptrain.plan.random import dropout_keep
 
 EPSILON = float(np.finfo(np.float32).eps)
@@ -201,8 +201,8 @@ def test_loss_and_gradients(network: Network, n: int) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [SGD(), SGD(0.9), SGD(0.9, nesterov=True), Adam(), Adam(0.8, 0.95, 1e-3)],
-    ids=["sgd", "momentum", "nesterov", "adam", "adam-other"],
+    [SGD(), SGD(0.9), SGD(0.9, nesterov=True), Adam(), Adam(0.8, 0.95, 1e-3), AdamW()],
+    ids=["sgd", "momentum", "nesterov", "adam", "adam-other", "adamw"],
 )
 @pytest.mark.parametrize("name", ["binary", "conv-relu-pool"])
 def test_updates(name: str, optimizer: Optimizer) -> None:

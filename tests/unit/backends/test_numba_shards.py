@@ -21,7 +21,7 @@ from dptrain.network import (
     Sigmoid,
 )
 from dptrain.network.losses import MeanSquaredError, SigmoidBinaryCrossEntropy
-from dptrain.plan import SGD, Adam, MicroShards, Optimizer
+from dptrain.plan import SGD, Adam, AdamW, MicroShards, Optimizer
 from dptrain.plan.shards import add_in_order, rank_contributions
 
 SAMPLES, SHARDS = 19, 8
@@ -140,8 +140,8 @@ def updated(optimizer: Optimizer, threads: int, cuts: list[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [SGD(), SGD(0.9), SGD(0.9, nesterov=True), Adam()],
-    ids=["sgd", "momentum", "nesterov", "adam"],
+    "optimizer", [SGD(), SGD(0.9), SGD(0.9, nesterov=True), Adam(), AdamW()],
+    ids=["sgd", "momentum", "nesterov", "adam", "adamw"],
 )  # fmt: skip
 def test_updates_do_not_depend_on_threads_and_slices(optimizer: Optimizer) -> None:
     expected = updated(optimizer, 1, [])

@@ -380,3 +380,14 @@ def test_launches_that_end_before_a_thread_wakes_up_are_not_missed() -> None:
     marks.check()
     # Another process can delay the launch itself, but seldom does.
     assert pool._memory[1, MISSED // 4] < 10
+
+
+def test_the_end_of_a_pool_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ThreadPool(2, workers=1)
+
+    def compile_nothing(*arguments: object) -> None:
+        raise AssertionError("the garbage collector may end a pool while Numba compiles")
+
+    monkeypatch.setattr("dptrain.backends.numba.threads.interpreted", compile_nothing)
+    pool.close()
+    assert not any(thread.is_alive() for thread in pool._threads)

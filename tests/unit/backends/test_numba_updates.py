@@ -36,6 +36,7 @@ def test_every_element_has_the_weight_decay_of_its_range() -> None:
         (updates.sgd, 2, (RATE,)),
         (updates.sgd_momentum, 3, (0.9, True, RATE)),
         (updates.adam, 4, (0.9, 0.999, 1e-8, RATE, 3)),
+        (updates.adamw, 4, (0.9, 0.999, 1e-8, RATE, 3)),
     ],
 )
 def test_chunks_have_the_bits_of_one_range(
@@ -52,3 +53,29 @@ def test_chunks_have_the_bits_of_one_range(
         np.testing.assert_array_equal(chunks[0][outside], before[outside])
     for one, other in zip(whole, chunks, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("cuts", [(32,), (1,), (3, 7, 50, 51)])
+def test_squares_have_the_bits_of_one_range(cuts: tuple[int, ...]) -> None:
+    """Slices of ranks and chunks of threads are divided elsewhere; each sum has 16 elements."""
+    (g,) = arrays(1)
+    rows = SIZE // 16
+    whole, chunks = np.zeros(rows), np.zeros(rows)
+    updates.add_squares(0, rows, 0, g, whole)
+    for start, stop in zip((0, *cuts), (*cuts, rows), strict=True):
+        # A rank has arrays of its slice only.
+        mine = chunks[start:stop]
+        middle = (stop - start) // 3
+        updates.add_squares(middle, stop - start, 0, g[16 * start : 16 * stop], mine)
+        updates.add_squares(0, middle, 0, g[16 * start : 16 * stop], mine)
+    np.testing.assert_array_equal(chunks, whole)
+    expected = np.square(g, dtype=np.float64).reshape(rows, 16).sum(1)
+    np.testing.assert_allclose(whole, expected, rtol=1e-14)
+
+
+def test_gradients_are_scaled() -> None:
+    (g,) = arrays(1)
+    before = g.copy()
+    updates.scale(16, SIZE, 0, g, 0.3)
+    np.testing.assert_array_equal(g[:16], before[:16])
+    np.testing.assert_array_equal(g[16:], np.float32(0.3) * before[16:])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dptrain.backends.numba import winograd_convolution as winograd
 from dptrain.backends.numba import winograd_geometry
+from dptrain.backends.numba.algorithms import work_of_layer
 from dptrain.backends.numba.planning import Shape, Work
 from dptrain.backends.numba.pooling_windows import NO_GRADIENT
 from dptrain.plan.lowering import Phase
@@ -140,8 +143,26 @@ def test_few_tiles_are_divided_by_filters_among_threads():
     """Each thread then reads only its part of the transformed weights."""
     shape = Shape((8, 8, 256), (8, 8, 256), (3, 3), (1, 1), (1, 1))
     for batch_size, threads, expected in ((8, 8, 4), (8, 1, 1), (256, 8, 1)):
-        algorithm = winograd.plan(shape, Phase.FORWARD, Work(batch_size, threads))
-        assert algorithm.geometry.parts == expected
+        for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
+            algorithm = winograd.plan(shape, phase, Work(batch_size, threads))
+            assert algorithm.geometry.parts == expected
+    many = Shape((4, 4, 512), (4, 4, 512), (3, 3), (1, 1), (1, 1))
+    assert winograd.plan(many, Phase.FORWARD, Work(128, 16)).geometry.parts > 1
+
+
+def test_gradients_of_many_channels_are_divided_by_filters_among_threads():
+    """The sums of a thread then stay near its core; micro-shards fix their number."""
+    few, many = (
+        Shape((side, side, c), (side, side, c), (3, 3), (1, 1), (1, 1))
+        for side, c in ((32, 64), (4, 512))
+    )
+    work = Work(128, 16, 16, by_shape=False)
+    assert work_of_layer(few, work) == work
+    divided = work_of_layer(many, work)
+    assert divided.rows < 16
+    algorithm = winograd.plan(many, Phase.BACKWARD_WEIGHT, divided)
+    assert divided.rows * algorithm.units >= 16
+    assert work_of_layer(many, replace(work, by_shape=True)).rows == 16
 
 
 @pytest.mark.parametrize(("shape", "pool"), BATCHES, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,33 +11,60 @@ import torch
 from numpy.typing import NDArray
 
 import dptrain.api
-from dptrain.backends import BACKENDS, load_backend
+from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
+from dptrain.errors import UserError
 from dptrain.network import (
+    GELU,
     LAYERS,
     LOSSES,
+    Add,
+    AveragePool2d,
+    BatchNorm2d,
+    Concatenate,
     Conv2d,
     Dense,
     Dropout,
     Flatten,
+    GlobalAveragePool2d,
+    GroupNorm,
+    LayerNorm,
+    LeakyReLU,
     MaxPool2d,
     MeanSquaredError,
     Network,
+    NodeSpec,
     ReLU,
     SigmoidBinaryCrossEntropy,
+    SiLU,
     SoftmaxCrossEntropy,
+    Tanh,
 )
-from dptrain.plan import SGD, Adam, Optimizer
+from dptrain.plan import SGD, Adam, AdamW, MicroShards, Optimizer
 from dptrain.plan.random import dropout_keep, philox
-from tests.unit.backends import pytorch_reference
-from tests.unit.backends.cases import CASES, Case, behind_maps, spread
-from tests.unit.backends.gemm_tile import use_one_gemm_tile
+from dptrain.plan.shards import add_in_order, rank_contributions
+from tests.unit.backends import cases, pytorch_reference
+from tests.unit.backends.cases import Case, behind_maps, spread
+from tests.unit.backends.gemm_tile import gather_first_layers, use_one_gemm_tile
+from tests.unit.backends.graph_cases import GRAPH_CASES
 
-PRESENT = [b for b in BACKENDS if b != "null"]  # It computes nothing.
-VARIANTS = [(backend, p) for backend in PRESENT for p in load_backend(backend).precisions]
+CASES = (*cases.CASES, *GRAPH_CASES)
+VARIANTS = cases.variants()
 
 every_variant = pytest.mark.parametrize(("backend", "precision"), VARIANTS)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_implemented_case = pytest.mark.parametrize(
+    ("case", "backend", "precision"),
+    [
+        pytest.param(case, backend, precision, id=f"{case.name}-{backend}-{precision}")
+        for case in CASES
+        for backend, precision in VARIANTS
+        if case.is_implemented(backend)
+    ],
+)
+every_reference_case = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.is_implemented("reference")], ids=lambda case: case.name
+)
 
 SEED = 5
 
@@ -44,6 +72,7 @@ SEED = 5
 @pytest.fixture(autouse=True)
 def one_gemm_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     use_one_gemm_tile(monkeypatch)
+    gather_first_layers(monkeypatch)
 
 
 def compile_case(case: Case, backend: str, precision: str) -> Replica:
@@ -64,14 +93,19 @@ def assert_within(actual: object, expected: object, bound: object, what: str) ->
     assert np.isfinite(error).all(), f"{what}: not finite"
 
 
+def test_the_reference_computes_every_case() -> None:
+    assert all(case.is_implemented("reference") for case in CASES)
+    features = frozenset[str]().union(*(case.features for case in CASES))
+    assert features == cases.IMPLEMENTED["reference"]
+
+
 def test_the_cases_cover_every_layer_and_loss() -> None:
     covered = {type(layer) for case in CASES for layer in case.network.layers}
     assert covered == set(LAYERS.values())
     assert {type(case.network.loss) for case in CASES} == set(LOSSES.values())
 
 
-@every_variant
-@every_case
+@every_implemented_case
 def test_output_loss_and_gradients_equal_pytorch(case: Case, backend: str, precision: str) -> None:
     replica = compile_case(case, backend, precision)
     x, y = case.data()
@@ -101,7 +135,7 @@ def test_the_bounds_are_narrow_enough_to_see_a_mistake(case: Case) -> None:
     assert bounds.gradients[first].max() < 0.1 * largest
 
 
-@every_case
+@every_reference_case
 def test_gradients_equal_finite_differences(case: Case) -> None:
     """Central differences of the reference in float64.
 
@@ -202,31 +236,59 @@ STACK = Network(
 )
 
 
+BRANCHES = Network.from_nodes(
+    (3, 7, 5),
+    [
+        NodeSpec(Conv2d(6), "a"), NodeSpec(GroupNorm(2, epsilon=0.5), "n"), NodeSpec(GELU(), "g"),
+        NodeSpec(Conv2d(6, groups=6, bias=False), "b"), NodeSpec(LayerNorm(epsilon=0.5), "m"),
+        NodeSpec(Add(), "sum", ("m", "n")), NodeSpec(SiLU(), "s"),
+        NodeSpec(Concatenate(), "both", ("s", "g")),
+        NodeSpec(Conv2d(5, 3, 2, padding="valid", rounding="floor")), NodeSpec(LeakyReLU()),
+        NodeSpec(AveragePool2d(2, 1, padding=1)), NodeSpec(Tanh()), NodeSpec(Dropout(0.25)),
+        NodeSpec(GlobalAveragePool2d()), NodeSpec(Flatten()), NodeSpec(Dense(4)),
+    ],
+)  # fmt: skip
+
+every_stack = pytest.mark.parametrize(
+    ("stack", "backend", "precision"),
+    [
+        pytest.param(network, backend, precision, id=f"{name}-{backend}-{precision}")
+        for name, network in (("chain", STACK), ("branches", BRANCHES))
+        for backend, precision in VARIANTS
+        if Case(name, network, 1).is_implemented(backend)
+    ],
+)
+
+
 def _batch(n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     rng = np.random.default_rng(1)
     return spread(rng, (n, 3, 7, 5)), rng.integers(0, 4, n)
 
 
-@every_variant
-def test_a_smaller_batch_leaves_the_rest_of_the_memory_out(backend: str, precision: str) -> None:
+@every_stack
+def test_a_smaller_batch_leaves_the_rest_of_the_memory_out(
+    stack: Network, backend: str, precision: str
+) -> None:
     x, y = _batch(5)
-    large = dptrain.api.make_replica(STACK, backend, 5, precision=precision, seed=SEED)
-    small = dptrain.api.make_replica(STACK, backend, 3, precision=precision, seed=SEED)
+    large = dptrain.api.make_replica(stack, backend, 5, precision=precision, seed=SEED)
+    small = dptrain.api.make_replica(stack, backend, 3, precision=precision, seed=SEED)
     large.forward_backward(x, y)
     losses = [replica.forward_backward(x[:3], y[:3]) for replica in (large, small)]
     # A backend may cut sums otherwise for other sizes, so the last bits may differ.
     bounds = pytorch_reference.bounds(
-        STACK, dict(small.parameters), x[:3], y[:3], small.plan.dtype, precision
+        stack, dict(small.parameters), x[:3], y[:3], small.plan.dtype, precision
     )
     assert_within(losses[0], losses[1], 2.0 * bounds.loss, "loss")
     for name, gradient in small.gradients.items():
         assert_within(large.gradients[name], gradient, 2.0 * bounds.gradients[name], name)
 
 
-@every_variant
-def test_a_rank_without_samples_contributes_zeros(backend: str, precision: str) -> None:
+@every_stack
+def test_a_rank_without_samples_contributes_zeros(
+    stack: Network, backend: str, precision: str
+) -> None:
     x, y = _batch(3)
-    replica = dptrain.api.make_replica(STACK, backend, 3, precision=precision)
+    replica = dptrain.api.make_replica(stack, backend, 3, precision=precision)
     replica.forward_backward(x, y)
     assert replica.forward_backward(x[:0], y[:0], global_count=3) == 0.0
     for name, gradient in replica.gradients.items():
@@ -234,11 +296,13 @@ def test_a_rank_without_samples_contributes_zeros(backend: str, precision: str) 
     assert replica.loss_sums()[1] == 0.0
 
 
-@every_variant
-def test_shares_of_a_minibatch_sum_to_the_whole(backend: str, precision: str) -> None:
+@every_stack
+def test_shares_of_a_minibatch_sum_to_the_whole(
+    stack: Network, backend: str, precision: str
+) -> None:
     """The loss divided by the global count: unequal shares need no weights."""
     x, y = _batch(7)
-    replica = dptrain.api.make_replica(STACK, backend, 7, precision=precision, seed=SEED)
+    replica = dptrain.api.make_replica(stack, backend, 7, precision=precision, seed=SEED)
     whole = replica.forward_backward(x, y)
     expected = dict(replica.gradients)
     loss, sums = 0.0, {name: np.zeros(g.shape) for name, g in expected.items()}
@@ -250,11 +314,42 @@ def test_shares_of_a_minibatch_sum_to_the_whole(backend: str, precision: str) ->
         for name in sums:
             sums[name] += replica.gradients[name]
     bounds = pytorch_reference.bounds(
-        STACK, dict(replica.parameters), x, y, replica.plan.dtype, precision
+        stack, dict(replica.parameters), x, y, replica.plan.dtype, precision
     )
     assert_within(loss, whole, 2.0 * bounds.loss, "loss")
     for name, total in sums.items():
         assert_within(total, expected[name], 2.0 * bounds.gradients[name], name)
+
+
+SHARDED_CASES = [
+    pytest.param(case, backend, id=f"{case.name}-{backend}")
+    for case in CASES
+    for backend in sorted({backend for backend, _ in VARIANTS})
+    if load_backend(backend).supports_shards
+    and case.features
+    and "batchnorm" not in case.features  # Its ranks wait for each other, see test_batch_norm.py.
+    and case.batch_size > 1
+    and case.is_implemented(backend)
+]
+
+
+@pytest.mark.parametrize(("case", "backend"), SHARDED_CASES)
+def test_micro_shards_give_the_same_bits_on_two_ranks(case: Case, backend: str) -> None:
+    shards, (x, y) = 3, case.data()
+
+    def gradient_slots(own: MicroShards) -> list[NDArray[np.generic]]:
+        replica = dptrain.api.make_replica(
+            case.network, backend, case.batch_size, seed=SEED, micro_shards=own
+        )
+        span = own.span(len(x))
+        samples = np.arange(len(x))[span]
+        replica.forward_backward(x[span], y[span], samples=samples, global_count=len(x))
+        return [slot.copy() for slot in replica.gradient_slots]
+
+    (one,) = gradient_slots(MicroShards.of_rank(shards))
+    slots = [s for rank in (0, 1) for s in gradient_slots(MicroShards.of_rank(shards, rank, 2))]
+    (two,) = add_in_order(slots, rank_contributions(shards, 2)[1])
+    np.testing.assert_array_equal(one, two)
 
 
 # Dropout.
@@ -354,6 +449,12 @@ RULES: dict[str, tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]
         torch.optim.Adam,
         {"betas": (0.8, 0.95), "eps": 1e-3},
     ),
+    "adamw": (AdamW(weight_decay=None), torch.optim.AdamW, {}),
+    "adamw, other constants": (
+        AdamW(0.8, 0.95, 1e-3, weight_decay=None),
+        torch.optim.AdamW,
+        {"betas": (0.8, 0.95), "eps": 1e-3},
+    ),
 }
 
 
@@ -363,14 +464,48 @@ RULES: dict[str, tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]
 def test_updates_equal_pytorch(
     backend: str, precision: str, rule: str, decays: tuple[float, float]
 ) -> None:
-    optimizer, theirs, options = RULES[rule]
     layers = [Dense(n, weight_decay=decay) for n, decay in zip((13, 5), decays, strict=True)]
     network = Network((7,), layers, MeanSquaredError())
-    replica = dptrain.api.make_replica(
-        network, backend, 1, precision=precision, optimizer=optimizer
-    )
-    tensors = {name: torch.tensor(np.float64(v)) for name, v in replica.parameters.items()}
     decay = {p.name: p.weight_decay for p in network.parameters}
+    _expect_the_updates_of_pytorch(backend, precision, rule, network, decay)
+
+
+@every_variant
+@pytest.mark.parametrize("rule", RULES)
+def test_one_weight_decay_is_that_of_all_weights(backend: str, precision: str, rule: str) -> None:
+    layers = [Conv2d(5, 3), BatchNorm2d(), Flatten(), Dense(5, weight_decay=0.7)]
+    network = Network((2, 4, 4), layers, MeanSquaredError())
+    decay = {p.name: 0.3 if p.name.startswith(("conv1.w", "dense1.w")) else 0.0
+             for p in network.parameters}  # fmt: skip
+    assert sorted(decay.values()) == [0.0] * 4 + [0.3] * 2
+    _expect_the_updates_of_pytorch(backend, precision, rule, network, decay, weight_decay=0.3)
+
+
+@every_variant
+@pytest.mark.parametrize("clip_norm", [0.5, 100.0])
+@pytest.mark.parametrize("rule", ["momentum", "adamw"])
+def test_clipped_updates_equal_pytorch(
+    backend: str, precision: str, rule: str, clip_norm: float
+) -> None:
+    network = Network((7,), [Dense(13, weight_decay=0.3), Dense(5)], MeanSquaredError())
+    decay = {p.name: p.weight_decay for p in network.parameters}
+    _expect_the_updates_of_pytorch(backend, precision, rule, network, decay, clip_norm=clip_norm)
+
+
+def _expect_the_updates_of_pytorch(
+    backend: str,
+    precision: str,
+    rule: str,
+    network: Network,
+    decay: dict[str, float],
+    **changes: float,
+) -> None:
+    optimizer, theirs, options = RULES[rule]
+    replica = dptrain.api.make_replica(
+        network, backend, 1, precision=precision,
+        optimizer=dataclasses.replace(optimizer, **changes),
+    )  # fmt: skip
+    tensors = {name: torch.tensor(np.float64(v)) for name, v in replica.parameters.items()}
     groups = [{"params": [tensor], "weight_decay": decay[n]} for n, tensor in tensors.items()]
     reference = theirs(groups, lr=0.1, **options)
     rng = np.random.default_rng(4)
@@ -380,6 +515,8 @@ def test_updates_equal_pytorch(
         for name, tensor in tensors.items():
             replica.gradients[name] = rng.standard_normal(tuple(tensor.shape))
             tensor.grad = torch.tensor(np.float64(replica.gradients[name]))
+        if "clip_norm" in changes:
+            torch.nn.utils.clip_grad_norm_(list(tensors.values()), changes["clip_norm"])
         for group in reference.param_groups:
             group["lr"] = rate
         replica.update(rate)
@@ -388,6 +525,43 @@ def test_updates_equal_pytorch(
     roundings = 16 * steps * float(np.finfo(replica.plan.dtype).eps)
     for name, tensor in tensors.items():
         np.testing.assert_allclose(replica.parameters[name], tensor, roundings, roundings)
+
+
+# Label smoothing.
+
+
+@every_variant
+@pytest.mark.parametrize("classes", [2, 10, 40])
+def test_smoothed_labels_equal_pytorch(backend: str, precision: str, classes: int) -> None:
+    """Gradients of the biases of the last layer are sums of dz over the samples."""
+    network, rng = Network((6,), [Dense(classes)], SoftmaxCrossEntropy()), np.random.default_rng(2)
+    x, y = rng.standard_normal((9, 6)), rng.integers(0, classes, 9)
+    options: dict[str, Any] = {"precision": precision, "seed": 1}
+    plain = dptrain.api.make_replica(network, backend, 9, **options)
+    replica = dptrain.api.make_replica(network, backend, 9, **options, label_smoothing=0.2)
+    found = replica.forward_backward(x, y)
+    logits = torch.tensor(np.float64(replica.output()), requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(y), label_smoothing=0.2)
+    loss.backward()
+    assert logits.grad is not None
+    unit = 2.0**-8 if precision == "bf16" else float(np.finfo(replica.plan.dtype).eps)
+    largest = float(logits.detach().abs().max())
+    assert abs(found - float(loss.detach())) <= 32 * unit * max(largest, 1.0)
+    np.testing.assert_allclose(
+        replica.gradients["dense1.bias"], logits.grad.sum(0).numpy(), rtol=0, atol=32 * unit
+    )
+    assert found != plain.forward_backward(x, y)
+    assert replica.evaluate(x, y) == plain.evaluate(x, y)
+    # An evaluation between two steps does not stay.
+    assert replica.forward_backward(x, y) == found
+
+
+def test_only_labels_of_classes_are_smoothed() -> None:
+    network = Network((6,), [Dense(2)], MeanSquaredError())
+    with pytest.raises(UserError, match="label smoothing needs classes, but the loss of network"):
+        dptrain.api.make_replica(network, "reference", 2, label_smoothing=0.1)
+    with pytest.raises(UserError, match="label smoothing is 1; expected"):
+        dptrain.api.make_replica(network, "reference", 2, label_smoothing=1)
 
 
 @every_variant

@@ -50,6 +50,15 @@ def test_dynamic_shared_memory_has_the_requested_size(seed: int) -> None:
         launch((1, 1, 1), (50, 1, 1), [x, y], shared_bytes=196)
 
 
+def test_accesses_beyond_a_buffer_are_reported_if_another_buffer_follows() -> None:
+    device = Emulator(0, PLANTED)
+    arena, y = device.zeros((100,), np.float32), device.zeros((50,), np.float32)
+    launch = device.function("features.cu", "dynamic")
+    launch((1, 1, 1), (50, 1, 1), [arena[:50], y], shared_bytes=200)
+    with pytest.raises(EmulatorError, match="outside of the device's memory"):
+        launch((1, 1, 1), (50, 1, 1), [arena[:49], y], shared_bytes=200)
+
+
 @in_any_order
 def test_lanes_of_a_warp_exchange_values(seed: int) -> None:
     device = Emulator(seed, PLANTED)

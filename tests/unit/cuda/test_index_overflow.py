@@ -41,7 +41,7 @@ def test_crop_windows_address_images_beyond_2_31_rows() -> None:
     memory = [device.zeros(array.shape, array.dtype) for array in arrays]
     for target, source in zip(memory, arrays, strict=True):
         device.upload(target, source)
-    words = [device.zeros((4,), np.uint32) for _ in range(6)]
+    words = [device.zeros((5,), np.uint32) for _ in range(6)]
     message = [
         *words[:2], np.int32(0), *words[2:4], np.int32(0), *words[4:],
         device.zeros((3,), np.float32), np.int32(1),

@@ -430,7 +430,7 @@ SEED = 5 + (7 << 32)
 
 def drops(rate: float, layer: int, step: int, samples: NDArray[Any]) -> list[Any]:
     """Return the arguments of `DROPOUT_PARAMETERS`."""
-    numbers = np.zeros(4, np.float32)
+    numbers = np.zeros(5, np.float32)
     numbers.view(np.uint32)[3] = step
     key = np.uint32(SEED & 0xFFFFFFFF), np.uint32(SEED >> 32)
     factor = np.float32(1.0 / (1.0 - rate))
@@ -499,7 +499,7 @@ def test_a_staged_batch_is_unpacked(
     results = launch_in_every_order(
         "unpack_batch.cu", "unpack_batch", max(x.size, 4),
         x, kept.store(blank), *ints(*shape), words, 0 * words, *ints(10), words[:6],
-        0 * words[:6], *ints(6), words[:4], 0 * words[:4], np.float32([loss]), *ints(always),
+        0 * words[:6], *ints(6), words[:5], 0 * words[:5], np.float32([loss]), *ints(always),
         PRECISION=kept.precision,
     )  # fmt: skip
     turned = kept.round(x.transpose(0, 2, 1))

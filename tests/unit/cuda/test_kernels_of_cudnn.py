@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.nvrtc import Compiler, find_compiler
@@ -73,6 +76,7 @@ def test_the_loss_is_summed_from_log_softmax(outputs: int, lanes: int, backward:
         *ints(n, outputs), np.float32(scale), np.int32(backward), block=512,
         SAMPLE_LANES=lanes, PRECISION=0,
     )  # fmt: skip
+    _expect_smoothed(arguments, blocks, scale, backward, lanes)
     chosen = logs[np.arange(n), labels].astype(np.float64)
     assert sums[0] == pytest.approx(-scale * chosen.sum(), rel=1e-5)
     assert sums[1] == (z.argmax(1) == labels).sum()
@@ -80,9 +84,32 @@ def test_the_loss_is_summed_from_log_softmax(outputs: int, lanes: int, backward:
     np.testing.assert_array_equal(dlogs, np.broadcast_to(expected, dlogs.shape))
 
 
-def test_losses_compile() -> None:
+def _expect_smoothed(
+    arguments: tuple[NDArray[Any], ...], blocks: int, scale: float, backward: int, lanes: int
+) -> None:
+    """Compare the kernel for smoothed labels with its equation."""
+    z, logs, labels, *_ = arguments
+    (n, outputs), smoothing = z.shape, 0.125
+    *_, dlogs, sums, _, _ = launch_in_every_order(
+        "losses.cu", "negative_log_likelihood", blocks * 512, *arguments,
+        np.array([0, 0, 1, 0, 0], np.float32), np.zeros(1 + blocks, np.uint64),
+        *ints(n, outputs), np.float32(scale), np.int32(backward), np.float32(smoothing), block=512,
+        SAMPLE_LANES=lanes, PRECISION=0, SMOOTHED=1,
+    )  # fmt: skip
+    rows = np.arange(n)
+    loss = -logs[rows, labels].astype(np.float64)
+    if backward:
+        loss += smoothing * (z[rows, labels] - z.mean(1, np.float64))
+    assert sums[0] == pytest.approx(scale * loss.sum(), rel=1e-5)
+    target = (1 - smoothing) * (np.arange(outputs) == labels[:, None]) + smoothing / outputs
+    expected = -scale * target if backward else np.full_like(z, 7.0)
+    np.testing.assert_allclose(dlogs, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("smoothed", [0, 1])
+def test_losses_compile(smoothed: int) -> None:
     compiler: Compiler = find_compiler([12])
-    defines = {"SAMPLE_LANES": 16, "PRECISION": 0}
+    defines = {"SAMPLE_LANES": 16, "PRECISION": 0, "SMOOTHED": smoothed}
     assert compiler.compile(KERNELS / "losses.cu", 90, defines).startswith(b"\x7fELF")
 
 

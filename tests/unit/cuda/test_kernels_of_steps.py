@@ -30,28 +30,34 @@ def evaluate(
     kept: Kept = FP32,
     lanes: int = 16,
     blocks: int = 1,
+    smoothing: float | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the gradient and the loss sums of the kernel; the stop request is 1."""
     blank, sums = np.full_like(z, 7.0), np.full(3, 7.0, np.float32)
-    numbers, between = np.float32([0.0, 0.0, 1.0, 0.0]), np.zeros(1 + blocks, np.uint64)
+    numbers, between = np.float32([0.0, 0.0, 1.0, 0.0, 0.0]), np.zeros(1 + blocks, np.uint64)
+    last = [] if smoothing is None else [np.float32(smoothing)]
     _, _, gradient, sums, _, between = launch_in_every_order(
         "losses.cu", name, blocks * THREADS,
         kept.store(z), target, kept.store(blank), sums, numbers, between, *ints(*z.shape),
-        np.float32(scale), np.int32(backward),
-        block=THREADS, SAMPLE_LANES=lanes, PRECISION=kept.precision,
+        np.float32(scale), np.int32(backward), *last, block=THREADS, SMOOTHED=len(last),
+        SAMPLE_LANES=lanes, PRECISION=kept.precision,
     )  # fmt: skip
     assert between[0] == 0
     assert sums[2] == 1.0
     return as_numbers(gradient), sums
 
 
-def exact(name: str, z: NDArray[Any], target: NDArray[Any]) -> tuple[float, Any, int]:
+def exact(
+    name: str, z: NDArray[Any], target: NDArray[Any], smoothing: float = 0.0
+) -> tuple[float, Any, int]:
     """Return the sum of losses, its gradient and the correct predictions, by PyTorch."""
     outputs = torch.tensor(z, dtype=torch.float64, requires_grad=True)
     y = torch.tensor(target)
     functional = torch.nn.functional
     if name == "softmax_cross_entropy":
-        loss = functional.cross_entropy(outputs, y.long(), reduction="sum")
+        loss = functional.cross_entropy(
+            outputs, y.long(), reduction="sum", label_smoothing=smoothing
+        )
         correct = int((outputs.argmax(1) == y).sum())
     elif name == "sigmoid_cross_entropy":
         loss = functional.binary_cross_entropy_with_logits(outputs, y.double(), reduction="none")
@@ -103,6 +109,30 @@ def test_losses_equal_pytorch(
     np.testing.assert_allclose(gradient, dz * scale, kept.unit, bound)
 
 
+@pytest.mark.parametrize("kept", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("n", "outputs", "lanes", "blocks"), [(1, 2, 2, 1), (301, 10, 16, 2), (5, 1000, 32, 1)]
+)
+def test_smoothed_labels_equal_pytorch(
+    n: int, outputs: int, lanes: int, blocks: int, kept: Kept
+) -> None:
+    z, target = numbers("softmax_cross_entropy", n, outputs, 3.0)
+    z, scale = kept.round(z), 1.0 / (n + 3)
+    options: dict[str, Any] = {"kept": kept, "lanes": lanes, "blocks": blocks}
+    gradient, sums = evaluate("softmax_cross_entropy", z, target, scale, smoothing=0.2, **options)
+    loss, dz, correct = exact("softmax_cross_entropy", z, target, 0.2)
+    assert abs(sums[0] - loss * scale) <= 16 * EPSILON * float(np.abs(z).max())
+    assert sums[1] == correct
+    bound = (outputs + 4) * EPSILON * scale
+    np.testing.assert_allclose(gradient, dz * scale, kept.unit, bound)
+    # Evaluations do not smooth.
+    plain = evaluate("softmax_cross_entropy", z, target, scale, backward=False, **options)[1]
+    smoothed = evaluate(
+        "softmax_cross_entropy", z, target, scale, backward=False, smoothing=0.2, **options
+    )[1]
+    np.testing.assert_array_equal(smoothed, plain)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_evaluation_does_not_write_the_gradient(name: str) -> None:
     z, target = numbers(name, 5, 3, 1.0)
@@ -149,11 +179,12 @@ def update(
     *rest: Any,
     rate: float = 0.1,
     correction: float = 1.0,
+    decay_rate: float = 0.0,
     loss: float = 1.0,
 ) -> list[NDArray[Any]]:
     """Return w and the state after an update; the first two arrays are w and g."""
     size, runs = STOPS[-1], [np.array(STOPS, np.int32), np.array(DECAYS, np.float32)]
-    values = np.float32([loss, 0, 0]), np.float32([rate, correction, 0, 0])
+    values = np.float32([loss, 0, 0]), np.float32([rate, correction, 0, 0, decay_rate])
     arguments = *arrays, *values, *runs, *ints(len(DECAYS), size), *rest
     results = launch_in_every_order(
         "optimizers.cu", name, size // vector, *arguments, VECTOR=vector
@@ -212,6 +243,25 @@ def test_adam_equals_its_equation(vector: int, t: int) -> None:
     np.testing.assert_allclose(result, w - rate * step, 8 * EPSILON, 32 * EPSILON)
 
 
+@by_vector
+@pytest.mark.parametrize("t", [1, 7])
+def test_adamw_equals_its_equation(vector: int, t: int) -> None:
+    w, g, m, v = state(1), state(2), state(3), np.abs(state(4))
+    beta1, beta2, epsilon, rate = 0.8, 0.95, 1e-3, 0.1
+    options = beta1, beta2, epsilon, 1 - beta1, 1 - beta2
+    result, first, second = update(
+        "adamw", vector, [w, g, m, v], *map(np.float32, options),
+        rate=rate / (1 - beta1**t), correction=1 / np.sqrt(1 - beta2**t), decay_rate=rate,
+    )  # fmt: skip
+    mean, square = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * np.float64(g)
+    assert_close(first, mean)
+    assert_close(second, square)
+    step = mean / (1 - beta1**t) / (np.sqrt(square / (1 - beta2**t)) + epsilon)
+    decay = np.repeat(DECAYS, np.diff([0, *STOPS])) * w
+    expected = w - rate * decay - rate * step
+    np.testing.assert_allclose(result, expected, 8 * EPSILON, 32 * EPSILON)
+
+
 def test_small_state_becomes_zero_and_nan_stays() -> None:
     w, g, v = state(1), np.zeros(STOPS[-1], np.float32), state(3)
     w[:] = 0.0
@@ -230,6 +280,7 @@ def test_small_state_becomes_zero_and_nan_stays() -> None:
         ("sgd", 0, []),
         ("sgd_momentum", 1, [np.float32(0.9), np.int32(0)]),
         ("adam", 2, list(np.float32([0.9, 0.99, 1e-8, 0.1, 0.01]))),
+        ("adamw", 2, list(np.float32([0.9, 0.99, 1e-8, 0.1, 0.01]))),
     ],
 )
 def test_nothing_is_updated_if_the_loss_is_not_finite(
@@ -243,3 +294,25 @@ def test_nothing_is_updated_if_the_loss_is_not_finite(
     moved = update(name, 4, arrays, *options)
     for array, other in zip([arrays[0], *arrays[2:]], moved, strict=True):
         assert (array != other).any()
+
+
+# Gradient clipping.
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(16, 1), (1000, 3), (1024, 4)])
+@pytest.mark.parametrize("clip_norm", [0.5, 1e4])
+def test_gradients_are_clipped(size: int, blocks: int, clip_norm: float) -> None:
+    """A gradient that is not clipped keeps its bits."""
+    gradient = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    _, partials = launch_in_every_order(
+        "clipping.cu", "add_squares", blocks * 256, gradient, np.zeros(blocks), *ints(size)
+    )
+    norm = float(np.linalg.norm(gradient.astype(np.float64)))
+    assert np.sqrt(partials.sum()) == pytest.approx(norm, rel=1e-14)
+    clipped, _ = launch_in_every_order(
+        "clipping.cu", "clip_gradient", blocks * 256, gradient, partials, *ints(blocks),
+        np.float32(clip_norm), *ints(size),
+    )  # fmt: skip
+    factor = min(1.0, clip_norm / (norm + 1e-6))
+    np.testing.assert_allclose(clipped, gradient * factor, rtol=EPSILON)
+    assert np.array_equal(clipped, gradient) == (clip_norm > norm)

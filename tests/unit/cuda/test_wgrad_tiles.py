@@ -12,6 +12,7 @@ from dptrain.backends.cuda.gemm_tiles import ceil_div, vector_elements
 from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES, ELEMENT_BYTES
 from dptrain.backends.cuda.wgrad_tiles import (
+    LINE_SAMPLES,
     MIN_PIXELS,
     WgradTile,
     select_wgrad_tile,
@@ -107,16 +108,43 @@ def test_any_channels_filters_and_strides(
     check_gradients(found[len(found) // 2], view, strides, precision, epilogue)
 
 
-def check_gradients(
-    tile: WgradTile, view: InputView, strides: tuple[int, int], precision: str, epilogue: int
+NARROW = InputView(4, 4, 32, 1, 1, 4, 4, 64, 3, 3)
+UNEVEN = InputView(5, 3, 64, 1, 2, 4, 4, 16, 4, 4)
+TINY = InputView(2, 2, 32, 1, 0, 2, 1, 32, 3, 2)
+HALVED = InputView(7, 8, 20, 1, 1, 4, 4, 44, 3, 3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize(
+    ("view", "strides", "samples"),
+    [(NARROW, (1, 1), 5), (UNEVEN, (1, 1), 9), (TINY, (1, 1), 3), (HALVED, (2, 2), 7)],
+    ids=str,
+)
+def test_strips_of_several_samples(
+    view: InputView, strides: tuple[int, int], samples: int, precision: str
 ) -> None:
+    """The last strip lacks samples. Numbers of samples alternate between one and two buffers."""
+    found: dict[int, list[WgradTile]] = {}
+    for tile in wgrad_candidates(view.folded(strides), precision, RELU, DEFAULT_LIMITS):
+        found.setdefault(tile.samples_across, []).append(tile)
+    assert list(found) == [1, *(LINE_SAMPLES[precision] if precision == "bf16" else (4, 8))]
+    for number, (across, tiles) in enumerate(found.items()):
+        tile = tiles[(number * 7 + view.width) % len(tiles)]
+        if across > 1:
+            check_gradients(tile, view, strides, precision, number % 2, samples)
+
+
+def check_gradients(
+    tile: WgradTile, view: InputView, strides: tuple[int, int], precision: str, epilogue: int,
+    n: int = SAMPLES,
+) -> None:  # fmt: skip
     """Compute with one strip per part and with one part; blocks and threads in random order.
 
     Factors are rounded like operands of tensor cores. What remains is the rounding of float32 sums
     of at most 2 · 9 · 13 terms, far below 2e-6.
     """
     rng = np.random.default_rng(3)
-    n, k = SAMPLES, view.filters
+    k = view.filters
     unit = 2 if epilogue == POOLING else 1
     outputs = n, view.out_height // unit, view.out_width // unit, k
     x = rng.standard_normal((n, view.height, view.width, view.channels), np.float32)
@@ -125,7 +153,7 @@ def check_gradients(
     marks = rng.choice(np.array([0, 1, 2, 3, 255], np.uint8), outputs)
     dz = FACTOR * spread_out(view, epilogue, factors(dy, precision), y, marks)
     dw, db = sums(view, strides, factors(x, precision), dz)
-    for part in (1, n * tile.strips_per_sample):
+    for part in (1, tile.strips(n)):
         inputs = x, dy, marks if unit == 2 else y
         got = launch(tile, view, strides, precision, epilogue, inputs, part)
         assert np.linalg.norm(got[:-1] - dw) < 2e-6 * np.linalg.norm(dw)
@@ -150,7 +178,7 @@ def spread_out(
     """Return dz, the gradients of all outputs of the convolution."""
     if epilogue != POOLING:
         return dy * (y > 0) if epilogue == RELU else dy
-    dz = np.zeros((SAMPLES, view.out_height, view.out_width, view.filters))
+    dz = np.zeros((len(dy), view.out_height, view.out_width, view.filters))
     for member in range(4):
         to = dz[:, member // 2 :: 2, member % 2 :: 2][:, : dy.shape[1], : dy.shape[2]]
         to[...] = dy * (marks == member)
@@ -167,7 +195,7 @@ def sums(
         max(height + view.r - 1, view.height + view.top),
         max(width + view.s - 1, view.width + view.left),
     )
-    around = np.zeros((SAMPLES, rows, columns, view.channels))
+    around = np.zeros((len(x), rows, columns, view.channels))
     around[:, view.top :, view.left :][:, : view.height, : view.width] = x
     dw = [
         np.tensordot(
@@ -195,7 +223,8 @@ def launch(
         values = array if array.dtype == np.uint8 else kept.store(array)
         arrays.append(device.zeros(values.shape, values.dtype))
         device.upload(arrays[-1], values)
-    count, rows = ceil_div(SAMPLES * tile.strips_per_sample, part), view.r * view.s * view.channels
+    samples, rows = len(inputs[0]), view.r * view.s * view.channels
+    count = ceil_div(tile.strips(samples), part)
     gradients = device.zeros((count, rows + 1, view.filters), np.float32)
     device.upload(gradients, np.full(gradients.shape, np.nan, np.float32))
     flat = gradients.reshape(-1)
@@ -212,7 +241,7 @@ def launch(
     )  # fmt: skip
     function(
         tile.grid(rows, view.filters, count), tile.block,
-        [*arrays, np.float32(FACTOR), flat, flat[rows * view.filters :], *ints(SAMPLES, part),
+        [*arrays, np.float32(FACTOR), flat, flat[rows * view.filters :], *ints(samples, part),
          *geometry],
         shared_bytes=tile.shared_bytes,
     )  # fmt: skip
@@ -241,7 +270,7 @@ def test_split_k_covers_all_strips_once(samples: int, precision: str) -> None:
             continue
         config = tile.config(view.filters, samples)
         count, part = config.split_k.count, config.split_k.terms
-        assert (count - 1) * part < samples * tile.strips_per_sample <= count * part
+        assert (count - 1) * part < tile.strips(samples) <= count * part
         # Strips cover all lines, and no strip is superfluous.
         tall = tile.strip_lines * (4 if tile.quad_rows_apart else 1)
         unit = 2 if epilogue == POOLING else 1
@@ -286,6 +315,8 @@ def test_fp32_requires_wgmma() -> None:
         (ODD, (1, 1), NO_EPILOGUE, "tf32", 1),
         (InputView(10, 12, 3, 2, 2, 10, 12, 64, 5, 5), (1, 1), POOLING, "tf32", 1),
         (InputView(8, 9, 12, 0, 0, 4, 9, 6, 2, 1), (2, 1), NO_EPILOGUE, "bf16", 4),
+        (NARROW, (1, 1), RELU, "bf16", -4),
+        (NARROW, (1, 1), NO_EPILOGUE, "tf32", -4),
     ],
     ids=str,
 )
@@ -295,7 +326,7 @@ def test_operands_that_are_not_finite_have_the_results_of_float32(
     """Sums without such operands stay finite; products with 0 are not left out.
 
     The last pixel of a line has no product with the first tap. In tf32, the positions after the
-    line have one, with zeros.
+    line have one, with zeros. The number is that of contiguous lines or, if negative, of samples.
     """
     rng = np.random.default_rng(3)
     unit = 2 if epilogue == POOLING else 1
@@ -311,12 +342,10 @@ def test_operands_that_are_not_finite_have_the_results_of_float32(
         tile = next(
             tile
             for tile in wgrad_candidates(view.folded(strides), precision, epilogue, DEFAULT_LIMITS)
-            if tile.contiguous_lines == contiguous
+            if contiguous in (tile.contiguous_lines, -tile.samples_across)
         )
         inputs = x, dy, marks if unit == 2 else y
-        got = launch(
-            tile, view, strides, precision, epilogue, inputs, SAMPLES * tile.strips_per_sample
-        )
+        got = launch(tile, view, strides, precision, epilogue, inputs, tile.strips(SAMPLES))
     assert np.isfinite(dw).any()
     assert not np.isfinite(dw).all()
     np.testing.assert_allclose(got[:-1], dw, rtol=1e-4, atol=1e-4)

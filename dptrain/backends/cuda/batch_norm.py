@@ -1,0 +1,205 @@
+"""Batch normalisation, with addition and ReLU fused; see ``kernels/batch_norm_*.cu``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dptrain.backends.cuda.channels import ChannelLaunch
+from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.operation import Kernels, Operation
+from dptrain.backends.device_replica import leave_statistics
+from dptrain.backends.replica import Context, Kernel
+from dptrain.network.combining import Add
+from dptrain.network.layers import ReLU
+from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
+
+NO_MASK, MASK_FROM_X, MASK_FROM_Y = range(3)
+"""How backward kernels undo a fused ReLU, ``RELU_MASK`` of ``batch_norm.cuh``."""
+
+
+def relu_mask(group: Group) -> int:
+    """Return how the gradient before a fused ReLU is computed.
+
+    Without an addition, the sign of y follows from x, which is read anyway.
+    """
+    if ReLU not in group.kinds:
+        return NO_MASK
+    return MASK_FROM_Y if Add in group.kinds else MASK_FROM_X
+
+
+class BatchNormOperation(Operation):
+    """BatchNorm2d, optionally with the addition of another tensor, optionally with ReLU.
+
+    With an addition, the gradient after the ReLU is that of the other tensor. It is written while
+    the statistics are computed, and the gradient of x continues from it.
+    """
+
+    @classmethod
+    def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        channels, *sides = group.head.output_maps
+        pixels, found = setting.batch_size * math.prod(sides), dict[Phase, Explanation]()
+        for phase in cls.needs(group, setting).phases:
+            sums = phase in (Phase.STATISTICS, Phase.BACKWARD_STATISTICS)
+            layout = ChannelLaunch.of(channels, setting, sums=sums)
+            algorithm = "channel sums" if sums else "channel map"
+            found[phase] = Explanation(algorithm, layout.tile(pixels), reason="the only kernel")
+        return found
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        channels, *sides = group.head.output_maps
+        adds = Add in group.kinds
+        inputs = ("x", "x2") if adds else ("x",)
+        if not setting.training:
+            return GroupNeeds({Phase.FORWARD: Access(inputs, ("y",))})
+        sums = ChannelLaunch.of(channels, setting, sums=True)
+        pixels, pair = setting.batch_size * math.prod(sides), (2, channels)
+        buffers = {
+            "moments": BufferSpec(pair, "float32"),
+            "totals": BufferSpec((1 + 2 * channels,), "float64"),
+            "partial": sums.partial(pixels, 3, channels),
+            "backward_sums": BufferSpec(pair, "float32"),
+            "backward_totals": BufferSpec(pair, "float64"),
+            "backward_partial": sums.partial(pixels, 2, channels),
+            "tickets": sums.tickets,
+        }
+        mask = ("y",) if relu_mask(group) == MASK_FROM_Y else ()
+        phases = {
+            Phase.STATISTICS: Access(("x", "tickets"), ("moments", "totals", "partial", "tickets")),
+            Phase.FORWARD: Access((*inputs, "moments"), ("y",)),
+            Phase.BACKWARD_STATISTICS: Access(
+                ("dy", "x", *mask, "moments", "totals", "tickets"),
+                (
+                    "backward_sums", "backward_totals", "backward_partial", "tickets",
+                    *(("dx2",) if adds else ()),
+                ),
+            ),
+            Phase.BACKWARD_INPUT: Access(
+                ("dx2" if adds else "dy", "x", "moments", "backward_sums"), ("dx",)
+            ),
+        }  # fmt: skip
+        return GroupNeeds(phases, buffers, kept=("tickets",))
+
+    def kernels(self) -> Kernels:
+        kernels = {Phase.FORWARD: self._forward()}
+        if "moments" in self.arrays:
+            kernels[Phase.STATISTICS] = self._statistics()
+        if "dy" in self.arrays:
+            kernels[Phase.BACKWARD_STATISTICS] = self._backward_statistics()
+        if "dx" in self.arrays:
+            kernels[Phase.BACKWARD_INPUT] = self._backward_input()
+        return kernels
+
+    @property
+    def _channels(self) -> int:
+        channels: int = self.group.head.output_maps[0]
+        return channels
+
+    @property
+    def _pixels(self) -> int:
+        """Pixels of a sample."""
+        return math.prod(self.group.head.output_maps[1:])
+
+    @property
+    def _adds(self) -> bool:
+        return Add in self.group.kinds
+
+    def _launch(self, *, sums: bool) -> ChannelLaunch:
+        return ChannelLaunch.of(self._channels, self.replica.plan.setting, sums=sums)
+
+    def _is_single(self) -> bool:
+        """Return True if no other rank contributes to the statistics."""
+        return self.replica.enqueue_statistics_sum is leave_statistics
+
+    def _statistics(self) -> Kernel:
+        a, layout, channels = self.arrays, self._launch(sums=True), self._channels
+        file, replica, pixels = "batch_norm_statistics.cu", self.replica, self._pixels
+        add_up = layout.function(self, file, "batch_norm_statistics")
+        finish = layout.function(self, file, "batch_norm_moments")
+        moments = a["moments"], a["running_mean"], a["running_var"]
+        constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
+
+        def run(context: Context) -> None:
+            if not context.training:
+                return
+            count, single = context.n * pixels, self._is_single()
+            sizes = np.int32(count), np.int32(channels)
+            layout.enqueue(add_up, count, [
+                a["x"], a["partial"], a["tickets"], a["totals"], *moments, *sizes, *constants,
+                np.int32(single),
+            ])  # fmt: skip
+            if not single:
+                replica.enqueue_statistics_sum(a["totals"])
+                launch(finish, channels, a["totals"], *moments, sizes[1], *constants)
+
+        return run
+
+    def _forward(self) -> Kernel:
+        a, layout, channels = self.arrays, self._launch(sums=False), self._channels
+        function = layout.function(
+            self, "batch_norm_forward.cu", "batch_norm_forward",
+            ADD=int(self._adds), RELU=int(ReLU in self.group.kinds),
+        )  # fmt: skip
+        arrays = a["x"], a["x2"] if self._adds else a["x"], a["y"]
+        parameters = a["weight"], a["bias"]
+        running: tuple[Any, ...] = a["running_mean"], a["running_var"]
+        minibatch = (a["moments"][0], a["moments"][1]) if "moments" in a else running
+
+        def run(context: Context) -> None:
+            count, training = context.n * self._pixels, context.training and "moments" in a
+            if count:
+                layout.enqueue(function, count, [
+                    *arrays, *(minibatch if training else running), *parameters, np.int32(count),
+                    np.int32(channels), np.float32(self.layer.epsilon), np.int32(not training),
+                ])  # fmt: skip
+
+        return run
+
+    def _backward_statistics(self) -> Kernel:
+        a, layout, channels = self.arrays, self._launch(sums=True), self._channels
+        file, replica, pixels = "batch_norm_backward_statistics.cu", self.replica, self._pixels
+        add_up = layout.function(
+            self, file, "batch_norm_backward_statistics",
+            RELU_MASK=relu_mask(self.group), STORE_DZ=int(self._adds),
+        )  # fmt: skip
+        finish = layout.function(self, file, "batch_norm_backward_sums")
+        y = a["y"] if relu_mask(self.group) == MASK_FROM_Y else a["dy"]
+        maps = a["dy"], y, a["x"], a["dx2"] if self._adds else a["dy"]
+        count = a["totals"][:1]
+        totals, backward_sums = a["backward_totals"].reshape(-1), a["backward_sums"]
+
+        def run(context: Context) -> None:
+            size, single = context.n * pixels, self._is_single()
+            layout.enqueue(add_up, size, [
+                *maps, a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"],
+                totals, count, backward_sums, a["dweight"], a["dbias"], np.int32(size),
+                np.int32(channels), np.int32(single),
+            ])  # fmt: skip
+            if not single:
+                replica.enqueue_statistics_sum(totals)
+                arguments = totals, count, a["moments"], backward_sums, np.int32(channels)
+                launch(finish, channels, *arguments)
+
+        return run
+
+    def _backward_input(self) -> Kernel:
+        a, layout, channels = self.arrays, self._launch(sums=False), self._channels
+        mask = NO_MASK if self._adds else relu_mask(self.group)
+        function = layout.function(
+            self, "batch_norm_backward_input.cu", "batch_norm_backward_input", RELU_MASK=mask
+        )
+        dz = a["dx2"] if self._adds else a["dy"]
+        arrays = (
+            dz, dz, a["x"], a["dx"], a["moments"], a["weight"], a["bias"], a["backward_sums"],
+        )  # fmt: skip
+
+        def run(context: Context) -> None:
+            count = context.n * self._pixels
+            if count:
+                layout.enqueue(function, count, [*arrays, np.int32(count), np.int32(channels)])
+
+        return run

@@ -1,0 +1,175 @@
+"""Layers with several inputs, and the mean over pixels; see ``kernels/combining.cu``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dptrain.backends.cuda.channels import ChannelLaunch
+from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.operation import Kernels, Operation, SingleLayerOperation, vector_width
+from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.backends.replica import Context, GradientAddition, Kernel
+from dptrain.network.layers import ReLU
+from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
+
+
+def addition(replica: CudaReplica, x: Array, x2: Array, y: Array, *, relu: bool = False) -> Kernel:
+    """Return the stage y = x + x2 or its ReLU for the samples of a minibatch; y may be x or x2."""
+    size = math.prod(y.shape[1:])
+    width = vector_width(size, y.dtype.itemsize)
+    precision = 2 if y.dtype == np.uint16 else 0
+    defines = {"VECTOR": width, "PRECISION": precision, "RELU": int(relu)}
+    function = replica.device.function("combining.cu", "add", **defines)
+
+    def run(context: Context) -> None:
+        count = context.n * size
+        launch(function, count // width, x, x2, y, np.int32(count))
+
+    return run
+
+
+def copying(replica: CudaReplica, source: Array, target: Array) -> Kernel:
+    """Return the stage that copies the samples of a minibatch."""
+    size = math.prod(target.shape[1:])
+    width = vector_width(size, target.dtype.itemsize)
+    precision = 2 if target.dtype == np.uint16 else 0
+    function = replica.device.function("elementwise.cu", "copy", VECTOR=width, PRECISION=precision)
+
+    def run(context: Context) -> None:
+        count = context.n * size
+        launch(function, count // width, source, target, np.int32(count))
+
+    return run
+
+
+def bind_additions(replica: CudaReplica, additions: Sequence[GradientAddition]) -> Kernel:
+    """Return the stage that adds contributions to gradients, one after another."""
+    return _sequence(
+        [
+            copying(replica, each.source, each.target)
+            if each.copies
+            else addition(replica, each.target, each.source, each.target)
+            for each in additions
+        ]
+    )
+
+
+class AddOperation(Operation):
+    """Sum of all inputs, whose gradients equal that of the output; in inference also its ReLU."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        assert not (setting.training and ReLU in group.kinds), "the gradient needs the sum's sign"
+        return GroupNeeds(
+            {Phase.FORWARD: Access(_inputs(group), ("y",))}, shares_gradient=setting.training
+        )
+
+    def kernels(self) -> Kernels:
+        x, x2, *others = [self.arrays[local] for local in _inputs(self.group)]
+        y, last = self.arrays["y"], len(others)
+        stages = [
+            addition(self.replica, *terms, y, relu=ReLU in self.group.kinds and number == last)
+            for number, terms in enumerate([(x, x2), *((y, other) for other in others)])
+        ]
+        return {Phase.FORWARD: _sequence(stages)}
+
+
+class ConcatenateOperation(Operation):
+    """Channels of all inputs, one after another."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        inputs = _inputs(group)
+        phases = {Phase.FORWARD: Access(inputs, ("y",))}
+        if setting.training:
+            gradients = tuple(f"d{local}" for local in inputs)
+            phases[Phase.BACKWARD] = Access(("dy",), gradients)
+        return GroupNeeds(phases)
+
+    def kernels(self) -> Kernels:
+        kernels = {Phase.FORWARD: self._copies(backward=False)}
+        if "dy" in self.arrays:
+            kernels[Phase.BACKWARD] = self._copies(backward=True)
+        return kernels
+
+    def _copies(self, *, backward: bool) -> Kernel:
+        """Return the stage that copies the channels of every input to y, or from dy."""
+        stages, first = list[Kernel](), 0
+        whole = self.arrays["dy" if backward else "y"]
+        for local in _inputs(self.group):
+            channels = self.arrays[local].shape[-1]
+            part = self.arrays.get(f"d{local}" if backward else local)
+            if part is not None:
+                stages.append(self._copy(part, whole, channels, first, backward=backward))
+            first += channels
+        return _sequence(stages)
+
+    def _copy(
+        self, part: Array, whole: Array, channels: int, first: int, *, backward: bool
+    ) -> Kernel:
+        all_channels = whole.shape[-1]
+        width = self.vector_width(math.gcd(channels, first, all_channels))
+        function = self.function("combining.cu", "copy_channels", VECTOR=width)
+        places = (part, 0, channels), (whole, first, all_channels)
+        source, target = reversed(places) if backward else places
+        sizes = map(np.int32, (channels, *source[1:], *target[1:]))
+        arguments = source[0], target[0], *sizes
+        size = math.prod(self.group.head.output_maps[1:]) * channels
+
+        def run(context: Context) -> None:
+            count = context.n * size
+            launch(function, count // width, *arguments, np.int32(count))
+
+        return run
+
+
+class GlobalAveragePoolOperation(SingleLayerOperation):
+    """Mean of each map over all pixels."""
+
+    def forward(self) -> Kernel:
+        channels, pixels = self._sizes()
+        layout = ChannelLaunch.of(channels, self.replica.plan.setting, sums=True)
+        function = layout.function(self, "combining.cu", "global_average_pool_forward")
+        arguments = self.arrays["x"], self.arrays["y"], np.int32(pixels), np.int32(channels)
+
+        def run(context: Context) -> None:
+            if context.n:
+                grid = context.n, layout.columns, 1
+                function(grid, (layout.threads, 1, 1), arguments)
+
+        return run
+
+    def backward(self) -> Kernel:
+        channels, pixels = self._sizes()
+        width = self.vector_width(channels)
+        function = self.function("combining.cu", "global_average_pool_backward", VECTOR=width)
+        arguments = self.arrays["dy"], self.arrays["dx"], np.int32(pixels), np.int32(channels)
+
+        def run(context: Context) -> None:
+            count = context.n * pixels * channels
+            launch(function, count // width, *arguments, np.int32(count))
+
+        return run
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return channels, and pixels of a sample."""
+        channels, *sides = self.group.head.input_maps
+        return channels, math.prod(sides)
+
+
+def _inputs(group: Group) -> tuple[str, ...]:
+    return tuple(input_name(number) for number in range(1, len(group.inputs) + 1))
+
+
+def _sequence(stages: Sequence[Kernel]) -> Kernel:
+    """Return a stage that runs stages one after another."""
+
+    def run(context: Context) -> None:
+        for stage in stages:
+            stage(context)
+
+    return run

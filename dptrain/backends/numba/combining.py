@@ -1,0 +1,72 @@
+"""Sums and concatenations of maps, and the mean over all pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.numba.jit import kernel
+from dptrain.backends.numba.vector import copy
+
+Array = NDArray[Any]
+
+
+@kernel
+def add(start: int, stop: int, thread: int, x: Array, x2: Array, y: Array, relu: bool) -> None:
+    """Y = x + x2, optionally max(x + x2, 0), for flat arrays; items are elements.
+
+    Y may be x or x2. NaN passes through.
+    """
+    if relu:
+        for i in range(np.uintp(start), np.uintp(stop)):
+            value = x[i] + x2[i]
+            y[i] = np.float32(0.0) if value <= 0.0 else value
+    else:
+        for i in range(np.uintp(start), np.uintp(stop)):
+            y[i] = x[i] + x2[i]
+
+
+@kernel
+def copy_channels(
+    start: int, stop: int, thread: int,
+    source: Array, source_channel: int, target: Array, target_channel: int, channels: int,
+) -> None:  # fmt: skip
+    """Copy some channels of maps (pixels, channels); items are pixels."""
+    source_flat, target_flat = source.reshape(-1), target.reshape(-1)
+    for pixel in range(start, stop):
+        copy(
+            source_flat, pixel * source.shape[1] + source_channel,
+            target_flat, pixel * target.shape[1] + target_channel, channels,
+        )  # fmt: skip
+
+
+@kernel
+def mean_of_pixels(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
+    """Y = mean over the pixels of x (N, H·W, C); items are samples."""
+    pixels, channels = x.shape[1], np.uintp(x.shape[2])
+    factor = np.float32(1.0 / pixels)
+    for n in range(start, stop):
+        total = y[n]
+        for c in range(channels):
+            total[c] = 0.0
+        for p in range(pixels):
+            row = x[n, p]
+            for c in range(channels):
+                total[c] += row[c]
+        for c in range(channels):
+            total[c] *= factor
+
+
+@kernel
+def mean_of_pixels_backward(start: int, stop: int, thread: int, dy: Array, dx: Array) -> None:
+    """Dx (N, H·W, C) = dy / (H·W) at all pixels; items are samples."""
+    pixels, channels = dx.shape[1], np.uintp(dx.shape[2])
+    factor = np.float32(1.0 / pixels)
+    for n in range(start, stop):
+        gradient = dy[n]
+        for p in range(pixels):
+            row = dx[n, p]
+            for c in range(channels):
+                row[c] = gradient[c] * factor

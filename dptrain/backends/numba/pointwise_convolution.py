@@ -1,0 +1,337 @@
+"""Convolution with 1 × 1 filters: one matrix product over the pixels of all samples.
+
+Arguments are those of `direct_convolution`, with a `PointwiseGeometry`. The forward pass multiplies
+x (pixels, C) with w (C, K), the input gradient dy (pixels, K) with the transpose of w, and the
+weight gradient the transpose of x with dy. `prepare`
+packs the weights in panels of 32 columns, each of which is contiguous: rows of many filters would
+map to few sets of the L1 cache. A thread multiplies blocks of pixels, also of several samples, so
+that all panels are read once for each block.
+
+ResNet-50 with 8 samples, 512 → 2048 channels on 7 × 7 maps: 70 instead of 33 multiply-adds per ns
+of the direct convolution, which multiplies the pixels of one sample (Intel Xeon, AVX-512, one
+thread).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from dptrain.backends.numba.fused_pooling import lower_bound
+from dptrain.backends.numba.im2col import vector_part
+from dptrain.backends.numba.jit import inlined, kernel
+from dptrain.backends.numba.matmul import RAMP
+from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply_spaced
+from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
+from dptrain.backends.numba.vector import copy, transpose
+from dptrain.plan.lowering import Phase
+
+PANEL = 32
+"""Columns of a panel of the weights."""
+STEPS = 256
+"""Largest number of steps of a product, so that a panel stays in the L1 cache."""
+ALIASED = 512
+"""Elements: pixels at a multiple of this distance map to two sets of the L1 cache; their blocks are
+copied."""
+LINE = 16
+"""Elements by which copied pixels are further apart."""
+TILE = 12
+"""Rows of a register tile."""
+MOST_ROWS, BLOCK = 192, 131072
+"""Largest number of pixels of a block, and of its elements, which stay in the L2 cache."""
+GRADIENT_STEPS, GRADIENT_COLUMNS, GRADIENT_ROWS = 256, 512, 144
+"""Pixels, filters and channels that the weight gradient packs at a time, in at most 0.7 MB."""
+FEWEST = 16
+"""Smallest number of channels and filters."""
+FEWEST_OF_GRADIENT = 128
+"""Smallest number of channels for which packing pays in the weight gradient."""
+
+
+class PointwiseGeometry(NamedTuple):
+    """Sizes of a convolution with 1 × 1 filters.
+
+    Attributes:
+        height, width: of x.
+        h_out, w_out: of y.
+        stride_v, stride_h: strides.
+        rows: pixels of a block.
+        parts: parts of the columns of the result, which are separate items.
+    """
+
+    height: int
+    width: int
+    h_out: int
+    w_out: int
+    stride_v: int
+    stride_h: int
+    rows: int
+    parts: int
+
+
+def supports(shape: Shape, phase: Phase) -> bool:
+    """Return whether the kernels compute a phase of a convolution."""
+    plain = shape.window == (1, 1) and shape.pads == (0, 0) and not shape.pool_height
+    inside = all(
+        (o - 1) * s < i for o, s, i in zip(shape.out, shape.strides, shape.maps, strict=False)
+    )
+    channels, filters = shape.maps[2], shape.out[2]
+    if phase is Phase.BACKWARD_WEIGHT and channels < FEWEST_OF_GRADIENT:
+        return False
+    return plain and inside and min(channels, filters) >= FEWEST
+
+
+def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+    """Return the algorithm of a phase."""
+    if phase is Phase.BACKWARD_WEIGHT:
+        return _plan_backward_weight(shape, work)
+    is_forward = phase is Phase.FORWARD
+    summed, columns = shape.maps[2], shape.out[2]
+    if not is_forward:
+        summed, columns = columns, summed
+    rows = max(4 * TILE, min(MOST_ROWS, BLOCK // summed // TILE * TILE))
+    pixels = math.prod(shape.out[:2])
+    # Few pixels are worth the time of reading the weights only once: then columns are divided.
+    bands = units_per_item(work.batch_size, work.threads, most=max(1, pixels // (4 * TILE)))
+    parts = units_per_item(work.batch_size * bands, work.threads, most=-(-columns // PANEL))
+    down, across = shape.strides
+    geometry = PointwiseGeometry(*shape.maps[:2], *shape.out[:2], down, across, rows, parts)
+    scratch = rows * (summed + LINE) + (
+        0 if is_forward or shape.strides == (1, 1) else rows * columns
+    )
+    kernels = (conv2d_forward, prepare_forward)
+    if not is_forward:
+        kernels = (conv2d_backward_input, prepare_backward_input)
+    return Algorithm(
+        kernels[0], geometry, scratch, bands * parts, kernels[1], -(-columns // PANEL),
+        summed * columns,
+    )  # fmt: skip
+
+
+def _plan_backward_weight(shape: Shape, work: Work) -> Algorithm:
+    blocks = units_per_item(work.rows, work.threads, most=-(-shape.out[2] // PANEL))
+    geometry = PointwiseGeometry(*shape.maps[:2], *shape.out[:2], *shape.strides, 0, 1)
+    scratch = GRADIENT_STEPS * (GRADIENT_COLUMNS + GRADIENT_ROWS)
+    return Algorithm(conv2d_backward_weight, geometry, scratch, blocks)
+
+
+@kernel
+def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+    """Pack w (1, 1, C, K) in panels of filters; items are panels."""
+    c, k = w.shape[2], w.shape[3]
+    flat = w.reshape(-1)
+    for panel in range(start, stop):
+        first = panel * PANEL
+        columns = min(PANEL, k - first)
+        for i in range(c):
+            copy(flat, i * k + first, shared, first * c + i * columns, columns)
+
+
+@kernel
+def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+    """Pack the transpose of w (1, 1, C, K) in panels of channels; items are panels."""
+    c, k = w.shape[2], w.shape[3]
+    for panel in range(start, stop):
+        first = panel * PANEL
+        columns = min(PANEL, c - first)
+        transpose(w.reshape(-1), first * k, k, shared, first * k, columns, columns, k)
+
+
+@inlined
+def _multiply_block(a, a_start, a_row, packed, d, d_start, d_row, c, c_start, c_row, shape, bound):  # type: ignore[no-untyped-def]
+    """Multiply a block of pixels with some panels.
+
+    Args:
+        a, a_start, a_row: flat array, first element and distance of the pixels of the operand.
+        packed: panels.
+        d, d_start, d_row: what is added, as in `microkernels`.
+        c, c_start, c_row: flat array, first element and distance of the pixels of the result.
+        shape: (pixels, summed channels, first column, end of the columns).
+        bound: lower bound of the result.
+    """
+    rows, summed, q, q_stop = shape
+    for p in range(q, q_stop, PANEL):
+        columns = min(PANEL, q_stop - p)
+        for s in range(0, summed, STEPS):
+            steps = min(STEPS, summed - s)
+            addend, addend_start, addend_row = d, d_start + p, d_row
+            if s > 0:
+                addend, addend_start, addend_row = c, c_start + p, c_row
+            multiply_spaced(
+                (a, a_start + s),
+                (RAMP, 0, a_row),
+                (RAMP, 0, 1),
+                (packed, p * summed + s * columns, columns),
+                (addend, addend_start, addend_row),
+                (c, c_start + p),
+                (RAMP, 0, c_row),
+                (rows, steps, columns),
+                bound if s + steps == summed else NO_LOWER_BOUND,
+                TILE,
+            )
+
+
+@inlined
+def _range(item, stop, samples, bands, geo, columns):  # type: ignore[no-untyped-def]
+    """Return how many items are computed together, and their pixels and columns."""
+    per_part = bands // geo.parts
+    part, first = item // (samples * per_part), item % (samples * per_part)
+    count = min(samples * per_part - first, stop - item)
+    pixels = geo.h_out * geo.w_out
+    span = pixels * first // per_part, pixels * (first + count) // per_part
+    return count, span, vector_part(columns, part, geo.parts, PANEL)
+
+
+@inlined
+def _block_rows(rows, most):  # type: ignore[no-untyped-def]
+    """Return the pixels of blocks of about the same size, a multiple of the height of a tile."""
+    blocks = (rows + most - 1) // most
+    return ((rows + blocks - 1) // blocks + TILE - 1) // TILE * TILE
+
+
+@inlined
+def _pixel_of_x(geo, m):  # type: ignore[no-untyped-def]
+    """Return the pixel of x under pixel m of y, both counted over all samples."""
+    pixels = geo.h_out * geo.w_out
+    n, i, j = m // pixels, m % pixels // geo.w_out, m % geo.w_out
+    return (n * geo.height + i * geo.stride_v) * geo.width + j * geo.stride_h
+
+
+@kernel
+def conv2d_forward(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
+):
+    """Compute `direct_convolution.conv2d_forward`."""
+    c, k, mine = x.shape[3], y.shape[3], scratch[thread]
+    x_flat, y_flat = x.reshape(-1), y.reshape(-1)
+    is_copied = geo.stride_v * geo.stride_h > 1 or c % ALIASED == 0
+    item = start
+    while item < stop:
+        count, (first, last), (q, q_stop) = _range(item, stop, x.shape[0], bands, geo, k)
+        size = _block_rows(max(1, last - first), geo.rows)
+        for m in range(first, last, size):
+            rows = min(size, last - m)
+            a, a_start, a_row = x_flat, m * c, c
+            if is_copied:
+                a, a_start, a_row = mine, 0, c + LINE
+                for r in range(rows):
+                    copy(x_flat, _pixel_of_x(geo, m + r) * c, mine, r * (c + LINE), c)
+            _multiply_block(
+                a, a_start, a_row, shared, b, 0, 0, y_flat, m * k, k, (rows, c, q, q_stop),
+                lower_bound(pool),
+            )  # fmt: skip
+        item += count
+
+
+@kernel
+def conv2d_backward_input(  # type: ignore[no-untyped-def]
+    start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
+):
+    """Compute `direct_convolution.conv2d_backward_input`."""
+    c, k, mine = dx.shape[3], dy.shape[3], scratch[thread]
+    dy_flat, dx_flat = dy.reshape(-1), dx.reshape(-1)
+    is_strided, is_copied = geo.stride_v * geo.stride_h > 1, k % ALIASED == 0
+    block = geo.rows * (k + LINE)
+    item = start
+    while item < stop:
+        count, (first, last), (q, q_stop) = _range(item, stop, dy.shape[0], bands, geo, c)
+        size = _block_rows(max(1, last - first), geo.rows)
+        for m in range(first, last, size):
+            rows = min(size, last - m)
+            a, a_start, a_row = dy_flat, m * k, k
+            if is_copied:
+                a, a_start, a_row = mine, 0, k + LINE
+                for r in range(rows):
+                    copy(dy_flat, (m + r) * k, mine, r * (k + LINE), k)
+            shape = rows, k, q, q_stop
+            if is_strided:
+                _multiply_block(
+                    a, a_start, a_row, shared, mine, 0, -1, mine, block, c, shape, NO_LOWER_BOUND
+                )
+                for r in range(rows):
+                    _scatter(geo, mine, block + r * c, m + r, dx_flat, c, q, q_stop, pool.adds)
+            else:
+                d_row = c if pool.adds else -1
+                _multiply_block(
+                    a, a_start, a_row, shared, dx_flat, m * c, d_row, dx_flat, m * c, c, shape,
+                    NO_LOWER_BOUND,
+                )  # fmt: skip
+        item += count
+
+
+@inlined
+def _scatter(geo, source, at, m, dx, c, q, q_stop, adds):  # type: ignore[no-untyped-def]
+    """Store the gradient of the pixel of x under pixel m of y, and zeros up to the next ones."""
+    pixel = _pixel_of_x(geo, m) * c
+    if adds:
+        for i in range(q, q_stop):
+            dx[pixel + i] += source[at + i]
+        return
+    pixels = geo.h_out * geo.w_out
+    i, j = m % pixels // geo.w_out, m % geo.w_out
+    down = geo.stride_v if i + 1 < geo.h_out else geo.height - i * geo.stride_v
+    across = geo.stride_h if j + 1 < geo.w_out else geo.width - j * geo.stride_h
+    for row in range(down):
+        for column in range(across):
+            target = pixel + (row * geo.width + column) * c
+            dx[target + q : target + q_stop] = 0
+    copy(source, at + q, dx, pixel + q, q_stop - q)
+
+
+@kernel
+def conv2d_backward_weight(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
+):
+    """Compute `direct_convolution.conv2d_backward_weight`; blocks are ranges of filters.
+
+    Pixels are summed in parts of `GRADIENT_STEPS`, which begin at the first sample of a row of
+    partial sums.
+    """
+    c, k = x.shape[3], dy.shape[3]
+    pixels, mine = geo.h_out * geo.w_out, scratch[thread]
+    for item in range(start, stop):
+        index, block = item // blocks, item % blocks
+        first, last = bounds[index] * pixels, bounds[index + 1] * pixels
+        q, q_stop = vector_part(k, block, blocks, PANEL)
+        sums = partial[index]
+        if first == last:
+            for i in range(c):
+                sums[i * k + q : i * k + q_stop] = 0
+        for p in range(q, q_stop, GRADIENT_COLUMNS):
+            _sum_columns(geo, x, dy, first, last, p, min(q_stop, p + GRADIENT_COLUMNS), sums, mine)
+        if pool.bias:
+            total, dy_flat = sums[c * k :], dy.reshape(-1)
+            total[q:q_stop] = 0
+            for m in range(first, last):
+                for i in range(q, q_stop):
+                    total[i] += dy_flat[m * k + i]
+
+
+@inlined
+def _sum_columns(geo, x, dy, first, last, q, q_stop, sums, mine):  # type: ignore[no-untyped-def]
+    """Write the columns q to q_stop of the weight gradient of some pixels to sums."""
+    c, k, width = x.shape[3], dy.shape[3], q_stop - q
+    x_flat, dy_flat, block = x.reshape(-1), dy.reshape(-1), GRADIENT_STEPS * GRADIENT_COLUMNS
+    for m in range(first, last, GRADIENT_STEPS):
+        steps = min(GRADIENT_STEPS, last - m)
+        for p in range(0, width, PANEL):
+            columns = min(PANEL, width - p)
+            for r in range(steps):
+                copy(dy_flat, (m + r) * k + q + p, mine, p * steps + r * columns, columns)
+        for i in range(0, c, GRADIENT_ROWS):
+            rows = min(GRADIENT_ROWS, c - i)
+            for r in range(steps):
+                copy(x_flat, _pixel_of_x(geo, m + r) * c + i, mine, block + r * rows, rows)
+            for p in range(0, width, PANEL):
+                columns, target = min(PANEL, width - p), i * k + q + p
+                multiply_spaced(
+                    (mine, block),
+                    (RAMP, 0, 1),
+                    (RAMP, 0, rows),
+                    (mine, p * steps, columns),
+                    (sums, target, -1 if m == first else k),
+                    (sums, target),
+                    (RAMP, 0, k),
+                    (rows, steps, columns),
+                    NO_LOWER_BOUND,
+                    TILE,
+                )

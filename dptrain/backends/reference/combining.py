@@ -1,0 +1,60 @@
+"""Layers that combine several inputs."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.reference.operation import Operation
+from dptrain.backends.replica import Context
+from dptrain.network.network import Node
+from dptrain.plan.lowering import Access, GroupNeeds, Phase, Setting, input_name
+
+
+def _input_names(node: Node) -> tuple[str, ...]:
+    """Return the local names of the inputs: ``x``, ``x2``, …."""
+    return tuple(input_name(number) for number in range(1, len(node.inputs) + 1))
+
+
+class Addition(Operation):
+    """y = x + x2 + …. The gradient of each input is dy."""
+
+    @classmethod
+    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
+        phases = {Phase.FORWARD: Access(_input_names(node), ("y",))}
+        return GroupNeeds(phases, shares_gradient=True)
+
+    def forward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        first, *others = _input_names(self.node)
+        total = a[first][:n].copy()
+        for name in others:
+            total += a[name][:n]
+        a["y"][:n] = total
+
+
+class Concatenation(Operation):
+    """The channels of all inputs, one after another. Each input receives its part of dy."""
+
+    @classmethod
+    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
+        names = _input_names(node)
+        phases = {Phase.FORWARD: Access(names, ("y",))}
+        if setting.training:
+            phases[Phase.BACKWARD] = Access(("dy",), tuple(f"d{name}" for name in names))
+        return GroupNeeds(phases)
+
+    def forward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        inputs: list[NDArray[Any]] = [a[name][:n] for name in _input_names(self.node)]
+        a["y"][:n] = np.concatenate(inputs, axis=1)
+
+    def backward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        gradients = [a[f"d{name}"] for name in _input_names(self.node)]
+        bounds = accumulate((dx.shape[1] for dx in gradients), initial=0)
+        for dx, (start, stop) in zip(gradients, pairwise(bounds), strict=True):
+            dx[:n] = a["dy"][:n, start:stop]

@@ -1,0 +1,72 @@
+"""Gates at which the ranks of a node wait for each other, with the timeout of the job.
+
+A rank arrives at a gate, may work, and then waits until all ranks of its node have arrived; see
+`dptrain.backends.numba.gates`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.numba.entries import address_of
+from dptrain.backends.numba.gates import ROUND, interpreted_arrive, interpreted_pass
+from dptrain.comm.deadline import Deadline
+from dptrain.comm.world import World
+
+SPINS = 400_000
+"""Polls of a waiting rank that has a core for each thread: at least 13 ms (AMD EPYC, Zen 4). A rank
+that yields or sleeps while another program uses its core gets it back after a time slice of some
+milliseconds; then it is late for the next gate, where the other ranks yield and sleep."""
+
+OVERSUBSCRIBED_SPINS = 20
+"""Polls if threads share cores: a rank that polls takes time slices from those that compute."""
+
+SLEEP_NS = 100_000_000
+"""Longest sleep before signals and the deadline are checked."""
+
+
+class Gates:
+    """Gates in memory that the ranks of a node share.
+
+    Args:
+        world: the ranks; the first rank of a node makes its object before the others, so that it
+            compiles and the others read the cache.
+        gates: int32 (gates, 64), zeros at first.
+    """
+
+    def __init__(self, world: World, gates: NDArray[np.int32]) -> None:
+        self._world, self._gates = world, gates
+        self._addresses = [address_of(gate) for gate in gates]
+        self._arrive, self._pass = interpreted_arrive(), interpreted_pass()
+        self._spins = OVERSUBSCRIBED_SPINS if world.is_crowded else SPINS
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def arrive(self, gate: int) -> int:
+        """Arrive at a gate; return the number of its round, for `wait`."""
+        return self._arrive(self._addresses[gate], self._world.local_size)
+
+    def is_open(self, gate: int, number: int) -> bool:
+        """Return True if all ranks of the node have arrived, without waiting."""
+        return bool(self._gates[gate, ROUND // 4] != number)
+
+    def wait(self, gate: int, number: int, what: str) -> None:
+        """Wait until all ranks of the node have arrived at a gate.
+
+        Args:
+            gate: index of the gate.
+            number: from `arrive`.
+            what: what the ranks wait for, for the error message.
+
+        Raises:
+            RankTimeoutError: the wait took longer than the world's timeout; names `what`.
+        """
+        address = self._addresses[gate]
+        if self._pass(address, number, self._spins, SLEEP_NS):
+            return
+        deadline = Deadline(self._world.timeout)
+        while not self._pass(address, number, 0, SLEEP_NS):
+            if deadline.has_passed():
+                raise self._world.timeout_error(what, deadline.waited_s)

@@ -1,0 +1,109 @@
+"""The interface of a sum of batch statistics, which each method of summing over ranks implements.
+
+A normalisation over the global minibatch adds partial sums of all ranks in the middle of a step:
+in the forward pass before it can normalise, and in the backward pass before the gradient of its
+input. These sums are small, some kilobytes, and there are two for each such layer, so their latency
+counts. They are float64.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.comm.world import World
+from dptrain.plan.plan import Plan
+from dptrain.plan.shards import merge_table, shards_of_rank
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The partial sums of all ranks, and the order in which they are added.
+
+    Attributes:
+        counts: number of partial sums of each rank: of its micro-shards, or 1.
+        merges: the order of the sum, see `dptrain.plan.shards`; a single result remains.
+    """
+
+    counts: tuple[int, ...]
+    merges: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, plan: Plan, ranks: int) -> Parts:
+        """Return the partial sums of a plan on so many ranks."""
+        if plan.micro_shards is None:
+            return cls((1,) * ranks, np.minimum(np.arange(ranks, dtype=np.int64), 1))
+        total = plan.micro_shards.total
+        bounds = [shards_of_rank(total, rank, ranks) for rank in range(ranks)]
+        leaves = [(index, index + 1) for index in range(total)]
+        return cls(tuple(stop - start for start, stop in bounds), merge_table(total, leaves))
+
+
+class StatisticsSum(ABC):
+    """Adds partial sums of all ranks during a step, in host memory; every rank receives the totals.
+
+    All ranks make the same calls in the same order, also those without samples.
+
+    Order of summation: the partial sums of all ranks, one for each micro-shard, along the tree of
+    `dptrain.plan.shards`, so that the bits do not depend on how micro-shards fall on ranks. Without
+    micro-shards each rank has one, and they are added in the order of ranks.
+
+    Attributes:
+        world: the ranks.
+        calls: begin and end of each call since `begin_step`, in nanoseconds of
+            `time.perf_counter_ns`.
+    """
+
+    enqueues: ClassVar[bool] = False
+    """True if sums are enqueued on a device's stream, so that a captured graph can contain them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.calls: list[tuple[int, int]] = []
+
+    def begin_step(self) -> None:
+        """Forget the calls of the step before."""
+        self.calls.clear()
+
+    def __call__(self, parts: NDArray[np.float64], totals: NDArray[np.float64]) -> None:
+        """Add the partial sums of all ranks.
+
+        Args:
+            parts: (S, K), one row for each micro-shard of this rank; one row without micro-shards.
+            totals: (K,), receives the sums over all micro-shards of all ranks.
+        """
+        begin = perf_counter_ns()
+        self._sum(parts, totals)
+        self.calls.append((begin, perf_counter_ns()))
+
+    def enqueue(self, array: Any) -> None:
+        """Replace float64 sums (K,) in device memory by their sums over all ranks.
+
+        They are added in the order of ranks. Only sums for devices implement this.
+        """
+        raise NotImplementedError(f"{type(self).__name__} sums in host memory")
+
+    def close(self) -> None:
+        """Release what the ranks share. All ranks call this."""
+
+    @abstractmethod
+    def _sum(self, parts: NDArray[np.float64], totals: NDArray[np.float64]) -> None:
+        """Implement the call."""
+
+
+def largest_statistics(plan: Plan) -> int:
+    """Return the number of elements of the largest sum of a plan.
+
+    A normalisation of C channels needs two sums of each channel and a number of samples.
+    """
+    return 2 * max((s.shape[0] for s in plan.network.statistics), default=0) + 1
+
+
+def largest_sum(plan: Plan) -> int:
+    """Return a number of elements that no sum of a plan exceeds, also those of other kernels."""
+    return 2 * largest_statistics(plan) + 14

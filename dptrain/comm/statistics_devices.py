@@ -1,0 +1,45 @@
+"""Sums of batch statistics in the memory of GPUs, enqueued on the stream of the computation.
+
+They are parts of a captured step. They use a carrier of their own, so that they do not wait for the
+sums of gradients, which are in progress on another stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.replica import Replica
+from dptrain.comm.enqueued import Carrier, Connect, Shared
+from dptrain.comm.statistics import StatisticsSum, largest_sum
+from dptrain.comm.world import World
+
+
+class EnqueuedStatisticsSum(StatisticsSum):
+    """Adds sums of all ranks in device memory.
+
+    Args:
+        world: the ranks; every rank makes the object.
+        replica: has the sums, in the memory of a device.
+        connect: makes the carrier.
+    """
+
+    enqueues: ClassVar[bool] = True
+
+    def __init__(self, world: World, replica: Replica, connect: Connect) -> None:
+        super().__init__(world)
+        self._memory = replica.memory
+        shared = Shared(statistics=largest_sum(replica.plan))
+        self.carrier: Carrier = connect(world, replica, shared)
+
+    def enqueue(self, array: Any) -> None:
+        self.carrier.sum_statistics(array)
+
+    def close(self) -> None:
+        self._memory.synchronize()
+        self.carrier.close()
+
+    def _sum(self, parts: NDArray[np.float64], totals: NDArray[np.float64]) -> None:
+        raise NotImplementedError("a device's sums are enqueued")

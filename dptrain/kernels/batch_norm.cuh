@@ -1,0 +1,68 @@
+// Batch normalisation of maps x (N, H, W, C): constants of a channel and the mask of a fused ReLU.
+//
+//     y = weight · (x − mean) · invstd + bias [+ x2] [ReLU]
+//
+// moments float32 (2, C): the mean, and invstd = 1 / sqrt(variance + epsilon).
+
+#pragma once
+
+#include "channel_sums.cuh"
+
+// How the gradient before the ReLU follows from dy.
+//     0  no ReLU
+//     1  y > 0 is computed again from x, as in the forward pass: nothing else is read
+//     2  y is read, because it also contains x2
+#ifndef RELU_MASK
+#define RELU_MASK 0
+#endif
+
+// Mean and variance of a channel from (count, Σ x, Σ x²) in float64. Subtracting the square of the
+// mean has a relative error of about 1e-16 · mean² / variance.
+struct Moments {
+    double mean, variance;
+};
+
+__device__ inline Moments moments_of(double count, double sum, double squares) {
+    const double mean = count > 0.0 ? sum / count : 0.0;
+    return {mean, count > 0.0 ? max(squares / count - mean * mean, 0.0) : 0.0};
+}
+
+// Store the moments of channel c, and move the running mean and variance towards them by `momentum`
+// of the distance. The running variance receives the unbiased variance.
+__device__ inline void store_moments(float* moments, float* running_mean, float* running_var,
+                                     int channels, int c, double count, double sum, double squares,
+                                     float epsilon, float momentum) {
+    const Moments found = moments_of(count, sum, squares);
+    moments[c] = float(found.mean);
+    moments[channels + c] = float(1.0 / sqrt(found.variance + double(epsilon)));
+    if (!(count > 0.0)) return;
+    const double unbiased = found.variance * count / max(count - 1.0, 1.0);
+    running_mean[c] += momentum * (float(found.mean) - running_mean[c]);
+    running_var[c] += momentum * (float(unbiased) - running_var[c]);
+}
+
+// Constants of a vector of channels: z = (x − mean) · scale + bias, with scale = weight · invstd.
+struct ChannelConstants {
+    Floats mean, scale, bias;
+
+    __device__ ChannelConstants(const float* means, const float* invstds, const float* weights,
+                                const float* biases, int slot) {
+        mean = load(means, slot);
+        scale = load(weights, slot);
+        bias = load(biases, slot);
+        const Floats invstd = load(invstds, slot);
+        for (int k = 0; k < VECTOR; ++k) scale.at[k] *= invstd.at[k];
+    }
+    __device__ float normalized(float x, int k) const {
+        return fmaf(x - mean.at[k], scale.at[k], bias.at[k]);
+    }
+};
+
+// Set the gradient to 0 where the ReLU blocked it. `saved` is a vector of y with RELU_MASK 2.
+__device__ inline void mask_gradient(Floats& gradient, const Floats& x, const Floats& saved,
+                                     const ChannelConstants& c) {
+    for (int k = 0; k < VECTOR; ++k) {
+        const float z = RELU_MASK == 1 ? c.normalized(x.at[k], k) : saved.at[k];
+        if (RELU_MASK && !(z > 0.0f)) gradient.at[k] = 0.0f;
+    }
+}

@@ -1,0 +1,72 @@
+// Mean and variance of each channel over a minibatch, for batch normalisation in training.
+//
+//     x        (pixels, C)     activation type, pixels = N · H · W
+//     partial  (blocks, 3, C)  float32: Σ (x − shift), Σ (x − shift)² and the shift of each block
+//     totals   (1 + 2 C,)      float64: number of pixels, Σ x, Σ x² of each channel
+//     moments, running_mean, running_var: as in batch_norm.cuh
+//
+// Algorithm: float32 sums of squares lose all digits of the variance if the mean is much larger
+// than the standard deviation. A block therefore subtracts the first value that it reads in each
+// channel, and the last block computes Σ x and Σ x² of all blocks from these sums in float64, which
+// ranks can add. One pass over x, which costs the time of reading it once. Launch: channel_sums.cuh.
+//
+// Source: Chan, Golub and LeVeque, "Algorithms for computing the sample variance: analysis and
+// recommendations", 1983 (shifted data).
+
+#include "batch_norm.cuh"
+
+// If `finish` is not 0, there is one rank, and the last blocks compute the moments at once.
+extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
+    batch_norm_statistics(const Number* __restrict__ x, float* partial, unsigned* tickets,
+                          double* totals, float* moments, float* running_mean, float* running_var,
+                          int pixels, int channels, float epsilon, float momentum, int finish) {
+    wait_for_previous_kernel();
+    const ChannelThread thread(channels);
+    Floats sums[2] = {}, shift = {};
+    if (thread.has_channels() && pixels > 0) {
+        shift = load(x, thread.at(min(int(blockIdx.x) * BLOCK_ROWS, pixels - 1)));
+#pragma unroll 4
+        for (int pixel = thread.first; pixel < pixels; pixel += thread.stride) {
+            const Floats values = load(x, thread.at(pixel));
+            for (int k = 0; k < VECTOR; ++k) {
+                const float distance = values.at[k] - shift.at[k];
+                sums[0].at[k] += distance;
+                sums[1].at[k] += distance * distance;
+            }
+        }
+        if (threadIdx.x < CHANNEL_VECTORS)
+            for (int k = 0; k < VECTOR; ++k)
+                __stcg(partial + (blockIdx.x * 3 + 2) * channels + thread.slot * VECTOR + k,
+                       shift.at[k]);
+    }
+    store_block_sums(sums, partial, 3, 0, channels);
+    if (!is_last_block(tickets)) return;
+
+    int c;
+    Doubles<2> total;
+    const bool has_result = sum_over_blocks(channels, c, total, [&](int block, int channel) {
+        const float* row = partial + block * 3 * channels + channel;
+        const double sum = __ldcg(row), squares = __ldcg(row + channels);
+        const double count = pixels_of_block(block, pixels), by = __ldcg(row + 2 * channels);
+        if (pixels == 0) return Doubles<2>{};
+        return Doubles<2>{{sum + count * by, squares + 2.0 * by * sum + count * by * by}};
+    });
+    if (!has_result) return;
+    totals[1 + c] = total.at[0];
+    totals[1 + channels + c] = total.at[1];
+    if (c == 0) totals[0] = double(pixels);
+    if (finish)
+        store_moments(moments, running_mean, running_var, channels, c, double(pixels), total.at[0],
+                      total.at[1], epsilon, momentum);
+}
+
+// Compute the moments from the totals of all ranks; one thread for each channel.
+extern "C" __global__ void batch_norm_moments(const double* totals, float* moments,
+                                              float* running_mean, float* running_var, int channels,
+                                              float epsilon, float momentum) {
+    wait_for_previous_kernel();
+    const int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c < channels)
+        store_moments(moments, running_mean, running_var, channels, c, totals[0], totals[1 + c],
+                      totals[1 + channels + c], epsilon, momentum);
+}

@@ -1,0 +1,190 @@
+"""Networks with branches: residual blocks, concatenations, and tensors that several layers read.
+
+Like the chains of `cases`, each starts with a convolution whose output is its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dptrain.network import (
+    GELU,
+    Add,
+    BatchNorm2d,
+    Concatenate,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAveragePool2d,
+    GroupNorm,
+    MaxPool2d,
+    MeanSquaredError,
+    Network,
+    NodeSpec,
+    ReLU,
+    Sigmoid,
+    SoftmaxCrossEntropy,
+    Tanh,
+)
+from tests.unit.backends.cases import Case
+
+START = "start"
+"""Name of the first layer, which the branches read."""
+
+
+def graph_case(
+    name: str, shape: tuple[int, int, int, int], nodes: Sequence[NodeSpec], *, classes: bool = False
+) -> Case:
+    """`nodes` with an input `START` of shape (N, C, H, W)."""
+    n, channels, height, width = shape
+    loss = SoftmaxCrossEntropy() if classes else MeanSquaredError()
+    start = NodeSpec(Conv2d(channels, 1), START)
+    last = () if isinstance(nodes[-1].layer, Dense) else (NodeSpec(Flatten()),)
+    sizes = (n * height * width, height, width)
+    network = Network.from_nodes(sizes, [start, *nodes, *last], loss, name)
+    return Case(f"graph: {name}", network, n)
+
+
+def _residual_blocks() -> list[Case]:
+    bare = Conv2d(4, 3, bias=False)
+    halving = Conv2d(6, 3, stride=2, padding=1, bias=False, rounding="floor")
+    projection = Conv2d(6, 1, stride=2, padding=0, bias=False, rounding="floor")
+    # A large ε, because errors grow with 1 / standard deviation, and bounds with them.
+    norm = BatchNorm2d(epsilon=0.5)
+    identity = [
+        NodeSpec(bare, "a"), NodeSpec(norm, "na"), NodeSpec(ReLU(), "ra"),
+        NodeSpec(bare, "b"), NodeSpec(BatchNorm2d(epsilon=5.0), "nb"),
+    ]  # fmt: skip
+    return [
+        graph_case(
+            "addition of two convolutions",
+            (2, 3, 5, 7),
+            [
+                NodeSpec(Conv2d(4, 3), "a", (START,)),
+                NodeSpec(Conv2d(4, 1), "b", (START,)),
+                NodeSpec(Add(), None, ("a", "b")),
+            ],
+        ),
+        graph_case(
+            "residual block, identity",
+            (2, 4, 5, 3),
+            [*identity, NodeSpec(Add(), "sum", ("nb", START)), NodeSpec(ReLU())],
+        ),
+        graph_case(
+            "residual block, shortcut first",
+            (1, 4, 3, 5),
+            [*identity, NodeSpec(Add(), "sum", (START, "nb")), NodeSpec(ReLU())],
+        ),
+        graph_case(
+            "residual block, no ReLU, dense",
+            (3, 4, 3, 5),
+            [
+                NodeSpec(bare, "a"),
+                NodeSpec(norm, "nb"), NodeSpec(Add(), "sum", ("nb", START)),
+                NodeSpec(GlobalAveragePool2d()), NodeSpec(Flatten()), NodeSpec(Dense(3)),
+            ],
+            classes=True,
+        ),
+        graph_case(
+            "residual block, projection",
+            (2, 3, 6, 8),
+            [
+                NodeSpec(halving, "a", (START,)), NodeSpec(norm, "na"),
+                NodeSpec(projection, "p", (START,)), NodeSpec(norm, "np"),
+                NodeSpec(Add(), "sum", ("na", "np")), NodeSpec(ReLU()),
+            ],
+        ),
+        graph_case(
+            "two residual blocks with group normalisation",
+            (2, 4, 3, 5),
+            [
+                NodeSpec(Conv2d(4, 3), "a", (START,)), NodeSpec(GroupNorm(2, epsilon=2.0)),
+                NodeSpec(ReLU(), "ra"), NodeSpec(Add(), "one", (START, "ra")),
+                NodeSpec(Conv2d(4, 3), "b"), NodeSpec(Tanh(), "tb"),
+                NodeSpec(Add(), "two", ("tb", "one")),
+            ],
+        ),
+        graph_case(
+            "pre-activation block",
+            (2, 4, 5, 3),
+            [
+                NodeSpec(norm, "n", (START,)), NodeSpec(ReLU()), NodeSpec(bare, "a"),
+                NodeSpec(Add(), "sum", (START, "a")),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _branches() -> list[Case]:
+    return [
+        graph_case(
+            "concatenation of three",
+            (2, 3, 5, 4),
+            [
+                NodeSpec(Conv2d(4, 3), "a", (START,)), NodeSpec(ReLU(), "ra"),
+                NodeSpec(Conv2d(2, 1), "b", (START,)),
+                NodeSpec(Concatenate(3), "all", ("ra", START, "b")),
+            ],
+        ),
+        graph_case(
+            "concatenation and convolution",
+            (1, 5, 3, 7),
+            [
+                NodeSpec(Sigmoid(), "a", (START,)),
+                NodeSpec(Concatenate(), "both", (START, "a")), NodeSpec(Conv2d(3, 3)),
+            ],
+        ),
+        graph_case(
+            "concatenation of a tensor with itself",
+            (2, 3, 3, 2),
+            [NodeSpec(Concatenate(), "both", (START, START)), NodeSpec(Conv2d(2, 1))],
+        ),
+        graph_case(
+            "a tensor added to itself",
+            (2, 3, 3, 2),
+            [NodeSpec(Add(), "both", (START, START)), NodeSpec(Conv2d(2, 1))],
+        ),
+        graph_case(
+            "a tensor read three times",
+            (2, 3, 4, 5),
+            [
+                NodeSpec(Conv2d(3, 3), "a", (START,)), NodeSpec(GELU(), "b", (START,)),
+                NodeSpec(MaxPool2d(3, 1, padding="same"), "c", (START,)),
+                NodeSpec(Add(3), "sum", ("a", "b", "c")),
+            ],
+        ),
+        graph_case(
+            "a tensor read by additions only",
+            (2, 3, 3, 5),
+            [
+                NodeSpec(Tanh(), "a", (START,)), NodeSpec(Add(), "one", (START, "a")),
+                NodeSpec(Add(3), "two", (START, "one", "a")), NodeSpec(ReLU()),
+            ],
+        ),
+        graph_case(
+            "a long and a short branch to dense",
+            (3, 4, 6, 4),
+            [
+                NodeSpec(Conv2d(5, 3), "a", (START,)), NodeSpec(ReLU()),
+                NodeSpec(MaxPool2d(2), "pa"),
+                NodeSpec(GlobalAveragePool2d(), "ga", ("pa",)), NodeSpec(Flatten(), "va"),
+                NodeSpec(Dense(3), "dense_a"),
+                NodeSpec(GlobalAveragePool2d(), "gb", (START,)), NodeSpec(Flatten(), "vb"),
+                NodeSpec(Dense(3), "dense_b"),
+                NodeSpec(Add(), "sum", ("dense_a", "dense_b")), NodeSpec(Dense(2)),
+            ],
+            classes=True,
+        ),
+        graph_case(
+            "dropout in a branch",
+            (2, 3, 3, 5),
+            [
+                NodeSpec(Dropout(0.4), "a", (START,)),
+                NodeSpec(Add(), "sum", ("a", START)), NodeSpec(Sigmoid()),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+GRAPH_CASES = (*_residual_blocks(), *_branches())

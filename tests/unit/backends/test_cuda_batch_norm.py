@@ -1,0 +1,95 @@
+"""Batch normalisation of whole networks on the emulator: sums over ranks, and folding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dptrain.api import make_replica
+from dptrain.backends.device_replica import DeviceReplica
+from dptrain.backends.replica import Replica
+from dptrain.network import (
+    Add,
+    BatchNorm2d,
+    Conv2d,
+    Dense,
+    Flatten,
+    GlobalAveragePool2d,
+    Network,
+    NodeSpec,
+    ReLU,
+)
+
+BLOCK = Network.from_nodes(
+    (3, 6, 5),
+    [
+        NodeSpec(Conv2d(8, 3, bias=False), "first"),
+        NodeSpec(BatchNorm2d(), "norm1"),
+        NodeSpec(ReLU(), "start"),
+        NodeSpec(Conv2d(8, 3), "second"),
+        NodeSpec(BatchNorm2d(), "norm2"),
+        NodeSpec(Add(), "sum", ("norm2", "start")),
+        NodeSpec(ReLU(), "end"),
+        NodeSpec(GlobalAveragePool2d()),
+        NodeSpec(Flatten()),
+        NodeSpec(Dense(4)),
+    ],
+)
+
+N = 4
+
+
+def batch() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((N, *BLOCK.input_shape)), rng.integers(0, 4, N)
+
+
+def replica(*, training: bool = True, recompute: bool = False) -> Replica:
+    return make_replica(BLOCK, "cuda", N, seed=1, training=training, recompute=recompute)
+
+
+def test_sums_over_one_rank_change_no_bit() -> None:
+    """The last blocks finish the statistics, or another kernel after the sum over ranks."""
+    alone, summed, again = replica(), replica(), replica(recompute=True)
+    assert isinstance(summed, DeviceReplica)
+    sizes: list[int] = []
+    summed.enqueue_statistics_sum = lambda array: sizes.append(array.size)
+    losses = {each.forward_backward(*batch()) for each in (alone, summed, again)}
+    assert len(losses) == 1
+    assert sizes == [17, 17, 16, 16]
+    for name, gradient in alone.gradients.items():
+        np.testing.assert_array_equal(summed.gradients[name], gradient)
+        np.testing.assert_array_equal(again.gradients[name], gradient)
+    for name, value in alone.statistics.items():
+        np.testing.assert_array_equal(summed.statistics[name], value)
+        np.testing.assert_array_equal(again.statistics[name], value)
+
+
+def test_sums_of_two_equal_ranks_have_the_statistics_of_one() -> None:
+    alone, doubled = replica(), replica()
+    assert isinstance(doubled, DeviceReplica)
+
+    def twice(array: NDArray[np.float64]) -> None:
+        doubled.memory.upload(array, 2.0 * doubled.memory.download(array))
+
+    doubled.enqueue_statistics_sum = twice
+    x, y = batch()
+    assert doubled.forward_backward(x, y) == pytest.approx(alone.forward_backward(x, y), rel=1e-6)
+    for name, gradient in alone.gradients.items():
+        largest = np.abs(gradient).max()
+        np.testing.assert_allclose(doubled.gradients[name], gradient, atol=1e-5 * largest + 1e-7)
+
+
+def test_inference_folds_normalisations_into_convolutions() -> None:
+    trained, inference = replica(), replica(training=False)
+    for step in range(3):
+        trained.forward_backward(*batch(), step=step)
+    for name, value in trained.parameters.items():
+        inference.parameters[name] = value
+    for name, value in trained.statistics.items():
+        inference.statistics[name] = value
+    names = [group.name for group in inference.plan.groups]
+    assert names[:3] == ["first+norm1+start", "second+norm2", "sum+end"]
+    x, y = batch()
+    assert inference.evaluate(x, y)[0] == pytest.approx(trained.evaluate(x, y)[0], rel=1e-5)

@@ -1,0 +1,81 @@
+"""Convolution with 1 × 1 filters as one matrix product: results against PyTorch in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dptrain.backends.numba import pointwise_convolution as pointwise
+from dptrain.backends.numba.fused_pooling import NoPool
+from dptrain.backends.numba.planning import Work
+from dptrain.plan.lowering import Phase
+from tests.unit.backends import test_numba_convolution as vectors
+
+NO_PADS = ((0, 0), (0, 0))
+# n, (H, W, C), K, (R, S), strides, ((top, bottom), (left, right))
+CASES = {
+    "few": (3, (5, 7, 16), 20, (1, 1), (1, 1), NO_PADS),
+    "several panels": (2, (7, 7, 24), 75, (1, 1), (1, 1), NO_PADS),
+    "copied pixels": (2, (3, 5, 512), 48, (1, 1), (1, 1), NO_PADS),
+    "several steps": (2, (3, 4, 528), 1024, (1, 1), (1, 1), NO_PADS),
+    "stride 2": (3, (9, 13, 32), 40, (1, 1), (2, 2), NO_PADS),
+    "stride 2, the last row is not read": (3, (8, 6, 20), 64, (1, 1), (2, 2), ((0, -1), (0, -1))),
+    "uneven strides": (2, (7, 10, 16), 33, (1, 1), (2, 3), NO_PADS),
+    "several parts of pixels": (2, (17, 19, 160), 40, (1, 1), (1, 1), NO_PADS),
+    "one pixel": (5, (1, 1, 40), 64, (1, 1), (1, 1), NO_PADS),
+}
+
+
+class Case(vectors.Case):
+    """A case of this algorithm."""
+
+    plan = staticmethod(pointwise.plan)
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return Case(CASES[request.param])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 40])
+def test_results_equal_pytorch_with_the_same_bits_for_all_threads(case, threads):
+    assert all(pointwise.supports(case.shape, p) for p in (Phase.FORWARD, Phase.BACKWARD_INPUT))
+    work, alone = Work(len(case.x), threads), Work(len(case.x), 1)
+    for relu in (False, True):
+        y, _ = case.forward(work, relu)
+        vectors.close(y, vectors.nhwc(case.ty.relu() if relu else case.ty), case.lengths["y"])
+    dx = case.backward_input(work)
+    vectors.close(dx, vectors.nhwc(case.tx.grad), case.lengths["dx"])
+    assert dx.tobytes() == case.backward_input(alone).tobytes()
+    assert y.tobytes() == case.forward(alone, True)[0].tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_weight_gradients_equal_pytorch(case, threads):
+    dw, db = vectors.weight_gradients(case, case.backward_weight(Work(len(case.x), threads, 2)))
+    vectors.close(dw, case.tw.grad.numpy().transpose(2, 3, 1, 0), case.lengths["dw"])
+    vectors.close(db, case.tb.grad.numpy(), case.lengths["dw"])
+
+
+def test_an_empty_row_of_partial_sums_is_zero(case):
+    n = len(case.x)
+    partial = case.backward_weight(Work(n, 1, 2), bounds=np.array([0, 0, n]))
+    assert not partial[0].any()
+    assert partial[1].any()
+
+
+def test_the_input_gradient_is_added(case):
+    work = Work(len(case.x), 1)
+    planned = pointwise.plan(case.shape, Phase.BACKWARD_INPUT, work)
+    shared, scratch = (
+        np.zeros(planned.shared, np.float32),
+        np.zeros((1, planned.scratch), np.float32),
+    )
+    planned.prepare(0, planned.prepare_items, 0, case.w, planned.geometry, shared)
+    before = np.random.default_rng(5).standard_normal(case.x.shape, np.float32)
+    dx = before.copy()
+    planned.kernel(
+        0, len(case.x) * planned.units, 0, case.dy, vectors.NO_ARGMAX, case.w, dx,
+        planned.geometry, planned.units, NoPool(*case.shape.out[:2], 0, 1), shared, scratch,
+    )  # fmt: skip
+    vectors.close(dx - before, vectors.nhwc(case.tx.grad), 4 * case.lengths["dx"])
