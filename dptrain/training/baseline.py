@@ -113,6 +113,8 @@ class RankAlone:
             optimizer=job.plan.optimizer,
             threads=job.plan.setting.threads,
             micro_shards=micro_shards,
+            recompute=job.plan.setting.recompute,
+            label_smoothing=job.plan.setting.label_smoothing,
             # Measured kernels are for one batch size.
             selection=job.plan.setting.selection if batch_size == job.local_batch else None,
         )

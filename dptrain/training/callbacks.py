@@ -189,6 +189,14 @@ class MetricsLog(Callback):
                 # The prefix keeps the histograms in a group of their own, after the loss.
                 self._board.histogram(trainer.step, f"parameters/{name}", values)
 
+    def on_fit_end(self, trainer: Trainer, conclusion: Conclusion) -> None:
+        job, record = trainer.job, trainer.progress.test_record(trainer.job.spec)
+        if job.run is None or record is None:
+            return
+        job.run.metrics.append(record)
+        if self._board is not None:
+            self._board.record(record)
+
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
         # Histograms, on every rank alike.
         spec = trainer.job.spec
@@ -201,7 +209,10 @@ class MetricsLog(Callback):
 
 
 class Checkpoints(Callback):
-    """Write a checkpoint every `JobSpec.checkpoint_every` steps and after the last step."""
+    """Write a checkpoint every `JobSpec.checkpoint_every` steps and after the last step.
+
+    The best one by the validation data is kept in addition, in the folder ``best`` of the run.
+    """
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         # At the end of an epoch the checkpoint follows the evaluation.
@@ -209,7 +220,8 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     def on_epoch(self, trainer: Trainer, record: Record) -> None:
-        if self.needs_parameters(trainer, trainer.step) or trainer.is_last_step:
+        is_due = self.needs_parameters(trainer, trainer.step) or trainer.is_last_step
+        if is_due or trainer.progress.is_best:
             self._save(trainer)
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
@@ -221,7 +233,13 @@ class Checkpoints(Callback):
             return
         with job.recorder.between(CHECKPOINT):
             facts = checkpoint_facts(job.run_spec, job.replica.updates)
-            job.run.save_checkpoint(trainer.step, replica_arrays(job.replica), facts.to_mapping())
+            best = trainer.best if trainer.progress.is_best else None
+            arrays = replica_arrays(job.replica) if best is None else best.arrays
+            path = job.run.save_checkpoint(trainer.step, arrays, facts.to_mapping())
+            # The newest checkpoint is never older than the best one, so that a run which is
+            # resumed finds the best evaluation among those before.
+            if best is not None:
+                job.run.best.link(path, trainer.step)
 
 
 def stage_times(trainer: Trainer) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ the new one. The next `save` removes hidden folders that a crash left. No file i
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -37,11 +38,15 @@ from dptrain.files import (
     sync,
     writing,
 )
+from dptrain.training.schedules import Schedule
 
 FORMAT = 1
 """Version of the layout of a checkpoint folder."""
 
 ARRAYS, MANIFEST = "state.safetensors", "manifest.json"
+
+STATISTICS = "statistics"
+"""Kind of the arrays of running statistics, such as ``statistics/bn1.running_mean``."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -121,7 +126,7 @@ class CheckpointFacts:
         """Refuse to resume with settings that would change the meaning of the step number.
 
         The minibatch of a step follows from the batch size, the seed and the data. The learning
-        rate of a cosine schedule follows from the total number of steps: with another total it
+        rate of `Schedule.WHOLE_RUN` follows from the total number of steps: with another total it
         would jump at the step where the run is resumed.
 
         Args:
@@ -139,9 +144,10 @@ class CheckpointFacts:
                     f"checkpoint {source} was trained with {flag} {shown(then)}, but this run uses "
                     f"{shown(now)}; resume with {flag} {shown(then)}, or start a new run"
                 )
-        if self.schedule == schedule == "cosine" and self.total_steps != total_steps:
+        is_whole = schedule in Schedule.WHOLE_RUN
+        if is_whole and self.schedule == schedule and self.total_steps != total_steps:
             raise UserError(
-                f"checkpoint {source} has a cosine schedule of {self.total_steps} steps, but "
+                f"checkpoint {source} has a {schedule} schedule of {self.total_steps} steps, but "
                 f"this run has {total_steps}, and the learning rate would jump; resume with "
                 f"--steps {self.total_steps}, or with --schedule constant and a --learning-rate, "
                 "or start a new run"
@@ -252,6 +258,32 @@ class CheckpointStore:
             self._prune(step)
         return path
 
+    def link(self, source: Path, step: int) -> Path:
+        """Add the checkpoint of `step` of another store; its files are linked, not copied.
+
+        Like `save`, it deletes older and later checkpoints, and survives a crash at any moment.
+
+        Args:
+            source: folder of the checkpoint, on the same disk.
+            step: its step.
+
+        Raises:
+            UserError: the links cannot be made.
+        """
+        path = self._path(step)
+        with writing(path, check=self._before_save):
+            self.folder.mkdir(exist_ok=True)
+            sync(self.folder.parent)
+            self._clean()
+            partial = path.with_name(f".{path.name}.partial")
+            partial.mkdir()
+            for name in (ARRAYS, MANIFEST):
+                _link(source / name, partial / name)
+            sync(partial)
+            self._put(partial, path)
+            self._prune(step)
+        return path
+
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, complete or damaged, in rising order.
 
@@ -294,7 +326,8 @@ class CheckpointStore:
             if finite.all():
                 continue
             kind, _, parameter = name.rpartition("/")
-            what = parameter if kind in ("", "parameters") else f"{kind} of {parameter}"
+            is_state = kind not in ("", "parameters", STATISTICS)
+            what = f"{kind} of {parameter}" if is_state else parameter
             kept = self.steps()
             good = f"; the newest checkpoint is that of step {kept[-1]}" if kept else ""
             raise UserError(
@@ -357,6 +390,15 @@ class CheckpointStore:
                 _discard(path)
             else:
                 path.replace(final)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a hard link to a file that never changes, or a copy if the disk has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+        sync(target)
 
 
 def _discard(path: Path) -> None:
@@ -471,12 +513,12 @@ def _file_sha256(path: Path) -> str:
 
 
 def replica_arrays(replica: Replica) -> dict[str, NDArray[Any]]:
-    """Return a copy of the parameters and the optimizer state of a replica.
+    """Return a copy of the parameters, running statistics and optimizer state of a replica.
 
     Returns:
-        Arrays such as ``parameters/conv1.weight`` and, for each array of the optimizer's state,
-        ``momentum/conv1.weight``, in canonical shape, (K, C, R, S), (out, in) or (out,), and in
-        the dtype of the replica. They do not depend on the backend.
+        Arrays such as ``parameters/conv1.weight``, ``statistics/bn1.running_mean`` and, for each
+        array of the optimizer's state, ``momentum/conv1.weight``, in canonical shape, (K, C, R, S),
+        (out, in) or (out,), and in the dtype of the replica. They do not depend on the backend.
     """
     return {
         f"{kind}/{name}": arrays[name]
@@ -504,7 +546,8 @@ def restore_replica(
     """
     arrays = checkpoint.arrays
     if parameters_only:
-        arrays = {k: v for k, v in arrays.items() if k.startswith("parameters/")}
+        kinds = ("parameters/", f"{STATISTICS}/")
+        arrays = {k: v for k, v in arrays.items() if k.startswith(kinds)}
     mismatch = _mismatch(replica, arrays, parameters_only)
     if mismatch is not None:
         raise UserError(f"checkpoint {checkpoint.path} does not fit this run: {mismatch}")
@@ -522,37 +565,41 @@ def restore_replica(
 
 
 def _named(replica: Replica) -> dict[str, Any]:
-    return {"parameters": replica.parameters, **replica.state}
+    return {"parameters": replica.parameters, STATISTICS: replica.statistics, **replica.state}
+
+
+def _shapes(replica: Replica, parameters_only: bool) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return the shapes of the arrays of a checkpoint by kind and name."""
+    network = replica.plan.network
+    kinds = ["parameters"] if parameters_only else ["parameters", *replica.state]
+    found = {(kind, p.name): p.shape for kind in kinds for p in network.parameters}
+    return {**found, **{(STATISTICS, s.name): s.shape for s in network.statistics}}
 
 
 def _mismatch(replica: Replica, arrays: Arrays, parameters_only: bool) -> str | None:
     """Describe the first difference between `arrays` and the replica; None if they fit."""
-    kinds = ["parameters"] if parameters_only else ["parameters", *replica.state]
-    shapes = {parameter.name: parameter.shape for parameter in replica.plan.network.parameters}
-    for name in (f"{kind}/{parameter}" for kind in kinds for parameter in shapes):
-        kind, _, parameter = name.partition("/")
-        if name not in arrays:
-            return _describe_difference("it lacks", kind, parameter)
-        if arrays[name].shape != shapes[parameter]:
+    expected = _shapes(replica, parameters_only)
+    for (kind, name), shape in expected.items():
+        array = arrays.get(f"{kind}/{name}")
+        if array is None:
+            return _describe_difference("it lacks", kind, name)
+        if array.shape != shape:
+            return f"{name} has shape {array.shape} in the checkpoint and {shape} in this run"
+        if array.dtype != replica.plan.dtype and not parameters_only:
             return (
-                f"{parameter} has shape {arrays[name].shape} in the checkpoint and "
-                f"{shapes[parameter]} in this run"
+                f"{name} is {array.dtype} in the checkpoint and {replica.plan.dtype} in this run; "
+                "use the --precision of the original run"
             )
-        if arrays[name].dtype != replica.plan.dtype and not parameters_only:
-            return (
-                f"{parameter} is {arrays[name].dtype} in the checkpoint and {replica.plan.dtype} "
-                "in this run; use the --precision of the original run"
-            )
-    expected = {f"{kind}/{parameter}" for kind in kinds for parameter in shapes}
-    for name in arrays:
-        if name not in expected:
-            kind, _, parameter = name.partition("/")
-            return _describe_difference("it also has", kind, parameter)
+    for path in arrays:
+        kind, _, name = path.partition("/")
+        if (kind, name) not in expected:
+            return _describe_difference("it also has", kind, name)
     return None
 
 
-def _describe_difference(verb: str, kind: str, parameter: str) -> str:
-    if kind == "parameters":
-        return f"{verb} parameter {shown(parameter)}; use the --network of the original run"
-    name = f"{shown(kind)} of {shown(parameter)}"
-    return f"{verb} {name}; use the optimizer settings of the original run"
+def _describe_difference(verb: str, kind: str, name: str) -> str:
+    if kind in ("parameters", STATISTICS):
+        what = "parameter" if kind == "parameters" else "the statistic"
+        return f"{verb} {what} {shown(name)}; use the --network of the original run"
+    array = f"{shown(kind)} of {shown(name)}"
+    return f"{verb} {array}; use the optimizer settings of the original run"

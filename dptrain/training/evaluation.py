@@ -23,6 +23,7 @@ from dptrain.data.sharding import shard
 from dptrain.data.spec import absolute
 from dptrain.data.workers import read_by_workers
 from dptrain.network.network import Network
+from dptrain.training.quality import Collector, Quality, make_collector
 
 if TYPE_CHECKING:
     from dptrain.training.model import TrainedModel
@@ -105,22 +106,36 @@ def _targets(network: Network, count: int) -> NDArray[Any]:
     return np.zeros((count, network.num_outputs), np.float32)
 
 
-def score(replica: Replica, samples: Samples, world: World) -> Score:
+def score(
+    replica: Replica, samples: Samples, world: World, collector: Collector | None = None
+) -> Score:
     """Return the score of all samples; each rank evaluates its shard, all receive the result.
 
     With micro-shards, the score does not depend on the number of ranks and threads.
+
+    Args:
+        replica: of this rank.
+        samples: all samples.
+        world: the ranks; every rank calls this function.
+        collector: receives the outputs of the shard of this rank.
     """
     mine = shard(len(samples), world.rank, world.size)
     if replica.plan.setting.shards:
-        return _exact_score(replica, samples, world, mine)
+        return _exact_score(replica, samples, world, mine, collector)
     totals, indices = np.zeros(2), np.arange(len(samples), dtype=np.int64)[mine]
     pixel_batches = pixel_batches_of(replica, samples, indices)
     if pixel_batches is not None:
+        done = 0
         for images, y, windows in pixel_batches:
             totals += replica.evaluate(images, y, crop_windows=windows)
+            chosen, done = indices[done : done + len(y)], done + len(y)
+            if collector is not None:
+                collector.add(chosen, replica.output(), y)
     else:
-        for _, x, y in batches_of(replica, samples, indices):
+        for chosen, x, y in batches_of(replica, samples, indices):
             totals += replica.evaluate(x, y)
+            if collector is not None:
+                collector.add(chosen, replica.output(), y)
     world.all_reduce(totals)
     count = len(samples)
     has_labels = replica.plan.network.loss.targets != "values"
@@ -128,11 +143,31 @@ def score(replica: Replica, samples: Samples, world: World) -> Score:
     return Score(float(totals[0]) / count, accuracy, count)
 
 
-def _exact_score(replica: Replica, samples: Samples, world: World, mine: slice) -> Score:
+def score_in_detail(
+    replica: Replica, samples: Samples, world: World, preprocessing: Preprocessing
+) -> tuple[Score, Quality | None]:
+    """Return the score of all samples, and the quality of their predictions.
+
+    Args:
+        replica, samples, world: as for `score`.
+        preprocessing: of the model, which names its outputs.
+
+    Returns:
+        The quality is None if a sample may have several labels.
+    """
+    collector = make_collector(len(samples), replica.plan.network, preprocessing)
+    found = score(replica, samples, world, collector)
+    return found, None if collector is None else collector.result(world)
+
+
+def _exact_score(
+    replica: Replica, samples: Samples, world: World, mine: slice, collector: Collector | None
+) -> Score:
     """Return the score with the exact sum of the losses of all samples, rounded once.
 
     Args:
         mine: the samples that this rank evaluates.
+        collector: as for `score`.
     """
     count = len(samples)
     # Loss, and 1 if the prediction is correct. The rows of other ranks are zero until the
@@ -140,6 +175,8 @@ def _exact_score(replica: Replica, samples: Samples, world: World, mine: slice) 
     table = np.zeros((count, 2))
     for chosen, x, y in batches_of(replica, samples, np.arange(count, dtype=np.int64)[mine]):
         table[chosen, 0], table[chosen, 1] = replica.evaluate_samples(x, y)
+        if collector is not None:
+            collector.add(chosen, replica.output(), y)
     world.all_reduce(table)
     has_labels = replica.plan.network.loss.targets != "values"
     accuracy = float(table[:, 1].sum()) / count if has_labels else None
@@ -209,9 +246,21 @@ def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
     return f"the test split of {name}, {count:,} samples"
 
 
+def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
+    """Return all results as plain JSON values.
+
+    Returns:
+        samples, loss, accuracy if there are labels; top5_accuracy for more than ten classes,
+        mean_f1, classes and confusion; mae, rmse and r2 for values.
+    """
+    accuracy = {} if score.accuracy is None else {"accuracy": score.accuracy}
+    more = {} if quality is None else quality.to_dict()
+    return {"samples": score.samples, "loss": score.loss, **accuracy, **more}
+
+
 def evaluate_model(
     model: TrainedModel, data: Any, world: World, *, workers: int = 0
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Quality | None]:
     """Evaluate a trained model on a data set; every rank calls this function.
 
     The data is preprocessed as the model's saved preprocessing requires. Its classes and columns
@@ -226,7 +275,8 @@ def evaluate_model(
 
     Returns:
         The same on every rank: network, data, step, scored (a description of the samples), samples,
-        loss, and accuracy unless the network predicts values.
+        loss, accuracy unless the network predicts values, and what `results_of` adds; and the
+        quality of the predictions, which is None if a sample may have several labels.
 
     Raises:
         UserError: the data cannot be read, or does not match the model.
@@ -238,14 +288,12 @@ def evaluate_model(
     network = model.network
     target_shape = () if network.loss.targets == "classes" else (network.num_outputs,)
     with read_by_workers(samples, workers, network.input_shape, target_shape) as read:
-        result = score(model.replica, read, world)
-    accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
-    return {
+        result, quality = score_in_detail(model.replica, read, world, model.preprocessing)
+    found = {
         "network": model.network.name,
         "data": data if isinstance(data, str) else trained_on if data is None else "arrays",
         "step": model.step,
         "scored": scored,
-        "samples": result.samples,
-        "loss": result.loss,
-        **accuracy,
+        **results_of(result, quality),
     }
+    return found, quality

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 Record = dict[str, Any]
-"""Values by name: `epoch`, `step`, `train_loss`, `train_accuracy`, `test_loss`, `test_accuracy`,
-`learning_rate`, `samples_per_s`. A value that was not measured is None. `epoch` is a fraction if
-training ends within an epoch."""
+"""Values by name: `epoch`, `step`, `train_loss`, `train_accuracy`, `validation_loss`,
+`validation_accuracy`, `learning_rate`, `samples_per_s`. A value that was not measured is None.
+`epoch` is a fraction if training ends within an epoch."""
 
 
 class History(Sequence[Record]):
@@ -18,13 +18,13 @@ class History(Sequence[Record]):
 
     Example:
         >>> history = History()
-        >>> history.append({"epoch": 1, "train_loss": 1.2, "test_accuracy": 0.9})
-        >>> history.append({"epoch": 2, "train_loss": 0.4, "test_accuracy": None})
+        >>> history.append({"epoch": 1, "train_loss": 1.2, "validation_accuracy": 0.9})
+        >>> history.append({"epoch": 2, "train_loss": 0.4, "validation_accuracy": None})
         >>> history["train_loss"], history[-1]["epoch"]
         ([1.2, 0.4], 2)
         >>> history
-        epoch  train_loss  test_accuracy
-            1         1.2            0.9
+        epoch  train_loss  validation_accuracy
+            1         1.2                  0.9
             2         0.4
     """
 

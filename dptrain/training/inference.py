@@ -6,7 +6,6 @@ waiting for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm.clocks import clock_offset
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
-from dptrain.data.loader import Batch
 from dptrain.errors import UserError
 from dptrain.measure.counters import StepCounter
 from dptrain.measure.energy import EnergyMeter
@@ -27,6 +25,8 @@ from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.training.baseline import open_loader, whole_minibatches
 from dptrain.training.energy import block_bounds, metered_gpu, open_job_meter
+from dptrain.training.engines import FIRST_TIMED
+from dptrain.training.forward_passes import ForwardPasses
 from dptrain.training.job import Job, assemble
 from dptrain.training.profiling import (
     ProfileOptions,
@@ -64,10 +64,12 @@ def profile_inference(
     """
     if options.nvtx or settings.tensorboard:
         raise UserError("--inference supports neither --nvtx nor --tensorboard; remove them")
-    output, total = options.output, options.skip + options.steps
+    output = options.output
     if output is not None:
         call_on_rank_zero(world, lambda: claim(output))
-    chosen = replace(settings, steps=total, epochs=None, run_dir=None, resume=None)
+    chosen = replace(
+        settings, steps=options.skip + options.steps, epochs=None, run_dir=None, resume=None
+    )
     job = assemble(chosen, world, keeps_run=False, quiet=quiet)
     with ExitStack() as stack:
         stack.enter_context(job.engine)
@@ -76,11 +78,18 @@ def profile_inference(
         # The loss of the plan is for evaluations.
         stages = tuple(stage for stage in plan.stages if stage.phase is not Phase.LOSS)
         plan = replace(plan, stages=stages)
-        recorder = StepRecorder(stages, capacity=total)
+        asynchronous = replica.memory.asynchronous
+        if asynchronous:
+            options = replace(options, skip=max(options.skip, FIRST_TIMED))
+        # On a device, the passes are made again with timing by stage.
+        recorder = StepRecorder(stages, capacity=2 * (options.skip + options.steps))
         before = clock_offset(world)
         meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
-        _make_passes(job, replica, recorder, meter, counter, options)
-        measured = gather_measured(world, recorder, ahead=0, skip=options.skip)
+        passes = ForwardPasses.of(replica, recorder, timeout=world.timeout)
+        _make_passes(job, passes, recorder, meter, counter, options)
+        measured = gather_measured(
+            world, recorder, ahead=int(asynchronous), skip=options.skip, most=options.steps
+        )
         facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
         roofs = measure_job_roofs(job) if options.roofs else None
         record = None
@@ -117,17 +126,18 @@ def _make_replica(job: Job, plan: Plan) -> Replica:
 
 def _make_passes(
     job: Job,
-    replica: Replica,
+    passes: ForwardPasses,
     recorder: StepRecorder,
     meter: EnergyMeter,
     counter: StepCounter,
     options: ProfileOptions,
 ) -> None:
-    """Make forward passes; the outputs are copied to the host, as for a user."""
+    """Make forward passes, on a device first without timing by stage and then with it."""
     world, last = job.world, options.skip + options.steps
+    timed = passes.warm_up + options.steps if passes.warm_up else 0
     with open_loader(
         job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
-        first=0, last=last * 2, micro_shards=job.plan.micro_shards,
+        first=0, last=(last + timed) * 2, micro_shards=job.plan.micro_shards,
     ) as loader:  # fmt: skip
         whole = min(job.spec.batch_size, len(job.dataset.train))
         batches = whole_minibatches(loader, job)
@@ -141,31 +151,9 @@ def _make_passes(
             meter.poll()
             if number == options.skip and options.trace:
                 recorder.moments = []
-            _pass(batches, replica, recorder)
+            passes.make(batches, by_stage=False)
         counter.stop(options.steps, job.plan.setting.threads)
         if last in blocks:
             meter.read((last - options.skip) * whole)
-
-
-def _pass(batches: Iterator[Batch], replica: Replica, recorder: StepRecorder) -> None:
-    """Make one forward pass. On a GPU the host waits for each stage."""
-    synchronize = replica.memory.synchronize
-    recorder.begin()
-    batch = next(batches)
-    recorder.waited()
-    replica.load(
-        batch.x, None, crop_windows=batch.crop_windows, recolourings=batch.recolourings,
-        samples=batch.samples, global_count=batch.global_count, step=batch.step, training=False,
-    )  # fmt: skip
-    synchronize()
-    recorder.lap(0)
-    for stage, kernel in replica.stages:
-        if stage.phase is Phase.FORWARD:
-            kernel(replica.context)
-            synchronize()
-            recorder.lap(stage.index)
-    replica.output()
-    recorder.end(
-        exposed_ns=0, hidden_ns=0, samples=len(batch.samples), global_count=batch.global_count
-    )
-    recorder.note_moments((), ())
+        for _ in range(timed):
+            passes.make(batches, by_stage=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from dptrain import __version__
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import CropWindowReplica, Replica
-from dptrain.comm import make_gradient_sum
+from dptrain.comm import make_gradient_sum, make_statistics_sum
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
@@ -21,6 +22,7 @@ from dptrain.data.decoding import keep_decoded
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import CachedSamples, StoredSamples
+from dptrain.data.validation import with_validation
 from dptrain.data.workers import with_workers
 from dptrain.errors import UserError
 from dptrain.measure.energy import EnergyMeter
@@ -31,10 +33,17 @@ from dptrain.network.network import Network
 from dptrain.plan.buckets import Bucket, make_buckets
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.plan.shards import MicroShards
+from dptrain.training.checkpoints import Checkpoint
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.evaluation import images_for
-from dptrain.training.persistence import open_run, restore_run, start_run
-from dptrain.training.progress import AccuracyReached
+from dptrain.training.history import Record
+from dptrain.training.persistence import (
+    find_best,
+    open_run,
+    restore_run,
+    start_run,
+    starts_from_weights,
+)
 from dptrain.training.resources import (
     bucket_bytes,
     check_memory,
@@ -49,10 +58,12 @@ from dptrain.training.resources import (
     share_state,
 )
 from dptrain.training.rundir import RunDirectory
-from dptrain.training.schedules import Schedule
+from dptrain.training.schedules import Schedule, parse_fractions
+from dptrain.training.selection import Selection
 from dptrain.training.settings import Settings
 from dptrain.training.spec import JobSpec, RunSpec, digest, job_settings, resolve_job
 from dptrain.training.tuning import select_kernels
+from dptrain.training.weights import check_weights, load_weights
 
 DECODING = "decoding images, which then stay in memory"
 COMPILING = "compiling kernels; the first run of a network on a machine takes longer"
@@ -73,7 +84,8 @@ class Job:
         keeps_run: True if rank 0 has a run directory.
         run: the run directory; None on other ranks than 0 and if there is none.
         first_step: number of the first step; above 0 after a resume.
-        reached: the accuracy of `JobSpec.until_accuracy` if it was reached before a resume.
+        selection: the best evaluation before a resume.
+        best: its checkpoint, on rank 0; None if there is none.
         warning: one line if damaged checkpoints were skipped on resume.
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
@@ -98,7 +110,8 @@ class Job:
     keeps_run: bool
     run: RunDirectory | None
     first_step: int
-    reached: AccuracyReached | None = None
+    selection: Selection = field(default_factory=Selection)
+    best: Checkpoint | None = None
     warning: str | None = None
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
@@ -175,14 +188,22 @@ def assemble(
     streams = cached is None and _streams_pixels(replica, images, world)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
     run_spec = replace(run_spec, kernels=kernels)
-    restored = call_on_rank_zero(world, lambda: restore_run(chosen, run_spec, run, replica))
+
+    def restore() -> Checkpoint | None:
+        if chosen.weights is not None and starts_from_weights(chosen):
+            load_weights(replica, chosen.weights)
+        return restore_run(chosen, run_spec, run, replica)
+
+    restored = call_on_rank_zero(world, restore)
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
     share_state(world, replica)
-    found = None
-    if run is not None:
-        found = start_run(run, chosen, run_spec, inputs.network, world, first_step)
-    found = world.broadcast_json(None if found is None else asdict(found))
     spec, plan = run_spec.job, replica.plan
+    evaluations, best = list[Record](), None
+    if run is not None:
+        evaluations = start_run(run, chosen, run_spec, inputs.network, world, first_step)
+        best = find_best(run, Selection.of(spec, evaluations, first_step))
+    # A run whose best checkpoint was lost selects among the evaluations from now on.
+    evaluations = world.broadcast_json(evaluations if best is not None else [])
     buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
     recorder = StepRecorder(plan.stages, recorded_steps)
     engine = _engine(spec, world, replica, buckets, recorder)
@@ -192,7 +213,7 @@ def assemble(
         buckets=buckets, recorder=recorder, engine=engine, schedule=inputs.schedule,
         augmentation=inputs.augmentation, cached_samples=cached, streams_pixels=streams,
         keeps_run=keeps_run, run=run, first_step=first_step,
-        reached=None if found is None else AccuracyReached(**found),
+        selection=Selection.of(spec, evaluations, first_step), best=best,
         warning=None if restored is None else restored.warning,
     )  # fmt: skip
 
@@ -216,8 +237,9 @@ def _open_inputs(
     if chosen.tune:
         call_on_all_ranks(world, backend.require_tuning)
     graph = network or call_on_all_ranks(world, chosen.load_network)
+    call_on_rank_zero(world, lambda: _check_weights(chosen, graph))
     call_on_all_ranks(world, lambda: chosen.check_until_accuracy(graph))
-    data = dataset or _open_data(chosen, graph, world)
+    data = _with_validation(chosen, dataset or _open_data(chosen, graph, world), world)
     fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
     named = {f"data {name}": value for name, value in fingerprint.items()}
     agree(world, {"network": digest(network_to_dict(graph)), **named})
@@ -228,9 +250,9 @@ def _open_inputs(
     threads = compute_threads(chosen, world)
     world.count_threads(threads)
     shards = call_on_all_ranks(world, lambda: _micro_shards(chosen, world))
-    plan = call_on_all_ranks(
-        world,
-        lambda: make_plan(
+
+    def make(cuts: Sequence[int] | None) -> Plan:
+        return make_plan(
             graph,
             backend,
             _local_batch(chosen, world, shards),
@@ -238,19 +260,57 @@ def _open_inputs(
             optimizer=chosen.update_rule(),
             threads=threads,
             micro_shards=shards,
-        ),
-    )
+            recompute=chosen.recompute,
+            cuts=cuts,
+            label_smoothing=chosen.label_smoothing,
+        )
+
+    plan = _make_plan_with_common_stages(world, make)
     call_on_all_ranks(world, lambda: check_memory(backend, plan, len(data.train), world))
     augmentation = call_on_all_ranks(world, lambda: make_augmentation(chosen, graph))
-    epoch_steps = steps_per_epoch(len(data.train), chosen.batch_size)
+    epoch_steps = steps_per_epoch(len(data.train), chosen.global_batch)
     schedule = call_on_all_ranks(world, lambda: make_schedule(chosen, epoch_steps))
     return _Inputs(backend, graph, data, fingerprint, plan, augmentation, schedule, epoch_steps)
 
 
+def _check_weights(chosen: Settings, network: Network) -> None:
+    """Refuse a file of weights that does not fit the network, before anything is compiled."""
+    if chosen.weights is not None and starts_from_weights(chosen):
+        check_weights(network, chosen.weights)
+
+
+def _make_plan_with_common_stages(
+    world: World, make: Callable[[Sequence[int] | None], Plan]
+) -> Plan:
+    """Return the plan of this rank, with the same stages as the plans of the other ranks.
+
+    The segments of a recomputation that need the least memory depend on the numbers of samples and
+    threads, in which ranks can differ; all ranks use those of rank 0.
+
+    Args:
+        world: the ranks.
+        make: returns the plan of this rank, with the `cuts` of another plan unless it is None.
+    """
+    plan = call_on_all_ranks(world, lambda: make(None))
+    cuts = tuple(world.broadcast_json(plan.cuts))
+    return call_on_all_ranks(world, lambda: plan if plan.cuts == cuts else make(cuts))
+
+
+def _with_validation(chosen: Settings, dataset: Dataset, world: World) -> Dataset:
+    """Set validation data aside, and refuse settings that need it if there is none."""
+
+    def split() -> Dataset:
+        found = with_validation(dataset, chosen.validation, chosen.seed)
+        chosen.check_validation(found.name, has_validation=found.validation is not None)
+        return found
+
+    return call_on_all_ranks(world, split)
+
+
 def _reads_again(chosen: Settings, count: int) -> bool:
     """Return True if a run reads some of `count` training samples more than once."""
-    steps = chosen.steps or (chosen.epochs or 0) * steps_per_epoch(count, chosen.batch_size)
-    return steps > steps_per_epoch(count, chosen.batch_size)
+    steps = chosen.steps or (chosen.epochs or 0) * steps_per_epoch(count, chosen.global_batch)
+    return steps > steps_per_epoch(count, chosen.global_batch)
 
 
 def _micro_shards(chosen: Settings, world: World) -> MicroShards | None:
@@ -268,8 +328,8 @@ def _micro_shards(chosen: Settings, world: World) -> MicroShards | None:
 def _local_batch(chosen: Settings, world: World, shards: MicroShards | None) -> int:
     """Return the largest number of samples that this rank has in a step."""
     if shards is None:
-        return max(math.ceil(chosen.batch_size / world.size), 1)
-    return shards.num_samples(chosen.batch_size)
+        return max(math.ceil(chosen.global_batch / world.size), 1)
+    return shards.num_samples(chosen.global_batch)
 
 
 def _specify(
@@ -285,6 +345,7 @@ def _specify(
         chosen,
         ranks=world.size,
         epoch_steps=inputs.epoch_steps,
+        best_by=_best_by(chosen, inputs),
         precision=plan.precision,
         prefetch=prefetch,
         transport=transport,
@@ -302,6 +363,13 @@ def _specify(
     )
     agree(world, {"specification": run_spec.digest})
     return run_spec
+
+
+def _best_by(chosen: Settings, inputs: _Inputs) -> str:
+    """Return by what the best epoch is chosen."""
+    if inputs.dataset.validation is None:
+        return "none"
+    return chosen.best_by or ("loss" if inputs.network.loss.targets == "values" else "accuracy")
 
 
 def _open_data(chosen: Settings, network: Network, world: World) -> Dataset:
@@ -323,7 +391,10 @@ def _engine(
     gradient_sum = call_on_all_ranks(
         world, lambda: make_gradient_sum(spec.strategy, world, replica, buckets, spec.transport)
     )
-    return make_engine(replica, gradient_sum, buckets, recorder)
+    statistics_sum = None
+    if spec.batch_norm == "global":
+        statistics_sum = make_statistics_sum(world, replica, gradient_sum.transport)
+    return make_engine(replica, gradient_sum, buckets, recorder, statistics_sum)
 
 
 def _cache_images(
@@ -370,7 +441,7 @@ def make_augmentation(chosen: Settings, network: Network) -> Augmentation | None
     """Return the augmentation of the training images; None if nothing is changed."""
     if not (chosen.crop or chosen.flip or chosen.brightness or chosen.contrast):
         return None
-    found = Augmentation(chosen.crop or 0, chosen.flip, chosen.brightness, chosen.contrast)
+    found = Augmentation(chosen.crop or 0, bool(chosen.flip), chosen.brightness, chosen.contrast)
     found.check(network.input_shape)
     return found
 
@@ -379,9 +450,11 @@ def make_schedule(chosen: Settings, epoch_steps: int) -> Schedule:
     """Return the learning-rate schedule."""
     return Schedule(
         kind=str(chosen.schedule),
-        base=float(chosen.learning_rate or 0.0),
+        base=chosen.peak_rate,
         warmup_steps=chosen.warmup_steps,
         total_steps=chosen.steps or (chosen.epochs or 0) * epoch_steps,
         step_every=chosen.step_every or 0,
-        step_factor=chosen.step_factor,
+        step_at=parse_fractions(chosen.step_at) if chosen.step_at else (),
+        step_factor=chosen.step_factor or 0.0,
+        power=chosen.power,
     )

@@ -41,6 +41,8 @@ LATENCY_SUMS = 50
 """Sums of one number per round, of which the mean is the latency."""
 BY_STAGE = " by stage"
 """Ending of the names of experiments whose steps a device times stage by stage."""
+WITHOUT_STATISTICS_SUMS = (measure.ALONE, measure.UNSUMMED, measure.ONE_NUMBER)
+"""Experiments in which each rank uses batch statistics of its own."""
 LAST_STEP = 1 << 40
 """More steps than the experiments need: without sums the ranks make different numbers of them."""
 
@@ -169,6 +171,9 @@ class _Experiments:
             measure.DELAYED_RANK: original,
             measure.DELAYED_IN_TURN: original,
         }
+        self._statistics_sum = job.engine.statistics_sum
+        if self._statistics_sum is not None:
+            self._sums[measure.STATISTICS_SUMS] = self._one_number
         if not original.overlaps:
             # The job itself sums after the backward pass.
             del self._sums[measure.AFTER]
@@ -280,7 +285,8 @@ class _Experiments:
             return self._engines[name], WARM_UP
         job = self._job
         recorder = StepRecorder(job.plan.stages, capacity=self._options.block)
-        engine = make_engine(job.replica, self._sums[name], job.buckets, recorder)
+        statistics_sum = None if name in WITHOUT_STATISTICS_SUMS else self._statistics_sum
+        engine = make_engine(job.replica, self._sums[name], job.buckets, recorder, statistics_sum)
         if not self._on_device:
             return engine, WARM_UP
         engine.time_stages(0 if name in self._by_stage else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ from dptrain.training.evaluation import evaluate_model
 from dptrain.training.persistence import load_checkpoint
 from dptrain.training.resources import (
     broadcast_flat,
+    broadcast_statistics,
     compute_threads,
     make_replica,
     open_backend,
 )
 from dptrain.training.settings import Settings
+from dptrain.training.weights import check_weights, load_weights, save_weights
 
 INFERENCE_BATCH = 256
 """Samples that are computed at a time: enough for full speed, and little memory."""
@@ -72,6 +75,11 @@ class TrainedModel:
     def parameters(self) -> Mapping[str, NDArray[Any]]:
         """Parameters by name, for example ``conv1.weight`` (K, C, R, S); reading copies."""
         return self.replica.parameters
+
+    @property
+    def statistics(self) -> Mapping[str, NDArray[Any]]:
+        """Statistics by name, for example ``bn1.running_mean`` (C,); reading copies."""
+        return self.replica.statistics
 
     def predict(self, x: ArrayLike) -> NDArray[np.float32]:
         """Return the predictions for raw samples.
@@ -116,7 +124,35 @@ class TrainedModel:
             data: None for the test split of the training data; else the name of a data set as for
                 ``dptrain evaluate --data``, or an object as for `Trainer`.
         """
-        return evaluate_model(self, data, self._world)
+        return evaluate_model(self, data, self._world)[0]
+
+    def save_weights(self, path: str | os.PathLike[str]) -> None:
+        """Write parameters and statistics to a safetensors file with PyTorch's names and shapes.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        save_weights(self.replica, path)
+
+    def export(self, path: str | os.PathLike[str], *, replace: bool = False) -> tuple[Path, ...]:
+        """Write the model to a file for other programs; see `dptrain.interchange.export`.
+
+        Args:
+            path: ends in ``.onnx`` (preprocessing, network and predictions), ``.py`` (the same as
+                a PyTorch module, whose parameters are in a safetensors file next to it) or
+                ``.safetensors`` (parameters and statistics).
+            replace: overwrite existing files.
+
+        Returns:
+            The files that were written.
+
+        Raises:
+            UserError: a file exists or cannot be written, or the format cannot represent the
+                network.
+        """
+        from dptrain.interchange.export import export_model
+
+        return export_model(self, path, replace=replace)
 
     def __repr__(self) -> str:
         return (
@@ -129,6 +165,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     checkpoint: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
     backend: str = "numba",
     threads: int | None = None,
 ) -> TrainedModel:
@@ -136,7 +173,10 @@ def load(
 
     Args:
         path: a run directory, a folder that `Trainer.save` wrote, or the folder of a checkpoint.
-        checkpoint: step of the checkpoint; the newest valid one if it is None.
+        checkpoint: step of the checkpoint. If it is None, the best one by the validation data, or
+            the newest valid one if the run has no best one.
+        weights: a safetensors file whose parameters and statistics replace those of the
+            checkpoint; see `dptrain.training.weights`.
         backend: what computes, in its default precision.
         threads: compute threads; all cores of this process if it is None.
 
@@ -151,11 +191,17 @@ def load(
         >>> model.predict(images)                                  # doctest: +SKIP
     """
     chosen = Settings(backend=backend, threads=threads, share_gpus=True)
-    return load_on_all_ranks(Path(path), World.single(), checkpoint, chosen)
+    file = None if weights is None else Path(weights)
+    return load_on_all_ranks(Path(path), World.single(), checkpoint, chosen, weights=file)
 
 
 def load_on_all_ranks(
-    path: Path, world: World, checkpoint: int | None = None, chosen: Settings | None = None
+    path: Path,
+    world: World,
+    checkpoint: int | None = None,
+    chosen: Settings | None = None,
+    *,
+    weights: Path | None = None,
 ) -> TrainedModel:
     """Load a trained network on every rank; rank 0 reads the files.
 
@@ -164,11 +210,12 @@ def load_on_all_ranks(
         world: the ranks; every rank calls this function.
         checkpoint: as for `load`.
         chosen: backend, precision and threads; those of the run, on this machine, if it is None.
+        weights: as for `load`.
 
     Raises:
         UserError: as for `load`, on every rank.
     """
-    found = call_on_rank_zero(world, lambda: load_checkpoint(path, checkpoint))
+    found = call_on_rank_zero(world, lambda: load_checkpoint(path, checkpoint, best=True))
     read = None if found is None else (asdict(found.run_facts), found.step, found.warning)
     values, step, warning = world.broadcast_json(read)
     facts = CheckpointFacts.from_mapping(values, path)
@@ -176,6 +223,8 @@ def load_on_all_ranks(
     if chosen is None:
         job = facts.spec["job"]
         chosen = Settings(backend=job["backend"], precision=job["precision"], share_gpus=True)
+    if weights is not None:
+        call_on_rank_zero(world, partial(check_weights, network, weights))
     backend = open_backend(chosen, world)
     plan = make_plan(
         network,
@@ -191,10 +240,13 @@ def load_on_all_ranks(
     def restore() -> None:
         assert found is not None, "rank 0 has read the checkpoint"
         restore_replica(replica, found, parameters_only=True)
+        if weights is not None:
+            load_weights(replica, weights)
 
     call_on_rank_zero(world, restore)
     with replica.parameters.write_flat() as flat:
         broadcast_flat(world, replica, flat)
+    broadcast_statistics(world, replica)
     return TrainedModel(
         network, preprocessing, replica, facts, step=step, warning=warning, world=world
     )

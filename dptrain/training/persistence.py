@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from dptrain.backends.replica import Replica
 from dptrain.comm.world import World
 from dptrain.data import Dataset
 from dptrain.errors import UserError, shown
+from dptrain.foreign import refuse_foreign
 from dptrain.measure.environment import environment
 from dptrain.network.network import Network
 from dptrain.network.zoo import build_network
@@ -19,8 +21,10 @@ from dptrain.training.checkpoints import (
     CheckpointStore,
     restore_replica,
 )
-from dptrain.training.progress import AccuracyReached
+from dptrain.training.history import Record
+from dptrain.training.labels import Labels, parse_tags
 from dptrain.training.rundir import RunDirectory
+from dptrain.training.selection import Selection
 from dptrain.training.settings import CONFIG_FILE, Settings
 from dptrain.training.spec import JobSpec, RunSpec
 
@@ -36,6 +40,17 @@ def open_run(chosen: Settings, network: Network, dataset: Dataset) -> RunDirecto
     return RunDirectory.create(
         path, network=network.name, data=dataset.name, now=datetime.now(), keep=keep
     )
+
+
+def starts_from_weights(chosen: Settings) -> bool:
+    """Return True if the run begins with the weights of a file; called on rank 0.
+
+    Raises:
+        UserError: `resume` names no run directory.
+    """
+    if chosen.weights is None or chosen.resume is None:
+        return chosen.weights is not None
+    return not RunDirectory.open(Path(chosen.resume)).has_checkpoint()
 
 
 def restore_run(
@@ -61,6 +76,7 @@ def restore_run(
         total_steps=spec.steps,
     )
     _refuse_other_shards(checkpoint, spec)
+    _refuse_other_validation(checkpoint, spec)
     _refuse_other_data(checkpoint, run_spec)
     restore_replica(replica, checkpoint)
     return checkpoint
@@ -73,6 +89,17 @@ def _refuse_other_shards(checkpoint: Checkpoint, spec: JobSpec) -> None:
         raise UserError(
             f"checkpoint {checkpoint.path} was trained with --shards {shown(then)}, but this run "
             f"uses {spec.shards}; resume with --shards {shown(then)}, or start a new run"
+        )
+
+
+def _refuse_other_validation(checkpoint: Checkpoint, spec: JobSpec) -> None:
+    """Refuse another share for validation, with which minibatches would be others."""
+    then = checkpoint.run_facts.spec.get("job", {}).get("validation", 0.0)
+    if then != spec.validation:
+        raise UserError(
+            f"checkpoint {checkpoint.path} was trained with --validation {shown(then)}, but this "
+            f"run uses {spec.validation:g}; resume with --validation {shown(then)}, or start a new "
+            "run"
         )
 
 
@@ -94,11 +121,11 @@ def start_run(
     network: Network,
     world: World,
     first_step: int,
-) -> AccuracyReached | None:
+) -> list[Record]:
     """Write the settings, the specification and the environment; called on rank 0.
 
     Returns:
-        The requested accuracy if the run that is resumed had reached it, so that no step is left.
+        The evaluations on the validation data that the run made before it was resumed.
     """
     values = chosen.to_toml_values()
     # The configuration comes first: only a directory that has one counts as a run.
@@ -108,10 +135,37 @@ def start_run(
     run.write_specification(run_spec.to_dict())
     run.metrics.truncate_after(first_step)
     run.write_environment(environment(world))
-    reached = AccuracyReached.find(run.metrics.read(), run_spec.job, first_step)
-    if first_step < run_spec.job.steps and reached is None:
+    if chosen.tags is not None or chosen.note is not None:
+        labels = Labels.read(run.path).changed(parse_tags([chosen.tags or ""]), note=chosen.note)
+        labels.write(run.path)
+    evaluations = [r for r in run.metrics.read() if r.get("validation_loss") is not None]
+    is_over = Selection.of(run_spec.job, evaluations, first_step).ends_training
+    if first_step < run_spec.job.steps and not is_over:
         run.remove_summary()
-    return reached
+    return evaluations
+
+
+def find_best(run: RunDirectory, selection: Selection) -> Checkpoint | None:
+    """Return the best checkpoint of a run that is resumed; called on rank 0.
+
+    A crash may have prevented the run from adding its newest checkpoint to the folder ``best``.
+
+    Args:
+        run: the run directory.
+        selection: the best evaluation before the resume.
+
+    Returns:
+        None if the run has none.
+    """
+    for store in (run.best, run.checkpoints):
+        if selection.best_step not in store.steps():
+            continue
+        with suppress(UserError):  # It is damaged.
+            found = store.load(selection.best_step)
+            if store is run.checkpoints:
+                run.best.link(found.path, found.step)
+            return found
+    return None
 
 
 def _is_listed(name: str, network: Network) -> bool:
@@ -139,21 +193,27 @@ def checkpoint_facts(run_spec: RunSpec, updates: int) -> CheckpointFacts:
     )
 
 
-def load_checkpoint(path: Path, step: int | None = None) -> Checkpoint:
+def load_checkpoint(path: Path, step: int | None = None, *, best: bool = False) -> Checkpoint:
     """Read a checkpoint.
 
     Args:
         path: a run directory, a folder of checkpoints, or the folder of one checkpoint.
         step: step of the checkpoint; the newest valid one if it is None.
+        best: for a run directory, prefer the best checkpoint if `step` is None.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
     """
+    refuse_foreign(path)
     if (path / MANIFEST).is_file():
         number = path.name.removeprefix("step-")
         if not number.isdigit():
             raise UserError(f"{path} is not the folder of a checkpoint; expected step-00000100")
         return CheckpointStore(path.parent).load(int(number))
     if (path / CONFIG_FILE).is_file():
-        return RunDirectory.open(path).checkpoints.load(step)
+        run = RunDirectory.open(path)
+        in_best = run.best.steps() if best or step is not None else []
+        if in_best and step in (None, *in_best):
+            return run.best.load(step)
+        return run.checkpoints.load(step)
     return CheckpointStore(path).load(step)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
-from dptrain.data.inputs import UnlabelledInputs, open_inputs
+from dptrain.data.inputs import RawInputs, open_inputs
 from dptrain.data.sharding import shard
 from dptrain.data.workers import read_by_workers
 from dptrain.errors import UserError
@@ -64,16 +64,20 @@ def _refuse_existing(output: Path) -> None:
 
 
 def _write_predictions(
-    output: Path, inputs: UnlabelledInputs, predictions: NDArray[np.float64], model: TrainedModel
+    output: Path, inputs: RawInputs, predictions: NDArray[np.float64], model: TrainedModel
 ) -> None:
-    """Write the columns sample, class and the probability of each class; or sample and values."""
+    """Write the columns sample, class and the probability of each class, or sample and values; and
+    target if a target is known.
+    """
     names = model.preprocessing.output_names(model.network)
     is_class = model.network.loss.targets == "classes"
     header = ["class", *(f"probability_{name}" for name in names)] if is_class else names
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["sample", *header])
-    for name, row in zip(inputs.names, predictions, strict=True):
+    known = inputs.targets is not None
+    writer.writerow(["sample", *header, *(["target"] if known else [])])
+    targets = [[target] for target in inputs.targets or ()] or [[]] * len(predictions)
+    for name, row, target in zip(inputs.names, predictions, targets, strict=True):
         chosen = [names[int(row.argmax())]] if is_class else []
-        writer.writerow([name, *chosen, *(f"{value:.6g}" for value in row)])
+        writer.writerow([name, *chosen, *(f"{value:.6g}" for value in row), *target])
     write_whole(output, lines.getvalue())

@@ -17,6 +17,7 @@ import numpy as np
 from dptrain.backends.replica import Replica
 from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
+from dptrain.comm.statistics import largest_statistics
 from dptrain.comm.world import AgreedError, World
 from dptrain.errors import UserError
 from dptrain.machine import cpu_model, peak_memory
@@ -28,6 +29,7 @@ from dptrain.measure.analysis import (
     rank_profiles,
     spread,
     stage_profiles,
+    statistics_time,
 )
 from dptrain.measure.counters import StepCounter, processor_of
 from dptrain.measure.energy import EnergyMeter, energy_of, meter_facts
@@ -35,7 +37,7 @@ from dptrain.measure.environment import environment
 from dptrain.measure.explanations import algorithms
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
-from dptrain.measure.profile import Profile, Roofs, SumTime
+from dptrain.measure.profile import Profile, Roofs, Spread, SumTime
 from dptrain.measure.profile_files import FLAG, TRACE, claim, write_profile
 from dptrain.measure.recorder import Moments, timing_cost_ms
 from dptrain.measure.roofs import highest_roofs, measure_roofs
@@ -151,14 +153,17 @@ def _measure(
         job.world, job.recorder, ahead=job.engine.max_steps_in_flight,
         skip=options.skip, most=options.steps,
     )  # fmt: skip
-    sums = _time_sums(job)
+    sums, statistics_alone = _time_sums(job), _time_statistics_alone(job)
     facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
     sweep = _time_sweep(job)
     roofs = measure_job_roofs(job) if options.roofs else None
     if measured is None:
         return None, None
     record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
-    return replace(record, sweep=sweep), measured
+    statistics = None
+    if statistics_alone is not None:
+        statistics = statistics_time(job.plan, measured, statistics_alone)
+    return replace(record, sweep=sweep, batch_statistics=statistics), measured
 
 
 def _write_files(
@@ -378,6 +383,16 @@ def _time_sums(job: Job) -> tuple[SumTime, ...]:
         slowest = np.max(job.world.all_gather_json(laps), axis=0)
         found.append(SumTime(size, count, spread(MS * slowest)))
     return tuple(found)
+
+
+def _time_statistics_alone(job: Job) -> Spread | None:
+    """Time the largest sum of batch statistics outside a step; None if there is none."""
+    if job.engine.statistics_sum is None:
+        return None
+    size = largest_statistics(job.plan)
+    repeats = range(SUM_WARM_UP + SUM_REPEATS)
+    laps = [job.engine.time_statistics_sum_alone(size) for _ in repeats][SUM_WARM_UP:]
+    return spread(MS * np.max(job.world.all_gather_json(laps), axis=0))
 
 
 def _time_sweep(job: Job) -> tuple[SumTime, ...]:

@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dptrain.machine import process_age_s
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation import Score
 from dptrain.training.history import Record
+from dptrain.training.quality import Quality
+from dptrain.training.selection import Selection
 from dptrain.training.spec import JobSpec
-
-
-@dataclass(frozen=True)
-class AccuracyReached:
-    """The first evaluation with at least the requested accuracy.
-
-    Attributes:
-        accuracy: test accuracy.
-        epochs, steps: passes over the data and updates so far.
-        time_s: time of the steps of this process in seconds, without evaluations and checkpoints.
-    """
-
-    accuracy: float
-    epochs: float
-    steps: int
-    time_s: float
-
-    @classmethod
-    def find(cls, records: Sequence[Record], spec: JobSpec, step: int) -> AccuracyReached | None:
-        """Return whether the run that is resumed had reached the accuracy; None if it had not.
-
-        Args:
-            records: of ``metrics.jsonl``.
-            spec: the job; a resumed run may request another accuracy.
-            step: number of completed steps; earlier evaluations do not count.
-        """
-        for record in records:
-            accuracy = record.get("test_accuracy")
-            if record.get("step") != step or not isinstance(accuracy, int | float):
-                continue
-            if spec.until_accuracy and accuracy >= spec.until_accuracy:
-                # The time of the steps before is not known.
-                return cls(accuracy, step / spec.epoch_steps, step, math.nan)
-        return None
 
 
 @dataclass
@@ -59,9 +26,11 @@ class Progress:
         loss: loss of the last minibatch.
         rate: learning rate of the last update.
         last_train_loss: mean loss over the present epoch, or over the one that has just ended.
-        score: the latest evaluation on the test data.
+        score: the latest evaluation on the validation data.
         scored_at: step of that evaluation.
-        reached: the first evaluation with at least `JobSpec.until_accuracy`; None before it.
+        selection: the best evaluation on the validation data.
+        test_score, test_quality: the evaluation on the test data, at the end of training.
+        restored_step: step whose parameters training ended with, if it is not the last one.
     """
 
     step: int
@@ -72,7 +41,10 @@ class Progress:
     rate: float = math.nan
     score: Score | None = None
     scored_at: int = -1
-    reached: AccuracyReached | None = None
+    selection: Selection = field(default_factory=Selection)
+    test_score: Score | None = None
+    test_quality: Quality | None = None
+    restored_step: int | None = None
     last_train_loss: float = math.nan
     _epoch_loss: float = 0.0
     _epoch_correct: int = 0
@@ -97,7 +69,7 @@ class Progress:
         self.last_train_loss = self._epoch_loss / self._epoch_samples
 
     def add_score(self, score: Score, spec: JobSpec, between_ns: int) -> None:
-        """Record an evaluation on the test data.
+        """Record an evaluation on the validation data.
 
         Args:
             score: its result.
@@ -105,15 +77,18 @@ class Progress:
             between_ns: time of the evaluations and checkpoints before this one.
         """
         self.score, self.scored_at = score, self.step
-        wanted, accuracy = spec.until_accuracy, score.accuracy
-        if self.reached is not None or not wanted or accuracy is None or accuracy < wanted:
-            return
-        self.reached = AccuracyReached(
-            accuracy,
-            self.step / spec.epoch_steps,
+        self.selection.add(
             self.step,
-            (self._busy_ns - between_ns) / 1e9,
+            loss=score.loss,
+            accuracy=score.accuracy,
+            epochs=self.step / spec.epoch_steps,
+            time_s=(self._busy_ns - between_ns) / 1e9,
         )
+
+    @property
+    def is_best(self) -> bool:
+        """True if the parameters after the last completed step are the best ones so far."""
+        return self.step == self.selection.best_step
 
     def begin_epoch(self) -> None:
         """Reset the sums over the epoch."""
@@ -150,11 +125,31 @@ class Progress:
             "step": self.step,
             "train_loss": self.last_train_loss,
             "train_accuracy": self.train_accuracy,
-            "test_loss": None if score is None else score.loss,
-            "test_accuracy": None if score is None else score.accuracy,
+            "validation_loss": None if score is None else score.loss,
+            "validation_accuracy": None if score is None else score.accuracy,
             "learning_rate": self.rate,
             "samples_per_s": self.samples_per_s,
         }
+
+    def test_record(self, spec: JobSpec) -> Record | None:
+        """Return the record of the evaluation on the test data; None if there was none."""
+        score = self.test_score
+        if score is None:
+            return None
+        return {
+            "step": self.step,
+            "epoch": self.step / spec.epoch_steps,
+            "test_loss": score.loss,
+            "test_accuracy": score.accuracy,
+            **self.test_results,
+        }
+
+    @property
+    def test_results(self) -> Record:
+        """Further results on the test data that are single numbers, by their key in records."""
+        quality = self.test_quality
+        found = {} if quality is None else quality.results()
+        return {f"test_{name}": value for name, value in found.items()}
 
     def epoch_line(self, spec: JobSpec) -> str:
         """Return the line that is printed after an epoch."""
@@ -166,6 +161,6 @@ class Progress:
         if self.train_accuracy is not None:
             parts.append(f"train {self.train_accuracy:.1%}")
         if self.score is not None and self.scored_at == self.step:
-            parts.append(f"test {self.score}")
+            parts.append(f"validation {self.score}{' (best)' if self.is_best else ''}")
         parts.append(f"{self.samples_per_s:,.0f} samples/s")
         return "  ".join(parts)

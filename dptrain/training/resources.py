@@ -22,7 +22,7 @@ from dptrain.comm.world import AgreedError, World
 from dptrain.data.base import Samples
 from dptrain.data.stored import CachedSamples
 from dptrain.machine import available_cores, cpu_model, own_cores
-from dptrain.memory import require_memory
+from dptrain.memory import ADVICE, require_memory
 from dptrain.plan.plan import Plan, require_shards
 from dptrain.training.settings import Settings
 from dptrain.training.spec import RankSpec
@@ -163,8 +163,12 @@ def check_memory(backend: Backend, plan: Plan, num_samples: int, world: World) -
     require_memory(ranks * ORDER_BYTES * num_samples, f"the order of {num_samples:,} samples{node}")
     if backend.free_bytes() is None:
         purpose = f"{plan.network.name} with {plan.batch_size:,} samples in a minibatch{node}"
-        require_memory(ranks * sum(plan.memory.values()), purpose)
+        advice = ADVICE if plan.setting.recompute else f"{ADVICE}, or --recompute"
+        require_memory(ranks * sum(plan.memory.values()), purpose, advice)
 
+
+COMPILATION_TIMEOUT_S = 3600.0
+"""Longest wait for the rank that compiles. On a machine that others use, it took over 5 minutes."""
 
 NOTICE_AFTER_S, PROGRESS_EVERY_S = 2.0, 5.0
 
@@ -208,12 +212,15 @@ def make_replica(
     if world.local_size > 1:
         if world.first_on_node():
             backend.prepare(plan)
-        world.node_barrier()
+        world.node_barrier(COMPILATION_TIMEOUT_S)
     return backend.make_replica(plan, seed=seed, arrays=arrays)
 
 
 def share_state(world: World, replica: Replica) -> None:
-    """Copy parameters and optimizer state of rank 0 to every rank, and verify that they agree."""
+    """Copy the state of rank 0 to every rank, and verify that the ranks agree.
+
+    The state consists of parameters, optimizer state, running statistics and the number of updates.
+    """
     count = np.array([replica.updates], np.int64)
     world.broadcast(count)
     replica.updates = int(count[0])
@@ -221,6 +228,7 @@ def share_state(world: World, replica: Replica) -> None:
         broadcast_flat(world, replica, flat)
     world.node_barrier()
     world.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
+    broadcast_statistics(world, replica)
 
 
 def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any]) -> None:
@@ -234,3 +242,47 @@ def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any]) -> None:
         replica.memory.upload(flat, values)
     else:
         world.broadcast(np.empty_like(values))
+
+
+def broadcast_statistics(world: World, replica: Replica) -> None:
+    """Overwrite the running statistics of every rank with those of rank 0."""
+    if replica.statistics and world.size > 1:
+        values = _read_statistics(replica)
+        world.broadcast(values)
+        _write_statistics(replica, values)
+        world.check_equal(_read_statistics(replica), "running statistics")
+
+
+def average_statistics(world: World, replica: Replica, num_samples: int) -> None:
+    """Overwrite the running statistics of every rank with their means over the ranks.
+
+    All ranks receive the same bits.
+
+    Args:
+        world: the ranks; every rank calls this function.
+        replica: the replica of this rank.
+        num_samples: samples of this rank in a minibatch, which weight its statistics. Those of a
+            rank that has none are still the initial ones.
+    """
+    if replica.statistics and world.size > 1:
+        own = _read_statistics(replica)
+        # The rows of other ranks are zero, so the all-reduce rounds nothing.
+        rows = np.zeros((world.size, own.size))
+        rows[world.rank] = own
+        world.all_reduce(rows)
+        weights = world.all_gather_json(num_samples)
+        means = np.average(rows, axis=0, weights=weights)
+        _write_statistics(replica, means.astype(own.dtype))
+
+
+def _read_statistics(replica: Replica) -> NDArray[Any]:
+    """Return all running statistics, one after the other."""
+    return np.concatenate([values.reshape(-1) for values in replica.statistics.values()])
+
+
+def _write_statistics(replica: Replica, values: NDArray[Any]) -> None:
+    """Overwrite all running statistics."""
+    start = 0
+    for name, old in replica.statistics.items():
+        replica.statistics[name] = values[start : start + old.size].reshape(old.shape)
+        start += old.size

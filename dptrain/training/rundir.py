@@ -5,9 +5,11 @@ config.toml       the settings with the recipe filled in; `dptrain train --confi
 env.json          machine, versions and command
 metrics.jsonl     one record a line, written while training
 spec.json         the resolved specification: see `dptrain.training.spec.RunSpec`
+labels.toml       tags and a note: see `dptrain.training.labels`
 network.toml      the network, unless dptrain builds it by its name
 summary.json      results, written when the run ends
 checkpoints/      see `dptrain.training.checkpoints`
+best/             the checkpoint of the best epoch by the validation data
 .last_checkpoint  step of the newest checkpoint
 .lock             locked by the process that trains here
 """
@@ -39,6 +41,7 @@ from dptrain.files import (
     write_whole,
     writing,
 )
+from dptrain.foreign import refuse_foreign
 from dptrain.measure.metrics import MetricsFile
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
@@ -47,7 +50,7 @@ from dptrain.training.settings import CONFIG_FILE as CONFIG
 from dptrain.training.settings import read_settings
 
 ENVIRONMENT, SUMMARY, NETWORK, LOCK = "env.json", "summary.json", "network.toml", ".lock"
-SPECIFICATION = "spec.json"
+SPECIFICATION, BEST = "spec.json", "best"
 LAST_CHECKPOINT = ".last_checkpoint"
 
 
@@ -64,12 +67,14 @@ class RunDirectory:
         path: the directory.
         metrics: its `metrics.jsonl`.
         checkpoints: its checkpoints.
+        best: its best checkpoint.
     """
 
     def __init__(self, path: Path, *, keep: int = 3) -> None:
         self.path = path
         self.metrics = MetricsFile(path / "metrics.jsonl", self.check_present)
         self.checkpoints = CheckpointStore(path / "checkpoints", keep, self.check_present)
+        self.best = CheckpointStore(path / BEST, 1, self.check_present)
         self._release: weakref.finalize[Any, Any] | None = None
         self._directory: int | None = None
 
@@ -115,6 +120,7 @@ class RunDirectory:
         Raises:
             UserError: there is no run; the message names what is missing and similar paths.
         """
+        refuse_foreign(path)
         try:
             if (path / CONFIG).is_file():
                 return cls(path, keep=keep)

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from dptrain.backends import BACKENDS
-from dptrain.comm import TRANSPORTS
+from dptrain.comm import BATCH_NORM_MODES, TRANSPORTS
 from dptrain.errors import UserError, suggest
 from dptrain.toml import read_toml
+from dptrain.training.labels import parse_tags
+from dptrain.training.presets import find_config
 
 if TYPE_CHECKING:
     from dptrain.network.network import Network
@@ -35,11 +37,17 @@ OTHER_VARIABLES = (
 CONFIG_FILE = "config.toml"
 """Name of the file in a run directory that holds the settings of the run."""
 
-LOCATIONS = ("run_dir", "resume")
-"""Settings that name where a run is stored. The file of a run does not contain them."""
+NETWORK_SUFFIXES = (".toml", ".onnx")
+"""Endings of the names of files that describe networks."""
+
+DIRECTORY_SETTINGS = ("run_dir", "resume", "tags", "note")
+"""Settings about the directory of a run, not the job. The file of a run does not contain them."""
 
 RANK_SETTINGS = ("threads", "workers", "share_gpus", "timeout")
 """Settings that may differ between ranks, because they describe a rank and not the job."""
+
+BEST_BY = ("accuracy", "loss", "none")
+"""Values of the setting `best_by`."""
 
 GROUPS = ("model", "data", "optimisation", "parallelism", "output", "measurement")
 """Headings under which help texts list the settings, in order."""
@@ -105,7 +113,10 @@ class Settings:
     """
 
     network: str = _setting(
-        "model", "model0", "A network that `dptrain describe` lists, or a .toml file."
+        "model",
+        "model0",
+        "A network that `dptrain describe` lists, a .toml file, or an .onnx file, "
+        "with whose parameters training begins.",
     )
     backend: str = _setting(
         "model", "numba", "Implementation of the layers. `null` computes nothing; it measures "
@@ -116,6 +127,12 @@ class Settings:
         "numba also fp32-direct (no Winograd convolution); reference also fp64.",
         otherwise="the first precision of the backend",
     )  # fmt: skip
+    weights: Path | None = _setting(
+        "model", None, "Initial parameters: an .onnx file, or a safetensors file with the names "
+        "and shapes of the network's, such as the state_dict of torchvision's resnet18. A run "
+        "that continues from a checkpoint does not read it.",
+        otherwise="those of an .onnx network, else random numbers by the seed",
+    )  # fmt: skip
     seed: int = _setting(
         "model", 0, "Seed of the initial parameters, the order of the samples, dropout and "
         "augmentation.", at_least=0,
@@ -124,16 +141,28 @@ class Settings:
         "model", False, "Measure the kernels with the lowest estimated times on the GPU, for "
         "about 5 s, and use the fastest (cuda and cudnn). Otherwise estimates decide.",
     )  # fmt: skip
+    recompute: bool = _setting(
+        "model", False, "Compute activations again in the backward pass, if this needs less memory "
+        "than to keep them. Results are the same.",
+    )  # fmt: skip
 
     data: str | None = _setting(
-        "data", None, "Data set: digits, irradiance, synthetic, cifar10:DIR, mnist:DIR, npz:FILE, "
-        "npy:X,Y, folder:DIR or csv:FILE?target=COLUMN.", otherwise=RECIPE,
+        "data", None, "Data set: digits, shapes, irradiance, synthetic, cifar10:DIR, mnist:DIR, "
+        "npz:FILE, npy:X,Y, folder:DIR or csv:FILE?target=COLUMN.", otherwise=RECIPE,
+    )  # fmt: skip
+    validation: float | None = _setting(
+        "data", None, "Share of the training data that is set aside for evaluations during "
+        "training, by class and by the seed, such as 0.2. 0 uses none.",
+        otherwise="the validation split of the data, if it has one; 0.2 of the digits", at_least=0,
+        below=1,
     )  # fmt: skip
     crop: int | None = _setting(
         "data", None, "Augmentation: shift each training image by up to this many pixels.",
         otherwise=RECIPE, at_least=0,
     )  # fmt: skip
-    flip: bool = _setting("data", False, "Augmentation: mirror half of the training images.")
+    flip: bool | None = _setting(
+        "data", None, "Augmentation: mirror half of the training images.", otherwise=RECIPE
+    )
     brightness: float = _setting(
         "data", 0.0, "Augmentation: largest value that is added to or subtracted from the pixels "
         "of an image, which range from -1 to 1.", at_least=0,
@@ -157,9 +186,10 @@ class Settings:
         at_most=1,
     )  # fmt: skip
 
-    batch_size: int = _setting(
-        "optimisation", 32, "Samples of a global minibatch, which all ranks share.", at_least=1
-    )
+    batch_size: int | None = _setting(
+        "optimisation", None, "Samples of a global minibatch, which all ranks share.",
+        otherwise=RECIPE, at_least=1,
+    )  # fmt: skip
     epochs: int | None = _setting(
         "optimisation", None, "Passes over the training data.", otherwise=RECIPE, at_least=1
     )
@@ -169,23 +199,58 @@ class Settings:
     )  # fmt: skip
     until_accuracy: float | None = _setting(
         "optimisation", None, "End training after the first evaluation with at least this accuracy "
-        "on the test data, such as 0.97; --epochs or --steps is the limit.",
+        "on the validation data, such as 0.97; --epochs or --steps is the limit.",
         otherwise="make all steps", above=0, at_most=1,
     )  # fmt: skip
+    patience: int | None = _setting(
+        "optimisation", None, "End training after this many evaluations without an improvement "
+        "by --best-by.", otherwise="make all steps", at_least=1,
+    )  # fmt: skip
+    best_by: str | None = _setting(
+        "optimisation", None, "Keep the parameters of the epoch with the highest accuracy or the "
+        "lowest loss on the validation data, and end training with them. none ends with the last "
+        "ones.", otherwise="accuracy, or loss if the network predicts values; none without "
+        "validation data", choices=BEST_BY,
+    )  # fmt: skip
     optimizer: str | None = _setting(
-        "optimisation", None, "Update rule.", otherwise=RECIPE, choices=("sgd", "adam")
+        "optimisation", None, "Update rule.", otherwise=RECIPE, choices=("sgd", "adam", "adamw")
     )
     learning_rate: float | None = _setting(
         "optimisation", None, "Learning rate after warm-up.", otherwise=RECIPE, above=0
     )
+    scale_rate: str = _setting(
+        "optimisation", "none", "Multiply the learning rate by --batch-size / --reference-batch "
+        "(linear) or by its square root (sqrt).", choices=("none", "linear", "sqrt"),
+    )  # fmt: skip
+    reference_batch: int | None = _setting(
+        "optimisation", None, "Batch size for which the learning rate is meant.",
+        otherwise=RECIPE, at_least=1,
+    )  # fmt: skip
+    weight_decay: float | None = _setting(
+        "optimisation", None, "Weight decay of all weights of convolutions and dense layers. "
+        "Biases and the parameters of normalisations have none. sgd and adam add it to the "
+        "gradient, adamw multiplies the weights.",
+        otherwise="0.01 with adamw; otherwise that of the network's layers", at_least=0,
+    )  # fmt: skip
     momentum: float | None = _setting(
         "optimisation", None, "Momentum of sgd.", otherwise=RECIPE, at_least=0, below=1
     )
-    nesterov: bool = _setting("optimisation", False, "Use Nesterov momentum.")
+    nesterov: bool | None = _setting(
+        "optimisation", None, "Use Nesterov momentum.", otherwise=RECIPE
+    )
+    clip_norm: float | None = _setting(
+        "optimisation", None, "Largest norm of the gradient of all parameters; a larger gradient "
+        "is scaled down to it.", otherwise="no limit", above=0,
+    )  # fmt: skip
+    label_smoothing: float = _setting(
+        "optimisation", 0.0, "Share of each label that is divided among all classes, such as 0.1, "
+        "in training; evaluations do not smooth.", at_least=0, below=1,
+    )  # fmt: skip
     schedule: str | None = _setting(
         "optimisation", None, "Learning-rate schedule: constant; a factor of --step-factor every "
-        "--step-every steps; or half a cosine that ends at 0.", otherwise=RECIPE,
-        choices=("constant", "step", "cosine"),
+        "--step-every steps or at --step-at; half a cosine that ends at 0; polynomial, which ends "
+        "at 0; or one-cycle, which rises to the learning rate in 30% of the steps.",
+        otherwise=RECIPE, choices=("constant", "step", "cosine", "polynomial", "one-cycle"),
     )  # fmt: skip
     warmup_steps: int = _setting(
         "optimisation", 0, "Steps in which the learning rate rises linearly to its value.",
@@ -193,16 +258,30 @@ class Settings:
     )  # fmt: skip
     step_every: int | None = _setting(
         "optimisation", None, "Steps between two reductions by schedule step.",
-        otherwise="none; schedule step requires it", at_least=1,
+        otherwise="none", at_least=1,
     )  # fmt: skip
-    step_factor: float = _setting(
-        "optimisation", 0.1, "Factor of a reduction by schedule step.", above=0, at_most=1
+    step_at: str | None = _setting(
+        "optimisation", None, "Fractions of all steps after which schedule step reduces the rate, "
+        "such as 1/2,3/4; replaces --step-every.", otherwise=RECIPE,
+    )  # fmt: skip
+    step_factor: float | None = _setting(
+        "optimisation", None, "Factor of a reduction by schedule step.", otherwise=RECIPE, above=0,
+        at_most=1,
+    )  # fmt: skip
+    power: float = _setting(
+        "optimisation", 1.0, "Exponent of schedule polynomial; 1 is a straight line.", above=0
     )
 
     strategy: str = _setting(
         "parallelism", "mirrored", "How ranks share an update: mirrored sums the gradients on "
         "every rank (all-reduce); central sends them to rank 0, which updates the parameters and "
         "broadcasts them.", choices=("mirrored", "central"),
+    )  # fmt: skip
+    batch_norm: str = _setting(
+        "parallelism", "global", "Whose mean and variance batch normalisation uses in training: "
+        "global, those of the whole minibatch, with two small sums over the ranks for each such "
+        "layer; rank, those of each rank's part, without sums; running means are then averaged "
+        "over the ranks before evaluations and checkpoints.", choices=BATCH_NORM_MODES,
     )  # fmt: skip
     shards: int = _setting(
         "parallelism", 0, "Micro-shards of a minibatch, at least one for each rank. Their "
@@ -241,11 +320,19 @@ class Settings:
         "or variables change them. Without a directory: continue the run in --run-dir, or start "
         "it.", otherwise="start a new run",
     )  # fmt: skip
+    tags: str | None = _setting(
+        "output", None, "Tags of the run, separated by commas, for `dptrain runs list --tag`.",
+        otherwise="none",
+    )  # fmt: skip
+    note: str | None = _setting("output", None, "A note about the run.", otherwise="none")
     checkpoint_every: int | None = _setting(
         "output", None, "Steps between two checkpoints.", otherwise="one epoch", at_least=1
     )
     keep_checkpoints: int = _setting(
-        "output", 3, "Number of checkpoints that are kept, the newest ones.", at_least=1
+        "output",
+        3,
+        "Number of checkpoints that are kept, the newest ones; the best one is kept in addition.",
+        at_least=1,
     )
     log_every: int = _setting(
         "output", 10, "Steps between two records in metrics.jsonl.", at_least=1
@@ -255,8 +342,8 @@ class Settings:
     )
 
     evaluate_every: int = _setting(
-        "measurement", 1, "Epochs between two evaluations on the test data; 0 evaluates at the "
-        "end only.", at_least=0,
+        "measurement", 1, "Epochs between two evaluations on the validation data; 0 evaluates "
+        "after the last step only. The test data is evaluated once, at the end.", at_least=0,
     )  # fmt: skip
     baseline_steps: int = _setting(
         "measurement", 10, "Most steps in a block of steps that rank 0 makes alone, to measure the "
@@ -276,34 +363,65 @@ class Settings:
             raise UserError(
                 f"epochs is {self.epochs} and steps is {self.steps}; set only one of the two"
             )
-        if self.schedule == "step" and self.step_every is None:
-            raise UserError("schedule is 'step' but step_every is not set; try --step-every 1000")
-        if self.schedule != "step" and self.step_every is not None:
+        self._refuse_contradicting_schedules()
+        if self.optimizer not in ("sgd", None) and (self.momentum or self.nesterov):
             raise UserError(
-                f"step_every is {self.step_every} but schedule is "
-                f"{self.schedule or 'not set'}; try --schedule step"
+                f"momentum and nesterov belong to optimizer sgd, but optimizer is "
+                f"'{self.optimizer}'; remove them or try --optimizer sgd"
             )
-        if self.optimizer == "adam" and (self.momentum or self.nesterov):
-            raise UserError(
-                "momentum and nesterov belong to optimizer sgd, but optimizer is 'adam'; "
-                "remove them or try --optimizer sgd"
-            )
-        if self.shards > self.batch_size:
+        if self.batch_size is not None and self.shards > self.batch_size:
             raise UserError(
                 f"--shards is {self.shards}, but --batch-size is {self.batch_size}; use at most "
                 "one micro-shard for each sample"
             )
-        if self.until_accuracy is not None and not self.evaluate_every:
+        if self.shards and self.batch_norm == "rank":
             raise UserError(
-                f"until_accuracy is {self.until_accuracy:g}, but evaluate_every is 0, so nothing "
-                "is evaluated before training ends; try --evaluate-every 1"
+                "--batch-norm rank takes statistics that depend on the number of ranks, but "
+                f"--shards {self.shards} requires results that do not; remove one of the two"
+            )
+        for name in ("until_accuracy", "patience"):
+            value = getattr(self, name)
+            if value is not None and not self.evaluate_every:
+                raise UserError(
+                    f"{name} is {value:g}, but evaluate_every is 0, so nothing is evaluated before "
+                    "training ends; try --evaluate-every 1"
+                )
+        if self.patience is not None and self.best_by == "none":
+            raise UserError(
+                f"patience is {self.patience}, but best_by is none, so no evaluation is an "
+                "improvement; try --best-by loss"
             )
         if self.nesterov and self.momentum == 0:
             raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")
+        if self.tags is not None:
+            parse_tags([self.tags])
         if self.resume is not None and self.run_dir not in (None, self.resume):
             raise UserError(
                 f"run_dir is '{self.run_dir}' but resume is '{self.resume}'; a run continues in "
                 "its own directory, so remove run_dir"
+            )
+
+    def _refuse_contradicting_schedules(self) -> None:
+        from dptrain.training.schedules import parse_fractions
+
+        for name in ("step_every", "step_at"):
+            value = getattr(self, name)
+            # The recipe selects a schedule that is not set.
+            if self.schedule not in ("step", None) and value is not None:
+                raise UserError(
+                    f"{name} is {value} but schedule is {self.schedule}; try --schedule step"
+                )
+        if self.step_at is not None and self.step_every is not None:
+            raise UserError(
+                f"step_every is {self.step_every} and step_at is {self.step_at}; set only one of "
+                "the two"
+            )
+        if self.step_at is not None:
+            parse_fractions(self.step_at)
+        if self.schedule == "one-cycle" and self.warmup_steps:
+            raise UserError(
+                f"warmup_steps is {self.warmup_steps}, but schedule one-cycle has a rise of its "
+                "own; remove one of the two"
             )
 
     def with_recipe(self, network: Network | None = None) -> Settings:
@@ -325,22 +443,45 @@ class Settings:
         if data is None:
             raise UserError(f"network '{self.network}' has no default data; try --data npz:FILE")
         no_length = self.epochs is None and self.steps is None
-        is_file = self.network.endswith(".toml")
+        is_file, weights = self.network.endswith(NETWORK_SUFFIXES), self.weights
+        if weights is None and self.network.endswith(".onnx"):
+            weights = Path(self.network)
+        schedule = _first(self.schedule, chosen.schedule)
+        step_at = self.step_at
+        if schedule == "step" and step_at is None and self.step_every is None:
+            step_at = chosen.step_at
+            if step_at is None:
+                raise UserError(
+                    "schedule is 'step' but neither step_every nor step_at is set; try "
+                    "--step-at 1/2,3/4"
+                )
+        momentum = _first(self.momentum, chosen.momentum)
+        # The share was chosen for this data; other data may have a split of its own.
+        is_recipe_data = data == chosen.data
         filled = {
+            "validation": _first(self.validation, chosen.validation if is_recipe_data else None),
             "network": str(Path(self.network).absolute()) if is_file else self.network,
             "data": absolute(data),
+            "weights": None if weights is None else weights.absolute(),
             "optimizer": chosen.optimizer,
             "learning_rate": _first(self.learning_rate, chosen.learning_rate),
-            "momentum": _first(self.momentum, chosen.momentum),
+            "momentum": momentum,
+            "nesterov": _first(self.nesterov, chosen.nesterov and momentum > 0),
+            "reference_batch": _first(self.reference_batch, chosen.batch_size),
+            "weight_decay": _first(self.weight_decay, chosen.weight_decay),
+            "batch_size": _first(self.batch_size, chosen.batch_size),
             "epochs": chosen.epochs if no_length else self.epochs,
-            "schedule": _first(self.schedule, chosen.schedule),
+            "schedule": schedule,
+            "step_at": step_at,
+            "step_factor": _first(self.step_factor, chosen.step_factor),
             "crop": _first(self.crop, chosen.crop),
+            "flip": _first(self.flip, chosen.flip),
             "run_dir": _first(self.resume, self.run_dir),
         }
         origins = dict(self.origins)
         for name, value in filled.items():
-            if getattr(self, name) is None and value is not None and name not in LOCATIONS:
-                origins[name] = "recipe"
+            if getattr(self, name) is None and value is not None and name not in DIRECTORY_SETTINGS:
+                origins[name] = "network" if name == "weights" else "recipe"
         return replace(self, **filled, origins=origins)
 
     def load_network(self) -> Network:
@@ -351,18 +492,52 @@ class Settings:
 
     def check_until_accuracy(self, network: Network) -> None:
         """Raise `UserError` if an accuracy is requested, but the network predicts values."""
-        if self.until_accuracy is not None and network.loss.targets == "values":
+        by = "--best-by accuracy" if self.best_by == "accuracy" else None
+        needs = "--until-accuracy" if self.until_accuracy is not None else by
+        if needs is not None and network.loss.targets == "values":
             raise UserError(
-                f"--until-accuracy needs classes, but network '{network.name}' predicts values; "
-                "remove --until-accuracy"
+                f"{needs} needs classes, but network '{network.name}' predicts values; "
+                f"remove {needs}"
             )
+
+    def check_validation(self, data: str, *, has_validation: bool) -> None:
+        """Raise `UserError` if a setting needs validation data, but the data `data` has none."""
+        needs = [name for name in ("until_accuracy", "patience") if getattr(self, name) is not None]
+        if self.best_by not in (None, "none"):
+            needs.append("best_by")
+        if needs and not has_validation:
+            raise UserError(
+                f"--{needs[0].replace('_', '-')} needs validation data, but {data} has none; try "
+                "--validation 0.1"
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a global minibatch; `with_recipe` has filled them in."""
+        assert self.batch_size is not None, "call with_recipe first"
+        return self.batch_size
 
     def update_rule(self) -> Optimizer:
         """Return the optimizer; `with_recipe` has filled in its settings."""
-        from dptrain.plan.optimizers import SGD, Adam
+        from dptrain.plan.optimizers import make_optimizer
 
         assert self.optimizer is not None, "call with_recipe first"
-        return Adam() if self.optimizer == "adam" else SGD(self.momentum or 0.0, self.nesterov)
+        return make_optimizer(
+            self.optimizer,
+            momentum=self.momentum or 0.0,
+            nesterov=bool(self.nesterov),
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+        )
+
+    @property
+    def peak_rate(self) -> float:
+        """The learning rate after warm-up, scaled to the batch size."""
+        from dptrain.training.schedules import scaled_rate
+
+        assert self.learning_rate is not None, "call with_recipe first"
+        reference = self.reference_batch or self.global_batch
+        return scaled_rate(self.learning_rate, self.scale_rate, self.global_batch, reference)
 
     def to_toml_values(self) -> dict[str, Any]:
         """Return the settings that start the same run again from a file, without locations."""
@@ -370,7 +545,7 @@ class Settings:
         return {
             name: str(value) if isinstance(value, Path) else value
             for name, value in values.items()
-            if value is not None and name not in LOCATIONS
+            if value is not None and name not in DIRECTORY_SETTINGS
         }
 
     @classmethod
@@ -478,7 +653,7 @@ def load_settings(
     Args:
         flags: the given flags by the name of their setting; text is converted.
         environment: for example `os.environ`.
-        file: a TOML file.
+        file: a TOML file, or the name of a preset.
 
     Returns:
         The settings, with the recipe of the network filled in.
@@ -500,10 +675,13 @@ def load_settings(
                 f"names {file}; remove --config"
             )
         file = resume / CONFIG_FILE
-    values = {} if file is None else _from_file(read_settings(file), str(file))
+    source = "" if file is None else str(file)
+    if file is not None:
+        file = find_config(file)
+    values = {} if file is None else _from_file(read_settings(file), source)
     if resume is not None:
         values.pop("threads", None)
-    origins = dict.fromkeys(values, str(file))
+    origins = dict.fromkeys(values, source)
     for layer, origin in (
         (variables, {name: by_name[name].variable for name in variables}),
         (given, {name: by_name[name].flag for name in given}),
@@ -520,16 +698,18 @@ def load_settings(
 def read_settings(file: Path) -> dict[str, Any]:
     """Return the values of a configuration file.
 
-    The paths of a network and of data are relative to the folder of the file.
+    The paths of a network, of data and of weights are relative to the folder of the file.
     """
     from dptrain.data.spec import absolute
 
     values = read_toml(file)
-    network, data = values.get("network"), values.get("data")
-    if isinstance(network, str) and network.endswith(".toml"):
+    network, data, weights = (values.get(key) for key in ("network", "data", "weights"))
+    if isinstance(network, str) and network.endswith(NETWORK_SUFFIXES):
         values["network"] = str(file.parent / network)
     if isinstance(data, str):
         values["data"] = absolute(data, file.parent)
+    if isinstance(weights, str):
+        values["weights"] = str(file.parent / weights)
     return values
 
 

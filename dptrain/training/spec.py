@@ -11,9 +11,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from dptrain.training.settings import LOCATIONS, RANK_SETTINGS, Settings, settings
+from dptrain.data.base import count_text
+from dptrain.training.settings import DIRECTORY_SETTINGS, RANK_SETTINGS, Settings, settings
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,14 @@ class JobSpec:
         epoch_steps: updates per epoch.
         epochs: passes over the data; 0 if the length of the job was set in steps.
         steps: updates of the whole job, including those before a resume.
-        until_accuracy: test accuracy at which training ends; 0 makes all steps.
+        learning_rate: for `reference_batch` samples; `scale_rate` is the rule for others.
+        clip_norm: 0 without a limit.
+        weight_decay: None if each layer has its own.
+        validation: share of the training samples that is set aside; 0 if there are none, or if the
+            data has a split of its own.
+        until_accuracy: validation accuracy at which training ends; 0 makes all steps.
+        patience: evaluations without an improvement after which training ends; 0 makes all steps.
+        best_by: ``none`` without validation data.
         step_every: 0 unless the schedule is ``step``.
         bucket_kib: 0 if the gradient is one bucket.
         transport: the transport in use; ``mpi`` for one rank on a CPU, ``host`` for one on a GPU.
@@ -37,8 +46,11 @@ class JobSpec:
     backend: str
     precision: str
     tune: bool
+    recompute: bool
+    weights: str
     seed: int
     data: str
+    validation: float
     crop: int
     flip: bool
     brightness: float
@@ -48,15 +60,25 @@ class JobSpec:
     epochs: int
     steps: int
     until_accuracy: float
+    patience: int
+    best_by: str
     optimizer: str
     learning_rate: float
     momentum: float
     nesterov: bool
+    clip_norm: float
+    label_smoothing: float
+    weight_decay: float | None
+    scale_rate: str
+    reference_batch: int
     schedule: str
     warmup_steps: int
     step_every: int
+    step_at: str
     step_factor: float
+    power: float
     strategy: str
+    batch_norm: str
     shards: int
     transport: str
     bucket_kib: int
@@ -142,7 +164,8 @@ class RunSpec:
 
     def __repr__(self) -> str:
         data = self.data
-        samples = f"{data['train_samples']:,} training and {data['test_samples']:,} test samples"
+        sizes = (data.get(f"{split}_samples", 0) for split in ("train", "test", "validation"))
+        samples = f"{count_text(*sizes)} samples"
         lines = [
             f"RunSpec of dptrain {self.version}, digest {self.digest[:16]}",
             *(
@@ -173,10 +196,11 @@ def digest(value: Any) -> str:
 
 def job_settings(chosen: Settings) -> dict[str, Any]:
     """Return the settings on which all ranks must agree, as plain JSON values."""
+    values = {setting.name: getattr(chosen, setting.name) for setting in settings()}
     return {
-        setting.name: getattr(chosen, setting.name)
-        for setting in settings()
-        if setting.name not in (*LOCATIONS, *RANK_SETTINGS)
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in values.items()
+        if name not in (*DIRECTORY_SETTINGS, *RANK_SETTINGS)
     }
 
 
@@ -189,6 +213,7 @@ def resolve_job(
     prefetch: int,
     transport: str,
     bucket_kib: int,
+    best_by: str,
 ) -> JobSpec:
     """Return the job specification; nothing is left open.
 
@@ -196,15 +221,21 @@ def resolve_job(
         chosen: settings with the recipe of the network filled in.
         ranks: number of ranks.
         epoch_steps: updates per epoch.
-        precision, prefetch, transport, bucket_kib: what the backend, the data and the machine
-            decide if `chosen` leaves it open.
+        precision, prefetch, transport, bucket_kib, best_by: what the backend, the data and the
+            machine decide if `chosen` leaves it open.
     """
     steps = chosen.steps or (chosen.epochs or 0) * epoch_steps
     resolved: dict[str, Any] = {
         "epochs": chosen.epochs or 0,
         "steps": steps,
+        "validation": chosen.validation or 0.0,
         "until_accuracy": chosen.until_accuracy or 0.0,
+        "patience": chosen.patience or 0,
+        "best_by": best_by,
+        "clip_norm": chosen.clip_norm or 0.0,
         "step_every": chosen.step_every or 0,
+        "step_at": chosen.step_at or "",
+        "weights": str(chosen.weights or ""),
         "checkpoint_every": chosen.checkpoint_every or epoch_steps,
         "precision": precision,
         "prefetch": prefetch,
@@ -217,6 +248,6 @@ def resolve_job(
         item.name: resolved[item.name] if item.name in resolved else getattr(chosen, item.name)
         for item in fields(JobSpec)
     }
-    missing = [name for name, value in values.items() if value is None]
+    missing = [name for name, value in values.items() if value is None and name != "weight_decay"]
     assert not missing, f"the recipe left {missing} open"
     return JobSpec(**values)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dptrain import __version__
 from dptrain.comm.world import World
-from dptrain.measure.analysis import Measured, spread, stage_profiles
+from dptrain.measure.analysis import Measured, profile_efficiencies, spread, stage_profiles
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.energy import energy_lines, energy_of, meter_facts
 from dptrain.measure.gathering import gather_measured
@@ -27,9 +27,19 @@ from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.job import Job
 from dptrain.training.progress import Progress
 from dptrain.training.resources import possible_efficiency
+from dptrain.training.schedules import Schedule
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+TEST_LABELS = {
+    "test_top5_accuracy": "top-5 accuracy",
+    "test_mae": "MAE",
+    "test_rmse": "RMSE",
+    "test_r2": "R²",
+}
+"""Labels of further results on the test data in the last lines of a run."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +74,12 @@ def introduce(job: Job, display: Display, step: int) -> None:
     transport = f", transport {spec.transport}" if world.size > 1 else ""
     shards = f" in {_count(spec.shards, 'micro-shard')}" if spec.shards else ""
     warmup = f", {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else ""
+    clipping = f", gradients clipped at norm {spec.clip_norm:g}" if spec.clip_norm else ""
+    decay = "" if spec.weight_decay is None else f", weight decay {spec.weight_decay:g}"
     display.print(
         f"{_count(world.size, 'rank')} × {worker}, {spec.strategy}{transport}; global minibatch "
         f"{spec.batch_size}{shards}, at most {job.local_batch} per rank; {spec.optimizer}, "
-        f"learning rate {spec.learning_rate:g} ({spec.schedule}{warmup})"
+        f"learning rate {job.schedule.base:g} ({spec.schedule}{warmup}){decay}{clipping}"
     )
     if job.run is not None:
         resumed = f", resumed after step {step}" if step else ""
@@ -80,11 +92,17 @@ def introduce(job: Job, display: Display, step: int) -> None:
             f"warning: batch size {spec.batch_size} exceeds the {len(job.dataset.train):,} "
             "training samples, so every minibatch is the whole training data"
         )
-    if job.reached is not None:
+    reached = job.selection.reached
+    if reached is not None:
         display.print(
-            f"nothing left to do: the test accuracy after step {step} was "
-            f"{job.reached.accuracy:.2%}, at least the {spec.until_accuracy:.2%} of "
+            f"nothing left to do: the validation accuracy after step {step} was "
+            f"{reached.accuracy:.2%}, at least the {spec.until_accuracy:.2%} of "
             "--until-accuracy; continue with a higher --until-accuracy"
+        )
+    elif job.selection.is_out_of_patience:
+        display.print(
+            f"nothing left to do: the last {job.selection.since_best} evaluations were no "
+            "improvement; continue with a higher --patience"
         )
     elif step >= spec.steps:
         display.print(
@@ -94,10 +112,10 @@ def introduce(job: Job, display: Display, step: int) -> None:
 
 
 def _advice_to_continue(job: Job) -> str:
-    if job.spec.schedule == "cosine":
+    if job.spec.schedule in Schedule.WHOLE_RUN:
         return (
-            "the cosine schedule has ended, so continue with --schedule constant, a small "
-            "--learning-rate and more --epochs or --steps"
+            f"the {job.spec.schedule} schedule has ended, so continue with --schedule constant, a "
+            "small --learning-rate and more --epochs or --steps"
         )
     return "continue with more --epochs or --steps"
 
@@ -219,10 +237,17 @@ def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[s
 
 
 def _closing_lines(job: Job, progress: Progress) -> tuple[str, ...]:
-    lines, score = [], progress.score
+    lines, score = _best_lines(job, progress), progress.test_score
     if score is not None:
         accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.2%}, "
-        lines.append(f"test: {accuracy}loss {score.loss:.4g} on {_count(score.samples, 'sample')}")
+        more = "".join(
+            f", {TEST_LABELS[name]} {value:.4g}"
+            for name, value in progress.test_results.items()
+            if name in TEST_LABELS
+        )
+        lines.append(
+            f"test: {accuracy}loss {score.loss:.4g}{more} on {_count(score.samples, 'sample')}"
+        )
     if job.spec.until_accuracy:
         lines.append(_accuracy_line(job, progress))
     if job.run is not None:
@@ -235,10 +260,43 @@ def _closing_lines(job: Job, progress: Progress) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _best_lines(job: Job, progress: Progress) -> list[str]:
+    """Return why training ended early, and of which epoch the parameters are."""
+    found, lines = progress.selection, list[str]()
+    if found.is_out_of_patience:
+        lines.append(
+            f"training ended after step {progress.step}: {_count(found.since_best, 'evaluation')} "
+            "without an improvement"
+        )
+    if found.best_step >= 0:
+        is_restored = progress.restored_step is not None
+        lines.append(
+            f"{'restored the' if is_restored else 'best'} parameters: epoch "
+            f"{found.best_step / job.spec.epoch_steps:g}, step {found.best_step}, {found}"
+        )
+    return lines
+
+
+def _selected(job: Job, progress: Progress) -> dict[str, Any]:
+    """Return the results on the validation data of the parameters that training ended with."""
+    found, last = progress.selection, progress.score
+    loss, accuracy, step = found.best_loss, found.best_accuracy, found.best_step
+    if step < 0:
+        loss, accuracy = (None, None) if last is None else (last.loss, last.accuracy)
+        step = progress.step
+    return {
+        "validation_loss": loss,
+        "validation_accuracy": accuracy,
+        "selected_by": job.spec.best_by,
+        "selected_step": step,
+        "out_of_patience": found.is_out_of_patience,
+    }
+
+
 def _summary(
     job: Job, progress: Progress, measured: Measured | None, scaling: Efficiency
 ) -> dict[str, Any]:
-    spec, score = job.spec, progress.score
+    spec, score = job.spec, progress.test_score
     return {
         "network": job.network.name,
         "parameters": job.network.num_parameters,
@@ -256,6 +314,8 @@ def _summary(
         "train_loss": None if measured is None else progress.last_train_loss,
         "test_loss": None if score is None else score.loss,
         "test_accuracy": None if score is None else score.accuracy,
+        **progress.test_results,
+        **_selected(job, progress),
         "time_to_accuracy": _time_to_accuracy(job, progress),
         "samples_per_s": progress.samples_per_s,
         "first_step_s": progress.first_step_s,
@@ -270,7 +330,7 @@ def _summary(
 
 def _time_to_accuracy(job: Job, progress: Progress) -> dict[str, Any] | None:
     """Return when the requested accuracy was reached; None if none was requested."""
-    wanted, reached = job.spec.until_accuracy, progress.reached
+    wanted, reached = job.spec.until_accuracy, progress.selection.reached
     if not wanted:
         return None
     if reached is None:
@@ -290,7 +350,7 @@ def _time_to_accuracy(job: Job, progress: Progress) -> dict[str, Any] | None:
 
 def _accuracy_line(job: Job, progress: Progress) -> str:
     """Return whether and when the requested accuracy was reached."""
-    wanted, reached = job.spec.until_accuracy, progress.reached
+    wanted, reached = job.spec.until_accuracy, progress.selection.reached
     if reached is None:
         return f"an accuracy of {wanted:.2%} was not reached in {_count(progress.step, 'step')}"
     took = "" if job.first_step else f" and {reached.time_s:.3g} s of steps"
@@ -325,6 +385,7 @@ def _times(job: Job, measured: Measured | None) -> dict[str, Any]:
     """Return the times of a step as a profile has them; None if no step was measured."""
     none: dict[str, Any] = {
         "step_ms": None, "parts": None, "step_parts": None, "hidden_ms": None, "stages": [],
+        "pop": None,
     }  # fmt: skip
     if measured is None:
         return none
@@ -332,10 +393,12 @@ def _times(job: Job, measured: Measured | None) -> dict[str, Any]:
     if not measured.by_stage:
         return {**none, "step_ms": step_ms}
     stages = stage_profiles(job.plan, measured, None, job.replica.notes)
+    pop = profile_efficiencies(job.plan, measured)
     return {
         "step_ms": step_ms,
         "parts": asdict(measured.parts),
         "step_parts": asdict(measured.step_parts),
         "hidden_ms": float(measured.column(HIDDEN).mean()),
         "stages": [asdict(stage) for stage in stages],
+        "pop": None if pop is None else asdict(pop),
     }

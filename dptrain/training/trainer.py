@@ -32,6 +32,7 @@ from dptrain.comm.world import DivergedError, World
 from dptrain.data import Dataset
 from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
+from dptrain.data.sharding import shard
 from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
@@ -42,6 +43,7 @@ from dptrain.network.network import Network
 from dptrain.training.baseline import InterleavedBaseline, open_loader
 from dptrain.training.callbacks import Callback, Checkpoints, MetricsLog, Progress
 from dptrain.training.checkpoints import (
+    Checkpoint,
     CheckpointStore,
     replica_arrays,
     restore_replica,
@@ -54,12 +56,19 @@ from dptrain.training.energy import (
     unopened_meter,
 )
 from dptrain.training.engines import StepResult
-from dptrain.training.evaluation import open_test_data, score
+from dptrain.training.evaluation import (
+    open_test_data,
+    results_of,
+    score,
+    score_in_detail,
+)
 from dptrain.training.history import History
 from dptrain.training.job import Job, assemble
 from dptrain.training.persistence import checkpoint_facts, load_checkpoint
 from dptrain.training.progress import Progress as RunningState
-from dptrain.training.resources import share_state
+from dptrain.training.resources import average_statistics, share_state
+from dptrain.training.rundir import BEST
+from dptrain.training.selection import Selection
 from dptrain.training.settings import Settings, load_settings
 from dptrain.training.spec import RunSpec
 from dptrain.training.summary import Conclusion, conclude
@@ -69,7 +78,8 @@ class Trainer:
     """Train a network on a data set, on one rank or on many.
 
     Args:
-        network: a `Network`, the name of one (`dptrain describe` lists them) or a .toml file.
+        network: a `Network`, the name of one (`dptrain describe` lists them), a .toml file, or an
+            .onnx file, with whose parameters training begins.
         data: the name of a data set as for ``dptrain train --data``; None for the one of the
             network's recipe; arrays ``(x_train, y_train, x_test, y_test)`` or ``(x, y)``; a
             mapping with these names; or any object that `dptrain.data.objects` describes.
@@ -83,6 +93,7 @@ class Trainer:
         job: the parts of the job, assembled.
         history: one record per epoch.
         progress: the running state: step, loss, throughput.
+        best: on rank 0, the best checkpoint by the validation data; None if there is none.
         summary: results of the last `fit`, as in ``summary.json``; None before.
 
     Raises:
@@ -93,7 +104,7 @@ class Trainer:
         >>> len(trainer.fit())
         1
         >>> sorted(trainer.evaluate())
-        ['loss', 'samples', 'scored']
+        ['loss', 'mae', 'r2', 'rmse', 'samples', 'scored']
     """
 
     def __init__(
@@ -175,7 +186,8 @@ class Trainer:
         self.callbacks = [*callbacks, MetricsLog(), Checkpoints()]
         self.history = History()
         counts_correct = job.network.loss.targets != "values"
-        self.progress = RunningState(job.first_step, counts_correct, reached=job.reached)
+        self.progress = RunningState(job.first_step, counts_correct, selection=job.selection)
+        self.best = job.best
         self.summary: Mapping[str, Any] | None = None
         self._engine_is_open = False
         self._baseline = InterleavedBaseline(job, job.first_step)
@@ -203,6 +215,11 @@ class Trainer:
         return self.job.replica.parameters
 
     @property
+    def statistics(self) -> Mapping[str, NDArray[Any]]:
+        """Statistics by name, for example ``bn1.running_mean`` (C,); reading copies."""
+        return self.job.replica.statistics
+
+    @property
     def step(self) -> int:
         """Number of completed steps, including those before a resume."""
         return self.progress.step
@@ -214,12 +231,12 @@ class Trainer:
 
     @property
     def is_last_step(self) -> bool:
-        """True if no step follows: all are done, a stop was requested, or the accuracy reached."""
+        """True if no step follows: all are done, a stop was requested, or training ends early."""
         return self.step == self.job.spec.steps or self._ends_early
 
     @property
     def _ends_early(self) -> bool:
-        return self.progress.stopped or self.progress.reached is not None
+        return self.progress.stopped or self.progress.selection.ends_training
 
     def __repr__(self) -> str:
         job = self.job
@@ -235,7 +252,11 @@ class Trainer:
         """Train until all steps of the job are done, or until a stop is requested.
 
         Ctrl-C and SIGTERM stop training after the current step; `fit` then returns and can be
-        called again to continue. It makes no steps if the accuracy `until_accuracy` was reached.
+        called again to continue. It makes no steps if the accuracy `until_accuracy` was reached, or
+        if the last `patience` evaluations were no improvement.
+
+        If training was not stopped, it ends with the best parameters by the validation data, and
+        they are evaluated on the test data.
 
         Args:
             stop: a stop request that may have been made before; None makes a new one.
@@ -262,6 +283,7 @@ class Trainer:
             load = Clock.now()
             with self._open_loader() as batches:
                 self._make_steps(batches, request)
+            self._end_training()
             self._finish(self._conclude(self._baseline.result(), load))
         return self.history
 
@@ -292,8 +314,10 @@ class Trainer:
 
     def _after_step(self, result: StepResult) -> None:
         self.progress.add(result)
+        if self._reads_statistics():
+            self._average_statistics()
         if self._is_evaluation_due():
-            self._evaluate_test_data()
+            self._evaluate_validation_data()
         for callback in self.callbacks:
             callback.on_step(self, result)
         if self.ends_epoch:
@@ -315,21 +339,76 @@ class Trainer:
 
     def _is_evaluation_due(self) -> bool:
         if self.step == self.job.spec.steps and not self.progress.stopped:
-            return True
+            return self.job.dataset.validation is not None
         return self._evaluates_after(self.step)
 
     def _evaluates_after(self, step: int) -> bool:
-        """Return True if step number `step` ends an epoch after which the test data is used."""
+        """Return True if step number `step` ends an epoch with an evaluation."""
         spec = self.job.spec
+        if self.job.dataset.validation is None:
+            return False
         epoch, rest = divmod(step, spec.epoch_steps)
         return not rest and bool(spec.evaluate_every) and epoch % spec.evaluate_every == 0
 
-    def _evaluate_test_data(self) -> None:
+    def _reads_statistics(self) -> bool:
+        """Return True if anything reads the running statistics after the last completed step."""
+        is_saved = self.job.keeps_run and self.step % self.job.spec.checkpoint_every == 0
+        return self._is_evaluation_due() or is_saved or self.is_last_step
+
+    def _average_statistics(self) -> None:
+        """Average running statistics if each rank has its own; all ranks call this."""
         job = self.job
+        if job.spec.batch_norm == "rank":
+            count = min(job.spec.batch_size, len(job.dataset.train))
+            own = shard(count, job.world.rank, job.world.size)
+            average_statistics(job.world, job.replica, own.stop - own.start)
+
+    def _evaluate_validation_data(self) -> None:
+        job = self.job
+        assert job.dataset.validation is not None
         before_ns = sum(job.recorder.totals_ns.values())
         with job.recorder.between(EVALUATION):
-            found = score(job.replica, job.dataset.test, job.world)
-        self.progress.add_score(found, job.spec, before_ns)
+            found = score(job.replica, job.dataset.validation, job.world)
+            self.progress.add_score(found, job.spec, before_ns)
+            if self.progress.is_best and job.world.is_rank_zero:
+                facts = checkpoint_facts(job.run_spec, job.replica.updates).to_mapping()
+                arrays = replica_arrays(job.replica)
+                self.best = Checkpoint(self.step, arrays, facts, Path(BEST))
+
+    def _end_training(self) -> None:
+        """Restore the best parameters and evaluate them on the test data, unless stopped."""
+        job = self.job
+        if self.progress.stopped:
+            return
+        with job.recorder.between(EVALUATION):
+            self._restore_best()
+            # A run that had ended keeps its results.
+            if job.recorder.steps or self._written_summary() is None:
+                self.progress.test_score, self.progress.test_quality = score_in_detail(
+                    job.replica, job.dataset.test, job.world, job.dataset.preprocessing
+                )
+
+    def _restore_best(self) -> None:
+        """Set all ranks to the state of the best checkpoint, if it is not that of the last step."""
+        job, best = self.job, self.best
+        step = self.progress.selection.best_step
+        if step in (-1, self.step):
+            return
+
+        def restore() -> None:
+            assert best is not None
+            restore_replica(job.replica, best)
+
+        call_on_rank_zero(job.world, restore)
+        with job.replica.parameters.write_flat():
+            share_state(job.world, job.replica)
+        self.progress.restored_step = step
+
+    def _written_summary(self) -> dict[str, Any] | None:
+        """Return the summary that the run wrote when it ended after the last completed step."""
+        written = None if self.job.run is None else self.job.run.summary_of(self.step)
+        found: dict[str, Any] | None = self.job.world.broadcast_json(written)
+        return found
 
     def _has_steps_left(self) -> bool:
         return self.step < self.job.spec.steps and not self._ends_early
@@ -363,11 +442,9 @@ class Trainer:
         job = self.job
         if not job.recorder.steps:
             # No step was left. The run keeps its summary, if it wrote one before it ended.
-            written = None if job.run is None else job.run.summary_of(self.step)
-            written = job.world.broadcast_json(written)
+            written = self._written_summary()
             if written is not None:
-                return Conclusion(dict(written), (), ())
-            self._evaluate_test_data()
+                return Conclusion(written, (), ())
         return conclude(job, self.progress, baseline, load)
 
     def _finish(self, conclusion: Conclusion) -> None:
@@ -389,9 +466,11 @@ class Trainer:
 
         Returns:
             ``scored`` (which samples were evaluated), ``samples`` (their number), ``loss`` (mean
-            over samples) and, unless the network predicts values, ``accuracy``.
+            over samples) and, unless the network predicts values, ``accuracy``; further results of
+            each class or of values, see `dptrain.training.evaluation.results_of`.
         """
         job = self.job
+        self._average_statistics()
         if data is None:
             samples = job.dataset.test
             scored = f"the test split of {job.dataset.name}, {len(samples):,} samples"
@@ -404,9 +483,8 @@ class Trainer:
                 job.world,
                 seed=job.spec.seed,
             )
-        result = score(job.replica, samples, job.world)
-        accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
-        return {"scored": scored, "samples": result.samples, "loss": result.loss, **accuracy}
+        found = score_in_detail(job.replica, samples, job.world, job.dataset.preprocessing)
+        return {"scored": scored, **results_of(*found)}
 
     def predict(self, x: ArrayLike) -> NDArray[np.float32]:
         """Return the predictions for raw samples; each rank computes what it is passed.
@@ -429,7 +507,7 @@ class Trainer:
     # Files.
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a checkpoint: parameters, optimizer state, step, settings and preprocessing.
+        """Write a checkpoint: parameters, running statistics, optimizer state, step and settings.
 
         Every rank calls this method; rank 0 writes.
 
@@ -449,13 +527,15 @@ class Trainer:
                 folder.mkdir(parents=True, exist_ok=True)
             facts = checkpoint_facts(job.run_spec, job.replica.updates)
             store = CheckpointStore(folder)
-            store.save(self.step, replica_arrays(job.replica), facts.to_mapping())
+            step = self.progress.restored_step or self.step
+            store.save(step, replica_arrays(job.replica), facts.to_mapping())
 
+        self._average_statistics()
         call_on_rank_zero(job.world, write)
         return folder
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Restore parameters, optimizer state and step number from a checkpoint or a run.
+        """Restore parameters, statistics, optimizer state and step number from a checkpoint or run.
 
         Every rank calls this method; rank 0 reads the files.
 
@@ -474,7 +554,9 @@ class Trainer:
 
         step = job.world.broadcast_json(call_on_rank_zero(job.world, read))
         share_state(job.world, job.replica)
-        self.progress = RunningState(step, self.progress.counts_correct)
+        selection = Selection.of(job.spec)
+        self.progress = RunningState(step, self.progress.counts_correct, selection=selection)
+        self.best = None
 
     # As a context manager, the trainer releases the run directory.
 

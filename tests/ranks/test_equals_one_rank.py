@@ -7,31 +7,40 @@ import pytest
 
 from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
-from dptrain.comm import STRATEGIES, make_gradient_sum
+from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum
 from dptrain.comm.shared import share_arrays
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import StepRecorder
-from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
-from dptrain.plan import SGD, Adam, Optimizer, make_buckets, make_plan
+from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
+from dptrain.plan import SGD, Adam, AdamW, Optimizer, make_buckets, make_plan
 from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
 
 pytestmark = pytest.mark.mpi
 
 STEPS = 50
+CLIPPED = SGD(momentum=0.9, clip_norm=0.2)
+"""Gradients of the first steps have a norm of about 1."""
 NETWORK = Network(
     (2, 6, 6), [Conv2d(3), ReLU(), MaxPool2d(2), Flatten(), Dropout(0.25), Dense(5), ReLU(),
                 Dense(3)],
+)  # fmt: skip
+
+NORMALIZED_STEPS = 20
+NORMALIZED = Network(
+    (2, 6, 6), [Conv2d(3), BatchNorm2d(), ReLU(), MaxPool2d(2), Conv2d(4, 2), BatchNorm2d(),
+                Flatten(), Dense(3)],
 )  # fmt: skip
 
 
 def _train(
     world: World, strategy: str, optimizer: Optimizer, batch: int,
     backend: str = "reference", precision: str = "fp64", steps: int = STEPS,
+    network: Network = NETWORK,
 ) -> tuple[Replica, list]:  # fmt: skip
     loaded = load_backend(backend)
-    plan = make_plan(NETWORK, loaded, batch, precision=precision, optimizer=optimizer)
+    plan = make_plan(network, loaded, batch, precision=precision, optimizer=optimizer)
     shares = strategy == "shared" and world.size > 1
     arrays = share_arrays(world, plan) if shares else None
     replica = loaded.make_replica(plan, seed=3, arrays=arrays)
@@ -41,12 +50,13 @@ def _train(
     sums = make_gradient_sum(
         "mirrored" if strategy == "shared" else strategy, world, replica, buckets
     )
+    statistics_sum = make_statistics_sum(world, replica, sums.transport)
     recorder = StepRecorder(replica.plan.stages)
     random = np.random.default_rng(7)
     losses = []
     cut = [batch * rank // world.size for rank in range(world.size + 1)]
     mine = slice(cut[world.rank], cut[world.rank + 1])
-    with make_engine(replica, sums, buckets, recorder) as engine:
+    with make_engine(replica, sums, buckets, recorder, statistics_sum) as engine:
         for step in range(steps):
             x = random.normal(size=(batch, 2, 6, 6))
             y = random.integers(0, 3, size=batch)
@@ -57,7 +67,11 @@ def _train(
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 10])
-@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(momentum=0.9), Adam(), AdamW(), CLIPPED],
+    ids=["sgd", "adam", "adamw", "clipped"],
+)
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
     [*((name, "connected") for name in STRATEGIES), ("shared", "connected"),
@@ -82,12 +96,52 @@ def test_parameters_after_50_steps(
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_parameters_in_the_memory_of_a_device(
-    connected: World, strategy: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("batch", [1, 2, 7, 10])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [*((name, "connected") for name in STRATEGIES), ("shared", "connected"),
+     ("shared", "two_per_node")],
+)  # fmt: skip
+def test_batch_normalisation_over_all_ranks(
+    request: pytest.FixtureRequest, ranks: str, strategy: str, batch: int
+) -> None:
+    world: World = request.getfixturevalue(ranks)
+    options = strategy, SGD(momentum=0.9), batch, "reference", "fp64", NORMALIZED_STEPS, NORMALIZED
+    alone, expected = _train(World.single(), *options)
+    replica, losses = _train(world, *options)
+    world.barrier()
+    world.check_equal(replica.flat_parameters, "parameters")
+    # As above. Normalisation divides by deviations of about 0.1, so errors grow faster.
+    scale = np.abs(alone.flat_parameters).max()
+    np.testing.assert_allclose(
+        replica.flat_parameters, alone.flat_parameters, rtol=0, atol=1e-11 * scale
+    )
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-10)
+    for name, values in replica.statistics.items():
+        world.check_equal(values, name)
+        assert np.abs(values - alone.statistics[name]).max() < 1e-11 * (1 + np.abs(values).max())
+
+
+def test_batch_normalisation_of_devices_by_mpi(
+    connected: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: Emulator())
-    options = strategy, SGD(momentum=0.9), 7, "cuda", "fp32", 5
+    options = "mirrored", SGD(momentum=0.9), 7, "cuda", "fp32", 3, NORMALIZED
+    alone, expected = _train(World.single(), *options)
+    replica, losses = _train(connected, *options)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    for name, values in replica.statistics.items():
+        connected.check_equal(values, name)
+        np.testing.assert_allclose(values, alone.statistics[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), CLIPPED], ids=["sgd", "clipped"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_parameters_in_the_memory_of_a_device(
+    connected: World, strategy: str, optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: Emulator())
+    options = strategy, optimizer, 7, "cuda", "fp32", 5
     alone, expected = _train(World.single(), *options)
     replica, losses = _train(connected, *options)
     connected.check_equal(replica.memory.download(replica.flat_parameters), "parameters")

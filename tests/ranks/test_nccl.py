@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 import dptrain.api as api
 from dptrain.backends.replica import Replica
-from dptrain.comm import STRATEGIES, make_gradient_sum, nccl
+from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum, nccl
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
 from dptrain.errors import UserError
 from dptrain.measure.recorder import EXPOSED, StepRecorder
-from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
+from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, make_buckets
 from dptrain.training.engines import StepResult, device, make_engine
 from tests.emulator.emulator import Emulator
@@ -30,6 +30,9 @@ NETWORK = Network(
     (2, 6, 6), [Conv2d(3), ReLU(), MaxPool2d(2), Flatten(), Dropout(0.25), Dense(5), ReLU(),
                 Dense(3)],
 )  # fmt: skip
+
+FLOAT32, FLOAT64 = 7, 8
+"""Numbers of NCCL's types."""
 
 
 class Communicator:
@@ -47,9 +50,11 @@ class Communicator:
     def _array(address: int, count: int) -> NDArray[np.float32]:
         return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
 
-    def allReduce(self, source: int, target: int, count: int, *_: Any) -> None:
+    def allReduce(self, source: int, target: int, count: int, kind: int, *_: Any) -> None:
         assert source == target
-        self.comm.Allreduce(MPI.IN_PLACE, self._array(source, count))
+        number = {FLOAT32: ctypes.c_float, FLOAT64: ctypes.c_double}[kind]
+        array = np.ctypeslib.as_array((number * count).from_address(source))
+        self.comm.Allreduce(MPI.IN_PLACE, array)
 
     def reduce(
         self, source: int, target: int, count: int, kind: int, op: int, root: int, *_: Any
@@ -82,22 +87,24 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
         return device
 
     module = SimpleNamespace(
-        get_unique_id=lambda: b"12", NCCL_FLOAT32=7, NCCL_SUM=0, NcclCommunicator=Communicator
-    )
+        get_unique_id=lambda: b"12", NCCL_FLOAT32=FLOAT32, NCCL_FLOAT64=FLOAT64, NCCL_SUM=0,
+        NcclCommunicator=Communicator,
+    )  # fmt: skip
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", open_device)
     monkeypatch.setattr(nccl, "import_nccl", lambda: module)
 
 
 def train(
-    world: World, strategy: str, number: int
+    world: World, strategy: str, number: int, network: Network = NETWORK
 ) -> tuple[Replica, list[StepResult], StepRecorder]:
     """Some steps of 7 samples in all, by the engine that training uses."""
-    replica = api.make_replica(NETWORK, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
+    replica = api.make_replica(network, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
     buckets = make_buckets(replica.plan, 100)
     sums = make_gradient_sum(strategy, world, replica, buckets)
     assert sums.enqueues
     recorder = StepRecorder(replica.plan.stages)
-    engine = make_engine(replica, sums, buckets, recorder)
+    statistics_sum = make_statistics_sum(world, replica, sums.transport)
+    engine = make_engine(replica, sums, buckets, recorder, statistics_sum)
     random = np.random.default_rng(7)
     cut = [7 * rank // world.size for rank in range(world.size + 1)]
     mine = slice(cut[world.rank], cut[world.rank + 1])
@@ -136,6 +143,17 @@ def test_ranks_with_devices_train_as_one(
         assert (one.correct, one.samples) == (other.correct, 7)
     assert recorder.all_rows()[2].sum() == 1
     assert EXPOSED in recorder.names
+
+
+def test_batch_normalisation_over_all_ranks(connected: World, devices: None) -> None:
+    network = Network((2, 6, 6), [Conv2d(3), BatchNorm2d(), ReLU(), Flatten(), Dense(3)])
+    alone, expected, _ = train(World.single(), "mirrored", 3, network)
+    replica, results, _ = train(connected, "mirrored", 3, network)
+    for one, other in zip(results, expected, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+    for name, values in replica.statistics.items():
+        connected.check_equal(values, name)
+        np.testing.assert_allclose(values, alone.statistics[name], rtol=1e-4, atol=1e-5)
 
 
 def test_ranks_that_share_a_device_sum_through_the_host(connected: World, devices: None) -> None:

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 import dptrain.api as api
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.replica import Replica
-from dptrain.comm import STRATEGIES, make_gradient_sum, peer
+from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum, peer
 from dptrain.comm.enqueued import Shared
 from dptrain.comm.peer import Peers
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
 from dptrain.errors import UserError
-from dptrain.measure.recorder import StepRecorder
-from dptrain.network import Dense, Network, ReLU
+from dptrain.measure.recorder import EXPOSED, STATISTICS, STEP, StepRecorder
+from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU
 from dptrain.plan import SGD, make_buckets
 from dptrain.plan.flat import STOP
 from dptrain.training.engines import StepResult, make_engine
@@ -32,6 +32,9 @@ from tests.emulator.emulator import DeviceArray, Emulator
 pytestmark = pytest.mark.mpi
 
 NETWORK = Network((11,), [Dense(29), ReLU(), Dense(3)])
+NORMALIZED = Network(
+    (1, 4, 3), [Conv2d(5), BatchNorm2d(), ReLU(), Conv2d(3), BatchNorm2d(), Flatten(), Dense(3)]
+)
 
 
 class Device(Emulator):
@@ -81,8 +84,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "BLOCKS", 3)
 
 
-def small_replica() -> Replica:
-    return api.make_replica(NETWORK, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
+def small_replica(network: Network = NETWORK) -> Replica:
+    return api.make_replica(network, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
 
 
 def numbers_of(rank: int, turn: int, count: int) -> NDArray[np.float32]:
@@ -118,6 +121,32 @@ def test_sums_are_added_in_the_order_of_ranks(
             peers.all_reduce(array)
             parts = [numbers_of(rank, 2 * turn + place, count) for rank in range(connected.size)]
             np.testing.assert_array_equal(memory.download(array), in_order(parts))
+    peers.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_statistics_are_added_in_the_order_of_ranks(connected: World, devices: None) -> None:
+    """Sums of different lengths share a channel; an odd number has half a packet at its end."""
+    replica = small_replica()
+    memory, rank = replica.memory, connected.rank
+    peers = Peers(connected, replica, Shared(statistics=301))
+    for turn in range(6):
+        for count in (301, 1, 7, 90):
+            array = memory.zeros((count,), "float64")
+            # Low words with all bits set are not flags of numbers that have not arrived.
+            x = [numbers_of(r, turn, count) / np.float64(3.0) for r in range(connected.size)]
+            for part in x:
+                part[::5].view(np.uint64)[...] |= 0xFFFFFFFF
+            memory.upload(array, x[rank])
+            peers.sum_statistics(array)
+            expected = x[0].copy()
+            for part in x[1:]:
+                expected += part
+            found = memory.download(array)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-15 * np.abs(x).max())
+            exact = np.arange(count) % 5 != 0
+            np.testing.assert_array_equal(found[exact], expected[exact])
+            connected.check_equal(found, "sums")
     peers.close()
 
 
@@ -173,34 +202,40 @@ def test_a_wait_ends(connected: World, devices: None) -> None:
     peers.close()
 
 
-def train(world: World, strategy: str, number: int) -> tuple[Replica, list[StepResult]]:
+def train(
+    world: World, strategy: str, number: int, network: Network = NETWORK, *, timed: bool = False
+) -> tuple[Replica, list[StepResult], StepRecorder]:
     """Some steps of 7 samples in all, by the engine that training uses."""
-    replica = small_replica()
+    replica = small_replica(network)
     buckets = make_buckets(replica.plan, 100)
     sums = make_gradient_sum(
         strategy, world, replica, buckets, "peer" if world.size > 1 else "auto"
     )
     assert sums.enqueues
-    engine = make_engine(replica, sums, buckets, StepRecorder(replica.plan.stages))
+    statistics_sum = make_statistics_sum(world, replica, sums.transport)
+    recorder = StepRecorder(replica.plan.stages)
+    engine = make_engine(replica, sums, buckets, recorder, statistics_sum)
+    if timed:
+        engine.time_stages(0)
     random = np.random.default_rng(7)
     cut = [7 * rank // world.size for rank in range(world.size + 1)]
     mine = slice(cut[world.rank], cut[world.rank + 1])
     results = []
     with engine:
         for step in range(number):
-            x = random.normal(size=(7, 11)).astype(np.float32)
+            x = random.normal(size=(7, *network.input_shape)).astype(np.float32)
             y = random.integers(0, 3, size=7).astype(np.int32)
             batch = Batch(step, 0, x[mine], y[mine], np.arange(7)[mine], 7)
             engine.step(iter([batch]), 0.05)
             results += engine.results()
         results += engine.results(wait=True)
-    return replica, results
+    return replica, results, recorder
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_ranks_train_as_one(connected: World, devices: None, strategy: str) -> None:
-    alone, expected = train(World.single(), strategy, 4)
-    replica, results = train(connected, strategy, 4)
+    alone, expected, _ = train(World.single(), strategy, 4)
+    replica, results, _ = train(connected, strategy, 4)
     connected.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
     for name, value in alone.parameters.items():
         # As in test_equals_one_rank, with 4 steps and ε = 6e-8.
@@ -209,6 +244,21 @@ def test_ranks_train_as_one(connected: World, devices: None, strategy: str) -> N
     for one, other in zip(results, expected, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=3e-5)
         assert (one.correct, one.samples) == (other.correct, 7)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_batch_normalisation_over_all_ranks(connected: World, devices: None, timed: bool) -> None:
+    alone, expected, _ = train(World.single(), "mirrored", 4, NORMALIZED)
+    replica, results, recorder = train(connected, "mirrored", 4, NORMALIZED, timed=timed)
+    for one, other in zip(results, expected, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+    for name, values in replica.statistics.items():
+        connected.check_equal(values, name)
+        np.testing.assert_allclose(values, alone.statistics[name], rtol=1e-4, atol=1e-5)
+    if timed and connected.size > 1:
+        row = dict(zip(recorder.names, recorder.rows()[-1].tolist(), strict=True))
+        assert 0 < row[STATISTICS] < row[EXPOSED] < row[STEP]
+        assert min(row.values()) >= 0
 
 
 @pytest.mark.mpi(min_size=2)

@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 
-from dptrain.backends.replica import Replica
+from dptrain.backends.reference.normalization import BatchNormalization
+from dptrain.backends.replica import Context, Replica
 from dptrain.comm import STRATEGIES, peer
 from dptrain.comm.world import World
-from dptrain.measure.profile_tables import straggler_line
+from dptrain.measure.loss_tables import losses_report
+from dptrain.measure.profile_tables import profile_report, straggler_line
+from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU
+from dptrain.network.files import write_network
+from dptrain.training import losses
+from dptrain.training.losses import LossOptions, measure_losses
 from dptrain.training.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
 from tests.ranks.test_peer import Device
+from tests.unit.measure.test_profile import unknown_keys
 from tests.unit.measure.test_trace import check_trace
 
 pytestmark = pytest.mark.mpi
@@ -62,6 +69,73 @@ def test_a_straggler_is_named_by_its_own_time(
     assert found.parts.total == pytest.approx(
         sum(rank.step_ms for rank in found.ranks) / world.size, rel=1e-9
     )
+
+
+def write_normalized(world: World, folder: Path) -> Path:
+    """Return a file of a network with two batch normalisations, the same on every rank."""
+    file = Path(world.broadcast_json(str(folder))) / "net.toml"
+    layers = [Conv2d(4), BatchNorm2d(), ReLU(), Conv2d(4), BatchNorm2d(), Flatten(), Dense(10)]
+    if world.is_rank_zero:
+        write_network(Network((3, 6, 6), layers), file)
+    world.barrier()
+    return file
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("transport", ["shared", "mpi"])
+def test_waiting_in_a_sum_of_batch_statistics_is_no_computation(
+    connected: World, transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rank computes longer in a normalisation, and the others wait for it there."""
+    world, file = connected, write_normalized(connected, tmp_path)
+    statistics = BatchNormalization.statistics
+
+    def late(self: BatchNormalization, context: Context) -> None:
+        time.sleep(LATE_S)
+        statistics(self, context)
+
+    last = world.size - 1
+    if world.rank == last:
+        monkeypatch.setattr(BatchNormalization, "statistics", late)
+    flags = {"network": str(file), "data": "synthetic?samples=400", "backend": "reference",
+             "batch_size": 20, "transport": transport, "crop": 0}  # fmt: skip
+    options = ProfileOptions(steps=10, skip=2, roofs=False)
+    found = profile(load_settings(flags, {}), world, options, quiet=True)
+    assert (found is not None) == world.is_rank_zero
+    if found is None:
+        return
+    assert not unknown_keys(found)
+    sums = found.batch_statistics
+    assert sums is not None
+    assert sums.number == 4
+    late_ms, others = 2e3 * LATE_S, last / world.size
+    assert sums.time_ms.mean > late_ms * others / 2
+    assert sums.share == pytest.approx(sums.time_ms.mean / found.step_ms.mean, rel=0.05)
+    for rank in found.ranks[:last]:
+        assert rank.imbalance_ms > late_ms / 2
+        assert rank.compute_ms < found.ranks[last].compute_ms
+    slow = [s for s in found.stages if s.phase == "statistics"]
+    assert len(slow) == 2
+    for stage in slow:
+        assert stage.slowest_rank == last
+    [line] = [line for line in profile_report(found, 120) if "batch statistics" in str(line)]
+    assert f"({transport}): 4 in a step" in str(line)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_losses_have_the_cost_of_batch_statistics(
+    connected: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "ROUNDS", 3)
+    flags = {"network": str(write_normalized(connected, tmp_path)), "crop": 0, "batch_size": 20,
+             "data": "synthetic?samples=400", "backend": "reference"}  # fmt: skip
+    found = measure_losses(load_settings(flags, {}), connected, LossOptions(6), quiet=True)
+    if found is None:
+        return
+    assert [loss.name for loss in found.losses].count("batch statistics") == 1
+    total = found.step_ms["alone"].value + sum(loss.time_ms.value for loss in found.losses)
+    assert total == pytest.approx(found.step_ms["during"].value)
+    assert any("batch statistics" in str(cell) for cell in losses_report(found)[0].columns[0].cells)
 
 
 @pytest.fixture

@@ -88,6 +88,16 @@ def test_barriers_hold_everyone(world: World) -> None:
     world.node_barrier()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_the_ranks_of_a_node_wait_longer_for_one_that_compiles(
+    connected: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connected, "timeout", 0.02)
+    if connected.first_on_node():
+        time.sleep(0.2)
+    connected.node_barrier(60.0)
+
+
 def test_equal_arrays_pass(world: World) -> None:
     for _ in TWICE:
         world.check_equal(np.arange(5.0), "parameters")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
+from dptrain.comm.statistics import StatisticsSum
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.training.engines.base import Engine, StepResult
@@ -21,6 +22,7 @@ def make_engine(
     gradient_sum: GradientSum,
     buckets: tuple[Bucket, ...],
     recorder: StepRecorder,
+    statistics_sum: StatisticsSum | None = None,
 ) -> Engine:
     """Return the engine for a replica's memory.
 
@@ -29,11 +31,12 @@ def make_engine(
         gradient_sum: sums its gradients over the ranks.
         buckets: of the flat gradient, as `gradient_sum` has them.
         recorder: receives the times of every step.
+        statistics_sum: adds its batch statistics over the ranks; None if each rank uses its own.
     """
     if not replica.memory.asynchronous:
-        return HostEngine(replica, gradient_sum, buckets, recorder)
+        return HostEngine(replica, gradient_sum, buckets, recorder, statistics_sum)
     engine = DeviceEngine if gradient_sum.enqueues else HostSumDeviceEngine
-    return engine(replica, gradient_sum, buckets, recorder)
+    return engine(replica, gradient_sum, buckets, recorder, statistics_sum)
 
 
 __all__ = [

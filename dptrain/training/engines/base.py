@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
 from types import TracebackType
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
+from dptrain.comm.statistics import StatisticsSum
 from dptrain.comm.world import AgreedError
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
@@ -52,6 +53,7 @@ class Engine(ABC):
         replica: the network.
         gradient_sum: sums the gradients over the ranks.
         recorder: receives the times of every step.
+        statistics_sum: adds batch statistics over the ranks; None if each rank uses its own.
         max_steps_in_flight: steps that may be enqueued and not finished when the next one is made;
             0 if each step has ended when `step` returns.
         loads_ahead: True if a minibatch is copied to the network's input during the step before.
@@ -78,8 +80,10 @@ class Engine(ABC):
         gradient_sum: GradientSum,
         buckets: tuple[Bucket, ...],
         recorder: StepRecorder,
+        statistics_sum: StatisticsSum | None = None,
     ) -> None:
         self.replica, self.gradient_sum, self.recorder = replica, gradient_sum, recorder
+        self.statistics_sum = statistics_sum
         stages = replica.plan.stages
         self._load_index = next(s.index for s in stages if s.phase is Phase.LOAD)
         self._update_index = next(s.index for s in stages if s.phase is Phase.UPDATE)
@@ -140,6 +144,38 @@ class Engine(ABC):
         self._sum_alone(bucket)
         return perf_counter_ns() - begin
 
+    def time_statistics_sum_alone(self, size: int) -> int:
+        """Sum batch statistics outside a step; all ranks call this.
+
+        Args:
+            size: number of elements.
+
+        Returns:
+            Nanoseconds from when all ranks are ready until the sum is complete on this rank.
+        """
+        world, run = self.gradient_sum.world, self._bind_statistics_sum(size)
+        world.barrier()
+        world.all_reduce(np.zeros(1, np.float32))  # As in `time_sum_alone`.
+        begin = perf_counter_ns()
+        run()
+        return perf_counter_ns() - begin
+
+    def _bind_statistics_sum(self, size: int) -> Callable[[], None]:
+        """Return a function that sums so many zeros over the ranks and waits for the sum."""
+        statistics_sum, memory = self.statistics_sum, self.replica.memory
+        assert statistics_sum is not None
+        if memory.asynchronous:
+            array = memory.zeros((size,), "float64")
+
+            def run() -> None:
+                statistics_sum.enqueue(array)
+                memory.synchronize()
+
+            return run
+        shards = self.replica.plan.micro_shards
+        parts, totals = np.zeros((1 if shards is None else shards.count, size)), np.zeros(size)
+        return lambda: statistics_sum(parts, totals)
+
     def _sum_alone(self, bucket: int) -> None:
         self.gradient_sum.sum_alone(bucket)
 
@@ -152,9 +188,11 @@ class Engine(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the gradient sum if all ranks are here: waiting for a failed rank would hang."""
+        """Close the sums if all ranks are here: waiting for a failed rank would hang."""
         if error is None or isinstance(error, AgreedError):
             self.gradient_sum.close()
+            if self.statistics_sum is not None:
+                self.statistics_sum.close()
 
     def _is_timed(self, batch: Batch) -> bool:
         """Return whether this step is timed stage by stage; the same on every rank."""

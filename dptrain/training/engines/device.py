@@ -12,12 +12,14 @@ from typing import NamedTuple
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
+from dptrain.comm.statistics import StatisticsSum
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.training.engines.base import Engine, StepResult
 from dptrain.training.engines.device_times import DeviceTimes
 from dptrain.training.engines.programs import Kind, Programs
+from dptrain.training.engines.statistics import summing_statistics
 
 FIRST_TIMED = 10
 """Number of steps before the first that is timed stage by stage. During these, the programs of both
@@ -74,9 +76,10 @@ class DeviceEngine(Engine):
         gradient_sum: GradientSum,
         buckets: tuple[Bucket, ...],
         recorder: StepRecorder,
+        statistics_sum: StatisticsSum | None = None,
     ) -> None:
         assert isinstance(replica, DeviceReplica)
-        super().__init__(replica, gradient_sum, buckets, recorder)
+        super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
         self.device_replica = replica
         self.max_steps_in_flight = replica.max_steps_in_flight
         flops = sum(stage.flops for stage in replica.plan.stages)
@@ -87,7 +90,7 @@ class DeviceEngine(Engine):
         self._in_flight: deque[_StepInFlight] = deque()
         self._stops = False
         self._failed: _StepInFlight | None = None
-        self._device_times = DeviceTimes(replica, gradient_sum, self._buckets_after)
+        self._device_times = DeviceTimes(replica, gradient_sum, self._buckets_after, statistics_sum)
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
         recorder = self.recorder
@@ -196,7 +199,9 @@ class DeviceEngine(Engine):
         replica, gradient_sum = self.device_replica, self.gradient_sum
         if not self.loads_ahead:
             replica.unpack_staged_batch()
-        replica.run(self._start_buckets, early=gradient_sum.is_identity)
+        enqueue = None if self.statistics_sum is None else self.statistics_sum.enqueue
+        with summing_statistics(replica, enqueue):
+            replica.run(self._start_buckets, early=gradient_sum.is_identity)
         gradient_sum.finish()
         replica.enqueue_sums_copy()
         gradient_sum.update(self._enqueue_update, 0.0)
@@ -221,7 +226,9 @@ class DeviceEngine(Engine):
                 gradient_sum.start(bucket)
                 times.record_bucket(bucket)
 
-        replica.run(after_stage, overlap=False)
+        enqueue = None if self.statistics_sum is None else times.sum_statistics
+        with summing_statistics(replica, enqueue):
+            replica.run(after_stage, overlap=False)
         gradient_sum.finish()
         times.record_sum()
         gradient_sum.update(lambda elements, learning_rate: replica.enqueue_update(), 0.0)
@@ -234,6 +241,7 @@ class DeviceEngine(Engine):
         row = recorder.end(
             exposed_ns=times.exposed_ns,
             hidden_ns=times.hidden_ns,
+            statistics_ns=times.statistics_ns,
             samples=len(batch.samples),
             global_count=batch.global_count,
             enqueued=True,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm.base import GradientSum
-from dptrain.measure.recorder import StepRecorder
+from dptrain.comm.statistics import StatisticsSum
+from dptrain.measure.recorder import Laps, StepRecorder
 
 
 class DeviceTimes:
-    """Time stamps of a timed step, which kernels write, and the accounts of its gradient sum.
+    """Time stamps of a timed step, which kernels write, and the accounts of its sums over ranks.
 
-    Attributes: see `SumTimer`.
+    Attributes: those of `SumTimer`, with the sums of batch statistics in `exposed_ns` and `calls`;
+        statistics_ns: the time of these sums alone.
     """
 
     def __init__(
@@ -23,11 +26,13 @@ class DeviceTimes:
         replica: DeviceReplica,
         gradient_sum: GradientSum,
         buckets_after: dict[int, list[int]],
+        statistics_sum: StatisticsSum | None = None,
     ) -> None:
+        self._statistics_sum, self._num_statistics = statistics_sum, 0
         self._replica, self._sum, self._buckets_after = replica, gradient_sum, buckets_after
         self._stages = replica.plan.stages
         self._num_stages = len(self._stages)
-        self.exposed_ns = self.hidden_ns = 0
+        self.exposed_ns = self.hidden_ns = self.statistics_ns = 0
         self.calls: list[tuple[int, int]] = []
         # The buckets of a single rank are not summed, and have no times.
         num_sums = len(gradient_sum.buckets) if gradient_sum.world.size > 1 else 0
@@ -35,7 +40,22 @@ class DeviceTimes:
 
     def record_begin(self) -> None:
         """Enqueue the time stamp of the step's begin."""
+        self._num_statistics = 0
         self._replica.record_time(2 * self._num_stages + 1)
+
+    def sum_statistics(self, array: NDArray[Any]) -> None:
+        """Enqueue a sum of batch statistics between two time stamps."""
+        assert self._statistics_sum is not None
+        index = self._first_statistics + 2 * self._num_statistics
+        self._num_statistics += 1
+        self._replica.record_time(index)
+        self._statistics_sum.enqueue(array)
+        self._replica.record_time(index + 1)
+
+    @property
+    def _first_statistics(self) -> int:
+        """Index of the first time stamp of a sum of batch statistics."""
+        return 2 * self._num_stages + 2
 
     def record_stage(self, stage: int) -> None:
         """Enqueue the time stamp of the end of a stage."""
@@ -64,21 +84,29 @@ class DeviceTimes:
         previous = clock[load]
         begin = clock[2 * self._num_stages + 1]
         recorder.put(load, previous - begin, previous)
-        for stage in self._stages[load + 1 : update]:
-            end = clock[stage.index]
-            recorder.put(stage.index, end - previous, end)
-            previous = end
+        stamps = clock[self._first_statistics :][: 2 * self._num_statistics]
+        statistics = list(zip(stamps[::2], stamps[1::2], strict=True))
+        stages = self._stages[load + 1 : update]
+        ends = [clock[stage.index] for stage in stages]
+        laps = Laps([stage.index for stage in stages], lambda: ends, previous, tuple(statistics))
+        summed_statistics = []
+        for index, end, time, outside_ns in laps.times():
+            recorder.put(index, time, end)
+            summed_statistics += [(end, end + outside_ns)] if outside_ns else []
+        previous = ends[-1] if ends else previous
         summed, updated = clock[self._num_stages], clock[update]
         recorder.put(update, updated - summed, updated)
         # One rank sums nothing: the interval is the time that a time stamp takes.
         self.exposed_ns, self.calls = 0, []
         active_ns = end = 0
         if self._sum.world.size > 1:
-            self.exposed_ns, self.calls = summed - previous, [(previous, summed)]
+            self.statistics_ns = sum(end - begin for begin, end in statistics)
+            self.exposed_ns = summed - previous + self.statistics_ns
+            self.calls = [*summed_statistics, (previous, summed)]
             for stage_index, buckets in sorted(self._buckets_after.items()):
                 for bucket in buckets:
                     begin = max(clock[stage_index], end)
                     end = clock[self._num_stages + 1 + bucket]
                     self.spans[bucket] = begin, end
                     active_ns += end - begin
-        self.hidden_ns = max(active_ns - self.exposed_ns, 0)
+        self.hidden_ns = max(active_ns - (self.exposed_ns - self.statistics_ns), 0)

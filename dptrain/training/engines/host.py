@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from dptrain.backends.flat_arrays import clips
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
+from dptrain.comm.statistics import StatisticsSum
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS
 from dptrain.training.engines.base import Engine
+from dptrain.training.engines.statistics import StatisticsTimer
 from dptrain.training.engines.sum_timer import SumTimer
 
 
@@ -27,15 +30,20 @@ class HostEngine(Engine):
         gradient_sum: GradientSum,
         buckets: tuple[Bucket, ...],
         recorder: StepRecorder,
+        statistics_sum: StatisticsSum | None = None,
     ) -> None:
-        super().__init__(replica, gradient_sum, buckets, recorder)
+        super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
         self._sum_timer = SumTimer(gradient_sum)
+        self._statistics_timer = StatisticsTimer(statistics_sum)
+        self._sum_own_statistics = replica.sum_statistics
         # One rank sums nothing, and has nothing to time.
         self._timed_sum = gradient_sum if gradient_sum.is_identity else self._sum_timer
         size = replica.plan.layout.size
         self._loss_sums = replica.flat_gradients[size : size + len(SUMS)]
         self._update_number = 0
         self._stages = [stage.index for stage, _ in replica.stages]
+        if clips(replica.plan):
+            self._timed_sum.before_update = self.clip
         # One rank sums nothing.
         self._overlaps = gradient_sum.overlaps and not gradient_sum.is_identity
 
@@ -73,27 +81,52 @@ class HostEngine(Engine):
         Args:
             on_bucket_ready: called with the index of each bucket when its gradients are final.
         """
-        recorder, replica = self.recorder, self.replica
-        if recorder.timed and self._overlaps:
+        replica, statistics = self.replica, self._statistics_timer
+        statistics.begin_step()
+        if self.statistics_sum is not None:
+            # Outside of steps, and in steps of other engines, the replica sums nothing over ranks.
+            replica.sum_statistics = self.statistics_sum
+        if self.recorder.timed and self._overlaps:
             self._run_and_sum(on_bucket_ready)
-            return
-        if recorder.timed:
-            recorder.laps(self._stages, replica.run_timed())
         else:
-            replica.run()
-        for bucket in range(len(self.gradient_sum.buckets)):
-            on_bucket_ready(bucket)
+            self._run()
+            for bucket in range(len(self.gradient_sum.buckets)):
+                on_bucket_ready(bucket)
+        replica.sum_statistics = self._sum_own_statistics
+
+    def _run(self) -> None:
+        """Run all stages; their times are computed later."""
+        if self.recorder.timed:
+            ends = self.replica.run_timed()
+            self.recorder.laps(self._stages, ends, self._statistics_timer.calls)
+        else:
+            self.replica.run()
 
     def _run_and_sum(self, on_bucket_ready: Callable[[int], None]) -> None:
         """Run stage by stage, and report each bucket as soon as its gradients are final."""
         recorder, replica = self.recorder, self.replica
         for stage, kernel in replica.stages:
             kernel(replica.context)
-            recorder.lap(stage.index)
+            recorder.lap(stage.index, self._statistics_timer.lap_ns())
             for bucket in self._buckets_after.get(stage.index, ()):
                 on_bucket_ready(bucket)
             self._sum_timer.poll()
             recorder.skip()
+
+    def clip(self) -> None:
+        """Clip the gradients that this rank updates, unless the loss over all ranks is not finite.
+
+        The loss is the same on all ranks, so all of them wait for each other, or none does.
+        """
+        if not math.isfinite(self._loss_sums[LOSS]):
+            return
+        self.recorder.skip()
+        for elements in self.gradient_sum.updated_slices:
+            self.replica.add_squares(elements)
+        self.gradient_sum.share_squares()
+        for elements in self.gradient_sum.updated_slices:
+            self.replica.clip(elements)
+        self.recorder.add_lap(self._update_index)
 
     def update_slice(self, elements: slice, learning_rate: float) -> None:
         """Update some parameters, unless the loss over all ranks is not finite."""
@@ -104,14 +137,15 @@ class HostEngine(Engine):
 
     def _record(self, batch: Batch, learning_rate: float) -> None:
         """Record the times of a step and its result."""
-        recorder, timer = self.recorder, self._sum_timer
+        recorder, timer, statistics = self.recorder, self._sum_timer, self._statistics_timer
         sums: list[float] = self._loss_sums.tolist()
         if math.isfinite(sums[LOSS]):
             # A rank that receives the updated parameters counts the update, too.
             self.replica.updates = self._update_number
         row = recorder.end(
-            exposed_ns=timer.exposed_ns,
+            exposed_ns=timer.exposed_ns + statistics.time_ns,
             hidden_ns=timer.hidden_ns,
+            statistics_ns=statistics.time_ns,
             samples=len(batch.samples),
             global_count=batch.global_count,
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
+from dptrain.comm.statistics import StatisticsSum
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
@@ -15,13 +16,15 @@ from dptrain.plan.flat import LOSS, SUMS
 from dptrain.training.engines.base import Engine
 from dptrain.training.engines.device import FIRST_TIMED, TIMED_EVERY
 from dptrain.training.engines.programs import Programs
+from dptrain.training.engines.statistics import StatisticsTimer, summing_statistics
 from dptrain.training.engines.sum_timer import SumTimer
 
 
 class HostSumDeviceEngine(Engine):
     """Steps of a device whose gradients MPI sums, in host memory or in place.
 
-    Each step has ended when it returns, because the host reads the loss before the update.
+    Each step has ended when it returns, because the host reads the loss before the update. A step
+    whose batch statistics the host sums is not captured.
     """
 
     def __init__(
@@ -30,10 +33,12 @@ class HostSumDeviceEngine(Engine):
         gradient_sum: GradientSum,
         buckets: tuple[Bucket, ...],
         recorder: StepRecorder,
+        statistics_sum: StatisticsSum | None = None,
     ) -> None:
         assert isinstance(replica, DeviceReplica)
-        super().__init__(replica, gradient_sum, buckets, recorder)
+        super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
         self.device_replica = replica
+        self._statistics_timer = StatisticsTimer(statistics_sum)
         self.time_stages(FIRST_TIMED, TIMED_EVERY)
         self._sum_timer = SumTimer(gradient_sum)
         self._programs = Programs(replica)
@@ -75,10 +80,16 @@ class HostSumDeviceEngine(Engine):
         self._end_stage(self._load_index)
 
     def _forward_backward(self, batch: Batch) -> None:
-        if self.recorder.timed:
-            self.device_replica.run(self._after_stage, overlap=False)
-            return
-        self._programs.run(batch, self.device_replica.run)
+        self._statistics_timer.begin_step()
+        enqueue = None if self.statistics_sum is None else self.statistics_sum.enqueue
+        with summing_statistics(self.device_replica, enqueue):
+            if self.recorder.timed:
+                self.device_replica.run(self._after_stage, overlap=False)
+                return
+            if enqueue is None:
+                self._programs.run(batch, self.device_replica.run)
+            else:
+                self.device_replica.run()
         for bucket in range(len(self.gradient_sum.buckets)):
             self._start_sum(bucket)
 
@@ -92,7 +103,7 @@ class HostSumDeviceEngine(Engine):
     def _end_stage(self, stage: int) -> None:
         if self.recorder.timed:
             self.replica.memory.synchronize()
-        self.recorder.lap(stage)
+        self.recorder.lap(stage, self._statistics_timer.lap_ns())
 
     def _start_sum(self, bucket: int) -> None:
         self._fetch_gradients(bucket)
@@ -133,11 +144,13 @@ class HostSumDeviceEngine(Engine):
     def _record(self, batch: Batch, learning_rate: float) -> None:
         """Record the times of a step and its result."""
         recorder, timer, sums = self.recorder, self._sum_timer, self._loss_sums()
+        statistics = self._statistics_timer
         if math.isfinite(sums[LOSS]):
             self.replica.updates = self._update_number
         row = recorder.end(
-            exposed_ns=timer.exposed_ns,
+            exposed_ns=timer.exposed_ns + statistics.time_ns,
             hidden_ns=timer.hidden_ns,
+            statistics_ns=statistics.time_ns,
             samples=len(batch.samples),
             global_count=batch.global_count,
         )

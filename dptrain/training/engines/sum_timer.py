@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns
 
 from dptrain.comm.base import GradientSum, UpdateSlice
@@ -15,11 +16,14 @@ class SumTimer:
         hidden_ns: time during which a sum was in progress while this rank computed.
         calls: begin and end of each call, on the clock `time.perf_counter_ns`.
         spans: begin and end of each bucket's sum, as far as they were observed.
+
+    The attribute `before_update` replaces that of the sum; its time is no part of `exposed_ns`.
     """
 
     def __init__(self, gradient_sum: GradientSum) -> None:
         self._sum = gradient_sum
         gradient_sum.on_bucket_summed = self._end_span
+        self.before_update: Callable[[], None] | None = None
         self.calls: list[tuple[int, int]] = []
         self.spans = [(0, 0)] * len(gradient_sum.buckets)
         self.exposed_ns = self.hidden_ns = 0
@@ -47,7 +51,7 @@ class SumTimer:
 
     def finish_and_update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
         """Finish the sum and update the parameters."""
-        begin = perf_counter_ns()
+        begin, before_update = perf_counter_ns(), self.before_update
 
         def timed_update(elements: slice, learning_rate: float) -> None:
             nonlocal begin
@@ -55,6 +59,14 @@ class SumTimer:
             update_slice(elements, learning_rate)
             begin = perf_counter_ns()
 
+        def timed_before_update() -> None:
+            nonlocal begin
+            assert before_update is not None
+            self._add_call(begin, perf_counter_ns())
+            before_update()
+            begin = perf_counter_ns()
+
+        self._sum.before_update = None if before_update is None else timed_before_update
         self._sum.finish_and_update(timed_update, learning_rate)
         self._add_call(begin, perf_counter_ns())
         hidden_ns = self._active_ns - self.exposed_ns if self._sum.overlaps else 0

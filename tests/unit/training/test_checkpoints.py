@@ -18,8 +18,19 @@ from numpy.typing import NDArray
 import dptrain.api
 from dptrain.backends.replica import Replica
 from dptrain.errors import UserError
-from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
-from dptrain.plan.optimizers import SGD, Adam, Optimizer
+from dptrain.network import (
+    BatchNorm2d,
+    Conv2d,
+    Dense,
+    Flatten,
+    Layer,
+    LayerNorm,
+    MaxPool2d,
+    Network,
+    NodeSpec,
+    ReLU,
+)
+from dptrain.plan.optimizers import SGD, Adam, AdamW, Optimizer
 from dptrain.training.checkpoints import (
     Checkpoint,
     CheckpointFacts,
@@ -478,6 +489,7 @@ def test_a_constant_rate_may_go_on_for_longer(then: str, now: str) -> None:
     [
         ("parameters/conv1.weight", "of conv1.weight are not finite"),
         ("momentum/conv1.weight", "of momentum of conv1.weight are not finite"),
+        ("statistics/bn1.running_var", "of bn1.running_var are not finite"),
     ],
 )
 def test_values_that_are_not_finite_are_not_saved(
@@ -569,6 +581,16 @@ def test_all_is_on_the_disk_before_it_has_its_name(
 # Replicas.
 
 NETWORK = Network((2, 6, 6), [Conv2d(3), ReLU(), MaxPool2d(2), Flatten(), Dense(5)])
+
+
+def normalized(layer: Layer) -> Network:
+    """A network with a normalisation that is called norm."""
+    layers = Conv2d(3), layer, ReLU(), Flatten(), Dense(5)
+    names = (None, "norm", None, None, None)
+    return Network.from_nodes((2, 6, 6), list(map(NodeSpec, layers, names)))
+
+
+NORMALIZED, WITHOUT_STATISTICS = normalized(BatchNorm2d()), normalized(LayerNorm())
 MOMENTUM, ADAM = SGD(0.9, nesterov=True), Adam()
 
 
@@ -599,15 +621,16 @@ def saved(folder: Path, replica: Replica) -> Checkpoint:
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
-@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), MOMENTUM, ADAM], ids=str)
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), MOMENTUM, ADAM, AdamW()], ids=str)
+@pytest.mark.parametrize("network", [NETWORK, NORMALIZED], ids=["plain", "normalized"])
 def test_a_resumed_run_ends_where_the_straight_one_does(
-    tmp_path: Path, optimizer: Optimizer, precision: str
+    tmp_path: Path, network: Network, optimizer: Optimizer, precision: str
 ) -> None:
-    straight = replica_of(optimizer, precision=precision)
+    straight = replica_of(optimizer, network=network, precision=precision)
     train(straight, range(10))
-    first = replica_of(optimizer, precision=precision)
+    first = replica_of(optimizer, network=network, precision=precision)
     train(first, range(6))
-    second = replica_of(optimizer, precision=precision, seed=99)
+    second = replica_of(optimizer, network=network, precision=precision, seed=99)
     restore_replica(second, saved(tmp_path, first))
     train(second, range(6, 10))
     assert second.updates == straight.updates == 10
@@ -629,15 +652,18 @@ def test_arrays_are_copies_in_canonical_layout() -> None:
     assert_same_bits(arrays, before)
 
 
-def test_inference_takes_parameters_alone_from_any_optimizer_and_precision(tmp_path: Path) -> None:
-    trained = replica_of(ADAM)
+def test_inference_takes_no_state_from_any_optimizer_and_precision(tmp_path: Path) -> None:
+    trained = replica_of(ADAM, network=NORMALIZED)
     train(trained, range(3))
-    replica = replica_of(SGD(), precision="fp32", training=False, seed=5)
+    replica = replica_of(SGD(), network=NORMALIZED, precision="fp32", training=False, seed=5)
     restore_replica(replica, saved(tmp_path, trained), parameters_only=True)
     assert replica.updates == 0
     for name in trained.parameters:
         expected = trained.parameters[name].astype(np.float32)
         np.testing.assert_array_equal(replica.parameters[name], expected)
+    for name in trained.statistics:
+        expected = trained.statistics[name].astype(np.float32)
+        np.testing.assert_array_equal(replica.statistics[name], expected)
 
 
 WIDER = Network((2, 6, 6), [Conv2d(4), ReLU(), MaxPool2d(2), Flatten(), Dense(5)])
@@ -653,9 +679,13 @@ DEEPER = Network((2, 6, 6), [Conv2d(3), ReLU(), MaxPool2d(2), Flatten(), Dense(5
         ({}, {"precision": "fp32"}, r"conv1\.weight is float64 in .* float32 in.*--precision"),
         ({"optimizer": SGD()}, {}, r"it lacks momentum of conv1\.weight; use the optimizer"),
         ({}, {"optimizer": SGD()}, r"it also has momentum of conv1\.weight; use the optimizer"),
+        ({"network": WITHOUT_STATISTICS}, {"network": NORMALIZED},
+         r"it lacks the statistic norm\.running_mean; use the --network"),
+        ({"network": NORMALIZED}, {"network": WITHOUT_STATISTICS},
+         r"it also has the statistic norm\.running_mean; use the --network"),
         ({}, {"optimizer": ADAM}, r"it lacks first_moment of conv1\.weight; use the optimizer"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_named_and_changes_nothing(
     tmp_path: Path, source: dict[str, Any], target: dict[str, Any], message: str
 ) -> None:

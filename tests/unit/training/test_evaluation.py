@@ -50,7 +50,8 @@ def test_scores_from_pixels_and_from_inputs_are_equal(
     assert pixel_batches_of(replica, test, np.arange(3)) is not None
     found = score(replica, test, World.single())
     assert found == converted_score(trainer)
-    assert found.loss == trainer.history[-1]["test_loss"]
+    assert trainer.summary is not None
+    assert found.loss == trainer.summary["test_loss"]
     # An evaluation between two steps changes neither of them.
     other = Trainer(NETWORK, arrays(), evaluate_every=0, **settings)
     other.fit()
@@ -97,7 +98,7 @@ def test_workers_decode_for_evaluation_and_prediction(tmp_path: Path) -> None:
     model, world = dptrain.load(tmp_path / "saved", backend="reference"), World.single()
     results, files = [], []
     for workers in (0, 2):
-        results.append(evaluate_model(model, data, world, workers=workers))
+        results.append(evaluate_model(model, data, world, workers=workers)[0])
         output = tmp_path / f"{workers}.csv"
         predict_to_file(model, tmp_path / "images", output, world, workers=workers)
         files.append(output.read_text())

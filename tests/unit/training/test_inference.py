@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dptrain.backends import load_backend
+from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.cli.main import run
 from dptrain.comm.world import World
 from dptrain.errors import UserError
@@ -17,6 +20,7 @@ from dptrain.measure.profile_files import TRACE
 from dptrain.network import get_network
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.plan import make_plan
+from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.inference import profile_inference
 from dptrain.training.profiling import ProfileOptions
 from dptrain.training.settings import load_settings
@@ -48,9 +52,58 @@ def test_only_forward_stages_are_timed(backend: str, tmp_path: Path) -> None:
     assert "gradients" not in found.memory
     trace = json.loads((tmp_path / "p" / TRACE).read_text())
     events = check_trace(trace)[0, 0]
-    for name in ("step", *(stage.name for stage in found.stages)):
-        assert sum(event["name"] == name for event in events) == 4
+    # On a GPU the passes are made again to be timed by stage, and two more, which are captured.
+    timed, all_passes = (6, 10) if backend == "cuda" else (4, 4)
+    assert sum(event["name"] == "step" for event in events) == all_passes
+    for stage in found.stages:
+        assert sum(event["name"] == stage.name for event in events) == timed
     assert Profile.read(tmp_path / "p" / "profile.json") == found
+
+
+@pytest.mark.parametrize("backend", ["cuda", "cudnn"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_stages_on_a_gpu_are_timed_by_kernels(
+    backend: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time stamps order the beginning, the load and the stages; the host's clock has no part."""
+    written = dict[int, int]()
+
+    def record_time(self: CudaReplica, index: int) -> None:
+        assert index not in written, "a time stamp is written twice in a pass"
+        written[index] = 1000 * (len(written) + 1) ** 2
+
+    def recorded_times(self: CudaReplica) -> NDArray[np.int64]:
+        times = np.zeros(2 * len(self.plan.stages) + 2, np.int64)
+        for index, time in written.items():
+            times[index] = time
+        written.clear()
+        return times
+
+    monkeypatch.setattr(CudaReplica, "record_time", record_time)
+    monkeypatch.setattr(CudaReplica, "recorded_times", recorded_times)
+    found = measure(backend, ProfileOptions(steps=3, skip=0, roofs=False), fused=fused)
+    assert len(found.stages) >= 3
+    for position, stage in enumerate(found.stages):
+        assert stage.time_ms.median == pytest.approx(1e-3 * (2 * position + 3))
+        assert stage.time_ms.n == 3
+
+
+def test_passes_that_are_timed_by_stage_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs, original = list[NDArray[Any]](), CudaReplica.output
+
+    def output(self: CudaReplica) -> NDArray[Any]:
+        outputs.append(original(self))
+        return outputs[-1]
+
+    monkeypatch.setattr(CudaReplica, "output", output)
+    flags = {"network": "mlp-5", "batch_size": 100, "backend": "cuda", "steps": 1}
+    settings = load_settings({**flags, "data": "synthetic?samples=100"}, {})
+    options = ProfileOptions(steps=2, skip=0, roofs=False)
+    profile_inference(settings, World.single(), options, quiet=True)
+    order = [np.lexsort(rows.T) for rows in outputs]  # Each epoch has an order of its own.
+    assert len(outputs) == FIRST_TIMED + 2 + 2 + 2
+    for rows, by in zip(outputs, order, strict=True):
+        np.testing.assert_array_equal(rows[by], outputs[0][order[0]])
 
 
 def test_unfused_layers_are_kinds_of_their_own() -> None:

@@ -1,13 +1,15 @@
 """Schedules against their equations."""
 
 import math
+from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.errors import UserError
-from dptrain.training.schedules import Schedule
+from dptrain.training.schedules import Schedule, parse_fractions, scaled_rate
 
 bases = st.floats(1e-6, 10.0)
 steps = st.integers(0, 10_000)
@@ -52,7 +54,7 @@ def test_cosine(
     assert schedule.rate(warmup + length + 7) == pytest.approx(low, rel=1e-12, abs=1e-15 * base)
 
 
-@given(st.sampled_from(["step", "cosine"]), bases, st.integers(0, 20), steps)
+@given(st.sampled_from(["step", "cosine", "polynomial"]), bases, st.integers(0, 20), steps)
 def test_after_warm_up_the_rate_only_falls_and_not_below_the_minimum(
     kind: str, base: float, warmup: int, step: int
 ) -> None:
@@ -77,9 +79,81 @@ def test_after_warm_up_the_rate_only_falls_and_not_below_the_minimum(
         ({"kind": "step"}, "every 0 steps"),
         ({"kind": "step", "step_every": 3, "step_factor": 1.5}, r"multiplies by 1\.5"),
         ({"kind": "cosine", "total_steps": 5, "warmup_steps": 5}, "5 steps and 5 of warm-up"),
+        (
+            {"kind": "polynomial", "total_steps": 5, "warmup_steps": 5},
+            "the polynomial schedule has 5",
+        ),
+        ({"kind": "polynomial", "total_steps": 5, "power": 0.0}, r"power of the schedule is 0\.0"),
+        ({"kind": "one-cycle", "total_steps": 3}, "3 steps; expected at least 4"),
+        (
+            {"kind": "one-cycle", "total_steps": 9, "warmup_steps": 1},
+            "warm-up is 1 steps; expected 0",
+        ),
     ],
 )
 def test_values_out_of_range_are_named(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message) as info:
         Schedule(**{"base": 0.1, **fields})  # type: ignore[arg-type]
     assert "\n" not in str(info.value)
+
+
+def test_fractions_of_the_run_reduce_the_rate() -> None:
+    schedule = Schedule(
+        1.0, "step", total_steps=12, step_at=parse_fractions("1/3, 0.75"), step_factor=0.5
+    )
+    expected = [1.0] * 4 + [0.5] * 5 + [0.25] * 4
+    assert [schedule.rate(step) for step in range(13)] == expected
+    warm = Schedule(
+        1.0, "step", warmup_steps=2, total_steps=12, step_at=parse_fractions("1/2"), step_factor=0.1
+    )
+    assert [warm.rate(step) for step in (0, 1, 5, 6, 11)] == [0.5, 1.0, 1.0, 0.1, 0.1]
+
+
+def rates_of_pytorch(
+    make: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler],
+    base: float,
+    count: int,
+) -> list[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1)], base)
+    scheduler = make(optimizer)
+    rates = []
+    for _ in range(count):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("total", [4, 5, 10, 97])
+def test_one_cycle_equals_pytorch(total: int) -> None:
+    ours = Schedule(0.3, "one-cycle", total_steps=total)
+    theirs = rates_of_pytorch(
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.3, total_steps=total, cycle_momentum=False
+        ),
+        0.3,
+        total - 1,
+    )
+    found = [ours.rate(step) for step in range(total)]
+    assert found[:-1] == pytest.approx(theirs, rel=1e-12)
+    assert found[-1] == pytest.approx(0.3 / 250_000)
+    assert ours.rate(total + 3) == found[-1]
+
+
+@pytest.mark.parametrize("power", [1.0, 0.9, 2.0])
+def test_polynomial_equals_pytorch(power: float) -> None:
+    ours = Schedule(0.3, "polynomial", total_steps=40, power=power)
+    theirs = rates_of_pytorch(
+        lambda optimizer: torch.optim.lr_scheduler.PolynomialLR(optimizer, 40, power), 0.3, 50
+    )
+    assert [ours.rate(step) for step in range(50)] == pytest.approx(theirs, rel=1e-9)
+    warm = Schedule(0.3, "polynomial", total_steps=43, warmup_steps=3, power=power)
+    assert [warm.rate(step) for step in range(3, 53)] == pytest.approx(theirs, rel=1e-9)
+
+
+@given(bases, st.integers(1, 9), st.integers(1, 9))
+def test_scaling_rules(base: float, factor: int, reference: int) -> None:
+    batch = factor * factor * reference
+    assert scaled_rate(base, "none", batch, reference) == base
+    assert scaled_rate(base, "sqrt", batch, reference) == base * factor
+    assert scaled_rate(base, "linear", batch, reference) == base * factor**2

@@ -10,7 +10,8 @@ import pytest
 import tomli_w
 
 from dptrain.errors import UserError
-from dptrain.plan import SGD, Adam
+from dptrain.plan import SGD, Adam, AdamW
+from dptrain.training.job import make_schedule
 from dptrain.training.settings import Settings, load_settings, settings
 
 SAMPLES: dict[str, tuple[Any, Any]] = {
@@ -23,16 +24,23 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "timeout": (20.0, 30.0),
     "optimizer": ("sgd", "adam"),
     "precision": ("fp32", "fp64"),
+    "scale_rate": ("linear", "sqrt"),
     "run_dir": (Path("a"), Path("b")),
+    "weights": (Path("/a.safetensors"), Path("/b.safetensors")),
     "nesterov": (True, False),
     "flip": (True, False),
     "tune": (True, False),
+    "recompute": (True, False),
+    "batch_norm": ("rank", "global"),
+    "tags": ("one,two", "three"),
+    "note": ("one", "two"),
+    "best_by": ("loss", "accuracy"),
     "share_gpus": (True, False),
     "tensorboard": (True, False),
 }
 """Two right values of a setting; numbers are made up below."""
 
-ALONE = {"steps", "resume", "step_every"}
+ALONE = {"steps", "resume", "step_every", "step_at"}
 """Settings that need others; they have tests of their own."""
 
 
@@ -73,12 +81,61 @@ def test_defaults_come_from_the_recipe_of_the_network() -> None:
     assert regression.learning_rate == 1e-4
 
 
+def test_recipes_set_batch_size_augmentation_and_fractions_of_the_run() -> None:
+    found = load_settings({"network": "resnet20", "data": "synthetic"}, {})
+    assert (found.batch_size, found.crop, found.flip, found.nesterov) == (128, 4, True, False)
+    assert (found.schedule, found.step_at, found.step_factor) == ("step", "1/2,3/4", 0.1)
+    cosine = load_settings(
+        {"network": "resnet20", "data": "synthetic", "schedule": "cosine", "flip": False}, {}
+    )
+    assert (cosine.step_at, cosine.flip) == (None, False)
+    every = load_settings(
+        {"network": "resnet20", "data": "synthetic", "schedule": "step", "step_every": "7"}, {}
+    )
+    assert (every.step_at, every.step_every) == (None, 7)
+    other = load_settings({"network": "resnet20", "data": "synthetic", "step_at": "1/3"}, {})
+    assert (other.schedule, other.step_at) == ("step", "1/3")
+    wide = load_settings({"network": "wrn-28-10", "data": "synthetic"}, {})
+    assert (wide.update_rule(), wide.step_factor) == (SGD(0.9, nesterov=True), 0.2)
+    adam = load_settings({"network": "wrn-28-10", "data": "synthetic", "optimizer": "adam"}, {})
+    assert adam.update_rule() == Adam()
+    plain = load_settings({}, {})
+    assert (plain.batch_size, plain.flip, plain.step_at, plain.step_factor) == (
+        32,
+        False,
+        None,
+        0.1,
+    )
+
+
 def test_another_optimizer_brings_its_own_rate() -> None:
     assert load_settings({"optimizer": "adam"}, {}).learning_rate == 1e-3
     assert load_settings({"optimizer": "adam"}, {}).update_rule() == Adam()
     chosen = load_settings({"optimizer": "sgd", "network": "solar"}, {})
     assert chosen.update_rule() == SGD(0.9)
     assert load_settings({"learning_rate": "0.5", "optimizer": "adam"}, {}).learning_rate == 0.5
+
+
+def test_adamw_has_the_rate_of_adam_and_a_weight_decay() -> None:
+    assert load_settings({"optimizer": "adamw"}, {}).learning_rate == 1e-3
+    solar = load_settings({"optimizer": "adamw", "network": "solar"}, {})
+    assert (solar.learning_rate, solar.update_rule()) == (1e-4, AdamW())
+    assert solar.origins["weight_decay"] == "recipe"
+    other = load_settings({"optimizer": "adamw", "weight_decay": "0"}, {})
+    assert other.update_rule() == AdamW(weight_decay=0.0)
+    assert load_settings({"weight_decay": "1e-4"}, {}).update_rule() == SGD(0.9, weight_decay=1e-4)
+    assert load_settings({}, {}).weight_decay is None
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
+def test_the_rate_scales_with_the_batch_size(rule: str, factor: float) -> None:
+    chosen = load_settings({"scale_rate": rule, "batch_size": "128"}, {})
+    assert chosen.reference_batch == 32
+    assert chosen.learning_rate == 0.02
+    assert chosen.peak_rate == make_schedule(chosen, 9).base == pytest.approx(0.02 * factor)
+    assert chosen.with_recipe().peak_rate == chosen.peak_rate
+    same = load_settings({"scale_rate": rule, "batch_size": "8", "reference_batch": "8"}, {})
+    assert same.peak_rate == 0.02
 
 
 def test_a_higher_layer_may_say_steps_where_a_lower_one_says_epochs(tmp_path: Path) -> None:
@@ -167,14 +224,25 @@ MISTAKES = [
     ({"timeout": "inf"}, "--timeout is inf; expected a number of at least 1"),
     ({"momentum": "1"}, "--momentum is 1.0; expected a number of at least 0 and below 1"),
     ({"step_factor": "2"}, "--step-factor is 2.0; expected a number above 0 and up to 1"),
-    ({"optimizer": "adams"}, "--optimizer is 'adams'; expected one of sgd, adam"
+    ({"optimizer": "adams"}, "--optimizer is 'adams'; expected one of sgd, adam, adamw"
                              "; did you mean 'adam'?"),
     ({"backend": "nunba"}, "--backend is 'nunba'; expected one of numba, reference, cuda, cudnn, "
                            "null; did you mean 'numba'?"),
     ({"network": "model9"}, "no network 'model9'; expected model0,"),
     ({"epochs": "1", "steps": "1"}, "epochs is 1 and steps is 1; set only one of the two"),
-    ({"schedule": "step"}, "schedule is 'step' but step_every is not set; try --step-every 1000"),
-    ({"step_every": "5"}, "step_every is 5 but schedule is not set; try --schedule step"),
+    ({"schedule": "step"}, "schedule is 'step' but neither step_every nor step_at is set; try"),
+    ({"step_at": "1/2"}, "step_at is 1/2 but schedule is cosine; try --schedule step"),
+    ({"schedule": "step", "step_at": "1/2", "step_every": "3"}, "step_every is 3 and step_at is"),
+    ({"schedule": "step", "step_at": "0.5,0.5"}, "step_at is '0.5,0.5'; expected rising fractions"),
+    ({"schedule": "step", "step_at": "1/0"}, "step_at is '1/0'; expected rising fractions"),
+    ({"schedule": "step", "step_at": "0.5,2"}, "step_at is '0.5,2'; expected rising fractions"),
+    ({"schedule": "step", "step_at": "a"}, "step_at is 'a'; expected rising fractions"),
+    ({"step_every": "5"}, "step_every is 5 but schedule is cosine; try --schedule step"),
+    ({"optimizer": "adamw", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd, "
+                                                "but optimizer is 'adamw'"),
+    ({"schedule": "one-cycle", "warmup_steps": "3"}, "warmup_steps is 3, but schedule one-cycle"),
+    ({"clip_norm": "0"}, "--clip-norm is 0.0; expected a number above 0"),
+    ({"weight_decay": "-1"}, "--weight-decay is -1.0; expected a number of at least 0"),
     ({"optimizer": "adam", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd"),
     ({"network": "solar", "nesterov": True}, "momentum and nesterov belong to optimizer sgd"),
     ({"nesterov": True, "momentum": "0"}, "nesterov needs a momentum above 0"),
@@ -199,7 +267,8 @@ def test_every_value_has_an_origin(tmp_path: Path) -> None:
     assert found.origins["steps"] == "--steps"
     assert found.origins["learning_rate"] == "recipe"
     assert "epochs" not in found.origins
-    assert "flip" not in found.origins
+    assert found.origins["flip"] == "recipe"
+    assert "brightness" not in found.origins
 
 
 def test_paths_in_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:

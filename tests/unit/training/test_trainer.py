@@ -48,7 +48,8 @@ def test_five_lines_train_a_network_on_arrays() -> None:
     assert [record["step"] for record in history] == [6, 12, 18]
     assert history["train_loss"][-1] < history["train_loss"][0]
     result = trainer.evaluate()
-    assert result["accuracy"] == history[-1]["test_accuracy"] > 0.9
+    assert trainer.summary is not None
+    assert result["accuracy"] == trainer.summary["test_accuracy"] > 0.9
     assert result["samples"] == 30
     assert "linear on" in repr(trainer)
     assert "train_loss" in repr(history)
@@ -189,7 +190,8 @@ def test_the_run_directory_holds_the_specification(tmp_path: Path) -> None:
     assert found["job"]["seed"] == 4
     assert found["origins"]["seed"] == "argument"
     assert found["origins"]["momentum"] == "recipe"
-    assert None not in found["job"].values()
+    # Each layer has its own weight decay.
+    assert [name for name, value in found["job"].items() if value is None] == ["weight_decay"]
     assert found["preprocessing"] == trainer.data.preprocessing.to_dict()
     assert "seed = 4  # argument" in (tmp_path / "run" / "config.toml").read_text()
     metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -305,7 +307,7 @@ def test_images_of_another_size_stay_8_bit_pixels_on_a_device(
         trainer = Trainer(
             network, f"npz:{tmp_path / 'xy.npz'}", backend="cuda", epochs=3, batch_size=10, crop=2,
             flip=True, brightness=0.2, contrast=0.3, learning_rate=0.05, evaluate_every=1,
-            device_cache=cache, progress=False,
+            device_cache=cache, progress=False, validation=0.2,
         )  # fmt: skip
         trainer.fit()
         replica = trainer.job.replica
@@ -313,7 +315,7 @@ def test_images_of_another_size_stay_8_bit_pixels_on_a_device(
         assert trainer.job.streams_pixels == (cache == 0.0)
         assert replica.cached_images.dtype == (np.uint8 if resizes else np.float32)
         assert replica.cached_images.shape[2:] == (x.shape[1:3] if resizes else (5, 9))
-        losses = [record["test_loss"] for record in trainer.history]
+        losses = [record["validation_loss"] for record in trainer.history]
         found.append((trainer.parameters["dense1.weight"], losses))
     for parameters, losses in found[1:]:
         np.testing.assert_array_equal(parameters, found[0][0])
@@ -414,7 +416,8 @@ def test_an_epoch_ends_without_a_wait_unless_the_parameters_are_read(tmp_path: P
         return trainer._needs_parameters(steps)
 
     assert not waits(evaluate_every=0)
-    assert waits(evaluate_every=1)
+    assert not waits(evaluate_every=1)
+    assert waits(evaluate_every=1, validation=0.2)
     assert waits(AfterEpoch(lambda trainer, record: None), evaluate_every=0)
     assert waits(evaluate_every=0, run_dir=tmp_path / "run")
     assert not waits(evaluate_every=0, run_dir=tmp_path / "other", checkpoint_every=100)
@@ -512,10 +515,10 @@ def separable(count: int = 96) -> tuple[np.ndarray, np.ndarray]:
 
 def train_until(accuracy: float, **settings: Any) -> Trainer:
     network = Network((1, 4, 4), [Flatten(), Dense(2)], name="bright")
+    given = {"validation": 0.2, "until_accuracy": accuracy, "epochs": 40, **settings}
     trainer = Trainer(
-        network, separable(), until_accuracy=accuracy, epochs=40, batch_size=8, progress=False,
-        backend="reference", **settings,
-    )  # fmt: skip
+        network, separable(), batch_size=8, progress=False, backend="reference", **given
+    )
     trainer.fit()
     return trainer
 
@@ -529,7 +532,7 @@ def test_training_ends_at_the_first_evaluation_with_the_accuracy(tmp_path: Path)
     assert trainer.step == found["steps"] < trainer.job.spec.steps
     assert found["epochs"] == len(trainer.history) == trainer.step / trainer.job.spec.epoch_steps
     assert found["samples"] == found["epochs"] * len(trainer.data.train)
-    earlier = [record["test_accuracy"] for record in trainer.history[:-1]]
+    earlier = [record["validation_accuracy"] for record in trainer.history[:-1]]
     assert all(accuracy < 0.9 for accuracy in earlier)
     steps_s = trainer.job.recorder.rows()[:, -1].sum() / 1e9
     between_s = (
@@ -556,7 +559,7 @@ def test_a_resumed_run_that_reached_the_accuracy_makes_no_steps(
         again.fit()
         assert again.step == reached
     assert (folder / "summary.json").read_text() == before
-    assert "nothing left to do: the test accuracy after step" in capsys.readouterr().out
+    assert "nothing left to do: the validation accuracy after step" in capsys.readouterr().out
     # A run that was killed before it wrote its summary.
     (folder / "summary.json").unlink()
     with Trainer.resume(folder, separable(), progress=False) as killed:
@@ -585,5 +588,7 @@ def test_an_accuracy_that_is_not_reached_makes_all_steps() -> None:
 def test_accuracies_need_evaluations_and_classes() -> None:
     with pytest.raises(UserError, match="try --evaluate-every 1"):
         train_until(0.9, evaluate_every=0)
+    with pytest.raises(UserError, match="needs validation data, but arrays has none"):
+        train_until(0.9, validation=None)
     with pytest.raises(UserError, match="predicts values"):
         Trainer("mlp-8", "irradiance?samples=200", epochs=1, progress=False, until_accuracy=0.9)

@@ -1,0 +1,215 @@
+"""The quality of predictions beyond loss and accuracy: per class, and in the unit of the data.
+
+A rank evaluates its share of the samples, and one table with a row for each sample is summed over
+the ranks. The rows of other ranks are zero, so the sum rounds nothing, and every rank computes the
+same numbers from the same table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.comm.world import World
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.network.network import Network
+
+TOP = 5
+"""A prediction counts for the top-5 accuracy if the class is among the 5 most probable ones."""
+MORE_THAN = 10
+"""Number of classes above which the top-5 accuracy is computed."""
+
+
+@dataclass(frozen=True)
+class ClassQuality:
+    """How well each class is predicted.
+
+    Attributes:
+        names: of the classes.
+        confusion: int64 (classes, classes), number of samples by class and predicted class.
+        top5: share of samples whose class is among the five most probable ones; None for up to ten
+            classes.
+    """
+
+    names: tuple[str, ...]
+    confusion: NDArray[np.int64]
+    top5: float | None = None
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """Number of samples of each class, int64 (classes,)."""
+        return np.asarray(self.confusion.sum(axis=1))
+
+    @property
+    def precision(self) -> NDArray[np.float64]:
+        """Share of the predictions of each class that are correct; NaN without predictions."""
+        return _share(self.confusion.diagonal(), self.confusion.sum(axis=0))
+
+    @property
+    def recall(self) -> NDArray[np.float64]:
+        """Share of the samples of each class that are recognised; NaN without samples."""
+        return _share(self.confusion.diagonal(), self.samples)
+
+    @property
+    def f1(self) -> NDArray[np.float64]:
+        """Harmonic mean of precision and recall, 2 TP / (2 TP + FP + FN); NaN without either."""
+        return _share(2 * self.confusion.diagonal(), self.samples + self.confusion.sum(axis=0))
+
+    def results(self) -> dict[str, float]:
+        """Return the results that are single numbers."""
+        known = self.f1[np.isfinite(self.f1)]
+        found = {} if self.top5 is None else {"top5_accuracy": self.top5}
+        return {**found, "mean_f1": float(known.mean())} if len(known) else found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all results as plain JSON values; a share of nothing is null."""
+        columns = zip(self.samples, self.precision, self.recall, self.f1, strict=True)
+        classes = [
+            {
+                "name": name,
+                "samples": int(samples),
+                **{key: _number(value) for key, value in zip(SHARES, shares, strict=True)},
+            }
+            for name, (samples, *shares) in zip(self.names, columns, strict=True)
+        ]
+        return {**self.results(), "classes": classes, "confusion": self.confusion.tolist()}
+
+
+SHARES = ("precision", "recall", "f1")
+"""Keys of the shares of a class."""
+
+
+@dataclass(frozen=True)
+class ValueQuality:
+    """How well values are predicted, in the unit of the data.
+
+    Attributes:
+        names: of the outputs.
+        expected, predicted: float64 (n, F), a row for each sample.
+    """
+
+    names: tuple[str, ...]
+    expected: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+
+    def results(self) -> dict[str, float]:
+        """Return mean absolute error, root mean square error and coefficient of determination.
+
+        With several outputs, the errors are means over all of them; R² compares the sum of the
+        squared errors with that of the deviations from the mean of each output.
+        """
+        errors = self.predicted - self.expected
+        deviations = self.expected - self.expected.mean(axis=0)
+        total = float(np.square(deviations).sum())
+        found = {
+            "mae": float(np.abs(errors).mean()),
+            "rmse": float(np.sqrt(np.square(errors).mean())),
+        }
+        # Equal targets have no deviation that a prediction could explain.
+        return {**found, "r2": 1 - float(np.square(errors).sum()) / total} if total else found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all results as plain JSON values."""
+        return dict(self.results())
+
+
+Quality = ClassQuality | ValueQuality
+
+
+class Collector(ABC):
+    """Collects what the quality of predictions needs, batch by batch.
+
+    Args:
+        count: number of samples of all ranks.
+        width: numbers that are kept of each sample.
+    """
+
+    def __init__(self, count: int, width: int) -> None:
+        self._table = np.zeros((count, width))
+
+    @abstractmethod
+    def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
+        """Add samples.
+
+        Args:
+            indices: int64 (n,), which samples.
+            outputs: (n, F), outputs of the network, before softmax or sigmoid.
+            targets: of the samples, as the loss reads them.
+        """
+
+    @abstractmethod
+    def result(self, world: World) -> Quality:
+        """Return the quality over the samples of all ranks; every rank calls this method."""
+
+    def _rows(self, world: World) -> NDArray[np.float64]:
+        """Return the table of all samples; every rank calls this method."""
+        world.all_reduce(self._table)
+        return self._table
+
+
+class _ClassCollector(Collector):
+    """Collects class, predicted class, and whether the class is among the five most probable."""
+
+    def __init__(self, count: int, names: Sequence[str]) -> None:
+        super().__init__(count, 3)
+        self._names = tuple(names)
+
+    def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
+        if outputs.shape[1] == 1:
+            labels, predicted = targets.reshape(-1) > 0.5, outputs[:, 0] > 0
+            in_top = labels == predicted
+        else:
+            labels, predicted = targets, outputs.argmax(axis=1)
+            own = outputs[np.arange(len(outputs)), labels]
+            in_top = (outputs > own[:, None]).sum(axis=1) < TOP
+        self._table[indices] = np.stack([labels, predicted, in_top], axis=1)
+
+    def result(self, world: World) -> ClassQuality:
+        rows, count = self._rows(world).astype(np.int64), len(self._names)
+        pairs = rows[:, 0] * count + rows[:, 1]
+        confusion = np.bincount(pairs, minlength=count * count).reshape(count, count)
+        top5 = float(rows[:, 2].mean()) if count > MORE_THAN else None
+        return ClassQuality(self._names, confusion.astype(np.int64), top5)
+
+
+class _ValueCollector(Collector):
+    """Collects expected and predicted values."""
+
+    def __init__(self, count: int, names: Sequence[str], preprocessing: Preprocessing) -> None:
+        super().__init__(count, 2 * len(names))
+        self._names, self._preprocessing = tuple(names), preprocessing
+
+    def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
+        both = np.hstack([targets.reshape(outputs.shape), outputs]).astype(np.float64)
+        self._table[indices] = self._preprocessing.to_values(both)
+
+    def result(self, world: World) -> ValueQuality:
+        expected, predicted = np.hsplit(self._rows(world), 2)
+        return ValueQuality(self._names, expected, predicted)
+
+
+def make_collector(count: int, network: Network, preprocessing: Preprocessing) -> Collector | None:
+    """Return a collector for `count` samples; None if a sample may have several labels."""
+    if network.loss.targets == "values":
+        return _ValueCollector(count, preprocessing.output_names(network), preprocessing)
+    if network.loss.targets == "classes":
+        return _ClassCollector(count, preprocessing.output_names(network))
+    if network.num_outputs == 1:
+        return _ClassCollector(count, preprocessing.classes or ("0", "1"))
+    return None
+
+
+def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return part / whole; NaN where the whole is 0."""
+    found = np.full(len(whole), np.nan)
+    np.divide(part, whole, out=found, where=whole > 0)
+    return found
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

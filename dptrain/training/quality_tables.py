@@ -1,0 +1,37 @@
+"""Tables of an evaluation for the screen: results of each class, and the confusion matrix."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dptrain.measure.tables import fitted_table
+from dptrain.training.quality import ClassQuality
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MOST_CLASSES = 20
+"""Largest number of classes whose confusion matrix is printed."""
+
+
+def class_tables(quality: ClassQuality) -> list[Table | str]:
+    """Return the results of each class, and the confusion matrix of up to 20 classes."""
+    shares = zip(quality.precision, quality.recall, quality.f1, strict=True)
+    rows = [
+        (name, f"{samples:,}", *map(_percent, values))
+        for name, samples, values in zip(quality.names, quality.samples, shares, strict=True)
+    ]
+    columns = ("class", "samples", "precision", "recall", "F1")
+    tables: list[Table | str] = [fitted_table("Classes", columns, rows, text=("class",))]
+    if len(quality.names) <= MOST_CLASSES:
+        cells = zip(quality.names, quality.confusion.tolist(), strict=True)
+        matrix = [(name, *(f"{n:,}" if n else "·" for n in row)) for name, row in cells]
+        tables.append("Confusion matrix: a row for each class, a column for each prediction")
+        # The first column has its own heading, which no class has.
+        tables.append(fitted_table("", ("", *quality.names), matrix, text=("",)))
+    return tables
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if math.isfinite(share) else "–"

@@ -1,0 +1,211 @@
+"""The learning-rate range test: train with a rising learning rate, and watch the loss.
+
+Source: Smith, "Cyclical learning rates for training neural networks", 2017, section 3.3.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
+from dptrain.comm.world import World
+from dptrain.data.loader import BatchSource
+from dptrain.errors import UserError
+from dptrain.files import dump_json, writing
+from dptrain.training.baseline import open_loader
+from dptrain.training.job import Job, assemble
+from dptrain.training.settings import Settings
+
+SMOOTHING = 0.9
+"""Weight of earlier steps in the moving average of the loss."""
+DIVERGED = 4.0
+"""The test ends if the average exceeds the smallest one by this factor."""
+SETTLING = 5
+"""Steps at the beginning that select no rate: the average has few values."""
+
+
+@dataclass(frozen=True)
+class RangeOptions:
+    """Options of a range test.
+
+    Attributes:
+        low, high: the first and the last learning rate.
+        steps: number of training steps; the rate grows by the same factor from step to step.
+        output: folder for the plot, the values as CSV and the result as JSON; None writes nothing.
+    """
+
+    low: float = 1e-6
+    high: float = 10.0
+    steps: int = 200
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.low < self.high < math.inf:
+            raise UserError(
+                f"the learning rates are {self.low:g} to {self.high:g}; expected 0 < --from < --to"
+            )
+        if self.steps < 2 * SETTLING:
+            raise UserError(f"--steps is {self.steps}; expected at least {2 * SETTLING}")
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of step number `step`, counted from 0."""
+        return float(self.low * (self.high / self.low) ** (step / (self.steps - 1)))
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """The result of a range test.
+
+    Attributes:
+        network, data, optimizer, batch_size, ranks: of the job.
+        steepest: rate at which the averaged loss falls fastest, a rate for constant schedules; None
+            if the loss never fell.
+        lowest: rate with the lowest averaged loss; larger rates are too large.
+        diverged: rate at which the test ended early; None if all steps were made.
+        rates, losses, averages: of each step; the last loss may be missing if it was not finite.
+    """
+
+    network: str
+    data: str
+    optimizer: str
+    batch_size: int
+    ranks: int
+    steepest: float | None
+    lowest: float
+    diverged: float | None
+    rates: Sequence[float]
+    losses: Sequence[float]
+    averages: Sequence[float]
+
+    def facts(self) -> dict[str, Any]:
+        """Return all values except those of each step."""
+        steps = ("rates", "losses", "averages")
+        return {name: value for name, value in asdict(self).items() if name not in steps}
+
+    def to_csv(self) -> str:
+        """Return a line for each step."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["learning_rate", "loss", "average_loss"])
+        writer.writerows(zip(self.rates, self.losses, self.averages, strict=True))
+        return text.getvalue()
+
+
+def find_rate(
+    settings: Settings, world: World, options: RangeOptions, *, quiet: bool = False
+) -> RangeTest | None:
+    """Make training steps with a rising learning rate; the trained parameters are discarded.
+
+    Args:
+        settings: settings of the job. Its learning rate, its schedule, its length and its run
+            directory are ignored.
+        world: the ranks; every rank calls this function.
+        options: options of the test.
+        quiet: print no progress.
+
+    Returns:
+        The result on rank 0, which has written the files; None on other ranks.
+
+    Raises:
+        UserError: a mistake of the user, or a loss that is not finite from the beginning.
+    """
+    chosen = replace(
+        settings, steps=options.steps, epochs=None, run_dir=None, resume=None, warmup_steps=0,
+        schedule="constant", step_at=None, step_every=None, until_accuracy=None,
+        patience=None, best_by=None,
+    )  # fmt: skip
+    job = assemble(chosen, world, keeps_run=False, quiet=quiet)
+    with (
+        job.engine,
+        open_loader(
+            job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size, first=0,
+            last=options.steps, micro_shards=job.plan.micro_shards,
+        ) as batches,
+    ):  # fmt: skip
+        losses = _make_steps(job, batches, options)
+    result = call_on_all_ranks(world, lambda: _conclude(job, options, losses))
+
+    def write() -> RangeTest:
+        if options.output is not None:
+            _write(result, options.output)
+        return result
+
+    return call_on_rank_zero(world, write)
+
+
+def _make_steps(job: Job, batches: BatchSource, options: RangeOptions) -> list[float]:
+    """Return the losses of the steps until the loss grows too large, the same on every rank."""
+    losses: list[float] = []
+    for step in range(options.steps):
+        job.engine.step(batches, options.rate(step))
+        losses += [result.loss for result in job.engine.results(wait=True)]
+        averages = moving_average(losses)
+        if not math.isfinite(losses[-1]) or averages[-1] > DIVERGED * min(averages):
+            break
+    return losses
+
+
+def _conclude(job: Job, options: RangeOptions, losses: list[float]) -> RangeTest:
+    ended = len(losses) < options.steps or not math.isfinite(losses[-1])
+    finite = losses if math.isfinite(losses[-1]) else losses[:-1]
+    if len(finite) <= SETTLING:
+        raise UserError(
+            f"the loss is not finite after {len(finite)} steps with learning rates from "
+            f"{options.low:g}; try a smaller --from"
+        )
+    rates = [options.rate(step) for step in range(len(finite))]
+    averages = moving_average(finite)
+    steepest, lowest = select_rates(rates, averages)
+    return RangeTest(
+        network=job.network.name, data=job.dataset.name, optimizer=job.spec.optimizer,
+        batch_size=job.spec.batch_size, ranks=job.world.size, steepest=steepest, lowest=lowest,
+        diverged=options.rate(len(losses) - 1) if ended else None, rates=rates, losses=finite,
+        averages=averages,
+    )  # fmt: skip
+
+
+def moving_average(values: Sequence[float]) -> list[float]:
+    """Return the exponential moving average, corrected for its beginning as Adam's moments.
+
+    Example:
+        >>> moving_average([2.0, 2.0])
+        [2.0, 2.0]
+    """
+    mean, found = 0.0, []
+    for index, value in enumerate(values):
+        mean = SMOOTHING * mean + (1.0 - SMOOTHING) * value
+        found.append(round(mean / (1.0 - SMOOTHING ** (index + 1)), 12))
+    return found
+
+
+def select_rates(rates: Sequence[float], averages: Sequence[float]) -> tuple[float | None, float]:
+    """Return the rate at which the average falls fastest per factor of the rate, and the lowest.
+
+    Args:
+        rates: rising by the same factor from step to step.
+        averages: averaged losses.
+    """
+    lowest = min(range(SETTLING, len(averages)), key=averages.__getitem__)
+    falls = [averages[i - 1] - averages[i + 1] for i in range(SETTLING, lowest)]
+    if not falls or max(falls) <= 0.0:
+        return None, rates[lowest]
+    return rates[SETTLING + falls.index(max(falls))], rates[lowest]
+
+
+def _write(result: RangeTest, output: Path) -> None:
+    from dptrain.report.rate_plot import rate_plot
+
+    drawn = rate_plot(result)
+    with writing(output, "--output"):
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "rates.csv").write_text(result.to_csv(), encoding="utf-8")
+        text = dump_json(result.facts(), indent=2)
+        (output / "rates.json").write_text(text + "\n", encoding="utf-8")
+        (output / "rates.svg").write_text(drawn.svg, encoding="utf-8")
+        (output / "rates.png").write_bytes(drawn.png)

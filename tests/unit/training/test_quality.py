@@ -1,0 +1,160 @@
+"""The quality of predictions, its files, tables and plots."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dptrain
+from dptrain import Trainer
+from dptrain.cli.main import run
+from dptrain.comm.world import World
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.network import Dense, Flatten, Network
+from dptrain.report.quality_plots import confusion_plot, predicted_plot
+from dptrain.training.quality import ClassQuality, ValueQuality, make_collector
+
+CONFUSION = np.array([[5, 1, 0], [2, 2, 0], [1, 0, 0]], np.int64)
+
+
+def test_precision_recall_and_f1_follow_from_the_confusion_matrix() -> None:
+    found = ClassQuality(("a", "b", "c"), CONFUSION)
+    np.testing.assert_allclose(found.precision, [5 / 8, 2 / 3, np.nan])
+    np.testing.assert_allclose(found.recall, [5 / 6, 2 / 4, 0])
+    np.testing.assert_allclose(found.f1, [10 / 14, 4 / 7, 0])
+    assert found.results() == {"mean_f1": pytest.approx((10 / 14 + 4 / 7) / 3)}
+    values = found.to_dict()
+    assert values["classes"][2] == {
+        "name": "c", "samples": 1, "precision": None, "recall": 0.0, "f1": 0.0,
+    }  # fmt: skip
+    assert values["confusion"] == CONFUSION.tolist()
+
+
+def test_errors_of_values_are_those_of_their_definitions() -> None:
+    expected, predicted = np.array([[1.0], [2.0], [4.0]]), np.array([[1.0], [3.0], [2.0]])
+    found = ValueQuality(("value",), expected, predicted).results()
+    assert found["mae"] == pytest.approx(1)
+    assert found["rmse"] == pytest.approx(np.sqrt(5 / 3))
+    assert found["r2"] == pytest.approx(1 - 5 / np.square(expected - expected.mean()).sum())
+    assert "r2" not in ValueQuality(("value",), np.ones((3, 1)), predicted).results()
+
+
+def test_a_class_among_the_five_most_probable_ones_counts() -> None:
+    network = Network((4,), [Dense(12)], name="wide")
+    names = tuple(f"c{i}" for i in range(12))
+    preprocessing = Preprocessing(
+        kind="vector", input_shape=(4,), stored_shape=(4,), stored_dtype="float32", classes=names
+    )
+    collector = make_collector(4, network, preprocessing)
+    assert collector is not None
+    outputs = np.tile(np.arange(12.0), (4, 1))
+    collector.add(np.arange(4), outputs, np.array([11, 7, 6, 0], np.int32))
+    found = collector.result(World.single())
+    assert isinstance(found, ClassQuality)
+    assert found.top5 == 0.5
+    assert found.confusion[[11, 7, 6, 0], 11].tolist() == [1, 1, 1, 1]
+    assert found.confusion.sum() == 4
+
+
+def train_binary(**settings: Any) -> Trainer:
+    rng = np.random.default_rng(0)
+    y = (np.arange(80) % 2).astype(np.float32)
+    x = rng.normal(size=(80, 4)).astype(np.float32) + y[:, None]
+    network = Network((4,), [Dense(1)], loss=dptrain.SigmoidBinaryCrossEntropy(), name="yes-no")
+    trainer = Trainer(network, (x, y), epochs=4, learning_rate=0.1, progress=False, **settings)
+    trainer.fit()
+    return trainer
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_the_diagonal_is_the_accuracy(shards: int) -> None:
+    found = train_binary(backend="reference", shards=shards).evaluate()
+    confusion = np.array(found["confusion"])
+    assert confusion.shape == (2, 2)
+    assert found["accuracy"] == confusion.diagonal().sum() / confusion.sum()
+    assert [each["name"] for each in found["classes"]] == ["0", "1"]
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_values_are_in_the_unit_of_the_data(shards: int) -> None:
+    trainer = Trainer("mlp-8", "irradiance?samples=200", backend="reference", epochs=2,
+                      progress=False, shards=shards)  # fmt: skip
+    trainer.fit()
+    found = trainer.evaluate()
+    # The network predicts in the unit of the data, so its loss is the mean square error.
+    assert found["rmse"] ** 2 == pytest.approx(found["loss"], rel=1e-6)
+    assert trainer.summary is not None
+    for name in ("mae", "rmse", "r2"):
+        assert trainer.summary[f"test_{name}"] == found[name]
+
+
+def command(*arguments: object) -> int:
+    return run([str(argument) for argument in arguments], is_rank_zero=True)
+
+
+def test_evaluate_writes_metrics_and_the_confusion_matrix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(1).integers(0, 256, (60, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(60) % 3)
+    network = Network((1, 4, 4), [Flatten(), Dense(3)], name="linear")
+    folder = tmp_path / "run"
+    with Trainer(network, f"npz:{tmp_path / 'data.npz'}", epochs=1, run_dir=folder,
+                 backend="reference", progress=False) as trainer:  # fmt: skip
+        trainer.fit()
+    assert command("evaluate", folder, "--output", (tmp_path / "out")) == 0
+    text = capsys.readouterr().out
+    for word in ("precision", "recall", "F1", "Confusion matrix", "accuracy"):
+        assert word in text
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"metrics.json", "confusion.csv", "confusion.svg"}
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    rows = list(csv.reader((tmp_path / "out" / "confusion.csv").read_text().splitlines()))
+    assert rows[0] == ["class", "0", "1", "2"]
+    assert [[int(n) for n in row[1:]] for row in rows[1:]] == metrics["confusion"]
+    assert metrics["accuracy"] == trainer.evaluate()["accuracy"]
+    assert command("evaluate", folder, "--output", (tmp_path / "out")) == 2
+    assert "is not empty" in capsys.readouterr().err
+    prediction = tmp_path / "p.csv"
+    assert command("predict", folder, "-i", (tmp_path / "data.npz"), "-o", (prediction)) == 0
+    lines = list(csv.DictReader(prediction.read_text().splitlines()))
+    assert [line["target"] for line in lines] == [str(i % 3) for i in range(60)]
+
+
+def test_evaluate_writes_predicted_and_expected_values(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    lines = ["a,b,y", *(f"{a:.5f},{b:.5f},{a - b:.5f}" for a, b in rows)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(lines) + "\n")
+    folder, network = tmp_path / "run", Network((2,), [Dense(1)], loss=dptrain.MeanSquaredError())
+    with Trainer(network, f"csv:{table}?target=y&horizon=2", epochs=1, run_dir=folder,
+                 backend="reference", progress=False) as trainer:  # fmt: skip
+        trainer.fit()
+    assert command("evaluate", folder, "-o", (tmp_path / "out")) == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"metrics.json", "predicted.csv", "predicted.svg"}
+    values = list(csv.DictReader((tmp_path / "out" / "predicted.csv").read_text().splitlines()))
+    errors = [abs(float(v["expected_value"]) - float(v["predicted_value"])) for v in values]
+    assert np.mean(errors) == pytest.approx(trainer.evaluate()["mae"])
+    prediction = tmp_path / "p.csv"
+    assert command("predict", folder, "-i", (table), "-o", (prediction)) == 0
+    written = [line["target"] for line in csv.DictReader(prediction.read_text().splitlines())]
+    assert written == [f"{a - b:.5f}" for a, b in rows[2:]] + ["", ""]
+
+
+@pytest.mark.parametrize("count", [2, 12, 30, 100])
+def test_plots_state_their_numbers(count: int) -> None:
+    rng = np.random.default_rng(count)
+    names = tuple(f"class number {i}" for i in range(count))
+    found = confusion_plot(ClassQuality(names, rng.integers(0, 9, (count, count))))
+    assert f"{count} classes" in found.alt
+    assert ("class numbe…" in found.svg) == (count <= 30)
+    y = rng.normal(size=(5000, 1))
+    values = predicted_plot(ValueQuality(("value",), y, y + 0.1))
+    assert "every 2th value" not in values.caption
+    assert "MAE 0.1" in values.caption
