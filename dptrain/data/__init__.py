@@ -18,6 +18,7 @@ from dptrain.data.irradiance import open_irradiance
 from dptrain.data.loader import Batch, BatchSource, Loader
 from dptrain.data.mnist import open_mnist
 from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.shapes import open_shapes
 from dptrain.data.sharding import Sampler
 from dptrain.data.spec import Source, parse
 from dptrain.data.synthetic import open_synthetic
@@ -59,6 +60,7 @@ SOURCES: dict[str, Source] = {
             "converted from 0…255 to -1…1; other types are taken as they are.",
             "y: labels 0, 1, … (n,), one-hot rows (n, classes), or values (n,) or (n, F).",
             "With x and y only, a fifth of the samples, always the same, is the test split.",
+            "x_val and y_val next to the four arrays are the validation split.",
         ),
     ),
     "npy": Source(
@@ -67,7 +69,11 @@ SOURCES: dict[str, Source] = {
         "npy:x.npy,y.npy",
         "X.npy,Y.npy",
         _FIT,
-        details=("Shapes and types are those of x and y in npz.",),
+        details=(
+            "Shapes and types are those of x and y in npz. npy:DIR reads the folder that `dptrain",
+            "data convert` writes: x_train.npy, y_train.npy, x_test.npy, y_test.npy and",
+            "classes.txt, one name on each line.",
+        ),
     ),
     "folder": Source(
         open_folder,
@@ -76,7 +82,8 @@ SOURCES: dict[str, Source] = {
         "DIR",
         details=(
             "DIR/rose/1.jpg, DIR/tulip/7.png, …: the folders' names are the classes.",
-            "DIR/train/rose/…, DIR/test/rose/…: a split; or val, valid, validation for test.",
+            "DIR/train/rose/…, DIR/test/rose/…: a split. DIR/val/rose/… (or valid, validation) is",
+            "the validation split; without a folder test it is the test split.",
             "Without a split, a fifth of the images, always the same, is the test split.",
         ),
     ),
@@ -100,6 +107,17 @@ SOURCES: dict[str, Source] = {
         "synthetic?samples=4096",
         options={"samples": "N"},
         details=("samples= is the number of training samples.",),
+    ),
+    "shapes": Source(
+        open_shapes,
+        "generated curves in noise with the shape of CIFAR-10, for networks without a download",
+        "shapes",
+        options={"samples": "N", "seed": "N"},
+        details=(
+            "50,000 training and 10,000 test images, 3×32×32; the 10 classes are filled curves and",
+            "outlines with 2 to 6 lobes. samples= is the number of training images; seed= (default",
+            "0) is that of the images, not of the run.",
+        ),
     ),
     "irradiance": Source(
         open_irradiance,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,12 @@ from dptrain.network.network import Network
 
 SPLIT_NAMES = ("x_train", "y_train", "x_test", "y_test")
 WHOLE_NAMES = ("x", "y")
+CLASSES_FILE = "classes.txt"
+"""File with the names of the classes, one on each line, in a folder of arrays."""
+VALIDATION = "_validation"
+"""Ending of the names of the validation split in mappings of pairs."""
+VALIDATION_ENDINGS = (VALIDATION, "_valid", "_val")
+"""Endings of the names of arrays that are the validation split."""
 Pair = tuple[StoredInputs, NDArray[Any]]
 """Inputs and targets."""
 DAMAGE = (
@@ -40,56 +46,80 @@ def open_npz(request: Request) -> Dataset:
     x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). uint8 is taken as pixels
     0 to 255 and converted to -1 to 1; other types are taken as they are. y: integer labels (n,) or
     one-hot rows (n, classes); for networks that predict values, numbers (n,) or (n, F). With x and
-    y only, dptrain chooses a fifth of the samples for the test, always the same.
+    y only, dptrain chooses a fifth of the samples for the test, always the same. x_val and y_val
+    (or _valid, _validation) next to the four arrays are the validation split.
     """
     path = request.existing("file")
-    return dataset_of_arrays(request, _read_npz(path), str(path))
+    return dataset_of_pairs(request, _read_npz(path), str(path))
 
 
 def open_npy(request: Request) -> Dataset:
-    """Open two ``.npy`` files, inputs and targets, as `open_npz` describes x and y.
+    """Open ``.npy`` files with the arrays of `open_npz`: x and y, or a folder of all four.
 
     The inputs are memory-mapped and never read as a whole, so they may be larger than the memory.
+    A folder may also have a file with the names of the classes.
     """
+    if Path(request.path).is_dir():
+        return _open_folder(request, Path(request.path))
     names = request.path.split(",")
     if len(names) != 2:
-        raise UserError(f"npy:{request.path} names {len(names)} files; expected npy:X.npy,Y.npy")
+        raise UserError(
+            f"npy:{request.path} names {len(names)} files; expected npy:X.npy,Y.npy or npy:DIR"
+        )
     x, y = (map_npy(existing(Path(name), "file")) for name in names)
-    arrays = {"x": x, "y": np.asarray(y)}
-    return dataset_of_arrays(request, arrays, names[0], both=" and ".join(names), lazy=True)
+    pairs = {"": (x, np.asarray(y))}
+    return dataset_of_pairs(request, pairs, names[0], both=" and ".join(names), lazy=True)
 
 
-def dataset_of_arrays(
-    request: Request,
-    arrays: Mapping[str, NDArray[Any]],
-    where: str,
-    *,
-    both: str = "",
-    lazy: bool = False,
-) -> Dataset:
-    """Make a data set of arrays.
+def _open_folder(request: Request, folder: Path) -> Dataset:
+    """Open a folder with files of the arrays, as `dptrain data convert` writes it."""
+    more = (f"{kind}{ending}" for ending in VALIDATION_ENDINGS for kind in "xy")
+    found = [name for name in more if (folder / f"{name}.npy").exists()]
+    arrays = {
+        name: map_npy(existing(folder / f"{name}.npy", "file")) for name in (*SPLIT_NAMES, *found)
+    }
+    arrays.update({k: np.asarray(array) for k, array in arrays.items() if k.startswith("y")})
+    names, pairs = folder / CLASSES_FILE, pairs_by_ending(arrays)
+    assert pairs is not None
+    classes = names.read_text(encoding="utf-8").splitlines() if names.exists() else None
+    return dataset_of_pairs(request, pairs, str(folder), classes=classes, lazy=True)
 
-    Args:
-        request: for which network, and how.
-        arrays: `SPLIT_NAMES` or `WHOLE_NAMES`.
-        where: name of the arrays' source, for messages.
-        both: name of the pair x and y, for messages.
-        lazy: never cache the samples.
-    """
-    endings = ("_train", "_test") if "x_train" in arrays else ("",)
-    pairs = {end: (arrays[f"x{end}"], arrays[f"y{end}"]) for end in endings}
-    return dataset_of_pairs(request, pairs, where, both=both, lazy=lazy)
+
+def pairs_by_ending(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
+    """Return inputs and targets as for `dataset_of_pairs`; None if the names are others."""
+
+    def has(ending: str) -> bool:
+        return f"x{ending}" in arrays and f"y{ending}" in arrays
+
+    def pair(ending: str) -> tuple[Any, Any]:
+        return arrays[f"x{ending}"], arrays[f"y{ending}"]
+
+    if not (has("_train") and has("_test")):
+        return {"": pair("")} if has("") else None
+    found = {ending: pair(ending) for ending in ("_train", "_test")}
+    more = [ending for ending in VALIDATION_ENDINGS if has(ending)]
+    return {**found, VALIDATION: pair(more[0])} if more else found
 
 
 def dataset_of_pairs(
-    request: Request, pairs: Mapping[str, Pair], where: str, *, both: str = "", lazy: bool = False
+    request: Request,
+    pairs: Mapping[str, Pair],
+    where: str,
+    *,
+    both: str = "",
+    classes: Sequence[str] | None = None,
+    lazy: bool = False,
 ) -> Dataset:
     """Make a data set of inputs and targets.
 
     Args:
         request: for which network, and how.
-        pairs: inputs and targets of "_train" and "_test", or of "" for data without a split.
-        where, both, lazy: as for `dataset_of_arrays`.
+        pairs: inputs and targets of "_train", "_test" and perhaps "_validation", or of "" for data
+            without a split.
+        where: name of the arrays' source, for messages.
+        both: name of the pair x and y, for messages.
+        classes: names of the classes; None if they have none.
+        lazy: never cache the samples.
     """
     saved = request.preprocessing
     expected = request.network.input_shape
@@ -102,18 +132,22 @@ def dataset_of_pairs(
     x, y = next(iter(checked.values()))
     if "" in checked:
         rows = split_rows(request, len(y), where, _labels(y, request.network))
-        train, test = (RawSplit(x, y, chosen) for chosen in rows)
+        splits = [RawSplit(x, y, chosen) for chosen in rows]
     else:
-        train, test = (
+        splits = [
             RawSplit(*checked[tail], np.arange(len(checked[tail][1])))
-            for tail in ("_train", "_test")
-        )
-        _check_alike(train.inputs, test.inputs, where)
+            for tail in ("_train", "_test", VALIDATION)
+            if tail in checked
+        ]
+        for split, name in zip(splits[1:], ("test", "validation"), strict=False):
+            _check_alike(splits[0].inputs, split.inputs, where, name)
     return make_dataset(
         request,
-        train,
-        test,
-        preprocessing=preprocessing_for(request, tuple(x.shape[1:]), x.dtype),
+        splits[0],
+        splits[1],
+        validation=splits[2] if len(splits) == 3 else None,
+        preprocessing=preprocessing_for(request, tuple(x.shape[1:]), x.dtype, classes=classes),
+        classes=classes,
         origin=where if where.startswith("the ") else f"arrays of {where}",
         where=where,
         has_split="" not in checked,
@@ -126,15 +160,15 @@ def _labels(y: NDArray[Any], network: Network) -> NDArray[Any] | None:
     return y if y.ndim == 1 and network.loss.targets == "classes" else None
 
 
-def _check_alike(train: StoredInputs, test: StoredInputs, where: str) -> None:
+def _check_alike(train: StoredInputs, test: StoredInputs, where: str, name: str) -> None:
     if train.shape[1:] != test.shape[1:]:
         raise UserError(
-            f"{where}: x_train has samples of shape {train.shape[1:]} and x_test of "
+            f"{where}: x_train has samples of shape {train.shape[1:]} and x_{name} of "
             f"{test.shape[1:]}; expected the same"
         )
     if (train.dtype == np.uint8) != (test.dtype == np.uint8):
         raise UserError(
-            f"{where}: x_train is of type {train.dtype} and x_test of {test.dtype}; expected "
+            f"{where}: x_train is of type {train.dtype} and x_{name} of {test.dtype}; expected "
             "8-bit pixels in both, or in neither"
         )
 
@@ -148,12 +182,12 @@ def _check(x: StoredInputs, y: NDArray[Any], where: str, expected: Shape) -> Pai
     return (channels_first(x, where, expected) if isinstance(x, np.ndarray) else x), y
 
 
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+def _read_npz(path: Path) -> dict[str, Pair]:
     expected = f"expected {', '.join(SPLIT_NAMES)}, or {' and '.join(WHOLE_NAMES)}"
     with opened_npz(path, expected) as file:
-        for names in (SPLIT_NAMES, WHOLE_NAMES):
-            if all(name in file for name in names):
-                return {name: np.asarray(file[name]) for name in names}
+        pairs = pairs_by_ending(file)
+        if pairs is not None:
+            return {end: (np.asarray(x), np.asarray(y)) for end, (x, y) in pairs.items()}
         found = ", ".join(file) or "nothing"
     raise UserError(f"{path} has {found}; {expected}")
 

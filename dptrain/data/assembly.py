@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.base import Dataset
+from dptrain.data.base import Dataset, count_text
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.sharding import epoch_order
 from dptrain.data.spec import Request
@@ -169,8 +169,9 @@ def make_dataset(
     are_labels: bool = False,
     white: int | None = None,
     lazy: bool = False,
+    validation: RawSplit | None = None,
 ) -> Dataset:
-    """Check, preprocess and describe two stored splits.
+    """Check, preprocess and describe stored splits.
 
     Args:
         request: from the user.
@@ -183,9 +184,12 @@ def make_dataset(
         are_labels: True if the data can contain nothing else than labels.
         white: 8-bit value that becomes 1, if the data defines it.
         lazy: never cache the samples.
+        validation: the split for evaluations during training, if the data set defines one.
     """
     network, splits = request.network, []
-    for name, raw in (("training", train), ("test", test)):
+    for name, raw in (("training", train), ("test", test), ("validation", validation)):
+        if raw is None:
+            continue
         if not len(raw.rows):
             raise UserError(f"{where} has no {name} samples")
         preprocessing.check(tuple(raw.inputs.shape[1:]), raw.inputs.dtype, where)
@@ -195,7 +199,7 @@ def make_dataset(
         len(split) * math.prod(split.readable_shape) * split.pixels.itemsize for split in splits
     )
     cached = not lazy and size <= cache_limit_bytes(request.ranks_per_node)
-    counts = f"{len(train.rows):,} training and {len(test.rows):,} test samples"
+    counts = f"{count_text(*map(len, splits))} samples"
     if not (has_split or request.split):
         counts = f"{len(test.rows):,} samples"
     notes = [part for part in (origin, counts, splits[0].adapter.note) if part]
@@ -211,4 +215,5 @@ def make_dataset(
         num_outputs=network.num_outputs,
         preprocessing=preprocessing,
         has_split=has_split,
+        validation=ready[2] if validation is not None else None,
     )

@@ -1,10 +1,10 @@
-"""The interface of data sets: samples that can be read, and two splits of them."""
+"""The interface of data sets: samples that can be read, and their splits."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,14 @@ class Samples(ABC):
         """
         return None
 
+    def known_targets(self) -> NDArray[Any] | None:
+        """Return the targets of all samples, or None if they are not in memory."""
+        return None
+
+    def subset(self, indices: NDArray[np.int64]) -> Samples:
+        """Return the samples `indices`, int64 (n,), in this order."""
+        return Subset(self, indices)
+
     def content(
         self, indices: NDArray[np.int64], input_shape: Shape, target_shape: Shape
     ) -> Iterator[bytes]:
@@ -94,13 +102,52 @@ class Samples(ABC):
 
 
 @dataclass(frozen=True, repr=False)
+class Subset(Samples):
+    """Some of other samples.
+
+    Attributes:
+        samples: the other samples.
+        indices: int64 (n,), which of them.
+    """
+
+    samples: Samples
+    indices: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
+        self.samples.read(self.indices[indices], x, y)
+
+    @property
+    def readable_shape(self) -> Shape | None:
+        return self.samples.readable_shape
+
+    @property
+    def decodes(self) -> bool:
+        return self.samples.decodes
+
+    @property
+    def pixels(self) -> PixelFormat:
+        return self.samples.pixels
+
+    def read_kept(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+        self.samples.read_kept(self.indices[indices], x, y)
+
+    def content(
+        self, indices: NDArray[np.int64], input_shape: Shape, target_shape: Shape
+    ) -> Iterator[bytes]:
+        return self.samples.content(self.indices[indices], input_shape, target_shape)
+
+
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """A data set that is preprocessed for a network.
 
     Attributes:
         name: of the source, such as ``digits``.
-        train, test: the two splits. No sample is in both, unless the data set was opened with
-            ``split=False``: then both contain all samples.
+        train, test: splits for training and for the test at the end. No sample is in both, unless
+            the data set was opened with ``split=False``: then both contain all samples.
         input_shape: (C, H, W) or (F,), the network's input.
         targets: kind of the targets, see `Loss.targets`.
         classes: names of the classes, in the order of the labels; None if there are none.
@@ -108,6 +155,7 @@ class Dataset:
         num_outputs: F, numbers in the network's output.
         preprocessing: conversion of raw samples, which is saved with the model.
         has_split: True if the data set defines its test split; False if dptrain chose one.
+        validation: split for evaluations during training; None if there is none.
     """
 
     name: str
@@ -120,6 +168,18 @@ class Dataset:
     num_outputs: int
     preprocessing: Preprocessing
     has_split: bool = True
+    validation: Samples | None = None
+
+    @property
+    def splits(self) -> tuple[Samples, ...]:
+        """The splits for training and test, and for validation if there is one."""
+        more = () if self.validation is None else (self.validation,)
+        return (self.train, self.test, *more)
+
+    def with_splits(self, splits: Sequence[Samples]) -> Dataset:
+        """Return the data set with other splits, in the order of `splits`."""
+        train, test, *more = splits
+        return replace(self, train=train, test=test, validation=more[0] if more else None)
 
     @property
     def target_shape(self) -> Shape:
@@ -128,7 +188,11 @@ class Dataset:
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.input_shape))
-        return (
-            f"<Dataset {self.name}: {len(self.train):,} training and {len(self.test):,} test "
-            f"samples of {shape}>"
-        )
+        counts = count_text(len(self.train), len(self.test), len(self.validation or ()))
+        return f"<Dataset {self.name}: {counts} samples of {shape}>"
+
+
+def count_text(train: int, test: int, validation: int = 0) -> str:
+    """Return the sizes of the splits in words; 0 validation samples are left out."""
+    between = f", {validation:,} validation and" if validation else " and"
+    return f"{train:,} training{between} {test:,} test"

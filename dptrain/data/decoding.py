@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ def keep_decoded(dataset: Dataset, ranks_per_node: int) -> Dataset:
     Raises:
         UserError: a file cannot be decoded.
     """
-    splits = [dataset.train, dataset.test]
+    splits = dataset.splits
     files = [split for split in splits if isinstance(split, FolderSamples)]
     if len(files) < len(splits):
         return dataset
@@ -47,11 +46,9 @@ def keep_decoded(dataset: Dataset, ranks_per_node: int) -> Dataset:
         if numbers * pixels.itemsize > limit:
             break
         found = [_decode(split, pixels, threads) for split in files]
-        if None not in found:
-            train, test = found
-            assert train is not None
-            assert test is not None
-            return replace(dataset, train=train, test=test)
+        decoded = [split for split in found if split is not None]
+        if len(decoded) == len(splits):
+            return dataset.with_splits(decoded)
     return dataset
 
 

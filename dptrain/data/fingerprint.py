@@ -32,7 +32,7 @@ def data_fingerprint(dataset: Dataset) -> dict[str, Any]:
         digests of the content and of the preprocessing.
     """
     digest = hashlib.sha256()
-    for samples in (dataset.train, dataset.test):
+    for samples in dataset.splits:
         sample_bytes = 4 * math.prod(dataset.input_shape)
         if isinstance(samples, CachedSamples):
             most = MOST_CACHED_BYTES // sample_bytes
@@ -43,13 +43,15 @@ def data_fingerprint(dataset: Dataset) -> dict[str, Any]:
         for part in samples.content(indices, dataset.input_shape, dataset.target_shape):
             digest.update(part)
     preprocessing = dataset.preprocessing
-    shape = preprocessing.stored_shape
+    shape, validation = preprocessing.stored_shape, dataset.validation
+    counted = {} if validation is None else {"validation_samples": len(validation)}
     return {
         "kind": dataset.name,
         "shape": None if shape is None else list(shape),
         "dtype": preprocessing.stored_dtype,
         "train_samples": len(dataset.train),
         "test_samples": len(dataset.test),
+        **counted,
         "content": digest.hexdigest(),
         "preprocessing": preprocessing.digest(),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.pixels import PixelFormat
 from dptrain.data.assembly import preprocessing_for, split_rows, targets_of
-from dptrain.data.base import Dataset, Samples
+from dptrain.data.base import Dataset, Samples, count_text
 from dptrain.data.images import Adapter
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
@@ -24,7 +24,9 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".t
 MAX_PIXELS = 64_000_000
 """Larger images are refused: decoded, this many pixels take 0.2 GB, and float32 copies more."""
 _DIGEST_BYTES = 4096
-TEST_NAMES = ("test", "val", "valid", "validation")
+VALIDATION_NAMES = ("val", "valid", "validation")
+"""Names of the folder next to ``train`` that is used for validation; the first that exists."""
+TEST_NAMES = ("test", *VALIDATION_NAMES)
 """Names of the folder next to ``train`` that is used for the test; the first that exists."""
 
 
@@ -48,6 +50,13 @@ class FolderSamples(Samples):
     @property
     def decodes(self) -> bool:
         return True
+
+    def known_targets(self) -> NDArray[Any]:
+        return self.targets
+
+    def subset(self, indices: NDArray[np.int64]) -> FolderSamples:
+        paths = tuple(self.paths[index] for index in indices)
+        return replace(self, paths=paths, targets=self.targets[indices])
 
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         for row, index in enumerate(indices):
@@ -167,30 +176,39 @@ def _no_images(folder: Path, inner: Path) -> str:
     return f"{inner} has no images; expected {', '.join(SUFFIXES)}{hint}"
 
 
-def split_folders(folder: Path) -> tuple[Path, Path] | None:
-    """Return the folders for training and for the test; None if the images are not split."""
+def split_folders(folder: Path) -> list[Path]:
+    """Return the folders for training, for the test and, if there is a third, for validation.
+
+    Returns:
+        An empty list if the images are not split.
+    """
     train = folder / "train"
-    if train.is_dir() and class_folders(train):
-        for name in TEST_NAMES:
-            if (folder / name).is_dir():
-                return train, folder / name
-    return None
+    if not (train.is_dir() and class_folders(train)):
+        return []
+    test = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
+    if test is None:
+        return []
+    others = (folder / name for name in VALIDATION_NAMES if test.name == "test")
+    return [train, test, *[other for other in others if other.is_dir()][:1]]
 
 
 def _splits(
     request: Request, folder: Path
 ) -> tuple[tuple[str, ...], list[tuple[list[Path], NDArray[np.int64]]], bool]:
-    """Return class names, images and labels of training and test, and whether they were split."""
+    """Return class names, images and labels of each split, and whether they were split."""
     found = split_folders(folder)
-    if found is not None:
+    if found:
         classes, paths, labels = list_images(found[0])
-        others, test_paths, test_labels = list_images(found[1])
-        if others != classes:
-            raise UserError(
-                f"{found[1]} has classes {', '.join(others)}; expected those of {found[0].name}, "
-                f"{', '.join(classes)}"
-            )
-        return classes, [(paths, labels), (test_paths, test_labels)], True
+        splits = [(paths, labels)]
+        for other in found[1:]:
+            others, paths, labels = list_images(other)
+            if others != classes:
+                raise UserError(
+                    f"{other} has classes {', '.join(others)}; expected those of "
+                    f"{found[0].name}, {', '.join(classes)}"
+                )
+            splits.append((paths, labels))
+        return classes, splits, True
     classes, paths, labels = list_images(folder)
     rows = split_rows(request, len(paths), str(folder), labels)
     return classes, [([paths[row] for row in part], labels[part]) for part in rows], False
@@ -199,9 +217,10 @@ def _splits(
 def open_folder(request: Request) -> Dataset:
     """Open image files: ``DIR/class/…``, or ``DIR/train/class/…`` and ``DIR/test/class/…``.
 
-    The names of the folders are the names of the classes. In place of ``test``, the names ``val``,
-    ``valid`` and ``validation`` are recognised. Without a split dptrain chooses a fifth of the
-    images for the test, always the same. A network with one input channel reads images as grey,
+    The names of the folders are the names of the classes. A folder ``val``, ``valid`` or
+    ``validation`` next to ``train`` and ``test`` is the validation split; without ``test`` it is
+    the test split. Without a split dptrain chooses a fifth of the images for the test, always the
+    same. A network with one input channel reads images as grey,
     one with three as colour; images are resized to its height and width.
     """
     folder = request.existing("directory")
@@ -217,7 +236,7 @@ def open_folder(request: Request) -> Dataset:
     classes = tuple(map(printable, classes))
     preprocessing = preprocessing_for(request, None, np.dtype(np.uint8), classes=classes)
     check_takes_images(preprocessing, where)
-    train, test = (
+    train, test, *validation = (
         FolderSamples(
             tuple(paths),
             targets_of(request, preprocessing, labels, classes, where, are_labels=True),
@@ -226,7 +245,7 @@ def open_folder(request: Request) -> Dataset:
         for paths, labels in splits
     )
     colour = "grey" if preprocessing.is_grey else "colour"
-    counts = f"{len(train):,} training and {len(test):,} test samples"
+    counts = f"{count_text(len(train), len(test), *map(len, validation))} samples"
     if not (has_split or request.split):
         counts = f"{len(test):,} samples"
     return Dataset(
@@ -243,6 +262,7 @@ def open_folder(request: Request) -> Dataset:
         num_outputs=network.num_outputs,
         preprocessing=preprocessing,
         has_split=has_split,
+        validation=validation[0] if validation else None,
     )
 
 

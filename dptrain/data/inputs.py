@@ -1,4 +1,6 @@
-"""Raw samples without targets for a trained network: files, preprocessed as the model requires.
+"""Raw samples for a trained network: files, preprocessed as the model requires.
+
+Targets are not needed. If a file contains them, they are read as text.
 
 The model's saved preprocessing decides about everything. Inputs that disagree with it are refused,
 because a network computes a prediction for any numbers.
@@ -20,7 +22,7 @@ from dptrain.data.folder import SUFFIXES, check_takes_images, is_image, printabl
 from dptrain.data.images import Adapter
 from dptrain.data.layout import channels_first
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.table import check_takes_tables, read_columns
+from dptrain.data.table import check_takes_tables, read_columns, read_targets
 from dptrain.errors import UserError
 
 EXPECTED = "expected a .npy, .npz or .csv file, an image, or a folder of images"
@@ -28,17 +30,19 @@ ARRAY_NAMES = ("x", "x_test")
 
 
 @dataclass(frozen=True)
-class UnlabelledInputs:
-    """Samples without targets.
+class RawInputs:
+    """Samples whose targets are not needed.
 
     Attributes:
         samples: their `read` fills x and leaves y unchanged.
         names: identifies each sample: a file relative to its folder, or the number of its row,
             from 0.
+        targets: text for each sample, empty if it is not known; None if no target is known.
     """
 
     samples: Samples
     names: Sequence[str]
+    targets: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,13 +81,15 @@ class ImageInputs(Samples):
             read_image(self.paths[index], self.preprocessing, x[row : row + 1])
 
 
-def open_inputs(source: Path, preprocessing: Preprocessing) -> UnlabelledInputs:
+def open_inputs(source: Path, preprocessing: Preprocessing) -> RawInputs:
     """Open samples to predict from.
 
     Args:
         source: ``.npy`` or ``.npz`` (array x, x_test, or the only one) of images (n, H, W),
             (n, H, W, C), (n, C, H, W) or of vectors (n, F); a ``.csv`` file with the columns that
-            the model was trained on; an image; a folder of images, nested or not.
+            the model was trained on; an image; a folder of images, nested or not. Targets are the
+            array y or y_test of a .npz file, the target column of a .csv file, or the names of
+            folders that are classes of the model.
         preprocessing: of the model.
 
     Raises:
@@ -101,13 +107,16 @@ def open_inputs(source: Path, preprocessing: Preprocessing) -> UnlabelledInputs:
         ) from None
 
 
-def _open_array(source: Path, preprocessing: Preprocessing) -> UnlabelledInputs:
+def _open_array(source: Path, preprocessing: Preprocessing) -> RawInputs:
     suffix, where = source.suffix.lower(), str(source)
+    targets: list[str] | None = None
     if suffix == ".csv":
         check_takes_tables(preprocessing, where)
         array: NDArray[Any] = read_columns(source, preprocessing.columns)
+        targets = read_targets(source, preprocessing.target, preprocessing.horizon)
     elif suffix in (".npy", ".npz"):
-        stored = map_npy(source) if suffix == ".npy" else _read_npz(source)
+        stored, y = (map_npy(source), None) if suffix == ".npy" else _read_npz(source)
+        targets = None if y is None else _target_texts(y, len(stored), preprocessing)
         expected = preprocessing.stored_shape or preprocessing.input_shape
         array = channels_first(stored, where, expected)
     else:
@@ -119,18 +128,21 @@ def _open_array(source: Path, preprocessing: Preprocessing) -> UnlabelledInputs:
         array = preprocessing.standardise(array)
     adapter = preprocessing.adapter(array.shape[1:], array.dtype)
     names = tuple(str(row) for row in range(len(array)))
-    return UnlabelledInputs(ArrayInputs(array, adapter, preprocessing, where), names)
+    return RawInputs(ArrayInputs(array, adapter, preprocessing, where), names, targets)
 
 
-def _open_images(source: Path, preprocessing: Preprocessing) -> UnlabelledInputs:
+def _open_images(source: Path, preprocessing: Preprocessing) -> RawInputs:
     check_takes_images(preprocessing, str(source))
     if source.is_file():
-        return UnlabelledInputs(ImageInputs((source,), preprocessing), (printable(source.name),))
+        return RawInputs(ImageInputs((source,), preprocessing), (printable(source.name),))
     paths = tuple(sorted(path for path in source.rglob("*") if _is_included(path, source)))
     if not paths:
         raise UserError(f"{source} has no images; expected {', '.join(SUFFIXES)}")
     names = tuple(printable(path.relative_to(source).as_posix()) for path in paths)
-    return UnlabelledInputs(ImageInputs(paths, preprocessing), names)
+    folders = [printable(path.parent.name) for path in paths]
+    known = preprocessing.classes or ()
+    targets = [name if name in known else "" for name in folders]
+    return RawInputs(ImageInputs(paths, preprocessing), names, targets if any(targets) else None)
 
 
 def _is_included(path: Path, folder: Path) -> bool:
@@ -138,10 +150,27 @@ def _is_included(path: Path, folder: Path) -> bool:
     return not hidden and is_image(path)
 
 
-def _read_npz(source: Path) -> NDArray[Any]:
+def _target_texts(y: NDArray[Any], count: int, preprocessing: Preprocessing) -> list[str] | None:
+    """Return targets as text; None if they are not one label or number for each sample."""
+    classes = preprocessing.classes
+    if classes is not None and y.shape == (count, len(classes)):
+        y = y.argmax(axis=1)
+    flat = y.reshape(-1)
+    if len(flat) != count or flat.dtype.kind not in "iufb":
+        return None
+    if classes is None:
+        return [f"{value:.6g}" for value in flat]
+    in_range = (flat >= 0) & (flat < len(classes)) & (flat == np.trunc(flat))
+    return [classes[int(v)] if ok else "" for v, ok in zip(flat, in_range, strict=True)]
+
+
+def _read_npz(source: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return inputs, and targets if the file has them."""
     expected = f"expected an array {' or '.join(ARRAY_NAMES)}, or a single one"
     with opened_npz(source, expected) as file:
         found = [name for name in ARRAY_NAMES if name in file] or file.files
         if len(found) == 1 or found[:1] == ["x"]:
-            return np.asarray(file[found[0]])
+            name = f"y{found[0].removeprefix('x')}"
+            has_targets = found[0] in ARRAY_NAMES and name in file
+            return np.asarray(file[found[0]]), np.asarray(file[name]) if has_targets else None
     raise UserError(f"{source} has {', '.join(found) or 'nothing'}; {expected}")

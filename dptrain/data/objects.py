@@ -3,14 +3,16 @@
 Anything of the following can be trained on:
 
 - a data spec, as for `dptrain.data.open_data`;
-- a tuple ``(x, y)`` or ``(x_train, y_train, x_test, y_test)`` of arrays, or a pair of pairs
-  ``((x_train, y_train), (x_test, y_test))``;
-- a mapping with the keys x and y, or x_train, y_train, x_test and y_test, such as an open npz file;
+- a tuple ``(x, y)``, ``(x_train, y_train, x_test, y_test)`` or ``(x_train, y_train, x_val, y_val,
+  x_test, y_test)`` of arrays, or a tuple of pairs ``((x_train, y_train), (x_test, y_test))``;
+- a mapping with the keys x and y, or x_train, y_train, x_test and y_test, and perhaps x_val and
+  y_val, such as an open npz file;
 - an object with ``len(data)`` and ``data[i] -> (x, y)``: a list of pairs, or a PyTorch ``Dataset``.
   x is an image (an array or a PIL image) or a vector, always of the same shape; y is a label or
   numbers. ``data[i]`` must return the same sample each time: samples are read once if they fit in
   memory. The attribute ``targets``, if it exists, contains all y, so that they need not be read;
-- an object with the attributes ``train`` and ``test``, each one of the above;
+- an object with the attributes ``train`` and ``test``, and perhaps ``validation``, each one of the
+  above;
 - a `Dataset`.
 
 Arrays have the shapes and types that ``npz`` files have: see `dptrain.data.arrays.open_npz`.
@@ -20,13 +22,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data import open_data
-from dptrain.data.arrays import SPLIT_NAMES, WHOLE_NAMES, Pair, dataset_of_pairs
+from dptrain.data.arrays import VALIDATION, Pair, dataset_of_pairs, pairs_by_ending
 from dptrain.data.base import Dataset
 from dptrain.data.layout import as_numbers, channels_first
 from dptrain.data.preprocessing import Preprocessing
@@ -137,7 +140,7 @@ def _checked_dataset(data: Dataset, network: Network) -> Dataset:
 
 
 def _pairs(request: Request, data: Any) -> dict[str, Pair]:
-    """Return inputs and targets by the endings of their names: "", or "_train" and "_test"."""
+    """Return inputs and targets by the endings of their names, as for `dataset_of_pairs`."""
     arrays = _array_pairs(data)
     if arrays is not None:
         return {
@@ -147,6 +150,9 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
     train, test = getattr(data, "train", None), getattr(data, "test", None)
     if _has_samples(train):
         parts = {"_train": train, "_test": test} if _has_samples(test) else {"": train}
+        validation = getattr(data, "validation", None)
+        if _has_samples(test) and _has_samples(validation):
+            parts[VALIDATION] = validation
     elif _has_samples(data):
         parts = {"": data}
     else:
@@ -168,18 +174,18 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
 def _array_pairs(data: Any) -> dict[str, tuple[Any, Any]] | None:
     """Return the arrays of a tuple or a mapping by the endings of their names; None for others."""
     if isinstance(data, Mapping):
-        for names, endings in ((SPLIT_NAMES, ("_train", "_test")), (WHOLE_NAMES, ("",))):
-            if all(name in data for name in names):
-                return {end: (data[f"x{end}"], data[f"y{end}"]) for end in endings}
+        found = pairs_by_ending(data)
+        if found is not None:
+            return found
         raise UserError(f"the data has the keys {', '.join(map(str, data))}; {_EXPECTED}")
     if not isinstance(data, tuple):
         return None
-    if len(data) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in data):
-        data = (*data[0], *data[1])
-    if len(data) == 2:
-        return {"": (data[0], data[1])}
-    if len(data) == 4:
-        return {"_train": (data[0], data[1]), "_test": (data[2], data[3])}
+    if len(data) in (2, 3) and all(isinstance(part, tuple) and len(part) == 2 for part in data):
+        data = tuple(chain(*data))
+    endings = {2: ("",), 4: ("_train", "_test"), 6: ("_train", VALIDATION, "_test")}
+    if len(data) in endings:
+        pairs = zip(data[::2], data[1::2], strict=True)
+        return dict(zip(endings[len(data)], pairs, strict=True))
     raise UserError(f"the data is a tuple of {len(data)} objects; {_EXPECTED}")
 
 

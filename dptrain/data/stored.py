@@ -82,6 +82,12 @@ class StoredSamples(Samples):
         assert found is not None
         return found
 
+    def known_targets(self) -> NDArray[Any]:
+        return self.targets[self.rows]
+
+    def subset(self, indices: NDArray[np.int64]) -> StoredSamples:
+        return replace(self, rows=self.rows[indices])
+
     def as_stored(self) -> StoredSamples | None:
         if self.adapter.stored_as(self.inputs.dtype) is None:
             return None
@@ -166,6 +172,15 @@ class CachedSamples(Samples):
 
     def __len__(self) -> int:
         return len(self.x) if self.count is None else self.count
+
+    def known_targets(self) -> NDArray[Any]:
+        return self.y[self.rows(np.arange(len(self), dtype=np.int64))]
+
+    def subset(self, indices: NDArray[np.int64]) -> CachedSamples:
+        if self.count is not None:  # The rows repeat; a copy of each sample would be large.
+            return replace(self, count=len(indices))
+        stored = None if self.stored is None else self.stored.subset(indices)
+        return replace(self, x=self.x[indices], y=self.y[indices], stored=stored)
 
     def as_stored(self) -> StoredSamples | None:
         return self.stored

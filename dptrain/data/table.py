@@ -121,6 +121,28 @@ def read_columns(path: Path, names: Sequence[str]) -> NDArray[np.float64]:
     return _read(path, lambda header, first: tuple(names))[0]
 
 
+def read_targets(path: Path, target: str, horizon: int) -> list[str] | None:
+    """Return the target of each row as text, empty if it is after the end of the file.
+
+    Args:
+        path: of the file.
+        target: name of the column.
+        horizon: number of rows from inputs to target.
+
+    Returns:
+        None if the file has no such column.
+    """
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = (row for row in csv.reader(file) if row)
+        names = [name.strip() for name in next(rows, [])]
+        if target not in names:
+            return None
+        column = names.index(target)
+        texts = [row[column].strip() for row in rows]
+    ahead = texts[horizon:]
+    return ahead + [""] * (len(texts) - len(ahead))
+
+
 def _standardising(
     request: Request, rows: NDArray[np.float64], inputs: tuple[str, ...], target: str
 ) -> Preprocessing:

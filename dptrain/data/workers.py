@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import (
     connection,
     get_context,
@@ -53,7 +53,7 @@ class _Part(NamedTuple):
     """Samples for a worker, and where it writes them.
 
     Attributes:
-        split: 0 for the training split, 1 for the test split.
+        split: 0 for the training split, 1 for the test split, 2 for the validation split.
         start: position in the minibatch.
         indices: of the samples.
         x, y: offset in the shared memory, shape and type of the arrays.
@@ -70,12 +70,12 @@ class Workers:
     """Processes of one rank that decode samples. They start at the first read.
 
     Args:
-        splits: the training split and the test split.
+        splits: the splits of a data set, see `Dataset.splits`.
         count: number of processes.
         sample_bytes: size of the largest sample that is read, with its target.
     """
 
-    def __init__(self, splits: tuple[Samples, Samples], count: int, sample_bytes: int) -> None:
+    def __init__(self, splits: tuple[Samples, ...], count: int, sample_bytes: int) -> None:
         self._splits, self._count = splits, count
         self._lock = threading.Lock()
         self._connections: list[connection.Connection] = []
@@ -229,15 +229,14 @@ class WorkerSamples(Samples):
 
 def with_workers(dataset: Dataset, count: int) -> Dataset:
     """Return the data set with splits that `count` processes read, if samples are decoded."""
-    train, test = dataset.train, dataset.test
+    train, splits = dataset.train, dataset.splits
     if not count or not train.decodes:
         return dataset
     shape = train.readable_shape or dataset.input_shape
     sample_bytes = 4 * (math.prod(shape) + math.prod(dataset.target_shape))
-    workers = Workers((train, test), count, sample_bytes)
-    return replace(
-        dataset, train=WorkerSamples(train, workers, 0), test=WorkerSamples(test, workers, 1)
-    )
+    workers = Workers(splits, count, sample_bytes)
+    read = [WorkerSamples(split, workers, number) for number, split in enumerate(splits)]
+    return dataset.with_splits(read)
 
 
 @contextmanager
@@ -331,7 +330,7 @@ def _view(memory: mmap.mmap, array: tuple[int, Shape, str]) -> NDArray[Any]:
 
 
 def _serve(
-    requests: connection.Connection, descriptor: int, size: int, splits: tuple[Samples, Samples]
+    requests: connection.Connection, descriptor: int, size: int, splits: tuple[Samples, ...]
 ) -> None:
     """Read the samples that are requested until the rank closes the pipe or ends."""
     for number in _IGNORED:
@@ -354,7 +353,7 @@ def _end_with_rank() -> None:
 
 
 def _read_part(
-    splits: tuple[Samples, Samples], memory: mmap.mmap, part: _Part
+    splits: tuple[Samples, ...], memory: mmap.mmap, part: _Part
 ) -> tuple[int, str] | None:
     """Read samples one by one; return the position of one that fails with a message, or None."""
     x, y = _view(memory, part.x), _view(memory, part.y)
@@ -365,7 +364,7 @@ def _read_part(
         except UserError as error:
             return part.start + row, str(error)
         except Exception as error:
-            name = ("training", "test")[part.split]
+            name = ("training", "test", "validation")[part.split]
             text = f"{name} sample {index} cannot be read ({type(error).__name__}: {error})"
             return part.start + row, text
     return None

@@ -353,6 +353,12 @@ def test_numbers_too_large_for_float32(net, refuse, tmp_path):
     refuse(f"npz:{tmp_path / 'a.npz'}", net((2,)), "a.npz", "sample 0", "not finite")
 
 
+def test_options_of_shapes(net, refuse):
+    refuse("shapes?samples=9", net((3, 32, 32)), "samples", "at least 10")
+    refuse("shapes?size=9", net((3, 32, 32)), "shapes has no option 'size'")
+    refuse("shapes", net((3, 32, 32), 7), "10 classes", "7 outputs")
+
+
 def test_more_than_memory(net, refuse):
     network = net((50,), 1, "values")
     refuse("irradiance?samples=99999999999999", network, "99999999999999", "memory")

@@ -1,0 +1,95 @@
+"""Converting a data set to memory-mapped arrays, the folder that ``npy:DIR`` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.data.arrays import CLASSES_FILE
+from dptrain.data.base import Dataset, Samples
+from dptrain.errors import UserError
+from dptrain.files import write_whole, writing
+
+BATCH = 256
+"""Samples that are read at once."""
+
+
+def convert_data(
+    dataset: Dataset, folder: Path, progress: Callable[[int], None] = lambda count: None
+) -> list[Path]:
+    """Write the splits of a data set as ``.npy`` files, and the names of its classes.
+
+    8-bit images keep their size and their pixels. Images of different sizes are written as the
+    network's inputs, in float32. Training on the result has the same bits.
+
+    Args:
+        dataset: the data set.
+        folder: a folder that does not exist or is empty.
+        progress: called with the number of samples that were written.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: the data is a table or has scaled targets, the folder is not empty, or a file
+            cannot be read or written.
+    """
+    preprocessing = dataset.preprocessing
+    has_unit = (preprocessing.target_scale, preprocessing.target_offset) != (1.0, 0.0)
+    if preprocessing.kind == "table" or has_unit:
+        raise UserError(
+            f"{dataset.name} has columns or a unit of its targets, which arrays cannot describe; "
+            "train on it without converting it"
+        )
+    with writing(folder, "--output"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty; choose another --output")
+    written = []
+    for name, samples in zip(("train", "test", "validation"), dataset.splits, strict=False):
+        written += _write_split(dataset, samples, folder, name, progress)
+    if dataset.classes is not None:
+        text = "".join(f"{name}\n" for name in dataset.classes)
+        write_whole(folder / CLASSES_FILE, text, "--output")
+        written.append(folder / CLASSES_FILE)
+    return written
+
+
+def _write_split(
+    dataset: Dataset, samples: Samples, folder: Path, name: str, progress: Callable[[int], None]
+) -> list[Path]:
+    stored = _as_pixels(dataset, samples)
+    source = samples if stored is None else stored
+    dtype = np.dtype(np.float32 if stored is None else np.uint8)
+    shape = (
+        dataset.input_shape if stored is None else (stored.readable_shape or dataset.input_shape)
+    )
+    kind = np.dtype(np.int32 if dataset.targets == "classes" else np.float32)
+    paths = folder / f"x_{name}.npy", folder / f"y_{name}.npy"
+    with writing(folder, "--output"):
+        x = np.lib.format.open_memmap(paths[0], "w+", dtype, (len(samples), *shape))
+        y = np.lib.format.open_memmap(paths[1], "w+", kind, (len(samples), *dataset.target_shape))
+    for first in range(0, len(samples), BATCH):
+        indices = np.arange(first, min(first + BATCH, len(samples)), dtype=np.int64)
+        read: Any = source.read if stored is None else source.read_kept
+        part: NDArray[Any] = np.empty((len(indices), *shape), dtype)
+        targets: NDArray[Any] = np.empty((len(indices), *dataset.target_shape), kind)
+        read(indices, part, targets)
+        with writing(folder, "--output"):
+            x[indices], y[indices] = part, targets
+        progress(len(indices))
+    with writing(folder, "--output"):
+        x.flush()
+        y.flush()
+    return list(paths)
+
+
+def _as_pixels(dataset: Dataset, samples: Samples) -> Samples | None:
+    """Return samples whose images are read as they are stored; None if they must be converted."""
+    stored = samples.as_stored() or samples
+    is_8bit = stored.pixels.dtype == "uint8" and dataset.preprocessing.white == 255
+    return stored if is_8bit else None
