@@ -1,0 +1,1 @@
+"""Trained networks for other programs, and networks of other programs."""

@@ -1,0 +1,187 @@
+"""The ONNX operators of each layer, in inference.
+
+A function for a class of layers adds nodes to a graph and returns the name of the output tensor.
+Parameters are constants with their own names, such as ``conv1.weight``. To export a new class, add
+a function and an entry in `OPERATORS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from dptrain.errors import UserError
+from dptrain.interchange.onnx_graph import OnnxGraph
+from dptrain.network.activations import GELU, SQRT_HALF, LeakyReLU, SiLU, Tanh
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.layers import (
+    AveragePool2d,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    LocalResponseNorm,
+    MaxPool2d,
+    Pads,
+    ReLU,
+    Sigmoid,
+    SumPool2d,
+)
+from dptrain.network.network import Node
+from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+
+Tensors = list[str]
+"""Names of the tensors that a layer reads."""
+
+
+def add_layer(graph: OnnxGraph, node: Node, inputs: Tensors) -> str:
+    """Add the operators of a layer and return the name of its output.
+
+    Raises:
+        UserError: the class of the layer has no entry in `OPERATORS`.
+    """
+    add = OPERATORS.get(type(node.layer))
+    if add is None:
+        raise UserError(f"layer {node.name}: {node.layer.kind} cannot be exported to ONNX")
+    with graph.scope(node.name):
+        return add(graph, node, node.layer, inputs)
+
+
+def _weights(node: Node) -> list[str]:
+    return [p.name for p in node.parameters]
+
+
+def _pads(pads: Pads) -> list[int]:
+    (top, bottom), (left, right) = pads
+    return [top, left, bottom, right]
+
+
+def _conv(graph: OnnxGraph, node: Node, layer: Conv2d, inputs: Tensors) -> str:
+    return graph.add(
+        "Conv", inputs[0], *_weights(node), kernel_shape=layer.window, strides=layer.strides,
+        pads=_pads(layer.pads(node.input_shape)), group=layer.groups,
+    )  # fmt: skip
+
+
+def _dense(graph: OnnxGraph, node: Node, layer: Dense, inputs: Tensors) -> str:
+    return graph.add("Gemm", inputs[0], *_weights(node), transB=1)
+
+
+def _windows(node: Node, layer: MaxPool2d | AveragePool2d | SumPool2d) -> dict[str, Any]:
+    return {
+        "kernel_shape": layer.windows,
+        "strides": layer.strides,
+        "pads": _pads(layer.pads(node.input_shape)),
+    }
+
+
+def _max_pool(graph: OnnxGraph, node: Node, layer: MaxPool2d, inputs: Tensors) -> str:
+    return graph.add("MaxPool", inputs[0], **_windows(node, layer))
+
+
+def _average_pool(graph: OnnxGraph, node: Node, layer: AveragePool2d, inputs: Tensors) -> str:
+    return graph.add("AveragePool", inputs[0], count_include_pad=0, **_windows(node, layer))
+
+
+def _sum_pool(graph: OnnxGraph, node: Node, layer: SumPool2d, inputs: Tensors) -> str:
+    means = graph.add("AveragePool", inputs[0], count_include_pad=1, **_windows(node, layer))
+    return graph.add("Mul", means, graph.constant("size", math.prod(layer.windows)))
+
+
+def _dropout(graph: OnnxGraph, node: Node, layer: Dropout, inputs: Tensors) -> str:
+    # In inference, ONNX's Dropout returns its input. It keeps the rate for an import.
+    return graph.add("Dropout", inputs[0], graph.constant("rate", layer.rate))
+
+
+def _leaky_relu(graph: OnnxGraph, node: Node, layer: LeakyReLU, inputs: Tensors) -> str:
+    return graph.add("LeakyRelu", inputs[0], alpha=layer.slope)
+
+
+def _gelu(graph: OnnxGraph, node: Node, layer: GELU, inputs: Tensors) -> str:
+    # The operator Gelu needs opset 20.
+    x = inputs[0]
+    erf = graph.add("Erf", graph.add("Mul", x, graph.constant("sqrt_half", SQRT_HALF)))
+    doubled = graph.add("Mul", x, graph.add("Add", erf, graph.constant("one", 1.0)))
+    return graph.add("Mul", doubled, graph.constant("half", 0.5))
+
+
+def _silu(graph: OnnxGraph, node: Node, layer: SiLU, inputs: Tensors) -> str:
+    return graph.add("Mul", inputs[0], graph.add("Sigmoid", inputs[0]))
+
+
+def _batch_norm(graph: OnnxGraph, node: Node, layer: BatchNorm2d, inputs: Tensors) -> str:
+    statistics = [s.name for s in node.statistics]
+    return graph.add(
+        "BatchNormalization", inputs[0], *_weights(node), *statistics, epsilon=layer.epsilon,
+        momentum=1.0 - layer.momentum,
+    )  # fmt: skip
+
+
+def _group_norm(graph: OnnxGraph, node: Node, layer: GroupNorm, inputs: Tensors) -> str:
+    # The operator GroupNormalization needs opset 21.
+    channels, height, width = node.input_shape
+    groups = layer.groups
+    ones, zeros = graph.constant("ones", [1.0] * groups), graph.constant("zeros", [0.0] * groups)
+    rows = graph.add("Reshape", inputs[0], graph.constant("rows", [0, groups, -1], "int64"))
+    normal = graph.add("InstanceNormalization", rows, ones, zeros, epsilon=layer.epsilon)
+    maps = graph.constant("maps", [0, channels, height, width], "int64")
+    normal = graph.add("Reshape", normal, maps)
+    axes = graph.constant("axes", [1, 2], "int64")
+    weight, bias = (graph.add("Unsqueeze", name, axes) for name in _weights(node))
+    return graph.add("Add", graph.add("Mul", normal, weight), bias)
+
+
+def _layer_norm(graph: OnnxGraph, node: Node, layer: LayerNorm, inputs: Tensors) -> str:
+    last = graph.add("Transpose", inputs[0], perm=[0, 2, 3, 1])
+    normal = graph.add("LayerNormalization", last, *_weights(node), axis=-1, epsilon=layer.epsilon)
+    return graph.add("Transpose", normal, perm=[0, 3, 1, 2])
+
+
+def _lrn(graph: OnnxGraph, node: Node, layer: LocalResponseNorm, inputs: Tensors) -> str:
+    # ONNX takes the mean over the window of squares, dptrain the sum.
+    size = 2 * layer.radius + 1
+    return graph.add(
+        "LRN", inputs[0], size=size, alpha=layer.alpha * size, beta=layer.beta, bias=layer.bias
+    )
+
+
+def _add(graph: OnnxGraph, node: Node, layer: Add, inputs: Tensors) -> str:
+    return graph.add("Add" if len(inputs) == 2 else "Sum", *inputs)
+
+
+def _concatenate(graph: OnnxGraph, node: Node, layer: Concatenate, inputs: Tensors) -> str:
+    return graph.add("Concat", *inputs, axis=1)
+
+
+def _operator(name: str, graph: OnnxGraph, node: Node, layer: Layer, inputs: Tensors) -> str:
+    return graph.add(name, *inputs)
+
+
+AddOperators = Callable[[OnnxGraph, Node, Any, Tensors], str]
+
+OPERATORS: Mapping[type[Layer], AddOperators] = {
+    Conv2d: _conv,
+    Dense: _dense,
+    MaxPool2d: _max_pool,
+    AveragePool2d: _average_pool,
+    SumPool2d: _sum_pool,
+    GlobalAveragePool2d: partial(_operator, "GlobalAveragePool"),
+    Flatten: partial(_operator, "Flatten"),
+    ReLU: partial(_operator, "Relu"),
+    LeakyReLU: _leaky_relu,
+    Sigmoid: partial(_operator, "Sigmoid"),
+    Tanh: partial(_operator, "Tanh"),
+    GELU: _gelu,
+    SiLU: _silu,
+    Dropout: _dropout,
+    BatchNorm2d: _batch_norm,
+    GroupNorm: _group_norm,
+    LayerNorm: _layer_norm,
+    LocalResponseNorm: _lrn,
+    Add: _add,
+    Concatenate: _concatenate,
+}
+"""Functions that add the operators of a layer to a graph, by the class of the layer."""

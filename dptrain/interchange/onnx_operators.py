@@ -1,0 +1,494 @@
+"""The layers that ONNX operators are.
+
+A reader for an operator receives a node and returns a `Match`, or None if the node does not end the
+pattern of operators that the reader knows. To import a new layer, add a reader and an entry in
+`READERS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from dptrain.errors import UserError
+from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
+from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.layers import (
+    AveragePool2d,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    LocalResponseNorm,
+    MaxPool2d,
+    ReLU,
+    Shape,
+    Sigmoid,
+    SumPool2d,
+)
+from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+
+MakeLayers = Callable[[Shape], tuple[Layer, ...]]
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Match:
+    """Operators that are a layer, or several in a row.
+
+    Attributes:
+        inputs: names of the tensors that the first layer reads.
+        make: returns the layers for the shape of the input, or of the combination of the inputs;
+            none if the output is the input.
+        arrays: parameters and statistics of the first layer by name, such as ``weight``.
+        weight: name of the constant that is the first of them.
+    """
+
+    inputs: tuple[str, ...]
+    make: MakeLayers
+    arrays: Arrays = field(default_factory=dict)
+    weight: str = ""
+
+
+def match(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Return the layers that end with a node; None if dptrain has no such layers.
+
+    Raises:
+        UserError: the operator has a setting that its layer does not have.
+    """
+    for read in READERS.get(node.op_type, ()):
+        found = read(graph, node)
+        if found is not None:
+            return found
+    return None
+
+
+def _always(*layers: Layer) -> MakeLayers:
+    return lambda shape: layers
+
+
+def _same(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    return Match((node.input[0],), _always())
+
+
+def _elementwise(layer: Layer, graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    return Match((node.input[0],), _always(layer))
+
+
+def _leaky_relu(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    slope = number(attributes(node).get("alpha", 0.01))
+    return Match((node.input[0],), _always(LeakyReLU(slope)))
+
+
+def _constants(graph: ReadGraph, names: list[str], parts: tuple[str, ...]) -> Arrays:
+    """Return constant parameters in float32; a missing last one is omitted."""
+    found = {}
+    for part, name in zip(parts, names, strict=False):
+        if not name:
+            continue
+        values = graph.constant(name)
+        if values is None:
+            raise UserError(f"its {part} '{name}' is computed; expected a constant")
+        found[part] = np.asarray(values, np.float32)
+    return found
+
+
+# Convolutions and dense layers.
+
+
+def _conv(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    arrays = _constants(graph, list(node.input[1:]), ("weight", "bias"))
+    weight, values = arrays["weight"], attributes(node)
+    if weight.ndim != 4:
+        raise UserError(f"its weight has {weight.ndim} axes; expected 4 (K, C, R, S)")
+    _refuse_dilations(values)
+    filters, window = len(weight), (weight.shape[2], weight.shape[3])
+    settings: dict[str, Any] = {
+        "filters": filters, "kernel": _plain(window), "groups": values.get("group", 1),
+        "stride": _plain(values.get("strides", (1, 1))), "bias": "bias" in arrays,
+    }  # fmt: skip
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        return (_with_padding(partial(Conv2d, **settings), values, shape, ("same", "full")),)
+
+    return Match((node.input[0],), make, arrays, graph.source(node.input[1]))
+
+
+def _refuse_dilations(values: Mapping[str, Any]) -> None:
+    if any(value != 1 for value in values.get("dilations", ())):
+        raise UserError(f"dilations are {list(values['dilations'])}; expected 1")
+
+
+def _plain(pair: Any) -> int | tuple[int, int]:
+    first, second = (int(value) for value in pair)
+    return first if first == second else (first, second)
+
+
+def _with_padding(
+    make: Callable[..., Any], values: Mapping[str, Any], shape: Shape, names: tuple[str, ...]
+) -> Any:
+    """Return the convolution or pooling whose pads for an input are those of a node."""
+    automatic = values.get("auto_pad", "NOTSET")
+    top, left, bottom, right = values.get("pads", (0, 0, 0, 0))
+    wanted = ((top, bottom), (left, right))
+    if automatic == "SAME_UPPER":
+        return make(padding="same")
+    if automatic not in ("NOTSET", "VALID"):
+        raise UserError(f"auto_pad is {automatic}; expected NOTSET, VALID or SAME_UPPER")
+    equal = [int(top)] if len({top, left, bottom, right}) == 1 else []
+    for padding in (*equal, *names):
+        layer = make(padding=padding)
+        if layer.pads(shape) == wanted:
+            return layer if _fits(layer, shape) else make(padding=padding, rounding="floor")
+    raise UserError(
+        f"pads are {[top, left, bottom, right]}; expected equal numbers, or those of "
+        f"{' or '.join(names)} padding"
+    )
+
+
+def _fits(layer: Layer, shape: Shape) -> bool:
+    """Return True if a layer accepts an input."""
+    try:
+        layer.output_shape(shape)
+    except UserError:
+        return False
+    return True
+
+
+def _gemm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    values = attributes(node)
+    if values.get("transA", 0) or values.get("alpha", 1.0) != 1 or values.get("beta", 1.0) != 1:
+        raise UserError("transA, alpha or beta has another value than its default")
+    return _dense(graph, node, list(node.input[1:]), transposed=bool(values.get("transB", 0)))
+
+
+def _dense(graph: ReadGraph, node: onnx.NodeProto, names: list[str], *, transposed: bool) -> Match:
+    arrays = _constants(graph, names, ("weight", "bias"))
+    weight = arrays["weight"]
+    if weight.ndim != 2:
+        raise UserError(f"its weight has {weight.ndim} axes; expected 2")
+    weight = weight if transposed else np.ascontiguousarray(weight.T)
+    units = len(weight)
+    bias = arrays.get("bias", np.zeros(units, np.float32))
+    if bias.size not in (1, units):
+        raise UserError(f"its bias has {bias.size} numbers; expected {units}")
+    bias = np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), (units,)))
+    layers = _always(Dense(units))
+    return Match((node.input[0],), layers, {"weight": weight, "bias": bias}, graph.source(names[0]))
+
+
+def _matmul(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    if graph.constant(node.input[1]) is None:
+        return None
+    return _dense(graph, node, [node.input[1]], transposed=False)
+
+
+def _matmul_and_bias(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    for product, bias in (tuple(node.input), tuple(reversed(node.input))):
+        before = graph.node(product, "MatMul")
+        if before is None or graph.constant(bias) is None:
+            continue
+        if graph.constant(before.input[1]) is not None and graph.num_readers(product) == 1:
+            return _dense(graph, before, [before.input[1], bias], transposed=False)
+    return None
+
+
+# Poolings and shapes.
+
+
+def _pool(
+    kind: type[MaxPool2d | AveragePool2d | SumPool2d], graph: ReadGraph, node: onnx.NodeProto
+) -> Match:
+    values = attributes(node)
+    _refuse_dilations(values)
+    window = values["kernel_shape"]
+    if len(window) != 2:
+        raise UserError(f"the window has {len(window)} axes; expected 2")
+    stride = _plain(values.get("strides", (1, 1)))
+    settings: dict[str, Any] = {"window": _plain(window), "stride": stride}
+    counts_pads = values.get("count_include_pad", 0) and any(values.get("pads", ()))
+    if kind is AveragePool2d and counts_pads:
+        raise UserError("count_include_pad is 1; expected a mean over positions inside the map")
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        layer = _with_padding(partial(kind, **settings), values, shape, ("same",))
+        if values.get("ceil_mode", 0) and not _fits(replace(layer, rounding="strict"), shape):
+            raise UserError("ceil_mode is 1, and the windows leave rows or columns over")
+        return (layer,)
+
+    return Match((node.input[0],), make)
+
+
+def _sum_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    for means, factor in (tuple(node.input), tuple(reversed(node.input))):
+        before, size = graph.node(means, "AveragePool"), graph.constant(factor)
+        if before is None or size is None or size.size != 1:
+            continue
+        values = attributes(before)
+        counts_pads = values.get("count_include_pad", 0) or not any(values.get("pads", ()))
+        if counts_pads and float(size.reshape(-1)[0]) == math.prod(values["kernel_shape"]):
+            return _pool(SumPool2d, graph, before)
+    return None
+
+
+def _global_max_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    return Match((node.input[0],), lambda shape: (MaxPool2d((shape[1], shape[2])),))
+
+
+def _mean(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    values = attributes(node)
+    listed = graph.constant(node.input[1]) if len(node.input) > 1 else values.get("axes", ())
+    axes = sorted(int(axis) % 4 for axis in np.ravel(() if listed is None else listed))
+    if axes != [2, 3]:
+        raise UserError(f"the axes of the mean are {axes}; expected 2 and 3")
+    pool = GlobalAveragePool2d()
+    layers: tuple[Layer, ...] = (pool,) if values.get("keepdims", 1) else (pool, Flatten())
+    return Match((node.input[0],), _always(*layers))
+
+
+def _flatten(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    axis = attributes(node).get("axis", 1)
+    if axis != 1:
+        raise UserError(f"axis is {axis}; expected 1")
+    return Match((node.input[0],), _always(Flatten()))
+
+
+def _as_vector(node: onnx.NodeProto) -> Match:
+    return Match((node.input[0],), lambda shape: (Flatten(),) if len(shape) > 1 else ())
+
+
+def _reshape(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    target = graph.constant(node.input[1])
+    before = graph.node(node.input[1], "Concat")
+    rank = target.size if target is not None else len(before.input) if before is not None else 0
+    if rank != 2:
+        raise UserError("the new shape is no vector per sample; expected (N, F)")
+    return _as_vector(node)
+
+
+def _squeeze(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        if shape[1:] != (1, 1):
+            raise UserError(f"axes of {shape} are removed; expected maps of one pixel")
+        return (Flatten(),)
+
+    return Match((node.input[0],), make)
+
+
+# Normalisations.
+
+
+def _batch_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    parts = ("weight", "bias", "running_mean", "running_var")
+    arrays, values = _constants(graph, list(node.input[1:]), parts), attributes(node)
+    if values.get("training_mode", 0):
+        raise UserError("training_mode is 1; export the network for inference")
+    layer = BatchNorm2d(
+        epsilon=number(values.get("epsilon", 1e-5)),
+        momentum=number(1.0 - number(values.get("momentum", 0.9))),
+    )
+    return Match((node.input[0],), _always(layer), arrays, graph.source(node.input[1]))
+
+
+def _instance_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    arrays = _constants(graph, list(node.input[1:]), ("weight", "bias"))
+    epsilon = number(attributes(node).get("epsilon", 1e-5))
+    layer = GroupNorm(groups=len(arrays["weight"]), epsilon=epsilon)
+    return Match((node.input[0],), _always(layer), arrays, graph.source(node.input[1]))
+
+
+def _group_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match Reshape, InstanceNormalization, Reshape, Mul and Add."""
+    for scaled, bias in (tuple(node.input), tuple(reversed(node.input))):
+        product = graph.node(scaled, "Mul")
+        if product is None or graph.constant(bias) is None:
+            continue
+        for normal, weight in (tuple(product.input), tuple(reversed(product.input))):
+            last = graph.node(normal, "Reshape")
+            norm = None if last is None else graph.node(last.input[0], "InstanceNormalization")
+            first = None if norm is None else graph.node(norm.input[0], "Reshape")
+            if norm is not None and first is not None and graph.constant(weight) is not None:
+                return _grouped(graph, norm, first.input[0], [weight, bias])
+    return None
+
+
+def _grouped(graph: ReadGraph, norm: onnx.NodeProto, x: str, names: list[str]) -> Match | None:
+    inner = _constants(graph, list(norm.input[1:]), ("weight", "bias"))
+    if not ((inner["weight"] == 1).all() and (inner["bias"] == 0).all()):
+        return None
+    arrays = _constants(graph, names, ("weight", "bias"))
+    arrays = {part: values.reshape(-1) for part, values in arrays.items()}
+    epsilon = number(attributes(norm).get("epsilon", 1e-5))
+    layer = GroupNorm(groups=len(inner["weight"]), epsilon=epsilon)
+    return Match((x,), _always(layer), arrays, graph.source(names[0]))
+
+
+def _group_normalization(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    arrays, values = _constants(graph, list(node.input[1:]), ("weight", "bias")), attributes(node)
+    layer = GroupNorm(groups=values["num_groups"], epsilon=number(values.get("epsilon", 1e-5)))
+    return Match((node.input[0],), _always(layer), arrays, graph.source(node.input[1]))
+
+
+def _layer_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match Transpose, LayerNormalization and Transpose."""
+    norm = graph.node(node.input[0], "LayerNormalization")
+    first = None if norm is None else graph.node(norm.input[0], "Transpose")
+    if norm is None or first is None:
+        return None
+    orders = [list(attributes(each).get("perm", ())) for each in (first, node)]
+    values = attributes(norm)
+    if orders != [[0, 2, 3, 1], [0, 3, 1, 2]] or values.get("axis", -1) not in (-1, 3):
+        return None
+    arrays = _constants(graph, list(norm.input[1:]), ("weight", "bias"))
+    arrays.setdefault("bias", np.zeros_like(arrays["weight"]))
+    layer = LayerNorm(epsilon=number(values.get("epsilon", 1e-5)))
+    return Match((first.input[0],), _always(layer), arrays, graph.source(norm.input[1]))
+
+
+def _lrn(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    values = attributes(node)
+    size = values["size"]
+    if size % 2 == 0:
+        raise UserError(f"size is {size}; expected an odd number")
+    # ONNX takes the mean over the window of squares, dptrain the sum.
+    layer = LocalResponseNorm(
+        radius=size // 2, bias=number(values.get("bias", 1.0)),
+        alpha=number(values.get("alpha", 1e-4)) / size, beta=number(values.get("beta", 0.75)),
+    )  # fmt: skip
+    return Match((node.input[0],), _always(layer))
+
+
+# Functions of elements, and combinations.
+
+
+def _dropout(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    rate = attributes(node).get("ratio", 0.5)
+    if len(node.input) > 1 and node.input[1]:
+        values = graph.constant(node.input[1])
+        rate = 0.5 if values is None else float(values.reshape(-1)[0])
+    return Match((node.input[0],), _always(Dropout(number(rate))))
+
+
+def _silu(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    for x, factor in (tuple(node.input), tuple(reversed(node.input))):
+        sigmoid = graph.node(factor, "Sigmoid")
+        if sigmoid is not None and sigmoid.input[0] == x:
+            return Match((x,), _always(SiLU()))
+    return None
+
+
+def _gelu_operator(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    form = attributes(node).get("approximate", "none")
+    if form != "none":
+        raise UserError(f"approximate is {form}; expected none, the exact form")
+    return Match((node.input[0],), _always(GELU()))
+
+
+def _gelu(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match the product of x, 1 + erf(x / √2) and 1/2, in any order."""
+    factors = _factors(graph, node)
+    for factor in factors:
+        erf = _one_plus_erf(graph, factor)
+        others = [name for name in factors if name != factor]
+        halves = [name for name in others if _is_number(graph, name, 0.5)]
+        if erf is None or len(others) != 2 or len(halves) != 1:
+            continue
+        (x,) = (name for name in others if name not in halves)
+        if _is_scaled(graph, erf, x):
+            return Match((x,), _always(GELU()))
+    return None
+
+
+def _factors(graph: ReadGraph, node: onnx.NodeProto) -> list[str]:
+    """Return the tensors of which a product of products consists."""
+    found: list[str] = []
+    for name in node.input:
+        before = graph.node(name, "Mul")
+        is_inner = before is not None and graph.num_readers(name) == 1 and len(found) < 8
+        found += list(before.input) if before is not None and is_inner else [name]
+    return found
+
+
+def _one_plus_erf(graph: ReadGraph, tensor: str) -> str | None:
+    """Return the tensor of whose elements the error function is taken."""
+    total = graph.node(tensor, "Add")
+    for erf, one in () if total is None else (tuple(total.input), tuple(reversed(total.input))):
+        function = graph.node(erf, "Erf")
+        if function is not None and _is_number(graph, one, 1.0):
+            return str(function.input[0])
+    return None
+
+
+def _is_scaled(graph: ReadGraph, tensor: str, x: str) -> bool:
+    """Return True if a tensor is x / √2."""
+    divided, product = graph.node(tensor, "Div"), graph.node(tensor, "Mul")
+    if divided is not None:
+        return divided.input[0] == x and _is_number(graph, divided.input[1], math.sqrt(2.0))
+    return product is not None and any(
+        name == x and _is_number(graph, factor, math.sqrt(0.5))
+        for name, factor in (tuple(product.input), tuple(reversed(product.input)))
+    )
+
+
+def _is_number(graph: ReadGraph, tensor: str, value: float) -> bool:
+    found = graph.constant(tensor)
+    return found is not None and found.size == 1 and abs(float(found.reshape(-1)[0]) - value) < 1e-4
+
+
+def _sum(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    inputs = tuple(node.input)
+    if any(graph.constant(name) is not None for name in inputs):
+        return None
+    return Match(inputs, _always(*([Add(len(inputs))] if len(inputs) > 1 else [])))
+
+
+def _concatenate(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    axis = attributes(node).get("axis", 1)
+    if axis not in (1, -3):
+        raise UserError(f"axis is {axis}; expected 1, the channels")
+    inputs = tuple(node.input)
+    return Match(inputs, _always(*([Concatenate(len(inputs))] if len(inputs) > 1 else [])))
+
+
+Reader = Callable[[ReadGraph, onnx.NodeProto], "Match | None"]
+
+READERS: Mapping[str, tuple[Reader, ...]] = {
+    "Add": (_matmul_and_bias, _group_norm, _sum),
+    "AveragePool": (partial(_pool, AveragePool2d),),
+    "BatchNormalization": (_batch_norm,),
+    "Cast": (_same,),
+    "Concat": (_concatenate,),
+    "Conv": (_conv,),
+    "Dropout": (_dropout,),
+    "Flatten": (_flatten,),
+    "Gelu": (_gelu_operator,),
+    "Gemm": (_gemm,),
+    "GlobalAveragePool": (partial(_elementwise, GlobalAveragePool2d()),),
+    "GlobalMaxPool": (_global_max_pool,),
+    "GroupNormalization": (_group_normalization,),
+    "Identity": (_same,),
+    "InstanceNormalization": (_instance_norm,),
+    "LRN": (_lrn,),
+    "LeakyRelu": (_leaky_relu,),
+    "MatMul": (_matmul,),
+    "MaxPool": (partial(_pool, MaxPool2d),),
+    "Mul": (_silu, _gelu, _sum_pool),
+    "ReduceMean": (_mean,),
+    "Relu": (partial(_elementwise, ReLU()),),
+    "Reshape": (_reshape,),
+    "Sigmoid": (partial(_elementwise, Sigmoid()),),
+    "Squeeze": (_squeeze,),
+    "Sum": (_sum,),
+    "Tanh": (partial(_elementwise, Tanh()),),
+    "Transpose": (_layer_norm,),
+}
+"""Readers by operator, the more special ones first."""

@@ -1,0 +1,121 @@
+"""An ONNX graph that is read from its output to its input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from dptrain.errors import UserError, shown
+from dptrain.files import require_regular
+
+
+class ReadGraph:
+    """Nodes by the tensors that they compute, and constants.
+
+    Attributes:
+        inputs: shape of each input by name; None for a size that is variable.
+        outputs: names of the outputs.
+        metadata: text by key.
+        is_own: True if dptrain wrote the file.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        graph = model.graph
+        self.metadata = {item.key: item.value for item in model.metadata_props}
+        self.is_own = model.producer_name == "dptrain"
+        self._constants = {c.name: c for c in graph.initializer}
+        self._nodes: dict[str, onnx.NodeProto] = {}
+        for node in graph.node:
+            for output in node.output:
+                self._nodes[output] = node
+        self._readers = Counter(name for node in graph.node for name in node.input)
+        self.outputs = [value.name for value in graph.output]
+        self.inputs = {
+            value.name: _sizes(value) for value in graph.input if value.name not in self._constants
+        }
+
+    def node(self, tensor: str, operator: str | None = None) -> onnx.NodeProto | None:
+        """Return the node that computes a tensor; None if none does, or if it is another one."""
+        node = self._nodes.get(tensor)
+        return node if node is not None and operator in (None, node.op_type) else None
+
+    def num_readers(self, tensor: str) -> int:
+        """Return the number of inputs of nodes that read a tensor."""
+        return self._readers[tensor]
+
+    def constant(self, tensor: str) -> NDArray[Any] | None:
+        """Return the values of a constant; None for tensors that depend on the input."""
+        if tensor in self._constants:
+            return np.asarray(numpy_helper.to_array(self._constants[tensor]))
+        node = self._nodes.get(tensor)
+        if node is None:
+            return None
+        if node.op_type == "Constant":
+            return _constant_value(node)
+        if node.op_type in ("Identity", "Unsqueeze", "Cast"):
+            # The number of axes does not matter to readers.
+            return self.constant(node.input[0])
+        return None
+
+    def source(self, tensor: str) -> str:
+        """Return the name of the constant that a tensor is, with other axes possibly."""
+        node = self._nodes.get(tensor)
+        if node is not None and node.op_type in ("Identity", "Unsqueeze"):
+            return self.source(node.input[0])
+        return tensor
+
+
+def read_graph(path: Path) -> ReadGraph:
+    """Read an ONNX file.
+
+    Raises:
+        UserError: the file does not exist, cannot be read, or is no ONNX model.
+    """
+    try:
+        require_regular(path)
+        return ReadGraph(onnx.load(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # protobuf and onnx have many classes of errors.
+        raise UserError(
+            f"{path} cannot be read as an ONNX file: {shown(str(error)) or type(error).__name__}"
+        ) from None
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of a node by name; text is decoded."""
+    values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+
+
+def number(value: float) -> float:
+    """Return a number that was rounded to float32 as people write it: 1e-05."""
+    return float(f"{float(value):.7g}")
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """Return a name of a node for messages."""
+    name = node.name or (node.output[0] if node.output else "")
+    return f"node '{shown(name)}' ({shown(node.op_type)})"
+
+
+def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
+    dims = value.type.tensor_type.shape.dim
+    return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
+
+
+def _constant_value(node: onnx.NodeProto) -> NDArray[Any] | None:
+    values: Mapping[str, Any] = attributes(node)
+    for key, value in values.items():
+        if isinstance(value, TensorProto):
+            return np.asarray(numpy_helper.to_array(value))
+        if key.startswith("value_"):
+            return np.asarray(value)
+    return None

@@ -1,0 +1,166 @@
+"""ONNX files compute what `TrainedModel.predict` returns, from the same raw samples."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import dptrain
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.errors import UserError
+from dptrain.interchange.onnx_layers import OPERATORS
+from dptrain.network import (
+    LAYERS,
+    Conv2d,
+    Dense,
+    Flatten,
+    MeanSquaredError,
+    Network,
+    NodeSpec,
+    ReLU,
+    SigmoidBinaryCrossEntropy,
+)
+from tests.unit.backends.cases import CASES, Case
+from tests.unit.backends.graph_cases import GRAPH_CASES
+from tests.unit.backends.test_random_graphs import random_network
+from tests.unit.interchange.models import (
+    assert_agree,
+    model_of,
+    plain,
+    raw_samples,
+    run_onnx,
+    tolerance_of_sigmoids,
+)
+
+
+def compare(network: Network, preprocessing: Preprocessing, folder: Path, count: int = 3) -> None:
+    """Export a network and compare predictions for any number of samples."""
+    model = model_of(network, preprocessing)
+    (path,) = model.export(folder / "model.onnx")
+    raw = raw_samples(preprocessing, count)
+    absolute = tolerance_of_sigmoids(network)
+    assert_agree(run_onnx(path, raw), model.predict(raw), absolute=absolute)
+    assert_agree(run_onnx(path, raw[:1]), model.predict(raw[:1]), absolute=absolute)
+
+
+def test_every_layer_has_operators() -> None:
+    assert set(OPERATORS) == set(LAYERS.values())
+
+
+@pytest.mark.parametrize("case", [*CASES, *GRAPH_CASES], ids=lambda case: case.name)
+def test_every_layer_computes_the_same(case: Case, tmp_path: Path) -> None:
+    compare(case.network, plain(case.network), tmp_path)
+
+
+def random_case(seed: int) -> tuple[Network, Preprocessing]:
+    """A random network; every second one predicts values in a unit of their own."""
+    network = random_network(seed)
+    if seed % 2 == 0:
+        return network, plain(network)
+    nodes = [NodeSpec(node.layer, node.name, node.inputs) for node in network.nodes]
+    network = Network.from_nodes(network.input_shape, nodes, MeanSquaredError())
+    return network, plain(network, target_scale=3.5, target_offset=-40.0)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_random_networks_compute_the_same(seed: int, tmp_path: Path) -> None:
+    compare(*random_case(seed), tmp_path)
+
+
+MAPS = Network((3, 6, 5), [Conv2d(4), ReLU(), Flatten(), Dense(3)], name="maps")
+GREY = Network((1, 6, 5), [Conv2d(4), ReLU(), Flatten(), Dense(3)], name="grey")
+ROWS = Network((12,), [Dense(6), ReLU(), Dense(1)], MeanSquaredError(), "rows")
+IMAGE: dict[str, Any] = {"kind": "image", "stored_dtype": "uint8"}
+
+
+def preprocessings() -> dict[str, tuple[Network, Preprocessing]]:
+    """Networks and what each preprocessing does."""
+    maps, grey, rows = (n.input_shape for n in (MAPS, GREY, ROWS))
+    columns = tuple(f"c{i}" for i in range(12))
+    mean = tuple(1000.0 * i for i in range(12))
+    table = {"columns": columns, "mean": mean, "deviation": (0.5,) * 12, "stored_shape": (12,)}
+    return {
+        "8-bit": (MAPS, Preprocessing(input_shape=maps, stored_shape=maps, **IMAGE)),
+        "white 16": (MAPS, Preprocessing(input_shape=maps, stored_shape=maps, white=16, **IMAGE)),
+        "smaller": (MAPS, Preprocessing(input_shape=maps, stored_shape=(3, 17, 19), **IMAGE)),
+        "larger": (MAPS, Preprocessing(input_shape=maps, stored_shape=(3, 4, 3), **IMAGE)),
+        "one axis": (MAPS, Preprocessing(input_shape=maps, stored_shape=(3, 6, 8), **IMAGE)),
+        "crop": (
+            MAPS, Preprocessing(input_shape=maps, stored_shape=(3, 9, 6), fit="crop", **IMAGE)
+        ),
+        "repeated": (MAPS, Preprocessing(input_shape=maps, stored_shape=(1, 8, 8), **IMAGE)),
+        "grey": (GREY, Preprocessing(input_shape=grey, stored_shape=(3, 6, 5), **IMAGE)),
+        "grey, resized": (GREY, Preprocessing(input_shape=grey, stored_shape=(3, 9, 9), **IMAGE)),
+        "any size": (MAPS, Preprocessing(input_shape=maps, **IMAGE)),
+        "any size, grey": (GREY, Preprocessing(input_shape=grey, **IMAGE)),
+        "any size, crop": (MAPS, Preprocessing(input_shape=maps, fit="crop", **IMAGE)),
+        "float64": (MAPS, plain(MAPS, stored_dtype="float64")),
+        "big endian": (MAPS, plain(MAPS, stored_dtype=">f4")),
+        "int16, scaled": (MAPS, plain(MAPS, stored_dtype="int16", scale=0.25, offset=3.0)),
+        "bool": (MAPS, plain(MAPS, stored_dtype="bool")),
+        "float16": (MAPS, plain(MAPS, stored_dtype="float16")),
+        "flattened": (
+            ROWS, Preprocessing("vector", rows, (3, 2, 2), "uint8", target_scale=2.0)
+        ),
+        "vectors": (ROWS, plain(ROWS, target_scale=0.1, target_offset=7.0)),
+        "table": (
+            ROWS, Preprocessing("table", rows, stored_dtype="float64", target_scale=9.0, **table)
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", preprocessings())
+def test_every_preprocessing_is_in_the_file(name: str, tmp_path: Path) -> None:
+    compare(*preprocessings()[name], tmp_path)
+
+
+@pytest.mark.parametrize("size", [(6, 5), (5, 21), (40, 4), (33, 64), (1, 1)])
+def test_images_of_any_size_are_resized(size: tuple[int, int], tmp_path: Path) -> None:
+    network, preprocessing = preprocessings()["any size"]
+    model = model_of(network, preprocessing)
+    (path,) = model.export(tmp_path / "model.onnx")
+    raw = raw_samples(preprocessing, 2, size)
+    assert_agree(run_onnx(path, raw), model.predict(raw))
+
+
+def test_the_file_describes_the_model(tmp_path: Path) -> None:
+    network, preprocessing = preprocessings()["any size"]
+    named = replace(preprocessing, classes=("cat", "dog", "bird"))
+    (path,) = model_of(network, named).export(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    facts = {item.key: item.value for item in model.metadata_props}
+    assert json.loads(facts["dptrain.outputs"]) == ["cat", "dog", "bird"]
+    assert facts["dptrain.version"] == model.producer_version == dptrain.__version__
+    assert len(facts["dptrain.digest"]) == 64
+    sizes = [d.dim_param or d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    assert sizes == ["N", 3, "H", "W"]
+    assert model.graph.output[0].name == "probabilities"
+    assert {c.name for c in model.graph.initializer} >= {p.name for p in network.parameters}
+
+
+def test_two_classes_with_one_output(tmp_path: Path) -> None:
+    network = Network((5,), [Dense(1)], SigmoidBinaryCrossEntropy())
+    compare(network, plain(network), tmp_path)
+
+
+def test_without_the_library_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UserError, match=r"need the library onnx; install it with: pip install"):
+        model_of(ROWS, plain(ROWS)).export(tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_beyond_the_limit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.interchange.onnx_export.LIMIT_BYTES", 100)
+    with pytest.raises(UserError, match="an ONNX file has at most 2 GiB"):
+        model_of(ROWS, plain(ROWS)).export(tmp_path / "model.onnx")

@@ -1,0 +1,370 @@
+"""Networks that are read from ONNX files compute what the files compute."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from dptrain import Trainer, make_replica
+from dptrain.cli.main import run
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.errors import UserError
+from dptrain.interchange.onnx_import import read_onnx
+from dptrain.network import (
+    GELU,
+    Conv2d,
+    Dense,
+    Flatten,
+    GroupNorm,
+    Layer,
+    LayerNorm,
+    MaxPool2d,
+    MeanSquaredError,
+    Network,
+    ReLU,
+    SigmoidBinaryCrossEntropy,
+    SiLU,
+    SoftmaxCrossEntropy,
+    get_network,
+)
+from dptrain.training.settings import Settings
+from dptrain.training.weights import load_weights
+from tests.unit.backends.cases import CASES, Case
+from tests.unit.backends.graph_cases import GRAPH_CASES
+from tests.unit.interchange.models import model_of, plain, raw_samples
+from tests.unit.interchange.test_onnx_export import preprocessings, random_case
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def _described(network: Network) -> dict[str, tuple[type[Layer], tuple[str, ...]]]:
+    return {node.name: (type(node.layer), node.inputs) for node in network.nodes}
+
+
+def compare(network: Network, preprocessing: Preprocessing, folder: Path, count: int = 3) -> None:
+    """Export and import a network; layers, names, arrays and outputs stay the same."""
+    model = model_of(network, preprocessing, batch_size=count)
+    (path,) = model.export(folder / "model.onnx")
+    found = read_onnx(path)
+    assert _described(found.network) == _described(network)
+    assert (found.network.loss, found.network.name) == (network.loss, network.name)
+    assert found.network.input_shape == network.input_shape
+    again = make_replica(found.network, "reference", count, training=False)
+    load_weights(again, path)
+    for name, values in {**model.parameters, **model.statistics}.items():
+        np.testing.assert_array_equal(found.arrays[name], values.astype(np.float32))
+    x = preprocessing.apply(raw_samples(preprocessing, count))
+    expected = model.replica.forward(x)
+    np.testing.assert_allclose(again.forward(x), expected, 1e-5, 1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("case", [*CASES, *GRAPH_CASES], ids=lambda case: case.name)
+def test_every_layer_is_imported(case: Case, tmp_path: Path) -> None:
+    compare(case.network, plain(case.network), tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_random_networks_are_imported(seed: int, tmp_path: Path) -> None:
+    compare(*random_case(seed), tmp_path)
+
+
+@pytest.mark.parametrize("name", preprocessings())
+def test_preprocessing_is_no_part_of_the_network(name: str, tmp_path: Path) -> None:
+    compare(*preprocessings()[name], tmp_path)
+
+
+# Files of other programs.
+
+
+def file_of(
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    constants: Arrays | None = None,
+    shape: tuple[Any, ...] = ("N", 3, 8, 6),
+    opset: int = 20,
+    output: str = "y",
+) -> Path:
+    """Write an ONNX file whose input is x."""
+    given = [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(shape))],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
+        given,
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    path = folder / "foreign.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def outputs(path: Path, x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return what ONNX Runtime and the imported network predict."""
+    found = read_onnx(path)
+    replica = make_replica(found.network, "reference", len(x), training=False)
+    load_weights(replica, path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    ends_in_loss = onnx.load(path).graph.node[-1].op_type in ("Softmax", "Sigmoid")
+    mine = replica.predict(x) if ends_in_loss else replica.forward(x)
+    return session.run(None, {session.get_inputs()[0].name: x})[0], mine
+
+
+def check(path: Path, shape: tuple[int, ...] = (3, 8, 6)) -> Network:
+    """Compare the outputs of a file with those of its network, and return the network."""
+    x = np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32)
+    expected, found = outputs(path, x)
+    np.testing.assert_allclose(
+        found, expected.reshape(found.shape), 1e-5, 1e-6 * np.abs(expected).max()
+    )
+    return read_onnx(path).network
+
+
+def chain(*steps: tuple[str, list[str], dict[str, Any]]) -> list[onnx.NodeProto]:
+    """Return nodes that read the one before, and constants; the last computes y."""
+    nodes, tensor = [], "x"
+    for number, (operator, constants, settings) in enumerate(steps, 1):
+        output = "y" if number == len(steps) else f"t{number}"
+        nodes.append(helper.make_node(operator, [tensor, *constants], [output], **settings))
+        tensor = output
+    return nodes
+
+
+RNG = np.random.default_rng(3)
+WEIGHT = RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)
+ENDING: list[tuple[str, list[str], dict[str, Any]]] = [("Flatten", [], {})]
+
+OPERATORS: dict[str, tuple[list[tuple[str, list[str], dict[str, Any]]], Arrays, type[Layer]]] = {
+    "same upper": (
+        [("Conv", ["w"], {"auto_pad": "SAME_UPPER", "strides": [2, 2]})], {"w": WEIGHT}, Conv2d
+    ),
+    "valid": ([("Conv", ["w"], {"auto_pad": "VALID"})], {"w": WEIGHT}, Conv2d),
+    "full": ([("Conv", ["w"], {"pads": [2, 2, 2, 2]})], {"w": WEIGHT}, Conv2d),
+    "floor": (
+        [("Conv", ["w"], {"pads": [1, 1, 1, 1], "strides": [2, 2]})], {"w": WEIGHT}, Conv2d
+    ),
+    "ceil_mode without effect": (
+        [("MaxPool", [], {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1})], {},
+        MaxPool2d,
+    ),
+    "global maximum": ([("GlobalMaxPool", [], {})], {}, MaxPool2d),
+    "gelu": ([("Gelu", [], {})], {}, GELU),
+    "mean": ([("ReduceMean", ["axes"], {"keepdims": 0})], {"axes": np.array([-2, -1])}, Flatten),
+    "mean, squeezed": (
+        [("ReduceMean", ["axes"], {}), ("Squeeze", ["axes"], {})], {"axes": np.array([2, 3])},
+        Flatten,
+    ),
+    "reshape": ([("Reshape", ["to"], {})], {"to": np.array([0, -1])}, Flatten),
+    "instance norm": (
+        [("InstanceNormalization", ["s", "b"], {})],
+        {"s": WEIGHT[0, :, 0, 0], "b": WEIGHT[1, :, 0, 0]}, GroupNorm,
+    ),
+    "layer norm without bias": (
+        [
+            ("Transpose", [], {"perm": [0, 2, 3, 1]}), ("LayerNormalization", ["s"], {}),
+            ("Transpose", [], {"perm": [0, 3, 1, 2]}),
+        ],
+        {"s": WEIGHT[0, :, 0, 0]}, LayerNorm,
+    ),
+    "matrix product": (
+        [("Flatten", [], {}), ("MatMul", ["m"], {})],
+        {"m": RNG.standard_normal((144, 5)).astype(np.float32)}, Dense,
+    ),
+    "matrix product and sum": (
+        [("Flatten", [], {}), ("MatMul", ["m"], {}), ("Add", ["b"], {})],
+        {"m": RNG.standard_normal((144, 5)).astype(np.float32), "b": WEIGHT.ravel()[:5]}, Dense,
+    ),
+    "gemm, not transposed": (
+        [("Flatten", [], {}), ("Gemm", ["m"], {})],
+        {"m": RNG.standard_normal((144, 5)).astype(np.float32)}, Dense,
+    ),
+    "identity and dropout": (
+        [("Identity", [], {}), ("Dropout", [], {}), ("Relu", [], {})], {}, ReLU
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_of_other_programs(name: str, tmp_path: Path) -> None:
+    steps, constants, kind = OPERATORS[name]
+    is_vector = kind in (Flatten, Dense)
+    path = file_of(tmp_path, chain(*steps, *([] if is_vector else ENDING)), constants)
+    network = check(path)
+    assert isinstance(network.nodes[-1 if is_vector else -2].layer, kind)
+
+
+def test_patterns_of_activations(tmp_path: Path) -> None:
+    """GELU with a quotient, as PyTorch exports it, and SiLU with the sigmoid first."""
+    nodes = [
+        helper.make_node("Div", ["x", "root"], ["a"]), helper.make_node("Erf", ["a"], ["b"]),
+        helper.make_node("Add", ["one", "b"], ["c"]), helper.make_node("Mul", ["x", "c"], ["d"]),
+        helper.make_node("Mul", ["d", "half"], ["g"]), helper.make_node("Sigmoid", ["g"], ["h"]),
+        helper.make_node("Mul", ["h", "g"], ["i"]), helper.make_node("Flatten", ["i"], ["y"]),
+    ]  # fmt: skip
+    constants = {"root": np.sqrt(2), "one": 1.0, "half": 0.5}
+    path = file_of(tmp_path, nodes, {k: np.array(v, np.float32) for k, v in constants.items()})
+    assert [type(n.layer) for n in check(path).nodes] == [GELU, SiLU, Flatten]
+
+
+@pytest.mark.parametrize(
+    ("operator", "units", "loss"),
+    [
+        ("Softmax", 5, SoftmaxCrossEntropy),
+        ("Sigmoid", 5, SigmoidBinaryCrossEntropy),
+        (None, 5, SoftmaxCrossEntropy),
+        (None, 1, MeanSquaredError),
+    ],
+)
+def test_the_end_determines_the_loss(
+    operator: str | None, units: int, loss: type, tmp_path: Path
+) -> None:
+    steps = [("Gemm", ["m"], {}), *([(operator, [], {})] if operator else [])]
+    constants = {"m": RNG.standard_normal((7, units)).astype(np.float32)}
+    path = file_of(tmp_path, chain(*steps), constants, ("N", 7))
+    assert type(check(path, (7,)).loss) is loss
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_files_of_pytorch(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=4),
+        nn.GroupNorm(2, 8), nn.SiLU(), nn.AvgPool2d(2), nn.GELU(), nn.Dropout(0.2), nn.Flatten(),
+        nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 3),
+    ).eval()  # fmt: skip
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(
+        model, torch.zeros(1, 3, 13, 9), str(path), dynamo=False, dynamic_axes={"x": {0: "N"}},
+        input_names=["x"],
+    )  # fmt: skip
+    network = check(path, (3, 13, 9))
+    assert network.num_parameters == sum(p.numel() for p in model.parameters()) - 16
+
+
+def changed(change: Callable[[onnx.ModelProto], None], folder: Path) -> Path:
+    """Write the file of a small network after a change."""
+    path = file_of(folder, chain(("Conv", ["w"], {}), ("Relu", [], {}), *ENDING), {"w": WEIGHT})
+    model = onnx.load(path)
+    change(model)
+    onnx.save(model, path)
+    return path
+
+
+def _set(node: int, **settings: Any) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        values = [helper.make_attribute(key, value) for key, value in settings.items()]
+        model.graph.node[node].attribute.extend(values)
+
+    return change
+
+
+def _rename(node: int, operator: str) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.node[node].op_type = operator
+
+    return change
+
+
+def _square(model: onnx.ModelProto) -> None:
+    node = model.graph.node[1]
+    node.op_type = "Mul"
+    node.input.append(node.input[0])
+
+
+def _vary_height(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "H"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set(0, dilations=[2, 2]), "foreign.onnx: node 't1' (Conv): dilations are [2, 2]; expect"),
+        (_set(0, auto_pad="SAME_LOWER"), "(Conv): auto_pad is SAME_LOWER; expected"),
+        (_set(0, pads=[0, 1, 0, 2]), "(Conv): pads are [0, 1, 0, 2]; expected equal numbers, or"),
+        (_set(0, group=3), "(Conv): conv has 4 filters in 3 groups"),
+        (_rename(1, "Exp"), "node 't2' (Exp) is no layer of dptrain in this place; expected Add,"),
+        (_rename(1, "Mul"), "node 't2' (Mul) lacks an input or an attribute"),
+        (_square, "node 't2' (Mul) is no layer of dptrain in this place"),
+        (_set(2, axis=2), "(Flatten): axis is 2; expected 1"),
+        (_vary_height, "the input 'x' has shape (?, 3, ?, 6); expected (N, C, H, W) or (N, F)"),
+    ],
+)
+def test_what_dptrain_does_not_have_is_one_line(
+    change: Callable[[onnx.ModelProto], None], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_onnx(changed(change, tmp_path))
+
+
+def test_files_that_are_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.onnx").write_text("hello")
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    for name, message in (
+        ("text.onnx", "text.onnx cannot be read as an ONNX file"),
+        ("empty.onnx", "empty.onnx: the graph has 0 inputs; expected one"),
+        ("absent.onnx", "absent.onnx cannot be read: No such file or directory"),
+    ):
+        for command in (["describe"], ["train", "--network"], ["train", "--weights"]):
+            assert run([*command, str(tmp_path / name)], is_rank_zero=True) == 2
+            assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_without_the_library_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UserError, match="install it with: pip install"):
+        get_network("model.onnx")
+
+
+def test_tensors_that_another_program_renamed_are_found(tmp_path: Path) -> None:
+    (path,) = model_of(SMALL, plain(SMALL)).export(tmp_path / "small.onnx")
+    model = onnx.load(path)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [f"_{name}" if "/" in name else name for name in names]
+    onnx.save(model, path)
+    names = [node.name for node in read_onnx(path).network.nodes]
+    assert names == ["conv1", "relu1", "flatten1", "dense1"]
+
+
+# Training.
+
+
+SMALL = Network((1, 6, 5), [Conv2d(4), ReLU(), Flatten(), Dense(3)], name="small")
+
+
+def test_training_begins_with_the_parameters_of_the_file(tmp_path: Path) -> None:
+    model = model_of(SMALL, plain(SMALL))
+    (path,) = model.export(tmp_path / "small.onnx")
+    assert Settings(network=str(path), data="x").with_recipe().weights == path
+    x, y = RNG.standard_normal((12, 1, 6, 5)).astype(np.float32), np.arange(12) % 3
+    trainer = Trainer(
+        str(path), (x, y, x, y), run_dir=tmp_path / "run", steps=2, batch_size=6,
+        backend="reference", schedule="constant", learning_rate=0.01, progress=False,
+    )  # fmt: skip
+    for name, values in model.parameters.items():
+        found = trainer.job.replica.parameters[name]
+        np.testing.assert_array_equal(found, values.astype(np.float32))
+    trainer.fit()
+    resumed = Trainer.resume(tmp_path / "run", (x, y, x, y), steps=3, progress=False)
+    assert resumed.step == 2
+    again = resumed.job.network
+    assert [node.name for node in again.nodes] == [node.name for node in SMALL.nodes]
+
+
+def test_other_weights_replace_those_of_the_file(tmp_path: Path) -> None:
+    (path,) = model_of(SMALL, plain(SMALL)).export(tmp_path / "small.onnx")
+    chosen = Settings(network=str(path), data="x", weights=Path("w.safetensors"))
+    assert chosen.with_recipe().weights == Path("w.safetensors").absolute()
