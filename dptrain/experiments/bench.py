@@ -61,7 +61,7 @@ def bench(
 
 def _layers(networks: Mapping[str, Network]) -> list[str]:
     """Return the layers of networks from files, whose content may change between calls."""
-    files = (network for name, network in networks.items() if name.endswith(".toml"))
+    files = (network for name, network in networks.items() if name.endswith((".toml", ".onnx")))
     return [repr(layer) for network in files for layer in network.layers]
 
 

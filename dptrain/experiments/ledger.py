@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,12 +56,11 @@ class Ledger:
         current = parse_json(dump_json(settings))
         with writing(folder, OUTPUT):
             folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _refuse_other(path, current)
-        else:
+        if not path.exists():
             with writing(folder, OUTPUT):
                 _refuse_foreign(folder, name)
-            write_whole(path, dump_json(current, indent=1) + "\n", OUTPUT)
+            _create(path, dump_json(current, indent=1) + "\n")
+        _refuse_other(path, current)
         return cls(folder, MetricsFile(folder / f"{name}.jsonl"))
 
     def append(self, key: str, record: Mapping[str, Any]) -> None:
@@ -87,11 +88,28 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
 
 def _refuse_foreign(folder: Path, name: str) -> None:
     """Raise a `UserError` if there are files other than hidden ones, which network disks create."""
-    if any(not path.name.startswith(".") for path in folder.iterdir()):
+    found = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+    if found and f"{name}.json" not in found:
         raise UserError(
             f"{folder} is not empty and contains no {name}.json; nothing was overwritten; choose "
             f"another {OUTPUT}"
         )
+
+
+def _create(path: Path, text: str) -> None:
+    """Write a file completely, unless another process has written it at the same time."""
+    with (
+        writing(path, OUTPUT),
+        tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file,
+    ):
+        file.write(text)
+        file.flush()
+        try:
+            os.link(file.name, path)
+        except FileExistsError:
+            return
+        except OSError:  # The disk has no hard links.
+            write_whole(path, text, OUTPUT)
 
 
 def _refuse_other(path: Path, current: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,21 +12,18 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.errors import UserError
+from dptrain.experiments.case_runs import CaseRuns, work
 from dptrain.experiments.display import CaseDisplay
 from dptrain.experiments.ledger import OUTPUT, Ledger, machine, write_csv
 from dptrain.experiments.study_tables import study_report
 from dptrain.experiments.tables import duration
 from dptrain.experiments.variants import Variant, list_variants
 from dptrain.measure.environment import environment
-from dptrain.network.files import write_network
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
-from dptrain.training.callbacks import Progress
 from dptrain.training.engines import FIRST_TIMED
-from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
-from dptrain.training.trainer import Trainer
 
 NAME = "variants"
 """Name of the files."""
@@ -135,14 +131,21 @@ def study_variants(
     """
     network = call_on_all_ranks(world, config.load_network)
     variants = call_on_all_ranks(world, lambda: list_variants(network, axes, cross=cross))
-    config = replace(config, baseline_steps=0, evaluate_every=0, until_accuracy=None)
+    config = replace(
+        config,
+        baseline_steps=0,
+        evaluate_every=0,
+        until_accuracy=None,
+        patience=None,
+        best_by="none",
+    )
     machine_facts = environment(world)
     settings = _settings(config, network, variants, machine_facts)
     ledger = call_on_rank_zero(world, lambda: Ledger.open(folder, NAME, settings))
     done = set(world.broadcast_json(None if ledger is None else list(ledger.records)))
     left = [variant for variant in variants if variant.name not in done]
     with StopRequest() as stop:
-        runs = _Runs(config, folder, world, ledger, stop)
+        runs = _Runs(config, CaseRuns(folder, world, stop), ledger)
         stopped = _train_all(left, len(variants), runs, folder, verbose=verbose)
     if ledger is None:
         return {"stopped": stopped}
@@ -179,58 +182,22 @@ class _Runs:
 
     Attributes:
         ledger: the results on rank 0; None on other ranks.
-        stop: stop request, for the running variant and between variants.
     """
 
     config: Settings
-    folder: Path
-    world: World
+    cases: CaseRuns
     ledger: Ledger | None
-    stop: StopRequest
 
     def train(self, variant: Variant) -> dict[str, Any]:
         """Train a variant, or resume its training; return the summary, the same on every rank.
 
         If a resumed run has too few steps left to time its layers, the variant is trained again.
         """
-        summary = self._train(variant, from_start=False)
+        case = (variant.name, variant.slug, self.config, variant.network)
+        summary = self.cases.train(*case)
         if not summary["stages"] and not summary["stopped"]:
-            summary = self._train(variant, from_start=True)
+            summary = self.cases.train(*case, from_start=True)
         return summary
-
-    def _train(self, variant: Variant, *, from_start: bool) -> dict[str, Any]:
-        gc.collect()
-        found = call_on_rank_zero(
-            self.world, lambda: self._locate_run(variant, from_start=from_start)
-        )
-        file, run_dir, resumes = self.world.broadcast_json(found)
-        config = replace(
-            self.config,
-            network=file,
-            run_dir=Path(run_dir),
-            resume=Path(run_dir) if resumes else None,
-        )
-        progress = Progress(name=variant.name)
-        with Trainer.from_settings(config, self.world, callbacks=[progress]) as trainer:
-            trainer.fit(self.stop)
-        assert trainer.summary is not None
-        return dict(trainer.summary)
-
-    def _locate_run(self, variant: Variant, *, from_start: bool) -> tuple[str, str, bool]:
-        """Return network file, run directory, and True if the run there is to be resumed."""
-        assert variant.network is not None
-        runs = self.folder.absolute() / "runs"
-        runs.mkdir(exist_ok=True)
-        file = runs / f"{variant.slug}.toml"
-        write_network(variant.network, file)
-        path, number = runs / variant.slug, 1
-        while path.exists():
-            if not from_start and RunDirectory(path).checkpoints.steps():
-                return str(file), str(path), True
-            # The run was killed before its first checkpoint.
-            number += 1
-            path = runs / f"{variant.slug}-{number}"
-        return str(file), str(path), False
 
     def keep(self, result: VariantResult) -> None:
         """Append the result to the ledger, on rank 0."""
@@ -242,7 +209,7 @@ def _train_all(
     left: Sequence[Variant], total: int, runs: _Runs, folder: Path, *, verbose: bool
 ) -> bool:
     """Train the variants; return True if a signal ended the study early."""
-    display = CaseDisplay(verbose and runs.world.is_rank_zero, ())
+    display = CaseDisplay(verbose and runs.cases.world.is_rank_zero, ())
     display.print(_opening(len(left), total, runs.config, folder))
     start, work_done = monotonic(), 0
     first = len(left) == total
@@ -298,8 +265,7 @@ def _left(seconds: float) -> str:
 
 def _work(variant: Variant) -> int:
     """Return the operations of training with one sample; 0 for an impossible network."""
-    nodes = () if variant.network is None else variant.network.nodes
-    return sum(n.flops.forward + n.flops.backward_input + n.flops.backward_weight for n in nodes)
+    return 0 if variant.network is None else work(variant.network)
 
 
 def result_of(variant: Variant, summary: Mapping[str, Any]) -> VariantResult:

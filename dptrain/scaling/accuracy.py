@@ -1,8 +1,8 @@
 """Time to accuracy of weak scaling, whose minibatch grows: equal steps are not equal progress.
 
 With the setting `until_accuracy`, each launch of a weak point also trains until an evaluation on
-the test data has that accuracy. The launches of a round start from the same seed at every point,
-and other rounds from other seeds.
+the validation data has that accuracy. The launches of a round start from the same seed at every
+point, and other rounds from other seeds.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _about_accuracy(points: Sequence[Point]) -> list[str]:
     largest = max(trained, key=lambda point: (point.total_threads, point.ranks))
     found = largest.time_to_accuracy
     assert found is not None
-    name = f"{found.accuracy:.4g} test accuracy"
+    name = f"{found.accuracy:.4g} validation accuracy"
     if found.time_s is None:
         return [
             f"{found.reached} of {found.trainings} launches at {_ranks(largest)} reached {name}, "

@@ -68,14 +68,14 @@ class Efficiencies:
 
 @dataclass(frozen=True)
 class TimeToAccuracy:
-    """How long training takes until the test accuracy reaches a requested value.
+    """How long training takes until the validation accuracy reaches a requested value.
 
     Estimates are geometric means over launches, at the first evaluation with the accuracy. It was
     reached between that evaluation and the one before, and the 95% intervals contain both. They are
     None if a launch did not reach the accuracy, because the others are not representative.
 
     Attributes:
-        accuracy: the requested test accuracy.
+        accuracy: the requested validation accuracy.
         trainings, reached: number of launches that trained, and of those that reached it.
         epochs, samples: passes over the training data, and samples, until the first evaluation that
             reached it.

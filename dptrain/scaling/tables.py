@@ -176,7 +176,8 @@ def _accuracy_tables(points: Sequence[Point]) -> list[Table]:
         for ranks, (point, to) in zip(_ranks([p for p, _ in found]), found, strict=True)
     ]  # fmt: skip
     columns = ["ranks", "batch", "reached", "epochs", "samples", "s", "speed-up"]
-    title = f"Weak scaling: time to {found[0][1].accuracy:.4g} test accuracy; mean (95% interval)"
+    wanted = f"{found[0][1].accuracy:.4g} validation accuracy"
+    title = f"Weak scaling: time to {wanted}; mean (95% interval)"
     table = fitted_table(title, columns, rows, text=())
     table.caption = "reached: launches; speed-up: s of the base / s; geometric means"
     table.caption_justify = "left"

@@ -17,7 +17,7 @@ from dptrain.errors import UserError
 from dptrain.experiments import study as module
 from dptrain.experiments.study import kind_times, study_variants
 from dptrain.experiments.variants import UNCHANGED, list_variants
-from dptrain.network import Conv2d, MaxPool2d, Network
+from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network
 from dptrain.training import trainer
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
@@ -37,6 +37,22 @@ def defined_in(heading: str) -> set[str]:
 def layers_of(network: Network | None, kind: type) -> list[Any]:
     assert network is not None
     return [layer for layer in network.layers if isinstance(layer, kind)]
+
+
+def test_layers_that_cannot_have_a_value_make_a_variant_impossible() -> None:
+    layers = [Conv2d(8), Conv2d(8, groups=8), Conv2d(12, groups=4), Flatten(), Dense(3)]
+    network = Network((3, 9, 9), layers)
+    variants = list_variants(network, {"filters": ("5", "16"), "width": ("2", "0.3")})
+    names = [UNCHANGED, "filters 5", "filters 16", "width 2", "width 0.3"]
+    assert [v.name for v in variants] == names
+    assert [v.network is None for v in variants] == [False, True, False, False, True]
+    assert variants[1].why == (
+        "conv has 5 filters in 4 groups; expected a multiple of the number of groups"
+    )
+    # Depthwise convolutions stay depthwise.
+    assert [conv.groups for conv in layers_of(variants[2].network, Conv2d)] == [1, 16, 4]
+    with pytest.raises(UserError, match="--filters has the value 'x'"):
+        list_variants(network, {"filters": ("x",)})
 
 
 def test_each_change_alone() -> None:

@@ -1,0 +1,160 @@
+"""The table and the plot of a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dptrain.experiments.measuring import size_text
+from dptrain.experiments.tables import digits, duration
+from dptrain.measure.statistics import Estimate
+from dptrain.measure.tables import fitted_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dptrain.experiments.sweep import PointResult
+
+
+def sweep_table(results: Sequence[PointResult]) -> Table:
+    """Return the points in order, with score, time and memory; the best score is marked."""
+    scored = next((r.scored for r in results if r.scored), "score")
+    axes = list(results[0].point)
+    heads = [
+        *(name.replace("_", " ") for name in axes), scored, "95% interval", "runs", "time per step",
+        "training", "memory",
+    ]  # fmt: skip
+    best = best_point(results)
+    rows = [_row(result, axes, scored, is_best=result is best) for result in results]
+    table = fitted_table("Points of the sweep", heads, rows, text=())
+    table.caption = (
+        "Means over seeds; 95% interval by Student's distribution from 3 seeds on. * marks the "
+        "best mean; points whose intervals overlap with it may be as good."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def best_point(results: Sequence[PointResult]) -> PointResult | None:
+    """Return the point with the highest mean accuracy or the lowest mean loss; None if none ran."""
+    scored = [(r.score.value, r) for r in results if r.score is not None]
+    if not scored:
+        return None
+    choose = max if scored[0][1].scored.endswith("accuracy") else min
+    return choose(scored, key=lambda pair: pair[0])[1]
+
+
+def _row(result: PointResult, axes: Sequence[str], scored: str, *, is_best: bool) -> list[str]:
+    values = [result.point[name] for name in axes]
+    runs = f"{result.runs}" + (f" + {result.failed} failed" if result.failed else "")
+    if result.score is None:
+        return [*values, "–", "", runs, "", "", ""]
+    mark = "* " if is_best else ""
+    return [
+        *values,
+        mark + _text(result.score.value, scored),
+        interval_text(result.score, scored),
+        runs,
+        "" if result.step_ms is None else f"{digits(result.step_ms)} ms",
+        "" if result.training_s is None else duration(result.training_s),
+        "" if result.memory_bytes is None else size_text(result.memory_bytes),
+    ]
+
+
+def interval_text(score: Estimate, scored: str) -> str:
+    """Return the interval of a score; empty for a few seeds."""
+    if not math.isfinite(score.low):
+        return ""
+    score = limited(score, scored)
+    return f"{_text(score.low, scored)} – {_text(score.high, scored)}"
+
+
+def _text(value: float, scored: str) -> str:
+    return f"{value:.2%}" if scored.endswith("accuracy") else f"{value:.4g}"
+
+
+def plot_sweep(results: Sequence[PointResult], folder: Path) -> list[Path]:
+    """Plot the score against the first axis, with a line for each combination of the others.
+
+    Values that are numbers have a position by their size, others by their order.
+
+    Returns:
+        The files that were written; none if fewer than two points have a score.
+    """
+    from dptrain.experiments.plots import COLOURS, MARKERS, figure
+
+    found = [result for result in results if result.score is not None]
+    if len(found) < 2:
+        return []
+    axis, *others = list(found[0].point)
+    places = _places([result.point[axis] for result in found])
+    lines: dict[str, list[PointResult]] = {}
+    for result in found:
+        label = ", ".join(f"{name.replace('_', ' ')} {result.point[name]}" for name in others)
+        lines.setdefault(label, []).append(result)
+    written: list[Path] = []
+    name = axis.replace("_", " ")
+    title = f"{found[0].scored}: means over seeds with 95% intervals"
+    with figure(folder / "sweep", written, x=name, y=found[0].scored, title=title) as axes:
+        for number, (label, line) in enumerate(lines.items()):
+            ordered = sorted(line, key=lambda result: places[result.point[axis]])
+            axes.errorbar(
+                [_aside(places, r.point[axis], number - (len(lines) - 1) / 2) for r in ordered],
+                [r.score.value for r in ordered if r.score is not None],
+                yerr=_bars(ordered),
+                marker=MARKERS[number % len(MARKERS)],
+                color=COLOURS[number % len(COLOURS)],
+                capsize=3,
+                label=label,
+            )
+        if found[0].scored.endswith("accuracy"):
+            axes.yaxis.set_major_formatter("{x:.1%}")
+        _ticks(axes, places)
+        if others:
+            axes.legend(fontsize=8)
+    return written
+
+
+def _is_logarithmic(places: Mapping[str, float]) -> bool:
+    """Return True for numbers that span a factor of 8 or more."""
+    numbers = list(places.values())
+    return 0 < 8 * min(numbers) <= max(numbers)
+
+
+def _aside(places: Mapping[str, float], value: str, number: float) -> float:
+    """Return the position of a value on a line, a little aside, so that intervals are visible."""
+    if _is_logarithmic(places):
+        return places[value] * math.pow(1.03, number)
+    return places[value] + 0.01 * number * (max(places.values()) - min(places.values()))
+
+
+def _bars(line: Sequence[PointResult]) -> list[list[float]]:
+    """Return the lengths of the lower and upper bars; none for a few seeds."""
+    pairs = [(r.score, limited(r.score, r.scored)) for r in line if r.score is not None]
+    lower = [score.value - bar.low if math.isfinite(bar.low) else 0.0 for score, bar in pairs]
+    upper = [bar.high - score.value if math.isfinite(bar.high) else 0.0 for score, bar in pairs]
+    return [lower, upper]
+
+
+def limited(score: Estimate, scored: str) -> Estimate:
+    """Return the score with an interval that contains no accuracy below 0 or above 1."""
+    if not (scored.endswith("accuracy") and math.isfinite(score.low)):
+        return score
+    return Estimate(score.value, max(score.low, 0.0), min(score.high, 1.0), score.n)
+
+
+def _places(values: Sequence[str]) -> dict[str, float]:
+    """Return the position of each value: the number itself, or its index."""
+    try:
+        return {value: float(value) for value in values}
+    except ValueError:
+        return {value: float(i) for i, value in enumerate(dict.fromkeys(values))}
+
+
+def _ticks(axes: Any, places: Mapping[str, float]) -> None:
+    if _is_logarithmic(places):
+        axes.set_xscale("log")
+    axes.set_xticks(list(places.values()), list(places))
+    axes.minorticks_off()

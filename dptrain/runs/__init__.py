@@ -1,0 +1,1 @@
+"""Training runs on disk: list, filter, compare, label and cite them."""

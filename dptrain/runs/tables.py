@@ -1,0 +1,78 @@
+"""Tables of runs for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dptrain.measure.tables import fitted_table
+from dptrain.runs.comparison import Comparison
+from dptrain.runs.records import Record
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = (
+    "run", "state", "network", "data", "ranks", "batch_size", "seed", "steps",
+    "validation_accuracy", "test_accuracy", "test_loss", "tags",
+)  # fmt: skip
+"""Columns of the list of runs; those without a value are left out."""
+
+TEXT = {
+    "run", "started", "state", "tags", "note", "network", "data", "backend", "precision",
+    "optimizer", "schedule", "strategy", "transport", "version", "commit", "digest",
+    "data_digest", "host", "cpu", "weights", "step_at", "batch_norm",
+}  # fmt: skip
+"""Columns that contain text, which a small terminal shortens."""
+
+
+def runs_table(records: Sequence[Record], columns: Sequence[str] = ()) -> Table:
+    """Return a table with a row for each run.
+
+    Args:
+        records: of the runs.
+        columns: names of further values.
+    """
+    shown = [
+        name for name in COLUMNS if any(record.get(name) not in (None, "") for record in records)
+    ]
+    shown += [name for name in columns if name not in shown]
+    rows = [[_cell(name, record.get(name)) for name in shown] for record in records]
+    heads = [_heading(name) for name in shown]
+    count = f"{len(records)} run{'s' if len(records) != 1 else ''}"
+    return fitted_table(count, heads, rows, text=[_heading(n) for n in shown if n in TEXT])
+
+
+def comparison_tables(found: Comparison) -> list[Table]:
+    """Return a table of the settings that differ, if any does, and one of the results."""
+    names = [Path(run).name for run in found.runs]
+    heads = ["", *(names if len(set(names)) == len(names) else found.runs)]
+    titles = ("Settings that differ", "Results")
+    return [
+        fitted_table(title, heads, _rows(values), text=heads)
+        for title, values in zip(titles, (found.settings, found.results), strict=True)
+        if values
+    ]
+
+
+def _rows(values: dict[str, tuple[Any, ...]]) -> list[list[str]]:
+    return [
+        [_heading(name), *(_cell(name, value) for value in row)] for name, row in values.items()
+    ]
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        if name.endswith("accuracy"):
+            return f"{value:.2%}"
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return str(value)
