@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.comm.statistics import largest_statistics
 from dptrain.measure.pop import Pop, pop_efficiencies
 from dptrain.measure.profile import (
     Parts,
@@ -16,6 +17,7 @@ from dptrain.measure.profile import (
     Roofs,
     Spread,
     StageProfile,
+    StatisticsTime,
     StepParts,
 )
 from dptrain.measure.recorder import (
@@ -24,10 +26,11 @@ from dptrain.measure.recorder import (
     EVALUATION,
     EXPOSED,
     HIDDEN,
+    STATISTICS,
     STEP,
 )
 from dptrain.measure.statistics import FEWEST_STEPS, median_of_steps
-from dptrain.plan.lowering import Phase
+from dptrain.plan.lowering import STATISTICS_PHASES, Phase
 from dptrain.plan.plan import Plan, Stage
 
 MS = 1e-6
@@ -266,6 +269,24 @@ def stage_profiles(
     ]
     with_shares = _cumulative(found)
     return tuple(with_shares[id(record)] for record in found)
+
+
+def statistics_time(plan: Plan, measured: Measured, alone: Spread) -> StatisticsTime:
+    """Return the times of the sums of batch statistics.
+
+    Args:
+        plan: of the steps.
+        measured: times of all ranks.
+        alone: time of the largest sum alone.
+    """
+    times = measured.column(STATISTICS).mean(axis=0)
+    return StatisticsTime(
+        number=sum(stage.phase in STATISTICS_PHASES for stage in plan.stages),
+        time_ms=spread(times),
+        share=float(times.mean() / measured.timed_steps.mean()),
+        largest_bytes=8 * largest_statistics(plan),
+        alone_ms=alone,
+    )
 
 
 def kind_profiles(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,9 +93,39 @@ def environment(world: World | None = None) -> dict[str, Any]:
         "memory_bytes": available_memory(),
         "python": platform.python_version(),
         "versions": _versions(),
+        "commit": source_commit(),
         "mpi": _mpi(),
         "variables": _variables(os.environ),
     }
+
+
+def source_commit() -> str | None:
+    """Return the commit from which dptrain was installed; None if it is not known.
+
+    A checkout in which files were changed has the suffix ``+changes``.
+    """
+    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        text = importlib.metadata.distribution("dptrain").read_text("direct_url.json")
+        commit = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+        if isinstance(commit, str):
+            return commit
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    head = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return head and head + ("+changes" if changes else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints; None if it is not installed or fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _versions() -> dict[str, str]:

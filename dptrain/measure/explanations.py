@@ -18,8 +18,10 @@ UNKNOWN = Explanation("unknown", reason="the backend selects the kernel on the d
 """Explanation of a stage whose kernel the backend selects on the device."""
 
 PHASES = {
+    Phase.STATISTICS: "statistics",
     Phase.FORWARD: "forward",
     Phase.BACKWARD: "backward",
+    Phase.BACKWARD_STATISTICS: "backward statistics",
     Phase.BACKWARD_WEIGHT: "weight",
     Phase.BACKWARD_INPUT: "input",
 }

@@ -19,7 +19,7 @@ from dptrain.measure.tables import plain_table
 from dptrain.network.biases import separate_biases
 from dptrain.network.network import Network
 from dptrain.network.random_batch import random_batch
-from dptrain.plan.lowering import Phase
+from dptrain.plan.lowering import FORWARD_PHASES, Phase, join_names
 from dptrain.plan.optimizers import SGD
 from dptrain.plan.plan import Plan, make_plan
 
@@ -135,22 +135,30 @@ def _time_stages(replica: Replica) -> dict[str, StageTime]:
 
 def _rows(plans: dict[str, Plan], times: dict[str, dict[str, StageTime]]) -> list[LayerTimes]:
     names = [node.name for node in next(iter(plans.values())).network.nodes]
-    # A row ends at a layer that is the last of a group on every backend.
-    ends = [{group.tail.index for group in plan.groups} for plan in plans.values()]
-    rows, start = [], 0
-    for end in sorted(set.intersection(*ends)):
-        members = set(range(start, end + 1))
+    rows = []
+    for members in _common_groups(plans.values()):
         for direction in (FORWARD, BACKWARD):
             row = _row(plans, times, names, members, direction)
             if row is not None:
                 rows.append(row)
-        start = end + 1
     for name in ("loss", "update"):
         if any(name not in found for found in times.values()):
             continue
         flops = max(s.flops for plan in plans.values() for s in plan.stages if s.name == name)
         rows.append(LayerTimes(name, OTHER, flops, {b: times[b][name] for b in plans}))
     return rows
+
+
+def _common_groups(plans: Iterable[Plan]) -> list[set[int]]:
+    """Return the smallest sets of layers that contain every group on every backend whole."""
+    found: list[set[int]] = []
+    for plan in plans:
+        for group in plan.groups:
+            members = {node.index for node in group.nodes}
+            overlapping = [each for each in found if not each.isdisjoint(members)]
+            found = [each for each in found if each.isdisjoint(members)]
+            found.append(members.union(*overlapping))
+    return sorted(found, key=max)
 
 
 def _row(
@@ -167,14 +175,14 @@ def _row(
         stages = [
             stage
             for stage in plan.stages
-            if stage.group in groups and (stage.phase is Phase.FORWARD) == (direction == FORWARD)
+            if stage.group in groups and (stage.phase in FORWARD_PHASES) == (direction == FORWARD)
         ]
         if stages:
             by_backend[backend] = _sum(times[backend][stage.name] for stage in stages)
             flops = max(flops, sum(stage.flops for stage in stages))
     if not by_backend:
         return None
-    layers = "+".join(names[i] for i in sorted(members))
+    layers = join_names(names[i] for i in sorted(members))
     return LayerTimes(layers, direction, flops, by_backend)
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dptrain.measure.losses import ALONE, DELAYED_RANK, DURING, SAVED, Delay, Loss, Losses
+from dptrain.measure.losses import (
+    ALONE,
+    BATCH_STATISTICS,
+    DELAYED_RANK,
+    DURING,
+    SAVED,
+    Delay,
+    Loss,
+    Losses,
+)
 from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import fitted_table, ms_cell
 
@@ -17,6 +26,7 @@ MEANINGS = {
     "load imbalance": "the slowest rank instead of the mean rank",
     "serialisation": "ranks meet in every step: a sum of one number",
     "latency": "of that sum, if no rank is late",
+    BATCH_STATISTICS: "ranks sum batch statistics in each normalisation, and wait there",
     "sums": "gradients are summed after the backward pass",
     SAVED: "gradients are summed during the backward pass",
 }

@@ -9,14 +9,19 @@ minibatches per rank. With T the mean time of a step:
     after      ranks sum the gradients when the backward pass has ended
     during     the job: ranks sum during the backward pass if their method can
 
-Then T(during) = T(alone) + contention + load imbalance + serialisation + latency + sums − saved
-by overlap, where
+If the job sums batch statistics, the first three do not, and another experiment shows their cost:
+
+    statistics_sums  one_number, with the sums of batch statistics of the job
+
+Then T(during) = T(alone) + contention + load imbalance + serialisation + latency + batch
+statistics + sums − saved by overlap, where
 
     contention     = mean over ranks of T(unsummed) − T(alone)
     load imbalance = largest T(unsummed) of any rank − mean over ranks of T(unsummed)
     serialisation  = T(one_number) − latency − largest T(unsummed) of any rank
     latency        = time of the sum of one number if all ranks start together
-    sums           = T(after) − T(one_number)
+    batch statistics = T(statistics_sums) − T(one_number)
+    sums           = T(after) − T(statistics_sums), or T(one_number) without batch statistics
     saved          = T(after) − T(during)
 
 The largest T(unsummed) of any rank is that of `slowest_rank`, as in `dptrain.measure.pop`.
@@ -45,6 +50,7 @@ ALONE, UNSUMMED, ONE_NUMBER = "alone", "unsummed", "one_number"
 AFTER, DURING = "after", "during"
 DELAYED_RANK, DELAYED_IN_TURN = "delayed_rank", "delayed_in_turn"
 EXPERIMENTS = (ALONE, UNSUMMED, ONE_NUMBER, AFTER, DURING, DELAYED_RANK, DELAYED_IN_TURN)
+STATISTICS_SUMS, BATCH_STATISTICS = "statistics_sums", "batch statistics"
 LATENCY = "latency"
 SLOWEST = "slowest"
 LOAD_IMBALANCE, LOAD_BALANCE = "load imbalance", "load_balance"
@@ -250,10 +256,12 @@ _LOSSES: dict[str, Callable[[Times], float]] = {
         t[ONE_NUMBER].mean() - t[LATENCY].mean() - t[SLOWEST].mean()
     ),
     "latency": lambda t: float(t[LATENCY].mean()),
-    "sums": lambda t: float(t[AFTER].mean() - t[ONE_NUMBER].mean()),
+    BATCH_STATISTICS: lambda t: float(t[STATISTICS_SUMS].mean() - t[ONE_NUMBER].mean()),
+    "sums": lambda t: float(t[AFTER].mean() - t.get(STATISTICS_SUMS, t[ONE_NUMBER]).mean()),
     SAVED: lambda t: float(t[DURING].mean() - t[AFTER].mean()),
 }  # fmt: skip
-"""Losses in the order in which they are added to the step of rank 0 alone."""
+"""Losses in the order in which they are added to the step of rank 0 alone. `BATCH_STATISTICS` is
+left out if the job does not sum them."""
 
 _FACTORS: dict[str, Callable[[Times], float]] = {
     "parallel": lambda t: float(t[UNSUMMED].mean() / t[AFTER].mean()),
@@ -271,6 +279,8 @@ def find_losses(times: Times) -> tuple[Loss, ...]:
     step = float(times[DURING].mean())
     found = []
     for name, function in _LOSSES.items():
+        if name == BATCH_STATISTICS and STATISTICS_SUMS not in times:
+            continue
         least = 0.0 if name == LOAD_IMBALANCE else -math.inf
         estimate = over_rounds_with_slowest(function, times, least=least)
         found.append(Loss(name, estimate, estimate.value / step))
@@ -283,7 +293,8 @@ def mean_steps(times: Times) -> dict[str, Estimate]:
     def mean_of(name: str) -> Callable[[Times], float]:
         return lambda t: float(t[name][0] if name == ALONE else t[name].mean())
 
-    return {name: over_rounds(mean_of(name), times) for name in EXPERIMENTS}
+    names = [name for name in (*EXPERIMENTS, STATISTICS_SUMS) if name in times]
+    return {name: over_rounds(mean_of(name), times) for name in names}
 
 
 def computation_scaling(times: Times) -> Estimate:

@@ -227,6 +227,32 @@ class SumTime:
 
 
 @dataclass(frozen=True)
+class StatisticsTime:
+    """Time of the sums of batch statistics over the ranks.
+
+    Attributes:
+        number: sums of a step.
+        time_ms: time of all sums of a step with waiting, mean over ranks. It is a part of
+            communication and waiting.
+        share: mean of these times divided by that of the steps.
+        largest_bytes: size of the largest sum, of one rank.
+        alone_ms: time of the largest sum alone, between barriers.
+    """
+
+    number: int
+    time_ms: Spread
+    share: float
+    largest_bytes: int
+    alone_ms: Spread
+
+    @classmethod
+    def from_record(cls, values: Mapping[str, Any]) -> StatisticsTime:
+        """Return the times from a JSON object."""
+        spreads = {name: Spread(**values[name]) for name in ("time_ms", "alone_ms")}
+        return cls(**{**values, **spreads})
+
+
+@dataclass(frozen=True)
 class Profile:
     """One measured job.
 
@@ -254,6 +280,7 @@ class Profile:
         processor: instructions and frequency of the measured steps; None if the ranks compute on
             GPUs, and in profiles of older versions.
         sweep: times of all-reduces of other sizes by MPI, alone; empty for one rank and on GPUs.
+        batch_statistics: times of their sums over the ranks; None if there are none.
     """
 
     job: dict[str, Any]
@@ -275,6 +302,7 @@ class Profile:
     energy: Energy | None = None
     processor: Processor | None = None
     sweep: tuple[SumTime, ...] = ()
+    batch_statistics: StatisticsTime | None = None
 
     def write(self, path: Path) -> None:
         """Write ``profile.json``.
@@ -305,7 +333,7 @@ class Profile:
         if not (values["stages"] and values["kinds"] and values["ranks"]):
             raise ValueError("no stage or no rank")
         roofs, pop, energy = values["roofs"], values.get("pop"), values.get("energy")
-        processor = values.get("processor")
+        processor, statistics = values.get("processor"), values.get("batch_statistics")
         return cls(
             **{
                 **values,
@@ -322,6 +350,9 @@ class Profile:
                 "pop": None if pop is None else Pop.from_record(pop),
                 "energy": None if energy is None else Energy.from_record(energy),
                 "processor": None if processor is None else Processor(**processor),
+                "batch_statistics": (
+                    None if statistics is None else StatisticsTime.from_record(statistics)
+                ),
             }
         )
 

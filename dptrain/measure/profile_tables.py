@@ -75,7 +75,7 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
     if len(profile.ranks) > 1:
         found.append(_ranks_table(profile, wide))
         if not _is_inference(profile):
-            found += [straggler_line(profile), *_sum_lines(profile)]
+            found += [straggler_line(profile), *_sum_lines(profile), *_statistics_line(profile)]
     if profile.pop is not None:
         found.append(pop_table(profile.pop))
     if profile.job["possible"] < 1:
@@ -98,7 +98,7 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
     found.append(
         f"overhead of timing: {1e3 * timing:.1f} µs, {timing / step:.2%} of a step"
         if timing
-        else "the host waits for the GPU after each stage"
+        else "stages were timed in separate passes, which the time of a pass excludes"
         if _is_inference(profile)
         else "stages were timed in separate steps without overlap, which the step time excludes"
     )
@@ -262,6 +262,20 @@ def _sum_lines(profile: Profile) -> list[str]:
         f"{s.time_ms.median:.3f} ms ({s.time_ms.q1:.3f} – {s.time_ms.q3:.3f}, n = {s.time_ms.n})"
         + (f", {s.buckets} buckets of this size" if s.buckets > 1 else "")
         for s in profile.sums
+    ]
+
+
+def _statistics_line(profile: Profile) -> list[str]:
+    """Return a line about the sums of batch statistics, if there are any."""
+    found = profile.batch_statistics
+    if found is None:
+        return []
+    alone = found.alone_ms
+    return [
+        f"sums of batch statistics ({profile.job['transport']}): {found.number} in a step, "
+        f"{found.time_ms.mean:.3f} ms of communication and waiting ({found.share:.1%} of a step); "
+        f"the largest alone: {found.largest_bytes / 2**10:,.1f} KiB in {alone.median:.3f} ms "
+        f"({alone.q1:.3f} – {alone.q3:.3f}, n = {alone.n})"
     ]
 
 

@@ -20,11 +20,13 @@ EXPOSED = "communication.exposed"
 HIDDEN = "communication.hidden"
 EVALUATION = "evaluation"
 CHECKPOINT = "checkpoint"
+STATISTICS = "communication.statistics"
 STEP = "step"
-SPANS = (DATA_WAIT, EXPOSED, HIDDEN, EVALUATION, CHECKPOINT, STEP)
+SPANS = (DATA_WAIT, EXPOSED, HIDDEN, EVALUATION, CHECKPOINT, STATISTICS, STEP)
 """Columns after the stages. `STEP` is the wall time from the completion of the updated parameters
-of the step before to that of this step. `HIDDEN` overlaps with stages; stages and the other columns
-are parts of `STEP`."""
+of the step before to that of this step. `HIDDEN` overlaps with stages. `STATISTICS` is the part of
+`EXPOSED` in which batch statistics are summed over ranks. Stages and the other columns are parts of
+`STEP`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Moments:
             one on a device, the request for its minibatch.
         request, data, end: request for the minibatch, its arrival, end of the step.
         stages: begin and end of each stage, by index.
-        exposed: begin and end of each interval in which communication blocked computation.
+        exposed: begin and end of each interval in which communication blocked computation. Sums
+            during a stage are moved to its end.
         sums: begin and end of each bucket's sum.
     """
 
@@ -60,11 +63,24 @@ class Laps(NamedTuple):
         stages: their indices.
         ends: returns the times at which they ended.
         begin: time at which the first one began.
+        outside: begin and end of intervals during stages that are not parts of them.
     """
 
     stages: Sequence[int]
     ends: Callable[[], Sequence[int]]
     begin: int
+    outside: tuple[tuple[int, int], ...] = ()
+
+    def times(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield index, end, duration and time outside of each stage, as if that came at its end."""
+        calls, last = deque(self.outside), self.begin
+        for stage, end in zip(self.stages, self.ends(), strict=True):
+            outside_ns = 0
+            while calls and calls[0][1] <= end:
+                begin, returned = calls.popleft()
+                outside_ns += returned - begin
+            yield stage, end - outside_ns, end - last - outside_ns, outside_ns
+            last = end
 
 
 @dataclass(slots=True)
@@ -93,10 +109,8 @@ class Row:
     def complete_times(self) -> list[int]:
         """Return `times` with those of all stages."""
         if self.laps is not None:
-            stages, ends, last = self.laps
-            for index, end in zip(stages, ends(), strict=True):
-                self.times[index] = end - last
-                last = end
+            for index, _, time, _ in self.laps.times():
+                self.times[index] = time
             self.laps = None
         return self.times
 
@@ -123,12 +137,15 @@ class _Note(NamedTuple):
 
     def moments(self) -> Moments:
         """Return the time stamps."""
+        exposed = list(self.exposed)
         if self.laps is not None:
-            for stage, end in zip(self.laps.stages, self.laps.ends(), strict=True):
+            for stage, end, _, outside_ns in self.laps.times():
                 self.ends[stage] = end
+                exposed += [(end, end + outside_ns)] if outside_ns else []
         took = self.row.complete_times()
         stages = tuple((end - took[i], end) for i, end in enumerate(self.ends))
-        return Moments(self.step, self.row.timed, *self.times, stages, self.exposed, self.sums)
+        exposed.sort()
+        return Moments(self.step, self.row.timed, *self.times, stages, (*exposed,), self.sums)
 
 
 class StepRecorder:
@@ -154,6 +171,7 @@ class StepRecorder:
         self._zeros = [0] * len(self.names)
         self._row = self._zeros.copy()
         self._laps: Laps | None = None
+        self._outside: list[tuple[int, int]] = []
         self._ends = [0] * len(self.names)
         self.keeps_moments = False
         self._moments: list[Moments] = []
@@ -182,6 +200,7 @@ class StepRecorder:
         """Begin a step: its minibatch is requested next."""
         # A stage in several pieces adds to its time, so every step starts from 0.
         self._row, self._laps = self._zeros.copy(), None
+        self._outside.clear()
         self._request = self._last = now = perf_counter_ns()
         self._completed = self._completed or now
 
@@ -210,16 +229,24 @@ class StepRecorder:
         self._row[stage] = now - self._last - outside_ns
         self._ends[stage] = now - outside_ns
         self._last = now
+        if outside_ns:
+            self._outside.append((now - outside_ns, now))
 
-    def laps(self, stages: Sequence[int], ends: Callable[[], Sequence[int]]) -> None:
+    def laps(
+        self,
+        stages: Sequence[int],
+        ends: Callable[[], Sequence[int]],
+        outside: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """Assign times to stages that ran one after another, like `lap` after each of them.
 
         Args:
             stages: indices of the stages.
             ends: returns the nanoseconds on the clock `time.perf_counter_ns` at which they ended.
+            outside: begin and end of intervals during stages that are not parts of them, in order.
         """
         # Times are computed when the row is read: that would take 16 µs of each step.
-        self._laps = Laps(stages, ends, self._last)
+        self._laps = Laps(stages, ends, self._last, (*outside,))
         self._last = perf_counter_ns()
 
     def clear(self, stage: int) -> None:
@@ -256,12 +283,14 @@ class StepRecorder:
         hidden_ns: int,
         samples: int,
         global_count: int,
+        statistics_ns: int = 0,
         enqueued: bool = False,
     ) -> Row:
         """End the step.
 
         Args:
             exposed_ns: time in which communication blocked computation.
+            statistics_ns: the part of it in sums of batch statistics.
             hidden_ns: time in which communication overlapped with computation.
             samples: samples of this rank's shard.
             global_count: samples of the global minibatch.
@@ -272,7 +301,7 @@ class StepRecorder:
         """
         # Few operations: after the kernels of a step their code and data are in no cache.
         now, times, first = perf_counter_ns(), self._row, self._spans
-        times[first + 1], times[first + 2] = exposed_ns, hidden_ns
+        times[first + 1], times[first + 2], times[-2] = exposed_ns, hidden_ns, statistics_ns
         if self._between is not None:
             times[first + 3], times[first + 4] = self._between
             self._between = None
@@ -299,14 +328,16 @@ class StepRecorder:
         """Record the time stamps of the step that has just ended, if `moments` is a list.
 
         Args:
-            exposed, sums: see `Moments`.
+            exposed, sums: see `Moments`; without the times outside of stages that `lap` and `laps`
+                received.
         """
         if not self.keeps_moments:
             return
         # Time stamps are computed when they are read: that would take 40 µs of each step.
         times = self._began, self._request, self._ends[self._spans], self._ended
         ends = self._ends[: self._spans]
-        note = _Note(self.steps - 1, self._rows[-1], times, ends, self._laps, (*exposed,), (*sums,))
+        exposed = (*self._outside, *exposed)
+        note = _Note(self.steps - 1, self._rows[-1], times, ends, self._laps, exposed, (*sums,))
         self._notes.append(note)
 
     def rows(self, global_count: int | None = None) -> NDArray[np.int64]:

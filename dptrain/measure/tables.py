@@ -113,8 +113,14 @@ def _waiting_rows(parts: StepParts) -> Iterator[Sequence[str]]:
         yield label, "", "", "", "", share_cell(ms, everything.total)
 
 
+MAX_LAYER_ROWS = 24
+"""Rows of the table of layers at the end of training; `dptrain profile` lists all groups."""
+
+
 def layers_table(stages: Sequence[StageProfile], *, ranks: int, steps: str) -> Table:
     """Return the table of the layers at the end of training, a row for each group of stages.
+
+    If there are more than `MAX_LAYER_ROWS` groups, the fastest are summed in one row.
 
     Args:
         stages: stages in the order of the plan.
@@ -124,6 +130,7 @@ def layers_table(stages: Sequence[StageProfile], *, ranks: int, steps: str) -> T
     groups: dict[str, list[StageProfile]] = {}
     for stage in stages:
         groups.setdefault(stage.group, []).append(stage)
+    groups = _with_others(groups)
     columns = ["layers", "forward ms", "backward ms", "slowest rank ms", "share", "GFLOP/s", "MB"]
     if ranks == 1:
         columns.remove("slowest rank ms")
@@ -141,6 +148,16 @@ def layers_table(stages: Sequence[StageProfile], *, ranks: int, steps: str) -> T
         }
         rows.append([cells[column] for column in columns])
     return fitted_table(f"Computation by layer (mean of {steps})", columns, rows, text=("layers",))
+
+
+def _with_others(groups: dict[str, list[StageProfile]]) -> dict[str, list[StageProfile]]:
+    """Return the slowest groups in their order, and the stages of all others as a last group."""
+    num_others = len(groups) - MAX_LAYER_ROWS + 1
+    if num_others < 2:
+        return groups
+    others = sorted(groups, key=lambda name: typical_ms(groups[name]))[:num_others]
+    shown = {name: stages for name, stages in groups.items() if name not in others}
+    return {**shown, f"{num_others} others": [s for name in others for s in groups[name]]}
 
 
 def notes_table(stages: Sequence[StageProfile]) -> Table | None:

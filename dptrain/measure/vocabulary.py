@@ -28,12 +28,17 @@ class Term:
 PHASES = (
     Term("load", "ms", "Copying the minibatch to the input buffer; on a GPU, only the work of the "
          "GPU."),
+    Term("statistics", "ms", "Mean and variance of the minibatch, for a batch normalisation."),
     Term("forward", "ms", "Outputs of the layers."),
     Term("loss", "ms", "Loss, and its gradient with respect to the outputs."),
+    Term("backward_recompute", "ms", "Outputs of layers, again, with `--recompute`."),
     Term("backward", "ms", "Gradients of layers without parameters, also of those fused after a "
          "layer with parameters."),
+    Term("backward_statistics", "ms", "Gradients with respect to weights and biases of a batch "
+         "normalisation, and the sums that the gradient of its input needs."),
     Term("backward_weight", "ms", "Gradients with respect to weights and biases."),
     Term("backward_input", "ms", "Gradients with respect to the input of a layer."),
+    Term("backward_add", "ms", "Sums of the gradients of a tensor that several layers read."),
     Term("update", "ms", "The update rule, over all parameters."),
 )  # fmt: skip
 
@@ -43,8 +48,8 @@ PARTS = (
          "from 0."),
     Term("compute", "ms", "Computation: all stages of the plan, with load and update. Stages that "
          "run concurrently on a GPU count once."),
-    Term("transfer", "ms", "Communication: time of the gradient sum for which computation waits "
-         "although no rank is late."),
+    Term("transfer", "ms", "Communication: time of the sums of gradients and batch statistics for "
+         "which computation waits although no rank is late in the step."),
     Term("imbalance", "ms", "Waiting for the slowest rank of the step in a gradient sum: busy time "
          "of that rank in that step minus the own one, at most the exposed communication."),
     Term("load_imbalance", "1", "Share of waiting because the same rank is always later: (largest "
@@ -55,11 +60,14 @@ PARTS = (
     Term("data_wait", "ms", "Waiting for the minibatch."),
     Term("checkpoint", "ms", "Writing a checkpoint on rank 0, and waiting of the other ranks for "
          "it."),
-    Term("evaluation", "ms", "Evaluation on the test data."),
+    Term("evaluation", "ms", "Evaluation on the validation and test data."),
     Term("other", "ms", "The rest of the step: Python between stages and between steps, metrics, "
          "progress, clock readings."),
     Term("communication.exposed", "ms", "Communication and waiting: time in calls that sum "
-         "gradients (on a GPU: between the last stage and the end of the sums)."),
+         "gradients (on a GPU: between the last stage and the end of the sums) or batch "
+         "statistics."),
+    Term("communication.statistics", "ms", "The part of communication.exposed in sums of batch "
+         "statistics over the ranks, which are not in the times of their stages."),
     Term("communication.hidden", "ms", "Time in which a gradient sum was in progress while the "
          "rank computed. It is not what overlap saved, because MPI may have made no progress in "
          "that time, and no part of the step."),
@@ -95,6 +103,11 @@ PROFILE = (
     Term("memory", "bytes", "Bytes by purpose, of the rank with the largest share of a minibatch."),
     Term("environment", "", "Machine, versions and command, as in `env.json`."),
     Term("pop", "", "Efficiencies of the POP hierarchy; null for one rank."),
+    Term("batch_statistics", "", "Sums of batch statistics over the ranks, whose `time_ms` is that "
+         "of all sums of a step with waiting; null if there are none."),
+    Term("number", "1", "Number of such sums in a step."),
+    Term("largest_bytes", "bytes", "Size of the largest of them, of one rank."),
+    Term("alone_ms", "ms", "Time of the largest of them alone, between barriers."),
 )  # fmt: skip
 
 SPREAD = (
@@ -231,7 +244,11 @@ LOSSES = (
     Term("load imbalance", "ms", "Largest unsummed of any rank − mean over ranks."),
     Term("losses.serialisation", "ms", "one_number − latency − largest unsummed of any rank."),
     Term("latency", "ms", "Time of the sum of one number if all ranks start together."),
-    Term("losses.sums", "ms", "after − one_number."),
+    Term("statistics_sums", "ms", "one_number, with the sums of batch statistics; only if the job "
+         "has such sums."),
+    Term("batch statistics", "ms", "statistics_sums − one_number."),
+    Term("losses.sums", "ms", "after − statistics_sums, or after − one_number without sums of "
+         "batch statistics."),
     Term("saved by overlap", "ms", "after − during, as a negative loss."),
     Term("computation_scaling", "1", "alone divided by the mean of unsummed."),
     Term("computation_factors", "1", "Factors of computation_scaling: ratios of instructions, "
@@ -289,14 +306,31 @@ TRAINING = (
     Term("train_loss", "1", "Mean loss over the minibatches of the last epoch."),
     Term("train_accuracy", "1", "Share of correct predictions over the epoch, each before the "
          "update with its minibatch."),
-    Term("test_loss", "1", "Mean loss over the test data."),
-    Term("test_accuracy", "1", "Share of correct predictions on the test data."),
-    Term("time_to_accuracy", "", "When the test accuracy first reached `--until-accuracy`, with "
-         "the following keys; null without it."),
+    Term("validation_loss", "1", "Mean loss over the validation data; null without an evaluation. "
+         "In `summary.json`, of the parameters that training ended with."),
+    Term("validation_accuracy", "1", "Share of correct predictions on the validation data, "
+         "likewise."),
+    Term("selected_by", "", "The setting `best_by`: by what the parameters were chosen; none keeps "
+         "the last ones."),
+    Term("selected_step", "1", "Number of updates that made these parameters."),
+    Term("out_of_patience", "", "True if training ended because of `--patience`."),
+    Term("test_loss", "1", "Mean loss over the test data at the end of training; null if a signal "
+         "stopped it."),
+    Term("test_accuracy", "1", "Share of correct predictions on the test data, likewise."),
+    Term("test_top5_accuracy", "1", "Share of test samples whose class is among the five most "
+         "probable ones; for more than ten classes."),
+    Term("test_mean_f1", "1", "Mean over the classes of F1, the harmonic mean of precision and "
+         "recall, on the test data."),
+    Term("test_mae", "", "Mean absolute error on the test data, in the unit of the data."),
+    Term("test_rmse", "", "Root mean square error on the test data, in the unit of the data."),
+    Term("test_r2", "1", "Coefficient of determination on the test data: 1 − sum of squared errors "
+         "/ sum of squared deviations from the mean; none if all targets are equal."),
+    Term("time_to_accuracy", "", "When the validation accuracy first reached `--until-accuracy`, "
+         "with the following keys; null without it."),
     Term("time_to_accuracy.requested", "1", "The accuracy of `--until-accuracy`."),
     Term("time_to_accuracy.reached", "", "False if no evaluation reached it; the following keys "
          "are then null."),
-    Term("time_to_accuracy.accuracy", "1", "Test accuracy of that evaluation."),
+    Term("time_to_accuracy.accuracy", "1", "Validation accuracy of that evaluation."),
     Term("time_to_accuracy.epochs", "1", "Passes over the training data until then."),
     Term("time_to_accuracy.steps", "1", "Parameter updates until then."),
     Term("time_to_accuracy.samples", "1", "Training samples until then."),

@@ -116,10 +116,12 @@ def _shortened(name: str, most: int = 20) -> str:
 def accuracy_plots(names: Sequence[str], runs: Sequence[TrainingRun]) -> list[Plot]:
     """Return the learning curves of all runs: accuracy and loss by epoch, and by time."""
     plots = []
-    quantities = [("test_loss", "Test loss", "loss", 1.0), ("train_loss", "Training loss", "loss",
-                                                           1.0)]  # fmt: skip
+    quantities = [
+        ("validation_loss", "Validation loss", "loss", 1.0),
+        ("train_loss", "Training loss", "loss", 1.0),
+    ]
     if runs[0].accuracy is not None:
-        quantities.insert(0, ("test_accuracy", "Test accuracy", "accuracy, %", 100.0))
+        quantities.insert(0, ("validation_accuracy", "Validation accuracy", "accuracy, %", 100.0))
     for column, title, vertical, scale in quantities:
         curves = []
         for i, run in enumerate(runs):

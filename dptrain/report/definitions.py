@@ -64,14 +64,16 @@ OF_RUNS = (
     "Parts of a step",
     "Phases of a stage",
     "Of a stage, or of all stages of a kind",
+    "Of parallel efficiency",
 )
 """Sections of the vocabulary that define the terms of a training run in the report."""
 OF_STUDIES = ("Scaling study", *OF_PROFILES)
 
 SHOWN = {
     "Of training": (
-        "epoch", "metrics.loss", "learning_rate", "train_loss", "train_accuracy", "test_loss",
-        "test_accuracy", "time_to_accuracy", "weak", "strong", "other_cores",
+        "epoch", "metrics.loss", "learning_rate", "train_loss", "train_accuracy",
+        "validation_loss", "validation_accuracy", "test_loss", "test_accuracy",
+        "time_to_accuracy", "weak", "strong", "other_cores",
     ),
 }  # fmt: skip
 """Names of the terms that a report shows, of sections that contain others, too."""

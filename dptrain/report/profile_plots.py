@@ -53,7 +53,7 @@ def profile_plots(
     if len(profile.ranks) > 1:
         plots.append(_ranks(profile, suffix, where))
     if profile.pop is not None:
-        plots.append(_efficiencies(profile.pop, suffix, where))
+        plots.append(efficiency_plot(profile.pop, suffix, where))
     if step is not None:
         plots.append(timeline(step, suffix, where, _straggler(profile)))
     plots.append(layers_plot(f"layers{suffix}", f"Layers{where}", profile.stages))
@@ -163,7 +163,7 @@ def layers_plot(name: str, title: str, stages: Sequence[StageProfile]) -> Plot:
     )  # fmt: skip
 
 
-def _efficiencies(pop: Pop, suffix: str, where: str) -> Plot:
+def efficiency_plot(pop: Pop, suffix: str, where: str) -> Plot:
     """Draw the parallel efficiency and its factors with their intervals."""
     bars = (
         Bar("parallel efficiency", pop.parallel, "ink"),

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from dptrain.measure.loss_tables import FACTOR_NAMES
 from dptrain.measure.pop import Pop
-from dptrain.measure.profile import Parts, Profile, Spread, StageProfile, StepParts
+from dptrain.measure.profile import (
+    Parts,
+    Profile,
+    Spread,
+    StageProfile,
+    StatisticsTime,
+    StepParts,
+)
 from dptrain.measure.profile_tables import LOST_IF
 from dptrain.measure.statistics import Estimate
 from dptrain.report.canvas import PARTS, part_name
@@ -44,9 +51,11 @@ def profile_tables(profile: Profile, file: str, suffix: str = "") -> list[Table]
         _ranks(f"ranks{suffix}", file, profile),
     ]
     if profile.pop is not None:
-        tables += _efficiencies(suffix, file, profile.pop)
+        tables += efficiency_tables(suffix, file, profile.pop)
     if profile.sums:
         tables.append(_sums(f"sums{suffix}", file, profile))
+    if profile.batch_statistics is not None:
+        tables.append(_statistics(f"batch-statistics{suffix}", file, profile.batch_statistics))
     tables.append(memory_table(f"memory{suffix}", file, profile.memory))
     return tables
 
@@ -182,7 +191,7 @@ def _ranks(name: str, file: str, profile: Profile) -> Table:
     return Table(name, "Ranks", file, tuple(columns), note)
 
 
-def _efficiencies(suffix: str, file: str, pop: Pop) -> list[Table]:
+def efficiency_tables(suffix: str, file: str, pop: Pop) -> list[Table]:
     """Return the factors of the parallel efficiency, the busy shares of ranks, and the balance of
     layers.
     """
@@ -227,6 +236,19 @@ def _sums(name: str, file: str, profile: Profile) -> Table:
     )  # fmt: skip
     note = "Timed after the steps, without computation; all ranks start together."
     return Table(name, "Gradient all-reduce alone", file, columns, note)
+
+
+def _statistics(name: str, file: str, found: StatisticsTime) -> Table:
+    at = "batch_statistics"
+    columns = (
+        counts("sums of a step", [found.number], [f"{at}.number"]),
+        spreads("all of a step", "ms (median, quartiles)", [found.time_ms], [f"{at}.time_ms"]),
+        values("share of a step", "%", [found.share], [f"{at}.share"], decimals=1, scale=100),
+        values("largest", "KB", [found.largest_bytes], [f"{at}.largest_bytes"], scale=1e-3),
+        spreads("largest alone", "ms (median, quartiles)", [found.alone_ms], [f"{at}.alone_ms"]),
+    )
+    note = "Communication and waiting in the steps, means over ranks; alone: all start together."
+    return Table(name, "Sums of batch statistics", file, columns, note)
 
 
 def memory_table(name: str, file: str, memory: Mapping[str, int]) -> Table:

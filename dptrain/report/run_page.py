@@ -93,16 +93,7 @@ def _headline(run: TrainingRun) -> str:
 
 
 def _text(run: TrainingRun) -> list[str]:
-    found = []
-    _, scores = run.column("test_accuracy")
-    accuracy = run.accuracy
-    if accuracy is not None and scores and max(scores) > accuracy.value:
-        best = max((r for r in run.epochs if r["test_accuracy"] is not None),
-                   key=lambda r: r["test_accuracy"])  # fmt: skip
-        found.append(
-            f"It was highest after epoch {fixed(best['epoch'], 0)} with "
-            f"{percent(best['test_accuracy'])}; choosing an epoch by the test data overstates it."
-        )
+    found = _selection_text(run)
     step, parts = run.step_ms, run.step_parts
     if step is not None:
         where = "" if parts is None else f" Of all time, {shares(parts.all_steps)}."
@@ -118,6 +109,21 @@ def _text(run: TrainingRun) -> list[str]:
     return found
 
 
+def _selection_text(run: TrainingRun) -> list[str]:
+    """Return which epoch was selected, and by what."""
+    by = run.summary.get("selected_by", "none")
+    value = run.summary.get(f"validation_{by}")
+    if value is None:
+        return []
+    shown = percent(value) if by == "accuracy" else short(value)
+    epoch = float(run.summary["selected_step"]) / float(run.job["epoch_steps"])
+    ended = " Training ended because of --patience." if run.summary["out_of_patience"] else ""
+    return [
+        f"The parameters are those of epoch {epoch:g}, selected by the validation {by} "
+        f"of {shown}.{ended}"
+    ]
+
+
 def _accuracy_text(run: TrainingRun) -> list[str]:
     """Return the time to the requested accuracy, if there was one."""
     found = run.summary.get("time_to_accuracy")
@@ -125,10 +131,10 @@ def _accuracy_text(run: TrainingRun) -> list[str]:
         return []
     requested = percent(found["requested"])
     if not found["reached"]:
-        return [f"No evaluation reached the requested test accuracy of {requested}."]
+        return [f"No evaluation reached the requested validation accuracy of {requested}."]
     time = f" in {short(found['time_s'])} s" if found["time_s"] is not None else ""
     return [
-        f"The requested test accuracy of {requested} was reached{time} after "
+        f"The requested validation accuracy of {requested} was reached{time} after "
         f"{short(found['epochs'])} epochs, without evaluations and checkpoints."
     ]
 

@@ -8,62 +8,64 @@ from dptrain.report.bars import parts_bars
 from dptrain.report.canvas import Plot
 from dptrain.report.curves import Curve, curves_plot, steps_plot
 from dptrain.report.numbers import percent, short
-from dptrain.report.profile_plots import layers_plot
+from dptrain.report.profile_plots import efficiency_plot, layers_plot
 from dptrain.report.run_record import TrainingRun, step_column
 
 
 def accuracy_plot(run: TrainingRun) -> Plot:
-    """Return the accuracy on training and test data by epoch."""
-    train, test = run.column("train_accuracy"), run.column("test_accuracy")
+    """Return the accuracy on training and validation data by epoch."""
+    train, validation = run.column("train_accuracy"), run.column("validation_accuracy")
     curves = [
         Curve("training data", train[0], [100 * y for y in train[1]], "sky"),
-        Curve("test data", test[0], [100 * y for y in test[1]], "blue"),
+        Curve("validation data", validation[0], [100 * y for y in validation[1]], "blue"),
     ]
     return curves_plot(
         "accuracy", "Accuracy by epoch", "accuracy, %", curves, x="epoch", log=False, top=100,
-        caption="Test data: after each epoch. Training data: mean over the epoch, before each "
-        "update, with augmentation and dropout.",
-        alt=f"Test accuracy by epoch: {_listed(test[1])}.",
+        caption="Validation data: after each epoch. Training data: mean over the epoch, before "
+        "each update, with augmentation and dropout.",
+        alt=f"Training accuracy by epoch: {_listed(train[1])}. Validation accuracy: "
+        f"{_listed(validation[1]) or 'not measured'}.",
     )  # fmt: skip
 
 
 def loss_plot(run: TrainingRun) -> Plot:
-    """Return the loss of single minibatches, epochs and the test data."""
+    """Return the loss of single minibatches, epochs and the validation data."""
     single = step_column(run, "loss")
-    train, test = run.column("train_loss"), run.column("test_loss")
+    train, validation = run.column("train_loss"), run.column("validation_loss")
     curves = [
         Curve("minibatch", *single, "grey", "."),
         Curve("training data", *train, "sky"),
-        Curve("test data", *test, "blue"),
+        Curve("validation data", *validation, "blue"),
     ]
     every = run.job["log_every"]
     which = "each" if every == 1 else f"every {every}th"
     return curves_plot(
         "loss", "Loss by epoch", "loss", curves, x="epoch",
         caption=f"Points are minibatches, {which} one. Lines are means over an epoch, and over the "
-        "test data after it.",
+        "validation data after it.",
         alt=f"Training loss by epoch: {', '.join(map(short, _some(train[1])))}.",
     )  # fmt: skip
 
 
 def time_curve(run: TrainingRun) -> list[Plot]:
-    """Return the test accuracy, or loss, by training time; none if the time is not known."""
+    """Return the validation accuracy, or loss, by training time; none if it is not known."""
     seconds = run.seconds()
-    name, scale, noun = ("test_accuracy", 100, "accuracy") if run.accuracy is not None else (
-        "test_loss", 1, "loss"
+    name, scale, noun = ("validation_accuracy", 100, "accuracy") if run.accuracy is not None else (
+        "validation_loss", 1, "loss"
     )  # fmt: skip
     if seconds is None:
         return []
     pairs = [(s, scale * r[name]) for s, r in zip(seconds, run.epochs, strict=True) if r[name]]
     if len(pairs) < 2:
         return []
-    curve = Curve("test data", [x for x, _ in pairs], [y for _, y in pairs], "blue")
+    curve = Curve("validation data", [x for x, _ in pairs], [y for _, y in pairs], "blue")
     return [curves_plot(
-        f"{noun}-by-time", f"Test {noun} by time", noun + (", %" if scale == 100 else ""), [curve],
+        f"{noun}-by-time", f"Validation {noun} by time", noun + (", %" if scale == 100 else ""),
+        [curve],
         x="training time, s", top=100 if scale == 100 else None,
         log=False if scale == 100 else None,
         caption="Time of all steps so far with evaluations and checkpoints, without the start.",
-        alt=f"Test {noun} from {short(pairs[0][1])} after {short(pairs[0][0])} s to "
+        alt=f"Validation {noun} from {short(pairs[0][1])} after {short(pairs[0][0])} s to "
         f"{short(pairs[-1][1])} after {short(pairs[-1][0])} s.",
     )]  # fmt: skip
 
@@ -91,6 +93,8 @@ def time_plots(run: TrainingRun) -> list[Plot]:
             caption="Means of all steps, with the slow ones, checkpoints and evaluations.",
             unit="ms per step",
         ))  # fmt: skip
+    if run.pop is not None:
+        plots.append(efficiency_plot(run.pop, "", ""))
     if run.stages:
         plots.append(layers_plot("layers", "Layers", run.stages))
     times = [(r["step"], r["step_ms"]) for r in run.steps if r["step_ms"]]

@@ -13,20 +13,42 @@ from typing import Any
 from dptrain.errors import UserError, shown
 from dptrain.files import parse_json
 from dptrain.measure.metrics import MetricsFile
+from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Parts, Spread, StageProfile, StepParts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.differences import share
+from dptrain.report.forms import BOOLEAN, NUMBER, PAIR, Form, Optional, check_form, form_of
 from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SPECIFICATION, SUMMARY
 
 METRICS = "metrics.jsonl"
 
-ACCURACIES = ("train_accuracy", "test_accuracy")
+ACCURACIES = ("train_accuracy", "validation_accuracy", "test_accuracy")
 NUMBERS = (
-    *ACCURACIES, "loss", "train_loss", "test_loss", "learning_rate", "step_ms", "samples_per_s",
+    *ACCURACIES, "loss", "train_loss", "validation_loss", "learning_rate", "step_ms",
+    "samples_per_s",
 )  # fmt: skip
 """Values of ``metrics.jsonl`` that plots and tables show; each may be missing."""
-RESULTS = ("test_accuracy", "train_loss", "test_loss", "samples_per_s", "other_cores")
+RESULTS = (
+    "test_accuracy", "validation_accuracy", "train_loss", "validation_loss", "test_loss",
+    "samples_per_s", "other_cores",
+)  # fmt: skip
 """Values of ``summary.json`` that are numbers or null."""
+
+FORMS: Mapping[str, Form] = {
+    "scaling": {
+        "weak": Optional(NUMBER), "strong": Optional(NUMBER),
+        "weak_interval": Optional(PAIR), "strong_interval": Optional(PAIR),
+    },
+    "time_to_accuracy": Optional({
+        "requested": NUMBER, "reached": BOOLEAN,
+        "epochs": Optional(NUMBER), "time_s": Optional(NUMBER),
+    }),
+    "step_ms": Optional(form_of(Spread)),
+    "step_parts": Optional(form_of(StepParts)),
+    "stages": [form_of(StageProfile)],
+    "pop": Optional(form_of(Pop)),
+}  # fmt: skip
+"""Values of ``summary.json`` that have parts."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +105,16 @@ class TrainingRun:
 
     def _check(self) -> None:
         """Refuse files that lack what the report needs, or have wrong values."""
-        _check_numbers(self.summary, RESULTS, str(self.folder / SUMMARY))
+        where = str(self.folder / SUMMARY)
+        _check_numbers(self.summary, RESULTS, where)
+        for name, form in FORMS.items():
+            check_form(self.summary.get(name), form, f"{where}: {name}")
         for record in (*self.steps, *self.epochs):
             _check_numbers(
                 record.values, NUMBERS, f"{self.folder / METRICS}, line {record.index + 1}"
             )
         try:
-            _ = self.job, self.accuracy, self.step_ms, self.step_parts, self.stages
+            _ = self.job, self.accuracy, self.step_ms, self.step_parts, self.stages, self.pop
             for record in (*self.steps, *self.epochs):
                 float(record["step"]), float(record["epoch"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -148,6 +173,12 @@ class TrainingRun:
             StageProfile(**{**stage, "time_ms": Spread(**stage["time_ms"])})
             for stage in self.summary["stages"]
         )
+
+    @property
+    def pop(self) -> Pop | None:
+        """Parallel efficiency; None for one rank, and in runs of older versions."""
+        found = self.summary.get("pop")
+        return None if found is None else Pop.from_record(found)
 
     @property
     def num_epochs(self) -> float:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dptrain.report.profile_tables import memory_table, parts_table, stages_table
+from dptrain.report.profile_tables import (
+    efficiency_tables,
+    memory_table,
+    parts_table,
+    stages_table,
+)
 from dptrain.report.run_record import METRICS, TrainingRun
 from dptrain.report.tables import Column, Table, counts, texts, values
 from dptrain.training.rundir import SUMMARY
@@ -32,8 +37,8 @@ def epochs_table(run: TrainingRun) -> Table:
         counts("step", [record["step"] for record in records], [f"{a}.step" for a in at]),
         *column("training loss", "train_loss"),
         *column("training accuracy", "train_accuracy", "%", scale=100, decimals=1),
-        *column("test loss", "test_loss"),
-        *column("test accuracy", "test_accuracy", "%", scale=100, decimals=1),
+        *column("validation loss", "validation_loss"),
+        *column("validation accuracy", "validation_accuracy", "%", scale=100, decimals=1),
         *column("learning rate", "learning_rate", decimals=5),
         *column("throughput", "samples_per_s", "samples/s", decimals=0),
     )
@@ -48,6 +53,8 @@ def time_tables(run: TrainingRun) -> list[Table]:
     tables = []
     if run.step_parts is not None and run.step_ms is not None:
         tables.append(parts_table("parts", SUMMARY, run.step_ms, run.step_parts))
+    if run.pop is not None:
+        tables += efficiency_tables("", SUMMARY, run.pop)
     if run.stages:
         several = int(run.summary["ranks"]) > 1
         tables.append(stages_table("stages", "Stages", SUMMARY, run.stages, "stages",

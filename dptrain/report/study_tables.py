@@ -149,7 +149,7 @@ def accuracy_table(study: Study) -> Table | None:
         counts("trained", [time.trainings for time in found], [f"{a}.trainings" for a in paths],
                "launches"),
     )  # fmt: skip
-    title = f"Time to {percent(found[0].accuracy)} test accuracy"
+    title = f"Time to {percent(found[0].accuracy)} validation accuracy"
     note = "Time of the steps, without start-up, evaluations and checkpoints."
     return Table("time-to-accuracy", title, FILE, columns, note)
 

@@ -25,6 +25,7 @@ from dptrain.measure.recorder import (
     EXPOSED,
     HIDDEN,
     SPANS,
+    STATISTICS,
     STEP,
 )
 from dptrain.network import get_network
@@ -41,7 +42,8 @@ def random_times(plan: Plan, ranks: int, steps: int, seed: int = 0) -> Measured:
     """Stages, waiting and sums of 1 to 2 ms each, and half a millisecond between them."""
     names = (*(stage.name for stage in plan.stages), *SPANS)
     table = np.random.default_rng(seed).uniform(1, 2, (ranks, steps, len(names)))
-    table[:, :, names.index(EVALUATION)] = table[:, :, names.index(CHECKPOINT)] = 0
+    for name in (EVALUATION, CHECKPOINT, STATISTICS):
+        table[:, :, names.index(name)] = 0
     hidden = table[:, :, names.index(HIDDEN)]
     table[:, :, names.index(STEP)] = table[:, :, :-1].sum(axis=2) - hidden + 0.5
     return Measured(names, table, table, (float(BATCH),) * ranks)
@@ -78,8 +80,8 @@ def test_parts_add_up_to_the_mean_step(ranks: int) -> None:
 )
 def test_parts_where_ordinary_steps_are_not_timed_by_stage(step: float, expected: Parts) -> None:
     names = ("a", "b", *SPANS)
-    ordinary = np.array([[[0.0, 0.0, 1.5, 0.0, 0.0, 0.0, 0.0, step]]])
-    timed = np.array([[[4.0, 6.0, 3.0, 2.0, 0.5, 0.0, 0.0, 99.0]]])
+    ordinary = np.array([[[0.0, 0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, step]]])
+    timed = np.array([[[4.0, 6.0, 3.0, 2.0, 0.5, 0.0, 0.0, 0.0, 99.0]]])
     measured = Measured(names, ordinary, timed, (1.0,))
     assert values(measured.parts) == pytest.approx(values(expected))
 
@@ -87,7 +89,7 @@ def test_parts_where_ordinary_steps_are_not_timed_by_stage(step: float, expected
 def test_a_straggler_is_who_is_late_and_not_who_waits() -> None:
     names = ("compute", *SPANS)
     # Rank 2 computes 9 ms and the others 5; all leave the sum together, 1 ms after it came.
-    early, late = [5.0, 0, 5.0, 0, 0, 0, 10.0], [9.0, 0, 1.0, 0, 0, 0, 10.0]
+    early, late = [5.0, 0, 5.0, 0, 0, 0, 0, 10.0], [9.0, 0, 1.0, 0, 0, 0, 0, 10.0]
     table = np.array([[early], [early], [late]])
     measured = Measured(names, table, table, (1.0,) * 3)
     ranks = rank_profiles(measured, ["a", "a", "b"], ["cpu"] * 3)
@@ -101,7 +103,7 @@ def test_a_straggler_is_who_is_late_and_not_who_waits() -> None:
 
 def test_waiting_for_others_is_no_more_than_all_that_is_exposed() -> None:
     names = ("compute", *SPANS)
-    table = np.array([[[5.0, 0, 1.0, 0, 0, 0, 6.0]], [[9.0, 0, 1.0, 0, 0, 0, 10.0]]])
+    table = np.array([[[5.0, 0, 1.0, 0, 0, 0, 0, 6.0]], [[9.0, 0, 1.0, 0, 0, 0, 0, 10.0]]])
     measured = Measured(names, table, table, (1.0,) * 2)
     assert measured.imbalance.tolist() == [[1.0], [0.0]]
     assert measured.parts.transfer == pytest.approx(0.5)
@@ -321,7 +323,7 @@ def test_data_wait_is_a_part_of_its_own() -> None:
 def test_a_checkpoint_is_no_communication_of_the_ranks_that_wait_for_it() -> None:
     names = ("compute", *SPANS)
     # Rank 0 writes a checkpoint for 20 ms; the other rank waits in the sum, which takes 1 ms.
-    table = np.array([[[5.0, 0, 1.0, 0, 0, 20.0, 26.0]], [[4.0, 0, 22.0, 0, 0, 0, 26.0]]])
+    table = np.array([[[5.0, 0, 1.0, 0, 0, 20.0, 0, 26.0]], [[4.0, 0, 22.0, 0, 0, 0, 0, 26.0]]])
     measured = Measured(names, table, table, (1.0,) * 2)
     assert measured.imbalance.tolist() == [[0.0], [1.0]]
     assert measured.parts == Parts(4.5, 0.0, 1.0, 0.5, 0.0, checkpoint=20.0)

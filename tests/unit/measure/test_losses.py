@@ -61,6 +61,14 @@ def test_losses_are_the_differences_of_the_experiments() -> None:
     })  # fmt: skip
 
 
+def test_batch_statistics_are_a_loss_of_their_own() -> None:
+    times = {**known(), losses.STATISTICS_SUMS: known()[losses.ONE_NUMBER] + 0.75}
+    found = {loss.name: loss.time_ms.value for loss in losses.find_losses(times)}
+    assert found["batch statistics"] == pytest.approx(0.75)
+    assert found["sums"] == pytest.approx(2.25)
+    assert losses.STATISTICS_SUMS in losses.mean_steps(times)
+
+
 def test_losses_add_up_to_the_step_of_the_job() -> None:
     times = known(noise=0.3)
     found = losses.find_losses(times)

@@ -28,6 +28,7 @@ from dptrain.measure.recorder import (
     EXPOSED,
     SPANS,
     STEP,
+    Laps,
     StepRecorder,
 )
 from dptrain.network import get_network
@@ -114,6 +115,12 @@ def test_only_the_last_steps_are_kept_and_all_are_counted(replica: api.Replica) 
     assert recorder.steps == 7
     assert sorted(recorder.rows()[:, column]) == [3, 4, 5, 6]
     assert sorted(recorder.rows(global_count=8)[:, column]) == [3, 5]
+
+
+def test_sums_of_statistics_are_no_part_of_the_stages_that_they_interrupt() -> None:
+    ends = [110, 150, 200]
+    laps = Laps([4, 5, 6], lambda: ends, 100, ((120, 135), (138, 140), (160, 170)))
+    assert list(laps.times()) == [(4, 110, 10, 0), (5, 133, 23, 17), (6, 190, 40, 10)]
 
 
 def test_timing_costs_less_than_five_percent_of_a_step() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from dptrain.measure.tables import fitted_table
+from dptrain.measure.tables import fitted_table, layers_table
 
 
 @pytest.mark.parametrize("words", [8, 30])
@@ -20,3 +22,26 @@ def test_a_title_is_whole_and_a_short_one_stands_in_one_line(words: int) -> None
     assert written.getvalue().split().count("title") == words
     assert words > 8 or lines[0].strip() == title
     assert max(map(len, lines)) <= 60
+
+
+@pytest.mark.parametrize("count", [24, 60])
+def test_the_fastest_of_many_layers_share_a_row(count: int) -> None:
+    stages: list[Any] = [
+        SimpleNamespace(
+            group=f"layer{number}", phase=phase, typical_ms=float(number), slowest_ms=1.0,
+            slowest_rank=0, share=0.5 / count, flops=1e9, bytes_moved=1e6,
+        )
+        for phase in ("forward", "backward_weight")
+        for number in range(1, count + 1)
+    ]  # fmt: skip
+    written = io.StringIO()
+    table = layers_table(stages, ranks=1, steps="typical steps")
+    Console(width=80, file=written).print(table)
+    rows = [line.split() for line in written.getvalue().splitlines()[4:] if line.strip()]
+    assert len(rows) == 24
+    shares = sum(float(word.strip("%")) for row in rows for word in row if word.endswith("%"))
+    assert shares == pytest.approx(100, abs=3)
+    if count == 60:
+        assert [row[0] for row in rows[:-1]] == [f"layer{n}" for n in range(38, 61)]
+        total = sum(range(1, 38))
+        assert rows[-1][:4] == ["37", "others", f"{total:.3f}", f"{total:.3f}"]

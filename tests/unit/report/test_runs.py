@@ -7,9 +7,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dptrain.errors import UserError
+from dptrain.measure.pop import pop_efficiencies
 from dptrain.measure.profile import Parts, Spread, StepParts
 from dptrain.report.comparison import FILE, FORM, short_names
 from dptrain.report.files import PLOTS, REPORT, write_comparison, write_report
@@ -56,8 +58,8 @@ def write_run(
             {"step": 45 * epoch - 5, "epoch": epoch - 1 / 9, "loss": 1 / epoch, "step_ms": step_ms,
              "learning_rate": 0.02, "samples_per_s": 9000.0},
             {"step": 45 * epoch, "epoch": epoch, "train_loss": 1 / epoch,
-             "train_accuracy": accuracy and 0.9, "test_loss": 0.9 / epoch,
-             "test_accuracy": accuracy, "learning_rate": 0.02, "samples_per_s": 9000.0},
+             "train_accuracy": accuracy and 0.9, "validation_loss": 0.9 / epoch,
+             "validation_accuracy": accuracy, "learning_rate": 0.02, "samples_per_s": 9000.0},
         ]  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (folder / "spec.json").write_text(json.dumps({"job": job, "data": data, "origins": {}}))
@@ -102,6 +104,18 @@ def test_the_scaling_efficiency_of_a_run_has_its_interval(tmp_path: Path) -> Non
     assert "too few blocks for an interval" in page.text
 
 
+def test_a_run_of_several_ranks_has_its_parallel_efficiency(tmp_path: Path) -> None:
+    busy = np.random.default_rng(0).uniform(1.0, 1.2, (2, 400))
+    pop = pop_efficiencies(busy, busy.max(axis=0) + 0.1, {"conv1": busy / 2})
+    run = write_run(tmp_path / "run", ranks=2, pop=asdict(pop))
+    page = Reader(write_report(run))
+    assert (run / PLOTS / "pop.svg").exists()
+    assert "Parallel efficiency (POP)" in page.text
+    older = write_run(tmp_path / "older", ranks=2)
+    write_report(older)
+    assert not (older / PLOTS / "pop.svg").exists()
+
+
 def test_an_unfinished_run_has_no_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", ended=False)
     (run / ".last_checkpoint").write_text("90\n")
@@ -129,11 +143,65 @@ def test_a_damaged_run_is_refused_in_a_line(tmp_path: Path, name: str, text: str
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
-        ("summary.json", '"test_accuracy": 0.95', '"test_accuracy": "x"', "expected a number"),
+        (
+            "summary.json",
+            '"test_accuracy": 0.95',
+            '"test_accuracy": "x"',
+            "expected a number",
+        ),
         ("summary.json", '"test_accuracy": 0.95', '"test_accuracy": 1.7', "expected 0 to 1"),
         ("metrics.jsonl", '"samples_per_s": 9000.0', '"samples_per_s": "q"', "line 1: samples"),
         ("metrics.jsonl", '"train_accuracy": 0.9', '"train_accuracy": true', "line 2: train_acc"),
-        ("metrics.jsonl", '"test_accuracy": 0.95', '"test_accuracy": -1', "expected 0 to 1"),
+        (
+            "metrics.jsonl",
+            '"validation_accuracy": 0.95',
+            '"validation_accuracy": -1',
+            "expected 0 to 1",
+        ),
+        ("summary.json", '"weak": null', '"weak": "x"', r"scaling\.weak is 'x'; expected a number"),
+        (
+            "summary.json",
+            '"weak_interval": null',
+            '"weak_interval": [1]',
+            r"scaling\.weak_interval is \[1\]; expected a list of 2 values",
+        ),
+        (
+            "summary.json",
+            '"weak_interval": null',
+            '"weak_interval": [1, true]',
+            r"scaling\.weak_interval\.1 is True; expected a number",
+        ),
+        (
+            "summary.json",
+            '"scaling": {',
+            '"scaling": 5, "x": {',
+            "scaling is 5; expected an object",
+        ),
+        (
+            "summary.json",
+            '"energy"',
+            '"time_to_accuracy": [], "energy"',
+            r"time_to_accuracy is \[\]; expected an object",
+        ),
+        (
+            "summary.json",
+            '"energy"',
+            '"time_to_accuracy": {"requested": 0.9, "reached": 1}, "energy"',
+            r"time_to_accuracy\.reached is 1; expected true or false",
+        ),
+        (
+            "summary.json",
+            '"step_ms": {"median": 2.0',
+            '"step_ms": {"median": "2"',
+            r"step_ms\.median is '2'; expected a number",
+        ),
+        (
+            "summary.json",
+            '"step_ms": {"median": 2.0, ',
+            '"step_ms": {',
+            r"step_ms\.median is None; expected a number",
+        ),
+        ("summary.json", '"stages": [', '"stages": [3, ', r"stages\.0 is 3; expected an object"),
     ],
 )
 def test_wrong_values_of_a_run_are_refused_in_a_line(
@@ -169,9 +237,14 @@ def test_two_runs_are_compared_with_intervals(tmp_path: Path) -> None:
         "interval of the difference −9.0 to −1.1)."
     ) in page.text
     assert "Step of two is 1.00 ms, 50.0% less than that of one, 2.00 ms" in page.text
-    assert {"test-accuracy", "test-loss", "train-loss", "changes", "parts", "layers"} <= {
-        path.stem for path in (tmp_path / "out" / PLOTS).glob("*.svg")
-    }
+    assert {
+        "validation-accuracy",
+        "validation-loss",
+        "train-loss",
+        "changes",
+        "parts",
+        "layers",
+    } <= {path.stem for path in (tmp_path / "out" / PLOTS).glob("*.svg")}
     record = json.loads((tmp_path / "out" / FILE).read_text())
     assert record["version"] == FORM.version
     assert record["names"] == ["one", "two"]

@@ -1,0 +1,65 @@
+"""The files of ``dptrain evaluate --output``: metrics, and the confusion matrix or the values."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dptrain.errors import UserError
+from dptrain.files import dump_json, write_whole, writing
+from dptrain.report.canvas import Plot
+from dptrain.report.quality_plots import confusion_plot, predicted_plot
+from dptrain.training.quality import ClassQuality, Quality
+
+METRICS, CONFUSION, VALUES = "metrics.json", "confusion.csv", "predicted.csv"
+
+
+def claim(folder: Path) -> None:
+    """Create the directory of an evaluation.
+
+    Raises:
+        UserError: it has files, which are never overwritten, or it cannot be created.
+    """
+    with writing(folder, "--output"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty; choose another --output")
+
+
+def write_evaluation(folder: Path, results: Mapping[str, Any], quality: Quality | None) -> None:
+    """Write the results of an evaluation.
+
+    Args:
+        folder: from `claim`.
+        results: from `evaluate_model`.
+        quality: of the predictions; None writes only ``metrics.json``.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    if quality is not None:
+        drawn: Plot
+        if isinstance(quality, ClassQuality):
+            name, text, drawn = CONFUSION, _confusion_text(quality), confusion_plot(quality)
+        else:
+            rows = zip(quality.expected.tolist(), quality.predicted.tolist(), strict=True)
+            head = [f"{kind}_{n}" for kind in ("expected", "predicted") for n in quality.names]
+            name, drawn = VALUES, predicted_plot(quality)
+            text = _csv_text([["sample", *head], *([i, *e, *p] for i, (e, p) in enumerate(rows))])
+        write_whole(folder / name, text)
+        write_whole(folder / f"{drawn.name}.svg", drawn.svg)
+    write_whole(folder / METRICS, dump_json(results, indent=2) + "\n")
+
+
+def _confusion_text(quality: ClassQuality) -> str:
+    rows = zip(quality.names, quality.confusion.tolist(), strict=True)
+    return _csv_text([["class", *quality.names], *([name, *row] for name, row in rows)])
+
+
+def _csv_text(rows: list[list[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,55 @@
+"""The plot of a learning-rate range test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dptrain.report.canvas import (
+    BOTTOM,
+    HEIGHT,
+    Plot,
+    colour,
+    legend_below,
+    legend_height,
+    plot,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from dptrain.training.rate_range import RangeTest
+
+
+def rate_plot(result: RangeTest) -> Plot:
+    """Draw the loss over the learning rate, and the rate at which it falls fastest."""
+    # A loss that explodes at the end would hide the rest.
+    start, low = max(result.averages[:5]), min(result.averages)
+    top = start + 0.5 * max(start - low, 0.1 * abs(start))
+
+    def draw(axes: Axes) -> None:
+        axes.semilogx(result.rates, result.losses, linestyle="none", marker="o", markersize=2.2,
+                      color=colour("sky"), markeredgewidth=0, label="minibatch",
+                      zorder=2)  # fmt: skip
+        axes.semilogx(result.rates, result.averages, color=colour("blue"), label="moving average",
+                      zorder=3)  # fmt: skip
+        if result.steepest is not None:
+            axes.axvline(result.steepest, color=colour("orange"), linewidth=1.1, zorder=4,
+                         label=f"falls fastest: {result.steepest:.2g}")  # fmt: skip
+        axes.set_xlabel("learning rate (log scale)", labelpad=2)
+        axes.grid(visible=False, axis="x")
+        axes.set_ylim(low - 0.1 * (top - low), top)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        legend_below(axes, 2, lines=True)
+
+    legend = legend_height(3, 2)
+    steepest = (
+        "never falls" if result.steepest is None else f"falls fastest at {result.steepest:.2g}"
+    )
+    return plot(
+        "rates", "Learning-rate range test", "training loss", draw,
+        caption=f"{result.network} on {result.data}, {result.optimizer}, minibatch "
+        f"{result.batch_size}.",
+        alt=f"Training loss with learning rates from {result.rates[0]:.2g} to "
+        f"{result.rates[-1]:.2g}: it {steepest} and is lowest at {result.lowest:.2g}.",
+        height=HEIGHT + legend, bottom=BOTTOM + legend, left=36.0,
+    )  # fmt: skip
