@@ -20,13 +20,22 @@ if TYPE_CHECKING:
     from dptrain.backends.replica import Replica as Replica
     from dptrain.data import open_data as open_data
     from dptrain.errors import UserError as UserError
+    from dptrain.network import GELU as GELU
+    from dptrain.network import Add as Add
     from dptrain.network import AveragePool2d as AveragePool2d
+    from dptrain.network import BatchNorm2d as BatchNorm2d
+    from dptrain.network import Concatenate as Concatenate
     from dptrain.network import Constant as Constant
     from dptrain.network import Conv2d as Conv2d
     from dptrain.network import Dense as Dense
     from dptrain.network import Dropout as Dropout
     from dptrain.network import Flatten as Flatten
+    from dptrain.network import GlobalAveragePool2d as GlobalAveragePool2d
+    from dptrain.network import GroupNorm as GroupNorm
     from dptrain.network import He as He
+    from dptrain.network import Input as Input
+    from dptrain.network import LayerNorm as LayerNorm
+    from dptrain.network import LeakyReLU as LeakyReLU
     from dptrain.network import LocalResponseNorm as LocalResponseNorm
     from dptrain.network import MaxPool2d as MaxPool2d
     from dptrain.network import MeanSquaredError as MeanSquaredError
@@ -35,13 +44,19 @@ if TYPE_CHECKING:
     from dptrain.network import ReLU as ReLU
     from dptrain.network import Sigmoid as Sigmoid
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
+    from dptrain.network import SiLU as SiLU
     from dptrain.network import SoftmaxCrossEntropy as SoftmaxCrossEntropy
     from dptrain.network import SumPool2d as SumPool2d
+    from dptrain.network import Tanh as Tanh
+    from dptrain.network import Tensor as Tensor
     from dptrain.network import get_network as get_network
+    from dptrain.network import name_scope as name_scope
     from dptrain.network import read_network as read_network
     from dptrain.network import write_network as write_network
     from dptrain.plan.optimizers import SGD as SGD
     from dptrain.plan.optimizers import Adam as Adam
+    from dptrain.plan.optimizers import AdamW as AdamW
+    from dptrain.runs.records import list_runs as list_runs
     from dptrain.training.callbacks import AfterEpoch as AfterEpoch
     from dptrain.training.callbacks import AfterStep as AfterStep
     from dptrain.training.callbacks import Callback as Callback
@@ -54,19 +69,29 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "GELU",
     "SGD",
     "Adam",
+    "AdamW",
+    "Add",
     "AfterEpoch",
     "AfterStep",
     "AveragePool2d",
+    "BatchNorm2d",
     "Callback",
+    "Concatenate",
     "Constant",
     "Conv2d",
     "Dense",
     "Dropout",
     "Flatten",
+    "GlobalAveragePool2d",
+    "GroupNorm",
     "He",
     "History",
+    "Input",
+    "LayerNorm",
+    "LeakyReLU",
     "LocalResponseNorm",
     "MaxPool2d",
     "MeanSquaredError",
@@ -75,16 +100,21 @@ __all__ = [
     "Progress",
     "ReLU",
     "Replica",
+    "SiLU",
     "Sigmoid",
     "SigmoidBinaryCrossEntropy",
     "SoftmaxCrossEntropy",
     "SumPool2d",
+    "Tanh",
+    "Tensor",
     "TrainedModel",
     "Trainer",
     "UserError",
     "get_network",
+    "list_runs",
     "load",
     "make_replica",
+    "name_scope",
     "open_data",
     "read_network",
     "write_network",
@@ -93,6 +123,7 @@ __all__ = [
 _MODULES = {
     "SGD": "plan.optimizers",
     "Adam": "plan.optimizers",
+    "AdamW": "plan.optimizers",
     "AfterEpoch": "training.callbacks",
     "AfterStep": "training.callbacks",
     "Callback": "training.callbacks",
@@ -102,6 +133,7 @@ _MODULES = {
     "TrainedModel": "training.model",
     "Trainer": "training.trainer",
     "UserError": "errors",
+    "list_runs": "runs.records",
     "load": "training.model",
     "make_replica": "api",
     "open_data": "data",

@@ -21,6 +21,8 @@ def make_replica(
     optimizer: Optimizer | None = None,
     training: bool = True,
     micro_shards: MicroShards | None = None,
+    recompute: bool = False,
+    label_smoothing: float = 0.0,
 ) -> Replica:
     """Return a replica of a network: its buffers, its kernels and its initial parameters.
 
@@ -35,11 +37,14 @@ def make_replica(
         seed: of the initial parameters and of the dropout masks.
         precision: arithmetic of the backend, for example ``"fp32"`` or ``"tf32"``; None selects
             the backend's default.
-        optimizer: `SGD` or `Adam`; None selects `SGD` without momentum.
+        optimizer: `SGD`, `Adam` or `AdamW`; None selects `SGD` without momentum.
         training: False allocates no gradients and no optimizer state; the replica then only
             predicts.
         micro_shards: the parts of a minibatch that are summed in a fixed order, so that gradients
             do not depend on `threads`; None selects the fastest order.
+        recompute: True computes activations again in the backward pass if this needs less memory;
+            results are the same.
+        label_smoothing: s; in training, the target of a sample is (1 − s) onehot + s / classes.
 
     Returns:
         A `Replica`. `forward_backward`, `update`, `predict`, `evaluate`, `parameters` and
@@ -47,7 +52,7 @@ def make_replica(
 
     Raises:
         UserError: the backend is unknown or not available here, it does not support the precision
-            or a layer, or `batch_size` or `threads` is less than 1.
+            or a layer, or another argument is out of range.
 
     Example:
         >>> import numpy as np
@@ -74,5 +79,7 @@ def make_replica(
         training=training,
         threads=threads,
         micro_shards=micro_shards,
+        recompute=recompute,
+        label_smoothing=label_smoothing,
     )
     return chosen.make_replica(plan, seed=seed)

@@ -8,7 +8,7 @@ from dptrain.backends import load_backend
 from dptrain.network.network import Network
 from dptrain.network.zoo import NETWORKS, recipe
 from dptrain.plan.lowering import Phase
-from dptrain.plan.optimizers import SGD, Adam, Optimizer
+from dptrain.plan.optimizers import SGD, Optimizer, make_optimizer
 from dptrain.plan.plan import Plan, make_plan, with_selection
 
 
@@ -22,6 +22,7 @@ def plan_for(
     threads: int = 1,
     training: bool = True,
     tune: bool = False,
+    recompute: bool = False,
 ) -> Plan:
     """Return the plan of a network on one rank.
 
@@ -30,17 +31,18 @@ def plan_for(
         backend: name of the backend.
         batch_size: largest number of samples in a step.
         precision: precision of the backend; None for its default.
-        optimizer: ``"sgd"`` or ``"adam"``; None for that of the network's recipe.
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; None for that of the network's recipe.
         threads: number of compute threads.
         training: False omits backward, gradients and update.
         tune: use the kernels that are the fastest on the GPU of this machine.
+        recompute: compute activations again in the backward pass if this needs less memory.
 
     Raises:
         UserError: the backend or the precision does not exist, or a number is less than 1.
     """
     chosen = load_backend(backend)
     rule = recipe(network, optimizer)
-    update: Optimizer = Adam() if rule.optimizer == Adam.kind else SGD(rule.momentum)
+    update = make_optimizer(rule.optimizer, momentum=rule.momentum)
     if tune:
         chosen.require_tuning()
         chosen.choose_device(0)
@@ -52,6 +54,7 @@ def plan_for(
         optimizer=update,
         training=training,
         threads=threads,
+        recompute=recompute,
     )
     if not tune:
         return plan
@@ -93,7 +96,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 
 
 def _memory(plan: Plan) -> dict[str, int]:
-    order = ("parameters", "gradients", "optimizer", "buffers")
+    order = ("parameters", "gradients", "optimizer", "statistics", "buffers")
     assert set(plan.memory) <= set(order)
     by_purpose = {purpose: plan.memory[purpose] for purpose in order if purpose in plan.memory}
     return {**by_purpose, "total": sum(by_purpose.values())}
@@ -136,6 +139,17 @@ def group_stages(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row["backward_flops" if is_backward else "forward_flops"] += stage["flops"]
         row["bytes_moved"] += stage["bytes_moved"]
     return list(groups.values())
+
+
+def list_presets() -> list[dict[str, Any]]:
+    """Return the presets with their settings."""
+    from dptrain.toml import read_toml
+    from dptrain.training.presets import presets
+
+    return [
+        {"preset": found.name, "description": found.description, "settings": read_toml(found.path)}
+        for found in presets()
+    ]
 
 
 def list_networks() -> list[dict[str, Any]]:

@@ -39,10 +39,10 @@ PYTEST = (sys.executable, "-m", "pytest")
 QUIET = ("-p", "no:terminal")
 """For all ranks but one: their failures are printed by tests/ranks/conftest.py, all else twice."""
 
-COMPILED = "nvrtc or numba_vector"
-"""Words in the names of tests that compile kernels for what this machine need not be."""
+COMPILED = ("tests/unit/cuda/test_nvrtc.py", "tests/unit/backends/test_numba_vector.py")
+"""Tests that compile kernels for what this machine need not be."""
 
-EMULATED = "(cuda or cudnn) and not (nvrtc or cuda_windows)"
+EMULATED = "(cuda or cudnn) and not cuda_windows"
 """Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one.
 Some are left to `unit`."""
 
@@ -86,20 +86,22 @@ def suites() -> dict[str, Suite]:
 
     `unit` comes first because it compiles most of the kernels that the ranks of other suites load
     from the cache. The suites with the largest number of ranks run next to a suite with one
-    process. Short suites come last, so that no lane is idle for long at the end.
+    process. `system` takes longer than `compilers` and comes first, and short suites come last, so
+    that no lane is idle for long at the end.
     """
-    unit = (*PYTEST, "--doctest-modules", "dptrain", "tests/unit")
+    unit = ("tests/unit", *(f"--ignore={file}" for file in COMPILED))
     named = {
         "unit": Suite(
-            (*unit, "-k", f"not ({EMULATED}) and not ({COMPILED})"), environment=ONE_THREAD
+            (*PYTEST, "--doctest-modules", "dptrain", *unit, "-k", f"not ({EMULATED})"),
+            environment=ONE_THREAD,
         ),
-        "emulator": Suite((*PYTEST, "tests/unit", "-k", EMULATED), environment=ONE_THREAD),
+        "emulator": Suite((*PYTEST, *unit, "-k", EMULATED), environment=ONE_THREAD),
     }
     for size in (4, 3):
         named[f"ranks-{size}"] = _ranks(size, BIN / "mpirun")
-    named["compilers"] = Suite((*PYTEST, "tests/unit", "-k", COMPILED), environment=ONE_THREAD)
     others = (f"--ignore={file}" for file in FAILURES)
     named["system"] = Suite((*PYTEST, "tests/system", *others))
+    named["compilers"] = Suite((*PYTEST, *COMPILED), environment=ONE_THREAD)
     for size in (2, 1):
         named[f"ranks-{size}"] = _ranks(size, BIN / "mpirun")
     named["ranks-2-openmpi"] = _ranks(

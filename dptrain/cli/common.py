@@ -21,10 +21,15 @@ BACKEND_LIST = click.option("--backends", "--backend", "backends", default=BACKE
                             show_default=True, metavar="NAME,…",
                             help="Implementations of the layers: "
                             f"{', '.join(BACKENDS)}.")  # fmt: skip
+WEIGHTS = click.option("--weights", type=EXISTING, metavar="FILE",
+                       help="A safetensors or ONNX file whose parameters replace those "
+                       "of the checkpoint.")  # fmt: skip
 CHECKPOINT = click.option("--checkpoint", type=int, metavar="STEP",
-                          help="Step of the checkpoint.  [default: the last one]")  # fmt: skip
+                          help="Step of the checkpoint.  [default: the best one by the validation "
+                          "data, or the last one]")  # fmt: skip
 CONFIG = click.option("--config", "file", type=EXISTING, metavar="FILE",
-                      help="TOML file of settings.  [default: none]")  # fmt: skip
+                      help="TOML file of settings, or the name of a preset, see dptrain "
+                      "describe.  [default: none]")  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 NETWORK = click.option("--network", metavar="NAME", help="The same as the argument NETWORK.")
 PRECISION = click.option("--precision", metavar="[fp32|fp32-direct|tf32|bf16|fp64]",

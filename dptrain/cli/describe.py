@@ -29,10 +29,13 @@ from dptrain.errors import UserError
 @click.option("--backend", type=str, default=BACKENDS[0], show_default=True,
               metavar=f"[{'|'.join(BACKENDS)}]", help="Implementation of the layers.")  # fmt: skip
 @PRECISION
-@click.option("--optimizer", type=click.Choice(["sgd", "adam"]),
+@click.option("--optimizer", type=click.Choice(["sgd", "adam", "adamw"]),
               help="Update rule.  [default: from the network's recipe]")  # fmt: skip
 @THREADS
 @click.option("--inference", is_flag=True, help="Describe inference: no gradients, no updates.")
+@click.option("--recompute", is_flag=True,
+              help="Compute activations again in the backward pass, if this needs less "
+              "memory.")  # fmt: skip
 @JSON
 def describe(
     name: str | None,
@@ -44,16 +47,16 @@ def describe(
 ) -> None:
     """Show the layers of a network, their FLOPs, and the memory of training on one rank.
 
-    NETWORK is a name or a .toml file; without it, all networks are listed. Nothing is allocated, so
-    networks that exceed the memory are described too.
+    NETWORK is a name, or a .toml or .onnx file; without it, all networks and presets are listed.
+    Nothing is allocated, so networks that exceed the memory are described too.
     """
     from dptrain.cli.printing import print_description, print_networks
 
     chosen = network_of(name, network)
     if chosen is None:
-        from dptrain.describe import list_networks
+        from dptrain.describe import list_networks, list_presets
 
-        print_networks(list_networks(), as_json=as_json)
+        print_networks(list_networks(), list_presets(), as_json=as_json)
         return
     from dptrain.describe import describe_plan, plan_for
     from dptrain.machine import available_cores
@@ -105,8 +108,8 @@ def layers(
 ) -> None:
     """Time each layer of a training step or of inference alone, on random numbers.
 
-    NETWORK is a name or a .toml file. Times are medians with their quartiles. With several
-    backends, the last columns show the time of the first divided by that of each other one.
+    NETWORK is a name, or a .toml or .onnx file. Times are medians with their quartiles. With
+    several backends, the last columns show the time of the first divided by that of each other one.
 
     With --explain nothing is computed: the tables show the algorithm of each stage, its tile, how
     it is divided among threads, and why it was selected. --precision fp32-direct excludes the

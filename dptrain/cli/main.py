@@ -12,11 +12,15 @@ import click
 import dptrain
 from dptrain.cli.bench import bench
 from dptrain.cli.common import examples, guarded
+from dptrain.cli.data import data
 from dptrain.cli.describe import describe, layers
 from dptrain.cli.doctor import doctor
+from dptrain.cli.export import export
+from dptrain.cli.find_rate import find_rate
 from dptrain.cli.output import safe_output
 from dptrain.cli.profile import profile
 from dptrain.cli.report import report
+from dptrain.cli.runs import runs
 from dptrain.cli.scale import scale
 from dptrain.cli.study import study
 from dptrain.cli.train import evaluate, predict, train
@@ -129,6 +133,7 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    train, evaluate, predict, describe, layers, doctor, profile, report, scale, bench, study,
+    train, evaluate, predict, find_rate, data, export, describe, layers, doctor, profile, report,
+    runs, scale, bench, study,
 ):  # fmt: skip
     cli.add_command(command)

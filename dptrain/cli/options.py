@@ -114,6 +114,9 @@ def setting_flags(omit: Collection[str] = ()) -> Callable[[Command], Command]:
     return decorate
 
 
+METAVARS = {"weights": "FILE", "step_at": "X,…", "tags": "TAG,…", "note": "TEXT"}
+"""What stands for a value in the help texts of settings whose type does not show it."""
+
 RUN_DIR = "the one of --run-dir"
 """Value of ``--resume`` if no directory follows it."""
 
@@ -171,4 +174,6 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
 def _metavar(setting: Setting) -> str:
     if setting.limits.choices is not None:
         return f"[{'|'.join(setting.limits.choices)}]"
+    if setting.name in METAVARS:
+        return METAVARS[setting.name]
     return {int: "N", float: "X", Path: "DIR"}.get(setting.type, "NAME")

@@ -43,6 +43,32 @@ def parse_numbers(text: str, flag: str, *, may_be_none: bool = False) -> tuple[i
     return tuple(sorted(map(int, found)))
 
 
+def parse_axis(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return the name and the values of ``batch_size=32,64``; the name may have dashes.
+
+    Raises:
+        UserError: there is no name or no value.
+    """
+    name, _, values = text.partition("=")
+    found = parse_names(values)
+    name = name.strip()
+    if not name or not found:
+        raise UserError(f"--set is '{text}'; expected NAME=VALUE,… such as batch_size=32,64")
+    return name if name == "first-pool" else name.replace("-", "_"), found
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Return the numbers of ``I/N``.
+
+    Raises:
+        UserError: I is not a number from 1 to N.
+    """
+    first, _, second = text.partition("/")
+    if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
+        return int(first), int(second)
+    raise UserError(f"--part is '{text}'; expected I/N with I from 1 to N, such as 1/4")
+
+
 def parse_seconds(text: str, flag: str) -> float:
     """Return the seconds of ``1s``, ``250ms`` or ``2min``; a number without a unit is seconds."""
     return _parse_quantity(text, flag, SECONDS, "s", "a time such as 1s, 250ms or 2min")

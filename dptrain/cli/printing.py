@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dptrain.network.network import Network
     from dptrain.plan.plan import Plan
     from dptrain.scaling.study import Study
+    from dptrain.training.quality import Quality
+    from dptrain.training.rate_range import RangeTest
 
 
 def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
@@ -38,22 +40,65 @@ def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
     return None
 
 
-def print_networks(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print what `dptrain.describe.list_networks` returns."""
+def print_evaluation(result: Mapping[str, Any], quality: Quality | None, *, as_json: bool) -> None:
+    """Print what `dptrain.training.evaluation.evaluate_model` returns."""
+    from dptrain.training.quality import ClassQuality
+    from dptrain.training.quality_tables import class_tables
+
     if as_json:
-        return _print_json(rows)
-    table = _table(
-        "Networks", ["network", "description", "parameters", "default data", "optimizer"], {2}
+        return _print_json(result)
+    parts = ("classes", "confusion")
+    print_values({k: v for k, v in result.items() if k not in parts}, as_json=False)
+    if isinstance(quality, ClassQuality):
+        click.echo()
+        print_tables(class_tables(quality))
+    return None
+
+
+def print_range_test(result: RangeTest, output: Path | None, *, as_json: bool) -> None:
+    """Print the result of a learning-rate range test."""
+    if as_json:
+        return _print_json(result.facts())
+    click.echo(
+        f"{result.network} on {result.data}, {result.optimizer}, minibatch {result.batch_size}: "
+        f"{len(result.rates)} steps, learning rates {result.rates[0]:.2g} to {result.rates[-1]:.2g}"
     )
+    if result.steepest is None:
+        click.echo("the loss never fell; try larger learning rates or more --steps")
+    else:
+        click.echo(f"the loss falls fastest at {result.steepest:.2g}")
+        click.echo(f"the loss is lowest at     {result.lowest:.2g}")
+        click.echo(f"try --learning-rate {result.steepest:.2g}")
+    if result.diverged is not None:
+        click.echo(f"training diverges at      {result.diverged:.2g}")
+    if output is not None:
+        click.echo(f"plot: {output / 'rates.svg'}")
+    return None
+
+
+def print_networks(
+    rows: Sequence[Mapping[str, Any]], presets: Sequence[Mapping[str, Any]], *, as_json: bool
+) -> None:
+    """Print what `dptrain.describe.list_networks` and `list_presets` return."""
+    if as_json:
+        return _print_json({"networks": rows, "presets": presets})
+    table = _table("Networks", ["network", "description", "parameters", "data"], {2})
+    table.padding = (0, 1, 0, 0)
     for row in rows:
-        rule = f"{row['optimizer']} {row['learning_rate']:g}"
-        table.add_row(
-            row["network"], row["description"], f"{row['parameters']:,}", row["data"], rule
-        )
-    _print_all([table])
+        table.add_row(row["network"], row["description"], f"{row['parameters']:,}", row["data"])
+    print_tables([table])
     console = make_console()
     console.print(
-        "NETWORK can also be mlp-A-B-C, with A, B and C units per layer, or a .toml file."
+        "NETWORK can also be mlp-A-B-C, with A, B and C units per layer, or a .toml file. `dptrain "
+        "train --network NETWORK --dry-run` shows the recipe."
+    )
+    table = _table("Presets", ["preset", "description"], set())
+    table.padding = (0, 1, 0, 0)
+    for preset in presets:
+        table.add_row(preset["preset"], preset["description"])
+    print_tables([table])
+    console.print(
+        "`dptrain train --config PRESET` trains with a preset; flags replace its settings."
     )
     return None
 
@@ -64,8 +109,50 @@ def print_description(description: Mapping[str, Any], *, as_json: bool) -> None:
         return _print_json(description)
     heading = f"{_heading(description)}\n"
     tables = (_layer_table(description), _stage_table(description), _memory_table(description))
-    _print_all([heading, *tables])
+    print_tables([heading, *tables])
     return None
+
+
+def print_data(found: Mapping[str, Any]) -> None:
+    """Print what `dptrain.data.inspection.describe_data` returns."""
+    stored = "different sizes" if found["stored_shape"] is None else _shape(found["stored_shape"])
+    values = {
+        "data": found["description"],
+        "stored": f"{stored}, {found['stored_type']}",
+        "network's input": _shape(found["input_shape"]),
+        "preprocessing": found["preprocessing"],
+        "digest": found["digest"],
+    }
+    print_values(values, as_json=False)
+    table = _table(
+        "Splits", ["split", "samples", "inputs", "mean", "deviation", "targets"], {1, 3, 4}
+    )
+    for split in found["splits"]:
+        inputs = split["inputs"]
+        table.add_row(
+            split["name"], f"{split['samples']:,}", f"{inputs['low']:.4g} to {inputs['high']:.4g}",
+            f"{inputs['mean']:.4g}", f"{inputs['deviation']:.4g}", _targets(split),
+        )  # fmt: skip
+    print_tables([table, *_class_table(found["splits"])])
+
+
+def _targets(split: Mapping[str, Any]) -> str:
+    if split["targets"] is not None:
+        low, high = split["targets"]
+        return f"{low:.4g} to {high:.4g}"
+    return f"{len(split['classes'])} classes"
+
+
+def _class_table(splits: Sequence[Mapping[str, Any]]) -> Iterable[Table]:
+    """Yield a table of the classes, if there are any, with the share of each split."""
+    names = list(dict.fromkeys(name for split in splits for name in split["classes"]))
+    if not names:
+        return
+    table = _table("Classes", ["class", *(split["name"] for split in splits)], {1, 2})
+    for name in names:
+        shares = (split["classes"].get(name, 0) / max(split["read"], 1) for split in splits)
+        table.add_row(name, *(f"{share:.1%}" for share in shares))
+    yield table
 
 
 def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
@@ -103,7 +190,7 @@ def print_layers(
 
     arithmetic = f", {precision}" if precision else ""
     title = f"Layers of {network.name}, each alone: {task}, batch {batch_size}{arithmetic}"
-    _print_all([layers_table(rows, title)])
+    print_tables([layers_table(rows, title)])
     return None
 
 
@@ -114,7 +201,7 @@ def print_explanations(plans: Sequence[Plan], *, as_json: bool) -> None:
     explained = [(plan, explain_stages(plan)) for plan in plans]
     if as_json:
         return _print_json([asdict(row) for _, rows in explained for row in rows])
-    _print_all([explanation_table(plan, rows) for plan, rows in explained])
+    print_tables([explanation_table(plan, rows) for plan, rows in explained])
     return None
 
 
@@ -125,7 +212,7 @@ def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> No
     from dptrain.measure.profile_tables import profile_report
 
     console = make_console()
-    _print_all(profile_report(profile, console.width))
+    print_tables(profile_report(profile, console.width))
     if output is not None:
         console.print(f"written: {output}", soft_wrap=True)
     return None
@@ -137,7 +224,7 @@ def print_losses(losses: Losses, output: Path | None, *, as_json: bool) -> None:
         return click.echo(losses.text())
     from dptrain.measure.loss_tables import losses_report
 
-    _print_all(losses_report(losses))
+    print_tables(losses_report(losses))
     if output is not None:
         make_console().print(f"written: {output}", soft_wrap=True)
     return None
@@ -150,12 +237,12 @@ def print_study(study: Study, folder: Path, *, as_json: bool) -> None:
     from dptrain.scaling.tables import study_report
 
     console = make_console()
-    _print_all(study_report(study, console.width))
+    print_tables(study_report(study, console.width))
     console.print(f"written: {folder}", soft_wrap=True)
     return None
 
 
-def _print_all(parts: Iterable[Any]) -> None:
+def print_tables(parts: Iterable[Any]) -> None:
     """Print tables and text; in a pipe or file, tables take their natural width."""
     from rich.measure import Measurement
 
@@ -204,8 +291,8 @@ def _heading(description: Mapping[str, Any]) -> str:
 
 
 def _layer_table(description: Mapping[str, Any]) -> Table:
-    columns = ["layer", "output", "parameters", "forward MFLOP"]
-    backward = ["backward MFLOP"] if description["training"] else []
+    columns = ["layer", "output", "parameters", "forward\nMFLOP"]
+    backward = ["backward\nMFLOP"] if description["training"] else []
     table = _table("Layers, for one sample", columns + backward, {2, 3, 4})
     rows = description["layers"]
 
@@ -226,8 +313,8 @@ def _stage_table(description: Mapping[str, Any]) -> Table:
     from dptrain.describe import group_stages
 
     title = f"Groups of layers that {description['backend']} computes together, for a full batch"
-    backward = ["backward MFLOP"] if description["training"] else []
-    columns = ["group", "forward MFLOP", *backward, "MB moved"]
+    backward = ["backward\nMFLOP"] if description["training"] else []
+    columns = ["group", "forward\nMFLOP", *backward, "MB\nmoved"]
     table = _table(title, columns, {1, 2, 3})
     keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
     for row in group_stages(description["stages"]):

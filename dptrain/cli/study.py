@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,16 @@ import click
 from dptrain.cli import parsing
 from dptrain.cli.common import CONFIG, JSON, STOPPED, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
+from dptrain.errors import UserError
 
-OMITTED = ("run_dir", "resume", "baseline_steps", "evaluate_every", "until_accuracy")
+OMITTED = (
+    "run_dir", "resume", "tags", "note", "baseline_steps", "evaluate_every", "until_accuracy",
+    "patience", "best_by",
+)  # fmt: skip
 """Settings of training that a study decides itself."""
 
 EXAMPLES = examples(
+    "dptrain study sweep --set learning_rate=0.01,0.03,0.1 --set batch_size=32,128 --seeds 3",
     "dptrain study variants --stride 1,2,3,5 --filters 32",
     "dptrain study variants --network cifar --data cifar10:DIR --stride 2,3,5 --first-pool 5/3",
     "mpirun -n 4 dptrain study variants --network model1 --kernel 5 --pool 4 --epochs 5",
@@ -35,6 +41,8 @@ def study(context: click.Context) -> None:
                epilog=EXAMPLES)  # fmt: skip
 @click.option("--stride", metavar="N,…", help="Strides of all convolutions.")
 @click.option("--filters", metavar="N,…", help="Filters of all convolutions.")
+@click.option("--width", metavar="X,…",
+              help="Multiples of the filters and units of all layers but the last.")  # fmt: skip
 @click.option("--kernel", metavar="N,…", help="Kernel sizes of all convolutions.")
 @click.option("--pool", metavar="N[/N],…", help="Windows of all poolings, or windows and strides.")
 @click.option("--first-pool", metavar="N[/N],…", help="The same for the first pooling only.")
@@ -74,6 +82,70 @@ def variants(
         stem = Path(config.network).name.removesuffix(".toml")
         folder = output or Path("runs") / f"variants-{stem}"
         found = study_variants(config, axes, folder, world, cross=cross, verbose=not as_json)
+        if as_json and world.is_rank_zero:
+            print_values(found, as_json=True)
+        return STOPPED if found["stopped"] else 0
+
+    return guarded(action)
+
+
+@study.command(cls=GroupedCommand, short_help="Compare values of any settings over seeds.",
+               epilog=EXAMPLES)  # fmt: skip
+@click.option("--set", "sets", multiple=True, required=True, metavar="NAME=VALUE,…",
+              help="Values of a setting of dptrain train, or of stride, filters, width, kernel, "
+              "pool or first-pool as in study variants. May be repeated: all combinations are "
+              "trained.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Runs of each combination, with seeds from --seed on.")  # fmt: skip
+@click.option("--part", default="1/1", metavar="I/N",
+              help="Train only part I of N, for example of a job array.")  # fmt: skip
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Folder of the results.  [default: runs/sweep-NETWORK]")  # fmt: skip
+@JSON
+@CONFIG
+@setting_flags(omit=("run_dir", "resume", "tags", "note"))
+def sweep(
+    file: Path | None,
+    output: Path | None,
+    sets: tuple[str, ...],
+    seeds: int,
+    part: str,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Train with all combinations of values of settings, each with several seeds.
+
+    The table shows the mean accuracy (loss for networks that predict values) with its interval over
+    the seeds, next to time and memory. Each run has a directory in DIR/runs, on which `dptrain
+    runs` works. Finished runs are kept; a run that diverges counts as failed.
+
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the sweep after the current step, with a checkpoint and
+    exit code 75; the same command continues.
+    """
+
+    def action() -> int:
+        from dptrain.cli.printing import print_values
+        from dptrain.experiments.sweep import run_sweep
+        from dptrain.training.settings import Settings, load_settings
+
+        axes = dict(parsing.parse_axis(text) for text in sets)
+        if len(axes) < len(sets):
+            raise UserError("--set names a setting twice; expected each once")
+        chosen = set_flags(flags)
+
+        def make(replaced: Mapping[str, str]) -> Settings:
+            return load_settings({**chosen, **replaced}, os.environ, file)
+
+        config = make({})
+        from dptrain.comm.world import World
+
+        world = World.connect(timeout=config.timeout, command="study")
+        stem = Path(config.network).name.removesuffix(".toml")
+        found = run_sweep(
+            make, axes, range(config.seed, config.seed + seeds),
+            output or Path("runs") / f"sweep-{stem}", world, part=parsing.parse_part(part),
+            verbose=not as_json,
+        )  # fmt: skip
         if as_json and world.is_rank_zero:
             print_values(found, as_json=True)
         return STOPPED if found["stopped"] else 0

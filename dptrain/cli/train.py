@@ -9,7 +9,16 @@ from typing import Any
 
 import click
 
-from dptrain.cli.common import CHECKPOINT, CONFIG, EXISTING, JSON, STOPPED, examples, guarded
+from dptrain.cli.common import (
+    CHECKPOINT,
+    CONFIG,
+    EXISTING,
+    JSON,
+    STOPPED,
+    WEIGHTS,
+    examples,
+    guarded,
+)
 from dptrain.cli.options import RUN_DIR, GroupedCommand, set_flags, setting_flags
 
 WORKERS = click.option("--workers", type=click.IntRange(0, 1024), default=0, metavar="N",
@@ -75,30 +84,51 @@ def train(file: Path | None, dry: bool, **flags: Any) -> int:
     epilog=examples(
         "dptrain evaluate RUN_DIR",
         "mpirun -n 4 dptrain evaluate RUN_DIR --checkpoint 450",
+        "dptrain evaluate RUN_DIR --data folder:other --output results/",
     ),
 )
 @click.argument("run_dir", type=EXISTING)
 @click.option("--data", metavar="NAME", help="Data set, as in train.  [default: that of the run]")
+@click.option("-o", "--output", type=EXISTING, metavar="DIR",
+              help="Write metrics.json, and confusion.csv and .svg, or predicted.csv and .svg for "
+              "values, to this directory.  [default: none]")  # fmt: skip
 @CHECKPOINT
+@WEIGHTS
 @WORKERS
 @JSON
 def evaluate(
-    run_dir: Path, data: str | None, checkpoint: int | None, workers: int, as_json: bool
+    run_dir: Path,
+    data: str | None,
+    output: Path | None,
+    checkpoint: int | None,
+    weights: Path | None,
+    workers: int,
+    as_json: bool,
 ) -> int:
-    """Evaluate a trained network on test data."""
+    """Evaluate a trained network on test data.
+
+    Prints loss and accuracy, precision, recall and F1 of each class and the confusion matrix; for
+    values, mean absolute error (MAE), root mean square error (RMSE) and R².
+    """
 
     def action() -> int:
-        from dptrain.cli.printing import print_values
+        from dptrain.cli.printing import print_evaluation
+        from dptrain.comm.collective import call_on_rank_zero
         from dptrain.comm.world import World
+        from dptrain.report.quality_files import claim, write_evaluation
         from dptrain.training.evaluation import evaluate_model
         from dptrain.training.model import load_on_all_ranks
 
         world = World.of_launch(command="evaluate")
-        model = load_on_all_ranks(run_dir, world, checkpoint)
-        result = evaluate_model(model, data, world, workers=workers)
+        model = load_on_all_ranks(run_dir, world, checkpoint, weights=weights)
+        if output is not None:
+            call_on_rank_zero(world, lambda: claim(output))
+        result, quality = evaluate_model(model, data, world, workers=workers)
         if world.is_rank_zero:
             print_warning(model.warning)
-            print_values(result, as_json=as_json)
+            print_evaluation(result, quality, as_json=as_json)
+        if output is not None:
+            call_on_rank_zero(world, lambda: write_evaluation(output, result, quality))
         return 0
 
     return guarded(action)
@@ -113,9 +143,22 @@ def evaluate(
 @click.option("-o", "--output", type=EXISTING, required=True, metavar="FILE",
               help="CSV file to write, with one line per sample.")  # fmt: skip
 @CHECKPOINT
+@WEIGHTS
 @WORKERS
-def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None, workers: int) -> int:
-    """Write the predictions of a trained network for new samples."""
+def predict(
+    run_dir: Path,
+    source: Path,
+    output: Path,
+    checkpoint: int | None,
+    weights: Path | None,
+    workers: int,
+) -> int:
+    """Write the predictions of a trained network for new samples.
+
+    The columns are the name of the sample, the class and the probability of each class, or the
+    predicted values, and the target if INPUT contains it: an array y next to x, the target column
+    of a .csv file, or folders with the names of classes.
+    """
 
     def action() -> int:
         from dptrain.comm.world import World
@@ -123,7 +166,7 @@ def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None, w
         from dptrain.training.prediction import predict_to_file
 
         world = World.of_launch(command="predict")
-        model = load_on_all_ranks(run_dir, world, checkpoint)
+        model = load_on_all_ranks(run_dir, world, checkpoint, weights=weights)
         count = predict_to_file(model, source, output, world, workers=workers)
         if world.is_rank_zero:
             print_warning(model.warning)

@@ -35,7 +35,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dptrain.errors import UserError, shown, suggest
-from dptrain.network.layers import LAYERS, Layer
+from dptrain.foreign import ONNX, is_onnx, refuse_foreign
+from dptrain.network.field_types import type_options
+from dptrain.network.kinds import LAYERS
+from dptrain.network.layers import Layer
 from dptrain.network.losses import LOSSES, Loss
 from dptrain.network.network import INPUT, Network, NodeSpec, default_names
 from dptrain.network.zoo import build_network
@@ -49,11 +52,12 @@ NODE_KEYS = ("name", "inputs")
 
 
 def get_network(name_or_path: str | Path) -> Network:
-    """Return a network by its name, or read it from a TOML file.
+    """Return a network by its name, or read it from a TOML or ONNX file.
 
     Args:
         name_or_path: a name in `dptrain.network.zoo.NETWORKS`, ``mlp-A-B-C`` for a perceptron with
-            hidden layers of A, B and C units, or the path of a file that ends in ``.toml``.
+            hidden layers of A, B and C units, or the path of a file that ends in ``.toml`` or
+            ``.onnx``; see `dptrain.interchange.onnx_import`.
 
     Raises:
         UserError: there is no network of this name, the file does not exist, or the file does not
@@ -64,6 +68,11 @@ def get_network(name_or_path: str | Path) -> Network:
         210998
     """
     text = str(name_or_path)
+    refuse_foreign(Path(text), ONNX)
+    if is_onnx(Path(text)):
+        from dptrain.interchange.onnx_files import read_onnx_file
+
+        return read_onnx_file(Path(text)).network
     return read_network(text) if text.endswith(".toml") else build_network(text)
 
 
@@ -147,6 +156,9 @@ def _network(values: Mapping[str, Any], name: str) -> Network:
 def _node(table: dict[str, Any], where: str) -> NodeSpec:
     """Return the node that a table under ``[[layer]]`` describes."""
     rest = {key: value for key, value in table.items() if key not in NODE_KEYS}
+    listed, cls = table.get("inputs"), LAYERS.get(str(table.get("type")), Layer)
+    if isinstance(listed, list) and len(listed) > 1 and "num_inputs" in _settable(cls):
+        rest.setdefault("num_inputs", len(listed))
     layer: Layer = _description(rest, LAYERS, where, more_keys=NODE_KEYS)
     name, inputs = table.get("name"), table.get("inputs")
     if not isinstance(name, str | None):
@@ -215,7 +227,7 @@ def _settable(cls: type[Any]) -> dict[str, Field[Any]]:
 
 def _value(value: Any, hint: Any, where: str) -> Any:
     """Convert a TOML value to the type that the annotation `hint` states."""
-    options = _options(hint)
+    options = type_options(hint)
     described = {
         option.__name__.lower(): option
         for option in options
@@ -239,12 +251,6 @@ def _value(value: Any, hint: Any, where: str) -> Any:
                for choice in get_args(option)]  # fmt: skip
     hint_text = suggest(value, choices) if isinstance(value, str) else ""
     raise UserError(f"{where} is {_show(value)}; expected {expected}{hint_text}")
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the hint alone."""
-    is_union = get_origin(hint) is not None and get_origin(hint) not in (tuple, Literal)
-    return get_args(hint) if is_union else (hint,)
 
 
 def _is_row(value: list[Any], types: tuple[Any, ...]) -> bool:

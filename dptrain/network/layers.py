@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dptrain.errors import UserError, shown
+from dptrain.network.field_types import check_field_types
 from dptrain.network.initializers import Constant, He, Initializer
+
+if TYPE_CHECKING:
+    from dptrain.network.functional import Tensor
 
 Shape = tuple[int, ...]
 Pads = tuple[tuple[int, int], tuple[int, int]]
 PaddingName = Literal["same", "valid", "full"]
+Rounding = Literal["strict", "floor"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,26 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Statistic:
+    """An array that forward passes of training update, and that is not trained.
+
+    Attributes:
+        name: name in the layer; the network puts the name of the layer in front.
+        shape: canonical shape.
+        initial: value of every element before training.
+    """
+
+    name: str
+    shape: Shape
+    initial: float
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
 class Flops:
     """Floating-point operations for one sample, by phase."""
 
@@ -57,7 +83,8 @@ MAX_SIZE = 2**31 - 1
 """Largest size that a field of a layer may have; kernels receive sizes as 32-bit integers."""
 
 
-def _check_size(value: int, what: str, least: int = 1) -> None:
+def check_size(value: int, what: str, least: int = 1) -> None:
+    """Raise a `UserError` unless `value` is a whole number from `least` to `MAX_SIZE`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
         raise UserError(
             f"{what} is {shown(value)}; expected a whole number from {least} to {MAX_SIZE:,}"
@@ -70,7 +97,13 @@ def _check_number(value: float, what: str, least: float = -math.inf) -> None:
         raise UserError(f"{what} is {value}; expected a finite number{minimum}")
 
 
-def _maps(layer: str, shape: Shape) -> tuple[int, int, int]:
+def _check_rounding(layer: str, rounding: str) -> None:
+    if rounding not in ("strict", "floor"):
+        raise UserError(f"{layer} rounding is '{rounding}'; expected strict or floor")
+
+
+def maps_of(layer: str, shape: Shape) -> tuple[int, int, int]:
+    """Return (C, H, W), or raise a `UserError` that names the kind of layer."""
     if len(shape) != 3:
         raise UserError(f"{layer} needs an input of shape (C, H, W), got {shape}")
     return shape[0], shape[1], shape[2]
@@ -91,6 +124,10 @@ class Layer(ABC):
 
     kind: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        """Check the types of the fields; a subclass that checks their values calls this first."""
+        check_field_types(self, self.kind)
+
     @property
     def num_inputs(self) -> int:
         """Number of inputs. A layer with another number also overrides `combine_shapes`."""
@@ -108,6 +145,20 @@ class Layer(ABC):
         (input_shape,) = input_shapes
         return input_shape
 
+    def __call__(self, *inputs: Tensor | Sequence[Tensor], name: str | None = None) -> Tensor:
+        """Return the output of this layer for symbolic inputs; see `dptrain.network.functional`.
+
+        Args:
+            inputs: the tensors that the layer reads, or a list of them.
+            name: name of the node; None for kind and running number, ``conv1``.
+
+        Raises:
+            UserError: the number or the shapes of the tensors do not fit the layer.
+        """
+        from dptrain.network.functional import apply
+
+        return apply(self, inputs, name)
+
     @abstractmethod
     def output_shape(self, input_shape: Shape) -> Shape:
         """Return the shape of the output for one sample.
@@ -120,6 +171,10 @@ class Layer(ABC):
         """Return the trainable arrays, named without the layer's name."""
         return ()
 
+    def statistics(self, input_shape: Shape) -> tuple[Statistic, ...]:
+        """Return the arrays that training updates without gradients, named as in `parameters`."""
+        return ()
+
     @abstractmethod
     def flops(self, input_shape: Shape) -> Flops:
         """Return the number of operations for one sample."""
@@ -127,18 +182,23 @@ class Layer(ABC):
 
 @dataclass(frozen=True)
 class Conv2d(Layer):
-    """Two-dimensional cross-correlation with a bias per filter.
+    """Two-dimensional cross-correlation, by default with a bias per filter.
 
     y[n, k, i, j] = b[k] + Σ x[n, c, i·stride + r − top, j·stride + s − left] · w[k, c, r, s],
-    summed over c, r and s.
+    summed over c, r and s. With several groups, channels and filters are divided into equal groups,
+    and each filter reads the channels of its group only: one channel in a depthwise convolution,
+    whose number of groups is that of the channels.
 
     Attributes:
         filters: number of output channels K.
         kernel: R and S, one number or a pair.
         stride: one number or a pair.
         padding: number of zeros on every side, or "same" (output ceil(size / stride)), "valid"
-            (none), or "full" (kernel − 1). Except with "same", the output size must be a whole
-            number.
+            (none), or "full" (kernel − 1).
+        groups: number of groups; a divisor of channels and filters.
+        bias: False omits the bias, which a normalisation after the convolution would cancel.
+        rounding: "strict" requires that windows end at the last row and column, padding included;
+            "floor" ignores rows and columns after the last window. "same" always fits.
         weight_init, bias_init: distributions of the initial parameters.
         weight_decay: λ for the weights; biases are not decayed.
     """
@@ -152,18 +212,29 @@ class Conv2d(Layer):
     weight_init: Initializer = He()
     bias_init: Constant = Constant(0.0)
     weight_decay: float = 0.0
+    groups: int = 1
+    bias: bool = True
+    rounding: Rounding = "strict"
 
     def __post_init__(self) -> None:
-        _check_size(self.filters, "conv filters")
+        super().__post_init__()
+        check_size(self.filters, "conv filters")
+        check_size(self.groups, "conv groups")
+        _check_rounding("conv", self.rounding)
+        if self.filters % self.groups:
+            raise UserError(
+                f"conv has {self.filters} filters in {self.groups} groups; expected a multiple of "
+                "the number of groups"
+            )
         for value in (*self.window, *self.strides):
-            _check_size(value, "conv kernel or stride")
+            check_size(value, "conv kernel or stride")
         if isinstance(self.padding, str):
             if self.padding not in ("same", "valid", "full"):
                 raise UserError(
                     f"conv padding is '{self.padding}'; expected a number, same, valid or full"
                 )
         else:
-            _check_size(self.padding, "conv padding", least=0)
+            check_size(self.padding, "conv padding", least=0)
         _check_number(self.weight_decay, "conv weight_decay", least=0.0)
 
     @property
@@ -178,7 +249,7 @@ class Conv2d(Layer):
 
     def pads(self, input_shape: Shape) -> Pads:
         """Zeros ((top, bottom), (left, right)) around each map."""
-        _, height, width = _maps("conv", input_shape)
+        _, height, width = maps_of("conv", input_shape)
         (r, s), (vertical, horizontal) = self.window, self.strides
         if self.padding == "same":
             return _same_pads(height, r, vertical), _same_pads(width, s, horizontal)
@@ -188,7 +259,12 @@ class Conv2d(Layer):
         return (p, p), (p, p)
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        _, height, width = _maps("conv", input_shape)
+        channels, height, width = maps_of("conv", input_shape)
+        if channels % self.groups:
+            raise UserError(
+                f"conv has {self.groups} groups, but its input has {channels} channels; expected a "
+                "divisor of the number of channels"
+            )
         sizes = []
         for axis, size, window, stride, pad in zip(
             ("height", "width"),
@@ -204,35 +280,35 @@ class Conv2d(Layer):
                     f"conv {axis}: kernel {window} is larger than the input, "
                     f"padding included ({size} + {sum(pad)})"
                 )
-            if self.padding != "same" and span % stride:
+            if self.padding != "same" and self.rounding == "strict" and span % stride:
                 raise UserError(
                     f"conv {axis}: ({size} − {window} + {sum(pad)}) / {stride} + 1 is not a whole "
-                    "number; change kernel, stride or padding"
+                    'number; change kernel, stride or padding, or set rounding to "floor"'
                 )
             sizes.append(span // stride + 1)
         return self.filters, sizes[0], sizes[1]
 
     def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
-        channels = input_shape[0]
+        channels = input_shape[0] // self.groups
         r, s = self.window
         fan_in = channels * r * s
         weight = Parameter(
             "weight", (self.filters, channels, r, s), fan_in, self.weight_init, self.weight_decay
         )
-        return weight, Parameter("bias", (self.filters,), fan_in, self.bias_init)
+        bias = Parameter("bias", (self.filters,), fan_in, self.bias_init)
+        return (weight, bias) if self.bias else (weight,)
 
     def flops(self, input_shape: Shape) -> Flops:
         k, ho, wo = self.output_shape(input_shape)
         r, s = self.window
-        products = 2 * k * ho * wo * input_shape[0] * r * s
-        return Flops(products + k * ho * wo, products, products + k * ho * wo)
+        products = 2 * k * ho * wo * input_shape[0] // self.groups * r * s
+        additions = k * ho * wo if self.bias else 0
+        return Flops(products + additions, products, products + additions)
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
     if isinstance(value, int):
         return value, value
-    if len(value) != 2:
-        raise UserError(f"{value!r} has {len(value)} numbers; expected one, or a pair")
     return value[0], value[1]
 
 
@@ -243,19 +319,34 @@ class _Pool2d(Layer):
     Attributes:
         window: height and width, one number or a pair.
         stride: one number or a pair; None for the size of the window. Windows may overlap.
-        padding: "valid" (an incomplete last window is ignored) or "same" (output
-            ceil(size / stride); positions outside the map are ignored).
+        padding: number of positions on every side, at most half of the window, or "valid" (none) or
+            "same" (output ceil(size / stride)). Positions outside the map are ignored.
+        rounding: "floor" ignores rows and columns after the last window; "strict" refuses them.
+            "same" always fits.
     """
 
     window: int | tuple[int, int] = 2
     stride: int | tuple[int, int] | None = None
-    padding: Literal["same", "valid"] = "valid"
+    padding: int | Literal["same", "valid"] = "valid"
+    rounding: Rounding = "floor"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for value in (*self.windows, *self.strides):
-            _check_size(value, f"{self.kind} window or stride")
-        if self.padding not in ("same", "valid"):
-            raise UserError(f"{self.kind} padding is '{self.padding}'; expected same or valid")
+            check_size(value, f"{self.kind} window or stride")
+        _check_rounding(self.kind, self.rounding)
+        if isinstance(self.padding, str):
+            if self.padding not in ("same", "valid"):
+                raise UserError(
+                    f"{self.kind} padding is '{self.padding}'; expected a number, same or valid"
+                )
+            return
+        check_size(self.padding, f"{self.kind} padding", least=0)
+        if 2 * self.padding > min(self.windows):
+            raise UserError(
+                f"{self.kind} padding is {self.padding}; expected at most half of the window "
+                f"({min(self.windows)})"
+            )
 
     @property
     def windows(self) -> tuple[int, int]:
@@ -269,21 +360,30 @@ class _Pool2d(Layer):
 
     def pads(self, input_shape: Shape) -> Pads:
         """Positions outside the map, ((top, bottom), (left, right)), that windows cover."""
-        _, height, width = _maps(self.kind, input_shape)
-        if self.padding == "valid":
-            return (0, 0), (0, 0)
+        _, height, width = maps_of(self.kind, input_shape)
+        if self.padding != "same":
+            p = 0 if self.padding == "valid" else int(self.padding)
+            return (p, p), (p, p)
         (r, s), (vertical, horizontal) = self.windows, self.strides
         return _same_pads(height, r, vertical), _same_pads(width, s, horizontal)
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        channels, height, width = _maps(self.kind, input_shape)
+        channels, height, width = maps_of(self.kind, input_shape)
         sizes = []
         for size, window, stride, pad in zip(
             (height, width), self.windows, self.strides, self.pads(input_shape), strict=True
         ):
             span = size + sum(pad) - window
             if span < 0:
-                raise UserError(f"{self.kind}: window {window} is larger than the input {size}")
+                raise UserError(
+                    f"{self.kind}: window {window} is larger than the input, padding included "
+                    f"({size} + {sum(pad)})"
+                )
+            if self.padding != "same" and self.rounding == "strict" and span % stride:
+                raise UserError(
+                    f"{self.kind}: ({size} − {window} + {sum(pad)}) / {stride} + 1 is not a whole "
+                    'number; change window, stride or padding, or set rounding to "floor"'
+                )
             sizes.append(span // stride + 1)
         return channels, sizes[0], sizes[1]
 
@@ -338,7 +438,8 @@ class Dense(Layer):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_size(self.units, "dense units")
+        super().__post_init__()
+        check_size(self.units, "dense units")
         _check_number(self.weight_decay, "dense weight_decay", least=0.0)
 
     def output_shape(self, input_shape: Shape) -> Shape:
@@ -358,7 +459,7 @@ class Dense(Layer):
         return Flops(products + self.units, products, products + self.units)
 
 
-class _Elementwise(Layer):
+class Elementwise(Layer):
     """A layer whose output has the shape of its input."""
 
     operations: ClassVar[int] = 1
@@ -372,14 +473,14 @@ class _Elementwise(Layer):
 
 
 @dataclass(frozen=True)
-class ReLU(_Elementwise):
+class ReLU(Elementwise):
     """max(x, 0); derivative 0 at x ≤ 0."""
 
     kind: ClassVar[str] = "relu"
 
 
 @dataclass(frozen=True)
-class Sigmoid(_Elementwise):
+class Sigmoid(Elementwise):
     """σ(x) = 1 / (1 + exp(−x)); derivative σ(1 − σ)."""
 
     kind: ClassVar[str] = "sigmoid"
@@ -387,7 +488,7 @@ class Sigmoid(_Elementwise):
 
 
 @dataclass(frozen=True)
-class Dropout(_Elementwise):
+class Dropout(Elementwise):
     """In training, sets each element to 0 with probability `rate`, else divides it by 1 − rate.
 
     The mask is a pure function of seed, step, sample and layer (`dptrain.plan.random`), so it does
@@ -402,12 +503,13 @@ class Dropout(_Elementwise):
     rate: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0.0 <= self.rate < 1.0:
             raise UserError(f"dropout rate is {self.rate}; expected 0 ≤ rate < 1")
 
 
 @dataclass(frozen=True)
-class LocalResponseNorm(_Elementwise):
+class LocalResponseNorm(Elementwise):
     """Normalisation over neighbouring channels of the same pixel.
 
     y[c] = x[c] / (bias + alpha · Σ_{|c' − c| ≤ radius} x[c']²)^beta
@@ -424,34 +526,17 @@ class LocalResponseNorm(_Elementwise):
     beta: float = 0.75
 
     def __post_init__(self) -> None:
-        _check_size(self.radius, "lrn radius", least=0)
+        super().__post_init__()
+        check_size(self.radius, "lrn radius", least=0)
         if not 0.0 < self.bias < math.inf:
             raise UserError(f"lrn bias is {self.bias}; expected a finite number above 0")
         _check_number(self.alpha, "lrn alpha")
         _check_number(self.beta, "lrn beta")
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        return _maps("lrn", input_shape)
+        return maps_of("lrn", input_shape)
 
     def flops(self, input_shape: Shape) -> Flops:
         window = 2 * self.radius + 1
         size = math.prod(input_shape)
         return Flops(size * (2 * window + 4), size * (3 * window + 8))
-
-
-LAYERS: dict[str, type[Layer]] = {
-    layer.kind: layer
-    for layer in (
-        Conv2d,
-        MaxPool2d,
-        AveragePool2d,
-        SumPool2d,
-        Flatten,
-        Dense,
-        ReLU,
-        Sigmoid,
-        Dropout,
-        LocalResponseNorm,
-    )
-}
-"""Classes of layers by their names in TOML files."""

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dptrain.errors import UserError, shown
-from dptrain.network.layers import MAX_SIZE, Flops, Layer, Parameter, Shape
+from dptrain.errors import UserError, shown, suggest
+from dptrain.network.layers import MAX_SIZE, Flops, Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import Loss, SoftmaxCrossEntropy
+
+if TYPE_CHECKING:
+    from dptrain.network.functional import Tensor
 
 INPUT = "input"
 """Name by which a layer refers to the input of the network."""
+
+NAME = r"(?=.{1,64}\Z)[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*"
+"""Pattern of the name of a layer."""
 
 RESERVED_NAMES = (INPUT, "target", "loss", "update")
 """Names that stages and buffers of a plan have; no layer may have them."""
@@ -58,6 +65,7 @@ class Node:
             never were maps. A flattened tensor keeps the shape of its maps, so that a backend can
             store it in another order than C, H, W and still identify every element.
         parameters: trainable arrays by full name, ``conv1.weight``.
+        statistics: arrays that training updates without gradients, ``bn1.running_mean``.
     """
 
     index: int
@@ -69,6 +77,7 @@ class Node:
     input_maps: Shape
     output_maps: Shape
     parameters: tuple[Parameter, ...]
+    statistics: tuple[Statistic, ...] = ()
 
     @property
     def flops(self) -> Flops:
@@ -81,7 +90,8 @@ class Network:
     """A directed acyclic graph of layers that ends in a loss.
 
     The constructor makes a chain, in which every layer reads the output of the layer before it.
-    `from_nodes` makes any graph.
+    `from_output` makes a graph of layers that were called on tensors, `from_nodes` one of layers
+    with named inputs.
 
     Args:
         input_shape: (C, H, W) or (F,), without the batch.
@@ -149,19 +159,60 @@ class Network:
             [('first', ('input',)), ('relu1', ('first',)), ('dense2', ('relu1',))]
         """
         specs = tuple(nodes)
+        for spec in specs:
+            if not isinstance(spec, NodeSpec):
+                raise UserError(f"network {name}: a node is {shown(repr(spec))}; expected NodeSpec")
         connections = [(spec.name, spec.inputs) for spec in specs]
         layers = [spec.layer for spec in specs]
         return cls(input_shape, layers, loss, name, connections=connections)
 
+    @classmethod
+    def from_output(
+        cls, output: Tensor, loss: Loss = DEFAULT_LOSS, name: str = "network"
+    ) -> Network:
+        """Return the network that computes a tensor from its `Input`.
+
+        Layers are in the order in which they were called. Layers that the output does not need are
+        no part of the network.
+
+        Args:
+            output: input of the loss.
+            loss: the function that training minimises.
+            name: name of the network.
+
+        Raises:
+            UserError: the tensor depends on no `Input` or on several, a layer with parameters was
+                called twice, or two nodes have the same name.
+
+        Example:
+            >>> from dptrain.network import Add, Conv2d, Dense, Flatten, Input, Network, ReLU
+            >>> x = Input((3, 32, 32))
+            >>> stem = ReLU()(Conv2d(16)(x))
+            >>> y = Add()(Conv2d(16)(stem), stem)
+            >>> net = Network.from_output(Dense(10)(Flatten()(ReLU()(y))), name="residual")
+            >>> [node.name for node in net.nodes]
+            ['conv1', 'relu1', 'conv2', 'add1', 'relu2', 'flatten1', 'dense1']
+            >>> net.nodes[3].inputs
+            ('conv2', 'relu1')
+        """
+        from dptrain.network.functional import collect
+
+        input_shape, specs = collect(output)
+        return cls.from_nodes(input_shape, specs, loss, name)
+
     def __post_init__(self) -> None:
         _check_name(self.name)
-        object.__setattr__(self, "input_shape", tuple(self.input_shape))
+        try:
+            object.__setattr__(self, "input_shape", make_input_shape(self.input_shape))
+        except UserError as error:
+            raise UserError(f"network {self.name}: {error}") from None
+        if not isinstance(self.layers, Iterable):
+            raise UserError(f"the layers of {self.name} are {self.layers!r}; expected a list")
         object.__setattr__(self, "layers", tuple(self.layers))
-        sizes = self.input_shape
-        if len(sizes) not in (1, 3) or not all(1 <= size <= MAX_SIZE for size in sizes):
+        if not isinstance(self.loss, Loss):
             raise UserError(
-                f"network {self.name}: input shape {shown(sizes)}; expected (C, H, W) or (F,), "
-                f"numbers from 1 to {MAX_SIZE:,}"
+                f"the loss of {self.name} is {shown(repr(self.loss))}; expected an object such as "
+                "SoftmaxCrossEntropy()"
             )
         if not self.layers:
             raise UserError(f"network {self.name} has no layers")
@@ -205,15 +256,32 @@ class Network:
                 raise UserError(
                     f"network {self.name}, layer {index + 1} ({name}): {error}"
                 ) from None
-            in_maps = maps[inputs[0]] if len(inputs) == 1 else _maps_of(shape)
+            in_maps = self._common_maps(name, shape, [maps[i] for i in inputs])
             parameters = layer.parameters(shape)
+            statistics = tuple(replace(s, name=f"{name}.{s.name}") for s in layer.statistics(shape))
             keeps_elements = math.prod(out) == math.prod(shape) and not parameters
             out_maps = in_maps if len(out) == 1 and keeps_elements else _maps_of(out)
             parameters = tuple(replace(p, name=f"{name}.{p.name}") for p in parameters)
-            node = Node(index, name, layer, inputs, shape, out, in_maps, out_maps, parameters)
-            nodes.append(node)
+            nodes.append(
+                Node(
+                    index, name, layer, inputs, shape, out, in_maps, out_maps, parameters,
+                    statistics,
+                )
+            )  # fmt: skip
             shapes[name], maps[name] = out, out_maps
         return tuple(nodes)
+
+    def _common_maps(self, name: str, shape: Shape, maps: Sequence[Shape]) -> Shape:
+        """Return the maps from which the elements of a node's input come."""
+        if len(shape) == 3:
+            return shape
+        if len(set(maps)) > 1:
+            listed = " and ".join(str(each) for each in dict.fromkeys(maps))
+            raise UserError(
+                f"network {self.name}, node {name}: the inputs are vectors that come from maps of "
+                f"the shapes {listed}; expected one shape"
+            )
+        return maps[0]
 
     @property
     def is_chain(self) -> bool:
@@ -237,6 +305,11 @@ class Network:
         return tuple(p for node in self.nodes for p in node.parameters)
 
     @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """All arrays that training updates without gradients, in topological order."""
+        return tuple(s for node in self.nodes for s in node.statistics)
+
+    @property
     def num_parameters(self) -> int:
         """Number of trainable numbers."""
         return sum(p.size for p in self.parameters)
@@ -250,6 +323,22 @@ class Network:
             sum(f.backward_input for f in each),
             sum(f.backward_weight for f in each),
         )
+
+
+def make_input_shape(shape: Sequence[int]) -> Shape:
+    """Return the shape of the input of a network, (C, H, W) or (F,); refuse other ones."""
+    try:
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise UserError(
+            f"input shape {shown(shape)}; expected whole numbers such as (3, 32, 32)"
+        ) from None
+    if len(sizes) not in (1, 3) or not all(1 <= size <= MAX_SIZE for size in sizes):
+        raise UserError(
+            f"input shape {shown(sizes)}; expected (C, H, W) or (F,), numbers from 1 to "
+            f"{MAX_SIZE:,}"
+        )
+    return sizes
 
 
 def default_names(layers: Iterable[Layer]) -> list[str]:
@@ -268,7 +357,7 @@ def _maps_of(shape: Shape) -> Shape:
 
 def _check_name(name: str) -> None:
     """Refuse names that would break messages, tables or file names."""
-    if not (name.isprintable() and 0 < len(name) <= 200):
+    if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= 200):
         raise UserError(
             f"the name of the network is '{shown(name)}'; expected 1 to 200 printable characters"
         )
@@ -283,10 +372,10 @@ def _connections(specs: Sequence[NodeSpec]) -> Connections:
     ]
     known = {INPUT, *names}
     for name, count in Counter(names).items():
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name):
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
             raise UserError(
                 f"a layer has the name '{shown(name)}'; expected a letter, then up to 63 letters, "
-                "digits, - or _"
+                "digits, - or _, in parts that dots separate"
             )
         if name in RESERVED_NAMES:
             raise UserError(f"a layer has the reserved name '{name}'; choose another name")
@@ -295,14 +384,21 @@ def _connections(specs: Sequence[NodeSpec]) -> Connections:
     connections = []
     for i, spec in enumerate(specs):
         before = names[i - 1] if i else INPUT
+        if isinstance(spec.inputs, str):
+            raise UserError(
+                f"node {names[i]}: inputs is '{spec.inputs}'; expected a tuple of names"
+            )
         inputs = (before,) if spec.inputs is None else tuple(spec.inputs)
         for name in inputs:
             if name not in known:
-                raise UserError(f"node {names[i]}: input '{shown(name)}' does not exist")
+                hint = suggest(str(name), sorted(known))
+                raise UserError(f"node {names[i]}: input '{shown(name)}' does not exist{hint}")
         if len(inputs) != spec.layer.num_inputs:
+            found = "1 input" if len(inputs) == 1 else f"{len(inputs)} inputs"
+            hint = "; name them in inputs" if spec.inputs is None else ""
             raise UserError(
-                f"node {names[i]} has {len(inputs)} inputs; {spec.layer.kind} expects "
-                f"{spec.layer.num_inputs}"
+                f"node {names[i]} has {found}; {spec.layer.kind} expects "
+                f"{spec.layer.num_inputs}{hint}"
             )
         connections.append((names[i], inputs))
     return tuple(connections)

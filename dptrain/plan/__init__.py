@@ -3,7 +3,7 @@
 from dptrain.plan.buckets import Bucket, make_buckets
 from dptrain.plan.flat import SUMS, FlatLayout, Slot
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, Storage
-from dptrain.plan.optimizers import SGD, Adam, Optimizer
+from dptrain.plan.optimizers import SGD, Adam, AdamW, Optimizer
 from dptrain.plan.plan import Plan, Stage, make_plan
 from dptrain.plan.shards import MicroShards
 
@@ -12,6 +12,7 @@ __all__ = [
     "SUMS",
     "Access",
     "Adam",
+    "AdamW",
     "Bucket",
     "BufferSpec",
     "FlatLayout",

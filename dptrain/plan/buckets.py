@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dptrain.plan.lowering import Phase
+from dptrain.plan.lowering import GRADIENT_PHASES, Phase
 from dptrain.plan.plan import Plan
 
 
@@ -59,7 +59,7 @@ def make_buckets(plan: Plan, bucket_bytes: int | None) -> tuple[Bucket, ...]:
     finished = {
         name: stage.index
         for stage in plan.stages
-        if stage.phase is Phase.BACKWARD_WEIGHT
+        if stage.phase in GRADIENT_PHASES
         for name in stage.parameters
     }
     buckets: list[Bucket] = []

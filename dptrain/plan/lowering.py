@@ -7,16 +7,20 @@ order of the stages, the lifetimes of the buffers, the memory needed and the byt
 Buffers have local names inside a group:
 
 - ``x``, ``y``: input and output activation; ``dx``, ``dy``: gradients of the loss with respect to
-  them;
+  them. A group with several inputs names them ``x``, ``x2``, ``x3``, …, and their gradients ``dx``,
+  ``dx2``, …: first the inputs of its first layer, then those of later layers from outside;
 - any name in `GroupNeeds.buffers`: memory of the group alone, such as an arg-max mask.
 
-Parameters and their gradients are not declared: a stage of the phase `BACKWARD_WEIGHT` finishes
+Parameters and their gradients are not declared: the stage of a phase in `GRADIENT_PHASES` finishes
 the gradients of every parameter of its group.
+
+If several groups read a tensor, the first of them in the order of the backward pass writes its
+gradient, and the others add to it (`Group.adds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -32,12 +36,21 @@ class Phase(str, Enum):
     """The kind of work of a stage. The values appear in reports, files and traces."""
 
     LOAD = "load"
+    STATISTICS = "statistics"
+    """Mean and variance of the input over the minibatch, before `FORWARD`, in training only."""
     FORWARD = "forward"
     LOSS = "loss"
+    BACKWARD_RECOMPUTE = "backward_recompute"
+    """`FORWARD` again, see `dptrain.plan.recomputation`."""
     BACKWARD = "backward"
     """Gradients of layers without parameters, also of those fused after a layer with parameters."""
+    BACKWARD_STATISTICS = "backward_statistics"
+    """Gradients of the parameters of a normalisation over the minibatch, which the gradient of its
+    input needs."""
     BACKWARD_WEIGHT = "backward_weight"
     BACKWARD_INPUT = "backward_input"
+    BACKWARD_ADD = "backward_add"
+    """Contributions to gradients of tensors that several groups read."""
     UPDATE = "update"
 
 
@@ -46,20 +59,55 @@ def stage_name(group: str, phase: Phase) -> str:
     return group if group == phase.value else f"{group}.{phase.value}"
 
 
-BACKWARD_ORDER = (Phase.BACKWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
+FORWARD_PHASES = (Phase.STATISTICS, Phase.FORWARD)
+"""Phases of the forward pass in training."""
+
+BACKWARD_ORDER = (
+    Phase.BACKWARD,
+    Phase.BACKWARD_STATISTICS,
+    Phase.BACKWARD_WEIGHT,
+    Phase.BACKWARD_INPUT,
+)
 """Weights first, so that their all-reduce overlaps with the gradient of the input."""
+
+GRADIENT_PHASES = (Phase.BACKWARD_STATISTICS, Phase.BACKWARD_WEIGHT)
+"""Phases that finish the gradients of parameters."""
+
+STATISTICS_PHASES = (Phase.STATISTICS, Phase.BACKWARD_STATISTICS)
+"""Phases that make one sum of batch statistics over the ranks."""
+
+
+def join_names(layers: Iterable[str]) -> str:
+    """Return names of layers joined with ``+``, a common scope once: ``layer1.0.conv1+bn1``."""
+    names: list[str] = []
+    before = ""
+    for layer in layers:
+        scope, _, short = layer.rpartition(".")
+        names.append(short if names and scope == before else layer)
+        before = scope
+    return "+".join(names)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Consecutive layers that the same stages compute."""
+    """Layers that the same stages compute; each of them but the first reads the one before it.
+
+    Attributes:
+        nodes: the layers. No layer outside of the group reads the output of one but the last.
+        adds: local names of input gradients, such as ``dx``, to which the group adds, because
+            another group has written them before.
+        separate: local names of input gradients that the group writes to buffers of their own,
+            which a further stage adds.
+    """
 
     nodes: tuple[Node, ...]
+    adds: frozenset[str] = frozenset()
+    separate: frozenset[str] = frozenset()
 
     @cached_property
     def name(self) -> str:
-        """Names of the layers, joined with ``+``."""
-        return "+".join(node.name for node in self.nodes)
+        """Names of the layers, see `join_names`."""
+        return join_names(node.name for node in self.nodes)
 
     @property
     def kinds(self) -> tuple[type[Layer], ...]:
@@ -76,15 +124,33 @@ class Group:
         """Last layer."""
         return self.nodes[-1]
 
-    @property
-    def input(self) -> str:
-        """Name of the node whose output the group reads, or ``"input"``."""
-        return self.head.inputs[0]
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the nodes outside of the group that it reads, or ``"input"``, in the order of
+        the local names ``x``, ``x2``, ….
+        """
+        own = {node.name for node in self.nodes}
+        return tuple(name for node in self.nodes for name in node.inputs if name not in own)
+
+    @cached_property
+    def tensors(self) -> dict[str, str]:
+        """Names of the tensors by local name: inputs, output and their gradients."""
+        locals_ = {"y": self.tail.name}
+        for number, name in enumerate(self.inputs, 1):
+            locals_[input_name(number)] = name
+        gradients = {f"d{local}": f"d{name}" for local, name in locals_.items()}
+        gradients.update({local: f"{self.name}.{local}" for local in self.separate})
+        return {**locals_, **gradients}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Parameters of all layers."""
         return tuple(p for node in self.nodes for p in node.parameters)
+
+
+def input_name(number: int) -> str:
+    """Return the local name of the input with a number from 1 on: ``x``, ``x2``, ``x3``, …."""
+    return "x" if number == 1 else f"x{number}"
 
 
 @dataclass(frozen=True)
@@ -115,12 +181,15 @@ class GroupNeeds:
         alias: the output is the input in another shape; no phase does anything.
         in_place: the phases allow that y is x and that dy is dx. The planner uses this if no other
             group needs x.
+        shares_gradient: the gradient of every input is dy, and the backward pass has no phase.
+            The planner lets them share memory where it can, and else copies or adds.
     """
 
     phases: Mapping[Phase, Access] = field(default_factory=dict)
     buffers: Mapping[str, BufferSpec] = field(default_factory=dict)
     alias: bool = False
     in_place: bool = False
+    shares_gradient: bool = False
     kept: tuple[str, ...] = ()
 
 
@@ -190,6 +259,10 @@ class Setting:
         limits: of the GPU that the plan is for; None for the backend's default.
         selection: selects a kernel for each stage.
         fused: False computes each layer by stages of its own.
+        recompute: True computes activations again in the backward pass if this needs less memory.
+            No stages run concurrently then.
+        label_smoothing: s; in training, the target of a sample is (1 − s) onehot + s / F. 0 for
+            networks that do not predict classes.
     """
 
     batch_size: int
@@ -202,6 +275,8 @@ class Setting:
     limits: DeviceLimits | None = None
     selection: KernelSelection = field(default_factory=KernelSelection)
     fused: bool = True
+    recompute: bool = False
+    label_smoothing: float = 0.0
 
 
 class Lowering(Protocol):
@@ -211,6 +286,7 @@ class Lowering(Protocol):
         name: name of the backend.
         precisions: supported precisions by name, the default first.
         fusions: sequences of layer classes that the backend can compute as one group.
+        inference_fusions: further ones of plans without training.
         concurrent_weight_gradients: stages of `BACKWARD_WEIGHT` may run concurrently with all
             stages that follow, up to the update.
         max_elements: largest number of elements that kernels can index in a buffer; None for no
@@ -223,6 +299,7 @@ class Lowering(Protocol):
     name: ClassVar[str]
     precisions: ClassVar[Mapping[str, Precision]]
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]]
+    inference_fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]]
     concurrent_weight_gradients: ClassVar[bool]
     max_elements: ClassVar[int | None]
     supports_shards: ClassVar[bool]
@@ -236,7 +313,12 @@ class Lowering(Protocol):
         """Return the dtypes of a precision; raise `UserError` if it is not supported."""
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
-        """Return True to compute these layers, which match one of `fusions`, as one group."""
+        """Return True to compute these layers, which match one of the fusions, as one group."""
+
+    def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
+        """Return True if the group can add to the input gradient with a local name, see
+        `Group.adds`; otherwise it writes another buffer, which a further stage adds.
+        """
 
     def staging_shape(self, network: Network, setting: Setting) -> Shape:
         """Return the number of staging slots and their size in bytes; () for no staging buffer."""

@@ -1,19 +1,51 @@
 """Update rules as descriptions: hyperparameters and the state arrays that a backend stores.
 
-Notation, as in PyTorch's documentation, for every element: w parameter, g its gradient plus λ·w
-(weight decay), α learning rate, t number of updates including this one.
+Notation, as in PyTorch's documentation, for every element: w parameter, λ its weight decay, g its
+gradient plus λ·w (without λ·w for `AdamW`), α learning rate, t number of updates including this
+one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from dptrain.errors import UserError
 
+if TYPE_CHECKING:
+    from dptrain.network.layers import Parameter
+
 
 @dataclass(frozen=True)
-class SGD:
+class UpdateRule:
+    """What all update rules have in common.
+
+    Attributes:
+        weight_decay: λ of all parameters with two or more dimensions, which are the weights of
+            convolutions and of dense layers. Biases and the parameters of normalisations have one
+            dimension, and are not decayed. None: each parameter has the λ of its layer.
+        clip_norm: c; before each update, the gradient of all parameters is multiplied by
+            min(1, c / (‖gradient‖ + 10⁻⁶)), as by PyTorch's `clip_grad_norm_`. None: it is not.
+    """
+
+    weight_decay: float | None = field(default=None, kw_only=True)
+    clip_norm: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm > 0.0:
+            raise UserError(f"clip norm is {self.clip_norm}; expected above 0")
+        if self.weight_decay is not None and not self.weight_decay >= 0.0:
+            raise UserError(f"weight decay is {self.weight_decay}; expected at least 0")
+
+    def decay_of(self, parameter: Parameter) -> float:
+        """Return λ of a parameter."""
+        if self.weight_decay is None:
+            return parameter.weight_decay
+        return self.weight_decay if len(parameter.shape) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class SGD(UpdateRule):
     """Stochastic gradient descent.
 
     v ← μ v + g;  w ← w − α v, or w ← w − α (g + μ v) with Nesterov momentum. With μ = 0 there is no
@@ -30,6 +62,7 @@ class SGD:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0.0 <= self.momentum < 1.0:
             raise UserError(f"momentum is {self.momentum}; expected 0 ≤ momentum < 1")
         if self.nesterov and self.momentum == 0.0:
@@ -42,7 +75,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(UpdateRule):
     """Adam with bias correction.
 
     m ← β₁ m + (1 − β₁) g;  v ← β₂ v + (1 − β₂) g²;
@@ -63,9 +96,10 @@ class Adam:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):
             if not 0.0 <= value < 1.0:
-                raise UserError(f"adam {name} is {value}; expected 0 ≤ {name} < 1")
+                raise UserError(f"{self.kind} {name} is {value}; expected 0 ≤ {name} < 1")
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -73,4 +107,44 @@ class Adam:
         return ("first_moment", "second_moment")
 
 
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay.
+
+    w ← w − α λ w − α · (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε), with m and v of the gradient
+    without λ·w.
+
+    Source: Loshchilov and Hutter, "Decoupled weight decay regularization", 2019, algorithm 2, with
+    λ multiplied by α as in PyTorch.
+
+    Attributes:
+        weight_decay: λ, see `UpdateRule`.
+    """
+
+    kind: ClassVar[str] = "adamw"
+
+    weight_decay: float | None = field(default=0.01, kw_only=True)
+
+
 Optimizer = SGD | Adam
+
+
+def make_optimizer(
+    kind: str,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float | None = None,
+    clip_norm: float | None = None,
+) -> Optimizer:
+    """Return the update rule with a name.
+
+    Args:
+        kind: ``"sgd"``, ``"adam"`` or ``"adamw"``.
+        momentum, nesterov: of `SGD`; the others ignore them.
+        weight_decay, clip_norm: see `UpdateRule`.
+    """
+    if kind == SGD.kind:
+        return SGD(momentum, nesterov, weight_decay=weight_decay, clip_norm=clip_norm)
+    rules = {rule.kind: rule for rule in (Adam, AdamW)}
+    return rules[kind](weight_decay=weight_decay, clip_norm=clip_norm)

@@ -6,29 +6,35 @@ Planning allocates nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
-from dptrain.network.layers import Shape
+from dptrain.network.initializers import Constant
+from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import INPUT as INPUT
-from dptrain.network.network import Network
+from dptrain.network.network import Network, Node
 from dptrain.plan.arena import Buffer, assign_offsets
-from dptrain.plan.flat import FlatLayout, make_layout
+from dptrain.plan.flat import ALIGNMENT, FlatLayout, make_layout
+from dptrain.plan.gradients import Addition, Gradients, collect_gradients
 from dptrain.plan.lowering import (
     BACKWARD_ORDER,
+    GRADIENT_PHASES,
+    Access,
     BufferSpec,
     Group,
-    GroupNeeds,
     Lowering,
     Phase,
     Setting,
+    canonical_storage,
+    input_name,
     stage_name,
 )
 from dptrain.plan.optimizers import SGD, Optimizer
+from dptrain.plan.recomputation import SECOND, Recomputation, Recomputer
 from dptrain.plan.selection import KernelSelection
 from dptrain.plan.shards import MicroShards
 
@@ -89,6 +95,11 @@ class Plan:
         stages: stages of a step, in order.
         arena_bytes: size of the arena in bytes.
         micro_shards: the micro-shards of this rank; None for the fastest order of summation.
+        additions: what stages of `BACKWARD_ADD` add, by the name of their group.
+        statistics: slots of the arrays that training updates without gradients.
+        recomputed: names of the buffers whose content is computed again in the backward pass, to a
+            second buffer, see `dptrain.plan.recomputation`.
+        cuts: positions of the groups between which activations are computed again.
     """
 
     network: Network
@@ -102,6 +113,10 @@ class Plan:
     stages: tuple[Stage, ...]
     arena_bytes: int
     micro_shards: MicroShards | None = None
+    additions: Mapping[str, tuple[Addition, ...]] = field(default_factory=dict)
+    statistics: FlatLayout = FlatLayout((), 0)
+    recomputed: frozenset[str] = frozenset()
+    cuts: tuple[int, ...] = ()
 
     @property
     def batch_size(self) -> int:
@@ -153,13 +168,17 @@ class Plan:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes by purpose; a replica allocates their sum."""
+        """Bytes by purpose; a replica allocates their sum, less on a GPU that clips gradients."""
         flat = self.layout.size * self.itemsize
         memory = {"parameters": flat, "buffers": self.arena_bytes}
+        if self.statistics.size:
+            memory["statistics"] = self.statistics.size * self.itemsize
         if self.training:
             slots = self.gradient_slots
             memory["gradients"] = slots * self.layout.gradient_size * self.itemsize
             memory["optimizer"] = flat * len(self.optimizer.state)
+            if self.optimizer.clip_norm is not None:
+                memory["optimizer"] += 8 * (self.layout.size // ALIGNMENT)
         return memory
 
     def resolve(self, tensor: str) -> str:
@@ -172,29 +191,19 @@ class Plan:
         """Return the buffer of a local name of a group (see `dptrain.plan.lowering`)."""
         return self.resolve(_tensor_name(group, local))
 
+    def backward_tensor_name(self, group: Group, local: str) -> str:
+        """Return the same buffer for the backward pass: the second one if it was accessed."""
+        name = self.tensor_name(group, local)
+        second = f"{SECOND}{name}"
+        return second if name in self.recomputed and second in self.buffers else name
+
 
 def _tensor_name(group: Group, local: str) -> str:
-    x = group.input
-    names = {"x": x, "y": group.tail.name, "dx": f"d{x}", "dy": f"d{group.tail.name}"}
-    return names.get(local, f"{group.name}.{local}")
+    return group.tensors.get(local, f"{group.name}.{local}")
 
 
-def _refuse_graph(network: Network) -> None:
-    """Raise a `UserError` unless `network` is a chain whose tensors have distinct names."""
-    readers: dict[str, list[str]] = {}
-    for node in network.nodes:
-        if len(node.inputs) != 1:
-            raise UserError(
-                f"only chains of layers can be planned; node {node.name} has {len(node.inputs)} "
-                "inputs"
-            )
-        readers.setdefault(node.inputs[0], []).append(node.name)
-    for name, nodes in readers.items():
-        if len(nodes) > 1:
-            what = "the input" if name == INPUT else f"the output of node {name}"
-            raise UserError(
-                f"only chains of layers can be planned; {what} is read by {', '.join(nodes)}"
-            )
+def _check_names(network: Network) -> None:
+    """Raise a `UserError` unless the tensors of `network` and their gradients differ in name."""
     names = {INPUT, *(node.name for node in network.nodes)}
     for name in sorted(names):
         if f"d{name}" in names:
@@ -203,23 +212,49 @@ def _refuse_graph(network: Network) -> None:
             )
 
 
-def _make_groups(network: Network, backend: Lowering, *, fused: bool) -> tuple[Group, ...]:
-    """Divide the layers into groups, from the input on; the longest fusion is preferred."""
+def _make_groups(
+    network: Network, backend: Lowering, *, fused: bool, training: bool
+) -> tuple[Group, ...]:
+    """Divide the layers into groups, from the input on; the longest fusion is preferred.
+
+    A group stands where its last layer stands, because only then all of its inputs exist.
+    """
     if not fused:
         return tuple(Group((node,)) for node in network.nodes)
+    readers: dict[str, list[Node]] = {}
+    for node in network.nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    fusions = (*backend.fusions, *(() if training else backend.inference_fusions))
+    patterns = sorted(fusions, key=len, reverse=True)
     groups: list[Group] = []
-    patterns = sorted(backend.fusions, key=len, reverse=True)
-    start = 0
-    while start < len(network.nodes):
-        stop = start + 1
+    grouped: set[str] = set()
+    for head in network.nodes:
+        if head.name in grouped:
+            continue
+        nodes: tuple[Node, ...] = (head,)
         for pattern in patterns:
-            nodes = network.nodes[start : start + len(pattern)]
-            if tuple(type(node.layer) for node in nodes) == pattern and backend.fuses(nodes):
-                stop = start + len(pattern)
+            found = _match(head, pattern, readers)
+            if found and grouped.isdisjoint(n.name for n in found) and backend.fuses(found):
+                nodes = found
                 break
-        groups.append(Group(network.nodes[start:stop]))
-        start = stop
-    return tuple(groups)
+        groups.append(Group(nodes))
+        grouped.update(node.name for node in nodes)
+    return tuple(sorted(groups, key=lambda group: group.tail.index))
+
+
+def _match(
+    head: Node, pattern: tuple[type[Layer], ...], readers: Mapping[str, list[Node]]
+) -> tuple[Node, ...]:
+    """Return the layers that match a fusion, each the only reader of the one before it; or ()."""
+    nodes = [head]
+    while len(nodes) < len(pattern):
+        following = readers.get(nodes[-1].name, [])
+        if len(following) != 1:
+            return ()
+        nodes.append(following[0])
+    matches = all(type(node.layer) is cls for node, cls in zip(nodes, pattern, strict=True))
+    return tuple(nodes) if matches else ()
 
 
 def _group_flops(group: Group, phase: Phase, phases: Iterable[Phase]) -> int:
@@ -230,9 +265,13 @@ def _group_flops(group: Group, phase: Phase, phases: Iterable[Phase]) -> int:
     """
     head, rest = group.nodes[0].flops, [node.flops for node in group.nodes[1:]]
     rest_backward = sum(f.backward_input for f in rest)
+    # Half of a normalisation over the minibatch are the sums before it.
+    sums = head.forward // 2 if Phase.STATISTICS in phases else 0
+    if phase is Phase.STATISTICS:
+        return sums
     if phase is Phase.FORWARD:
-        return head.forward + sum(f.forward for f in rest)
-    if phase is Phase.BACKWARD_WEIGHT:
+        return head.forward - sums + sum(f.forward for f in rest)
+    if phase in GRADIENT_PHASES:
         return head.backward_weight + (0 if Phase.BACKWARD in phases else rest_backward)
     if phase is Phase.BACKWARD_INPUT:
         return head.backward_input
@@ -242,19 +281,76 @@ def _group_flops(group: Group, phase: Phase, phases: Iterable[Phase]) -> int:
 class _Planner:
     """Collects the stages and the buffers for `make_plan`."""
 
-    def __init__(self, network: Network, backend: Lowering, setting: Setting) -> None:
+    def __init__(
+        self,
+        network: Network,
+        backend: Lowering,
+        setting: Setting,
+        *,
+        segment_share: float | None = None,
+        cuts: Sequence[int] = (),
+    ) -> None:
+        """Collect the groups.
+
+        Args:
+            network, backend, setting: of the plan.
+            segment_share: activations are computed again in segments that write this share of the
+                bytes of the forward pass; None uses `cuts`.
+            cuts: activations are computed again between these groups; none keeps all activations.
+        """
         self.network, self.backend, self.setting = network, backend, setting
-        self.groups = _make_groups(network, backend, fused=setting.fused)
+        self.segment_share, self.cuts = segment_share, tuple(cuts)
+        self.recomputation = Recomputation()
+        groups = _make_groups(network, backend, fused=setting.fused, training=setting.training)
+        needs = {g.name: backend.needs(g, setting) for g in groups}
+        self.gradients = Gradients(groups, frozenset(), {}, {})
+        if setting.training:
+            self.gradients = collect_gradients(
+                groups,
+                needs,
+                lambda group, local: backend.adds_gradient(group, local, setting),
+                concurrent_weight_gradients=self.is_concurrent,
+            )
+        self.groups = self.gradients.groups
+        self.producers = {group.tail.name: group for group in self.groups}
+        self.readers: dict[str, list[Group]] = {}
+        for group in self.groups:
+            for name in group.inputs:
+                self.readers.setdefault(name, []).append(group)
+        self.needs = {
+            new.name: needs[old.name] if new is old else backend.needs(new, setting)
+            for old, new in zip(groups, self.groups, strict=True)
+        }
+        self._check_buffer_names()
         self.staged = backend.staging_shape(network, setting)
         self.double_buffers = setting.training and backend.double_buffers_input
-        self.needs: dict[str, GroupNeeds] = {g.name: backend.needs(g, setting) for g in self.groups}
         self.specs: dict[str, BufferSpec] = {}
         self.aliases: dict[str, str] = {}
         self.stages: list[Stage] = []
 
+    def _check_buffer_names(self) -> None:
+        """Raise a `UserError` if a tensor has the name of a buffer, ``bn1.moments`` of ``bn1``."""
+        buffers = {STAGED, NEXT_INPUT, NEXT_TARGET}
+        for group in self.groups:
+            own = (*self.needs[group.name].buffers, *group.separate)
+            buffers.update(f"{group.name}.{local}" for local in own)
+        for node in self.network.nodes:
+            if not buffers.isdisjoint((node.name, f"d{node.name}")):
+                raise UserError(
+                    f"the name {node.name} is reserved for a buffer of backend "
+                    f"{self.backend.name}; choose another name for that layer"
+                )
+
+    @property
+    def is_concurrent(self) -> bool:
+        """True if weight gradients may be computed while later stages run."""
+        return self.backend.concurrent_weight_gradients and not self.setting.recompute
+
     def plan(self, optimizer: Optimizer, micro_shards: MicroShards | None) -> Plan:
         """Return the plan: declare the buffers, lay out the parameters, and add the stages."""
         self.declare()
+        if self.segment_share is not None or self.cuts:
+            self._recompute()
         _check_sizes(self.specs, self.backend)
         layout = make_layout(
             (node, parameter, self.backend.storage(node, parameter))
@@ -264,9 +360,9 @@ class _Planner:
         )
         self.add_all(optimizer, layout)
         output = self.resolve(self.groups[-1].tail.name)
-        # The minibatch is kept, so that a step can run again to find the layer that failed, or for
-        # timing.
-        kept = {INPUT, TARGET, NEXT_INPUT, NEXT_TARGET, STAGED, output}
+        # The minibatch is kept, and its statistics, so that a step can run again to find the layer
+        # that failed, or for timing.
+        kept = {INPUT, TARGET, NEXT_INPUT, NEXT_TARGET, STAGED, output, *self._moments()}
         permanent = {
             f"{group}.{local}" for group, needs in self.needs.items() for local in needs.kept
         }
@@ -274,7 +370,51 @@ class _Planner:
         return Plan(
             self.network, self.backend.name, self.setting, optimizer, self.groups, buffers,
             self.aliases, layout, tuple(self.stages), arena_bytes, micro_shards,
+            {name: each for name, each in self.gradients.additions.items() if each},
+            self.statistics_layout(), self.recomputation.buffers, self.cuts,
         )  # fmt: skip
+
+    def _recompute(self) -> None:
+        """Select what is computed again, and declare its second buffers."""
+        recomputer = Recomputer(
+            self.groups,
+            self.needs,
+            self.gradients.trained,
+            lambda group, local: self.resolve(_tensor_name(group, local)),
+        )
+        if self.segment_share is not None:
+            sizes = [self._forward_bytes(group) for group in self.groups]
+            limit = math.ceil(self.segment_share * sum(sizes))
+            self.cuts = tuple(recomputer.select(sizes, limit))
+        self.recomputation = recomputer.collect(self.cuts)
+        for name in self.recomputation.buffers:
+            self.specs[self.recomputation.second(name)] = self.specs[name]
+
+    def _forward_bytes(self, group: Group) -> int:
+        """Return the bytes that the forward pass of a group writes."""
+        access = self.needs[group.name].phases.get(Phase.FORWARD, Access())
+        names = {self.resolve(_tensor_name(group, local)) for local in access.writes}
+        return self._bytes(tuple(names))
+
+    def _moments(self) -> set[str]:
+        """Return the buffers with statistics of the minibatch, which forward stages read."""
+        found: set[str] = set()
+        for group in self.groups:
+            phases = self.needs[group.name].phases
+            if Phase.STATISTICS in phases:
+                locals_ = {*phases[Phase.STATISTICS].writes} & {*phases[Phase.FORWARD].reads}
+                found |= {self.resolve(_tensor_name(group, local)) for local in locals_}
+        return found
+
+    def statistics_layout(self) -> FlatLayout:
+        """Return the layout of the arrays that training updates without gradients."""
+        return make_layout(
+            (node, parameter, canonical_storage(parameter))
+            for node in self.network.nodes
+            for parameter in (
+                Parameter(s.name, s.shape, 1, Constant(s.initial)) for s in node.statistics
+            )
+        )
 
     def resolve(self, name: str) -> str:
         while name in self.aliases:
@@ -283,27 +423,28 @@ class _Planner:
 
     def _tensor(self, name: str, shape: Shape) -> None:
         self.specs[name] = BufferSpec((self.setting.batch_size, *shape), self.setting.activations)
-        if self.setting.training:
-            self.specs[f"d{name}"] = self.specs[name]
 
     def declare(self) -> None:
         """Record the shapes of all tensors and of the buffers of groups."""
-        self._tensor(INPUT, self.network.nodes[0].input_maps)
+        maps = {INPUT: self.network.nodes[0].input_maps}
+        self._tensor(INPUT, maps[INPUT])
         if self.staged:
             self.specs[STAGED] = BufferSpec(self.staged, "uint8")
-        # True if no later stage of the group that wrote x reads it, so that x may be overwritten.
-        x_is_free = False
         for group in self.groups:
-            needs = self.needs[group.name]
-            if needs.alias or (needs.in_place and x_is_free):
-                for local, other in (("y", "x"), ("dy", "dx")):
-                    name = _tensor_name(group, local)
-                    self.aliases[name] = _tensor_name(group, other)
+            needs, y = self.needs[group.name], group.tail.name
+            maps[y] = group.tail.output_maps
+            if needs.alias:
+                self.aliases[y] = group.inputs[0]
+            elif self._works_in_place(group):
+                self.aliases[y] = group.inputs[0]
+                if self.setting.training:
+                    self.aliases[f"d{group.inputs[0]}"] = f"d{y}"
             else:
-                self._tensor(group.tail.name, group.tail.output_maps)
-                x_is_free = all("y" not in access.reads for access in needs.phases.values())
+                self._tensor(y, maps[y])
             for local, spec in needs.buffers.items():
                 self.specs[f"{group.name}.{local}"] = spec
+        if self.setting.training:
+            self._declare_gradients(maps)
         classes = self.network.loss.targets == "classes"
         n = self.setting.batch_size
         self.specs[TARGET] = (
@@ -313,6 +454,35 @@ class _Planner:
         )
         if self.double_buffers:
             self.specs[NEXT_INPUT], self.specs[NEXT_TARGET] = self.specs[INPUT], self.specs[TARGET]
+
+    def _works_in_place(self, group: Group) -> bool:
+        """Return whether the output of a group may overwrite its input, and dx be dy."""
+        if not self.needs[group.name].in_place:
+            return False
+        y, x = group.tail.name, group.inputs[0]
+        if any(self.needs[reader.name].shares_gradient for reader in self.readers.get(y, ())):
+            return False
+        # The memory of x may have further names before this group.
+        while x in self.producers:
+            if len(self.readers[x]) > 1:
+                return False
+            if x not in self.aliases:
+                phases = self.needs[self.producers[x].name].phases.values()
+                return all("y" not in access.reads for access in phases)
+            x = self.aliases[x]
+        return False
+
+    def _declare_gradients(self, maps: Mapping[str, Shape]) -> None:
+        """Record the shapes of the gradients with respect to tensors."""
+        self.aliases.update(self.gradients.shared)
+        for name, shape in maps.items():
+            self._tensor(f"d{name}", shape)
+        for group in self.groups:
+            for local in group.separate:
+                number = next(
+                    i for i in range(1, len(group.inputs) + 1) if f"d{input_name(i)}" == local
+                )
+                self._tensor(group.tensors[local], maps[group.inputs[number - 1]])
 
     def _bytes(self, names: tuple[str, ...]) -> int:
         return sum(
@@ -332,6 +502,9 @@ class _Planner:
         """Append a stage; `parameters` are names and element counts."""
         reads = tuple(self.resolve(name) for name in reads)
         writes = tuple(self.resolve(name) for name in writes)
+        if phase in (Phase.BACKWARD_RECOMPUTE, *BACKWARD_ORDER):
+            reads = tuple(map(self.recomputation.second, reads))
+            writes = tuple(map(self.recomputation.second, writes))
         itemsize = np.dtype(self.setting.dtype).itemsize
         moved = self._bytes(tuple({*reads, *writes}))
         moved += itemsize * sum(size for _, size in parameters)
@@ -342,21 +515,24 @@ class _Planner:
 
     def add_group(self, group: Group, phase: Phase) -> None:
         """Append the stage of `group` in `phase`, if it has one."""
-        access = self.needs[group.name].phases.get(phase)
+        again = phase is Phase.BACKWARD_RECOMPUTE
+        access = self.needs[group.name].phases.get(Phase.FORWARD if again else phase)
         if access is None:
             return
-        uses = phase in (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
+        work = Phase.FORWARD if again else phase
+        uses = work in (Phase.FORWARD, *GRADIENT_PHASES, Phase.BACKWARD_INPUT)
         parameters = tuple(
             (p.name, p.size)
             for p in group.parameters
             if uses and not (phase is Phase.BACKWARD_INPUT and p.name.endswith(".bias"))
         )
+        added = tuple(local for local in access.writes if local in group.adds)
         self.add(
             group.name,
             phase,
-            tuple(_tensor_name(group, local) for local in access.reads),
+            tuple(_tensor_name(group, local) for local in (*access.reads, *added)),
             tuple(_tensor_name(group, local) for local in access.writes),
-            self.setting.batch_size * _group_flops(group, phase, self.needs[group.name].phases),
+            self.setting.batch_size * _group_flops(group, work, self.needs[group.name].phases),
             parameters,
         )
 
@@ -366,20 +542,40 @@ class _Planner:
         staged = (STAGED,) if self.staged else ()
         self.add(INPUT, Phase.LOAD, (), (INPUT, TARGET, *staged), 0)
         for group in self.groups:
+            if self.setting.training:
+                self.add_group(group, Phase.STATISTICS)
             self.add_group(group, Phase.FORWARD)
         gradient = (f"d{output}",) if self.setting.training else ()
         flops = n * self.network.loss.flops(self.network.output_shape)
         self.add("loss", Phase.LOSS, (output, TARGET), gradient, flops)
         if not self.setting.training:
             return
-        first = next((i for i, g in enumerate(self.groups) if g.parameters), len(self.groups))
-        for i in range(len(self.groups) - 1, first - 1, -1):
-            for phase in BACKWARD_ORDER:
-                if i > first or phase is not Phase.BACKWARD_INPUT:
-                    self.add_group(self.groups[i], phase)
+        for position in range(len(self.groups) - 1, -1, -1):
+            for again in self.recomputation.before(position):
+                self.add_group(self.groups[again], Phase.BACKWARD_RECOMPUTE)
+            if self.groups[position].tail.name in self.gradients.trained:
+                self.add_backward(self.groups[position])
         arrays = 2 + len(optimizer.state)  # Parameters, gradients and state.
         flat = (("parameters", layout.size * arrays),)
         self.add("update", Phase.UPDATE, (), (), layout.size * (2 + 4 * len(optimizer.state)), flat)
+
+    def add_backward(self, group: Group) -> None:
+        """Append the stages of the backward pass of `group`.
+
+        What contributes only to gradients that no layer needs is omitted.
+        """
+        has_gradients = not self.gradients.trained.isdisjoint(group.inputs)
+        for phase in BACKWARD_ORDER:
+            if has_gradients or phase is not Phase.BACKWARD_INPUT:
+                self.add_group(group, phase)
+        additions = self.gradients.additions.get(group.name, ())
+        if not additions:
+            return
+        sums = [addition for addition in additions if not addition.copies]
+        sizes = [math.prod(self.specs[self.resolve(a.target)].shape) for a in sums]
+        reads = (*(a.source for a in additions), *(a.target for a in sums))
+        writes = tuple(a.target for a in additions)
+        self.add(group.name, Phase.BACKWARD_ADD, reads, writes, sum(sizes))
 
     def accesses(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """Return the names of the buffers that each stage reads, and of those that it writes.
@@ -388,7 +584,7 @@ class _Planner:
         update.
         """
         accesses = [(stage.reads, stage.writes) for stage in self.stages]
-        if self.backend.concurrent_weight_gradients and self.setting.training:
+        if self.is_concurrent and self.setting.training:
             concurrent = [s for s in self.stages if s.phase is Phase.BACKWARD_WEIGHT]
             reads, writes = accesses[-1]
             held = tuple(name for stage in concurrent for name in (*stage.reads, *stage.writes))
@@ -409,6 +605,17 @@ def _check_sizes(specs: Mapping[str, BufferSpec], backend: Lowering) -> None:
         raise UserError(
             f"with batch size {specs[INPUT].shape[0]} the tensor {name} has {count:,} elements; "
             f"backend {backend.name} supports up to {limit:,}, so use a smaller batch size"
+        )
+
+
+def _check_label_smoothing(network: Network, smoothing: float) -> None:
+    """Raise a `UserError` unless labels of the network can be smoothed so much."""
+    if not 0.0 <= smoothing < 1.0:
+        raise UserError(f"label smoothing is {smoothing}; expected 0 ≤ label smoothing < 1")
+    if smoothing and network.loss.targets != "classes":
+        raise UserError(
+            f"label smoothing needs classes, but the loss of network '{network.name}' is "
+            f"{network.loss.kind}; remove --label-smoothing"
         )
 
 
@@ -433,11 +640,14 @@ def make_plan(
     micro_shards: MicroShards | None = None,
     selection: KernelSelection | None = None,
     fused: bool = True,
+    recompute: bool = False,
+    cuts: Sequence[int] | None = None,
+    label_smoothing: float = 0.0,
 ) -> Plan:
     """Return the plan of a network for a backend. Nothing is allocated.
 
     Args:
-        network: the network, which must be a chain.
+        network: the network.
         backend: the backend.
         batch_size: largest number of samples in a step.
         precision: a precision of the backend, such as ``"fp32"``; None for its default.
@@ -447,16 +657,23 @@ def make_plan(
         micro_shards: the micro-shards of this rank; None for the fastest order of summation.
         selection: selects a kernel for each stage; None for those with the lowest estimates.
         fused: False computes each layer by stages of its own, to time kinds of layers.
+        recompute: True computes activations again in the backward pass, in segments of the size
+            that needs the least memory; if none needs less, all activations are kept.
+        cuts: with `recompute`, the `cuts` of another plan of the network for the backend, which are
+            used instead.
+        label_smoothing: see `Setting`.
 
     Raises:
-        UserError: the network is not a chain, batch size or threads is less than 1, or the backend
-            does not support the precision, micro-shards or the size of a buffer.
+        UserError: batch size or threads is less than 1, two names are in conflict, the network
+            predicts no classes whose labels can be smoothed, or the backend does not support the
+            precision, micro-shards or the size of a buffer.
     """
     if batch_size < 1:
         raise UserError(f"batch size is {batch_size}; expected at least 1")
     if threads < 1:
         raise UserError(f"threads is {threads}; expected at least 1")
-    _refuse_graph(network)
+    _check_names(network)
+    _check_label_smoothing(network, label_smoothing)
     if micro_shards is not None:
         require_shards(backend)
     precision = next(iter(backend.precisions)) if precision is None else precision
@@ -464,9 +681,24 @@ def make_plan(
     shards = 0 if micro_shards is None else micro_shards.count
     setting = Setting(
         batch_size, precision, dtypes.dtype, dtypes.activations, training, threads, shards,
-        backend.limits, selection or KernelSelection(), fused,
+        backend.limits, selection or KernelSelection(), fused, recompute and training,
+        label_smoothing if training else 0.0,
     )  # fmt: skip
-    return _Planner(network, backend, setting).plan(optimizer or SGD(), micro_shards)
+    rule = optimizer or SGD()
+
+    def plan(segment_share: float | None = None, cuts: Sequence[int] = ()) -> Plan:
+        planner = _Planner(network, backend, setting, segment_share=segment_share, cuts=cuts)
+        return planner.plan(rule, micro_shards)
+
+    if not setting.recompute:
+        return plan()
+    if cuts is not None:
+        return plan(cuts=cuts)
+    plans = [plan()]
+    # Halving the size of segments doubles their number; there are at most as many as groups.
+    halvings = range(1, len(plans[0].groups).bit_length() + 1)
+    plans += [plan(0.5**n) for n in halvings]
+    return min(plans, key=lambda each: each.arena_bytes)
 
 
 def with_selection(plan: Plan, backend: Lowering, selection: KernelSelection) -> Plan:
@@ -482,4 +714,7 @@ def with_selection(plan: Plan, backend: Lowering, selection: KernelSelection) ->
         micro_shards=plan.micro_shards,
         selection=selection,
         fused=plan.setting.fused,
+        recompute=plan.setting.recompute,
+        cuts=plan.cuts,
+        label_smoothing=plan.setting.label_smoothing,
     )

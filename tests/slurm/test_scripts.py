@@ -105,11 +105,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def limited(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
+def limited(cluster: Cluster, uninterrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job that is halted in the middle of training, waiting for its time to be nearly up.
 
-    Slurm looks at time limits every 30 s; other tests make use of the time until then.
+    Slurm looks at time limits every 30 s; other tests make use of the time until then. Compiling
+    could take longer than that, so `uninterrupted` has compiled already.
     """
+    assert uninterrupted.is_dir()
     folder = tmp_path_factory.mktemp("limited")
     limit = ("--nodelist=n3", "--time=10", "--signal=B:USR1@595")
     job = begin(cluster, folder, *TWO, *limit, launcher=SRUN)
@@ -291,3 +293,18 @@ def test_an_array_measures_scaling_and_one_more_job_collects(
     profiles = sorted(path.parent.name for path in study.glob("launches/*/profile.json"))
     assert profiles == ["weak-r2-t1-1", "weak-r2-t1-2"]
     assert "2 launches of 1 point" in outputs
+
+
+def test_an_array_trains_a_sweep(cluster: Cluster, tmp_path: Path) -> None:
+    values = ("--network", "model-small", "--steps", 5, "--set", "batch_size=8,16,32")
+    sweep = (*values, "--output", "sweep")
+    one = ("--ntasks-per-node=1", "--cpus-per-task=1")
+    cluster.submit("--array=3-5", *one, SCRIPTS / "sweep.sh", *sweep, folder=tmp_path, LAUNCH=SRUN)
+    until(lambda: not cluster.run("squeue", "--noheader"), "an empty queue")
+    outputs = "".join(path.read_text() for path in tmp_path.glob("*.out"))
+    runs = sorted(path.parent.name for path in tmp_path.glob("sweep/runs/*/summary.json"))
+    assert runs == [f"batch_size={size},seed=0" for size in (16, 32, 8)], outputs
+    assert outputs.count("1 run of 3 to train") == 3
+    printed = succeed("study", "sweep", *sweep, "--threads", 1, cwd=tmp_path)
+    assert "3 are trained already" in printed
+    assert (tmp_path / "sweep" / "sweep.csv").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,12 +37,30 @@ print(len(all_) - loaded, loaded, float(c.sum()))
 """
 KERNELS = 5
 
+# The same for one kernel with two signatures.
+SIGNATURES = """
+import sys
+import numpy as np
+from dptrain.backends.numba import elementwise as kernels
+from dptrain.backends.numba.threads import ThreadPool
 
-def start(cache: Path, **environment: str) -> subprocess.Popen[str]:
-    """Run `PROGRAM` with its kernels in `cache`."""
+total = 0.0
+for dtype in map(np.dtype, sys.argv[1:]):
+    a, b = np.linspace(-1, 1, 9, dtype=dtype), np.ones(9, dtype)
+    ThreadPool(1).bind(kernels.relu_forward, a, b)(9)
+    total += float(b.sum())
+loaded = sum(kernels.relu_forward.dispatcher.stats.cache_hits.values())
+print(len(sys.argv) - 1 - loaded, loaded, total)
+"""
+
+
+def start(
+    cache: Path, *arguments: str, program: str = PROGRAM, **environment: str
+) -> subprocess.Popen[str]:
+    """Run a program with its kernels in `cache`."""
     settings = {"DPTRAIN_CACHE_DIR": str(cache), "PYTHONPATH": str(REPOSITORY), **environment}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program, *arguments],
         env={**os.environ, **settings},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -69,7 +88,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
 
 def copy(cache: Path, target: Path) -> Path:
     """A cache of its own for a test that damages it."""
-    for path in cache.rglob("*.nb?"):
+    for path in cache.rglob("*.nbc"):
         place = target / path.relative_to(cache)
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(path.read_bytes())
@@ -81,8 +100,7 @@ def test_the_second_process_compiles_nothing(filled: tuple[Path, float]) -> None
     assert finish(start(cache)) == (0, KERNELS, result)
 
 
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
-def test_damaged_files(filled: tuple[Path, float], tmp_path: Path, kind: str) -> None:
+def test_damaged_files(filled: tuple[Path, float], tmp_path: Path) -> None:
     """Kernels are compiled again, and their files are whole again after that."""
     cache, result = copy(filled[0], tmp_path), filled[1]
     damages: list[Callable[[bytes], bytes]] = [
@@ -91,10 +109,42 @@ def test_damaged_files(filled: tuple[Path, float], tmp_path: Path, kind: str) ->
         lambda data: b"\x93" * len(data),
         lambda data: data[:-40] + bytes([data[-40] ^ 1]) + data[-39:],
     ]
-    for damage, path in zip(damages, sorted(cache.rglob(f"*.{kind}")), strict=False):
+    for damage, path in zip(damages, sorted(cache.rglob("*.nbc")), strict=False):
         path.write_bytes(damage(path.read_bytes()))
     assert finish(start(cache)) == (len(damages), KERNELS - len(damages), result)
     assert finish(start(cache)) == (0, KERNELS, result)
+
+
+def test_signatures_of_a_kernel_have_files_of_their_own(tmp_path: Path) -> None:
+    """A file that holds the code of another signature is never run."""
+
+    def counts(*dtypes: str) -> tuple[int, int, float]:
+        return finish(start(tmp_path, *dtypes, program=SIGNATURES))
+
+    processes = [start(tmp_path, dtype, program=SIGNATURES) for dtype in ("f4", "f8")]
+    single, double = (finish(process)[2] for process in processes)
+    assert counts("f4", "f8") == (0, 2, single + double)
+    one, other = tmp_path.rglob("*relu_forward*.nbc")
+    swapped = other.read_bytes(), one.read_bytes()
+    for path, data in zip((one, other), swapped, strict=True):
+        path.write_bytes(data)
+    assert counts("f4", "f8") == (2, 0, single + double)
+    assert counts("f8", "f4") == (0, 2, double + single)
+
+
+def test_nothing_is_stored_if_sources_change_after_their_import(
+    filled: tuple[Path, float], tmp_path: Path
+) -> None:
+    """The folder of the new sources must not receive machine code of the old ones."""
+    package = shutil.copytree(REPOSITORY / "dptrain", tmp_path / "dptrain")
+    imports, rest = PROGRAM.split("\n\n", 1)
+    change = f"open({str(package)!r} + '/backends/numba/elementwise.py', 'a').write('# new')"
+    # The current folder precedes PYTHONPATH.
+    program = f"import os\nos.chdir({str(tmp_path)!r})\n{imports}\n{change}\n{rest}"
+    cache, result = tmp_path / "cache", filled[1]
+    process = start(cache, program=program)
+    assert finish(process) == (KERNELS, 0, result)
+    assert not list(cache.rglob("*.nbc"))
 
 
 def test_many_at_once_and_one_killed(filled: tuple[Path, float], tmp_path: Path) -> None:

@@ -44,9 +44,13 @@ OPTIONS = (
 CASES: dict[str, tuple[Any, ...]] = {
     "sgd": ("--momentum", 0.9),
     "adam": ("--optimizer", "adam", "--learning-rate", 0.001),
+    "adamw": (
+        "--optimizer", "adamw", "--learning-rate", 0.001, "--weight-decay", 0.1,
+        "--label-smoothing", 0.1, "--clip-norm", 0.5,
+    ),
     "reference": ("--momentum", 0.9, "--backend", "reference"),
     "without": ("--momentum", 0.9, "--shards", 0),
-}
+}  # fmt: skip
 METHODS: dict[str, tuple[Any, ...]] = {
     "shared": (),
     "mpi": ("--transport", "mpi"),
@@ -59,7 +63,8 @@ def outcome(run: Path, step: int = STEPS) -> tuple[bytes, list[dict[str, Any]], 
     checkpoint = run / "checkpoints" / f"step-{step:08d}" / "state.safetensors"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run / "summary.json").read_text())
-    names = ("step", "loss", "train_accuracy", "accuracy", "test_loss", "test_accuracy")
+    kinds = ("train", "validation", "test")
+    names = ("step", "loss", *(f"{kind}_{what}" for kind in kinds for what in ("loss", "accuracy")))
     results = [{name: each[name] for name in names if name in each} for each in records]
     return checkpoint.read_bytes(), results, [summary["test_loss"], summary["test_accuracy"]]
 
@@ -114,9 +119,9 @@ def test_the_runs_learn_and_differ(folder: Path) -> None:
     [
         (0, 2, "sgd-shared adam-shared reference-shared"),
         (0, 3, "sgd-shared"),
-        (2, 1, "sgd-shared adam-central"),
+        (2, 1, "sgd-shared adam-central adamw-shared"),
         (2, 2, "adam-shared"),
-        (3, 1, "sgd-shared sgd-mpi reference-shared"),
+        (3, 1, "sgd-shared sgd-mpi adamw-mpi reference-shared"),
         (3, 2, "adam-central"),
         (4, 1, "sgd-shared"),
         (5, 1, "adam-shared sgd-mpi reference-central"),

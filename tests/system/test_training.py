@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
@@ -84,6 +86,11 @@ def test_the_closing_table_adds_up_to_the_step(tmp_path: Path) -> None:
     assert stages == pytest.approx(parts["compute"], rel=1e-6)
     assert all(value >= 0 for value in parts.values())
     assert facts["step_ms"]["q1"] <= sum(parts.values()) <= facts["step_ms"]["q3"]
+    pop = facts["pop"]
+    product = math.prod(
+        pop[name]["value"] for name in ("load_balance", "serialisation", "transfer")
+    )
+    assert pop["parallel"]["value"] == pytest.approx(product, rel=1e-6)
     everything = facts["step_parts"]["all_steps"]
     assert sum(everything.values()) == pytest.approx(facts["step_ms"]["mean"], rel=1e-9)
     # The second epoch begins with the evaluation after the first.
@@ -154,7 +161,7 @@ def test_minibatches_smaller_than_the_number_of_ranks(tmp_path: Path) -> None:
 def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    # 45 steps an epoch: both halves end inside one. Dropout, order and augmentation take part.
+    # 36 steps an epoch: both halves end inside one. Dropout, order and augmentation take part.
     run = (*SMALL, *options, "--flip", "--schedule", "constant")
     whole = (*run, "--steps", 60, "--run-dir", "whole")
     succeed_together(whole, (*run, "--steps", 25, "--run-dir", "parts"), ranks=2, cwd=tmp_path)
@@ -311,7 +318,8 @@ def test_two_jobs_do_not_train_in_one_directory(tmp_path: Path) -> None:
 
 def test_a_run_killed_before_its_first_checkpoint_is_begun_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with begin(run, "--checkpoint-every", ENDLESS) as first:
+    # With validation data, every improvement is a checkpoint.
+    with begin(run, "--checkpoint-every", ENDLESS, "--validation", 0) as first:
         wait_for_steps(run)
         for pid in descendants(first.pid, "dptrain"):
             os.kill(pid, signal.SIGKILL)
@@ -420,6 +428,10 @@ def test_evaluate_and_predict_agree_with_training(tmp_path: Path) -> None:
     refused = launch("predict", "run", "-i", "new.npy", "-o", "one.csv", cwd=tmp_path)
     assert refused.returncode == 2
     assert (tmp_path / "one.csv").read_text().splitlines() == one
+    succeed("export", "run", "--output", "model.onnx", ranks=2, cwd=tmp_path)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    (exported,) = session.run(None, {"input": images[:, None]})
+    np.testing.assert_allclose(exported, shares, rtol=2e-5, atol=1e-6)
 
 
 def write_images(folder: Path, classes: Sequence[str], count: int) -> None:
@@ -449,7 +461,7 @@ def test_a_model_keeps_its_classes_whatever_happens_to_the_training_data(tmp_pat
     write_images(tmp_path / "shapes", ("bird", "circle"), 1)
     succeed(*predict, "b.csv", cwd=tmp_path)
     lines = (tmp_path / "a.csv").read_text().splitlines()
-    assert lines[0] == "sample,class,probability_circle,probability_line,probability_square"
+    assert lines[0] == "sample,class,probability_circle,probability_line,probability_square,target"
     assert lines == (tmp_path / "b.csv").read_text().splitlines()
     right = sum(line.partition("/")[0] == line.split(",")[1] for line in lines[1:])
     evaluate = ("evaluate", "run", "--data", "folder:other")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +26,7 @@ from benchmarks.gpu import ranks, suite, targets, theirs, torch_layers
 from benchmarks.gpu.__main__ import main, settings_from
 from benchmarks.gpu.check import OPERAND, check_step, update_error
 from benchmarks.gpu.clock import MAX_STEPS, MIN_STEPS, Laps, Program, host_timer, ratio, take_turns
+from benchmarks.gpu.inference_peers import torch_inference
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.ours import Step
@@ -44,7 +49,7 @@ from benchmarks.gpu.stages import (
     study_runs,
     unfused,
 )
-from benchmarks.gpu.theirs import TorchProgram, modes_for
+from benchmarks.gpu.theirs import GPUMode, TorchProgram, modes_for
 from benchmarks.gpu.training import Case, best_mode, measure_case
 from benchmarks.own_programs import initial
 from benchmarks.progress import Progress
@@ -252,6 +257,45 @@ def test_pytorchs_modes_compute_the_network() -> None:
         assert program.program.time(2) > 0
 
 
+class RecordingGraph:
+    """Stands for a graph that, like CUDA's, has no reference to the tensors that it reads."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+
+    def replay(self) -> None:
+        self.launches += 1
+
+
+def test_a_captured_program_keeps_the_tensors_that_it_reads(
+    monkeypatch: pytest.MonkeyPatch, host_for_gpu: None
+) -> None:
+    stream = mock.Mock()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordingGraph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
+    weights = []
+    make = GPUMode.network
+
+    def remember(mode: GPUMode, network: Network) -> torch.nn.Module:
+        modules = make(mode, network)
+        weights.extend(weakref.ref(parameter) for parameter in modules.parameters())
+        return modules
+
+    monkeypatch.setattr(GPUMode, "network", remember)
+    x, _ = random_batch(NETWORK, N)
+    program = torch_inference(NETWORK, x, GPUMode("fp32 graph", precision="fp32")).program
+    gc.collect()
+    assert weights
+    assert all(weight() is not None for weight in weights)
+    program.start()
+    del program
+    gc.collect()
+    assert all(weight() is None for weight in weights)
+
+
 @pytest.mark.usefixtures("host_for_gpu")
 def test_pytorchs_layers_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_layers, "_number", lambda *shape, **options: torch.randn(shape))
@@ -393,6 +437,7 @@ MACHINE = Machine(("numba",), 0, "cpu", ("backend cudnn: no library",))
 SETTINGS = suite.Settings(
     networks=("model-small",), batches=(2,), precisions=("fp32",), stage_batches=(2,), blocks=2,
     compiled=(), rank_networks=(), shapes=suite.Cases(("lenet5",), (2,), ("fp32",), ()),
+    residual=suite.Cases((), (), (), ()),
     fp32=suite.Cases(("model-small",), (2,), ("fp32",), ()), data=suite.Cases((), (), (), ()),
     inference=suite.Cases(("model-small",), (2,), ("fp32",), ()),
 )  # fmt: skip
@@ -492,7 +537,8 @@ Machine.limits = lambda self, precisions: Limits(1e10, {})
 suite.STUDY = ()
 settings = suite.Settings(networks=("model-small",), batches=(2,), precisions=("fp32",),
                           stage_batches=(2,), blocks=2, rank_networks=(),
-                          shapes=suite.Cases((), (), (), ()), fp32=suite.Cases((), (), (), ()),
+                          shapes=suite.Cases((), (), (), ()), residual=suite.Cases((), (), (), ()),
+                          fp32=suite.Cases((), (), (), ()),
                           data=suite.Cases((), (), (), ()),
                           inference=suite.Cases(("model-small",), (2,), ("fp32",), ()))
 results = suite.run(settings, Machine(("numba",), 0, None, ("no PyTorch",)), Progress(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from benchmarks.gpu.streaming import StreamResult, stream_headline, stream_table
 from benchmarks.gpu.theirs import GPUMode
 from benchmarks.progress import Progress
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
+from dptrain.training.callbacks import AfterStep
 
 NETWORK = Network((3, 24, 24), [Conv2d(2), ReLU(), MaxPool2d(4), Flatten(), Dense(3)], name="small")
 
@@ -38,6 +40,15 @@ def test_epochs_of_training_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     for stream in results.streams:
         assert len(stream.us) == streaming.EPOCHS - 2
         assert min(*stream.us, stream.bare_us, stream.reading_us) > 0.0
+
+
+def test_training_that_ends_early_is_an_error() -> None:
+    clock = data.EpochClock()
+    with data.images_file(NETWORK, 48) as images:
+        trainer = data.make_trainer(NETWORK, images, "numba", "fp32", 16, clock)
+        trainer.callbacks.append(AfterStep(lambda *_: signal.raise_signal(signal.SIGTERM), 4))
+        with pytest.raises(RuntimeError, match=r"ended after SIGTERM after 5 of 18 steps"):
+            data.fit(trainer)
 
 
 def test_pytorch_reads_every_image_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

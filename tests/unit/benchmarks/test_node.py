@@ -357,6 +357,23 @@ def test_reports_are_written_read_and_combined(tmp_path: Path) -> None:
     assert combined.about["date"] == ["2026-01-02T03:04", "2026-01-03T00:00"]
 
 
+def test_a_case_of_a_later_report_replaces_all_programs_of_an_earlier_one(tmp_path: Path) -> None:
+    one, two = make_report(), make_report()
+    last = one.rows["threads"][-1]
+    again = {**last, "program": "dptrain", "median_ms": 1.0}
+    other = {**again, "network": "vgg"}
+    two.rows = {"threads": [again, other]}
+    combined = Report.combine([report.write(tmp_path)[0] for report in (one, two)])
+    combined = Report.combine([combined.write(tmp_path)[0]])
+    found = [(row["network"], row["threads"], row["program"]) for row in combined.rows["threads"]]
+    assert found == [
+        ("model0", 1, "dptrain"), ("model0", 1, "PyTorch eager"), ("model0", 1, "copies"),
+        ("model0", 16, "dptrain"), ("vgg", 16, "dptrain"),
+    ]  # fmt: skip
+    assert combined.rows["threads"][3]["median_ms"] == 1.0
+    assert combined.about["date"] == one.about["date"]
+
+
 def test_settings_refuse_unknown_sections_and_networks() -> None:
     options: dict[str, Any] = {
         "networks": None, "counts": "1,2", "cores": 1, "mpirun": (), "rounds": None,

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from dptrain.backends import load_backend
 from dptrain.cli.main import cli
-from dptrain.describe import describe_plan, group_stages, list_networks, plan_for
+from dptrain.describe import describe_plan, group_stages, list_networks, list_presets, plan_for
 from dptrain.network import get_network
 from dptrain.network.files import write_network
 from dptrain.network.zoo import NETWORKS
@@ -99,7 +99,7 @@ def test_files_are_described_too(tmp_path: Path) -> None:
 
 
 def test_without_a_name_all_networks_are_listed() -> None:
-    assert described() == list_networks()
+    assert described() == {"networks": list_networks(), "presets": list_presets()}
     text = CliRunner().invoke(cli, ["describe"]).output
     lines = [line.split() for line in text.splitlines()]
     for name in NETWORKS:

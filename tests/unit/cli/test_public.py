@@ -82,7 +82,9 @@ def test_get_network_reads_names_and_files(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     dptrain.write_network(network, path)
     assert dptrain.get_network(path) == dptrain.get_network(str(path)) == network
-    with pytest.raises(dptrain.UserError, match=r"no network 'modle0'.*ends in \.toml; did you"):
+    with pytest.raises(
+        dptrain.UserError, match=r"no network 'modle0'.*ends in \.toml or \.onnx; did you"
+    ):
         dptrain.get_network("modle0")
 
 
@@ -134,7 +136,9 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     program = tmp_path / "example.py"
     program.write_text(example, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parents[1])}
-    subprocess.run([sys.executable, program], check=True, timeout=120, env=environment)
+    subprocess.run(
+        [sys.executable, program], check=True, timeout=120, env=environment, cwd=tmp_path
+    )
 
 
 def test_the_version_is_the_one_of_the_project_file() -> None:

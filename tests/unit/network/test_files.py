@@ -30,7 +30,7 @@ from dptrain.network import (
     SumPool2d,
 )
 from dptrain.network.files import get_network, read_network, write_network
-from dptrain.network.layers import _Elementwise
+from dptrain.network.layers import Elementwise
 from dptrain.network.zoo import NETWORKS
 
 HEAD = 'input = [3, 8, 8]\n[[layer]]\ntype = "flatten"\n'
@@ -97,7 +97,7 @@ def test_a_new_class_of_layer_needs_no_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @dataclass(frozen=True)
-    class Scale(_Elementwise):
+    class Scale(Elementwise):
         kind: ClassVar[str] = "scale"
         factor: float = 1.0
         mode: Literal["all", "some"] = "all"
@@ -187,3 +187,30 @@ def test_absent_and_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=r"binary\.toml: the file is not text"):
         read_network(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ('type = "add"\ninputs = ["a.b", "absent"]', "node add1: input 'absent' does not exist"),
+        ('type = "add"\ninputs = ["a.b"]', "node add1 has 1 input; add expects 2"),
+        ('type = "add"\nnum_inputs = 3\ninputs = ["a.b", "input"]', "has 2 inputs; add expects 3"),
+        (
+            'type = "add"\ninputs = ["a.b", "input"]',
+            "layer 2 (add1): add: the inputs have",
+        ),
+        ('type = "add"\ninputs = "a.b"', "layer 2: inputs is 'a.b'; expected a list of names"),
+        ('type = "relu"\ninputs = ["a.b", "a.b"]', "node relu1 has 2 inputs; relu expects 1"),
+        ('type = "relu"\nname = "a.b"', "2 layers have the name 'a.b'; names must differ"),
+        ('type = "relu"\nname = "a..b"', "a layer has the name 'a..b'; expected a letter"),
+    ],
+)
+def test_mistakes_in_the_inputs_of_a_graph(layer: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph.toml"
+    first = 'input = [3, 8, 8]\n[[layer]]\ntype = "conv"\nfilters = 4\nname = "a.b"\n'
+    path.write_text(f"{first}[[layer]]\n{layer}\n")
+    with pytest.raises(UserError) as caught:
+        read_network(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -14,6 +14,7 @@ from dptrain.backends import load_backend
 from dptrain.errors import UserError
 from dptrain.network import (
     LAYERS,
+    BatchNorm2d,
     Conv2d,
     Dense,
     Flatten,
@@ -148,14 +149,14 @@ def test_a_name_of_one_layer_leaves_the_other_names_as_they_are() -> None:
             [NodeSpec(ReLU(), "a"), NodeSpec(ReLU(), "b", ("a",)), NodeSpec(ReLU(), "c", ("a",))],
             "the output of node b is not used; only the last node (c) may",
         ),
-        ([NodeSpec(Add(), "a", ("input",))], "node a has 1 inputs; add expects 2"),
+        ([NodeSpec(Add(), "a", ("input",))], "node a has 1 input; add expects 2"),
         ([NodeSpec(ReLU(), "a", ())], "node a has 0 inputs; relu expects 1"),
         (
             [NodeSpec(Dense(2), "a"), NodeSpec(Add(), "s", ("a", "input"))],
             "layer 2 (s): add needs inputs of one shape, got ((2,), (5,))",
         ),
         ([NodeSpec(ReLU(), "input")], "the reserved name 'input'"),
-        ([NodeSpec(ReLU(), "a.b")], "the name 'a.b'; expected a letter, then up to 63"),
+        ([NodeSpec(ReLU(), "a..b")], "the name 'a..b'; expected a letter, then up to 63"),
         ([NodeSpec(ReLU(), "a\n")], "the name 'a\\n'; expected a letter"),
         ([NodeSpec(ReLU(), "a" * 100_000)], "aaa… (100,000 characters)'; expected a letter"),
     ],
@@ -207,16 +208,19 @@ def test_a_file_states_names_and_inputs(tmp_path: Path) -> None:
     assert plan.stages[1].reads == ("input",)
 
 
-def test_only_chains_can_be_planned() -> None:
+def test_a_name_of_a_gradient_is_refused() -> None:
     reference = load_backend("reference")
-    network = Network.from_nodes((3, 5, 6), RESIDUAL)
-    with pytest.raises(UserError) as caught:
-        make_plan(network, reference, 2, precision="fp64")
-    expected = "only chains of layers can be planned; node sum has 2 inputs"
-    assert str(caught.value) == expected
     clash = Network.from_nodes((5,), [NodeSpec(Dense(3), "x"), NodeSpec(Dense(3), "dx")])
     with pytest.raises(UserError, match="the name dx is reserved for a gradient"):
         make_plan(clash, reference, 2, precision="fp64")
+
+
+@pytest.mark.parametrize("name", ["bn.moments", "bn.backward_sums", "input.next", "input.staged"])
+def test_a_name_of_a_buffer_is_refused(name: str) -> None:
+    nodes = [NodeSpec(BatchNorm2d(), "bn"), NodeSpec(Conv2d(4), name), NodeSpec(Flatten())]
+    clash = Network.from_nodes((3, 5, 6), nodes)
+    with pytest.raises(UserError, match=f"the name {name} is reserved for a buffer of backend ref"):
+        make_plan(clash, load_backend("reference"), 2, precision="fp64")
 
 
 def test_the_names_of_layers_do_not_change_the_plan() -> None:

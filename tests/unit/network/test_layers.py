@@ -50,7 +50,10 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Network((10**10,), [ReLU()]), "numbers from 1 to 2,147,483,647"),
     (lambda: Conv2d(2, (3, -1)), "conv kernel or stride is -1"),
     (lambda: Conv2d(2, stride=0), "conv kernel or stride is 0"),
-    (lambda: Conv2d(2, (1, 2, 3)), "(1, 2, 3) has 3 numbers; expected one, or a pair"),
+    (
+        lambda: Conv2d(2, (1, 2, 3)),
+        "conv kernel is (1, 2, 3); expected a whole number or (a whole number, a whole number)",
+    ),
     (
         lambda: Conv2d(2, padding="some"),
         "padding is 'some'; expected a number, same, valid or full",
@@ -74,8 +77,14 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         "pool window or stride is 0; expected a whole number from 1 to 2,147,483,647",
     ),
     (lambda: AveragePool2d(2, 0), "avgpool window or stride is 0"),
-    (lambda: SumPool2d(2, padding="full"), "sumpool padding is 'full'; expected same or valid"),
-    (lambda: MaxPool2d(4).output_shape((1, 3, 8)), "pool: window 4 is larger than the input 3"),
+    (
+        lambda: SumPool2d(2, padding="full"),
+        "sumpool padding is 'full'; expected a number, same or valid",
+    ),
+    (
+        lambda: MaxPool2d(4).output_shape((1, 3, 8)),
+        "pool: window 4 is larger than the input, padding included (3 + 0)",
+    ),
     (lambda: MaxPool2d(2).output_shape((5,)), "pool needs an input of shape (C, H, W), got (5,)"),
     (lambda: Dense(0), "dense units is 0; expected a whole number from 1 to 2,147,483,647"),
     (

@@ -8,7 +8,7 @@ import pytest
 
 from dptrain.errors import UserError
 from dptrain.network import Dense, ReLU, get_network
-from dptrain.network.zoo import NETWORKS, recipe
+from dptrain.network.zoo import NETWORKS, recipe, studies
 
 PERCEPTRONS = [name for name in NETWORKS if name.startswith("mlp-")]
 
@@ -16,6 +16,50 @@ PERCEPTRONS = [name for name in NETWORKS if name.startswith("mlp-")]
 def test_parameter_counts_are_those_of_the_studies() -> None:
     assert get_network("solar").num_parameters == 4_352_641
     assert get_network("cifar").num_parameters == 1_068_298
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "multiplications"),
+    [
+        # torchvision.models documents num_params and GFLOPS (multiplications) of these.
+        ("resnet18", 11_689_512, 1.814e9),
+        ("resnet34", 21_797_672, 3.664e9),
+        ("resnet50", 25_557_032, 4.089e9),
+        ("vgg11-bn", 132_868_840, 7.609e9),
+        ("vgg16-bn", 138_365_992, 15.470e9),
+        ("alexnet", 61_100_840, 0.714e9),
+        # https://github.com/chenyaofo/pytorch-cifar-models: 0.27 M and 0.86 M, 40.8 and 125.8 M.
+        ("resnet20", 272_474, 40.8e6),
+        ("resnet56", 855_770, 125.8e6),
+        # https://github.com/kuangliu/pytorch-cifar: 11,173,962; 0.56 G by count.
+        ("resnet18-cifar", 11_173_962, 0.56e9),
+        # Zagoruyko and Komodakis, table 1: 36.5 M; https://github.com/xternalz/WideResNet-pytorch.
+        ("wrn-28-10", 36_479_194, 5.2e9),
+        # Howard et al., table 4: 4.2 M and 569 M. keras.applications counts 4,253,864 with the
+        # 21,888 running means and variances.
+        ("mobilenet-v1", 4_253_864 - 21_888, 569e6),
+    ],
+)
+def test_published_networks_have_their_published_size(
+    name: str, parameters: int, multiplications: float
+) -> None:
+    network = get_network(name)
+    assert network.num_parameters == parameters
+    counted = [n.flops.forward for n in network.nodes if n.layer.kind in ("conv", "dense")]
+    assert sum(counted) / 2 == pytest.approx(multiplications, rel=0.01)
+
+
+def test_shapes_inside_published_networks() -> None:
+    shapes = {n.name: n.output_shape for n in get_network("resnet50").nodes}
+    assert shapes["maxpool"] == (64, 56, 56)
+    assert shapes["layer1.2.relu3"] == (256, 56, 56)
+    # Stride in the 3×3 convolution ("v1.5").
+    assert shapes["layer2.0.conv1"] == (128, 56, 56)
+    assert shapes["layer2.0.conv2"] == (128, 28, 28)
+    assert shapes["layer4.2.relu3"] == (2048, 7, 7)
+    for name, last in (("vgg11-bn", (512, 7, 7)), ("alexnet", (256, 6, 6))):
+        nodes = get_network(name).nodes
+        assert next(n.input_shape for n in nodes if n.name == "flatten") == last
 
 
 @pytest.mark.parametrize(
@@ -67,10 +111,15 @@ def test_every_network_builds_under_its_own_name_and_trains_by_its_recipe(name: 
     built = get_network(name)
     assert built.name == name
     assert NETWORKS[name].description
+    size, outputs = built.input_shape[-1], built.num_outputs
     chosen = recipe(built)
-    assert chosen.data == {"classes": "digits", "values": "irradiance"}[built.loss.targets]
+    if name in studies.NETWORKS or name in studies.PERCEPTRONS:
+        assert chosen.data == {"classes": "digits", "values": "irradiance"}[built.loss.targets]
+    else:
+        expected = {(32, 10): "shapes", (224, 1000): None}[size, outputs]
+        assert (chosen.data, chosen.flip) == (expected, True)
     dense = [i for i, layer in enumerate(built.layers) if isinstance(layer, Dense)]
-    assert all(isinstance(built.layers[i + 1], (ReLU,)) for i in dense[:-1])
+    assert all(isinstance(built.layers[i + 1], ReLU) for i in dense[:-1])
     # Only the network of the solar study has a ReLU after the last layer.
     assert isinstance(built.layers[-1], ReLU) == (name == "solar")
 

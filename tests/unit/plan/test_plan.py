@@ -400,6 +400,17 @@ def test_the_memory_of_a_device_is_checked() -> None:
         backend.make_replica(plan)
 
 
+def test_recomputation_is_advised_unless_the_plan_has_it() -> None:
+    for options, ending in (
+        ({}, "use a smaller batch size or network, or --recompute"),
+        ({"recompute": True}, "use a smaller batch size or network"),
+        ({"training": False}, "use a smaller batch size or network"),
+    ):
+        backend = SmallBackend()
+        with pytest.raises(UserError, match=f"{ending}$"):
+            backend.make_replica(make_plan(MODEL0, backend, 32, precision="fp64", **options))
+
+
 def test_a_rank_that_updates_a_slice_counts_its_share() -> None:
     plan = make_plan(Network((4,), [Dense(3)]), load_backend("reference"), 4)
     shared = plan.with_update_share(3)

@@ -1,0 +1,186 @@
+"""`dptrain data`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dptrain.cli.common import EXISTING, JSON, MISTAKE, examples
+from dptrain.cli.options import GroupedCommand
+
+if TYPE_CHECKING:
+    from dptrain.data import Dataset
+
+NETWORKS = {"csv": "mlp-8", "irradiance": "solar", "cifar10": "cifar", "shapes": "resnet20"}
+"""Networks for which data is shown if none is chosen; that of other data is `NETWORK`."""
+NETWORK = "model0"
+
+EXAMPLES = examples(
+    "dptrain data list                                        # what --data can be",
+    "dptrain data describe digits                             # samples, classes, range, digest",
+    "dptrain data check folder:flowers                        # read everything, find problems",
+    "dptrain data show digits --output digits.png             # a grid of samples",
+    "dptrain data show shapes --crop 4 --flip --output a.png  # with augmentation",
+    "dptrain data convert folder:flowers --output flowers     # then: --data npy:flowers",
+)
+
+SPEC = click.argument("spec", metavar="DATA")
+FOR = click.option("--network", metavar="NAME",
+                   help="The network for which the data is preprocessed.  [default: one that "
+                   "fits the kind of data]")  # fmt: skip
+OUTPUT = click.option("--output", type=EXISTING, metavar="PATH", required=True)
+
+
+@click.group(invoke_without_command=True, epilog=EXAMPLES)
+@click.pass_context
+def data(context: click.Context) -> None:
+    """List, describe, check, show and convert data sets."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@data.command("list", cls=GroupedCommand, epilog=EXAMPLES)
+@JSON
+def list_(as_json: bool) -> None:
+    """List every kind of data that --data can name, with its format and an example."""
+    from dptrain.cli.printing import print_values
+    from dptrain.data import DATA_HELP, SOURCES
+
+    if as_json:
+        forms = {name: {"form": source.form(name), "summary": source.summary,
+                        "example": source.example} for name, source in SOURCES.items()}  # fmt: skip
+        print_values(forms, as_json=True)
+        return
+    click.echo(DATA_HELP)
+    click.echo(f"\nUse one as: dptrain train --data {shlex.quote(SOURCES['csv'].example)}")
+
+
+@data.command(cls=GroupedCommand, epilog=EXAMPLES)
+@SPEC
+@FOR
+@JSON
+def describe(spec: str, network: str | None, as_json: bool) -> None:
+    """Describe a data set: samples, shapes, classes, range of values, preprocessing, digest.
+
+    Statistics are those of at most 4,096 samples of each split, evenly spaced.
+    """
+    from dptrain.cli.printing import print_data, print_values
+    from dptrain.data.inspection import describe_data
+
+    found = describe_data(_open(spec, network))
+    if as_json:
+        print_values(found, as_json=True)
+    else:
+        print_data(found)
+
+
+@data.command(cls=GroupedCommand, epilog=EXAMPLES)
+@SPEC
+@FOR
+def check(spec: str, network: str | None) -> int:
+    """Read every sample of a data set and report problems.
+
+    Problems are files that cannot be read, numbers that are not finite, classes without training
+    samples, inputs that are all equal, and test samples that are also training samples. The exit
+    code is 2 if there is one.
+    """
+    from dptrain.data.inspection import find_problems
+
+    dataset = _open(spec, network)
+    count = len(dataset.train) + len(dataset.test)
+    with _progress(count, "samples read") as step:
+        problems = find_problems(dataset, step)
+    for problem in problems:
+        click.echo(f"dptrain: {dataset.name}: {problem}", err=True)
+    if not problems:
+        click.echo(f"{dataset.description}: all {count:,} samples can be read; no problem found")
+    return MISTAKE if problems else 0
+
+
+@data.command(cls=GroupedCommand, epilog=EXAMPLES)
+@SPEC
+@FOR
+@OUTPUT
+@click.option("--samples", type=click.IntRange(1, 1000), metavar="N",
+              help="Number of samples.  [default: 50; 8 with augmentation]")  # fmt: skip
+@click.option("--split", type=click.Choice(["training", "test"]), default="training",
+              show_default=True, help="Split that is shown.")  # fmt: skip
+@click.option("--crop", type=int, default=0, metavar="N", help="As in train.")
+@click.option("--flip", is_flag=True, help="As in train.")
+@click.option("--brightness", type=float, default=0.0, metavar="X", help="As in train.")
+@click.option("--contrast", type=float, default=0.0, metavar="X", help="As in train.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="As in train.")
+def show(
+    spec: str, network: str | None, output: Path, samples: int | None, split: str, crop: int,
+    flip: bool, brightness: float, contrast: float, seed: int,
+) -> None:  # fmt: skip
+    """Write a grid of samples as the network sees them, with their classes or values.
+
+    With augmentation, each row shows a sample and what training makes of it in five epochs.
+    """
+    from dptrain.data import Augmentation
+    from dptrain.data.grid import sample_grid
+    from dptrain.data.inspection import splits
+    from dptrain.files import writing
+
+    dataset = _open(spec, network)
+    augmentation = None
+    if crop or flip or brightness or contrast:
+        augmentation = Augmentation(crop, flip, brightness, contrast)
+    count = samples or (50 if augmentation is None else 8)
+    grid = sample_grid(dataset, splits(dataset)[split], count, augmentation=augmentation, seed=seed)
+    with writing(output, "--output"):
+        grid.save(output, format="PNG")
+    click.echo(f"written: {output}")
+
+
+@data.command(cls=GroupedCommand, epilog=EXAMPLES)
+@SPEC
+@FOR
+@OUTPUT
+def convert(spec: str, network: str | None, output: Path) -> None:
+    """Write a data set as memory-mapped arrays, which need no decoding and may exceed the memory.
+
+    The folder has the files x_train.npy, y_train.npy, x_test.npy, y_test.npy and classes.txt;
+    `--data npy:FOLDER` reads it. 8-bit images keep their pixels and size; images of different sizes
+    become the network's inputs.
+    """
+    from dptrain.data.conversion import convert_data
+    from dptrain.data.decoding import keep_decoded
+
+    # Images of one size are then known to have 8-bit pixels.
+    dataset = keep_decoded(_open(spec, network), 1)
+    with _progress(len(dataset.train) + len(dataset.test), "samples written") as step:
+        written = convert_data(dataset, output, step)
+    for path in written:
+        click.echo(f"written: {path}")
+    click.echo(f"train with: --data {shlex.quote(f'npy:{output}')}")
+
+
+def _open(spec: str, network: str | None) -> Dataset:
+    from dptrain.data import open_data
+    from dptrain.network.files import get_network
+
+    kind = spec.partition(":")[0].partition("?")[0]
+    return open_data(spec, get_network(network or NETWORKS.get(kind, NETWORK)))
+
+
+@contextmanager
+def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """Show how many samples are done, on a terminal."""
+    from dptrain.measure.console import make_console
+
+    console = make_console(errors=True)
+    if not console.is_terminal:
+        yield lambda count: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)

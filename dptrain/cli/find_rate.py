@@ -1,0 +1,76 @@
+"""`dptrain find-rate`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
+from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
+from dptrain.cli.profile import OMITTED
+
+SCHEDULE = (
+    "learning_rate", "scale_rate", "reference_batch", "schedule", "warmup_steps", "step_every",
+    "step_at", "step_factor", "power", "tensorboard",
+)  # fmt: skip
+"""Settings of training that have no effect on the test."""
+
+
+@click.command(
+    name="find-rate",
+    cls=GroupedCommand,
+    short_help="Find a learning rate by training with a rising one.",
+    epilog=examples(
+        "dptrain find-rate",
+        "mpirun -n 4 dptrain find-rate --network cifar --batch-size 128 --output DIR",
+        "dptrain find-rate --optimizer adamw --from 1e-5 --to 1",
+    ),
+)
+@CONFIG
+@click.option("--from", "low", type=float, default=1e-6, show_default=True, metavar="X",
+              help="Learning rate of the first step.")  # fmt: skip
+@click.option("--to", "high", type=float, default=10.0, show_default=True, metavar="X",
+              help="Learning rate of the last step.")  # fmt: skip
+@click.option("--steps", type=int, default=200, show_default=True, metavar="N",
+              help="Training steps.")  # fmt: skip
+@click.option("--output", type=EXISTING, metavar="DIR",
+              help="Folder for the plot (rates.svg, rates.png), rates.csv and rates.json.  "
+              "[default: write no files]")  # fmt: skip
+@JSON
+@setting_flags(omit=(*OMITTED, *SCHEDULE))
+def find_rate(
+    file: Path | None,
+    low: float,
+    high: float,
+    steps: int,
+    output: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Train with a learning rate that grows from step to step, and find where the loss falls.
+
+    The rate is multiplied by the same factor in every step. The test ends when the averaged loss
+    exceeds its smallest value four times. A good rate for a constant schedule is the one at which
+    the loss falls fastest; schedules that fall start with up to ten times as much, below the rate
+    with the lowest loss. The trained parameters are discarded.
+    """
+
+    def action() -> int:
+        from dptrain.cli.printing import print_range_test
+        from dptrain.comm.world import World
+        from dptrain.training.rate_range import RangeOptions
+        from dptrain.training.rate_range import find_rate as test_rates
+        from dptrain.training.settings import load_settings
+
+        options = RangeOptions(low, high, steps, output)
+        config = load_settings({**set_flags(flags), "steps": steps}, os.environ, file)
+        world = World.connect(timeout=config.timeout, command="find-rate")
+        result = test_rates(config, world, options, quiet=as_json)
+        if result is not None:
+            print_range_test(result, output, as_json=as_json)
+        return 0
+
+    return guarded(action)

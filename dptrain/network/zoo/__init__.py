@@ -1,0 +1,74 @@
+"""Networks by name, each with default training settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from dptrain.errors import UserError, suggest
+from dptrain.network.network import Network
+from dptrain.network.zoo import alexnet, mobilenet, resnet, studies, vgg, wide_resnet
+from dptrain.network.zoo.recipes import ADAMW_DECAY, BINARY, CLASSES, VALUES, Entry, Recipe
+
+NETWORKS: Mapping[str, Entry] = MappingProxyType({
+    **studies.NETWORKS,
+    **resnet.NETWORKS,
+    **wide_resnet.NETWORKS,
+    **vgg.NETWORKS,
+    **mobilenet.NETWORKS,
+    **alexnet.NETWORKS,
+    **studies.PERCEPTRONS,
+})  # fmt: skip
+"""The networks by name. ``mlp-A-B-C`` with any positive numbers is a network as well."""
+
+
+def build_network(name: str) -> Network:
+    """Build the network called `name`; `dptrain.get_network` also reads files.
+
+    Args:
+        name: one of `NETWORKS`, or ``mlp-`` and the widths of the hidden layers.
+
+    Raises:
+        UserError: there is no such network; the message suggests the closest name.
+    """
+    if name in NETWORKS:
+        return NETWORKS[name].build()
+    if re.fullmatch(r"mlp(-[1-9][0-9]{0,8})+", name):
+        return studies.perceptron([int(width) for width in name.split("-")[1:]])
+    names = [known for known in NETWORKS if not known.startswith("mlp-")]
+    raise UserError(
+        f"no network '{name}'; expected {', '.join(names)}, mlp-A-B-C, or the path of a file that "
+        f"ends in .toml or .onnx{suggest(name, NETWORKS)}"
+    )
+
+
+def recipe(network: Network, optimizer: str | None = None) -> Recipe:
+    """Return the default training settings of `network`.
+
+    Args:
+        network: a network; one that is not in the zoo gets settings that fit its loss.
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; if it is not that of the recipe, learning
+            rate, momentum and weight decay are replaced by defaults for this optimizer. Adam and
+            AdamW have the same learning rate.
+    """
+    if network.name in NETWORKS:
+        chosen = NETWORKS[network.name].recipe
+    else:
+        chosen = {"classes": CLASSES, "binary": BINARY, "values": VALUES}[network.loss.targets]
+    if optimizer in (None, chosen.optimizer):
+        return chosen
+    if optimizer == "adamw":
+        return replace(recipe(network, "adam"), optimizer=optimizer, weight_decay=ADAMW_DECAY)
+    default = VALUES if optimizer == VALUES.optimizer else CLASSES
+    return replace(
+        chosen,
+        optimizer=default.optimizer,
+        learning_rate=default.learning_rate,
+        momentum=default.momentum,
+        nesterov=False,
+    )
+
+
+__all__ = ["NETWORKS", "Entry", "Recipe", "build_network", "recipe"]

@@ -1,0 +1,78 @@
+"""Default training settings of networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dptrain.network.network import Network
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Default training settings of a network. Its layers have a weight decay of their own.
+
+    Attributes:
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
+        learning_rate: learning rate for that optimizer and `batch_size`.
+        momentum: momentum of SGD.
+        epochs: number of passes over `data`.
+        data: data specification; None if the user must choose the data.
+        schedule: learning-rate schedule.
+        crop: largest random shift of training images in pixels.
+        flip: True to mirror half of the training images.
+        batch_size: samples of a global minibatch.
+        nesterov: True for Nesterov momentum.
+        step_at: fractions of all steps after which schedule ``step`` reduces the rate.
+        step_factor: factor of each reduction.
+        weight_decay: weight decay of all weights; None for that of the layers.
+        validation: share of the training samples of `data` that is set aside; None if `data` has
+            a validation split, or if nothing is to be chosen by it.
+    """
+
+    optimizer: str
+    learning_rate: float
+    momentum: float
+    epochs: int
+    data: str | None
+    schedule: str = "constant"
+    crop: int = 0
+    flip: bool = False
+    batch_size: int = 32
+    nesterov: bool = False
+    step_at: str | None = None
+    step_factor: float = 0.1
+    weight_decay: float | None = None
+    validation: float | None = None
+
+
+CLASSES = Recipe("sgd", 0.02, momentum=0.9, epochs=12, data="digits", schedule="cosine",
+                 validation=0.2)  # fmt: skip
+BINARY = replace(CLASSES, data=None, validation=None)
+IMAGES = replace(CLASSES, crop=2)
+"""Test accuracy of model0 on the digits: 98.3% in the mean of ten seeds, standard deviation 0.4,
+97.8–98.9%. Without selection of the epoch it is 98.5% for the same seeds. Of nine combinations of
+learning rate (0.01, 0.02, 0.05) and shifts (1, 2, 3 pixels), this one has the highest validation
+accuracy after the last epoch: 98.95% in the mean of three other seeds; the others have 97.8–98.8%.
+"""
+ADAMW_DECAY = 0.01
+"""Weight decay of ``adamw``, as in PyTorch."""
+VALUES = Recipe("adam", learning_rate=1e-3, momentum=0.0, epochs=6, data="irradiance")
+
+IMAGENET = Recipe(
+    "sgd", 0.1, momentum=0.9, epochs=90, data=None, schedule="step", step_at="1/3,2/3", crop=16,
+    flip=True, batch_size=256,
+)  # fmt: skip
+"""Recipe of torchvision's `references/classification
+<https://github.com/pytorch/vision/tree/main/references/classification>`_: a tenth of the rate after
+30 and after 60 epochs. Its random resized crops are replaced by shifts of up to 16 pixels, the
+224×224 windows of images of 256×256."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A network of the zoo: description, constructor and default training settings."""
+
+    description: str
+    build: Callable[[], Network]
+    recipe: Recipe

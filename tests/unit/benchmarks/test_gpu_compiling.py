@@ -1,0 +1,65 @@
+"""Kernels compile in processes of their own, and references are computed once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks import check
+from benchmarks.gpu import compiling, suite
+from benchmarks.gpu.compiling import StepCase, known_networks, main
+from benchmarks.outside import find_network
+from benchmarks.progress import Progress
+from dptrain.network import Dense, Flatten, Network
+
+CASES = [
+    StepCase("model-small", 2, "cuda", "tf32"),
+    StepCase("model-small", 4, "cuda", "tf32"),
+    StepCase("model-small", 2, "cuda", "bf16"),
+    StepCase("model-small", 2, "numba", "fp32"),
+]
+
+
+def test_each_backend_and_precision_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[Sequence[StepCase]]()
+    processes = list[subprocess.Popen[bytes]]()
+
+    def start(cases: Sequence[StepCase]) -> subprocess.Popen[bytes]:
+        started.append(cases)
+        processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        return processes[-1]
+
+    monkeypatch.setattr(compiling, "_start", start)
+    with pytest.raises(ZeroDivisionError), compiling.compiling(CASES):
+        raise ZeroDivisionError
+    assert started == [CASES[:2], CASES[2:3]]
+    assert all(process.returncode is not None for process in processes)
+
+
+def test_a_step_that_cannot_be_built_does_not_keep_others_from_it() -> None:
+    main(["nothing,2,numba,fp32", "model-small,2,numba,fp32"])
+
+
+def test_only_networks_with_a_name_are_compiled_elsewhere() -> None:
+    other = Network((1, 5, 5), [Flatten(), Dense(3)], name="model-small")
+    assert known_networks([find_network("vgg"), other]) == {"vgg"}
+
+
+def test_the_reference_is_computed_once_for_all_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    noises, original = list[object](), check.compute
+
+    def compute(*args: object) -> object:
+        noises.append(args[5] if len(args) > 5 else None)
+        return original(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(check, "compute", compute)
+    exact, network = suite._Exact("cpu", Progress()), find_network("model-small")
+    found = [exact.of(network, 2, precision) for precision in ("fp32", "tf32", "bf16", "tf32")]
+    assert len(noises) == 1 + 3 * check.DRAWS
+    assert all(expected.exact is found[0].exact for expected in found)
+    assert found[0].allowed["output"] < found[1].allowed["output"] < found[2].allowed["output"]

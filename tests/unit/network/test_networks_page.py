@@ -1,0 +1,42 @@
+"""The page about networks: its examples run, and its table is the zoo's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dptrain.network import Network, get_network, read_network
+from dptrain.network.zoo import NETWORKS, studies
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "networks.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_examples_make_networks() -> None:
+    for example in blocks("python")[:2]:
+        values: dict[str, Any] = {}
+        exec(re.sub(r"^Trainer\(.*", "", example, flags=re.MULTILINE), values)
+        assert isinstance(values["network"], Network)
+    assert values["network"].nodes[2].name == "block0.conv1"
+
+
+def test_the_file_is_a_network(tmp_path: Path) -> None:
+    (example,) = blocks("toml")
+    (tmp_path / "page.toml").write_text(example)
+    network = read_network(tmp_path / "page.toml")
+    assert {node.name: node.inputs for node in network.nodes}["add1"] == ("block.bn", "relu1")
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - studies.NETWORKS.keys()))
+def test_the_table_has_the_numbers_of_the_zoo(name: str) -> None:
+    if name in studies.PERCEPTRONS:
+        return
+    network = get_network(name)
+    size = "×".join(map(str, network.input_shape))
+    assert f"| `{name}` | {size} | {network.num_parameters:,} | " in PAGE
