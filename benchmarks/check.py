@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import dptrain
 from benchmarks.batch import SEED, dropout_factors, random_batch
 from benchmarks.torch_network import LOSSES, fix_dropout, parameter_names, torch_network
-from dptrain.network import Conv2d, Dense, Network
+from dptrain.network import BatchNorm2d, Conv2d, Dense, Network
 
 DRAWS = 2
 MARGIN = 4.0
@@ -98,6 +98,7 @@ def expect(
     *,
     operand: float = 0.0,
     device: str = "cpu",
+    exact: Mapping[str, Array] | None = None,
 ) -> Expected:
     """Compute the reference with PyTorch in float64, and the changes that rounding can cause.
 
@@ -108,8 +109,9 @@ def expect(
         operand: unit roundoff of the inputs, weights and outputs of a layer with weights, if it is
             larger than that of float32.
         device: device of PyTorch.
+        exact: the reference, if it was computed before.
     """
-    exact = compute(network, parameters, x, y, device)
+    exact = exact or compute(network, parameters, x, y, device)
     epsilon = rounding(network, len(x))
     rng = np.random.default_rng(1)
     allowed = dict.fromkeys(exact, max(epsilon, operand))
@@ -149,6 +151,8 @@ def rounding(network: Network, batch_size: int) -> float:
             total += math.sqrt(max(node.parameters[0].fan_in, pixels))
         elif isinstance(layer, Dense):
             total += math.sqrt(max(node.parameters[0].fan_in, layer.units, batch_size))
+        elif isinstance(layer, BatchNorm2d):
+            total += math.sqrt(batch_size * math.prod(node.output_shape[1:]))
         else:
             total += 1.0
     return 0.5 * float(np.finfo(np.float32).eps) * total
@@ -179,9 +183,9 @@ class _Noise:
         random = torch.rand(x.shape, generator=self._generator, device=x.device, dtype=x.dtype)
         return x * (1.0 + self._size * (2.0 * random - 1.0))
 
-    def attach(self, modules: torch.nn.Sequential) -> None:
+    def attach(self, modules: torch.nn.Module) -> None:
         """Change the inputs and outputs of each layer with weights."""
-        for module in modules:
+        for module in modules.modules():
             if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
                 module.register_forward_pre_hook(lambda _, inputs: self(inputs[0]))
                 module.register_forward_hook(lambda _, inputs, output: self(output))

@@ -15,6 +15,12 @@ from numpy.typing import NDArray
 COARSE = 1e-4
 """Allowed difference relative to the norm of an array; 5e-6 was observed without flipped units."""
 
+DEEP = 0.1
+"""The same for networks whose flipped units are not known one by one: with a batch normalisation a
+unit changes the gradients of all samples, and dozens of layers follow. The gradients of ResNet-50
+at batch 4 differ from those in float64 by at most 2.9e-2 in PyTorch and 3.0e-2 in dptrain, both in
+float32 (medians over the arrays 2.1e-2 and 2.4e-2)."""
+
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -27,7 +33,7 @@ def require_agreement(
     ours: Arrays,
     theirs: Arrays,
     peer: str = "PyTorch",
-    flips: Callable[[], Sequence[Arrays]] | None = None,
+    flips: Callable[[], Sequence[Arrays] | None] | None = None,
 ) -> float:
     """Compare arrays by name and return the largest relative difference.
 
@@ -36,10 +42,12 @@ def require_agreement(
         ours, theirs: outputs, or loss and updates of a step.
         peer: the other program.
         flips: returns the change of the arrays for each unit that rounding can decide. Each unit
-            may be decided differently, but it has to be decided completely.
+            may be decided differently, but it has to be decided completely. None if they are not
+            known; then the arrays may differ by `DEEP`.
 
     Raises:
-        WrongResultError: an array is missing, has another shape, or differs by more than `COARSE`.
+        WrongResultError: an array is missing, has another shape, or differs by more than `COARSE`
+            or `DEEP`.
     """
     if missing := sorted(ours.keys() ^ theirs.keys()):
         raise WrongResultError(f"{case}: only one of dptrain and {peer} has {missing[0]}")
@@ -54,13 +62,18 @@ def require_agreement(
         differences[name] = own - value
     sizes = {name: float(np.linalg.norm(value)) for name, value in exact.items()}
     errors = _errors(differences, sizes)
+    allowed = COARSE
     if flips is not None and not max(errors.values()) <= COARSE:
-        errors = _errors(_without_flips(differences, sizes, flips()), sizes)
+        units = flips()
+        if units is None:
+            allowed = DEEP
+        else:
+            errors = _errors(_without_flips(differences, sizes, units), sizes)
     for name, error in errors.items():
-        if not error <= COARSE:
+        if not error <= allowed:
             raise WrongResultError(
                 f"{case}: dptrain and {peer} differ in {name} by {error:.1e} of its norm; rounding "
-                f"explains at most {COARSE:.0e}"
+                f"explains at most {allowed:.0e}"
             )
     return max(errors.values())
 

@@ -59,13 +59,13 @@ def own(device: Device, layer: Layer, numbers: Numbers, direction: Phase, precis
     if training:
         # The forward pass also packs the weights for the backward pass.
         stages[Phase.FORWARD](replica.context)
-        _store_maps(replica, f"d{group}", numbers.dy)
+        _store_maps(replica, plan.resolve(f"d{group}"), numbers.dy)
     kernel = stages[direction]
 
     def result() -> NDArray[Any]:
         if direction is Phase.BACKWARD_WEIGHT:
             return replica.gradients[f"{group}.weight"]
-        written = "dconv1" if training else plan.resolve(group)
+        written = plan.resolve("dconv1" if training else group)
         stored = as_numbers(device.download(replica._views[written]))
         return np.asarray(stored.transpose(0, 3, 1, 2))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -17,23 +17,37 @@ from jax import lax
 from numpy.typing import NDArray
 
 from dptrain.network import (
+    GELU,
+    Add,
     AveragePool2d,
+    Concatenate,
     Conv2d,
     Dense,
     Dropout,
     Flatten,
+    GlobalAveragePool2d,
+    GroupNorm,
+    LayerNorm,
+    LeakyReLU,
     LocalResponseNorm,
     MaxPool2d,
     Network,
     Node,
     ReLU,
     Sigmoid,
+    SiLU,
     SumPool2d,
+    Tanh,
 )
+from dptrain.network.network import INPUT
+from dptrain.network.normalization import Normalization
 
 Arrays = Mapping[str, Any]
 Forward = Callable[[Arrays, Any, Arrays], Any]
-"""Computes outputs from parameters, inputs and, in training, the factors of each dropout layer."""
+"""Computes outputs from parameters, inputs and, in training, the factors of each dropout layer.
+
+Batch normalisations use the minibatch. Their running values are not computed, which is less work
+than in the other programs."""
 
 
 def jax_parameters(network: Network, parameters: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -61,9 +75,11 @@ def jax_forward(network: Network) -> Forward:
     """Return a function that computes the outputs of `network`; `factors` may lack layers."""
 
     def forward(parameters: Arrays, x: Any, factors: Arrays) -> Any:
+        values = {INPUT: x}
         for node in network.nodes:
-            x = _apply(node, parameters, x, factors)
-        return x
+            inputs = [values[name] for name in node.inputs]
+            values[node.name] = _apply(node, parameters, inputs, factors)
+        return values[network.nodes[-1].name]
 
     return forward
 
@@ -100,15 +116,21 @@ def _squares(z: Any, y: Any) -> Any:
     return jnp.mean((z - y) ** 2)
 
 
-def _apply(node: Node, parameters: Arrays, x: Any, factors: Arrays) -> Any:
-    layer = node.layer
+def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -> Any:
+    layer, x = node.layer, inputs[0]
+    if isinstance(layer, Add):
+        return reduce(jnp.add, inputs)
+    if isinstance(layer, Concatenate):
+        return jnp.concatenate(inputs, axis=3)
     if isinstance(layer, Conv2d):
-        weight, bias = parameters[f"{node.name}.weight"], parameters[f"{node.name}.bias"]
         y = lax.conv_general_dilated(
-            x, weight, layer.strides, layer.pads(node.input_shape),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            x, parameters[f"{node.name}.weight"], layer.strides, layer.pads(node.input_shape),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=layer.groups,
         )  # fmt: skip
-        return y + bias
+        return y + parameters[f"{node.name}.bias"] if layer.bias else y
+    if isinstance(layer, Normalization):
+        weight, bias = (parameters[f"{node.name}.{short}"] for short in ("weight", "bias"))
+        return _normalize(layer, x) * weight + bias
     if isinstance(layer, Dense):
         return x @ parameters[f"{node.name}.weight"].T + parameters[f"{node.name}.bias"]
     if isinstance(layer, MaxPool2d | AveragePool2d | SumPool2d):
@@ -122,8 +144,29 @@ def _apply(node: Node, parameters: Arrays, x: Any, factors: Arrays) -> Any:
         return x * factors[node.name] if node.name in factors else x
     if isinstance(layer, Flatten):
         return x.transpose(0, 3, 1, 2).reshape(x.shape[0], math.prod(node.output_shape))
-    functions: dict[type, Any] = {ReLU: jax.nn.relu, Sigmoid: jax.nn.sigmoid}
+    if isinstance(layer, GlobalAveragePool2d):
+        return x.mean((1, 2), keepdims=True)
+    if isinstance(layer, LeakyReLU):
+        return jnp.where(x > 0, x, layer.slope * x)
+    functions: dict[type, Any] = {
+        ReLU: jax.nn.relu, Sigmoid: jax.nn.sigmoid, Tanh: jnp.tanh, SiLU: jax.nn.silu,
+        GELU: partial(jax.nn.gelu, approximate=False),
+    }  # fmt: skip
     return functions[type(layer)](x)
+
+
+def _normalize(layer: Normalization, x: Any) -> Any:
+    """Return maps (N, H, W, C) with mean 0 and variance 1 over the elements of the layer."""
+    shape = x.shape
+    axes: tuple[int, ...] = (0, 1, 2)
+    if isinstance(layer, LayerNorm):
+        axes = (3,)
+    elif isinstance(layer, GroupNorm):
+        x = x.reshape(*shape[:3], layer.groups, shape[3] // layer.groups)
+        axes = (1, 2, 4)
+    mean = x.mean(axes, keepdims=True)
+    variance = jnp.square(x - mean).mean(axes, keepdims=True)
+    return ((x - mean) * lax.rsqrt(variance + layer.epsilon)).reshape(shape)
 
 
 def _pool(node: Node, layer: MaxPool2d | AveragePool2d | SumPool2d, x: Any) -> Any:

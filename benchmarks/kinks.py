@@ -23,6 +23,7 @@ from benchmarks.check import MARGIN, rounding
 from benchmarks.own_programs import CHECKED_RATE, initial
 from benchmarks.torch_network import LOSSES, fix_dropout, torch_network
 from dptrain.network import Network
+from dptrain.network.normalization import Normalization
 
 MOST = 64
 """Largest number of units; the nearest to their kink are taken."""
@@ -30,14 +31,19 @@ MOST = 64
 Arrays = dict[str, NDArray[Any]]
 
 
-def gradient_flips(network: Network, batch_size: int, scale: float = 1.0) -> list[Arrays]:
+def gradient_flips(network: Network, batch_size: int, scale: float = 1.0) -> list[Arrays] | None:
     """Return the change of the gradients for each unit that rounding can decide.
+
+    It is known for chains without normalisation, in which a unit changes the gradients of one
+    sample; for other networks this returns None.
 
     Args:
         network: with its initial parameters.
         batch_size: samples of `random_batch`.
         scale: factor of the gradients.
     """
+    if not network.is_chain or any(isinstance(each, Normalization) for each in network.layers):
+        return None
     modules = _float64_modules(network, batch_size)
     x, y = random_batch(network, batch_size)
     inputs = torch.from_numpy(x.astype(np.float64))
@@ -46,7 +52,7 @@ def gradient_flips(network: Network, batch_size: int, scale: float = 1.0) -> lis
     return [_change(modules, inputs, unit, scale) for unit in units[:MOST]]
 
 
-def update_flips(network: Network, batch_size: int) -> list[Arrays]:
+def update_flips(network: Network, batch_size: int) -> list[Arrays] | None:
     """Return the changes for `own_programs.first_step`."""
     return gradient_flips(network, batch_size, -CHECKED_RATE)
 

@@ -16,19 +16,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dptrain.network import (
+    GELU,
+    Add,
     AveragePool2d,
+    BatchNorm2d,
+    Concatenate,
     Conv2d,
     Dense,
     Dropout,
     Flatten,
+    GlobalAveragePool2d,
+    GroupNorm,
+    Layer,
+    LeakyReLU,
     LocalResponseNorm,
     MaxPool2d,
     Network,
     Node,
     ReLU,
     Sigmoid,
+    SiLU,
     SumPool2d,
+    Tanh,
 )
+from dptrain.network.network import INPUT
+from dptrain.network.normalization import Normalization
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,23 +51,65 @@ LOSSES: Mapping[str, LossFunction] = {
 }
 
 
-def torch_network(network: Network, parameters: Mapping[str, NDArray[Any]]) -> nn.Sequential:
+def torch_network(network: Network, parameters: Mapping[str, NDArray[Any]]) -> nn.Module:
     """`network` in PyTorch, with copies of `parameters`, in their dtype.
 
     Args:
         network: what to build.
         parameters: by name, in canonical layout.
+
+    Returns:
+        An `nn.Sequential` for a chain, and otherwise a `TorchGraph`.
     """
-    modules = nn.Sequential()
+    modules = nn.Sequential() if network.is_chain else TorchGraph(network)
     for node in network.nodes:
-        for i, module in enumerate(_modules(node)):
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                module.weight = nn.Parameter(torch.tensor(parameters[f"{node.name}.weight"]))
-                module.bias = nn.Parameter(torch.tensor(parameters[f"{node.name}.bias"]))
-                modules.add_module(node.name, module)
-            else:
-                modules.add_module(f"{node.name}_{i}", module)
+        parts = _modules(node)
+        for module in parts if node.parameters else ():
+            if getattr(module, "weight", None) is not None:
+                for parameter in node.parameters:
+                    short = parameter.name.rpartition(".")[2]
+                    value = nn.Parameter(torch.tensor(parameters[parameter.name]))
+                    setattr(module, short, value)
+        if not network.is_chain:
+            modules.add_module(_module_name(node), parts[0] if not parts[1:] else _chain(parts))
+            continue
+        for i, module in enumerate(parts):
+            is_weighted = node.parameters and module is parts[-1]
+            modules.add_module(node.name if is_weighted else f"{node.name}_{i}", module)
     return modules
+
+
+def _chain(parts: list[nn.Module]) -> nn.Module:
+    return nn.Sequential(*parts)
+
+
+def _module_name(node: Node) -> str:
+    """Return the name of a layer's module in a graph; PyTorch allows no dots in it."""
+    return node.name.replace(".", "_")
+
+
+class TorchGraph(nn.Module):
+    """A network whose layers read the outputs of any layers before them.
+
+    Outputs are released after their last use, so that PyTorch keeps only what it needs itself.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        last_use = {name: node.index for node in network.nodes for name in node.inputs}
+        self._layers = [
+            (node, [name for name in set(node.inputs) if last_use[name] == node.index])
+            for node in network.nodes
+        ]
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = {INPUT: x}
+        for node, unneeded in self._layers:
+            inputs = [values[name] for name in node.inputs]
+            for name in unneeded:
+                del values[name]
+            values[node.name] = getattr(self, _module_name(node))(*inputs)
+        return values[self._layers[-1][0].name]
 
 
 def parameter_names(network: Network) -> list[str]:
@@ -63,11 +117,12 @@ def parameter_names(network: Network) -> list[str]:
     return [parameter.name for node in network.nodes for parameter in node.parameters]
 
 
-def fix_dropout(modules: nn.Sequential, network: Network, factors: Mapping[str, Tensor]) -> None:
+def fix_dropout(modules: nn.Module, network: Network, factors: Mapping[str, Tensor]) -> None:
     """Replace every dropout layer by a product with a given factor, 0 or 1 / (1 − rate)."""
     for node in network.nodes:
         if isinstance(node.layer, Dropout):
-            setattr(modules, f"{node.name}_0", _Scale(factors[node.name]))
+            name = f"{node.name}_0" if network.is_chain else _module_name(node)
+            setattr(modules, name, _Scale(factors[node.name]))
 
 
 def _modules(node: Node) -> list[nn.Module]:
@@ -84,9 +139,55 @@ def _modules(node: Node) -> list[nn.Module]:
         # PyTorch takes the mean over the window of squares where we take the sum.
         size = 2 * layer.radius + 1
         return [nn.LocalResponseNorm(size, layer.alpha * size, layer.beta, layer.bias)]
+    if isinstance(layer, Normalization):
+        return [_normalization(node, layer)]
     if isinstance(layer, Dropout):
         return [nn.Dropout(layer.rate)]
-    return [{ReLU: nn.ReLU, Sigmoid: nn.Sigmoid, Flatten: nn.Flatten}[type(layer)]()]
+    if isinstance(layer, LeakyReLU):
+        return [nn.LeakyReLU(layer.slope)]
+    return [_PLAIN[type(layer)]()]
+
+
+def _normalization(node: Node, layer: Normalization) -> nn.Module:
+    channels = node.input_shape[0]
+    if isinstance(layer, BatchNorm2d):
+        return nn.BatchNorm2d(channels, layer.epsilon, layer.momentum)
+    if isinstance(layer, GroupNorm):
+        return nn.GroupNorm(layer.groups, channels, layer.epsilon)
+    return _ChannelLayerNorm(channels, layer.epsilon)
+
+
+class _ChannelLayerNorm(nn.LayerNorm):
+    """Layer normalisation over the channels of maps (N, C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class _Add(nn.Module):
+    def forward(self, *inputs: Tensor) -> Tensor:
+        first, *rest = inputs
+        for each in rest:
+            first = first + each
+        return first
+
+
+class _Concatenate(nn.Module):
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return torch.cat(inputs, dim=1)
+
+
+_PLAIN: Mapping[type[Layer], Callable[[], nn.Module]] = {
+    ReLU: nn.ReLU,
+    Sigmoid: nn.Sigmoid,
+    Tanh: nn.Tanh,
+    GELU: nn.GELU,
+    SiLU: nn.SiLU,
+    Flatten: nn.Flatten,
+    GlobalAveragePool2d: lambda: nn.AdaptiveAvgPool2d(1),
+    Add: _Add,
+    Concatenate: _Concatenate,
+}
 
 
 def _convolution(node: Node, layer: Conv2d) -> list[nn.Module]:
@@ -95,7 +196,7 @@ def _convolution(node: Node, layer: Conv2d) -> list[nn.Module]:
     # On the meta device nothing is allocated: the parameters come from outside.
     convolution = nn.Conv2d(
         node.input_shape[0], layer.filters, layer.window, layer.strides,
-        (top, left) if even else 0, device="meta",
+        (top, left) if even else 0, groups=layer.groups, bias=layer.bias, device="meta",
     )  # fmt: skip
     return [convolution] if even else [nn.ZeroPad2d((left, right, top, bottom)), convolution]
 

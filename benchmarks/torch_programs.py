@@ -29,7 +29,7 @@ class Mode:
             return tensor
         return tensor.contiguous(memory_format=torch.channels_last)
 
-    def network(self, network: Network) -> nn.Sequential:
+    def network(self, network: Network) -> nn.Module:
         """Return the modules in the layout of this mode, with dptrain's initial parameters."""
         modules = torch_network(network, initial(network))
         for parameter in modules.parameters():
@@ -102,7 +102,7 @@ TorchStep = Callable[[float], tuple[Tensor, Sequence[Tensor]]]
 
 
 def torch_step(
-    network: Network, modules: nn.Sequential, mode: Mode, inputs: Tensor, targets: Tensor
+    network: Network, modules: nn.Module, mode: Mode, inputs: Tensor, targets: Tensor
 ) -> TorchStep:
     """Return a step on a prepared batch that returns the loss and the gradients.
 

@@ -168,6 +168,7 @@ def settings_from(
         or chosen.stage_batches,
         launches=launches or chosen.launches,
         shapes=chosen.shapes.replaced(split(networks), sizes, listed, compiled_sizes),
+        residual=chosen.residual.replaced(split(networks), sizes, listed, compiled_sizes),
         data=chosen.data.replaced(split(networks), sizes, listed, compiled_sizes),
         fp32=chosen.fp32.replaced(split(networks), sizes, (), compiled_sizes),
         inference=chosen.inference.replaced(split(networks), sizes, listed, compiled_sizes),

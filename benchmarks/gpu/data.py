@@ -17,6 +17,7 @@ from benchmarks.gpu import targets
 from benchmarks.gpu.ours import Step
 from benchmarks.tables import Table
 from benchmarks.targets import Target
+from dptrain.comm.signals import StopRequest
 from dptrain.network import Network
 from dptrain.training.callbacks import Callback
 from dptrain.training.trainer import Trainer
@@ -135,12 +136,26 @@ def make_trainer(
     )  # fmt: skip
 
 
+def fit(trainer: Trainer) -> None:
+    """Train until the end.
+
+    Raises:
+        RuntimeError: training ended before its last step.
+    """
+    with StopRequest() as stop:
+        trainer.fit(stop)
+    steps = trainer.job.spec.steps
+    if trainer.step < steps:
+        cause = f"after {stop.signal_name}" if stop.requested else "without a signal"
+        raise RuntimeError(f"training ended {cause} after {trainer.step} of {steps} steps")
+
+
 def train_epochs(
     network: Network, data: str, backend: str, precision: str, batch_size: int
 ) -> tuple[float, ...]:
     """Return the mean time of a step in µs for each epoch of a training run."""
     clock = EpochClock()
-    make_trainer(network, data, backend, precision, batch_size, clock).fit()
+    fit(make_trainer(network, data, backend, precision, batch_size, clock))
     return clock.step_us
 
 

@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.gpu import targets
-from benchmarks.gpu.data import EpochClock, bare_step_us, generated_images, make_trainer
+from benchmarks.gpu.data import EpochClock, bare_step_us, fit, generated_images, make_trainer
 from benchmarks.tables import Table
 from benchmarks.targets import Target
 from dptrain.data.stored import HOST_SHARE
@@ -136,7 +136,7 @@ def measure_stream(
         )  # fmt: skip
     assert trainer.job.cached_samples is None
     reading_us = _reading_us(trainer)
-    trainer.fit()
+    fit(trainer)
     assert trainer.summary is not None
     found = trainer.summary["input_limit"]
     says = "" if found is None else f"{found['part'] or 'no limit'}, {found['share']:.0%}"

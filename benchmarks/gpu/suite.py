@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.gpu import ranks
 from benchmarks.gpu.clock import BLOCKS, Program
+from benchmarks.gpu.compiling import StepCase, compiling, known_networks
 from benchmarks.gpu.data import (
     IMAGES,
     DataResult,
@@ -64,12 +65,13 @@ from dptrain.network import Dropout, Network
 
 if TYPE_CHECKING:
     # Needs PyTorch.
-    from benchmarks.check import Expected
+    from benchmarks.check import Array, Expected
 
 SECTIONS = (
     "check",
     "training",
     "shapes",
+    "residual",
     "precision",
     "inference",
     "data",
@@ -115,8 +117,11 @@ INFERENCE = Cases(
 )  # fmt: skip
 """Cases of inference: networks of the benchmark set and some outside it."""
 
-SHAPES = Cases((*OUTSIDE, PERCEPTRON.name), (32, 512), PRECISIONS, (32,))
-"""Cases of training outside the benchmark set."""
+SHAPES = Cases((*OUTSIDE, PERCEPTRON.name), (32, 512), ("tf32", "bf16"), (32,))
+"""Cases of training outside the benchmark set. `FP32` has those of the third precision."""
+
+RESIDUAL = Cases(("resnet20", "resnet18-cifar"), (128, 1024), PRECISIONS, ())
+"""Cases with residual connections. ResNet-50 needs ``--networks resnet50 --batches 64``."""
 
 QUICK_SHAPES = Cases(("vgg", "strided", "perceptron"), (32,), ("tf32", "bf16"), ())
 
@@ -144,7 +149,7 @@ class Settings:
         stage_batches: batch sizes of stages and layers.
         rank_networks, rank_batches: networks on several GPUs, and samples per GPU.
         launches: launches of each job with several ranks.
-        shapes, fp32, inference, data: cases of these sections.
+        shapes, residual, fp32, inference, data: cases of these sections.
     """
 
     networks: tuple[str, ...] = ("model0", "model1", "model2", "cifar", "solar")
@@ -158,6 +163,7 @@ class Settings:
     rank_batches: tuple[int, ...] = (32, 1024)
     launches: int = 3
     shapes: Cases = SHAPES
+    residual: Cases = RESIDUAL
     fp32: Cases = FP32
     inference: Cases = INFERENCE
     data: Cases = DATA
@@ -196,6 +202,7 @@ def run(settings: Settings, machine: Machine, progress: Progress, save: Save) ->
     by_name = {
         "training": lambda: sections.train(settings.training),
         "shapes": lambda: sections.train(settings.shapes),
+        "residual": lambda: sections.train(settings.residual),
         "precision": sections.fp32,
         "inference": sections.infer,
         "data": sections.data,
@@ -210,10 +217,14 @@ def run(settings: Settings, machine: Machine, progress: Progress, save: Save) ->
 
 
 class _Exact:
-    """Reference results of PyTorch in float64, computed once for each case."""
+    """Reference results of PyTorch in float64, computed once for each network and batch size.
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    The errors that rounding causes are computed for each precision.
+    """
+
+    def __init__(self, device: str, progress: Progress) -> None:
+        self._device, self._progress = device, progress
+        self._exact: dict[tuple[str, int], Mapping[str, Array]] = {}
         self._cached: dict[tuple[str, int, str], Expected] = {}
 
     def of(self, network: Network, batch_size: int, precision: str) -> Expected:
@@ -224,12 +235,14 @@ class _Exact:
 
         key = network.name, batch_size, precision
         if key not in self._cached:
+            self._progress.step(f"reference of {network.name}, batch {batch_size}, {precision}")
             x, y = random_batch(network, batch_size)
             parameters = {k: np.asarray(v, np.float64) for k, v in initial(network).items()}
-            self._cached[key] = expect(
-                network, parameters, x.astype(np.float64), y,
-                operand=OPERAND[precision], device=self._device,
+            self._cached[key] = expected = expect(
+                network, parameters, x.astype(np.float64), y, operand=OPERAND[precision],
+                device=self._device, exact=self._exact.get(key[:2]),
             )  # fmt: skip
+            self._exact[key[:2]] = expected.exact
             release_memory()
         return self._cached[key]
 
@@ -243,7 +256,7 @@ class _Run:
         self.settings, self.machine, self.progress = settings, machine, progress
         self.save, self.results = save, results
         self.networks = [find_network(name) for name in settings.networks]
-        self.exact = None if machine.torch is None else _Exact(machine.torch)
+        self.exact = None if machine.torch is None else _Exact(machine.torch, progress)
 
     @contextmanager
     def _reported(self, case: str) -> Iterator[None]:
@@ -259,14 +272,30 @@ class _Run:
         """Check every program of dptrain that will be timed."""
         if self.exact is None:
             return
+        checked = list(self._checked())
+        known = known_networks(network for network, _, _ in checked)
+        steps = [
+            StepCase(network.name, n, backend, precision)
+            for network, n, precision in checked
+            for backend in self.machine.backends
+            if network.name in known
+        ]
+        with compiling(steps):
+            # The references first, which need no kernels.
+            for case in checked:
+                self.exact.of(*case)
+            for case in checked:
+                self._check_case(*case)
+
+    def _check_case(self, network: Network, n: int, precision: str) -> None:
         from benchmarks.gpu.check import check_step
 
-        for network, n, precision in self._checked():
-            expected = self.exact.of(network, n, precision)
-            for backend in self.machine.backends:
-                with self._reported(f"check of {network.name}, batch {n}, {backend} {precision}"):
-                    found = check_step(network, Step(network, backend, precision, n), expected)
-                    self.results.checks += [Checked(backend, precision, check) for check in found]
+        assert self.exact is not None
+        expected = self.exact.of(network, n, precision)
+        for backend in self.machine.backends:
+            with self._reported(f"check of {network.name}, batch {n}, {backend} {precision}"):
+                found = check_step(network, Step(network, backend, precision, n), expected)
+                self.results.checks += [Checked(backend, precision, check) for check in found]
 
     def _checked(self) -> Iterator[tuple[Network, int, str]]:
         """Yield the cases of the selected sections. Tests check training on several ranks."""
@@ -276,7 +305,8 @@ class _Run:
             for network in self.networks:
                 for n in settings.batches:
                     cases |= {(network.name, n, p): network for p in settings.precisions}
-        for section, own in (("shapes", settings.shapes), ("precision", settings.fp32),
+        for section, own in (("shapes", settings.shapes), ("residual", settings.residual),
+                             ("precision", settings.fp32),
                              ("data", settings.data)):  # fmt: skip
             for network in map(find_network, own.networks if section in sections else ()):
                 for n in own.batches:
@@ -297,7 +327,7 @@ class _Run:
                 with self._reported(f"training of {network.name}, batch {n}"):
                     theirs: dict[str, Build] = {}
                     if self.exact is not None and self.machine.timed_torch:
-                        theirs = torch_builds(network, n, cases, self.exact)
+                        theirs = torch_builds(network, n, cases, self.exact, self.progress)
                     case = measure_case(network, n, ours, theirs, self.settings.blocks)
                     self.results.cases.append(case)
                 self.save(self.results)
@@ -468,7 +498,7 @@ class _Run:
 
 
 def torch_builds(
-    network: Network, batch_size: int, cases: Cases, exact: _Exact
+    network: Network, batch_size: int, cases: Cases, exact: _Exact, progress: Progress
 ) -> dict[str, Build]:
     """Return the functions that build PyTorch's programs, by mode."""
     from benchmarks.check import judge
@@ -479,6 +509,7 @@ def torch_builds(
     drops = any(isinstance(node.layer, Dropout) for node in network.nodes)
 
     def build(mode: GPUMode) -> tuple[Program, int]:
+        progress.step(f"PyTorch {mode.name} of {network.name}, batch {batch_size}")
         program = TorchProgram(network, x, y, mode)
         if not drops:
             expected = exact.of(network, batch_size, mode.precision)

@@ -49,9 +49,12 @@ SHAPES = {
     **dict.fromkeys(("vgg", "input113"), Target(2.5)),
     **dict.fromkeys(("strided", "odd", "lenet5"), Target(2.0)),
     "perceptron": Target(1.3),
+    **dict.fromkeys(("resnet20", "resnet18-cifar"), Target(1.5)),
+    "resnet50": Target(1.0),
 }
 """The same in tf32 and bf16 for networks outside the benchmark set."""
-SHAPES_FP32 = {"vgg": Target(1.7)}
+RESIDUAL = ("resnet20", "resnet18-cifar", "resnet50")
+SHAPES_FP32 = {"vgg": Target(1.7), **{name: SHAPES[name] for name in RESIDUAL}}
 
 
 def faster(network: str, batch_size: int, precision: str) -> Target | None:

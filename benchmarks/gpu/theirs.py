@@ -67,6 +67,26 @@ def set_arithmetic(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
+@dataclass(frozen=True)
+class Replay:
+    """Launches a graph, and refers to everything that it reads.
+
+    A graph contains addresses only. Without the reference, PyTorch would release tensors that only
+    the captured function refers to, such as weights, and return their memory to the GPU when cuDNN
+    measures its algorithms for the next program. The graph would then read unmapped addresses.
+
+    Attributes:
+        graph: the captured graph.
+        run: the function that was captured.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    run: Start
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 def capture(run: Start, warm_up: int = WARM_UP, **options: Any) -> Start:
     """Capture the work of `run` as a CUDA graph; `options` are those of `torch.cuda.graph`.
 
@@ -82,8 +102,7 @@ def capture(run: Start, warm_up: int = WARM_UP, **options: Any) -> Start:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, **options):
         run()
-    replay: Start = graph.replay
-    return replay
+    return Replay(graph, run)
 
 
 class TorchProgram:

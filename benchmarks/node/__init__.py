@@ -8,6 +8,7 @@
     python -m benchmarks.node --sections shards            cost of micro-shards
     python -m benchmarks.node --sections inference         batches of 1, 8 and 32
     python -m benchmarks.node --sections outside           training of other networks
+    python -m benchmarks.node --sections residual          training of ResNets
     python -m benchmarks.node --sections filters           any number of filters
     python -m benchmarks.node --combine A.json,B.json      one report of several runs
 

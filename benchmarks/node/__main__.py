@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 SECTIONS = (
-    "threads", "stages", "ranks", "sums", "two-cores", "shards", "inference", "outside", "filters"
+    "threads", "stages", "ranks", "sums", "two-cores", "shards", "inference", "outside", "residual",
+    "filters"
 )  # fmt: skip
 FOLDER = Path(__file__).resolve().parents[1] / "results"
 

@@ -110,7 +110,7 @@ def torch_gradients(spec: dict[str, Any]) -> Runner:
     return Runner(check, check, facts={"torch": torch.__version__})
 
 
-def _flips(layer: str, filters: int) -> list[Results]:
+def _flips(layer: str, filters: int) -> list[Results] | None:
     from benchmarks.kinks import gradient_flips
 
     _, make = LAYERS[layer]

@@ -89,8 +89,8 @@ def meeting_copy(spec: Spec, session: Session) -> Runner:
     """
     from dptrain.backends.numba import gates
     from dptrain.backends.numba.entries import address_of
+    from dptrain.comm.gates import OVERSUBSCRIBED_SPINS, SLEEP_NS, SPINS
     from dptrain.comm.segment import map_segment
-    from dptrain.comm.shared import OVERSUBSCRIBED_SPINS, SLEEP_NS, SPINS
 
     world = _world({**spec, "launched": True}, session)
     spins = OVERSUBSCRIBED_SPINS if world.is_crowded else SPINS

@@ -31,8 +31,15 @@ TABLES: Mapping[str, Callable[[Rows], Table]] = {
     "shards": shards_table,
     "inference": inference_table,
     "outside": outside_table,
+    "residual": outside_table,
     "filters": filters_table,
 }
+
+CASE = (
+    "network", "batch", "bytes", "scaling", "samples", "ranks", "threads", "layer", "filters",
+    "phase",
+)  # fmt: skip
+"""Columns that name a case, in which programs are compared."""
 
 
 @dataclass
@@ -65,19 +72,20 @@ class Report:
 
     @classmethod
     def combine(cls, paths: Iterable[Path]) -> Report:
-        """Return the results of several runs as one; a section of a later run replaces an earlier.
+        """Return the results of several runs as one; a case of a later run replaces an earlier one.
 
         The conditions are those of the first run, with the dates and processors of all.
         """
         reports = [cls.read(path) for path in paths]
         about = dict(reports[0].about)
         for name in ("date", "cpu", "load at the start"):
-            values = [report.about.get(name) for report in reports]
+            values = [value for report in reports for value in _conditions(report, name)]
             about[name] = values if any(v != values[0] for v in values) else values[0]
         sections = [section for report in reports for section in report.about["sections"]]
         combined = cls({**about, "sections": sections}, {})
         for report in reports:
-            combined.rows.update(report.rows)
+            for name, rows in report.rows.items():
+                combined.rows[name] = _merged(combined.rows.get(name, []), rows)
             combined.missing.update(report.missing)
             combined.checks.update(report.checks)
             combined.wrong += report.wrong
@@ -122,6 +130,34 @@ class Report:
         )
         plot = draw(self.sections(), self.about, json_path.with_suffix(".svg"))
         return [json_path, markdown_path, *([plot] if plot else [])]
+
+
+def _conditions(report: Report, name: str) -> list[Any]:
+    """Return the values of a condition, of which a report of several runs has a list."""
+    value = report.about.get(name)
+    if isinstance(report.about["date"], list) and isinstance(value, list):
+        return value
+    return [value]
+
+
+def _case(row: Row) -> tuple[Any, ...]:
+    """Return what a row has in common with those of the programs that were compared with it."""
+    return tuple(row.get(name) for name in CASE)
+
+
+def _merged(earlier: list[Row], later: list[Row]) -> list[Row]:
+    """Return the rows of both, without the earlier rows of cases that were measured again."""
+    again: dict[tuple[Any, ...], list[Row]] = {}
+    for row in later:
+        again.setdefault(_case(row), []).append(row)
+    found = list[Row]()
+    for row in earlier:
+        if _case(row) in again:
+            found += again[_case(row)]
+            again[_case(row)] = []
+        else:
+            found.append(row)
+    return found + [row for rows in again.values() for row in rows]
 
 
 def _first(value: Any) -> Any:

@@ -148,7 +148,7 @@ class Session:
         ours: Results,
         path: Path,
         peer: str,
-        flips: Callable[[], Sequence[Results]] | None = None,
+        flips: Callable[[], Sequence[Results] | None] | None = None,
     ) -> bool:
         """Return whether the results in a file agree with dptrain's; note it if they do not.
 

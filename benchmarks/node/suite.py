@@ -18,7 +18,7 @@ from benchmarks.node.session import Session, Settings
 from benchmarks.node.shards import measure_shards
 from benchmarks.node.stages import measure_stages
 from benchmarks.node.sums import measure_sums
-from benchmarks.node.threads import measure_outside, measure_threads
+from benchmarks.node.threads import measure_outside, measure_residual, measure_threads
 from benchmarks.outside import find_network
 from benchmarks.progress import Progress
 from dptrain.errors import UserError, suggest
@@ -33,6 +33,7 @@ SECTIONS: Mapping[str, Callable[[Session], None]] = {
     "shards": measure_shards,
     "inference": measure_inference,
     "outside": measure_outside,
+    "residual": measure_residual,
     "filters": measure_filters,
 }
 BLOCK_S, QUICK_BLOCK_S = 0.25, 0.1

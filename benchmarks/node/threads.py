@@ -16,6 +16,9 @@ SECTION = "threads"
 CASES = {"model0": 256, "model2": 256, "cifar": 128, "solar": 128}
 """Batch sizes."""
 OUTSIDE_SECTION, OUTSIDE_BATCH, OUTSIDE_THREADS = "outside", 32, (1, 8)
+RESIDUAL_SECTION = "residual"
+RESIDUAL = {"resnet20": 128, "resnet18-cifar": 128, "resnet50": 64}
+"""Batch sizes of networks with residual connections and batch normalisation."""
 OURS, COPIES = "dptrain", "copies"
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "PyTorch eager": ("PyTorch training", {"mode": "eager"}),
@@ -44,6 +47,12 @@ def measure_outside(session: Session) -> None:
     cases = dict.fromkeys(OUTSIDE, OUTSIDE_BATCH)
     counts = sorted({min(count, len(session.settings.cores)) for count in OUTSIDE_THREADS})
     _measure_section(session, OUTSIDE_SECTION, cases, counts, with_copies=False)
+
+
+def measure_residual(session: Session) -> None:
+    """Measure networks with residual connections with 1 … all threads."""
+    counts = [count for count in session.settings.counts if count <= len(session.settings.cores)]
+    _measure_section(session, RESIDUAL_SECTION, RESIDUAL, counts, with_copies=False)
 
 
 def _measure_section(
@@ -130,7 +139,7 @@ def _build(
     return entries
 
 
-def _flips(network: str, batch: int) -> list[Results]:
+def _flips(network: str, batch: int) -> list[Results] | None:
     from benchmarks.kinks import update_flips
 
     return update_flips(find_network(network), batch)
