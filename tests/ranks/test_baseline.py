@@ -54,7 +54,9 @@ def test_blocks_alternate_with_the_job_and_change_nothing(
         assert steps_s <= (1 - found["cost"]) * wall_s
 
 
-def test_a_short_run_has_no_blocks(world: World) -> None:
+def test_a_short_run_has_no_blocks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Then a run of less than 588 s is too short, also on a busy machine.
+    monkeypatch.setattr(baseline, "SETUP_S", 10.0)
     trainer = fit(world)
     assert trainer.summary is not None
     found = trainer.summary["scaling"]
