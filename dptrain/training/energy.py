@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import TracebackType
+
 from dptrain.data.sharding import samples_before
+from dptrain.measure.background_meter import BackgroundMeter
 from dptrain.measure.energy import EnergyMeter, open_meter
 from dptrain.training.job import Job
 
@@ -10,8 +14,8 @@ BLOCKS = 10
 """Number of blocks of steps; the interval of the energy is over blocks."""
 
 START_UP = 9
-"""Steps of a longer training before the energy is read. NVML takes time to start, which would delay
-the first step; these steps do not count for the time per step either."""
+"""Steps of a longer training before the energy is read. They include compilation and the capture of
+CUDA graphs, and do not count for the time per step either."""
 
 
 def metered_gpu(job: Job) -> str:
@@ -34,13 +38,6 @@ def open_job_meter(job: Job, gpu: str) -> EnergyMeter:
     return open_meter(gpu, reads_processors=job.world.first_on_node())
 
 
-def unopened_meter() -> EnergyMeter:
-    """Return the meter of a training that has not reached the step from which energy is read."""
-    return EnergyMeter(
-        (), [f"training stopped before step {START_UP + 1}, the first one that is measured"]
-    )
-
-
 def samples_between(job: Job, first: int, last: int) -> int:
     """Return the number of samples of steps `first` … `last` − 1, all ranks together."""
     size, batch_size = len(job.dataset.train), job.spec.batch_size
@@ -61,3 +58,43 @@ def training_blocks(first: int, last: int) -> range:
     """
     start = first + START_UP if last - first > 2 * START_UP else first
     return block_bounds(start, last)
+
+
+class TrainingEnergy:
+    """Reads the energy of a training between blocks of steps, without delaying steps.
+
+    Use it in ``with``; afterwards `Job.meter` has the readings. Every rank makes it.
+
+    Args:
+        job: the job.
+        first: number of steps that were complete at the start.
+    """
+
+    def __init__(self, job: Job, first: int) -> None:
+        self._job, self._blocks = job, training_blocks(first, job.spec.steps)
+        self._gpu = metered_gpu(job)
+        self._meter: BackgroundMeter | None = None
+
+    def __enter__(self) -> TrainingEnergy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._meter is not None:
+            self._job.meter = self._meter.close()
+            return
+        reason = f"training stopped before step {START_UP + 1}, the first one that is measured"
+        self._job.meter = EnergyMeter((), [reason])
+
+    def after_step(self, step: int) -> None:
+        """Read the counters if step number `step` ends a block; 0 is the start of training."""
+        if step in self._blocks:
+            if self._meter is None:
+                self._meter = BackgroundMeter(partial(open_job_meter, self._job, self._gpu))
+            self._meter.read(samples_between(self._job, self._blocks[0], step))
+        elif self._meter is not None:
+            self._meter.poll()

@@ -48,13 +48,7 @@ from dptrain.training.checkpoints import (
     replica_arrays,
     restore_replica,
 )
-from dptrain.training.energy import (
-    metered_gpu,
-    open_job_meter,
-    samples_between,
-    training_blocks,
-    unopened_meter,
-)
+from dptrain.training.energy import TrainingEnergy
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation import (
     open_test_data,
@@ -289,28 +283,22 @@ class Trainer:
 
     def _make_steps(self, batches: BatchSource | None, stop: StopRequest) -> None:
         job, first = self.job, self.step
-        job.meter = unopened_meter()
-        if batches is None:
-            return
-        blocks, gpu = training_blocks(first, job.spec.steps), metered_gpu(job)
-        job.recorder.restart()
-        for step in range(first, job.spec.steps):
-            if step in blocks:
-                if step == blocks[0]:
-                    job.meter = open_job_meter(job, gpu)
-                job.meter.read(samples_between(job, blocks[0], step))
-            job.meter.poll()
-            job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)
-            for result in job.engine.results(wait=self._needs_parameters(step + 1)):
-                if not math.isfinite(result.loss):
-                    raise_not_finite(job, result)
-                self._after_step(result)
-            if self._ends_early:
+        with TrainingEnergy(job, first) as energy:
+            if batches is None:
                 return
-            if self._baseline.is_due(self.step):
-                self._baseline.run_block(self.step)
-        if job.spec.steps in blocks:
-            job.meter.read(samples_between(job, blocks[0], job.spec.steps))
+            job.recorder.restart()
+            energy.after_step(first)
+            for step in range(first, job.spec.steps):
+                job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)
+                for result in job.engine.results(wait=self._needs_parameters(step + 1)):
+                    if not math.isfinite(result.loss):
+                        raise_not_finite(job, result)
+                    self._after_step(result)
+                if self._ends_early:
+                    return
+                if self._baseline.is_due(self.step):
+                    self._baseline.run_block(self.step)
+                energy.after_step(step + 1)
 
     def _after_step(self, result: StepResult) -> None:
         self.progress.add(result)

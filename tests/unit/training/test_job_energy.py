@@ -37,13 +37,6 @@ def test_a_run_that_stops_before_energy_is_read_states_the_reason() -> None:
     assert line.startswith("energy not measured: training stopped before step 10")
 
 
-def test_training_polls_the_counters_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    polls: list[None] = []
-    monkeypatch.setattr(EnergyMeter, "poll", lambda _: polls.append(None))
-    tiny().fit()
-    assert len(polls) == 18
-
-
 def test_a_profile_counts_the_smaller_last_minibatch_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
