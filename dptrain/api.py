@@ -54,7 +54,7 @@ def make_replica(
         UserError: the backend is unknown or not available here, it does not support the precision
             or a layer, or another argument is out of range.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> import dptrain
         >>> network = dptrain.get_network("model-small")

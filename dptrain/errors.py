@@ -29,7 +29,7 @@ def shown(value: object, limit: int = 80) -> str:
         value: text, a path, or any object with a string form.
         limit: number of characters after which the text is cut.
 
-    Example:
+    Examples:
         >>> shown("red\n\x1b[31m")
         'red\\n\\x1b[31m'
         >>> shown("ab" * 50_000, limit=5)

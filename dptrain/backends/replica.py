@@ -141,7 +141,7 @@ class Replica:
         updates: number of updates made; the bias correction of Adam reads it.
         notes: which algorithm computes each stage, by stage name, if the backend reports it.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from dptrain import make_replica
         >>> from dptrain.network import Dense, Network
@@ -351,7 +351,8 @@ class Replica:
         Args:
             x: (n, C, H, W) or (n, F), n at most the plan's batch size. With `crop_windows`, images
                 of which the inputs are parts; None for the cached images.
-            crop_windows, recolourings: parts of images, see `CropWindowReplica`.
+            crop_windows: parts of images, see `CropWindowReplica`.
+            recolourings: changes of their colours, see `CropWindowReplica`.
             y: targets: class indices (n,), or values (n, F); None if the loss is not computed.
             samples: int64 (n,), identity of each sample, which selects its dropout mask;
                 0 … n − 1 by default.

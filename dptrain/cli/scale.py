@@ -96,7 +96,7 @@ def scale(
     (ranks × threads).
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the study and keep finished launches, with exit code
-    75; the same command continues. docs/measuring.md defines every value.
+    75; the same command continues. docs/explanation/measuring.md defines every value.
     """
     from dptrain.comm.launcher import find_launch
     from dptrain.scaling.scale import conclude_study

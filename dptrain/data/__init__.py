@@ -173,7 +173,7 @@ def open_data(
         UserError: the spec is wrong, a file is missing or damaged, or the data does not match the
             network or the preprocessing.
 
-    Example:
+    Examples:
         >>> from dptrain.network import Dense, Flatten, Network
         >>> data = open_data("digits", Network((1, 8, 8), [Flatten(), Dense(10)], name="tiny"))
         >>> data

@@ -1,6 +1,6 @@
 """Names in tables, files, traces and dashboards, each with its unit and its definition.
 
-docs/measuring.md shows `SECTIONS`. A test compares it with the document and with what the program
+docs/explanation/measuring.md shows `SECTIONS`. A test compares it with the document and with what the program
 writes.
 """
 
@@ -407,7 +407,7 @@ def find_term(*path: str) -> Term | None:
 
 
 def vocabulary_table(title: str) -> str:
-    """Return the definitions of a section as a Markdown table, as in docs/measuring.md."""
+    """Return the definitions of a section as a Markdown table, as in docs/explanation/measuring.md."""
     rows = ["| name | unit | meaning |", "|---|---|---|"]
     rows += [f"| `{term.name}` | {term.unit} | {term.meaning} |" for term in SECTIONS[title]]
     return "\n".join(rows)

@@ -63,7 +63,7 @@ def get_network(name_or_path: str | Path) -> Network:
         UserError: there is no network of this name, the file does not exist, or the file does not
             describe a network.
 
-    Example:
+    Examples:
         >>> get_network("model0").num_parameters
         210998
     """
@@ -108,7 +108,7 @@ def write_network(network: Network, path: Path | str) -> None:
 def network_to_dict(network: Network) -> dict[str, Any]:
     """Return a network as plain values, as its TOML file holds them.
 
-    Example:
+    Examples:
         >>> network_from_dict(network_to_dict(get_network("model0"))) == get_network("model0")
         True
     """

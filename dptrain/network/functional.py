@@ -84,7 +84,7 @@ def name_scope(name: str) -> Iterator[None]:
 
     Scopes can be nested.
 
-    Example:
+    Examples:
         >>> from dptrain.network import Dense, Input, name_scope
         >>> with name_scope("head"):
         ...     y = Dense(10)(Input((5,)), name="fc")

@@ -107,7 +107,7 @@ class Network:
     Raises:
         UserError: the shape of an input does not fit the layer; the message names the layer.
 
-    Example:
+    Examples:
         >>> from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
         >>> net = Network((3, 32, 32), [Conv2d(16), ReLU(), MaxPool2d(2), Flatten(), Dense(10)])
         >>> [node.name for node in net.nodes]
@@ -150,7 +150,7 @@ class Network:
                 the output of a node is not used, or the shape of an input does not fit the layer.
                 The message names the node.
 
-        Example:
+        Examples:
             >>> from dptrain.network import Dense, Network, NodeSpec, ReLU
             >>> net = Network.from_nodes(
             ...     (5,), [NodeSpec(Dense(4), "first"), NodeSpec(ReLU()), NodeSpec(Dense(2))]
@@ -184,7 +184,7 @@ class Network:
             UserError: the tensor depends on no `Input` or on several, a layer with parameters was
                 called twice, or two nodes have the same name.
 
-        Example:
+        Examples:
             >>> from dptrain.network import Add, Conv2d, Dense, Flatten, Input, Network, ReLU
             >>> x = Input((3, 32, 32))
             >>> stem = ReLU()(Conv2d(16)(x))

@@ -53,7 +53,7 @@ def list_runs(
     Raises:
         UserError: a folder does not exist, or a condition is invalid.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> list_runs(tempfile.mkdtemp())
         []

@@ -1,6 +1,6 @@
 """The result of a scaling study: points with their launches, efficiencies, fits, forecasts.
 
-The records contain plain numbers and are written to ``study.json``; docs/measuring.md defines
+The records contain plain numbers and are written to ``study.json``; docs/explanation/measuring.md defines
 every value.
 """
 

@@ -63,7 +63,7 @@ class AfterStep(Callback):
     Raises:
         UserError: `every` is not a whole number of at least 1.
 
-    Example:
+    Examples:
         >>> losses = []
         >>> callback = AfterStep(lambda trainer, result: losses.append(result.loss), every=10)
     """
@@ -87,7 +87,7 @@ class AfterEpoch(Callback):
     Args:
         function: called with the trainer and the newest record of its history.
 
-    Example:
+    Examples:
         >>> callback = AfterEpoch(lambda trainer, record: print(record["train_loss"]))
     """
 

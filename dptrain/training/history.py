@@ -16,7 +16,7 @@ class History(Sequence[Record]):
 
     `pandas.DataFrame(history)` makes a table of it.
 
-    Example:
+    Examples:
         >>> history = History()
         >>> history.append({"epoch": 1, "train_loss": 1.2, "validation_accuracy": 0.9})
         >>> history.append({"epoch": 2, "train_loss": 0.4, "validation_accuracy": None})

@@ -186,7 +186,7 @@ def load(
     Raises:
         UserError: there is no valid checkpoint, or the backend cannot run here.
 
-    Example:
+    Examples:
         >>> model = load("runs/mine")                              # doctest: +SKIP
         >>> model.predict(images)                                  # doctest: +SKIP
     """

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from dptrain.plan.optimizers import Optimizer
 
 PREFIX = "DPTRAIN_"
-OTHER_VARIABLES = (
-    "DPTRAIN_ALLOW_SINGLE",
-    "DPTRAIN_CACHE_DIR",
-)
-"""Environment variables with the prefix that are not settings of a job."""
+OTHER_VARIABLES = {
+    "DPTRAIN_ALLOW_SINGLE": "1: a process that finds no other ranks trains alone, although the "
+    "launcher started several",
+    "DPTRAIN_CACHE_DIR": "Directory of compiled kernels; default: $XDG_CACHE_HOME/dptrain, "
+    "otherwise ~/.cache/dptrain",
+}
+"""Environment variables with the prefix that are not settings of a job, and their meanings."""
 
 CONFIG_FILE = "config.toml"
 """Name of the file in a run directory that holds the settings of the run."""

@@ -93,7 +93,7 @@ class Trainer:
     Raises:
         UserError: a mistake of the user, or a difference between the ranks; on every rank.
 
-    Example:
+    Examples:
         >>> trainer = Trainer("mlp-8", "irradiance?samples=200", epochs=1, progress=False)
         >>> len(trainer.fit())
         1
@@ -139,7 +139,9 @@ class Trainer:
         Args:
             run_dir: the run directory.
             data: the data of the run if it was made of Python objects; None opens it by its name.
-            callbacks, progress, world: as for the class.
+            callbacks: as for the class.
+            progress: as for the class.
+            world: as for the class.
             **settings: settings that replace those of the run, for example ``steps=2000``.
         """
         world = connect_ranks(settings.get("timeout")) if world is None else world

@@ -69,7 +69,7 @@ def test_every_script_is_sound_and_of_no_machine(script: Path) -> None:
         "an absolute path"
     )
     assert '"$@"' in text
-    assert f"`{script.parent.name}/{script.name}`" in (ROOT / "docs/clusters.md").read_text()
+    assert f"`{script.parent.name}/{script.name}`" in (ROOT / "docs/how-to/clusters.md").read_text()
 
 
 @pytest.mark.parametrize("script", ALL, ids=lambda path: f"{path.parent.name}/{path.name}")

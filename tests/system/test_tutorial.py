@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.launch import ROOT, environment
 
-TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+TUTORIAL = (ROOT / "docs" / "tutorials" / "research.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", TUTORIAL, re.DOTALL)
 
 

@@ -49,7 +49,7 @@ FOREIGN = ("sliding_window_view",)
 def files() -> list[Path]:
     """Return the files whose terms are checked."""
     package = (path for path in (ROOT / "dptrain").rglob("*") if path.suffix in SUFFIXES)
-    others = [ROOT / "README.md", ROOT / "docs" / "architecture.md"]
+    others = [ROOT / "README.md", ROOT / "docs" / "developers" / "architecture.md"]
     scripts = [*(ROOT / "launch").glob("*.sh"), *(ROOT / "slurm").glob("*.sh")]
     return [*sorted(package), *others, *scripts]
 

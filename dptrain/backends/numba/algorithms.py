@@ -57,7 +57,7 @@ SAVED_IN_INFERENCE = 2
 MIN_RGB_FILTERS = 12
 """Smallest number of filters for which colour images are transformed. With 8 filters it would save
 a third of the time (Intel Xeon, AVX-512), but rounding makes outputs that are exactly 0 positive,
-so that ReLU passes their gradients (docs/numerics.md)."""
+so that ReLU passes their gradients (docs/explanation/numerics.md)."""
 FEWEST_TILES, FEWEST_STRIDED_TILES = 12, 24
 """Smallest number of tiles in a batch for which transforming the weights pays, for colour images
 and with stride 2."""

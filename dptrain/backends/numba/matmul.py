@@ -19,7 +19,7 @@ gradient follows from the shape of the layer alone, not from blocks, threads or 
 A large weight matrix does not fit the L2 cache, and at usual batch sizes each part is used only
 briefly. Therefore every kernel reads or writes it sequentially, in blocks that are high enough for
 efficient products, prefetches the next block during the current one, and packs the operands that it
-reuses (see docs/kernels.md).
+reuses (see docs/developers/kernels.md).
 """
 
 from __future__ import annotations

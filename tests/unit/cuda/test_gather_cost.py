@@ -1,4 +1,4 @@
-"""Estimates of gathering kernels, compared with the measurements in docs/kernels.md."""
+"""Estimates of gathering kernels, compared with the measurements in docs/developers/kernels.md."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dptrain.data import DATA_HELP
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "data.md"
 
 
 def test_the_page_contains_every_form_of_a_specification() -> None:

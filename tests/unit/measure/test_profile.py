@@ -176,7 +176,7 @@ def test_every_key_of_a_profile_is_in_the_vocabulary(measured: Profile) -> None:
 
 
 def test_the_documentation_shows_the_vocabulary() -> None:
-    text = (ROOT / "docs" / "measuring.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "measuring.md").read_text()
     for title in SECTIONS:
         assert f"### {title}\n\n{vocabulary_table(title)}\n" in text
     names = [word.name for words in SECTIONS.values() for word in words]

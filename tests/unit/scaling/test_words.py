@@ -1,4 +1,4 @@
-"""Every figure of a study is defined in docs/measuring.md."""
+"""Every figure of a study is defined in docs/explanation/measuring.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from dptrain.scaling.study import Fit, Forecast, Launch, Point, TimeToAccuracy
 
-MEASURING = Path(__file__).parents[3] / "docs" / "measuring.md"
+MEASURING = Path(__file__).parents[3] / "docs" / "explanation" / "measuring.md"
 
 
 @pytest.mark.parametrize("record", [Point, Launch, Fit, Forecast, TimeToAccuracy])

@@ -1,0 +1,28 @@
+"""Draw the pictures that are named, or all, as docs/images/explanation-NAME.svg."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+from docs.pictures.style import new_figure, write
+
+NAMES = (
+    "alpha-beta", "halo-tile", "large-batches", "launches", "micro-shards", "overlap",
+    "oversubscription", "recursive-doubling", "ring", "roofline", "scaling", "step", "winograd",
+)  # fmt: skip
+IMAGES = Path(__file__).resolve().parents[1] / "images"
+
+
+def draw(name: str, folder: Path = IMAGES) -> Path:
+    """Draw one picture; each module has its size and a function that draws on a figure."""
+    module = importlib.import_module(f"docs.pictures.{name.replace('-', '_')}")
+    figure = new_figure(module.HEIGHT)
+    module.draw(figure)
+    return write(figure, folder / f"explanation-{name}.svg")
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or NAMES:
+        print(draw(chosen))

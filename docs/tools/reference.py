@@ -1,0 +1,214 @@
+"""Markdown of the reference pages, generated from the code of dptrain.
+
+A page contains a line such as ``<!-- generate: settings -->``, which the site replaces with the
+result of `GENERATORS["settings"]`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import click
+
+import dptrain
+from dptrain.cli.main import EXIT_CODES, cli
+from dptrain.cli.options import SettingOption
+from dptrain.data import SOURCES
+from dptrain.measure.vocabulary import SECTIONS, vocabulary_table
+from dptrain.training.presets import presets
+from dptrain.training.settings import GROUPS, OTHER_VARIABLES, settings
+
+MARKER = re.compile(r"^<!-- generate: (\w+) -->$", re.MULTILINE)
+
+GROUPS_OF_NAMES = {
+    "Training": ("training", "runs", "errors"),
+    "A training loop of your own": ("api", "backends", "data", "plan"),
+    "Networks": ("network.network", "network.functional", "network.files", "network.zoo",
+                 "network.get_network", "network.__init__"),
+    "Layers": ("network.layers", "network.activations", "network.normalization",
+               "network.combining"),
+    "Losses": ("network.losses",),
+    "Initial values": ("network.initializers",),
+}  # fmt: skip
+"""Heading of the public names by the module that defines them."""
+
+
+def expand(text: str) -> str:
+    """Replace every marker in the text of a page with what its generator returns."""
+    return MARKER.sub(lambda match: GENERATORS[match[1]](), text)
+
+
+def command_line() -> str:
+    """Describe every command: usage, description, flags, examples."""
+    return "\n\n".join(_command(command, path) for path, command in list_commands())
+
+
+def list_commands() -> Iterator[tuple[str, click.Command]]:
+    """Yield every command with its full name, groups before their members."""
+
+    def visit(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+        yield path, command
+        if isinstance(command, click.Group):
+            for name in sorted(command.commands):
+                yield from visit(command.commands[name], f"{path} {name}")
+
+    yield from visit(cli, "dptrain")
+
+
+def setting_table() -> str:
+    """Describe every setting of a training job, by group."""
+    return "\n\n".join(
+        f"## {group.capitalize()}\n\n"
+        + _table(
+            ("flag", "variable", "default", "meaning"),
+            (
+                (f"`{s.flag}`", f"`{s.variable}`", _cell(s.default_text), _meaning(s))
+                for s in settings()
+                if s.group == group
+            ),
+        )
+        for group in GROUPS
+    )
+
+
+def other_variables() -> str:
+    """Describe the environment variables that are no settings."""
+    rows = ((f"`{name}`", _cell(meaning)) for name, meaning in OTHER_VARIABLES.items())
+    return _table(("variable", "meaning"), rows)
+
+
+def preset_table() -> str:
+    """List the presets."""
+    return _table(("preset", "purpose"), ((f"`{p.name}`", _cell(p.description)) for p in presets()))
+
+
+def data_sources() -> str:
+    """Describe every kind of data specification."""
+    parts = []
+    for name, source in SOURCES.items():
+        summary = source.summary[0].upper() + source.summary[1:]
+        parts.append(f"## {name}\n\n`{source.form(name)}`: {_cell(summary)}.")
+        if source.details:
+            parts.append(" ".join(map(_cell, source.details)))
+        parts.append(f"```sh\ndptrain data describe {shlex.quote(source.example)}\n```")
+    return "\n\n".join(parts)
+
+
+def fields() -> str:
+    """Define every field that the vocabulary contains."""
+    return "\n\n".join(f"### {title}\n\n{vocabulary_table(title)}" for title in SECTIONS)
+
+
+def exit_codes() -> str:
+    """List the exit codes."""
+    rows = re.findall(r"^ +(\d+) +(.*)$", EXIT_CODES, re.MULTILINE)
+    return _table(("code", "meaning"), rows)
+
+
+def python_api() -> str:
+    """Return directives of mkdocstrings for every public name."""
+    found: dict[str, list[str]] = {title: [] for title in GROUPS_OF_NAMES}
+    for name in sorted(dptrain.__all__, key=str.lower):
+        found[_group_of(name)].append(name)
+    return "\n\n".join(
+        f"## {title}\n\n" + "\n\n".join(f"::: dptrain.{name}" for name in names)
+        for title, names in found.items()
+    )
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "command_line": command_line,
+    "data_sources": data_sources,
+    "exit_codes": exit_codes,
+    "fields": fields,
+    "other_variables": other_variables,
+    "presets": preset_table,
+    "python_api": python_api,
+    "settings": setting_table,
+}
+
+
+def _group_of(name: str) -> str:
+    value = getattr(dptrain, name)
+    module = getattr(value, "__module__", "").removeprefix("dptrain.")
+    if not module:  # A union of types, such as Callback.
+        module = "training"
+    for title, prefixes in GROUPS_OF_NAMES.items():
+        if any(module == prefix or module.startswith(f"{prefix}.") for prefix in prefixes):
+            return title
+    if module == "network":
+        return "Networks"
+    raise LookupError(f"dptrain.{name} of module {module} belongs to no heading of the reference")
+
+
+def _command(command: click.Command, path: str) -> str:
+    context = click.Context(command, info_name=path)
+    usage = " ".join(command.collect_usage_pieces(context))
+    parts = [f"## {path}", f"```text\n{path} {usage}\n```"]
+    parts += _paragraphs(command.help or "")
+    flags = [option for option in command.params if isinstance(option, click.Option)]
+    own = [option for option in flags if not isinstance(option, SettingOption)]
+    records = [record for option in own if (record := option.get_help_record(context))]
+    if records:
+        rows = ((f"`{_flag(names)}`", _cell(text)) for names, text in records)
+        parts.append(_table(("flag", "meaning"), rows))
+    shared = [option.opts[0] for option in flags if isinstance(option, SettingOption)]
+    if shared:
+        names = ", ".join(f"`{name}`" for name in shared)
+        parts.append(f"[Settings](settings.md) that are flags of this command: {names}.")
+    if path != "dptrain":
+        parts += _paragraphs(command.epilog or "")
+    return "\n\n".join(parts)
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Return the paragraphs of a help text; those that click does not wrap are code."""
+    found = []
+    for paragraph in re.split(r"\n\s*\n", _dedent(text)):
+        if paragraph.startswith("\b"):
+            lines = _dedent(paragraph.removeprefix("\b").strip("\n"))
+            title, _, code = lines.partition("\n")
+            found.append(f"{title}\n\n```sh\n{_dedent(code)}\n```")
+        elif paragraph.strip():
+            found.append(_cell(" ".join(paragraph.split())))
+    return found
+
+
+def _dedent(text: str) -> str:
+    import inspect
+
+    return inspect.cleandoc(text) if not text.startswith(" ") else inspect.cleandoc("\n" + text)
+
+
+def _flag(names: str) -> str:
+    return names.replace("|", "\\|")
+
+
+def _meaning(setting: Any) -> str:
+    if setting.limits.choices is None:
+        return _cell(setting.help)
+    choices = ", ".join(f"`{choice}`" for choice in setting.limits.choices)
+    return f"{_cell(setting.help)} One of {choices}."
+
+
+def _cell(text: str) -> str:
+    """Escape what Markdown would read as markup outside of code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    escaped = (
+        part if part.startswith("`") else re.sub(r"([*_<>\[\]])", r"\\\1", part) for part in parts
+    )
+    return "".join(escaped).replace("|", "\\|").replace("\n", " ")
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    names = tuple(head)
+    lines = [names, ("---",) * len(names), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    print(GENERATORS[sys.argv[1]]())

@@ -1,0 +1,92 @@
+"""Hooks of MkDocs: generated references, pages from outside of docs/, and links to both."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from docs.tools.reference import expand
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\(\s*(?P<path>[^()\s#]+)(?P<anchor>#[^()\s]*)?\s*\)")
+FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
+
+OUTSIDE = {
+    ROOT / "CHANGELOG.md": "developers/changelog.md",
+    ROOT / "CONTRIBUTING.md": "developers/contributing.md",
+    ROOT / "tests" / "README.md": "developers/tests.md",
+}
+"""Files of the repository that are pages of the site, and their names there."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and images that are not in docs/."""
+    for path, name in OUTSIDE.items():
+        files.append(File.generated(config, name, content=path.read_text(encoding="utf-8")))
+    for path in sorted(outside_images()):
+        files.append(File.generated(config, image_name(path), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Expand generated parts, and rewrite the links that leave docs/."""
+    site_name = Path(page.file.src_uri)
+    sources = {name: path for path, name in OUTSIDE.items()}
+    source = sources.get(page.file.src_uri, DOCS / site_name)
+    return expand(rewrite_links(markdown, source, site_name))
+
+
+def rewrite_links(markdown: str, source: Path, site_name: Path) -> str:
+    """Return a page with links that are true on the site.
+
+    Args:
+        markdown: text of the page.
+        source: file that contains it.
+        site_name: name of the page, relative to the root of the site.
+    """
+
+    def rewrite(match: re.Match[str]) -> str:
+        if re.match(r"[a-z]+:", match["path"]):
+            return match[0]
+        target = Path(os.path.normpath(source.parent / match["path"]))
+        if target in OUTSIDE:
+            name = OUTSIDE[target]
+        elif target.is_relative_to(DOCS):
+            name = target.relative_to(DOCS).as_posix()
+        elif match["image"]:
+            name = image_name(target)
+        else:
+            # The file is part of the repository, and not of the site.
+            return f"{match['text']} (`{target.relative_to(ROOT).as_posix()}`)"
+        link = os.path.relpath(name, site_name.parent) + (match["anchor"] or "")
+        return f"{match['image']}[{match['text']}]({link})"
+
+    parts: list[str] = []
+    end = 0
+    for code in FENCED.finditer(markdown):
+        parts += [LINK.sub(rewrite, markdown[end : code.start()]), code[0]]
+        end = code.end()
+    return "".join([*parts, LINK.sub(rewrite, markdown[end:])])
+
+
+def outside_images() -> set[Path]:
+    """Return the images outside of docs/ that pages show."""
+    found = set()
+    for page in DOCS.rglob("*.md"):
+        for match in LINK.finditer(page.read_text(encoding="utf-8")):
+            if match["image"] and not re.match(r"[a-z]+:", match["path"]):
+                target = Path(os.path.normpath(page.parent / match["path"]))
+                if not target.is_relative_to(DOCS):
+                    found.add(target)
+    return found
+
+
+def image_name(path: Path) -> str:
+    """Return the name on the site of an image outside of docs/."""
+    return f"images/{path.name}"
