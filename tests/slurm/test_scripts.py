@@ -47,6 +47,17 @@ print(f"ranks {World.connect(timeout=200).size}\\n", end="", flush=True)
 """
 """A program that starts MPI where there is no run of zeros in memory, only holes between text."""
 
+SCALE = """\
+#!PYTHON
+import json, os, sys
+from dptrain.cli.scale import scale
+
+assert sys.argv[1] == "scale"
+values = dict(scale.make_context("scale", sys.argv[2:]).params)
+print(json.dumps({**values, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")}, default=str))
+"""
+"""A `dptrain scale` that only reads its command line."""
+
 HANDLED = """\
 until (( 0x$(sed -n 's/^SigCgt:\\s*//p' "/proc/$PPID/status") >> 9 & 1 )); do sleep 0.05; done"""
 """Commands of a shell that wait until its parent handles SIGUSR1, which is signal 10."""
@@ -293,6 +304,24 @@ def test_an_array_measures_scaling_and_one_more_job_collects(
     profiles = sorted(path.parent.name for path in study.glob("launches/*/profile.json"))
     assert profiles == ["weak-r2-t1-1", "weak-r2-t1-2"]
     assert "2 launches of 1 point" in outputs
+
+
+def test_an_array_measures_scaling_over_gpus(cluster: Cluster, tmp_path: Path) -> None:
+    programs = write_program(tmp_path / "bin", "dptrain", SCALE)
+    path = os.pathsep.join([str(programs), cluster.environment()["PATH"]])
+    script = (SCRIPTS / "gpu-scaling.sh", "--network", "cifar")
+    job = cluster.submit("--array=1-2", *script, folder=tmp_path, PATH=path, RANKS="1,4")
+    until(lambda: not cluster.run("squeue", "--noheader"), "an empty queue")
+    lines = [line for path in tmp_path.glob("*.out") for line in path.read_text().splitlines()]
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    study = f"studies/gpu-scaling-{job.number}"
+    assert [each["collect"] for each in found if each["collect"]] == [[study]]
+    parts = [each for each in found if each["part"]]
+    assert {each["part"] for each in parts} == {"1/2", "2/2"}
+    for each in parts:
+        assert (each["backend"], each["precision"]) == ("cuda", "tf32")
+        assert (each["output"], each["ranks"], each["threads"]) == (study, "1,4", "8")
+        assert each["gpus"] == ",".join(map(str, range(len(GPUS))))
 
 
 def test_an_array_trains_a_sweep(cluster: Cluster, tmp_path: Path) -> None:

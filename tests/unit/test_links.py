@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.tools.reference import expand
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
     path
@@ -19,8 +21,8 @@ LINK = re.compile(r"\]\(\s*([^()\s]+)\s*\)")
 
 
 def prose(path: Path) -> str:
-    """Return the text of a document without its code blocks."""
-    return FENCED.sub("", path.read_text(encoding="utf-8"))
+    """Return the text of a document, with its generated parts, without its code blocks."""
+    return FENCED.sub("", expand(path.read_text(encoding="utf-8")))
 
 
 def links(text: str) -> list[str]:
