@@ -33,7 +33,9 @@ def draw(figure: Figure) -> None:
     axes.loglog(size, rabenseifner(size), color=BLUE, label="Rabenseifner")
     axes.loglog(size, ring(size), color=GREEN, label="ring", linestyle="--")
     axes.axvline(844e3, color=GREY, linewidth=0.8, linestyle=":")
-    axes.text(844e3 * 0.8, 6e3, "gradients of\nmodel0, 0.84 MB", fontsize=7.5, ha="right", color=GREY)
+    axes.text(
+        844e3 * 0.8, 6e3, "gradients of\nmodel0, 0.84 MB", fontsize=7.5, ha="right", color=GREY
+    )
     axes.text(14, 22, "latency: α × messages", fontsize=7.5, color=GREY)
     axes.text(3e6, 60, "bandwidth:\nbytes / B", fontsize=7.5, color=GREY)
     axes.set_xlabel("bytes")

@@ -1,7 +1,8 @@
 """Measured epochs and updates of model0 on the digits until a validation accuracy of 97%.
 
-    dptrain train --network model0 --data digits --batch-size B --seed S --reference-batch 32 \
-        --scale-rate RULE --epochs 40 --schedule constant --until-accuracy 0.97 --threads 1
+The command is ``dptrain train --network model0 --data digits --batch-size B --seed S
+--reference-batch 32 --scale-rate RULE --epochs 40 --schedule constant --until-accuracy 0.97
+--threads 1``.
 """
 
 import numpy as np

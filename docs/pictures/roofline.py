@@ -35,7 +35,9 @@ def draw(figure: Figure) -> None:
     roof = np.minimum(roofs["peak"], intensity * roofs["memory"]) / 1e9
     axes.loglog(intensity, roof, color=GREY)
     axes.text(0.9, 9.5, f"memory, {roofs['memory'] / 1e9:.0f} GB/s", fontsize=8)
-    axes.text(0.25, roofs["peak"] / 1e9 * 0.95, f"peak, {roofs['peak'] / 1e9:.0f} GFLOP/s", fontsize=8)
+    axes.text(
+        0.25, roofs["peak"] / 1e9 * 0.95, f"peak, {roofs['peak'] / 1e9:.0f} GFLOP/s", fontsize=8
+    )
     for name, (label, colour, offset) in SHOWN.items():
         stage = stages[name]
         point = stage["flops"] / stage["bytes_moved"], stage["flops"] / stage["time_us"] / 1e3

@@ -89,7 +89,7 @@ def shown_lines(text: str) -> list[str]:
 
 def draw(command: str, lines: list[str], path: Path) -> None:
     """Draw a command and its output as SVG."""
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
         console.print(f"[bold]$ {command}[/bold]")
         for line in lines:

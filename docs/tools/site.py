@@ -14,7 +14,9 @@ from docs.tools.reference import expand
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\(\s*(?P<path>[^()\s#]+)(?P<anchor>#[^()\s]*)?\s*\)")
+LINK = re.compile(
+    r"(?P<image>!?)\[(?P<text>[^\]]*)\]\(\s*(?P<path>[^()\s#]+)(?P<anchor>#[^()\s]*)?\s*\)"
+)
 FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 
 OUTSIDE = {

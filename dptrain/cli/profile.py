@@ -103,7 +103,7 @@ def profile(
     backward pass, and with injected delays, in interleaved blocks. The differences are what load
     imbalance, serialisation and communication cost.
 
-    docs/explanation/measuring.md defines every value.
+    The page "Fields of files" of the documentation defines every value.
     """
     if losses:
         _require_no_profile_options()

@@ -1,6 +1,6 @@
 """Records of a profile: the time of a step by part, layer, kind of operation and rank.
 
-They are written to ``profile.json`` and read from it. docs/explanation/measuring.md defines the names,
+They are written to ``profile.json`` and read from it. docs/reference/files.md defines the names,
 which are the same in tables, files, traces and reports. Times are in ms, sizes in bytes,
 rates in 10⁹ per second.
 """

@@ -1,7 +1,6 @@
 """Names in tables, files, traces and dashboards, each with its unit and its definition.
 
-docs/explanation/measuring.md shows `SECTIONS`. A test compares it with the document and with what the program
-writes.
+docs/reference/files.md shows `SECTIONS`. A test compares it with what the program writes.
 """
 
 from __future__ import annotations
@@ -407,7 +406,7 @@ def find_term(*path: str) -> Term | None:
 
 
 def vocabulary_table(title: str) -> str:
-    """Return the definitions of a section as a Markdown table, as in docs/explanation/measuring.md."""
+    """Return the definitions of a section as a Markdown table."""
     rows = ["| name | unit | meaning |", "|---|---|---|"]
     rows += [f"| `{term.name}` | {term.unit} | {term.meaning} |" for term in SECTIONS[title]]
     return "\n".join(rows)

@@ -1,7 +1,7 @@
 """Pages whose programs and commands run as they are written, each page in an empty folder.
 
-Blocks of Python begin with a comment that names their file. Blocks of the language `sh` are run; those
-of the language `bash` need a cluster, a GPU or a network, and are not.
+Blocks of Python begin with a comment that names their file. Blocks of the language `sh` are run;
+those of the language `bash` need a cluster, a GPU or a network, and are not.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_a_short_script_reaches_97_percent_on_the_digits(tmp_path: Path) -> None
 
 
 def test_the_same_script_on_four_ranks_computes_the_same_parameters(tmp_path: Path) -> None:
-    """The bound is that of docs/explanation/numerics.md for float32 sums in another order, after 45 steps."""
+    """The bound is that of numerics.md for float32 sums in another order, after 45 steps."""
     found = []
     for name, ranks in (("one", 0), ("four", 4)):
         done = run(FIVE_LINES.format(epochs=1, folder=name), tmp_path, ranks)

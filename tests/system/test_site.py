@@ -133,5 +133,7 @@ def test_images_are_those_of_the_scripts(tmp_path: Path) -> None:
     for name in NAMES:
         drawn = draw(name, tmp_path)
         # Versions of matplotlib differ in how they write lines.
-        assert texts(drawn) == texts(IMAGES / drawn.name), f"draw it: python -m docs.pictures {name}"
+        assert texts(drawn) == texts(IMAGES / drawn.name), (
+            f"draw it: python -m docs.pictures {name}"
+        )
         assert texts(drawn)

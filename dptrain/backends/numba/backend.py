@@ -126,7 +126,7 @@ class NumbaBackend(Backend):
         "fp32": Precision("float32", "float32"),
         operations.DIRECT: Precision("float32", "float32"),
     }
-    """Float32 with all algorithms, and without the Winograd algorithms (docs/explanation/numerics.md)."""
+    """Float32 with all algorithms, and without the Winograd algorithms (see numerics.md)."""
     channels_last = True
     threaded = True
     supports_shards = True

@@ -9,8 +9,8 @@ instead of 100:
 The left equation is summed over channels, the right one over tiles, so the elementwise products ⊙
 are 36 matrix products, computed by `microkernels`. A, B and G evaluate polynomials at 0, ±¾, ±3/2
 and infinity. Rounding errors grow with the spread of the points' powers: these points are exact in
-float32 and have half the error of the usual 0, ±1, ±2 (docs/developers/kernels.md). B has six rows and columns
-and is the same for all of them.
+float32 and have half the error of the usual 0, ±1, ±2 (docs/developers/kernels.md). B has six rows
+and columns and is the same for all of them.
 
 Source: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016; B.
 Barabasz, A. Anderson, K. M. Soodhalter and D. Gregg, Error Analysis and Improving the Accuracy of

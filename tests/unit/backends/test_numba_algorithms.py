@@ -85,7 +85,7 @@ UNIT = 2.0**-24
 def test_rms_errors_are_bounded(channels, size, winograd, after_relu):
     """RMS errors stay within √T u of the RMS result, and within 2.5 times that with Winograd.
 
-    T is the number of channels (y, dx) or of output pixels (dw) of a sum. See docs/explanation/numerics.md.
+    T is the number of channels (y, dx) or of output pixels (dw) of a sum. See numerics.md.
     """
     n, shape = 2, (size, size, channels)
     case = vectors.Case((n, shape, channels, (3, 3), (1, 1), ((1, 1), (1, 1))), positive=after_relu)

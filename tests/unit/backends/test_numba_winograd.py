@@ -60,7 +60,7 @@ class Case(vectors.Case):
     def __init__(self, case, pool=None, **options):
         pool = vectors.POOLS[pool] if pool else None
         super().__init__(CASES[case] if isinstance(case, str) else case, pool=pool, **options)
-        # All forms have up to 4 times the error of a direct sum (docs/explanation/numerics.md), as a sum of 16
+        # All forms have up to 4 times the error of a direct sum (numerics.md), as a sum of 16
         # times as many products has.
         self.lengths = {name: 16 * length for name, length in self.lengths.items()}
 

@@ -36,7 +36,7 @@ class Case(vectors.Case):
     def __init__(self, name):
         n, maps, k, pads = CASES[name]
         super().__init__((n, maps, k, (3, 3), (1, 1), pads), pool=vectors.POOLS["2/2"])
-        # F(4×4, 3×3) has about 3 times the error of a direct sum (docs/developers/kernels.md), as a sum of 9
+        # F(4×4, 3×3) has about 3 times the error of a direct sum (kernels.md), as a sum of 9
         # times as many products has.
         self.lengths = {name: 9 * length for name, length in self.lengths.items()}
 

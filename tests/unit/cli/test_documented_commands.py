@@ -1,4 +1,4 @@
-"""Commands in the documentation have flags that exist, and quoted messages are those of the code."""
+"""Commands in the documentation have flags that exist; quoted messages are those of the code."""
 
 from __future__ import annotations
 

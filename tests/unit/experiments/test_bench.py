@@ -239,7 +239,9 @@ def test_configurations_are_compared(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_every_column_is_defined_in_the_documentation() -> None:
-    text = (Path(dptrain.__file__).parents[1] / "docs/explanation/measuring.md").read_text(encoding="utf-8")
+    text = (Path(dptrain.__file__).parents[1] / "docs/explanation/measuring.md").read_text(
+        encoding="utf-8"
+    )
     section = text[text.index("### Of a line in bench.csv") : text.index("## Variants")]
     defined = {name for line in section.splitlines() if line.startswith("| `")
                for name in re.findall("`([a-z0-9_]+)`", line.split("|")[1])}  # fmt: skip

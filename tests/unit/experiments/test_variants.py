@@ -28,7 +28,9 @@ AXES = {"stride": ("1", "2"), "first-pool": ("3/1",)}
 
 def defined_in(heading: str) -> set[str]:
     """Names in the first column of a table of docs/explanation/measuring.md."""
-    text = (Path(dptrain.__file__).parents[1] / "docs/explanation/measuring.md").read_text(encoding="utf-8")
+    text = (Path(dptrain.__file__).parents[1] / "docs/explanation/measuring.md").read_text(
+        encoding="utf-8"
+    )
     section = text[text.index(heading) + len(heading) :].split("\n#")[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
     return {name for line in lines for name in re.findall("`([a-z0-9_]+)`", line.split("|")[1])}

@@ -11,7 +11,9 @@ import pytest
 from dptrain.network import Network, get_network, read_network
 from dptrain.network.zoo import NETWORKS, studies
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "networks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "networks.md").read_text(
+    encoding="utf-8"
+)
 
 
 def blocks(language: str) -> list[str]:
