@@ -114,7 +114,7 @@ def test_references_are_complete(site: Path) -> None:
 
 
 def test_every_explanation_has_a_drawn_image() -> None:
-    from docs.pictures.__main__ import NAMES
+    from docs.figures.__main__ import NAMES
 
     shown = set()
     for page in (ROOT / "docs" / "explanation").glob("*.md"):
@@ -125,7 +125,7 @@ def test_every_explanation_has_a_drawn_image() -> None:
 
 
 def test_images_are_those_of_the_scripts(tmp_path: Path) -> None:
-    from docs.pictures.__main__ import IMAGES, NAMES, draw
+    from docs.figures.__main__ import IMAGES, NAMES, draw
 
     def texts(path: Path) -> list[str]:
         return re.findall(r"<text[^>]*>([^<]*)<", path.read_text(encoding="utf-8"))
@@ -133,7 +133,5 @@ def test_images_are_those_of_the_scripts(tmp_path: Path) -> None:
     for name in NAMES:
         drawn = draw(name, tmp_path)
         # Versions of matplotlib differ in how they write lines.
-        assert texts(drawn) == texts(IMAGES / drawn.name), (
-            f"draw it: python -m docs.pictures {name}"
-        )
+        assert texts(drawn) == texts(IMAGES / drawn.name), f"draw it: python -m docs.figures {name}"
         assert texts(drawn)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, GREY, ORANGE
+from docs.figures.style import BLUE, GREEN, GREY, ORANGE
 
 HEIGHT = 3.2
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cpu-2026-11-21.json"

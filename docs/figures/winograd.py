@@ -1,9 +1,10 @@
 """F(2, 3): two outputs of a filter with three weights by four multiplications."""
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, ORANGE, arrow, blank, box
+from docs.figures.style import BLUE, GREEN, ORANGE, arrow, blank, box
 
 HEIGHT = 3.0
 DATA = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
@@ -39,7 +40,7 @@ def draw(figure: Figure) -> None:
     axes.text(0.2, 8.0, "Aᵀ m: m0 + m1 + m2,  m1 − m2 − m3        w = (2, 4, 6)", fontsize=8)
 
 
-def _column(axes, x: float, title: str, values: np.ndarray, colour: str) -> None:  # type: ignore[no-untyped-def]
+def _column(axes: Axes, x: float, title: str, values: np.ndarray, colour: str) -> None:
     axes.text(x + 0.65, 0.6, title, ha="center", fontsize=8, weight="bold")
     start = 1.2 + (4 - len(values)) * 0.6
     for row, value in enumerate(values):

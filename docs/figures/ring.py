@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, GREY, ORANGE, arrow, blank, box
+from docs.figures.style import BLUE, GREEN, GREY, ORANGE, arrow, blank, box
 
 HEIGHT = 5.6
 RANKS = 4

@@ -1,4 +1,4 @@
-"""Draw the pictures that are named, or all, as docs/images/explanation-NAME.svg."""
+"""Draw the figures that are named, or all, as docs/images/explanation-NAME.svg."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from docs.pictures.style import new_figure, write
+from docs.figures.style import new_figure, write
 
 NAMES = (
     "alpha-beta", "halo-tile", "large-batches", "launches", "micro-shards", "overlap",
@@ -16,8 +16,8 @@ IMAGES = Path(__file__).resolve().parents[1] / "images"
 
 
 def draw(name: str, folder: Path = IMAGES) -> Path:
-    """Draw one picture; each module has its size and a function that draws on a figure."""
-    module = importlib.import_module(f"docs.pictures.{name.replace('-', '_')}")
+    """Draw one figure; each module has its size and a function that draws on a figure."""
+    module = importlib.import_module(f"docs.figures.{name.replace('-', '_')}")
     figure = new_figure(module.HEIGHT)
     module.draw(figure)
     return write(figure, folder / f"explanation-{name}.svg")

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, GREY, ORANGE, time_axis, timeline
+from docs.figures.style import BLUE, GREEN, GREY, ORANGE, time_axis, timeline
 
 HEIGHT = 1.75
 RANKS = {"rank 0": (3.0, 6.6), "rank 1": (3.4, 7.4)}

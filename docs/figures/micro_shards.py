@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, FILLS, GREEN, GREY, ORANGE, arrow, blank, box
+from docs.figures.style import BLUE, GREEN, GREY, ORANGE, arrow, blank, box
 
 HEIGHT = 3.1
 SHARDS = 8
@@ -14,7 +14,6 @@ def draw(figure: Figure) -> None:
     """Draw the tree above the micro-shards, and below them who owns which."""
     axes = figure.subplots()
     blank(axes, 14.0, 8.2)
-    assert FILLS
     level = [(2.2 + 1.45 * i + 0.6, f"{i}") for i in range(SHARDS)]
     y = 4.2
     for x, text in level:

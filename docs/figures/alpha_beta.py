@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from docs.pictures.style import BLUE, GREEN, GREY, ORANGE
+from docs.figures.style import BLUE, GREEN, GREY, ORANGE
 
 HEIGHT = 3.0
 ALPHA_US, GB_PER_S, RANKS = 2.0, 10.0, 16

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, GREY, RED
+from docs.figures.style import BLUE, GREEN, GREY, RED
 
 HEIGHT = 2.7
 LAUNCHES, STEPS, MEAN_MS = 8, 200, 2.0

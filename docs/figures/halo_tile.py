@@ -1,9 +1,10 @@
 """The input pixels that a tile of outputs needs: each is loaded once instead of nine times."""
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from docs.pictures.style import BLUE, FILLS, GREEN, ORANGE, RED, arrow, blank
+from docs.figures.style import BLUE, FILLS, GREEN, ORANGE, RED, arrow, blank
 
 HEIGHT = 2.9
 OUTPUT, KERNEL = (4, 6), 3
@@ -36,6 +37,6 @@ def draw(figure: Figure) -> None:
               f"loads; with it: {rows} × {columns} = {loaded}", fontsize=8)  # fmt: skip
 
 
-def _cell(axes, x: float, y: float, colour: str) -> None:  # type: ignore[no-untyped-def]
+def _cell(axes: Axes, x: float, y: float, colour: str) -> None:
     axes.add_patch(Rectangle((x, y), CELL, CELL, facecolor=FILLS[colour], edgecolor=colour,
                              linewidth=0.7))  # fmt: skip

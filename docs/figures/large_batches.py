@@ -8,7 +8,7 @@ The command is ``dptrain train --network model0 --data digits --batch-size B --s
 import numpy as np
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, GREY, ORANGE
+from docs.figures.style import BLUE, GREEN, GREY, ORANGE
 
 HEIGHT = 3.1
 SAMPLES = 1150

@@ -1,4 +1,4 @@
-"""Size, colours and shapes that the pictures share."""
+"""Size, colours and shapes that the figures share."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, ORANGE, time_axis, timeline
+from docs.figures.style import BLUE, GREEN, ORANGE, time_axis, timeline
 
 HEIGHT = 3.0
 COMPUTE, SUM = 3.5, 1.0

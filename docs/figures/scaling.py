@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, GREY, ORANGE
+from docs.figures.style import BLUE, GREEN, GREY, ORANGE
 
 HEIGHT = 4.6
 SERIAL = {0.01: GREEN, 0.05: BLUE, 0.2: ORANGE}

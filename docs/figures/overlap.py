@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, ORANGE, time_axis, timeline
+from docs.figures.style import BLUE, GREEN, ORANGE, time_axis, timeline
 
 HEIGHT = 2.6
 BUCKETS = ((2.0, 4.0), (4.0, 6.0), (6.0, 8.0))

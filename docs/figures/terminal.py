@@ -1,4 +1,4 @@
-"""Record a command in a terminal, and draw its output: `python -m docs.pictures.terminal`.
+"""Record a command in a terminal, and draw its output: `python -m docs.figures.terminal`.
 
 The command really runs, in an empty folder, in a pseudo-terminal of 96 columns. Long lines are
 wrapped, and the lines that `OMITTED` matches are replaced by one line with an ellipsis.
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from docs.pictures.__main__ import IMAGES
+from docs.figures.__main__ import IMAGES
 
 COMMAND = "mpirun -n 2 dptrain train --epochs 4"
 COLUMNS = 96

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from docs.pictures.style import BLUE, GREEN, GREY, arrow, blank, box
+from docs.figures.style import BLUE, GREEN, GREY, arrow, blank, box
 
 HEIGHT = 2.7
 RANKS = 8
