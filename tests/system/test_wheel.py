@@ -46,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         ROOT / "dptrain", tree / "dptrain", ignore=shutil.ignore_patterns("__pycache__")
     )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-digits.txt"):
         shutil.copy(ROOT / name, tree)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     command = [sys.executable, "-m", "pip", "wheel", *options, str(tree)]
@@ -58,7 +58,9 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     names = set(zipfile.ZipFile(wheel).namelist())
     metadata = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
     assert names - metadata == source_files()
-    assert any(name.endswith("licenses/LICENSE") for name in metadata)
+    for licence in ("LICENSE", "LICENSE-digits.txt"):
+        assert any(name.endswith(f"licenses/{licence}") for name in metadata)
+    assert "dptrain/py.typed" in names
 
 
 def test_the_wheel_runs_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
