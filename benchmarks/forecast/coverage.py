@@ -4,11 +4,17 @@ python -m benchmarks.forecast.coverage [--cases held-back|tuned|all] [--each]
 
 Print for each number of ranks the number of cases, how many have a forecast, and how often its
 interval contains the truth.
+
+python -m benchmarks.forecast.coverage --cases tuned --causes
+
+Print how many forecasts would be given if one cause of the width of the intervals were absent.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +22,28 @@ import click
 import numpy as np
 
 from benchmarks.forecast.simulate import MOST_MEASURED, TRUTHS, TUNED
-from dptrain.scaling.ensemble import Ensemble, Figures, Observed, Predicted, obstacle
+from dptrain.scaling.ensemble import (
+    CONGESTION,
+    GROWTH_ERROR,
+    Ensemble,
+    Figures,
+    Observed,
+    Predicted,
+    obstacle,
+)
 
 SIZES = tuple(2.0**power for power in range(-6, 3))
 """Sizes of the sweep over that of a bucket, as in ``step.c``."""
 BATCH = 6400
+KNOWN_CONGESTION = (1 / 6,)
+CAUSES = (
+    ("nothing is known", CONGESTION, GROWTH_ERROR),
+    ("growth of all-reduces without error", CONGESTION, 0.0),
+    ("congestion known", KNOWN_CONGESTION, GROWTH_ERROR),
+    ("congestion known, growth within 10%", KNOWN_CONGESTION, 0.05),
+    ("congestion and growth known", KNOWN_CONGESTION, 0.0),
+)
+"""Name, exponents of congestion, and standard deviation of the growth, of `--causes`."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +120,25 @@ def check(case: dict[str, Any]) -> list[Checked]:
     return found
 
 
+def count_given(
+    cases: list[dict[str, Any]], congestion: Sequence[float], growth_error: float
+) -> dict[int, int]:
+    """Return the number of forecasts by number of ranks, if so much is known about the network.
+
+    The assumed congestion need not be the true one, so only the widths of the intervals count.
+    """
+    given: Counter[int] = Counter()
+    for case in cases:
+        points = observed(case)
+        if obstacle(points):
+            continue
+        ensemble = Ensemble(points, congestion, growth_error)
+        for ranks in (point["ranks"] for point in case["points"]):
+            if ranks > MOST_MEASURED:
+                given[ranks] += ensemble.predict(ranks).is_known
+    return dict(given)
+
+
 def summary(found: list[Checked], ranks: int) -> tuple[int, int, int]:
     """Return the cases with this number of ranks, the forecasts given, and those that hold."""
     chosen = [each for each in found if each.ranks == ranks]
@@ -107,13 +149,19 @@ def summary(found: list[Checked], ranks: int) -> tuple[int, int, int]:
 @click.command()
 @click.option("--cases", type=click.Choice(["held-back", "tuned", "all"]), default="held-back")
 @click.option("--each", is_flag=True, help="Print every forecast.")
-def main(cases: str, each: bool) -> None:
+@click.option("--causes", is_flag=True, help="Print how many forecasts more knowledge allows.")
+def main(cases: str, each: bool, causes: bool) -> None:
     """Print the coverage of forecasts that are given, and of all."""
     chosen = {"held-back": (False,), "tuned": (True,), "all": (False, True)}[cases]
     truths = json.loads(TRUTHS.read_text())
-    found = [
-        checked for case in truths if (case["case"] < TUNED) in chosen for checked in check(case)
-    ]
+    truths = [case for case in truths if (case["case"] < TUNED) in chosen]
+    if causes:
+        for name, congestion, growth_error in CAUSES:
+            given = count_given(truths, congestion, growth_error)
+            numbers = ", ".join(f"{count} at {ranks} ranks" for ranks, count in given.items())
+            click.echo(f"{name}: {numbers}, of {len(truths)} cases")
+        return
+    found = [checked for case in truths for checked in check(case)]
     for one in found if each else ():
         at = one.predicted
         text = "impossible" if at is None else f"{at.low:.3f} {at.efficiency:.3f} {at.high:.3f}"

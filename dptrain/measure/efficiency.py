@@ -100,7 +100,9 @@ def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
 
     def row(name: str, value: Estimate | None, definition: str) -> None:
         if value is not None:
-            interval = f"{value.low:.3f} – {value.high:.3f}" if math.isfinite(value.high) else ""
+            interval = "too few blocks"
+            if math.isfinite(value.high):
+                interval = f"{value.low:.3f} – {value.high:.3f}"
             table.add_row(name, f"{value.value:.3f}", interval, definition, str(value.n))
 
     row("weak", efficiency.weak, "T(1) / T(p), same work per rank")

@@ -92,7 +92,7 @@ def _factors_table(losses: Losses) -> Table:
         )
         for factor in losses.efficiencies
     ]
-    columns = ("efficiency", "experiment", "95%", "busy times", "95% ", "agree")
+    columns = ("efficiency", "experiment", "95% interval", "busy times", "95% interval ", "agree")
     title = "Efficiencies by experiment and by busy times (POP)"
     return fitted_table(title, columns, rows, text=("efficiency",))
 
@@ -133,7 +133,16 @@ def _delays_table(losses: Losses) -> Table:
         )
         for delay in losses.delays
     ]
-    columns = ("delay of", "ms", "waiting", "95%", "cost", "95% ", "balance", "serialisation")
+    columns = (
+        "delay of",
+        "ms",
+        "waiting",
+        "95% interval",
+        "cost",
+        "95% interval ",
+        "balance",
+        "serialisation",
+    )
     title = "Injected delays: increase of the others' waiting and of the step, in ms"
     return fitted_table(title, columns, rows, text=("delay of",))
 

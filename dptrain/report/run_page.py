@@ -151,7 +151,7 @@ def _scaling_text(run: TrainingRun) -> list[str]:
     named = []
     for name in ("weak", "strong"):
         interval = scaling[f"{name}_interval"]
-        limits = "" if interval is None else (
+        limits = " (too few blocks for an interval)" if interval is None else (
             f" (95% interval {percent(interval[0], decimals=0)} to "
             f"{percent(interval[1], decimals=0)})"
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
@@ -59,7 +60,7 @@ def _about(scaling: str, points: Sequence[Point]) -> list[str]:
     first = (
         f"{name}: {_reached(base, others)}; the efficiency at {_ranks(largest)} is {at_largest}."
     )
-    open_ones = [point for point in others if _low(point) < GOOD <= _high(point)]
+    open_ones = [p for p in others if _has_interval(p) and _low(p) < GOOD <= _high(p)]
     if open_ones:
         first += (
             f" At {_ranks(open_ones[-1])} the interval includes {GOOD:.0%}, so the launches do not "
@@ -134,15 +135,17 @@ def _value_at(point: Point) -> str:
 
 
 def _low(point: Point) -> float:
-    """Return the lower limit of the efficiency; its value if too few launches were made."""
-    known = point.efficiency.n >= FEWEST
-    return point.efficiency.low if known else point.efficiency.value
+    """Return the lower limit of the efficiency; minus infinity if too few launches were made."""
+    return point.efficiency.low if _has_interval(point) else -math.inf
 
 
 def _high(point: Point) -> float:
-    """Return the upper limit of the efficiency; its value if too few launches were made."""
-    known = point.efficiency.n >= FEWEST
-    return point.efficiency.high if known else point.efficiency.value
+    """Return the upper limit of the efficiency; infinity if too few launches were made."""
+    return point.efficiency.high if _has_interval(point) else math.inf
+
+
+def _has_interval(point: Point) -> bool:
+    return point.efficiency.n >= FEWEST
 
 
 def _limit(point: Point) -> str:
@@ -200,8 +203,9 @@ def _ranks(point: Point) -> str:
 
 def _percent(point: Point, *, brackets: bool = True) -> str:
     value = point.efficiency
-    if value.n < FEWEST:
-        return f"{value.value:.0%}"
+    if not _has_interval(point):
+        launches = f"no interval from {value.n} launch{'es' * (value.n > 1)}"
+        return f"{value.value:.0%} ({launches})" if brackets else f"{value.value:.0%}, {launches}"
     if value.low == value.high:
         return f"{value.value:.0%}"
     kind = "range of the launches" if point.has_range("efficiency") else "95% interval"

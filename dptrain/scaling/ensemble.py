@@ -290,7 +290,7 @@ class _Fit:
         return math.exp(-0.5 * ((error / TOLERATED) ** 2 + (spread / TOLERATED_WAITING) ** 2))
 
 
-def _members(fit: _Fit) -> list[Member]:
+def _members(fit: _Fit, congestion: Sequence[float] = CONGESTION) -> list[Member]:
     overlaps = (True, False) if fit.exposed < 0.9 else (True,)
     shrinks = (True, False) if fit.strong else (False,)
     point = fit.largest.point
@@ -298,7 +298,7 @@ def _members(fit: _Fit) -> list[Member]:
     possible = selected(point.library, point.ranks, size) or ALGORITHMS
     # A library that decides by unknown rules changes to recursive doubling or not.
     changes = (False, True)
-    combined = itertools.product(possible, changes, CONGESTION, LATENESS, overlaps, shrinks)
+    combined = itertools.product(possible, changes, congestion, LATENESS, overlaps, shrinks)
     return [Member(*choice) for choice in combined]
 
 
@@ -354,17 +354,24 @@ class Ensemble:
 
     Args:
         points: sorted by ranks, the base first, without an `obstacle`.
+        congestion: exponents that are possible; fewer if more is known about the network.
+        growth_error: standard deviation of the logarithm of the growth of all-reduces.
     """
 
-    def __init__(self, points: Sequence[Observed]) -> None:
+    def __init__(
+        self,
+        points: Sequence[Observed],
+        congestion: Sequence[float] = CONGESTION,
+        growth_error: float = GROWTH_ERROR,
+    ) -> None:
         self._points = points
         count = len(points[0].launches)
         self._centre = self._fit(np.arange(count))
-        self._members = _members(self._centre)
+        self._members = _members(self._centre, congestion)
         self._random = np.random.Generator(np.random.Philox(0))
         chosen = self._random.integers(0, count, (RESAMPLES, count))
         self._draws = [self._fit(row) for row in chosen]
-        self._factors = np.exp(GROWTH_ERROR * self._random.normal(size=RESAMPLES)).tolist()
+        self._factors = np.exp(growth_error * self._random.normal(size=RESAMPLES)).tolist()
         # The bootstrap of n launches is too small by √((n − 1) / n), and assumes a known deviation.
         self._wider = student(count - 1) / 1.96 * math.sqrt(count / (count - 1))
         weights, self._error = _weights(points, self._members)

@@ -116,6 +116,8 @@ def test_one_launch_is_a_study_without_intervals(tmp_path: Path) -> None:
     study.write(tmp_path / "study.json")
     assert Study.read(tmp_path / "study.json") == study
     assert any("too few for an interval" in note for note in study.notes)
+    assert "no point above 1 rank is known to reach 80%" in study.conclusion[0]
+    assert "(no interval from 1 launch)" in study.conclusion[0]
 
 
 @pytest.mark.parametrize(
