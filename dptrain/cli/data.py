@@ -16,7 +16,7 @@ from dptrain.cli.options import GroupedCommand
 if TYPE_CHECKING:
     from dptrain.data import Dataset
 
-NETWORKS = {"csv": "mlp-8", "irradiance": "solar", "cifar10": "cifar", "shapes": "resnet20"}
+NETWORKS = {"irradiance": "solar", "cifar10": "cifar", "shapes": "resnet20"}
 """Networks for which data is shown if none is chosen; that of other data is `NETWORK`."""
 NETWORK = "model0"
 
@@ -163,10 +163,12 @@ def convert(spec: str, network: str | None, output: Path) -> None:
 
 
 def _open(spec: str, network: str | None) -> Dataset:
-    from dptrain.data import open_data
+    from dptrain.data import network_for_table, open_data
     from dptrain.network.files import get_network
 
     kind = spec.partition(":")[0].partition("?")[0]
+    if network is None and kind == "csv":
+        return open_data(spec, network_for_table(spec))
     return open_data(spec, get_network(network or NETWORKS.get(kind, NETWORK)))
 
 

@@ -22,8 +22,9 @@ from dptrain.data.shapes import open_shapes
 from dptrain.data.sharding import Sampler
 from dptrain.data.spec import Source, parse
 from dptrain.data.synthetic import open_synthetic
-from dptrain.data.table import open_csv
+from dptrain.data.table import linear_network, open_csv
 from dptrain.errors import UserError
+from dptrain.network.layers import Dense
 from dptrain.network.network import Network
 
 _FIT = {"fit": "resize|crop"}
@@ -92,12 +93,23 @@ SOURCES: dict[str, Source] = {
         "predict a column ROWS ahead from other numeric columns of a table",
         "csv:field.csv?target=roof&horizon=10",
         "FILE",
-        {"target": "COLUMN", "horizon": "ROWS", "columns": "A,B,…"},
+        {
+            "target": "COLUMN",
+            "horizon": "ROWS",
+            "columns": "A,B,…",
+            "lags": "0,1,…",
+            "window": "ROWS",
+        },
         ("target",),
         details=(
             "The first line contains the column names. target= names the predicted column;",
             "horizon= is the number of rows from inputs to target (default 0: the same row);",
             "columns= names the inputs (default: all numeric columns except the target; *: all).",
+            "lags=0,1,5 takes these columns from the same row and from 1 and 5 rows before;",
+            "window=N from the last N rows, the same as lags=0,1,…,N-1. With L rows of F columns,",
+            "a network with an input of (L·F,) receives the rows one after the other, the oldest",
+            "first, (1, L, F) a map with time on the vertical axis, (F, 1, L) a channel for each",
+            "column. No row of a training sample is in a test sample.",
             "Inputs are standardised. The last fifth of the rows is the test split.",
         ),
     ),
@@ -201,6 +213,18 @@ def open_data(
         ) from None
 
 
+def network_for_table(spec: str) -> Network:
+    """Return a linear network whose input has the shape of the samples of a table.
+
+    Args:
+        spec: of kind ``csv``.
+
+    Raises:
+        UserError: as for `open_data`.
+    """
+    return linear_network(parse(spec, SOURCES, Network((1,), [Dense(1)]), seed=0))
+
+
 __all__ = [
     "DATA_HELP",
     "SOURCES",
@@ -213,5 +237,6 @@ __all__ = [
     "Preprocessing",
     "Sampler",
     "Samples",
+    "network_for_table",
     "open_data",
 ]

@@ -1,4 +1,4 @@
-"""Tables: predict a column some rows ahead from the columns of one row."""
+"""Tables: predict a column some rows ahead from the columns of a row and of earlier rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from numpy.typing import NDArray
 
 from dptrain.data.assembly import RawSplit, class_names, make_dataset
 from dptrain.data.base import Dataset
+from dptrain.data.lags import lags_of
 from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.rows import LaggedRows, RowLayout
 from dptrain.data.spec import Request
 from dptrain.errors import UserError, shown, suggest
+from dptrain.network.layers import Dense
+from dptrain.network.losses import MeanSquaredError
+from dptrain.network.network import Network
 
 Choose = Callable[["Header", list[str]], tuple[str, ...]]
 """Function from the column names and the first row to the names of the columns to read."""
@@ -58,53 +63,67 @@ def open_csv(request: Request) -> Dataset:
 
     Sample i is row i; its target is column ``target`` in row i + ``horizon``. The inputs are the
     columns named in ``columns=A,B``, or all numeric columns except the target; ``columns=*`` is all
-    numeric columns with the target. The first four fifths of the rows are for training, the others
-    for the test, and no training target is in the test rows. Inputs are standardised, column by
-    column, by the mean and the standard deviation of the training rows.
+    numeric columns with the target. With ``lags=0,1,5`` the inputs are those columns in rows i,
+    i − 1 and i − 5, and with ``window=N`` in the last N rows; see `RowLayout`. The first four
+    fifths of the rows are for training, the others for the test. No row of a training sample, nor
+    of its target, belongs to a test sample. Inputs are standardised, column by column, by the mean
+    and the standard deviation of the training rows.
 
-    With saved preprocessing (evaluation), target, horizon, columns, mean and deviation are the
-    model's own.
+    With saved preprocessing (evaluation), target, horizon, columns, lags, mean and deviation are
+    the model's own.
     """
     path, saved = request.existing("file"), request.preprocessing
     if saved is not None:
         check_takes_tables(saved, str(path))
-    target, horizon = _target(request, path), _horizon(request)
+    target, horizon, lags = _target(request, path), _horizon(request), lags_of(request)
     if saved is None:
         columns = request.options.get("columns")
         table, chosen = _read(path, lambda header, first: _choose(header, first, target, columns))
     else:
         table, chosen = _read(path, lambda header, first: (*saved.columns, target))
     inputs = chosen[:-1]
-    if horizon == 0 and target in inputs:
+    if horizon + min(lags, default=0) == 0 and target in inputs:
         raise UserError(
-            f"{path}: column {shown(target)} is its own input; expected a horizon of 1 or more"
+            f"{path}: column {shown(target)} is its own input; expected a horizon of 1 or more, or "
+            "lags without 0"
         )
-    rows, cut = len(table), _first_test_row(len(table))
-    if not request.split:
-        if rows <= horizon:
-            raise UserError(f"{path} has {rows} rows; expected more than the horizon of {horizon}")
-        spans = [(0, rows - horizon)] * 2
-    else:
-        if cut - horizon < 1 or rows - cut - horizon < 1:
-            raise UserError(
-                f"{path} has {rows} rows, too few for a horizon of {horizon}; expected at least "
-                f"{5 * (horizon + 1)}"
-            )
-        spans = [(0, cut - horizon), (cut, rows - horizon)]
-    preprocessing = saved or _standardising(request, table[: cut - horizon, :-1], inputs, target)
-    x = preprocessing.standardise(table[: rows - horizon, :-1])
-    y = table[horizon:, -1]
-    train, test = (RawSplit(x, y, np.arange(*span)) for span in spans)
+    layout = RowLayout(len(inputs), lags, request.network.input_shape)
     names = [shown(name) for name in inputs]
+    where = f"{path} ({len(names)} input columns: {list_some(names)}; target {shown(target)})"
+    layout.check(where)
+    spans = _spans(path, len(table), horizon, layout.depth, split=request.split)
+    last = _first_test_row(len(table)) - horizon
+    preprocessing = saved or _standardising(request, table[:last, :-1], inputs, target, layout)
+    x = preprocessing.standardise(table[: len(table) - horizon, :-1])
+    stored = LaggedRows(x, layout) if lags else x
+    train, test = (RawSplit(stored, table[horizon:, -1], np.arange(*span)) for span in spans)
+    rows = f" of {layout}" if lags else ""
     return make_dataset(
         request,
         train,
         test,
         preprocessing=preprocessing,
-        origin=f"{path}, {len(names)} columns standardised, {shown(target)} {horizon} rows ahead",
-        where=f"{path} ({len(names)} input columns: {list_some(names)}; target {shown(target)})",
+        origin=f"{path}, {len(names)} columns{rows} standardised, {shown(target)} {horizon} rows "
+        "ahead",
+        where=where,
         has_split=False,
     )
+
+
+def linear_network(request: Request) -> Network:
+    """Return a linear network whose input has the shape of the samples of a table."""
+    path = request.existing("file")
+    target, columns = _target(request, path), request.options.get("columns")
+    found: list[str] = []
+
+    def choose(header: Header, first: list[str]) -> tuple[str, ...]:
+        found.extend(_choose(header, first, target, columns)[:-1])
+        return ()
+
+    _read(path, choose)
+    layout = RowLayout(len(found), lags_of(request), ())
+    width = layout.num_rows * layout.num_columns
+    return Network((width,), [Dense(1)], loss=MeanSquaredError(), name="linear")
 
 
 def check_takes_tables(preprocessing: Preprocessing, where: str) -> None:
@@ -143,8 +162,42 @@ def read_targets(path: Path, target: str, horizon: int) -> list[str] | None:
     return ahead + [""] * (len(texts) - len(ahead))
 
 
+def _spans(
+    path: Path, rows: int, horizon: int, depth: int, *, split: bool
+) -> list[tuple[int, int]]:
+    """Return the first and the last row, exclusive, of the training and of the test samples.
+
+    Args:
+        path: of the table, for messages.
+        rows: of the table.
+        horizon: rows from a sample to its target.
+        depth: rows before a sample that belong to it.
+        split: False if both are all samples.
+    """
+    needed = horizon + depth
+    earlier = f" and lags of up to {depth} rows" if depth else ""
+    if not split:
+        if rows <= needed:
+            raise UserError(
+                f"{path} has {rows} rows; expected more than {needed} for a horizon of {horizon}"
+                f"{earlier}"
+            )
+        return [(depth, rows - horizon)] * 2
+    cut = _first_test_row(rows)
+    if cut <= needed or rows - cut <= needed:
+        raise UserError(
+            f"{path} has {rows} rows, too few for a horizon of {horizon}{earlier}; expected at "
+            f"least {5 * (needed + 1)}"
+        )
+    return [(depth, cut - horizon), (cut + depth, rows - horizon)]
+
+
 def _standardising(
-    request: Request, rows: NDArray[np.float64], inputs: tuple[str, ...], target: str
+    request: Request,
+    rows: NDArray[np.float64],
+    inputs: tuple[str, ...],
+    target: str,
+    layout: RowLayout,
 ) -> Preprocessing:
     """Return preprocessing that standardises by the training rows, (n, F)."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -160,13 +213,14 @@ def _standardising(
     return Preprocessing(
         kind="table",
         input_shape=network.input_shape,
-        stored_shape=(len(inputs),),
+        stored_shape=layout.stored_shape,
         stored_dtype="float64",
         columns=inputs,
         mean=tuple(mean.tolist()),
         deviation=tuple(np.where(varies, deviation, 1.0).tolist()),
         target=target,
         horizon=_horizon(request),
+        lags=layout.lags,
         classes=class_names(network, None),
         source=request.text,
     )

@@ -34,6 +34,8 @@ def add_preprocessing(graph: OnnxGraph, raw: RawInputs, x: str) -> str:
         x = graph.add("Mul", x, graph.constant("scale", raw.scale))
     if raw.offset != 0.0:
         x = graph.add("Add", x, graph.constant("offset", raw.offset))
+    if raw.transposes:
+        x = graph.add("Transpose", x, perm=[0, 3, 1, 2])
     if raw.repeats_channels:
         repeats = graph.constant("repeats", [1, raw.shape_of_inputs[0], 1, 1], np.int64)
         x = graph.add("Expand", x, repeats)

@@ -266,6 +266,8 @@ def _preprocessing(raw: RawInputs) -> Iterator[str]:
     if raw.resize is not None:
         yield f"x = resize(x, {raw.resize[0]}, {raw.resize[1]})"
     yield from _scaling(raw.scale, raw.offset)
+    if raw.transposes:
+        yield "x = x.permute(0, 3, 1, 2)"
     if raw.repeats_channels:
         yield f"x = x.expand(-1, {raw.shape_of_inputs[0]}, -1, -1)"
     yield "return x.flatten(1)" if raw.flattens else "return x"
