@@ -741,6 +741,8 @@ class CropWindowReplica(Replica, ABC):
     A part is described by a crop window, int64 (4,): index of the image, first row and first column
     (outside of the image are zeros), and 1 if it is mirrored; and by a recolouring, float32 (2,):
     factor of the distances from the mean of each channel, and the number that is added afterwards.
+    Crop windows may have four more numbers: first row, first column, and the row and the column
+    after the last ones of a part of the input that becomes 0 in the end.
 
     Class attributes:
         resizes_images: True if `PixelFormat.size` is supported. Rows and columns of crop windows

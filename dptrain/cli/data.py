@@ -114,10 +114,11 @@ def check(spec: str, network: str | None) -> int:
 @click.option("--flip", is_flag=True, help="As in train.")
 @click.option("--brightness", type=float, default=0.0, metavar="X", help="As in train.")
 @click.option("--contrast", type=float, default=0.0, metavar="X", help="As in train.")
+@click.option("--cutout", type=int, default=0, metavar="N", help="As in train.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="As in train.")
 def show(
     spec: str, network: str | None, output: Path, samples: int | None, split: str, crop: int,
-    flip: bool, brightness: float, contrast: float, seed: int,
+    flip: bool, brightness: float, contrast: float, cutout: int, seed: int,
 ) -> None:  # fmt: skip
     """Write a grid of samples as the network sees them, with their classes or values.
 
@@ -129,9 +130,9 @@ def show(
     from dptrain.files import writing
 
     dataset = _open(spec, network)
-    augmentation = None
-    if crop or flip or brightness or contrast:
-        augmentation = Augmentation(crop, flip, brightness, contrast)
+    augmentation: Augmentation | None = Augmentation(crop, flip, brightness, contrast, cutout)
+    if augmentation == Augmentation():
+        augmentation = None
     count = samples or (50 if augmentation is None else 8)
     grid = sample_grid(dataset, splits(dataset)[split], count, augmentation=augmentation, seed=seed)
     with writing(output, "--output"):

@@ -74,8 +74,9 @@ class Batch(NamedTuple):
         y: int32 (n,) or float32 (n, F).
         samples: int64 (n,), indices into the training split.
         global_count: samples of the whole minibatch, all ranks together.
-        crop_windows: int64 (n, 4), the part of an image of `x`, or of a cached image, that each
-            input is, as `Augmentation.crop_windows` returns it; None if `x` contains the inputs.
+        crop_windows: int64 (n, 4) or (n, 8), the part of an image of `x`, or of a cached image,
+            that each input is, as `Augmentation.crop_windows` returns it; None if `x` contains the
+            inputs.
         recolourings: float32 (n, 2), how the colours of crop windows change, as
             `Augmentation.recolourings` returns it; None if they stay.
     """

@@ -439,9 +439,15 @@ def _streams_pixels(replica: Replica, samples: Samples, world: World) -> bool:
 
 def make_augmentation(chosen: Settings, network: Network) -> Augmentation | None:
     """Return the augmentation of the training images; None if nothing is changed."""
-    if not (chosen.crop or chosen.flip or chosen.brightness or chosen.contrast):
+    found = Augmentation(
+        crop=chosen.crop or 0,
+        flip=bool(chosen.flip),
+        brightness=chosen.brightness,
+        contrast=chosen.contrast,
+        cutout=chosen.cutout,
+    )
+    if found == Augmentation():
         return None
-    found = Augmentation(chosen.crop or 0, bool(chosen.flip), chosen.brightness, chosen.contrast)
     found.check(network.input_shape)
     return found
 

@@ -171,6 +171,10 @@ class Settings:
         "data", 0.0, "Augmentation: largest relative change of the contrast.", at_least=0,
         at_most=1,
     )  # fmt: skip
+    cutout: int = _setting(
+        "data", 0, "Augmentation: set a square of this side in pixels to 0, around a random pixel "
+        "of each training image.", at_least=0,
+    )  # fmt: skip
     prefetch: int | None = _setting(
         "data", None, "Minibatches that a thread reads ahead; 0 reads each one when it is needed.",
         otherwise="2; 0 if the data is in memory and every core computes", at_least=0,

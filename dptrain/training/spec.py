@@ -55,6 +55,7 @@ class JobSpec:
     flip: bool
     brightness: float
     contrast: float
+    cutout: int
     prefetch: int
     batch_size: int
     epochs: int
