@@ -6,7 +6,7 @@ A replica owns the memory of a plan and the stages that a backend has bound to i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -680,6 +680,23 @@ class Replica:
         """
         network = self.plan.network
         return sample_losses(network.loss, self.forward(x), checked_targets(network, y))
+
+    def group_outputs(self, x: NDArray[np.float32]) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Compute outputs without dropout, and yield those of each group of layers.
+
+        Args:
+            x: (n, C, H, W) or (n, F), n at most the plan's batch size.
+
+        Yields:
+            The name of a group and its output, (n, …) in the order of the backend's memory.
+        """
+        self.load(x, None, training=False)
+        outputs = {group.name: group.tail.name for group in self.plan.groups}
+        for stage, kernel in self.stages:
+            if stage.phase is Phase.FORWARD:
+                kernel(self.context)
+                view = self._views[self.plan.resolve(outputs[stage.group])][: len(x)]
+                yield stage.group, as_numbers(self.memory.download(view))
 
     def first_non_finite(self) -> str | None:
         """Run forward again and name the first value that is not finite.
