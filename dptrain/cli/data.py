@@ -16,7 +16,7 @@ from dptrain.cli.options import GroupedCommand
 if TYPE_CHECKING:
     from dptrain.data import Dataset
 
-NETWORKS = {"irradiance": "solar", "cifar10": "cifar", "shapes": "resnet20"}
+NETWORKS = {"maps": "solar", "irradiance": "solar", "cifar10": "cifar", "shapes": "resnet20"}
 """Networks for which data is shown if none is chosen; that of other data is `NETWORK`."""
 NETWORK = "model0"
 

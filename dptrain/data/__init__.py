@@ -22,7 +22,7 @@ from dptrain.data.shapes import open_shapes
 from dptrain.data.sharding import Sampler
 from dptrain.data.spec import Source, parse
 from dptrain.data.synthetic import open_synthetic
-from dptrain.data.table import linear_network, open_csv
+from dptrain.data.table import linear_network, open_csv, open_maps
 from dptrain.errors import UserError
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
@@ -111,6 +111,27 @@ SOURCES: dict[str, Source] = {
             "first, (1, L, F) a map with time on the vertical axis, (F, 1, L) a channel for each",
             "column. No row of a training sample is in a test sample.",
             "Inputs are standardised. The last fifth of the rows is the test split.",
+        ),
+    ),
+    "maps": Source(
+        open_maps,
+        "a table like csv whose columns are sensors, interpolated to maps such as solar's",
+        "maps:field.csv,sensors.csv?target=roof&horizon=10",
+        "TABLE.csv,POSITIONS.csv",
+        {
+            "target": "COLUMN",
+            "horizon": "ROWS",
+            "columns": "A,B,…",
+            "lags": "0,1,…",
+            "window": "ROWS",
+        },
+        ("target",),
+        details=(
+            "POSITIONS.csv has a line for each sensor: sensor,x,y (any unit of length), or sensor,",
+            "longitude,latitude. The inputs are all sensors with a position, or those of columns=.",
+            "A row becomes a map of the network's size that covers the sensors; the weights of",
+            "sensors are inversely proportional to squared distances. With lags= or window=, each",
+            "row is a channel: (L, H, W). Other options are those of csv.",
         ),
     ),
     "synthetic": Source(

@@ -22,7 +22,7 @@ from dptrain.data.folder import SUFFIXES, check_takes_images, is_image, printabl
 from dptrain.data.images import Adapter
 from dptrain.data.layout import channels_first
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.rows import LaggedRows
+from dptrain.data.rows import RowSamples
 from dptrain.data.stored import StoredInputs
 from dptrain.data.table import check_takes_tables, read_columns, read_targets
 from dptrain.errors import UserError
@@ -145,7 +145,7 @@ def _open_table(source: Path, preprocessing: Preprocessing) -> RawInputs:
             f"{where} has {len(table)} rows; expected at least {layout.depth + 1}, because a "
             f"sample is {layout}"
         )
-    inputs = LaggedRows(table, layout) if layout.lags else table
+    inputs = table if layout.is_plain else RowSamples(table, layout)
     rows = np.arange(layout.depth, len(table), dtype=np.int64)
     adapter = preprocessing.adapter(tuple(inputs.shape[1:]), inputs.dtype)
     return RawInputs(

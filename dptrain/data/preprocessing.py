@@ -54,6 +54,7 @@ class Preprocessing:
         target: name of the predicted column; "" if there is none.
         horizon: rows from the inputs to the predicted value.
         lags: rows of a table's sample, as `RowLayout.lags`; () if a sample is one row.
+        positions: of the sensors that the columns are, as `RowLayout.positions`; () without maps.
         target_scale, target_offset: a predicted number p means p * target_scale + target_offset.
         classes: names of the classes, in the order of the labels; None for values.
         source: the data set that the network was trained on, for messages; it takes no part in
@@ -82,6 +83,7 @@ class Preprocessing:
     target: str = ""
     horizon: int = 0
     lags: tuple[int, ...] = ()
+    positions: tuple[float, ...] = ()
     target_scale: float = 1.0
     target_offset: float = 0.0
     classes: tuple[str, ...] | None = None
@@ -109,8 +111,8 @@ class Preprocessing:
             UserError: a key is missing or unknown, or a value has the wrong type.
         """
         names = [field.name for field in dataclasses.fields(cls)]
-        if isinstance(values, Mapping):  # Models without lags may lack the key.
-            values = {"lags": [], **values}
+        if isinstance(values, Mapping):  # Models without lags and maps may lack the keys.
+            values = {"lags": [], "positions": [], **values}
         if not isinstance(values, Mapping) or set(values) != set(names):
             found = ", ".join(map(str, values)) if isinstance(values, Mapping) else repr(values)
             raise UserError(f"{where} has the keys {found}; expected {', '.join(names)}")
@@ -122,6 +124,11 @@ class Preprocessing:
                 f"{where} has {len(result.columns)} columns, {len(result.mean)} means and "
                 f"{len(result.deviation)} deviations for data of kind {result.kind}; expected "
                 "equal numbers, and at least one column for a table only"
+            )
+        if len(result.positions) not in (0, 2 * len(result.columns)):
+            raise UserError(
+                f"{where} has {len(result.positions)} coordinates of sensors; expected two for "
+                f"each of the {len(result.columns)} columns, or none"
             )
         return result
 
@@ -155,7 +162,7 @@ class Preprocessing:
         )
         if self.kind == "table":
             parts = [f"{len(self.columns)} columns, standardised: {_shortened(self.columns)}"]
-            if self.lags:
+            if not self.rows.is_plain:
                 parts.append(f"a sample is {self.rows}")
             if self.target:
                 parts.append(f"target {self.target}, {self.horizon} rows ahead")
@@ -212,12 +219,13 @@ class Preprocessing:
                 f"numbers of {self.trained_on}; convert them as those were converted"
             )
         if self.columns and shape not in (self.rows.stored_shape, self.input_shape):
-            rows = f", with {self.rows}" if self.lags else ""
+            rows = "" if self.rows.is_plain else f", with {self.rows}"
             raise UserError(
                 f"{where} has samples of shape {shape}, but the network was trained on "
                 f"{len(self.columns)} columns: {', '.join(self.columns)}{rows}"
             )
-        self.adapter(shape, dtype).check(where)
+        is_arranged = self.kind == "table" and not self.rows.is_plain
+        self.adapter(self.input_shape if is_arranged else shape, dtype).check(where)
 
     def check_values(
         self, x: NDArray[np.float32], names: Sequence[object] | NDArray[Any], where: str
@@ -244,7 +252,7 @@ class Preprocessing:
     @property
     def rows(self) -> RowLayout:
         """How rows of a table become samples."""
-        return RowLayout(len(self.columns), self.lags, self.input_shape)
+        return RowLayout(len(self.columns), self.lags, self.input_shape, self.positions)
 
     def standardise(self, rows: NDArray[Any]) -> NDArray[np.float32]:
         """Return standardised numbers for rows of the input columns, (n, F) or (n, 1, L, F)."""
@@ -397,9 +405,9 @@ def _checked(name: str, value: Any, where: str) -> Any:
         if name == "stored_shape" and value is None:
             return None
         fine = _is_list(value, int) and len(value) in (1, 3) and min(value) > 0
-    elif name in ("mean", "deviation"):
+    elif name in ("mean", "deviation", "positions"):
         fine = _is_list(value, (int, float)) and all(map(math.isfinite, value))
-        fine = fine and (name == "mean" or all(number > 0 for number in value))
+        fine = fine and (name != "deviation" or all(number > 0 for number in value))
     elif name == "lags":
         fine = _is_list(value, int) and list(value) == sorted(set(value), reverse=True)
         fine = fine and min(value, default=0) >= 0

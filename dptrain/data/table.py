@@ -17,8 +17,9 @@ from dptrain.data.assembly import RawSplit, class_names, make_dataset
 from dptrain.data.base import Dataset
 from dptrain.data.lags import lags_of
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.rows import LaggedRows, RowLayout
-from dptrain.data.spec import Request
+from dptrain.data.rows import RowLayout, RowSamples
+from dptrain.data.sensor_maps import positions_of, read_positions
+from dptrain.data.spec import Request, existing
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import Dense
 from dptrain.network.losses import MeanSquaredError
@@ -72,22 +73,64 @@ def open_csv(request: Request) -> Dataset:
     With saved preprocessing (evaluation), target, horizon, columns, lags, mean and deviation are
     the model's own.
     """
-    path, saved = request.existing("file"), request.preprocessing
+    return _open_table(request, request.existing("file"), None)
+
+
+def open_maps(request: Request) -> Dataset:
+    """Open a CSV file as `open_csv` does, with the columns of sensors interpolated to maps.
+
+    A second file has the positions of the sensors, see `read_positions`. The inputs are all sensors
+    with a position, or those of ``columns=A,B``. Each row becomes a channel, (H, W) as the
+    network's input, of the standardised numbers.
+
+    Raises:
+        UserError: as for `open_csv`, or a sensor has no position or no column.
+    """
+    parts = request.path.split(",")
+    if len(parts) != 2:
+        raise UserError(
+            f"{request.text} names {len(parts)} files; expected maps:TABLE.csv,POSITIONS.csv"
+        )
+    table, positions = (existing(Path(part), "file") for part in parts)
+    return _open_table(request, table, positions)
+
+
+def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
+    """Open a table.
+
+    Args:
+        request: from the user.
+        path: of the table.
+        sensors: table of the positions of sensors; None if rows do not become maps.
+    """
+    saved = request.preprocessing
     if saved is not None:
         check_takes_tables(saved, str(path))
     target, horizon, lags = _target(request, path), _horizon(request), lags_of(request)
+    known = None if sensors is None else read_positions(sensors)
+    reads_ahead = horizon + min(lags, default=0) > 0
     if saved is None:
         columns = request.options.get("columns")
+        if known is not None and columns is None:
+            columns = ",".join(name for name in known if reads_ahead or name != target)
         table, chosen = _read(path, lambda header, first: _choose(header, first, target, columns))
     else:
         table, chosen = _read(path, lambda header, first: (*saved.columns, target))
     inputs = chosen[:-1]
-    if horizon + min(lags, default=0) == 0 and target in inputs:
+    positions = () if saved is None else saved.positions
+    if known is not None and sensors is not None:
+        positions = positions_of(known, inputs, sensors)
+        if saved is not None and positions != saved.positions:
+            raise UserError(
+                f"{sensors} has other positions than the model was trained with; use csv:{path}, "
+                "which is evaluated with those of the model"
+            )
+    if not reads_ahead and target in inputs:
         raise UserError(
             f"{path}: column {shown(target)} is its own input; expected a horizon of 1 or more, or "
             "lags without 0"
         )
-    layout = RowLayout(len(inputs), lags, request.network.input_shape)
+    layout = RowLayout(len(inputs), lags, request.network.input_shape, positions)
     names = [shown(name) for name in inputs]
     where = f"{path} ({len(names)} input columns: {list_some(names)}; target {shown(target)})"
     layout.check(where)
@@ -95,9 +138,9 @@ def open_csv(request: Request) -> Dataset:
     last = _first_test_row(len(table)) - horizon
     preprocessing = saved or _standardising(request, table[:last, :-1], inputs, target, layout)
     x = preprocessing.standardise(table[: len(table) - horizon, :-1])
-    stored = LaggedRows(x, layout) if lags else x
+    stored = x if layout.is_plain else RowSamples(x, layout)
     train, test = (RawSplit(stored, table[horizon:, -1], np.arange(*span)) for span in spans)
-    rows = f" of {layout}" if lags else ""
+    rows = "" if layout.is_plain else f" of {layout}" if lags and not positions else f" as {layout}"
     return make_dataset(
         request,
         train,
@@ -221,6 +264,7 @@ def _standardising(
         target=target,
         horizon=_horizon(request),
         lags=layout.lags,
+        positions=layout.positions,
         classes=class_names(network, None),
         source=request.text,
     )

@@ -28,6 +28,8 @@ class RawInputs:
         resize: height and width to which images are resized.
         scale, offset: a number v becomes v · scale + offset, in float32.
         transposes: True if the columns of a table, the last axis, become channels.
+        positions: of sensors, the last axis, that are interpolated to maps; see
+            `dptrain.data.sensor_maps.interpolation_weights`. () if there are none.
         shape_of_inputs: (C, H, W) or (F,), to which one channel is repeated, or maps are flattened.
     """
 
@@ -41,6 +43,7 @@ class RawInputs:
     scale: float
     offset: float
     transposes: bool
+    positions: tuple[float, ...]
     shape_of_inputs: Shape
 
     @classmethod
@@ -68,6 +71,7 @@ class RawInputs:
             scale=scale,
             offset=offset,
             transposes=is_table and preprocessing.rows.transposes,
+            positions=preprocessing.positions,
             shape_of_inputs=target,
         )
 
@@ -75,7 +79,7 @@ class RawInputs:
     def repeats_channels(self) -> bool:
         """True if the only channel of the images becomes several equal ones."""
         target = self.shape_of_inputs
-        is_grey = self.shape[0] == 1 and not self.transposes
+        is_grey = self.shape[0] == 1 and not (self.transposes or self.positions)
         return is_grey and len(target) == 3 and target[0] > 1
 
     @property

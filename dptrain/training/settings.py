@@ -148,7 +148,8 @@ class Settings:
 
     data: str | None = _setting(
         "data", None, "Data set: digits, shapes, irradiance, synthetic, cifar10:DIR, mnist:DIR, "
-        "npz:FILE, npy:X,Y, folder:DIR or csv:FILE?target=COLUMN.", otherwise=RECIPE,
+        "npz:FILE, npy:X,Y, folder:DIR, csv:FILE?target=COLUMN or maps:TABLE,POSITIONS?target=….",
+        otherwise=RECIPE,
     )  # fmt: skip
     validation: float | None = _setting(
         "data", None, "Share of the training data that is set aside for evaluations during "
