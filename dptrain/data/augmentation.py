@@ -16,6 +16,9 @@ from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 _MASK = 0xFFFFFFFF
+MOST_MIXUP = 100.0
+"""Largest α of mixup, with which nearly all weights are one half."""
+
 _STREAM = 0xFFFFFFFF
 """Part of the Philox counter in which dropout has the index of a layer; no layer has this one."""
 
@@ -39,6 +42,8 @@ class Augmentation:
             Its centre is a random pixel, and the part outside of the image is left out. Source:
             T. DeVries and G. W. Taylor, Improved Regularization of Convolutional Neural Networks
             with Cutout, 2017.
+        mixup: α; each sample is averaged with another one of its minibatch, see
+            `dptrain.data.mixup`. `Loader` does this after all changes of both samples.
     """
 
     crop: int = 0
@@ -46,6 +51,7 @@ class Augmentation:
     brightness: float = 0.0
     contrast: float = 0.0
     cutout: int = 0
+    mixup: float = 0.0
 
     def __post_init__(self) -> None:
         if self.crop < 0:
@@ -56,6 +62,10 @@ class Augmentation:
             raise UserError(f"augmentation contrast is {self.contrast}; expected 0 to 1")
         if self.cutout < 0:
             raise UserError(f"augmentation cutout is {self.cutout}; expected at least 0 pixels")
+        if not 0.0 <= self.mixup <= MOST_MIXUP:
+            raise UserError(
+                f"augmentation mixup is {self.mixup}; expected 0 to {MOST_MIXUP:g}, usually 0.2"
+            )
 
     def check(self, input_shape: Shape) -> None:
         """Raise `UserError` unless images of this shape can be changed.
@@ -63,6 +73,8 @@ class Augmentation:
         Args:
             input_shape: of the network, (C, H, W) or (F,).
         """
+        if self == Augmentation(mixup=self.mixup):
+            return
         if len(input_shape) != 3:
             raise UserError(
                 f"augmentation changes images, but the network takes vectors {input_shape}; "
@@ -184,7 +196,8 @@ class Augmentation:
 
         The kernel does not hold the interpreter's lock, which the thread that starts steps needs.
         """
-        draws = np.empty((8 if self.recolours or self.cutout else 4, len(samples)))
+        needs_more = self.recolours or self.cutout or self.mixup
+        draws = np.empty((8 if needs_more else 4, len(samples)))
         words = [epoch & _MASK, _STREAM, seed & _MASK, (seed >> 32) & _MASK]
         indices = np.ascontiguousarray(samples, np.int64)
         self._draw(len(indices), indices, np.array(words, np.uint64), draws)

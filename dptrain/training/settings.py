@@ -176,6 +176,11 @@ class Settings:
         "data", 0, "Augmentation: set a square of this side in pixels to 0, around a random pixel "
         "of each training image.", at_least=0,
     )  # fmt: skip
+    mixup: float = _setting(
+        "data", 0.0, "Augmentation: average each training sample with another of its minibatch, "
+        "with random weights from a beta distribution with this parameter, usually 0.2.",
+        at_least=0, at_most=100,
+    )  # fmt: skip
     prefetch: int | None = _setting(
         "data", None, "Minibatches that a thread reads ahead; 0 reads each one when it is needed.",
         otherwise="2; 0 if the data is in memory and every core computes", at_least=0,

@@ -56,6 +56,7 @@ class JobSpec:
     brightness: float
     contrast: float
     cutout: int
+    mixup: float
     prefetch: int
     batch_size: int
     epochs: int
