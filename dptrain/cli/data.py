@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from dptrain.data import Dataset
 
 NETWORKS = {"maps": "solar", "irradiance": "solar", "cifar10": "cifar", "shapes": "resnet20"}
-"""Networks for which data is shown if none is chosen; that of other data is `NETWORK`."""
+"""Networks for which data is shown if none is chosen and `network_for` returns none; that of other
+data is `NETWORK`."""
 NETWORK = "model0"
 
 EXAMPLES = examples(
@@ -164,13 +165,12 @@ def convert(spec: str, network: str | None, output: Path) -> None:
 
 
 def _open(spec: str, network: str | None) -> Dataset:
-    from dptrain.data import network_for_table, open_data
+    from dptrain.data import network_for, open_data
     from dptrain.network.files import get_network
 
     kind = spec.partition(":")[0].partition("?")[0]
-    if network is None and kind == "csv":
-        return open_data(spec, network_for_table(spec))
-    return open_data(spec, get_network(network or NETWORKS.get(kind, NETWORK)))
+    fitting = network_for(spec) if network is None else None
+    return open_data(spec, fitting or get_network(network or NETWORKS.get(kind, NETWORK)))
 
 
 @contextmanager

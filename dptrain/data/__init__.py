@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from dptrain.data.arrays import open_npy, open_npz
 from dptrain.data.augmentation import Augmentation
@@ -13,6 +15,7 @@ from dptrain.data.base import Dataset, Samples
 from dptrain.data.cifar10 import open_cifar10
 from dptrain.data.crop_windows import CropWindowLoader
 from dptrain.data.digits import open_digits
+from dptrain.data.fitting import fitting_network
 from dptrain.data.folder import open_folder
 from dptrain.data.irradiance import open_irradiance
 from dptrain.data.loader import Batch, BatchSource, Loader
@@ -22,7 +25,7 @@ from dptrain.data.shapes import open_shapes
 from dptrain.data.sharding import Sampler
 from dptrain.data.spec import Source, parse
 from dptrain.data.synthetic import open_synthetic
-from dptrain.data.table import linear_network, open_csv, open_maps
+from dptrain.data.table import open_csv, open_maps
 from dptrain.errors import UserError
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
@@ -221,8 +224,15 @@ def open_data(
         preprocessing=preprocessing,
         split=split,
     )
-    try:
+    with _readable(spec):
         return SOURCES[request.name].open(request)
+
+
+@contextmanager
+def _readable(spec: str) -> Iterator[None]:
+    """Raise `UserError` if memory does not suffice, or a file cannot be read."""
+    try:
+        yield
     except MemoryError:
         raise UserError(
             f"data '{spec}' does not fit in memory; use less of it, or npy files, which are "
@@ -230,20 +240,22 @@ def open_data(
         ) from None
     except OSError as error:
         raise UserError(
-            f"{error.filename or request.path} cannot be read: {error.strerror or error}"
+            f"{error.filename or spec} cannot be read: {error.strerror or error}"
         ) from None
 
 
-def network_for_table(spec: str) -> Network:
-    """Return a linear network whose input has the shape of the samples of a table.
+def network_for(spec: str) -> Network | None:
+    """Return a network with the shape of a data set; None if other networks fit it, too.
 
     Args:
-        spec: of kind ``csv``.
+        spec: as for `open_data`.
 
     Raises:
         UserError: as for `open_data`.
     """
-    return linear_network(parse(spec, SOURCES, Network((1,), [Dense(1)]), seed=0))
+    placeholder = Network((1,), [Dense(2)])
+    with _readable(spec):
+        return fitting_network(parse(spec, SOURCES, placeholder, seed=0))
 
 
 __all__ = [
@@ -258,6 +270,6 @@ __all__ = [
     "Preprocessing",
     "Sampler",
     "Samples",
-    "network_for_table",
+    "network_for",
     "open_data",
 ]
