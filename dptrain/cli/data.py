@@ -93,7 +93,7 @@ def check(spec: str, network: str | None) -> int:
     from dptrain.data.inspection import find_problems
 
     dataset = _open(spec, network)
-    count = len(dataset.train) + len(dataset.test)
+    count = sum(map(len, dataset.splits))
     with _progress(count, "samples read") as step:
         problems = find_problems(dataset, step)
     for problem in problems:
@@ -109,7 +109,7 @@ def check(spec: str, network: str | None) -> int:
 @OUTPUT
 @click.option("--samples", type=click.IntRange(1, 1000), metavar="N",
               help="Number of samples.  [default: 50; 8 with augmentation]")  # fmt: skip
-@click.option("--split", type=click.Choice(["training", "test"]), default="training",
+@click.option("--split", type=click.Choice(["training", "test", "validation"]), default="training",
               show_default=True, help="Split that is shown.")  # fmt: skip
 @click.option("--crop", type=int, default=0, metavar="N", help="As in train.")
 @click.option("--flip", is_flag=True, help="As in train.")
@@ -128,6 +128,7 @@ def show(
     from dptrain.data import Augmentation
     from dptrain.data.grid import sample_grid
     from dptrain.data.inspection import splits
+    from dptrain.errors import UserError
     from dptrain.files import writing
 
     dataset = _open(spec, network)
@@ -135,7 +136,10 @@ def show(
     if augmentation == Augmentation():
         augmentation = None
     count = samples or (50 if augmentation is None else 8)
-    grid = sample_grid(dataset, splits(dataset)[split], count, augmentation=augmentation, seed=seed)
+    chosen = splits(dataset).get(split)
+    if chosen is None:
+        raise UserError(f"{dataset.description} has no validation split; choose another --split")
+    grid = sample_grid(dataset, chosen, count, augmentation=augmentation, seed=seed)
     with writing(output, "--output"):
         grid.save(output, format="PNG")
     click.echo(f"written: {output}")
