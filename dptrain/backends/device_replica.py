@@ -83,7 +83,7 @@ class DeviceReplica(CropWindowReplica, ABC):
             x: (n, C, H, W) or (n, F); with `crop_windows`, 8-bit images of which the inputs are
                 parts, or None for the cached images.
             y, samples, global_count, step, training, stop: see `Replica.load`.
-            crop_windows, recolourings: (n, 4) and (n, 2), parts of images; None for the
+            crop_windows, recolourings: (n, 4) or (n, 8), and (n, 2), parts of images; None for the
                 second keeps the colours.
             learning_rate: of the step's update, if `enqueue_update` makes it before the host reads
                 the loss. The minibatch is then not unpacked after a step whose loss is not finite,

@@ -6,7 +6,7 @@ A replica owns the memory of a plan and the stages that a backend has bound to i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -682,6 +682,23 @@ class Replica:
         network = self.plan.network
         return sample_losses(network.loss, self.forward(x), checked_targets(network, y))
 
+    def group_outputs(self, x: NDArray[np.float32]) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Compute outputs without dropout, and yield those of each group of layers.
+
+        Args:
+            x: (n, C, H, W) or (n, F), n at most the plan's batch size.
+
+        Yields:
+            The name of a group and its output, (n, …) in the order of the backend's memory.
+        """
+        self.load(x, None, training=False)
+        outputs = {group.name: group.tail.name for group in self.plan.groups}
+        for stage, kernel in self.stages:
+            if stage.phase is Phase.FORWARD:
+                kernel(self.context)
+                view = self._views[self.plan.resolve(outputs[stage.group])][: len(x)]
+                yield stage.group, as_numbers(self.memory.download(view))
+
     def first_non_finite(self) -> str | None:
         """Run forward again and name the first value that is not finite.
 
@@ -742,6 +759,8 @@ class CropWindowReplica(Replica, ABC):
     A part is described by a crop window, int64 (4,): index of the image, first row and first column
     (outside of the image are zeros), and 1 if it is mirrored; and by a recolouring, float32 (2,):
     factor of the distances from the mean of each channel, and the number that is added afterwards.
+    Crop windows may have four more numbers: first row, first column, and the row and the column
+    after the last ones of a part of the input that becomes 0 in the end.
 
     Class attributes:
         resizes_images: True if `PixelFormat.size` is supported. Rows and columns of crop windows

@@ -16,8 +16,9 @@ from dptrain.cli.options import GroupedCommand
 if TYPE_CHECKING:
     from dptrain.data import Dataset
 
-NETWORKS = {"csv": "mlp-8", "irradiance": "solar", "cifar10": "cifar", "shapes": "resnet20"}
-"""Networks for which data is shown if none is chosen; that of other data is `NETWORK`."""
+NETWORKS = {"maps": "solar", "irradiance": "solar", "cifar10": "cifar", "shapes": "resnet20"}
+"""Networks for which data is shown if none is chosen and `network_for` returns none; that of other
+data is `NETWORK`."""
 NETWORK = "model0"
 
 EXAMPLES = examples(
@@ -92,7 +93,7 @@ def check(spec: str, network: str | None) -> int:
     from dptrain.data.inspection import find_problems
 
     dataset = _open(spec, network)
-    count = len(dataset.train) + len(dataset.test)
+    count = sum(map(len, dataset.splits))
     with _progress(count, "samples read") as step:
         problems = find_problems(dataset, step)
     for problem in problems:
@@ -108,16 +109,17 @@ def check(spec: str, network: str | None) -> int:
 @OUTPUT
 @click.option("--samples", type=click.IntRange(1, 1000), metavar="N",
               help="Number of samples.  [default: 50; 8 with augmentation]")  # fmt: skip
-@click.option("--split", type=click.Choice(["training", "test"]), default="training",
+@click.option("--split", type=click.Choice(["training", "test", "validation"]), default="training",
               show_default=True, help="Split that is shown.")  # fmt: skip
 @click.option("--crop", type=int, default=0, metavar="N", help="As in train.")
 @click.option("--flip", is_flag=True, help="As in train.")
 @click.option("--brightness", type=float, default=0.0, metavar="X", help="As in train.")
 @click.option("--contrast", type=float, default=0.0, metavar="X", help="As in train.")
+@click.option("--cutout", type=int, default=0, metavar="N", help="As in train.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="As in train.")
 def show(
     spec: str, network: str | None, output: Path, samples: int | None, split: str, crop: int,
-    flip: bool, brightness: float, contrast: float, seed: int,
+    flip: bool, brightness: float, contrast: float, cutout: int, seed: int,
 ) -> None:  # fmt: skip
     """Write a grid of samples as the network sees them, with their classes or values.
 
@@ -126,14 +128,18 @@ def show(
     from dptrain.data import Augmentation
     from dptrain.data.grid import sample_grid
     from dptrain.data.inspection import splits
+    from dptrain.errors import UserError
     from dptrain.files import writing
 
     dataset = _open(spec, network)
-    augmentation = None
-    if crop or flip or brightness or contrast:
-        augmentation = Augmentation(crop, flip, brightness, contrast)
+    augmentation: Augmentation | None = Augmentation(crop, flip, brightness, contrast, cutout)
+    if augmentation == Augmentation():
+        augmentation = None
     count = samples or (50 if augmentation is None else 8)
-    grid = sample_grid(dataset, splits(dataset)[split], count, augmentation=augmentation, seed=seed)
+    chosen = splits(dataset).get(split)
+    if chosen is None:
+        raise UserError(f"{dataset.description} has no validation split; choose another --split")
+    grid = sample_grid(dataset, chosen, count, augmentation=augmentation, seed=seed)
     with writing(output, "--output"):
         grid.save(output, format="PNG")
     click.echo(f"written: {output}")
@@ -163,11 +169,12 @@ def convert(spec: str, network: str | None, output: Path) -> None:
 
 
 def _open(spec: str, network: str | None) -> Dataset:
-    from dptrain.data import open_data
+    from dptrain.data import network_for, open_data
     from dptrain.network.files import get_network
 
     kind = spec.partition(":")[0].partition("?")[0]
-    return open_data(spec, get_network(network or NETWORKS.get(kind, NETWORK)))
+    fitting = network_for(spec) if network is None else None
+    return open_data(spec, fitting or get_network(network or NETWORKS.get(kind, NETWORK)))
 
 
 @contextmanager

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from dptrain.data.arrays import open_npy, open_npz
 from dptrain.data.augmentation import Augmentation
@@ -13,6 +15,7 @@ from dptrain.data.base import Dataset, Samples
 from dptrain.data.cifar10 import open_cifar10
 from dptrain.data.crop_windows import CropWindowLoader
 from dptrain.data.digits import open_digits
+from dptrain.data.fitting import fitting_network
 from dptrain.data.folder import open_folder
 from dptrain.data.irradiance import open_irradiance
 from dptrain.data.loader import Batch, BatchSource, Loader
@@ -22,8 +25,9 @@ from dptrain.data.shapes import open_shapes
 from dptrain.data.sharding import Sampler
 from dptrain.data.spec import Source, parse
 from dptrain.data.synthetic import open_synthetic
-from dptrain.data.table import open_csv
+from dptrain.data.table import open_csv, open_maps
 from dptrain.errors import UserError
+from dptrain.network.layers import Dense
 from dptrain.network.network import Network
 
 _FIT = {"fit": "resize|crop"}
@@ -92,13 +96,45 @@ SOURCES: dict[str, Source] = {
         "predict a column ROWS ahead from other numeric columns of a table",
         "csv:field.csv?target=roof&horizon=10",
         "FILE",
-        {"target": "COLUMN", "horizon": "ROWS", "columns": "A,B,…"},
+        {
+            "target": "COLUMN",
+            "horizon": "ROWS",
+            "columns": "A,B,…",
+            "lags": "0,1,…",
+            "window": "ROWS",
+        },
         ("target",),
         details=(
             "The first line contains the column names. target= names the predicted column;",
             "horizon= is the number of rows from inputs to target (default 0: the same row);",
             "columns= names the inputs (default: all numeric columns except the target; *: all).",
+            "lags=0,1,5 takes these columns from the same row and from 1 and 5 rows before;",
+            "window=N from the last N rows, the same as lags=0,1,…,N-1. With L rows of F columns,",
+            "a network with an input of (L·F,) receives the rows one after the other, the oldest",
+            "first, (1, L, F) a map with time on the vertical axis, (F, 1, L) a channel for each",
+            "column. No row of a training sample is in a test sample.",
             "Inputs are standardised. The last fifth of the rows is the test split.",
+        ),
+    ),
+    "maps": Source(
+        open_maps,
+        "a table like csv whose columns are sensors, interpolated to maps such as solar's",
+        "maps:field.csv,sensors.csv?target=roof&horizon=10",
+        "TABLE.csv,POSITIONS.csv",
+        {
+            "target": "COLUMN",
+            "horizon": "ROWS",
+            "columns": "A,B,…",
+            "lags": "0,1,…",
+            "window": "ROWS",
+        },
+        ("target",),
+        details=(
+            "POSITIONS.csv has a line for each sensor: sensor,x,y (any unit of length), or sensor,",
+            "longitude,latitude. The inputs are all sensors with a position, or those of columns=.",
+            "A row becomes a map of the network's size that covers the sensors; the weights of",
+            "sensors are inversely proportional to squared distances. With lags= or window=, each",
+            "row is a channel: (L, H, W). Other options are those of csv.",
         ),
     ),
     "synthetic": Source(
@@ -188,8 +224,15 @@ def open_data(
         preprocessing=preprocessing,
         split=split,
     )
-    try:
+    with _readable(spec):
         return SOURCES[request.name].open(request)
+
+
+@contextmanager
+def _readable(spec: str) -> Iterator[None]:
+    """Raise `UserError` if memory does not suffice, or a file cannot be read."""
+    try:
+        yield
     except MemoryError:
         raise UserError(
             f"data '{spec}' does not fit in memory; use less of it, or npy files, which are "
@@ -197,8 +240,22 @@ def open_data(
         ) from None
     except OSError as error:
         raise UserError(
-            f"{error.filename or request.path} cannot be read: {error.strerror or error}"
+            f"{error.filename or spec} cannot be read: {error.strerror or error}"
         ) from None
+
+
+def network_for(spec: str) -> Network | None:
+    """Return a network with the shape of a data set; None if other networks fit it, too.
+
+    Args:
+        spec: as for `open_data`.
+
+    Raises:
+        UserError: as for `open_data`.
+    """
+    placeholder = Network((1,), [Dense(2)])
+    with _readable(spec):
+        return fitting_network(parse(spec, SOURCES, placeholder, seed=0))
 
 
 __all__ = [
@@ -213,5 +270,6 @@ __all__ = [
     "Preprocessing",
     "Sampler",
     "Samples",
+    "network_for",
     "open_data",
 ]

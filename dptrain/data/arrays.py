@@ -71,6 +71,18 @@ def open_npy(request: Request) -> Dataset:
     return dataset_of_pairs(request, pairs, names[0], both=" and ".join(names), lazy=True)
 
 
+def training_pair(request: Request) -> Pair:
+    """Return inputs and targets of the training split, or of all samples, as they are stored."""
+    if request.name == "npz":
+        path = request.existing("file")
+        return next(iter(_read_npz(path).values()))
+    folder, names = Path(request.path), request.path.split(",")
+    if folder.is_dir():
+        names = [str(folder / f"{name}.npy") for name in SPLIT_NAMES[:2]]
+    x, y = (map_npy(existing(Path(name), "file")) for name in (names * 2)[:2])
+    return x, np.asarray(y)
+
+
 def _open_folder(request: Request, folder: Path) -> Dataset:
     """Open a folder with files of the arrays, as `dptrain data convert` writes it."""
     more = (f"{kind}{ending}" for ending in VALIDATION_ENDINGS for kind in "xy")

@@ -16,6 +16,9 @@ from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 _MASK = 0xFFFFFFFF
+MOST_MIXUP = 100.0
+"""Largest α of mixup, with which nearly all weights are one half."""
+
 _STREAM = 0xFFFFFFFF
 """Part of the Philox counter in which dropout has the index of a layer; no layer has this one."""
 
@@ -35,12 +38,20 @@ class Augmentation:
         brightness: b adds a number from [−b, b] to all pixels; pixels range from −1 to 1.
         contrast: c multiplies distances from the mean of each channel by a factor from
             [1 − c, 1 + c].
+        cutout: side in pixels of a square that is set to 0 in each image, after all other changes.
+            Its centre is a random pixel, and the part outside of the image is left out. Source:
+            T. DeVries and G. W. Taylor, Improved Regularization of Convolutional Neural Networks
+            with Cutout, 2017.
+        mixup: α; each sample is averaged with another one of its minibatch, see
+            `dptrain.data.mixup`. `Loader` does this after all changes of both samples.
     """
 
     crop: int = 0
     flip: bool = False
     brightness: float = 0.0
     contrast: float = 0.0
+    cutout: int = 0
+    mixup: float = 0.0
 
     def __post_init__(self) -> None:
         if self.crop < 0:
@@ -49,6 +60,12 @@ class Augmentation:
             raise UserError(f"augmentation brightness is {self.brightness}; expected at least 0")
         if not 0.0 <= self.contrast <= 1.0:
             raise UserError(f"augmentation contrast is {self.contrast}; expected 0 to 1")
+        if self.cutout < 0:
+            raise UserError(f"augmentation cutout is {self.cutout}; expected at least 0 pixels")
+        if not 0.0 <= self.mixup <= MOST_MIXUP:
+            raise UserError(
+                f"augmentation mixup is {self.mixup}; expected 0 to {MOST_MIXUP:g}, usually 0.2"
+            )
 
     def check(self, input_shape: Shape) -> None:
         """Raise `UserError` unless images of this shape can be changed.
@@ -56,10 +73,12 @@ class Augmentation:
         Args:
             input_shape: of the network, (C, H, W) or (F,).
         """
+        if self == Augmentation(mixup=self.mixup):
+            return
         if len(input_shape) != 3:
             raise UserError(
                 f"augmentation changes images, but the network takes vectors {input_shape}; "
-                "remove crop, flip, brightness and contrast"
+                "remove crop, flip, brightness, contrast and cutout"
             )
         smaller = min(input_shape[1:])
         if self.crop >= smaller:
@@ -67,6 +86,12 @@ class Augmentation:
                 f"augmentation crop is {self.crop} pixels, but the network's input has "
                 f"{input_shape[1]}×{input_shape[2]}; expected at most {smaller - 1}, usually an "
                 "eighth of the size"
+            )
+        if self.cutout >= 2 * smaller:
+            raise UserError(
+                f"augmentation cutout is {self.cutout} pixels, but the network's input has "
+                f"{input_shape[1]}×{input_shape[2]}; expected at most {2 * smaller - 1}, usually "
+                "half of the size"
             )
 
     def apply(
@@ -121,8 +146,12 @@ class Augmentation:
             assert source is not None
             windows = self.crop_windows(x.shape[1:], draws, source.shape[1:], rows)
             self._shift(len(x), source, windows, x)
-        if not self.recolours:
-            return
+        if self.recolours:
+            self._recolour(x, draws)
+        if self.cutout:
+            self._erase(len(x), self.cutouts(x.shape[1:], draws), x)
+
+    def _recolour(self, x: NDArray[np.float32], draws: NDArray[np.float64]) -> None:
         # A sum in double precision is the same in any order, up to rarely one unit in the last
         # place of the mean.
         mean = x.mean(axis=(2, 3), keepdims=True, dtype=np.float64).astype(np.float32)
@@ -145,12 +174,30 @@ class Augmentation:
         added = self.brightness * (2.0 * draws[3] - 1.0)
         return np.stack([factor, added], axis=1).astype(np.float32)
 
+    def cutouts(self, input_shape: Shape, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the part of each input that is set to 0.
+
+        Args:
+            input_shape: (C, H, W).
+            draws: (8, n), from `draw`.
+
+        Returns:
+            int64 (n, 4): first row, first column, and the row and the column after the last ones.
+        """
+        found = np.empty((draws.shape[1], 4), np.int64)
+        for axis, length in enumerate(input_shape[1:]):
+            first = (draws[5 + axis] * length).astype(np.int64) - self.cutout // 2
+            found[:, axis] = np.maximum(first, 0)
+            found[:, 2 + axis] = np.minimum(first + self.cutout, length)
+        return found
+
     def draw(self, seed: int, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return random numbers in [0, 1): float64 (8, n), or the first four rows if colours stay.
+        """Return random numbers in [0, 1): float64 (8, n), or the first four rows if they suffice.
 
         The kernel does not hold the interpreter's lock, which the thread that starts steps needs.
         """
-        draws = np.empty((8 if self.recolours else 4, len(samples)))
+        needs_more = self.recolours or self.cutout or self.mixup
+        draws = np.empty((8 if needs_more else 4, len(samples)))
         words = [epoch & _MASK, _STREAM, seed & _MASK, (seed >> 32) & _MASK]
         indices = np.ascontiguousarray(samples, np.int64)
         self._draw(len(indices), indices, np.array(words, np.uint64), draws)
@@ -173,13 +220,16 @@ class Augmentation:
 
         Returns:
             int64 (n, 4): index of the image, row and column in it at which the window begins, which
-            may be outside, and 1 if the window is mirrored.
+            may be outside, and 1 if the window is mirrored. With `cutout` int64 (n, 8): in
+            addition, the part of the input that is set to 0, as `cutouts` returns it.
         """
         windows = centred_windows(input_shape, image_shape, rows)
         for axis in (0, 1):
             windows[:, 1 + axis] += (draws[axis] * (2 * self.crop + 1)).astype(np.int64) - self.crop
         windows[:, 3] = (draws[2] < 0.5) & self.flip
-        return windows
+        if not self.cutout:
+            return windows
+        return np.concatenate([windows, self.cutouts(input_shape, draws)], axis=1)
 
     @cached_property
     def _draw(self) -> Callable[..., None]:
@@ -195,6 +245,14 @@ class Augmentation:
 
         maps = np.zeros((0, 0, 0, 0), np.float32)
         return _bind(shift, (maps, np.zeros((0, 4), np.int64), maps))
+
+    @cached_property
+    def _erase(self) -> Callable[..., None]:
+        """Kernel; its arguments are the number of items, `cutouts` and `x`."""
+        from dptrain.backends.numba.shifts import erase
+
+        maps = np.zeros((0, 0, 0, 0), np.float32)
+        return _bind(erase, (np.zeros((0, 4), np.int64), maps))
 
 
 def _bind(kernel: Any, examples: tuple[NDArray[Any], ...]) -> Callable[..., None]:

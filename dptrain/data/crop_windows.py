@@ -148,7 +148,7 @@ class CropWindowLoader(BatchSource):
                     global_count,
                     mine,
                     targets[span].reshape(*mine.shape, *self._target_shape),
-                    windows[span].reshape(*mine.shape, 4),
+                    windows[span].reshape(*mine.shape, windows.shape[1]),
                     None if recolourings is None else recolourings[span].reshape(*mine.shape, 2),
                 )
             )

@@ -22,6 +22,8 @@ from dptrain.data.folder import SUFFIXES, check_takes_images, is_image, printabl
 from dptrain.data.images import Adapter
 from dptrain.data.layout import channels_first
 from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.rows import RowSamples
+from dptrain.data.stored import StoredInputs
 from dptrain.data.table import check_takes_tables, read_columns, read_targets
 from dptrain.errors import UserError
 
@@ -47,19 +49,21 @@ class RawInputs:
 
 @dataclass(frozen=True, repr=False)
 class ArrayInputs(Samples):
-    """Rows of an array, in memory or memory-mapped."""
+    """Rows of an array, in memory or memory-mapped, from row `first` on."""
 
-    inputs: NDArray[Any]
+    inputs: StoredInputs
     adapter: Adapter
     preprocessing: Preprocessing
     where: str
+    first: int = 0
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return self.inputs.shape[0] - self.first
 
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
-        self.adapter(self.inputs[indices], x)
-        self.preprocessing.check_values(x, indices, self.where)
+        rows = indices + self.first
+        self.adapter(self.inputs[rows], x)
+        self.preprocessing.check_values(x, rows, self.where)
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,23 +116,43 @@ def _open_array(source: Path, preprocessing: Preprocessing) -> RawInputs:
     targets: list[str] | None = None
     if suffix == ".csv":
         check_takes_tables(preprocessing, where)
-        array: NDArray[Any] = read_columns(source, preprocessing.columns)
-        targets = read_targets(source, preprocessing.target, preprocessing.horizon)
-    elif suffix in (".npy", ".npz"):
+        return _open_table(source, preprocessing)
+    if suffix in (".npy", ".npz"):
         stored, y = (map_npy(source), None) if suffix == ".npy" else _read_npz(source)
         targets = None if y is None else _target_texts(y, len(stored), preprocessing)
         expected = preprocessing.stored_shape or preprocessing.input_shape
-        array = channels_first(stored, where, expected)
+        array: NDArray[Any] = channels_first(stored, where, expected)
     else:
         raise UserError(
             f"{source} has the type '{suffix or 'none'}', which dptrain cannot read; {EXPECTED}"
         )
     preprocessing.check(array.shape[1:], array.dtype, where)
     if preprocessing.kind == "table":
-        array = preprocessing.standardise(array)
+        array = preprocessing.rows.arrange(preprocessing.standardise(array))
     adapter = preprocessing.adapter(array.shape[1:], array.dtype)
     names = tuple(str(row) for row in range(len(array)))
     return RawInputs(ArrayInputs(array, adapter, preprocessing, where), names, targets)
+
+
+def _open_table(source: Path, preprocessing: Preprocessing) -> RawInputs:
+    """Open the rows of a table that have a complete sample."""
+    where, layout = str(source), preprocessing.rows
+    check_takes_tables(preprocessing, where)
+    table = preprocessing.standardise(read_columns(source, preprocessing.columns))
+    targets = read_targets(source, preprocessing.target, preprocessing.horizon)
+    if len(table) <= layout.depth:
+        raise UserError(
+            f"{where} has {len(table)} rows; expected at least {layout.depth + 1}, because a "
+            f"sample is {layout}"
+        )
+    inputs = table if layout.is_plain else RowSamples(table, layout)
+    rows = np.arange(layout.depth, len(table), dtype=np.int64)
+    adapter = preprocessing.adapter(tuple(inputs.shape[1:]), inputs.dtype)
+    return RawInputs(
+        ArrayInputs(inputs, adapter, preprocessing, where, layout.depth),
+        tuple(map(str, rows)),
+        None if targets is None else targets[layout.depth :],
+    )
 
 
 def _open_images(source: Path, preprocessing: Preprocessing) -> RawInputs:

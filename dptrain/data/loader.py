@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dptrain.backends.pixels import INPUTS
 from dptrain.data.augmentation import Augmentation, centred_windows
 from dptrain.data.base import Samples
+from dptrain.data.mixup import SHIFT, mix, partner_weights
 from dptrain.data.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.input_times import InputTimes
@@ -74,8 +75,9 @@ class Batch(NamedTuple):
         y: int32 (n,) or float32 (n, F).
         samples: int64 (n,), indices into the training split.
         global_count: samples of the whole minibatch, all ranks together.
-        crop_windows: int64 (n, 4), the part of an image of `x`, or of a cached image, that each
-            input is, as `Augmentation.crop_windows` returns it; None if `x` contains the inputs.
+        crop_windows: int64 (n, 4) or (n, 8), the part of an image of `x`, or of a cached image,
+            that each input is, as `Augmentation.crop_windows` returns it; None if `x` contains the
+            inputs.
         recolourings: float32 (n, 2), how the colours of crop windows change, as
             `Augmentation.recolourings` returns it; None if they stay.
     """
@@ -191,6 +193,13 @@ class Loader(BatchSource):
         self._image_shape = samples.pixels.converted_shape(x_shape) if keeps_pixels else x_shape
         self._steps_per_draw = max(SAMPLES_PER_DRAW // max(rows, 1), 1)
         self._staged = self._make_staged(0 if keeps_pixels else rows, input_shape)
+        self._mixes = augmentation is not None and augmentation.mixup > 0.0
+        assert not (self._mixes and keeps_pixels)
+        partners = rows if self._mixes else 0
+        self._partners = _Buffers(
+            np.zeros((partners, *input_shape), np.float32),
+            np.zeros((partners, *target_shape), np.float32 if target_shape else np.int32),
+        )
         self._free: SimpleQueue[_Buffers] = SimpleQueue()
         for _ in range(max(2 * depth, 1)):
             y = np.zeros((rows, *target_shape), np.float32 if target_shape else np.int32)
@@ -280,10 +289,12 @@ class Loader(BatchSource):
         """Read the batches of steps of an epoch, until the loader is closed."""
         begin = perf_counter_ns()
         shards = list(self._sampler.shards(order, steps))
-        draws, windows, recolourings, drawn = None, None, None, 0
-        if self._augmentation is not None:
-            samples = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
-            draws = self._augmentation.draw(self._sampler.seed, epoch, samples)
+        draws, windows, recolourings, drawn = self._draw(epoch, shards), None, None, 0
+        partners, partner_draws = np.zeros(0, np.int64), None
+        if self._mixes:
+            others = list(self._sampler.shards(order, steps, shift=SHIFT))
+            partners = np.concatenate([mine.reshape(-1) for _, _, mine in others])
+            partner_draws = self._draw(epoch, others)
         if self._keeps_pixels:
             windows, recolourings = self._window_changes([mine for _, _, mine in shards], draws)
         self._times.add_assembling(begin)
@@ -301,11 +312,42 @@ class Loader(BatchSource):
                     changes = windows[span], None if recolourings is None else recolourings[span]
                 else:
                     self._read(samples, x, y, None if draws is None else draws[:, span])
+                    if draws is not None and partner_draws is not None:
+                        own = draws[:, span]
+                        self._mix(partners[span], x, y, own, partner_draws[:, span])
                 if self._counts_at_start is not None:
                     # The first minibatch opens files, and it may compile a kernel.
                     self._times.reset(self._counts_at_start)
                     self._counts_at_start = None
                 yield Batch(step, epoch, x, y, samples, global_count, *changes), buffers
+
+    def _draw(
+        self, epoch: int, shards: list[tuple[range, int, NDArray[np.int64]]]
+    ) -> NDArray[np.float64] | None:
+        """Return the random numbers of the samples of `Sampler.shards`; None if none are needed."""
+        if self._augmentation is None:
+            return None
+        samples = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
+        return self._augmentation.draw(self._sampler.seed, epoch, samples)
+
+    def _mix(
+        self,
+        partners: NDArray[np.int64],
+        x: NDArray[np.float32],
+        y: NDArray[Any],
+        draws: NDArray[np.float64],
+        partner_draws: NDArray[np.float64],
+    ) -> None:
+        """Average samples with their partners, which are read and changed as samples are."""
+        if not len(partners):
+            return
+        assert self._augmentation is not None
+        others = _Buffers(*(part[: len(partners)] for part in self._partners))
+        self._read(partners, others.x, others.y, partner_draws)
+        self._times.batches -= 1  # Both reads are of one minibatch.
+        alpha, mixes_targets = self._augmentation.mixup, y.dtype == np.float32
+        weights = partner_weights(draws[7], alpha, mixes_targets=mixes_targets)
+        mix(x, y, *others, weights)
 
     def _window_changes(
         self, shards: list[NDArray[np.int64]], draws: NDArray[np.float64] | None

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dptrain.data.images import Adapter
 from dptrain.data.layout import channels_first
+from dptrain.data.rows import RowLayout
 from dptrain.errors import UserError, suggest
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
@@ -52,6 +53,8 @@ class Preprocessing:
         mean, deviation: of the training rows, one number for each column.
         target: name of the predicted column; "" if there is none.
         horizon: rows from the inputs to the predicted value.
+        lags: rows of a table's sample, as `RowLayout.lags`; () if a sample is one row.
+        positions: of the sensors that the columns are, as `RowLayout.positions`; () without maps.
         target_scale, target_offset: a predicted number p means p * target_scale + target_offset.
         classes: names of the classes, in the order of the labels; None for values.
         source: the data set that the network was trained on, for messages; it takes no part in
@@ -79,6 +82,8 @@ class Preprocessing:
     deviation: tuple[float, ...] = ()
     target: str = ""
     horizon: int = 0
+    lags: tuple[int, ...] = ()
+    positions: tuple[float, ...] = ()
     target_scale: float = 1.0
     target_offset: float = 0.0
     classes: tuple[str, ...] | None = None
@@ -106,6 +111,8 @@ class Preprocessing:
             UserError: a key is missing or unknown, or a value has the wrong type.
         """
         names = [field.name for field in dataclasses.fields(cls)]
+        if isinstance(values, Mapping):  # Models without lags and maps may lack the keys.
+            values = {"lags": [], "positions": [], **values}
         if not isinstance(values, Mapping) or set(values) != set(names):
             found = ", ".join(map(str, values)) if isinstance(values, Mapping) else repr(values)
             raise UserError(f"{where} has the keys {found}; expected {', '.join(names)}")
@@ -117,6 +124,11 @@ class Preprocessing:
                 f"{where} has {len(result.columns)} columns, {len(result.mean)} means and "
                 f"{len(result.deviation)} deviations for data of kind {result.kind}; expected "
                 "equal numbers, and at least one column for a table only"
+            )
+        if len(result.positions) not in (0, 2 * len(result.columns)):
+            raise UserError(
+                f"{where} has {len(result.positions)} coordinates of sensors; expected two for "
+                f"each of the {len(result.columns)} columns, or none"
             )
         return result
 
@@ -150,6 +162,8 @@ class Preprocessing:
         )
         if self.kind == "table":
             parts = [f"{len(self.columns)} columns, standardised: {_shortened(self.columns)}"]
+            if not self.rows.is_plain:
+                parts.append(f"a sample is {self.rows}")
             if self.target:
                 parts.append(f"target {self.target}, {self.horizon} rows ahead")
         else:
@@ -192,7 +206,8 @@ class Preprocessing:
             dtype: of the raw numbers.
             where: name of the raw data, for messages.
         """
-        grey = self.stored_shape is not None and len(self.stored_shape) == 3 and self.is_grey
+        stored = self.stored_shape if self.kind == "image" else None
+        grey = stored is not None and self.is_grey
         if grey and len(shape) == 3 and shape[0] == 3:
             raise UserError(
                 f"{where} has colours, but the network was trained on the grey images of "
@@ -203,12 +218,14 @@ class Preprocessing:
                 f"{where} has 8-bit pixels, but the network was trained on the {self.stored_dtype} "
                 f"numbers of {self.trained_on}; convert them as those were converted"
             )
-        if self.columns and shape != (len(self.columns),):
+        if self.columns and shape not in (self.rows.stored_shape, self.input_shape):
+            rows = "" if self.rows.is_plain else f", with {self.rows}"
             raise UserError(
                 f"{where} has samples of shape {shape}, but the network was trained on "
-                f"{len(self.columns)} columns: {', '.join(self.columns)}"
+                f"{len(self.columns)} columns: {', '.join(self.columns)}{rows}"
             )
-        self.adapter(shape, dtype).check(where)
+        is_arranged = self.kind == "table" and not self.rows.is_plain
+        self.adapter(self.input_shape if is_arranged else shape, dtype).check(where)
 
     def check_values(
         self, x: NDArray[np.float32], names: Sequence[object] | NDArray[Any], where: str
@@ -232,8 +249,13 @@ class Preprocessing:
                 "these values, or floats from -1 to 1"
             )
 
+    @property
+    def rows(self) -> RowLayout:
+        """How rows of a table become samples."""
+        return RowLayout(len(self.columns), self.lags, self.input_shape, self.positions)
+
     def standardise(self, rows: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the network's inputs for rows of the input columns, (n, F)."""
+        """Return standardised numbers for rows of the input columns, (n, F) or (n, 1, L, F)."""
         # Numbers beyond float32 become infinite; the reader refuses them with the sample's number.
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = np.array(self.mean), np.array(self.deviation)
@@ -246,7 +268,9 @@ class Preprocessing:
             raw: images (n, H, W), (n, H, W, C) or (n, C, H, W); rows (n, F); a single sample
                 without the first axis if it has the shape of the training data; a sequence of
                 images (arrays or PIL images) of different sizes; for tables also a mapping from
-                column name to column, such as a dict of arrays or a pandas DataFrame.
+                column name to column, such as a dict of arrays or a pandas DataFrame. For a
+                network with lags, n consecutive rows have n samples less the largest lag, and
+                samples may be given as (n, L, F), too.
 
         Returns:
             float32 (n, C, H, W) or (n, F).
@@ -256,9 +280,9 @@ class Preprocessing:
         """
         where = "the input"
         if self.kind == "table":
-            array = _rows_of(raw, self.columns, where)
+            array = self._samples_of(_rows_of(raw, self.columns, where), where)
             self.check(array.shape[1:], array.dtype, where)
-            x = self.standardise(array)
+            x = self.rows.arrange(self.standardise(array))
             self.check_values(x, range(len(x)), where)
             return x
         if isinstance(raw, Sequence) and not isinstance(raw, str):
@@ -275,6 +299,20 @@ class Preprocessing:
         self.adapter(array.shape[1:], array.dtype)(array, x)
         self.check_values(x, range(len(x)), where)
         return x
+
+    def _samples_of(self, rows: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+        """Return the samples of consecutive rows, or samples that the user has put together."""
+        layout = self.rows
+        if layout.lags and rows.ndim == 3:
+            return rows[:, None]
+        if layout.lags and rows.ndim == 2 and rows.shape[1] == layout.num_columns:
+            if len(rows) <= layout.depth:
+                raise UserError(
+                    f"{where} has {len(rows)} rows; expected at least {layout.depth + 1}, because "
+                    f"a sample is {layout}"
+                )
+            return layout.samples_of(rows)
+        return rows
 
     def _is_single(self, shape: Shape) -> bool:
         """Return True if an array of this shape is one sample without the first axis."""
@@ -367,9 +405,12 @@ def _checked(name: str, value: Any, where: str) -> Any:
         if name == "stored_shape" and value is None:
             return None
         fine = _is_list(value, int) and len(value) in (1, 3) and min(value) > 0
-    elif name in ("mean", "deviation"):
+    elif name in ("mean", "deviation", "positions"):
         fine = _is_list(value, (int, float)) and all(map(math.isfinite, value))
-        fine = fine and (name == "mean" or all(number > 0 for number in value))
+        fine = fine and (name != "deviation" or all(number > 0 for number in value))
+    elif name == "lags":
+        fine = _is_list(value, int) and list(value) == sorted(set(value), reverse=True)
+        fine = fine and min(value, default=0) >= 0
     elif name in ("columns", "classes"):
         if name == "classes" and value is None:
             return None

@@ -150,13 +150,15 @@ class Sampler:
             first = stop
 
     def shards(
-        self, order: NDArray[np.int64], steps: range
+        self, order: NDArray[np.int64], steps: range, *, shift: int = 0
     ) -> Iterator[tuple[range, int, NDArray[np.int64]]]:
         """Yield this rank's samples in steps of one epoch, grouped by the size of the minibatch.
 
         Args:
             order: of the epoch.
             steps: consecutive steps of the epoch.
+            shift: k; instead of each sample, the one that is k places later in its minibatch, which
+                begins again at its end.
 
         Yields:
             Steps with minibatches of equal size, this size, and the samples, int64 (steps, n).
@@ -171,5 +173,7 @@ class Sampler:
             span = minibatch_span(len(order), self.batch_size, part.start)
             count = span.stop - span.start
             minibatches = order[span.start :][: len(part) * count].reshape(len(part), count)
+            if shift:
+                minibatches = np.roll(minibatches, -shift, axis=1)
             mine = minibatches[:, self.span(count)]
             yield part, count, np.ascontiguousarray(mine)

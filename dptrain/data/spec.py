@@ -151,7 +151,7 @@ def absolute(spec: str, base: Path | None = None) -> str:
     name, _, path = front.partition(":")
     if not path:
         return spec
-    parts = path.split(",") if name == "npy" else [path]
+    parts = path.split(",") if name in ("npy", "maps") else [path]
     base = base or Path()
     path = ",".join(str((base / _expand_home(part)).absolute()) for part in parts)
     return f"{name}:{path}{question}{tail}"

@@ -1,4 +1,4 @@
-"""Tables: predict a column some rows ahead from the columns of one row."""
+"""Tables: predict a column some rows ahead from the columns of a row and of earlier rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 
 from dptrain.data.assembly import RawSplit, class_names, make_dataset
 from dptrain.data.base import Dataset
+from dptrain.data.lags import lags_of
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.spec import Request
+from dptrain.data.rows import RowLayout, RowSamples
+from dptrain.data.sensor_maps import positions_of, read_positions
+from dptrain.data.spec import Request, existing
 from dptrain.errors import UserError, shown, suggest
+from dptrain.network.layers import Dense
+from dptrain.network.losses import MeanSquaredError
+from dptrain.network.network import Network
 
 Choose = Callable[["Header", list[str]], tuple[str, ...]]
 """Function from the column names and the first row to the names of the columns to read."""
@@ -58,53 +64,109 @@ def open_csv(request: Request) -> Dataset:
 
     Sample i is row i; its target is column ``target`` in row i + ``horizon``. The inputs are the
     columns named in ``columns=A,B``, or all numeric columns except the target; ``columns=*`` is all
-    numeric columns with the target. The first four fifths of the rows are for training, the others
-    for the test, and no training target is in the test rows. Inputs are standardised, column by
-    column, by the mean and the standard deviation of the training rows.
+    numeric columns with the target. With ``lags=0,1,5`` the inputs are those columns in rows i,
+    i − 1 and i − 5, and with ``window=N`` in the last N rows; see `RowLayout`. The first four
+    fifths of the rows are for training, the others for the test. No row of a training sample, nor
+    of its target, belongs to a test sample. Inputs are standardised, column by column, by the mean
+    and the standard deviation of the training rows.
 
-    With saved preprocessing (evaluation), target, horizon, columns, mean and deviation are the
-    model's own.
+    With saved preprocessing (evaluation), target, horizon, columns, lags, mean and deviation are
+    the model's own.
     """
-    path, saved = request.existing("file"), request.preprocessing
+    return _open_table(request, request.existing("file"), None)
+
+
+def open_maps(request: Request) -> Dataset:
+    """Open a CSV file as `open_csv` does, with the columns of sensors interpolated to maps.
+
+    A second file has the positions of the sensors, see `read_positions`. The inputs are all sensors
+    with a position, or those of ``columns=A,B``. Each row becomes a channel, (H, W) as the
+    network's input, of the standardised numbers.
+
+    Raises:
+        UserError: as for `open_csv`, or a sensor has no position or no column.
+    """
+    parts = request.path.split(",")
+    if len(parts) != 2:
+        raise UserError(
+            f"{request.text} names {len(parts)} files; expected maps:TABLE.csv,POSITIONS.csv"
+        )
+    table, positions = (existing(Path(part), "file") for part in parts)
+    return _open_table(request, table, positions)
+
+
+def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
+    """Open a table.
+
+    Args:
+        request: from the user.
+        path: of the table.
+        sensors: table of the positions of sensors; None if rows do not become maps.
+    """
+    saved = request.preprocessing
     if saved is not None:
         check_takes_tables(saved, str(path))
-    target, horizon = _target(request, path), _horizon(request)
+    target, horizon, lags = _target(request, path), _horizon(request), lags_of(request)
+    known = None if sensors is None else read_positions(sensors)
+    reads_ahead = horizon + min(lags, default=0) > 0
     if saved is None:
         columns = request.options.get("columns")
+        if known is not None and columns is None:
+            columns = ",".join(name for name in known if reads_ahead or name != target)
         table, chosen = _read(path, lambda header, first: _choose(header, first, target, columns))
     else:
         table, chosen = _read(path, lambda header, first: (*saved.columns, target))
     inputs = chosen[:-1]
-    if horizon == 0 and target in inputs:
-        raise UserError(
-            f"{path}: column {shown(target)} is its own input; expected a horizon of 1 or more"
-        )
-    rows, cut = len(table), _first_test_row(len(table))
-    if not request.split:
-        if rows <= horizon:
-            raise UserError(f"{path} has {rows} rows; expected more than the horizon of {horizon}")
-        spans = [(0, rows - horizon)] * 2
-    else:
-        if cut - horizon < 1 or rows - cut - horizon < 1:
+    positions = () if saved is None else saved.positions
+    if known is not None and sensors is not None:
+        positions = positions_of(known, inputs, sensors)
+        if saved is not None and positions != saved.positions:
             raise UserError(
-                f"{path} has {rows} rows, too few for a horizon of {horizon}; expected at least "
-                f"{5 * (horizon + 1)}"
+                f"{sensors} has other positions than the model was trained with; use csv:{path}, "
+                "which is evaluated with those of the model"
             )
-        spans = [(0, cut - horizon), (cut, rows - horizon)]
-    preprocessing = saved or _standardising(request, table[: cut - horizon, :-1], inputs, target)
-    x = preprocessing.standardise(table[: rows - horizon, :-1])
-    y = table[horizon:, -1]
-    train, test = (RawSplit(x, y, np.arange(*span)) for span in spans)
+    if not reads_ahead and target in inputs:
+        raise UserError(
+            f"{path}: column {shown(target)} is its own input; expected a horizon of 1 or more, or "
+            "lags without 0"
+        )
+    layout = RowLayout(len(inputs), lags, request.network.input_shape, positions)
     names = [shown(name) for name in inputs]
+    where = f"{path} ({len(names)} input columns: {list_some(names)}; target {shown(target)})"
+    layout.check(where)
+    spans = _spans(path, len(table), horizon, layout.depth, split=request.split)
+    last = _first_test_row(len(table)) - horizon
+    preprocessing = saved or _standardising(request, table[:last, :-1], inputs, target, layout)
+    x = preprocessing.standardise(table[: len(table) - horizon, :-1])
+    stored = x if layout.is_plain else RowSamples(x, layout)
+    train, test = (RawSplit(stored, table[horizon:, -1], np.arange(*span)) for span in spans)
+    rows = "" if layout.is_plain else f" of {layout}" if lags and not positions else f" as {layout}"
     return make_dataset(
         request,
         train,
         test,
         preprocessing=preprocessing,
-        origin=f"{path}, {len(names)} columns standardised, {shown(target)} {horizon} rows ahead",
-        where=f"{path} ({len(names)} input columns: {list_some(names)}; target {shown(target)})",
+        origin=f"{path}, {len(names)} columns{rows} standardised, {shown(target)} {horizon} rows "
+        "ahead",
+        where=where,
         has_split=False,
     )
+
+
+def linear_network(request: Request) -> Network:
+    """Return a linear network whose input has the shape of the samples of a table."""
+    path = request.existing("file")
+    target, columns = _target(request, path), request.options.get("columns")
+    found: list[str] = []
+
+    def choose(header: Header, first: list[str]) -> tuple[str, ...]:
+        found.extend(_choose(header, first, target, columns)[:-1])
+        return ()
+
+    _read(path, choose)
+    layout = RowLayout(len(found), lags_of(request), ())
+    width = layout.num_rows * layout.num_columns
+    return Network((width,), [Dense(1)], loss=MeanSquaredError(), name="linear")
 
 
 def check_takes_tables(preprocessing: Preprocessing, where: str) -> None:
@@ -143,8 +205,42 @@ def read_targets(path: Path, target: str, horizon: int) -> list[str] | None:
     return ahead + [""] * (len(texts) - len(ahead))
 
 
+def _spans(
+    path: Path, rows: int, horizon: int, depth: int, *, split: bool
+) -> list[tuple[int, int]]:
+    """Return the first and the last row, exclusive, of the training and of the test samples.
+
+    Args:
+        path: of the table, for messages.
+        rows: of the table.
+        horizon: rows from a sample to its target.
+        depth: rows before a sample that belong to it.
+        split: False if both are all samples.
+    """
+    needed = horizon + depth
+    earlier = f" and lags of up to {depth} rows" if depth else ""
+    if not split:
+        if rows <= needed:
+            raise UserError(
+                f"{path} has {rows} rows; expected more than {needed} for a horizon of {horizon}"
+                f"{earlier}"
+            )
+        return [(depth, rows - horizon)] * 2
+    cut = _first_test_row(rows)
+    if cut <= needed or rows - cut <= needed:
+        raise UserError(
+            f"{path} has {rows} rows, too few for a horizon of {horizon}{earlier}; expected at "
+            f"least {5 * (needed + 1)}"
+        )
+    return [(depth, cut - horizon), (cut + depth, rows - horizon)]
+
+
 def _standardising(
-    request: Request, rows: NDArray[np.float64], inputs: tuple[str, ...], target: str
+    request: Request,
+    rows: NDArray[np.float64],
+    inputs: tuple[str, ...],
+    target: str,
+    layout: RowLayout,
 ) -> Preprocessing:
     """Return preprocessing that standardises by the training rows, (n, F)."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -160,13 +256,15 @@ def _standardising(
     return Preprocessing(
         kind="table",
         input_shape=network.input_shape,
-        stored_shape=(len(inputs),),
+        stored_shape=layout.stored_shape,
         stored_dtype="float64",
         columns=inputs,
         mean=tuple(mean.tolist()),
         deviation=tuple(np.where(varies, deviation, 1.0).tolist()),
         target=target,
         horizon=_horizon(request),
+        lags=layout.lags,
+        positions=layout.positions,
         classes=class_names(network, None),
         source=request.text,
     )

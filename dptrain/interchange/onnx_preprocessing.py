@@ -6,6 +6,7 @@ import numpy as np
 
 from dptrain.backends.resizing import bilinear_weights
 from dptrain.data.images import LUMA
+from dptrain.data.sensor_maps import interpolation_weights
 from dptrain.interchange.onnx_graph import DOUBLE, FLOAT, INT64, OnnxGraph
 from dptrain.interchange.raw_inputs import RawInputs, Size
 
@@ -34,6 +35,13 @@ def add_preprocessing(graph: OnnxGraph, raw: RawInputs, x: str) -> str:
         x = graph.add("Mul", x, graph.constant("scale", raw.scale))
     if raw.offset != 0.0:
         x = graph.add("Add", x, graph.constant("offset", raw.offset))
+    if raw.positions:
+        weights = interpolation_weights(raw.positions, *raw.shape_of_inputs[1:])
+        flat = graph.constant("map_weights", weights.reshape(len(weights), -1))
+        shape = graph.constant("map_shape", [-1, *raw.shape_of_inputs], np.int64)
+        x = graph.add("Reshape", graph.add("MatMul", x, flat), shape)
+    if raw.transposes:
+        x = graph.add("Transpose", x, perm=[0, 3, 1, 2])
     if raw.repeats_channels:
         repeats = graph.constant("repeats", [1, raw.shape_of_inputs[0], 1, 1], np.int64)
         x = graph.add("Expand", x, repeats)

@@ -27,6 +27,9 @@ class RawInputs:
         becomes_grey: True if colours become grey by luma.
         resize: height and width to which images are resized.
         scale, offset: a number v becomes v · scale + offset, in float32.
+        transposes: True if the columns of a table, the last axis, become channels.
+        positions: of sensors, the last axis, that are interpolated to maps; see
+            `dptrain.data.sensor_maps.interpolation_weights`. () if there are none.
         shape_of_inputs: (C, H, W) or (F,), to which one channel is repeated, or maps are flattened.
     """
 
@@ -39,6 +42,8 @@ class RawInputs:
     resize: Size | None
     scale: float
     offset: float
+    transposes: bool
+    positions: tuple[float, ...]
     shape_of_inputs: Shape
 
     @classmethod
@@ -49,7 +54,8 @@ class RawInputs:
         if shape is None:
             shape = (1 if preprocessing.is_grey else 3, None, None)
         dtype = np.dtype(preprocessing.stored_dtype)
-        are_maps = len(target) == len(shape) == 3
+        is_table = preprocessing.kind == "table"
+        are_maps = len(target) == len(shape) == 3 and not is_table
         size = (target[1], target[2]) if are_maps and shape[1:] != target[1:] else None
         scale, offset = preprocessing.scale, preprocessing.offset
         if preprocessing.is_8bit:
@@ -64,6 +70,8 @@ class RawInputs:
             resize=size if preprocessing.fit == "resize" else None,
             scale=scale,
             offset=offset,
+            transposes=is_table and preprocessing.rows.transposes,
+            positions=preprocessing.positions,
             shape_of_inputs=target,
         )
 
@@ -71,7 +79,8 @@ class RawInputs:
     def repeats_channels(self) -> bool:
         """True if the only channel of the images becomes several equal ones."""
         target = self.shape_of_inputs
-        return len(target) == 3 and self.shape[0] == 1 and target[0] > 1
+        is_grey = self.shape[0] == 1 and not (self.transposes or self.positions)
+        return is_grey and len(target) == 3 and target[0] > 1
 
     @property
     def flattens(self) -> bool:

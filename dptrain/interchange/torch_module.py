@@ -65,6 +65,20 @@ def resize(x: Tensor, height: int, width: int) -> Tensor:
     return rows @ x @ columns.T
 '''
 
+MAPS = '''
+def interpolation_weights(positions: Tensor, height: int, width: int) -> Tensor:
+    """Return the weights (sensors, height * width) of sensors (sensors, 2) in a map of them."""
+    left, bottom = positions.amin(0).tolist()
+    right, top = positions.amax(0).tolist()
+    rows = torch.linspace(top, bottom, height, dtype=torch.float64)
+    columns = torch.linspace(left, right, width, dtype=torch.float64)
+    across = columns[None, None, :] - positions[:, 0, None, None]
+    up = rows[None, :, None] - positions[:, 1, None, None]
+    squares = (across**2 + up**2).flatten(1)
+    ratios = torch.where(squares > 0, squares.amin(0) / squares, 1.0)
+    return (ratios / ratios.sum(0)).float()
+'''
+
 LOAD = '''
 def load(path: str | Path = WEIGHTS) -> {name}:
     """Return the trained network in evaluation mode."""
@@ -127,6 +141,7 @@ def module_text(contents: ModelContents) -> str:
         f'WEIGHTS = Path(__file__).with_suffix(".safetensors")\n'
         f'"""Parameters and running statistics."""\n',
         RESIZE if raw.resize is not None else "",
+        MAPS if raw.positions else "",
         SCOPE if has_scopes else "",
         _class(contents, raw, name, modules, codes, "Scope" if has_scopes else "nn.Module"),
         LOAD.format(name=name),
@@ -266,6 +281,13 @@ def _preprocessing(raw: RawInputs) -> Iterator[str]:
     if raw.resize is not None:
         yield f"x = resize(x, {raw.resize[0]}, {raw.resize[1]})"
     yield from _scaling(raw.scale, raw.offset)
+    if raw.positions:
+        height, width = raw.shape_of_inputs[1:]
+        yield f"positions = torch.tensor({_formatted(raw.positions, 8)}, dtype=torch.float64)"
+        yield f"weights = interpolation_weights(positions.view(-1, 2), {height}, {width})"
+        yield f"x = (x @ weights.to(x.device)).view(-1, {', '.join(map(str, raw.shape_of_inputs))})"
+    if raw.transposes:
+        yield "x = x.permute(0, 3, 1, 2)"
     if raw.repeats_channels:
         yield f"x = x.expand(-1, {raw.shape_of_inputs[0]}, -1, -1)"
     yield "return x.flatten(1)" if raw.flattens else "return x"

@@ -130,6 +130,11 @@ struct alignas(8) Recolouring {
     float factor, added;
 };
 
+// A part of a window whose inputs become 0: its first row and column, and those after its last ones.
+struct alignas(16) Cutout {
+    int top, left, bottom, right;
+};
+
 // Sums of a channel are exact for 8-bit pixels: their inputs are multiples of 2^-24 and are added as
 // integers, which all GPUs do fast. This holds for resized pixels, too, because 1 is subtracted from
 // them. For other inputs they are sums of doubles.
@@ -163,35 +168,40 @@ __device__ inline void block_sums(Sum (&sums)[GROUP]) {
 // Crop windows of the dataset cache images (M, C, rows, columns) to input (n, H, W, C); inputs
 // outside an image are 0. crop_windows int32 (n, 4). If `recolours` is set, the colours of each
 // window are changed as recolourings float32 (n, 2) describes; the mean includes the pixels
-// outside, and every operation is rounded, as on the host (dptrain/data/augmentation.py). Launched
-// with one block per sample. If images are resized, (rows, columns) are those of resized images.
+// outside, and every operation is rounded, as on the host (dptrain/data/augmentation.py). If `cuts`
+// is set, the inputs that cutouts int32 (n, 4) describes become 0 in the end. Launched with one
+// block per sample. If images are resized, (rows, columns) are those of resized images.
 //
 // The time of a block is mostly latency: all channels are read at once, and read again, from the
 // L1 cache, when their means are known.
 extern "C" __global__ void __launch_bounds__(1024)
     unpack_crop_windows(const Pixel* __restrict__ images, const int* crop_windows,
-                        const float* recolourings, Number* __restrict__ input, int n,
+                        const int* cutouts, const float* recolourings, Number* __restrict__ input, int n,
                         int num_channels, int window_height, int window_width, int image_rows,
                         int image_columns, const float* __restrict__ row_taps,
                         const float* __restrict__ column_taps, float scale, float offset,
-                        int recolours,
+                        int cuts, int recolours,
                         MESSAGE_PARAMETERS) {
     wait_for_previous_kernel();
     __shared__ CropWindow window;
+    __shared__ Cutout cutout;
     __shared__ Recolouring recolouring;
     const int channels = CHANNELS ? CHANNELS : num_channels;
     const int height = CHANNELS ? HEIGHT : window_height, width = CHANNELS ? WIDTH : window_width;
     const int rows = CHANNELS ? ROWS : image_rows, columns = CHANNELS ? COLUMNS : image_columns;
     const int sample = blockIdx.x, pixels = height * width;
     CropWindow own = {};
+    Cutout own_cutout = {};
     Recolouring own_recolouring = {};
     if (threadIdx.x == 0 && sample < n) {
         own = reinterpret_cast<const CropWindow*>(crop_windows)[sample];
+        if (cuts) own_cutout = reinterpret_cast<const Cutout*>(cutouts)[sample];
         if (recolours) own_recolouring = reinterpret_cast<const Recolouring*>(recolourings)[sample];
     }
     COPY_MESSAGE;
     if (threadIdx.x == 0) {
         window = own;
+        cutout = own_cutout;
         recolouring = own_recolouring;
     }
     __syncthreads();
@@ -229,6 +239,9 @@ extern "C" __global__ void __launch_bounds__(1024)
 #pragma unroll 4
         for (int at = threadIdx.x; at < pixels; at += blockDim.x) {
             read(first, at, values);
+            const int y = at / width, x = at % width;
+            const bool is_cut = cuts && y >= cutout.top && y < cutout.bottom && x >= cutout.left &&
+                                x < cutout.right;
 #pragma unroll
             for (int c = 0; c < GROUP; ++c) {
                 if (first + c >= channels) continue;
@@ -238,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(1024)
                     const float added = __fadd_rn(means[c], recolouring.added);
                     value = __fadd_rn(__fmul_rn(distance, recolouring.factor), added);
                 }
-                inputs[at * channels + first + c] = from_float<Number>(value);
+                inputs[at * channels + first + c] = from_float<Number>(is_cut ? 0.0f : value);
             }
         }
     }

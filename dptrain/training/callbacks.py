@@ -13,6 +13,13 @@ from dptrain.comm.collective import call_on_rank_zero
 from dptrain.errors import UserError
 from dptrain.measure.recorder import CHECKPOINT
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
+from dptrain.training.board import (
+    TIMES,
+    hyperparameters,
+    layer_memory,
+    layer_times,
+    write_activations,
+)
 from dptrain.training.checkpoints import replica_arrays
 from dptrain.training.display import Display
 from dptrain.training.history import Record
@@ -162,6 +169,7 @@ class MetricsLog(Callback):
         def open_board() -> TensorBoard:
             assert job.run is not None
             board = TensorBoard(job.run.path / FOLDER, done=trainer.step)
+            board.hyperparameters(hyperparameters(job.spec))
             board.graph(job.network)
             return board
 
@@ -188,6 +196,7 @@ class MetricsLog(Callback):
             for name, values in job.replica.parameters.items():
                 # The prefix keeps the histograms in a group of their own, after the loss.
                 self._board.histogram(trainer.step, f"parameters/{name}", values)
+            write_activations(self._board, job, trainer.step)
 
     def on_fit_end(self, trainer: Trainer, conclusion: Conclusion) -> None:
         job, record = trainer.job, trainer.progress.test_record(trainer.job.spec)
@@ -196,6 +205,9 @@ class MetricsLog(Callback):
         job.run.metrics.append(record)
         if self._board is not None:
             self._board.record(record)
+            self._board.layers(trainer.step, layer_times(job.plan, stage_times(trainer)),
+                               layer_memory(job.plan))  # fmt: skip
+            self._board.end_session()
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
         # Histograms, on every rank alike.
@@ -247,4 +259,4 @@ def stage_times(trainer: Trainer) -> dict[str, float | None]:
     recorder = trainer.job.recorder
     names, rows = recorder.names, recorder.timed_rows(trainer.job.spec.log_every)
     means = (rows.mean(axis=0) / 1e6).tolist() if len(rows) else [None] * len(names)
-    return {f"time_ms/{name}": mean for name, mean in zip(names, means, strict=True)}
+    return {f"{TIMES}{name}": mean for name, mean in zip(names, means, strict=True)}

@@ -183,9 +183,11 @@ def assemble(
     plan, kernels = select_kernels(chosen, world, inputs.backend, inputs.plan, run, quiet=quiet)
     inputs = replace(inputs, plan=plan)
     replica = _compile(chosen, world, inputs, quiet=quiet)
-    cached = _cache_images(replica, inputs, world, chosen)
+    is_mixed = inputs.augmentation is not None and inputs.augmentation.mixup > 0.0
+    # Replicas load samples that are not mixed.
+    cached = None if is_mixed else _cache_images(replica, inputs, world, chosen)
     images = images_for(replica, inputs.dataset.train)
-    streams = cached is None and _streams_pixels(replica, images, world)
+    streams = not is_mixed and cached is None and _streams_pixels(replica, images, world)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
     run_spec = replace(run_spec, kernels=kernels)
 
@@ -439,9 +441,16 @@ def _streams_pixels(replica: Replica, samples: Samples, world: World) -> bool:
 
 def make_augmentation(chosen: Settings, network: Network) -> Augmentation | None:
     """Return the augmentation of the training images; None if nothing is changed."""
-    if not (chosen.crop or chosen.flip or chosen.brightness or chosen.contrast):
+    found = Augmentation(
+        crop=chosen.crop or 0,
+        flip=bool(chosen.flip),
+        brightness=chosen.brightness,
+        contrast=chosen.contrast,
+        cutout=chosen.cutout,
+        mixup=chosen.mixup,
+    )
+    if found == Augmentation():
         return None
-    found = Augmentation(chosen.crop or 0, bool(chosen.flip), chosen.brightness, chosen.contrast)
     found.check(network.input_shape)
     return found
 

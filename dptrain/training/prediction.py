@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,18 +67,23 @@ def _refuse_existing(output: Path) -> None:
 def _write_predictions(
     output: Path, inputs: RawInputs, predictions: NDArray[np.float64], model: TrainedModel
 ) -> None:
-    """Write the columns sample, class and the probability of each class, or sample and values; and
-    target if a target is known.
+    """Write the columns sample, class and the probabilities, or sample and values; and target if a
+    target is known. One sigmoid output is the probability of the second class.
     """
-    names = model.preprocessing.output_names(model.network)
-    is_class = model.network.loss.targets == "classes"
-    header = ["class", *(f"probability_{name}" for name in names)] if is_class else names
+    names, kind = model.preprocessing.output_names(model.network), model.network.loss.targets
+    classes: Sequence[str] = names if kind == "classes" else ()
+    if kind == "binary" and len(names) == 1:
+        classes = model.classes or ("0", "1")
+        names = classes[1:]
+    header = [*names] if kind == "values" else [f"probability_{name}" for name in names]
+    header = ["class", *header] if classes else header
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     known = inputs.targets is not None
     writer.writerow(["sample", *header, *(["target"] if known else [])])
     targets = [[target] for target in inputs.targets or ()] or [[]] * len(predictions)
     for name, row, target in zip(inputs.names, predictions, targets, strict=True):
-        chosen = [names[int(row.argmax())]] if is_class else []
+        index = int(row[0] > 0.5) if kind == "binary" else int(row.argmax())
+        chosen = [classes[index]] if classes else []
         writer.writerow([name, *chosen, *(f"{value:.6g}" for value in row), *target])
     write_whole(output, lines.getvalue())

@@ -46,6 +46,7 @@ from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_tra
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.plan import Plan
 from dptrain.training.baseline import open_loader
+from dptrain.training.board import TIMES, layer_memory, layer_times
 from dptrain.training.display import Display
 from dptrain.training.energy import block_bounds, metered_gpu, open_job_meter, samples_between
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
@@ -207,8 +208,11 @@ def _fill_board(board: TensorBoard, job: Job, measured: Measured) -> None:
     for number, step_ms in enumerate(measured.step_times.tolist()):
         board.record({"step": number, "step_ms": step_ms})
     for number, means in enumerate(measured.timed.mean(axis=0).tolist()):
-        times = {f"time_ms/{name}": ms for name, ms in zip(measured.names, means, strict=True)}
+        times = {f"{TIMES}{name}": ms for name, ms in zip(measured.names, means, strict=True)}
         board.record({"step": number, **times})
+    means = measured.timed.mean(axis=(0, 1)).tolist()
+    times = {f"{TIMES}{name}": ms for name, ms in zip(measured.names, means, strict=True)}
+    board.layers(len(measured.step_times), layer_times(job.plan, times), layer_memory(job.plan))
     board.close()
 
 

@@ -150,7 +150,8 @@ class Settings:
 
     data: str | None = _setting(
         "data", None, "Data set: digits, shapes, irradiance, synthetic, cifar10:DIR, mnist:DIR, "
-        "npz:FILE, npy:X,Y, folder:DIR or csv:FILE?target=COLUMN.", otherwise=RECIPE,
+        "npz:FILE, npy:X,Y, folder:DIR, csv:FILE?target=COLUMN or maps:TABLE,POSITIONS?target=….",
+        otherwise=RECIPE,
     )  # fmt: skip
     validation: float | None = _setting(
         "data", None, "Share of the training data that is set aside for evaluations during "
@@ -172,6 +173,15 @@ class Settings:
     contrast: float = _setting(
         "data", 0.0, "Augmentation: largest relative change of the contrast.", at_least=0,
         at_most=1,
+    )  # fmt: skip
+    cutout: int = _setting(
+        "data", 0, "Augmentation: set a square of this side in pixels to 0, around a random pixel "
+        "of each training image.", at_least=0,
+    )  # fmt: skip
+    mixup: float = _setting(
+        "data", 0.0, "Augmentation: average each training sample with another of its minibatch, "
+        "with random weights from a beta distribution with this parameter, usually 0.2.",
+        at_least=0, at_most=100,
     )  # fmt: skip
     prefetch: int | None = _setting(
         "data", None, "Minibatches that a thread reads ahead; 0 reads each one when it is needed.",

@@ -55,6 +55,8 @@ class JobSpec:
     flip: bool
     brightness: float
     contrast: float
+    cutout: int
+    mixup: float
     prefetch: int
     batch_size: int
     epochs: int

@@ -32,6 +32,9 @@ HYPERPARAMETERS = 5
 WINDOW = 4
 """Numbers that describe a crop window: image, first row, first column, mirrored."""
 
+CUTOUT = 4
+"""Numbers that describe a cutout: first row and column, and the row and column after the last."""
+
 RECOLOURING = 2
 """Numbers that describe how its colours change: factor of distances from the mean, added number."""
 
@@ -98,7 +101,7 @@ class Message:
         targets = ALIGNMENT
         samples = targets + _aligned(4 * n * target_words)
         batch = samples + _aligned(4 * n * sample_words)
-        entries = max(math.prod(network.input_shape), WINDOW + RECOLOURING)
+        entries = max(math.prod(network.input_shape), WINDOW + CUTOUT + RECOLOURING)
         nbytes = batch + _aligned(4 * n * entries)
         return cls(target_words, sample_words, targets, samples, batch, nbytes)
 
@@ -145,14 +148,16 @@ class _Staged(NamedTuple):
         has_targets: True if it has targets.
         always: True if it is unpacked even after a loss that is not finite.
         windows: True if it consists of crop windows.
-        images: offset in bytes of the images after the windows; None if they are cached.
+        cuts: True if parts of the crop windows become 0.
         recolours: True if the colours of the crop windows change.
+        images: offset in bytes of the images after the windows; None if they are cached.
     """
 
     n: int
     has_targets: bool
     always: bool
     windows: bool
+    cuts: bool
     recolours: bool
     images: int | None = None
 
@@ -241,7 +246,7 @@ class CudaReplica(DeviceReplica):
         self._free_after: int | None = None
         self._staging = device.staging_buffer(self._views[STAGED], self._loss_sums)
         self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._staging.host]
-        self._staged = _Staged(0, False, True, windows=False, recolours=False)
+        self._staged = _Staged(0, False, True, windows=False, cuts=False, recolours=False)
         self.max_steps_in_flight = message.slots - 1
         self._unpack_batch = self._unpack_function("unpack_batch")
         self._unpack_windows: Function | None = None
@@ -367,7 +372,7 @@ class CudaReplica(DeviceReplica):
 
     def _can_stage(self, shape: Shape, pixels: PixelFormat) -> bool:
         """Return True if a message can contain a minibatch of images."""
-        entries = 4 * (WINDOW + RECOLOURING) + pixels.itemsize * math.prod(shape)
+        entries = 4 * (WINDOW + CUTOUT + RECOLOURING) + pixels.itemsize * math.prod(shape)
         capacity = self._message.nbytes - self._message.batch
         return pixels.dtype == "uint8" and self.plan.batch_size * entries <= capacity
 
@@ -433,7 +438,11 @@ class CudaReplica(DeviceReplica):
         if self.samples is not None:
             staged.samples[:n] = self.context.samples
         size = batch.size
-        (staged.windows if windows else staged.batch)[:size] = batch.reshape(-1)
+        if crop_windows is None:
+            staged.batch[:size] = batch.reshape(-1)
+        else:
+            staged.windows[: WINDOW * n] = crop_windows[:, :WINDOW].reshape(-1)
+            staged.windows[WINDOW * n : size] = crop_windows[:, WINDOW:].reshape(-1)
         if recolourings is not None:
             staged.batch[size : size + recolourings.size] = recolourings.reshape(-1)
             size += recolourings.size
@@ -442,8 +451,9 @@ class CudaReplica(DeviceReplica):
             images, nbytes = nbytes, nbytes + x.size
             staged.message[images:nbytes] = x.reshape(-1)
         self._staged = _Staged(
-            n, y is not None, learning_rate is None, windows, recolourings is not None, images
-        )
+            n, y is not None, learning_rate is None, windows, windows and batch.shape[1] > WINDOW,
+            recolourings is not None, images,
+        )  # fmt: skip
         self._staging.submit(nbytes)
 
     def _choose_buffer(self, slot: int | None) -> None:
@@ -498,14 +508,16 @@ class CudaReplica(DeviceReplica):
             _, height, width, channels = self._input.shape
             return [batch, self._input, np.int32(n), np.int32(channels), np.int32(height * width)]
         sizes = [np.int32(size) for size in self._window_sizes()]
-        recolours, images = self._staged.recolours, self.cached_images
-        recolourings = batch[WINDOW * n :].view("float32") if recolours else self.numbers
-        if self._staged.images is not None:
-            images = self._staging.message[self._staged.images :]
+        staged, images = self._staged, self.cached_images
+        words = (WINDOW + CUTOUT * staged.cuts) * n
+        cutouts = batch[WINDOW * n :] if staged.cuts else batch
+        recolourings = batch[words:].view("float32") if staged.recolours else self.numbers
+        if staged.images is not None:
+            images = self._staging.message[staged.images :]
         return [
-            images, batch, recolourings, self._input, np.int32(n), *sizes,
+            images, batch, cutouts, recolourings, self._input, np.int32(n), *sizes,
             *self._taps, np.float32(self.pixels.scale), np.float32(self.pixels.offset),
-            np.int32(recolours),
+            np.int32(staged.cuts), np.int32(staged.recolours),
         ]  # fmt: skip
 
     def _window_threads(self) -> int:

@@ -1,5 +1,5 @@
-"""Minibatches from images in memory: random crops, flips, conversion of 8-bit pixels and changes of
-colours in one kernel.
+"""Minibatches from images in memory: random crops, flips, conversion of 8-bit pixels, changes of
+colours and cutouts in one kernel.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.vector import copy, interleave, transpose
 
 Array = NDArray[Any]
+
+WINDOW = 4
+"""Numbers that describe a window without a cutout."""
 
 SUMS = 8
 """Partial sums of a mean, which are the elements of a vector."""
@@ -193,6 +196,15 @@ _place_image = _select_by_type(_cannot_place, _place_floats)
 """_place_image(images, …): `_place` inputs; False for pixels, which need conversion."""
 
 
+@inlined
+def _erase(target, windows, n):  # type: ignore[no-untyped-def]
+    """Set the part of input n to zero that the last four numbers of its window describe."""
+    for y in range(windows[n, 4], windows[n, 6]):
+        for x in range(windows[n, 5], windows[n, 7]):
+            for c in range(target.shape[3]):
+                target[n, y, x, c] = 0
+
+
 @kernel
 def load_crop_windows(  # type: ignore[no-untyped-def]
     start, stop, thread, target, planes, cuts, images, conversion, windows, recolourings, recolours
@@ -206,7 +218,8 @@ def load_crop_windows(  # type: ignore[no-untyped-def]
         images: (M, C, H', W'), inputs (float32) or 8-bit pixels (uint8).
         conversion: float32 (2,), scale and offset of 8-bit pixels.
         windows: int64 (N, 4), image, first row and first column, which may be outside the image,
-            and whether the window is mirrored.
+            and whether the window is mirrored; (N, 8) for cutouts: then first row, first column,
+            and the row and the column after the last ones of the part of the input that becomes 0.
         recolourings: (N, 2), factor of the distances from the mean of each channel, and the number
             that is added; used if `recolours` is not 0.
         recolours: whether the colours change.
@@ -222,6 +235,8 @@ def load_crop_windows(  # type: ignore[no-untyped-def]
             first = (image * channels * rows + top) * columns
             pixels = height * width
             if _place_image(images, first, rows * columns, target, at, channels, pixels):
+                if windows.shape[1] > WINDOW:
+                    _erase(target, windows, n)
                 continue
         for c in range(channels):
             cut, plane = cuts[thread, c], scratch[c]
@@ -235,3 +250,5 @@ def load_crop_windows(  # type: ignore[no-untyped-def]
                 mean = _mean(plane)
                 _recolour(plane, mean, recolourings[n, 0], mean + recolourings[n, 1])
         _place(scratch, 0, height * width, target, at, channels, height * width)
+        if windows.shape[1] > WINDOW:
+            _erase(target, windows, n)

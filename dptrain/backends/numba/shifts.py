@@ -1,4 +1,4 @@
-"""Random crops and horizontal flips of images."""
+"""Random crops, horizontal flips and cutouts of images."""
 
 from __future__ import annotations
 
@@ -45,3 +45,20 @@ def shift(start: int, stop: int, thread: int, source: Array, moves: Array, targe
                     part = line[first:]
                     for x in range(count):
                         part[x] = row[x]
+
+
+@kernel
+def erase(start: int, stop: int, thread: int, cutouts: Array, target: Array) -> None:
+    """Set a part of target n, (C, H, W), to zero.
+
+    Items are targets. Row n of `cutouts`, int64 (N, 4), contains the first row and column of the
+    part, and the row and column after its last ones.
+    """
+    zero = np.float32(0.0)
+    for n in range(start, stop):
+        top, left, bottom, right = cutouts[n, 0], cutouts[n, 1], cutouts[n, 2], cutouts[n, 3]
+        for c in range(target.shape[1]):
+            for y in range(top, bottom):
+                line = target[n, c, y]
+                for x in range(np.uintp(left), np.uintp(right)):
+                    line[x] = zero

@@ -312,7 +312,7 @@ def test_8_bit_pixels_are_converted_on_the_device_as_on_the_host(
     pixels = PixelFormat("uint8", 2 / 255, -1.0)
     converted = np.empty(pictures.shape, np.float32)
     pixels.convert(pictures, converted)
-    changes = {"brightness": 0.2, "contrast": 0.7} if recolours else {}
+    changes = {"brightness": 0.2, "contrast": 0.7, "cutout": 4} if recolours else {}
     change, rows = Augmentation(crop=4, flip=True, **changes), np.array([3, 0, 4, 4, 1, 2, 0, 3])
     draws = change.draw(1, 2, np.arange(8))
     expected = np.empty((8, *RICH.input_shape), np.float32)

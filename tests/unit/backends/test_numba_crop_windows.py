@@ -24,7 +24,10 @@ CHANGES = [
     Augmentation(crop=4, flip=True),
     Augmentation(crop=4, brightness=0.3),
     Augmentation(crop=2, flip=True, brightness=0.2, contrast=0.7),
+    Augmentation(crop=2, cutout=5),
+    Augmentation(crop=3, flip=True, brightness=0.2, contrast=0.7, cutout=4),
 ]
+NAMES = ["moved", "brightness", "all", "cut", "all and cut"]
 
 
 def network_for(shape: tuple[int, ...]) -> Network:
@@ -41,7 +44,7 @@ def loaded(
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("change", CHANGES, ids=["moved", "brightness", "all"])
+@pytest.mark.parametrize("change", CHANGES, ids=NAMES)
 @pytest.mark.parametrize("canvas", [(3, 9, 11), (3, 17, 20), (1, 9, 11), (2, 9, 11), (20, 9, 33)])
 def test_windows_are_what_augmentation_computes(
     canvas: tuple[int, int, int], change: Augmentation, threads: int
@@ -98,7 +101,7 @@ def test_changes_of_colours_are_rounded_as_in_numpy() -> None:
 
 
 @pytest.mark.parametrize("pixels", [BYTES, PixelFormat("uint8", 2 / 16, -1.0)], ids=["255", "16"])
-@pytest.mark.parametrize("change", [*CHANGES, Augmentation()], ids=["moved", "bright", "all", "no"])
+@pytest.mark.parametrize("change", [*CHANGES, Augmentation()], ids=[*NAMES, "none"])
 @pytest.mark.parametrize("canvas", [(3, 9, 11), (3, 17, 20), (1, 9, 11), (20, 9, 33)])
 def test_8_bit_pixels_are_converted_as_on_the_host(
     canvas: tuple[int, int, int], change: Augmentation, pixels: PixelFormat
@@ -135,7 +138,8 @@ def test_streamed_pixels_are_the_inputs_of_the_other_loader(canvas: tuple[int, .
     samples = StoredSamples(pictures, np.arange(30, dtype=np.int32), rows, preprocessing, "x.npy")
     assert samples.pixels == BYTES
     images = len(shape) == 3
-    change = Augmentation(crop=2, flip=True, brightness=0.1, contrast=0.5) if images else None
+    everything = {"brightness": 0.1, "contrast": 0.5, "cutout": 4}
+    change = Augmentation(crop=2, flip=True, **everything) if images else None
     replica = make_replica(network_for(shape), batch_size=4, threads=2)
     assert isinstance(replica, CropWindowReplica)
     assert replica.prepare_images(canvas, samples.pixels)

@@ -19,14 +19,15 @@ from tests.emulator.emulator import Emulator
 PIXELS = PixelFormat("uint8", 2 / 255, -1.0)
 
 
+@pytest.mark.parametrize("cutout", [0, 3])
 @pytest.mark.parametrize("recolours", [False, True])
 @pytest.mark.parametrize("shape", [(3, 9, 8), (6, 5, 4)], ids=str)
 def test_the_kernel_for_one_size_loads_what_the_host_computes(
-    shape: tuple[int, int, int], recolours: bool
+    shape: tuple[int, int, int], recolours: bool, cutout: int
 ) -> None:
     canvas, rows = (shape[0], shape[1] + 3, shape[2] + 2), np.array([3, 0, 4, 4, 1])
     pictures = np.random.default_rng(0).integers(0, 256, (5, *canvas), np.uint8)
-    change = Augmentation(crop=3, flip=True, contrast=0.5 * recolours)
+    change = Augmentation(crop=3, flip=True, contrast=0.5 * recolours, cutout=cutout)
     draws = change.draw(1, 2, rows)
     converted = np.empty(pictures.shape, np.float32)
     PIXELS.convert(pictures, converted)

@@ -12,7 +12,7 @@ from dptrain.backends.numba.threads import ThreadPool
 from dptrain.data import Augmentation
 from dptrain.errors import UserError
 
-EVERYTHING = Augmentation(crop=3, flip=True, brightness=0.3, contrast=0.5)
+EVERYTHING = Augmentation(crop=3, flip=True, brightness=0.3, contrast=0.5, cutout=3)
 
 
 def random_images(n, channels=2, height=7, width=9):
@@ -123,6 +123,42 @@ def test_contrast_keeps_means_and_scales_distances():
     assert 1.4 < factors.max() < 1.5 + 1e-4
 
 
+def test_cutout_sets_a_square_around_any_pixel_to_zero():
+    x = random_images(600) + 100.0
+    y = changed(Augmentation(cutout=4), x)
+    centres = set()
+    for image, before in zip(y, x, strict=True):
+        cut = (image == 0).all(axis=0)
+        np.testing.assert_array_equal(image[:, ~cut], before[:, ~cut])
+        rows, columns = (np.flatnonzero(cut.any(axis=axis)) for axis in (1, 0))
+        assert cut.sum() == len(rows) * len(columns)
+        assert 2 <= len(rows) <= 4
+        assert 2 <= len(columns) <= 4
+        # Rows c - 2 to c + 1 are cut, as far as they exist.
+        centres.add(tuple(int(part[0]) + 2 if part[0] else int(part[-1]) - 1
+                          for part in (rows, columns)))  # fmt: skip
+    assert centres == {(row, column) for row in range(7) for column in range(9)}
+
+
+def test_cutout_follows_other_changes_and_leaves_them_unchanged():
+    x = random_images(50)
+    everything = {"crop": 3, "flip": True, "brightness": 0.3, "contrast": 0.5}
+    y, cut = (
+        changed(Augmentation(**everything), x),
+        changed(Augmentation(**everything, cutout=3), x),
+    )
+    is_cut = (cut == 0).all(axis=1) & (y != 0).any(axis=1)
+    assert is_cut.any(axis=(1, 2)).all()
+    kept = np.broadcast_to(~is_cut[:, None], y.shape)
+    np.testing.assert_array_equal(cut[kept], y[kept])
+
+
+def test_a_cutout_must_fit():
+    Augmentation(cutout=13).check((1, 7, 9))
+    with pytest.raises(UserError, match=r"cutout is 14 pixels, .* 7×9; expected at most 13"):
+        Augmentation(cutout=14).check((1, 7, 9))
+
+
 def test_an_empty_batch_is_no_trouble():
     assert changed(EVERYTHING, random_images(0)).shape == (0, 2, 7, 9)
 
@@ -134,6 +170,7 @@ def test_an_empty_batch_is_no_trouble():
         ({"brightness": -0.1}, "brightness is -0.1"),
         ({"brightness": float("nan")}, "brightness is nan"),
         ({"contrast": 1.5}, "contrast is 1.5"),
+        ({"cutout": -1}, "cutout is -1"),
         ({"contrast": float("nan")}, "contrast is nan"),
     ],
 )
@@ -150,7 +187,7 @@ def test_draws_of_many_samples_are_those_of_each():
         np.testing.assert_array_equal(draws[:, i], change.draw(1, 2, samples[i : i + 1])[:, 0])
 
 
-@pytest.mark.parametrize("kernel", ["_draw", "_shift"])
+@pytest.mark.parametrize("kernel", ["_draw", "_shift", "_erase"])
 def test_threads_that_share_an_augmentation_launch_one_at_a_time(monkeypatch, kernel):
     running, most = [], []
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 import dptrain
 from dptrain.cli.main import cli, run
-from dptrain.data import SOURCES, Augmentation, open_data
+from dptrain.data import SOURCES, Augmentation, network_for, open_data
 from dptrain.data.conversion import convert_data
 from dptrain.data.decoding import keep_decoded
 from dptrain.data.grid import GAP, sample_grid
@@ -67,6 +67,33 @@ def test_values_are_described_in_their_unit() -> None:
     assert f"{low:.4g} to {high:.4g}" in printed
 
 
+def test_the_network_of_a_data_set_has_its_shape(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (5, 6)).save(tmp_path / "images" / name / "1.png")
+    x, y = np.zeros((12, 7, 6), np.uint8), np.arange(12) % 3
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    np.save(tmp_path / "x.npy", np.zeros((12, 4)))
+    np.save(tmp_path / "y.npy", np.zeros((12, 2)))
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "1,2,3\n" * 20)
+    expected = {
+        f"folder:{tmp_path / 'images'}": ((3, 32, 32), 3, "classes"),
+        f"npz:{tmp_path / 'a.npz'}": ((1, 7, 6), 3, "classes"),
+        f"npy:{tmp_path / 'x.npy'},{tmp_path / 'y.npy'}": ((4,), 2, "values"),
+        f"csv:{tmp_path / 't.csv'}?target=y&window=3": ((6,), 1, "values"),
+    }
+    for spec, (shape, outputs, targets) in expected.items():
+        network = network_for(spec)
+        assert network is not None
+        assert (network.input_shape, network.num_outputs) == (shape, outputs)
+        assert network.loss.targets == targets
+        if not spec.startswith("folder"):
+            assert open_data(spec, network).input_shape == shape
+    assert network_for("digits") is None
+    with pytest.raises(UserError, match=r"missing\.npz does not exist"):
+        network_for(f"npz:{tmp_path / 'missing.npz'}")
+
+
 def test_good_data_has_no_problems(tmp_path: Path) -> None:
     spec = write_npz(tmp_path / "a.npz")
     assert not find_problems(open_data(spec, TINY))
@@ -93,9 +120,9 @@ def test_constant_inputs_are_a_problem(tmp_path: Path) -> None:
 
 def test_a_problem_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = np.random.default_rng(3).normal(size=(20, 3, 32, 32)).astype(np.float32)
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % 9)
+    np.savez(tmp_path / "a.npz", x=x, y=9 - np.arange(20) % 9)
     assert run(["data", "check", f"npz:{tmp_path / 'a.npz'}"], is_rank_zero=True) == 2
-    assert capsys.readouterr().err == "dptrain: npz: no training sample has the class 9\n"
+    assert capsys.readouterr().err == "dptrain: npz: no training sample has the class 0\n"
     x[3, 0, 0, 0] = np.nan
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % 10)
     assert run(["data", "check", f"npz:{tmp_path / 'a.npz'}"], is_rank_zero=True) == 2

@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from dptrain import Trainer
+from dptrain.backends.numba import create as create_numba
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.metrics import MetricsFile
-from dptrain.measure.tensorboard import FOLDER, TensorBoard
-from dptrain.measure.vocabulary import find_term
+from dptrain.measure.tensorboard import FOLDER, TensorBoard, tag_of
+from dptrain.measure.vocabulary import SECTIONS, find_term
 from dptrain.network import get_network
+from dptrain.plan import make_plan
 from dptrain.training.profiling import ProfileOptions, profile
 from dptrain.training.run import train
 from dptrain.training.settings import load_settings
@@ -39,8 +43,9 @@ def test_numbers_come_back(tmp_path: Path) -> None:
     board.graph(get_network("model0"))
     board.close()
     found = read(tmp_path)
-    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(3, 0.25), (4, 0.125)]
-    assert found.Tags()["scalars"] == ["loss"]
+    tag = "train/minibatch_loss"
+    assert [(event.step, event.value) for event in found.Scalars(tag)] == [(3, 0.25), (4, 0.125)]
+    assert found.Tags()["scalars"] == [tag]
     assert found.Tags()["histograms"] == ["conv1.weight"]
     (event,) = found.Histograms("conv1.weight")
     histogram = event.histogram_value
@@ -62,7 +67,7 @@ def test_a_run_that_goes_on_says_steps_once(tmp_path: Path) -> None:
         for step in range(done + 10, last + 10, 10):
             board.record({"step": step, "loss": float(last)})
         board.close()
-    found = [(event.step, event.value) for event in read(tmp_path).Scalars("loss")]
+    found = [(event.step, event.value) for event in read(tmp_path).Scalars("train/minibatch_loss")]
     assert found == [(10, 30.0), (20, 40.0), (30, 40.0), (40, 40.0)]
 
 
@@ -75,21 +80,66 @@ def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
     for tag in ("loss", "learning_rate", "samples_per_s", "step_ms", "test_loss", "test_accuracy"):
         expected = [(r["step"], np.float32(r[tag])) for r in records if tag in r]
         assert expected
-        assert [(event.step, event.value) for event in found.Scalars(tag)] == expected
-    (event,) = found.Scalars("time_ms/conv1+relu1+pool1.forward")[:1]
+        assert [(event.step, event.value) for event in found.Scalars(tag_of(tag))] == expected
+    (event,) = found.Scalars("time/conv1+relu1+pool1.forward")[:1]
     assert event.step == 10
     assert event.value > 0
     # An epoch has 36 steps.
     assert [e.step for e in found.Histograms("parameters/conv1.weight")] == [36]
-    assert len(found.Tags()["histograms"]) == len(get_network("model-small").parameters)
+    histograms = found.Tags()["histograms"]
+    outputs = [tag for tag in histograms if tag.startswith("activations/")]
+    assert len(histograms) - len(outputs) == len(get_network("model-small").parameters)
     assert found.Graph().node
+    names = {tag_of(term.name) for section in SECTIONS.values() for term in section}
     for tag in found.Tags()["scalars"]:
         # A stage's phase is the word; a stage that stands alone is called by it.
-        assert (
-            find_term(tag)
-            or find_term(tag.removeprefix("time_ms/"))
-            or find_term(tag.rpartition(".")[2].removeprefix("time_ms/"))
-        )
+        name = tag.removeprefix("time/")
+        known = tag in names or find_term(name) or find_term(name.rpartition(".")[2])
+        assert known or tag.replace("zeros/", "activations/") in outputs
+
+
+def test_a_run_has_hyperparameters_and_a_graph_with_time_and_memory(tmp_path: Path) -> None:
+    flags = {"network": "model-small", "run_dir": str(tmp_path / "run"), "epochs": 1}
+    train(load_settings({**flags, "tensorboard": True, "threads": 1}, {}), World.single())
+    found = read(tmp_path / "run" / FOLDER)
+    content = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    hparams = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert hparams["batch_size"].number_value == 32
+    assert hparams["optimizer"].string_value == "sgd"
+    assert not hparams["flip"].bool_value
+    assert "run_dir" not in hparams
+    content = found.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    metrics = HParamsPluginData.FromString(content).experiment.metric_infos
+    assert {metric.name.tag for metric in metrics} <= {*found.Tags()["scalars"]}
+    (tag,) = found.Tags()["run_metadata"]
+    assert tag == "step 36"
+    (device,) = found.RunMetadata(tag).step_stats.dev_stats
+    stats = {node.node_name: node for node in device.node_stats}
+    assert stats.keys() <= {node.name for node in found.Graph().node}
+    plan = make_plan(get_network("model-small"), create_numba(), 32, threads=1)
+    assert stats["pool1"].memory[0].total_bytes == plan.buffers["pool1"].nbytes
+    assert stats["conv1/conv"].all_end_rel_micros > 0
+
+
+def test_activations_are_the_outputs_of_the_network(tmp_path: Path) -> None:
+    with Trainer("model-small", "digits", epochs=1, run_dir=tmp_path / "run", tensorboard=True,
+                 baseline_steps=0, threads=1, best_by="none") as trainer:  # fmt: skip
+        trainer.fit()
+        samples = trainer.job.dataset.validation
+        indices = np.arange(32) * len(samples) // 32
+        x = np.zeros((32, *trainer.job.dataset.input_shape), np.float32)
+        samples.read(indices, x, np.zeros(32, np.int32))
+        outputs = dict(trainer.job.replica.group_outputs(x))
+        last = list(outputs)[-1]
+        found = outputs[last].reshape(32, 10)
+        np.testing.assert_array_equal(found, trainer.job.replica.forward(x))
+    found = read(tmp_path / "run" / FOLDER)
+    (event,) = found.Histograms(f"activations/{last}")
+    assert event.histogram_value.num == 320
+    expected = outputs[last].sum(dtype=np.float64)
+    np.testing.assert_allclose(event.histogram_value.sum, expected, rtol=1e-6)
+    (share,) = found.Scalars("zeros/conv1+relu1+pool1")
+    assert 0.0 < share.value < 1.0
 
 
 def test_a_profile_has_a_line_a_step(tmp_path: Path) -> None:
@@ -98,10 +148,10 @@ def test_a_profile_has_a_line_a_step(tmp_path: Path) -> None:
     record = profile(load_settings(flags, {}), World.single(), options, quiet=True)
     assert record is not None
     found = read(tmp_path / "p" / FOLDER)
-    times = tuple(event.value for event in found.Scalars("step_ms"))
+    times = tuple(event.value for event in found.Scalars("time/step_ms"))
     assert times == pytest.approx(record.step_times_ms, rel=1e-6)
     stage = record.stages[1]
-    values = [event.value for event in found.Scalars(f"time_ms/{stage.name}")]
+    values = [event.value for event in found.Scalars(f"time/{stage.name}")]
     # Kept as float32.
     assert np.mean(values) == pytest.approx(stage.time_ms.mean, rel=1e-6)
     assert found.Graph().node

@@ -28,6 +28,12 @@ def test_examples_make_networks() -> None:
     assert values["network"].nodes[2].name == "block0.conv1"
 
 
+def test_the_example_of_two_classes_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = (block for block in blocks("python") if "SigmoidBinaryCrossEntropy" in block)
+    exec(example, {})
+    assert float(capsys.readouterr().out.split()[0]) > 0.97
+
+
 def test_the_file_is_a_network(tmp_path: Path) -> None:
     (example,) = blocks("toml")
     (tmp_path / "page.toml").write_text(example)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import dptrain
 from dptrain import Trainer
@@ -124,6 +125,30 @@ def test_evaluate_writes_metrics_and_the_confusion_matrix(
     assert command("predict", folder, "-i", (tmp_path / "data.npz"), "-o", (prediction)) == 0
     lines = list(csv.DictReader(prediction.read_text().splitlines()))
     assert [line["target"] for line in lines] == [str(i % 3) for i in range(60)]
+
+
+def test_two_classes_of_one_output_are_named(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(10):
+            grey = 20 * number if name == "cat" else 255 - 5 * number
+            Image.new("L", (4, 4), grey).save(tmp_path / "pets" / name / f"{number}.png")
+    loss = dptrain.SigmoidBinaryCrossEntropy()
+    network = Network((1, 4, 4), [Flatten(), Dense(1)], loss, name="pets")
+    folder = tmp_path / "run"
+    with Trainer(network, f"folder:{tmp_path / 'pets'}", epochs=3, run_dir=folder,
+                 backend="reference", progress=False) as trainer:  # fmt: skip
+        trainer.fit()
+    assert command("predict", folder, "-i", tmp_path / "pets", "-o", tmp_path / "p.csv") == 0
+    lines = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert list(lines[0]) == ["sample", "class", "probability_dog", "target"]
+    model = dptrain.load(folder, backend="reference")
+    for line in lines:
+        probability = float(line["probability_dog"])
+        assert line["class"] == ("dog" if probability > 0.5 else "cat")
+        pixels = np.asarray(Image.open(tmp_path / "pets" / line["sample"]))
+        assert model.predict(pixels[None])[0, 0] == pytest.approx(probability, rel=1e-4)
+        assert line["target"] == line["sample"].partition("/")[0]
 
 
 def test_evaluate_writes_predicted_and_expected_values(tmp_path: Path) -> None:

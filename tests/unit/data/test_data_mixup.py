@@ -1,0 +1,111 @@
+"""Mixup: averages of samples of a minibatch, the same on any number of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dptrain.data.augmentation import Augmentation
+from dptrain.data.loader import Loader
+from dptrain.data.mixup import partner_weights
+from dptrain.data.sharding import Sampler
+from dptrain.data.stored import CachedSamples
+from dptrain.errors import UserError
+from dptrain.plan.shards import MicroShards
+
+COUNT, BATCH, SEED = 22, 6, 3
+EVENLY = (np.arange(100_000) + 0.5) / 100_000
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 4.0])
+def test_weights_have_the_moments_of_their_distributions(alpha):
+    """Of Beta(α, α + 1), and of Beta(α, α) for targets that are mixed."""
+    for mixes, a, b in ((False, alpha, alpha + 1.0), (True, alpha, alpha)):
+        weights = partner_weights(EVENLY, alpha, mixes_targets=mixes).astype(np.float64)
+        assert weights.min() >= 0.0
+        assert weights.max() <= 1.0
+        assert weights.mean() == pytest.approx(a / (a + b), rel=1e-3)
+        variance = a * b / ((a + b) ** 2 * (a + b + 1.0))
+        assert weights.var() == pytest.approx(variance, rel=2e-3)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0])
+def test_own_labels_have_the_expected_gradient_of_mixed_labels(alpha):
+    """Of softmax regression, over both orders of a pair of samples."""
+    random = np.random.default_rng(0)
+    x, labels, w = random.normal(size=(2, 3)), np.eye(4)[[1, 3]], random.normal(size=(3, 4))
+
+    def mean_gradient(weights, mixes):
+        total = np.zeros_like(w)
+        for i, j in ((0, 1), (1, 0)):
+            m = weights[:, None].astype(np.float64)
+            mixed = (1 - m) * x[i] + m * x[j]
+            target = (1 - m) * labels[i] + m * labels[j] if mixes else labels[i]
+            z = np.exp(mixed @ w)
+            total += mixed.T @ (z / z.sum(axis=1, keepdims=True) - target) / len(m)
+        return total
+
+    own, mixed = (mean_gradient(partner_weights(EVENLY, alpha, mixes_targets=mixes), mixes)
+                  for mixes in (False, True))  # fmt: skip
+    np.testing.assert_allclose(own, mixed, rtol=2e-3, atol=2e-4)
+
+
+def batches(change, *, labels, rank=0, size=1, depth=0, shards=0, shape=(2, 5, 4)):
+    random = np.random.default_rng(1)
+    x = random.normal(size=(COUNT, *shape)).astype(np.float32)
+    y = random.integers(0, 5, COUNT).astype(np.int32)
+    if not labels:
+        y = random.normal(size=(COUNT, 2)).astype(np.float32)
+    micro = MicroShards.of_rank(shards, rank, size) if shards else None
+    sampler = Sampler(COUNT, BATCH, SEED, rank, size, micro)
+    target_shape = () if labels else (2,)
+    with Loader(CachedSamples(x, y), sampler, range(1, 9), shape, target_shape,
+                augmentation=change, depth=depth) as loader:  # fmt: skip
+        return [(b.x.copy(), b.y.copy(), b.samples.copy(), b.epoch) for b in loader]
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_sample_is_mixed_with_the_next_one_of_its_minibatch(labels, everything):
+    changes = {"crop": 1, "flip": True, "contrast": 0.3, "cutout": 2} if everything else {}
+    mixed = batches(Augmentation(**changes, mixup=0.4), labels=labels)
+    plain = batches(Augmentation(**changes), labels=labels)
+    for (x, y, samples, epoch), (own, own_y, own_samples, _) in zip(mixed, plain, strict=True):
+        np.testing.assert_array_equal(samples, own_samples)
+        draws = Augmentation(mixup=0.4).draw(SEED, epoch, samples)
+        weights = partner_weights(draws[7], 0.4, mixes_targets=not labels)
+        assert (weights > 0).any()
+        m = weights[:, None, None, None]
+        np.testing.assert_allclose(x, (1 - m) * own + m * np.roll(own, -1, axis=0), atol=1e-6)
+        if labels:
+            np.testing.assert_array_equal(y, own_y)
+        else:
+            m = weights[:, None]
+            expected = (1 - m) * own_y + m * np.roll(own_y, -1, axis=0)
+            np.testing.assert_allclose(y, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("shards", [0, 6])
+def test_ranks_have_parts_of_what_one_rank_has(size, shards):
+    change = Augmentation(crop=1, mixup=0.4)
+    whole = batches(change, labels=False)
+    ranks = [batches(change, labels=False, rank=rank, size=size, depth=rank, shards=shards)
+             for rank in range(size)]  # fmt: skip
+    for step, (x, y, samples, _) in enumerate(whole):
+        for index, expected in ((0, x), (1, y), (2, samples)):
+            parts = [rank[step][index] for rank in ranks]
+            np.testing.assert_array_equal(np.concatenate(parts), expected)
+
+
+def test_vectors_are_mixed_but_not_cropped():
+    (x, *_), *_ = batches(Augmentation(mixup=1.0), labels=False, shape=(3,))
+    assert x.shape == (BATCH, 3)
+    with pytest.raises(UserError, match="takes vectors"):
+        batches(Augmentation(mixup=1.0, crop=1), labels=False, shape=(3,))
+
+
+@pytest.mark.parametrize("alpha", [-0.1, float("nan"), 101.0])
+def test_a_parameter_out_of_range(alpha):
+    with pytest.raises(UserError, match="augmentation mixup is"):
+        Augmentation(mixup=alpha)
