@@ -189,6 +189,17 @@ class Backend(ABC):
         """
         return numpy_clipping(gradient, squares)
 
+    def bind_addition(
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any]
+    ) -> Callable[[], None]:
+        """Return the kernel that adds `source` to `target`, parts of flat arrays.
+
+        Args:
+            replica: has the threads or the device.
+            target, source: (n,); n is a multiple of 16.
+        """
+        return partial(np.add, target, source, out=target)
+
     def choose_device(self, local_rank: int) -> str:
         """Choose the device of this rank, number `local_rank` on its node.
 

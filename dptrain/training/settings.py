@@ -190,6 +190,11 @@ class Settings:
         "optimisation", None, "Samples of a global minibatch, which all ranks share.",
         otherwise=RECIPE, at_least=1,
     )  # fmt: skip
+    accumulate: int = _setting(
+        "optimisation", 1, "Forward and backward passes for an update, each with this part of a "
+        "minibatch, such as 4 for a quarter. Their gradients are added, so that activations need "
+        "less memory.", at_least=1,
+    )  # fmt: skip
     epochs: int | None = _setting(
         "optimisation", None, "Passes over the training data.", otherwise=RECIPE, at_least=1
     )
@@ -373,6 +378,11 @@ class Settings:
             raise UserError(
                 f"--shards is {self.shards}, but --batch-size is {self.batch_size}; use at most "
                 "one micro-shard for each sample"
+            )
+        if self.batch_size is not None and self.accumulate > self.batch_size:
+            raise UserError(
+                f"--accumulate is {self.accumulate}, but --batch-size is {self.batch_size}; use at "
+                "most one pass for each sample"
             )
         if self.shards and self.batch_norm == "rank":
             raise UserError(

@@ -57,6 +57,7 @@ class JobSpec:
     contrast: float
     prefetch: int
     batch_size: int
+    accumulate: int
     epochs: int
     steps: int
     until_accuracy: float

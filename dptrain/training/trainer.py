@@ -32,7 +32,7 @@ from dptrain.comm.world import DivergedError, World
 from dptrain.data import Dataset
 from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
-from dptrain.data.sharding import shard
+from dptrain.data.sharding import Sampler
 from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
@@ -360,8 +360,10 @@ class Trainer:
         job = self.job
         if job.spec.batch_norm == "rank":
             count = min(job.spec.batch_size, len(job.dataset.train))
-            own = shard(count, job.world.rank, job.world.size)
-            average_statistics(job.world, job.replica, own.stop - own.start)
+            sampler = Sampler(
+                count, count, job.spec.seed, job.world.rank, job.world.size, **job.passes
+            )
+            average_statistics(job.world, job.replica, sampler.shard_size(count))
 
     def _evaluate_validation_data(self) -> None:
         job = self.job
@@ -433,7 +435,7 @@ class Trainer:
             size=job.world.size,
             first=self.step,
             last=job.spec.steps,
-            micro_shards=job.plan.micro_shards,
+            **job.passes,
             times=job.input_times,
         ) as batches:
             yield batches

@@ -384,6 +384,15 @@ class CudaBackend(Backend):
 
         return update
 
+    def bind_addition(
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any]
+    ) -> Callable[[], None]:
+        assert isinstance(replica, CudaReplica)
+        width = vector_width(target.size, target.dtype.itemsize)
+        function = replica.device.function("combining.cu", "add", PRECISION=0, VECTOR=width)
+        count = target.size
+        return lambda: launch(function, count // width, target, source, target, np.int32(count))
+
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         assert arrays is None, "arrays in host memory"
         self._require_limits(plan)

@@ -178,9 +178,10 @@ class _InputBuffer(NamedTuple):
 def early_update(plan: Plan) -> UpdatablePrefix | None:
     """Return what is updated early: all up to the last large layer that later stages can hide.
 
-    Nothing is if the gradient is clipped, because its norm is known at the end only.
+    Nothing is if the gradient is clipped, because its norm is known at the end only, or if an
+    update has several passes.
     """
-    if plan.optimizer.clip_norm is not None:
+    if plan.optimizer.clip_norm is not None or plan.passes > 1:
         return None
     stages = [stage for stage in plan.stages if stage.phase is not Phase.UPDATE]
     found, start = None, 0

@@ -266,6 +266,13 @@ class NumbaBackend(Backend):
         scale = bind(updates.scale, gradient, varying=(0.1,), grain=GRAIN)
         return Clipping(lambda: add(squares.size), lambda factor: scale(gradient.size, factor))
 
+    def bind_addition(
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any]
+    ) -> Callable[[], None]:
+        assert isinstance(replica, NumbaReplica)
+        launch = replica.thread_pool.bind(updates.add, target, source, grain=GRAIN)
+        return lambda: launch(target.size)
+
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         return NumbaReplica(self, plan, seed=seed, arrays=arrays)
 

@@ -175,3 +175,10 @@ def scale(start: int, stop: int, thread: int, g: Array, factor: float) -> None:
     f = np.float32(factor)
     for i in range(start, stop):
         g[i] *= f
+
+
+@kernel
+def add(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
+    """Target ← target + source."""
+    for i in range(start, stop):
+        target[i] += source[i]
