@@ -73,9 +73,9 @@ class Accumulation:
             merged: number of them, the newest, to which this pass is the neighbour.
         """
         replica, gradient, sums = self._replica, self._gradient, self._sums
-        if not merged:
-            return [lambda: replica.memory.copy(sums[num_stored], gradient)]
-        oldest, *newer = sums[num_stored - merged : num_stored]
         bind = replica.backend.bind_addition
+        if not merged:
+            return [bind(replica, sums[num_stored], gradient, copies=True)]
+        oldest, *newer = sums[num_stored - merged : num_stored]
         additions = [bind(replica, gradient, each) for each in reversed(newer)]
         return [*additions, bind(replica, oldest, gradient)]

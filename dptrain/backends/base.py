@@ -190,14 +190,17 @@ class Backend(ABC):
         return numpy_clipping(gradient, squares)
 
     def bind_addition(
-        self, replica: Replica, target: NDArray[Any], source: NDArray[Any]
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False
     ) -> Callable[[], None]:
         """Return the kernel that adds `source` to `target`, parts of flat arrays.
 
         Args:
             replica: has the threads or the device.
             target, source: (n,); n is a multiple of 16.
+            copies: True overwrites the target.
         """
+        if copies:
+            return partial(np.copyto, target, source)
         return partial(np.add, target, source, out=target)
 
     def choose_device(self, local_rank: int) -> str:

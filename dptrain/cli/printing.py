@@ -281,11 +281,12 @@ def _millions(value: float) -> str:
 def _heading(description: Mapping[str, Any]) -> str:
     threads = description["threads"]
     use = f"trained by {description['optimizer']}" if description["training"] else "inference"
+    passes = f" in each of {description['passes']} passes" if description["passes"] > 1 else ""
     return (
         f"{description['network']}: {_shape(description['input_shape'])} → "
         f"{_shape(description['output_shape'])}, {description['loss']}, "
         f"{description['parameters']:,} parameters\n"
-        f"on one rank: batch {description['batch_size']}, backend {description['backend']}, "
+        f"on one rank: batch {description['batch_size']}{passes}, backend {description['backend']}, "
         f"{description['precision']}, {threads} thread{'s' if threads > 1 else ''}, {use}"
     )
 

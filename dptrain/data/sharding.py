@@ -156,7 +156,7 @@ class Sampler:
         count = min(self.batch_size, self.num_samples)
         if self.micro_shards is None:
             return -(-count // (self.size * self.passes))
-        return max(span.stop - span.start for span in self.spans(count))
+        return max(int(span.stop - span.start) for span in self.spans(count))
 
     def spans(self, count: int) -> tuple[slice, ...]:
         """Return the ranges of this rank's samples in a minibatch of `count`, one for each pass."""
@@ -166,7 +166,7 @@ class Sampler:
 
     def shard_size(self, count: int) -> int:
         """Return the number of this rank's samples in a minibatch of `count` samples."""
-        return sum(span.stop - span.start for span in self.spans(count))
+        return int(self.pass_spans(count)[-1].stop)
 
     def pass_spans(self, count: int) -> list[slice]:
         """Return the range of each pass in this rank's samples of a minibatch of `count`."""

@@ -327,9 +327,9 @@ def _micro_shards(chosen: Settings, world: World, network: Network) -> MicroShar
     passes = chosen.accumulate
     if passes * world.size > chosen.global_batch:
         raise UserError(
-            f"--accumulate is {passes}, but each of {world.size} ranks has at most "
-            f"{math.ceil(chosen.global_batch / world.size)} of the {chosen.global_batch} samples of "
-            "a minibatch; use at most one pass for each sample"
+            f"--accumulate is {passes}, but {world.size} ranks share {chosen.global_batch} samples "
+            f"of a minibatch; use at most {max(chosen.global_batch // world.size, 1)}, so that each "
+            "rank has a sample in each pass"
         )
     if not chosen.shards:
         return None

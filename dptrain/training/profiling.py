@@ -118,8 +118,8 @@ def profile(
     """
     if options.trace and settings.accumulate > 1:
         raise AgreedError(
-            f"--trace shows steps of one pass, but --accumulate is {settings.accumulate}; remove one "
-            "of the two"
+            f"--trace shows steps of one pass, but --accumulate is {settings.accumulate}; remove "
+            "one of the two"
         )
     output = options.output
     board = call_on_rank_zero(world, lambda: _claim(output, settings.tensorboard))

@@ -385,13 +385,14 @@ class CudaBackend(Backend):
         return update
 
     def bind_addition(
-        self, replica: Replica, target: NDArray[Any], source: NDArray[Any]
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False
     ) -> Callable[[], None]:
         assert isinstance(replica, CudaReplica)
         width = vector_width(target.size, target.dtype.itemsize)
-        function = replica.device.function("combining.cu", "add", PRECISION=0, VECTOR=width)
-        count = target.size
-        return lambda: launch(function, count // width, target, source, target, np.int32(count))
+        file, name = ("elementwise.cu", "copy") if copies else ("combining.cu", "add")
+        function = replica.device.function(file, name, PRECISION=0, VECTOR=width)
+        arrays = (source, target) if copies else (target, source, target)
+        return lambda: launch(function, target.size // width, *arrays, np.int32(target.size))
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         assert arrays is None, "arrays in host memory"

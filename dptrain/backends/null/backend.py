@@ -53,7 +53,7 @@ class NullBackend(NumbaBackend):
         return _do_nothing
 
     def bind_addition(
-        self, replica: Replica, target: NDArray[Any], source: NDArray[Any]
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False
     ) -> Callable[[], None]:
         return lambda: None
 

@@ -267,10 +267,11 @@ class NumbaBackend(Backend):
         return Clipping(lambda: add(squares.size), lambda factor: scale(gradient.size, factor))
 
     def bind_addition(
-        self, replica: Replica, target: NDArray[Any], source: NDArray[Any]
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False
     ) -> Callable[[], None]:
         assert isinstance(replica, NumbaReplica)
-        launch = replica.thread_pool.bind(updates.add, target, source, grain=GRAIN)
+        kernel = updates.copy if copies else updates.add
+        launch = replica.thread_pool.bind(kernel, target, source, grain=GRAIN)
         return lambda: launch(target.size)
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:

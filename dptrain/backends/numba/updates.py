@@ -182,3 +182,10 @@ def add(start: int, stop: int, thread: int, target: Array, source: Array) -> Non
     """Target ← target + source."""
     for i in range(start, stop):
         target[i] += source[i]
+
+
+@kernel
+def copy(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
+    """Target ← source."""
+    for i in range(start, stop):
+        target[i] = source[i]

@@ -16,6 +16,7 @@ from dptrain.comm.statistics import StatisticsSum
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
 from dptrain.plan.buckets import Bucket
+from dptrain.plan.flat import LOSS
 from dptrain.training.engines.base import Engine, StepResult
 from dptrain.training.engines.device_times import DeviceTimes
 from dptrain.training.engines.programs import Kind, Programs
@@ -230,6 +231,7 @@ class DeviceEngine(Engine):
 
     def _enqueue_early_pass(self) -> None:
         self._enqueue_stages(None)
+        self.device_replica.enqueue_sums_copy()
         self.replica.store_gradients()
 
     def _enqueue_stages(self, listener: Listener | None, *, early: bool = False) -> None:
@@ -269,6 +271,7 @@ class DeviceEngine(Engine):
     def _enqueue_timed_early_pass(self) -> None:
         self._enqueue_timed_stages(self._device_times.record_stage)
         self._device_times.record_sum()
+        self.device_replica.enqueue_sums_copy()
         self.replica.store_gradients()
         self._device_times.record_stage(self._update_index)
 
@@ -324,13 +327,13 @@ class DeviceEngine(Engine):
         while len(self._in_flight) > remaining:
             step = self._in_flight.popleft()
             sums = self._wait_for(step.sums)
+            if self._failed is None and not math.isfinite(sums[LOSS]):
+                self._failed = step
             if step.row is None:
                 continue
             self.recorder.complete(step.row)
             result = self._result(step.batch, sums, step.learning_rate, step.row)
             self._done.append(result)
-            if self._failed is None and not math.isfinite(result.loss):
-                self._failed = step
             self._stops = self._stops or result.stop
 
     def _wait_for(self, sums: SumsFuture) -> list[float]:
