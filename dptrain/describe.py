@@ -72,8 +72,8 @@ def plan_for(
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """Return layers, stages and memory of `plan` as values for JSON.
 
-    FLOPs of layers are for one sample, FLOPs of stages for a full batch of one pass. Backward FLOPs do not
-    include the gradient with respect to the network's input, which is not computed.
+    FLOPs of layers are for one sample, FLOPs of stages for a full batch of one pass. Backward FLOPs
+    do not include the gradient with respect to the network's input, which is not computed.
     """
     network = plan.network
     return {

@@ -196,8 +196,8 @@ class Sampler:
             steps: consecutive steps of the epoch.
 
         Yields:
-            Steps with minibatches of equal size, this size, and the samples, int64 (steps, n), those
-            of the first pass first; see `pass_spans`.
+            Steps with minibatches of equal size, this size, and the samples, int64 (steps, n).
+            Those of the first pass are first; see `pass_spans`.
         """
         whole = len(order) // self.batch_size
         smaller = max(

@@ -328,8 +328,8 @@ def _micro_shards(chosen: Settings, world: World, network: Network) -> MicroShar
     if passes * world.size > chosen.global_batch:
         raise UserError(
             f"--accumulate is {passes}, but {world.size} ranks share {chosen.global_batch} samples "
-            f"of a minibatch; use at most {max(chosen.global_batch // world.size, 1)}, so that each "
-            "rank has a sample in each pass"
+            f"of a minibatch; use at most {max(chosen.global_batch // world.size, 1)}, so that "
+            "each rank has a sample in each pass"
         )
     if not chosen.shards:
         return None

@@ -78,8 +78,8 @@ class DeviceEngine(Engine):
     rehearsed before the first of them, so that the host's work to capture a graph is not in their
     times.
 
-    If a step has several passes, each is a program with a minibatch of its own, and counts as a step
-    in flight.
+    If a step has several passes, each is a program with a minibatch of its own, and counts as a
+    step in flight.
 
     Attributes:
         captures_timed: True if timed steps are captured like others. False enqueues their stages

@@ -41,12 +41,15 @@ class Programs:
     """
 
     def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+        self._replica, self._passes = replica, replica.plan.passes
         self._programs: dict[_Key, dict[int, _Program]] = {}
 
     def _key(self, batch: Batch, kind: Kind) -> _Key:
-        part = shard(batch.global_count, batch.part, self._replica.plan.passes)
-        return batch.global_count, part.stop - part.start, batch.part > 0, kind
+        count = batch.global_count
+        if self._passes == 1:
+            return count, count, False, kind
+        part = shard(count, batch.part, self._passes)
+        return count, part.stop - part.start, batch.part > 0, kind
 
     def run(
         self,
