@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.clipping import Clipping, numpy_clipping
 from dptrain.backends.flat_arrays import FlatArrays
-from dptrain.backends.replica import Arrays, GradientAddition, Kernel, Replica
+from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica
 from dptrain.errors import UserError
 from dptrain.memory import require_memory
 from dptrain.network.initial import draw
@@ -34,6 +34,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
+from dptrain.plan.optimizers import AVERAGE
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
@@ -177,6 +178,20 @@ class Backend(ABC):
             replica: has the parameters.
             elements: of the flat arrays; start and stop are multiples of 16.
         """
+
+    def bind_average(self, replica: Replica, elements: slice) -> Kernel:
+        """Return the kernel that updates the moving average of the parameters after an update.
+
+        Args:
+            replica, elements: see `bind_update`.
+        """
+        w, average = replica.flat_parameters[elements], replica.flat_state[AVERAGE][elements]
+        rule = replica.plan.optimizer
+
+        def run(context: Context) -> None:
+            average[:] += w.dtype.type(rule.average_weight(replica.updates)) * (w - average)
+
+        return run
 
     def bind_clipping(
         self, replica: Replica, gradient: NDArray[Any], squares: NDArray[np.float64]

@@ -602,7 +602,10 @@ class Replica:
         key = (0, self.plan.layout.size) if elements is None else (elements.start, elements.stop)
         kernel = self._update_kernels.get(key)
         if kernel is None:
-            kernel = self._update_kernels[key] = self.backend.bind_update(self, slice(*key))
+            kernel = self.backend.bind_update(self, slice(*key))
+            if self.plan.optimizer.average_decay is not None:
+                kernel = _sequence(kernel, self.backend.bind_average(self, slice(*key)))
+            self._update_kernels[key] = kernel
         return kernel
 
     # Inference.
@@ -725,6 +728,16 @@ class Replica:
             if not finite(outputs[stage.group]):
                 return f"the output of {stage.group}"
         return None
+
+
+def _sequence(first: Kernel, second: Kernel) -> Kernel:
+    """Return the kernel that runs two kernels one after the other."""
+
+    def run(context: Context) -> None:
+        first(context)
+        second(context)
+
+    return run
 
 
 def segments(plan: Plan, elements: slice) -> Sequence[tuple[int, int, float]]:

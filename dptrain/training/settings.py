@@ -247,6 +247,11 @@ class Settings:
         "optimisation", None, "Largest norm of the gradient of all parameters; a larger gradient "
         "is scaled down to it.", otherwise="no limit", above=0,
     )  # fmt: skip
+    average_weights: float | None = _setting(
+        "optimisation", None, "Decay of a moving average of the parameters, such as 0.999, which "
+        "evaluations, the best checkpoint and predictions use.", otherwise="no average", above=0,
+        below=1,
+    )  # fmt: skip
     label_smoothing: float = _setting(
         "optimisation", 0.0, "Share of each label that is divided among all classes, such as 0.1, "
         "in training; evaluations do not smooth.", at_least=0, below=1,
@@ -538,6 +543,7 @@ class Settings:
             nesterov=bool(self.nesterov),
             weight_decay=self.weight_decay,
             clip_norm=self.clip_norm,
+            average_decay=self.average_weights,
         )
 
     @property

@@ -52,6 +52,9 @@ class NullBackend(NumbaBackend):
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         return _do_nothing
 
+    def bind_average(self, replica: Replica, elements: slice) -> Kernel:
+        return _do_nothing
+
     def bind_addition(
         self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False
     ) -> Callable[[], None]:

@@ -73,7 +73,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import SGD, AdamW
+from dptrain.plan.optimizers import AVERAGE, SGD, AdamW
 from dptrain.plan.plan import INPUT, Plan
 from dptrain.plan.shards import addition_steps
 
@@ -256,6 +256,13 @@ class NumbaBackend(Backend):
         else:
             launch = bind(updates.sgd, w, g, bounds, decays, varying=(0.1,))
         return lambda context: launch(w.size, context.learning_rate)
+
+    def bind_average(self, replica: Replica, elements: slice) -> Kernel:
+        assert isinstance(replica, NumbaReplica)
+        w, average = replica.flat_parameters[elements], replica.flat_state[AVERAGE][elements]
+        rule = replica.plan.optimizer
+        launch = replica.thread_pool.bind(updates.average, average, w, varying=(0.1,), grain=GRAIN)
+        return lambda context: launch(w.size, rule.average_weight(replica.updates))
 
     def bind_clipping(
         self, replica: Replica, gradient: NDArray[Any], squares: NDArray[np.float64]

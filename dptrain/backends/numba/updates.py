@@ -189,3 +189,11 @@ def copy(start: int, stop: int, thread: int, target: Array, source: Array) -> No
     """Target ← source."""
     for i in range(start, stop):
         target[i] = source[i]
+
+
+@kernel
+def average(start: int, stop: int, thread: int, mean: Array, w: Array, weight: float) -> None:
+    """Mean ← mean + weight (w − mean)."""
+    new = np.float32(weight)
+    for i in range(start, stop):
+        mean[i] += new * (w[i] - mean[i])
