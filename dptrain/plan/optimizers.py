@@ -8,7 +8,7 @@ one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 from dptrain.errors import UserError
 
@@ -153,6 +153,14 @@ class AdamW(Adam):
 Optimizer = SGD | Adam
 
 
+class _Common(TypedDict):
+    """The arguments of all update rules."""
+
+    weight_decay: float | None
+    clip_norm: float | None
+    average_decay: float | None
+
+
 def make_optimizer(
     kind: str,
     *,
@@ -169,9 +177,7 @@ def make_optimizer(
         momentum, nesterov: of `SGD`; the others ignore them.
         weight_decay, clip_norm, average_decay: see `UpdateRule`.
     """
-    common = {
-        "weight_decay": weight_decay, "clip_norm": clip_norm, "average_decay": average_decay
-    }  # fmt: skip
+    common = _Common(weight_decay=weight_decay, clip_norm=clip_norm, average_decay=average_decay)
     if kind == SGD.kind:
         return SGD(momentum, nesterov, **common)
     rules = {rule.kind: rule for rule in (Adam, AdamW)}

@@ -212,7 +212,10 @@ class Trainer:
 
     @property
     def parameters(self) -> Mapping[str, NDArray[Any]]:
-        """Parameters by name, for example ``conv1.weight`` (K, C, R, S); reading copies."""
+        """Parameters by name, for example ``conv1.weight`` (K, C, R, S); reading copies.
+
+        These are the parameters of training, also if evaluations use their moving average.
+        """
         return self.job.replica.parameters
 
     @property

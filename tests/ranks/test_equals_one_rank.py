@@ -15,6 +15,7 @@ from dptrain.data.sharding import pass_shards
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, AdamW, Optimizer, make_buckets, make_plan
+from dptrain.training.averaging import averaged_parameters
 from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.mpi
 STEPS = 50
 CLIPPED = SGD(momentum=0.9, clip_norm=0.2)
 """Gradients of the first steps have a norm of about 1."""
+AVERAGED = Adam(average_decay=0.6)
 NETWORK = Network(
     (2, 6, 6), [Conv2d(3), ReLU(), MaxPool2d(2), Flatten(), Dropout(0.25), Dense(5), ReLU(),
                 Dense(3)],
@@ -107,7 +109,7 @@ def test_parameters_after_50_steps(
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("optimizer", [AdamW(), CLIPPED], ids=["adamw", "clipped"])
+@pytest.mark.parametrize("optimizer", [AVERAGED, CLIPPED], ids=["averaged", "clipped"])
 @pytest.mark.parametrize(("batch", "passes"), [(2, 2), (7, 2), (10, 3), (3, 4)])
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
@@ -128,6 +130,16 @@ def test_several_passes_equal_one_pass_of_one_rank(
     np.testing.assert_allclose(
         replica.flat_parameters, alone.flat_parameters, rtol=0, atol=1e-12 * scale
     )
+    before = np.array(replica.flat_parameters)
+    with averaged_parameters(world, replica, strategy):
+        if optimizer is AVERAGED:
+            world.check_equal(replica.flat_parameters, "averages")
+            found = np.array(replica.flat_parameters)
+            np.testing.assert_allclose(
+                found, alone.flat_state["average"], rtol=0, atol=1e-12 * scale
+            )
+            assert np.abs(found - before).max() > 1e-4
+    np.testing.assert_array_equal(replica.flat_parameters, before)
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
 
 
@@ -177,8 +189,8 @@ def test_batch_normalisation_of_devices_by_mpi(
 
 @pytest.mark.parametrize(
     ("optimizer", "passes"),
-    [(SGD(momentum=0.9), 1), (CLIPPED, 1), (CLIPPED, 2)],
-    ids=["sgd", "clipped", "passes"],
+    [(SGD(momentum=0.9), 1), (CLIPPED, 1), (CLIPPED, 2), (SGD(average_decay=0.5), 2)],
+    ids=["sgd", "clipped", "passes", "averaged"],
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parameters_in_the_memory_of_a_device(
@@ -195,3 +207,7 @@ def test_parameters_in_the_memory_of_a_device(
         scale = 3e-5 * np.abs(value).max()
         np.testing.assert_allclose(replica.parameters[name], value, rtol=0, atol=scale)
     np.testing.assert_allclose(losses, expected, rtol=3e-5)
+    with averaged_parameters(connected, replica, strategy):
+        for name, value in alone.state.get("average", alone.parameters).items():
+            scale = 3e-5 * np.abs(value).max()
+            np.testing.assert_allclose(replica.parameters[name], value, rtol=0, atol=scale)

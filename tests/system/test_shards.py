@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "adam": ("--optimizer", "adam", "--learning-rate", 0.001),
     "adamw": (
         "--optimizer", "adamw", "--learning-rate", 0.001, "--weight-decay", 0.1,
-        "--label-smoothing", 0.1, "--clip-norm", 0.5,
+        "--label-smoothing", 0.1, "--clip-norm", 0.5, "--average-weights", 0.9,
     ),
     "reference": ("--momentum", 0.9, "--backend", "reference"),
     "without": ("--momentum", 0.9, "--shards", 0),

@@ -97,6 +97,44 @@ def test_a_saved_trainer_continues_to_the_same_bits(tmp_path: Path) -> None:
         np.testing.assert_array_equal(resumed.parameters[name], values)
 
 
+def test_averaged_parameters_are_those_of_evaluations_and_files(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"momentum": 0.9, "optimizer": "sgd", "schedule": "constant"}
+    plain, trainer = tiny(**options), tiny(**options, average_weights=0.9)
+    assert trainer.predict(arrays(30, 1)[0]).shape == (30, 3)  # There is no average yet.
+    plain.fit()
+    trainer.fit()
+    for name, values in plain.parameters.items():
+        np.testing.assert_array_equal(trainer.parameters[name], values)
+    average = {name: np.array(v) for name, v in trainer.job.replica.state["average"].items()}
+    assert trainer.summary is not None
+    assert plain.summary is not None
+    result = trainer.evaluate()
+    assert result["loss"] == trainer.summary["test_loss"] != plain.summary["test_loss"]
+    trainer.save(tmp_path / "saved")
+    loaded, x = dptrain.load(tmp_path / "saved"), arrays(30, 1)[0]
+    for name, values in average.items():
+        np.testing.assert_array_equal(loaded.parameters[name], values)
+    np.testing.assert_array_equal(loaded.predict(x), trainer.predict(x))
+    resumed = tiny(**options, average_weights=0.9)
+    resumed.load(tmp_path / "saved")
+    for name, values in average.items():
+        np.testing.assert_array_equal(resumed.parameters[name], trainer.parameters[name])
+        np.testing.assert_array_equal(resumed.job.replica.state["average"][name], values)
+    with pytest.raises(UserError, match=r"it also has average of dense1.*optimizer settings"):
+        tiny(**options).load(tmp_path / "saved")
+
+
+def test_an_evaluation_that_fails_restores_the_parameters() -> None:
+    trainer = tiny(average_weights=0.9)
+    trainer.fit()
+    before = {name: np.array(values) for name, values in trainer.parameters.items()}
+    with pytest.raises(RuntimeError, match="wrong"), trainer._averaged_parameters():
+        assert any((trainer.parameters[name] != values).any() for name, values in before.items())
+        raise RuntimeError("wrong")
+    for name, values in before.items():
+        np.testing.assert_array_equal(trainer.parameters[name], values)
+
+
 def test_a_run_on_arrays_is_resumed_with_the_arrays(tmp_path: Path) -> None:
     same: dict[str, Any] = {"momentum": 0.9, "schedule": "constant", "run_dir": tmp_path / "run"}
     trainer = tiny(**same)
