@@ -97,6 +97,17 @@ def test_a_saved_trainer_continues_to_the_same_bits(tmp_path: Path) -> None:
         np.testing.assert_array_equal(resumed.parameters[name], values)
 
 
+@pytest.mark.parametrize("passes", [2, 5])
+def test_several_passes_train_as_one(passes: int) -> None:
+    whole, parts = tiny(crop=1), tiny(crop=1, accumulate=passes)
+    expected, found = whole.fit(), parts.fit()
+    assert parts.job.plan.batch_size == 10 // passes
+    assert parts.job.local_batch == whole.job.local_batch == 10
+    np.testing.assert_allclose(found["train_loss"], expected["train_loss"], rtol=1e-12)
+    for name, values in whole.parameters.items():
+        np.testing.assert_allclose(parts.parameters[name], values, rtol=0, atol=1e-12)
+
+
 def test_averaged_parameters_are_those_of_evaluations_and_files(tmp_path: Path) -> None:
     options: dict[str, Any] = {"momentum": 0.9, "optimizer": "sgd", "schedule": "constant"}
     plain, trainer = tiny(**options), tiny(**options, average_weights=0.9)
