@@ -102,19 +102,23 @@ def shard(count: int, rank: int, size: int) -> slice:
 def pass_shards(count: int, rank: int, size: int, passes: int) -> tuple[slice, ...]:
     """Return the ranges of a minibatch that belong to a rank, one for each pass.
 
+    The larger shards of different passes belong to different ranks.
+
     Args:
         count: samples of the minibatch.
         rank, size: the rank and the number of ranks.
         passes: number of passes.
 
     Example:
-        >>> pass_shards(8, rank=1, size=2, passes=2)
-        (slice(2, 4, None), slice(6, 8, None))
+        >>> pass_shards(10, rank=0, size=2, passes=2)
+        (slice(0, 3, None), slice(8, 10, None))
+        >>> pass_shards(10, rank=1, size=2, passes=2)
+        (slice(3, 5, None), slice(5, 8, None))
     """
     found = []
     for number in range(passes):
         whole = shard(count, number, passes)
-        own = shard(whole.stop - whole.start, rank, size)
+        own = shard(whole.stop - whole.start, (rank + number) % size, size)
         found.append(slice(whole.start + own.start, whole.start + own.stop))
     return tuple(found)
 

@@ -125,10 +125,12 @@ class Job:
     @property
     def local_batch(self) -> int:
         """Largest shard of a minibatch that a rank processes, in all passes of a step."""
-        count = self.spec.batch_size
-        # Rank 0 has the largest shard.
-        sampler = Sampler(count, count, self.spec.seed, 0, self.world.size, **self.passes)
-        return sampler.shard_size(count)
+        count, ranks = self.spec.batch_size, self.world.size
+        samplers = (
+            Sampler(count, count, self.spec.seed, rank, ranks, **self.passes)
+            for rank in range(ranks)
+        )
+        return max(sampler.shard_size(count) for sampler in samplers)
 
     @property
     def passes(self) -> dict[str, Any]:

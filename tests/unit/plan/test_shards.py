@@ -134,7 +134,7 @@ def test_a_plan_has_a_gradient_for_each_subtree() -> None:
 
 def test_a_plan_of_several_passes_stores_gradients() -> None:
     network, backend = Network((4,), [Dense(3)]), load_backend("reference")
-    whole, parts = make_plan(network, backend, 8), make_plan(network, backend, 2, passes=4)
+    whole, parts = make_plan(network, backend, 400), make_plan(network, backend, 100, passes=4)
     assert parts.memory["gradients"] == 2 * whole.memory["gradients"]
     assert parts.memory["buffers"] < whole.memory["buffers"] / 2
     shards = make_plan(network, backend, 2, micro_shards=MicroShards.of_rank(8, 0, 1, 4), passes=4)
