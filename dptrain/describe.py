@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dptrain.backends import load_backend
+from dptrain.errors import UserError
 from dptrain.network.network import Network
 from dptrain.network.zoo import NETWORKS, recipe
 from dptrain.plan.lowering import Phase
@@ -23,6 +24,7 @@ def plan_for(
     training: bool = True,
     tune: bool = False,
     recompute: bool = False,
+    accumulate: int = 1,
 ) -> Plan:
     """Return the plan of a network on one rank.
 
@@ -36,10 +38,15 @@ def plan_for(
         training: False omits backward, gradients and update.
         tune: use the kernels that are the fastest on the GPU of this machine.
         recompute: compute activations again in the backward pass if this needs less memory.
+        accumulate: number of passes in which a step processes its samples.
 
     Raises:
         UserError: the backend or the precision does not exist, or a number is less than 1.
     """
+    if not 1 <= accumulate <= max(batch_size, 1):
+        raise UserError(
+            f"--accumulate is {accumulate}; expected 1 to {max(batch_size, 1)}, the --batch-size"
+        )
     chosen = load_backend(backend)
     rule = recipe(network, optimizer)
     update = make_optimizer(rule.optimizer, momentum=rule.momentum)
@@ -49,12 +56,13 @@ def plan_for(
     plan = make_plan(
         network,
         chosen,
-        batch_size,
+        -(-batch_size // accumulate),
         precision=precision,
         optimizer=update,
         training=training,
         threads=threads,
         recompute=recompute,
+        passes=accumulate,
     )
     if not tune:
         return plan
@@ -64,8 +72,8 @@ def plan_for(
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """Return layers, stages and memory of `plan` as values for JSON.
 
-    FLOPs of layers are for one sample, FLOPs of stages for a full batch. Backward FLOPs do not
-    include the gradient with respect to the network's input, which is not computed.
+    FLOPs of layers are for one sample, FLOPs of stages for a full batch of one pass. Backward FLOPs
+    do not include the gradient with respect to the network's input, which is not computed.
     """
     network = plan.network
     return {
@@ -77,6 +85,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "backend": plan.backend,
         "precision": plan.precision,
         "batch_size": plan.batch_size,
+        "passes": plan.passes,
         "threads": plan.setting.threads,
         "training": plan.training,
         "optimizer": _optimizer_text(plan.optimizer) if plan.training else None,

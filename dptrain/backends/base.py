@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.clipping import Clipping, numpy_clipping
 from dptrain.backends.flat_arrays import FlatArrays
-from dptrain.backends.replica import Arrays, GradientAddition, Kernel, Replica
+from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica
 from dptrain.errors import UserError
 from dptrain.memory import require_memory
 from dptrain.network.initial import draw
@@ -34,6 +34,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
+from dptrain.plan.optimizers import AVERAGE
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
@@ -178,6 +179,20 @@ class Backend(ABC):
             elements: of the flat arrays; start and stop are multiples of 16.
         """
 
+    def bind_average(self, replica: Replica, elements: slice) -> Kernel:
+        """Return the kernel that updates the moving average of the parameters after an update.
+
+        Args:
+            replica, elements: see `bind_update`.
+        """
+        w, average = replica.flat_parameters[elements], replica.flat_state[AVERAGE][elements]
+        rule = replica.plan.optimizer
+
+        def run(context: Context) -> None:
+            average[:] += w.dtype.type(rule.average_weight(replica.updates)) * (w - average)
+
+        return run
+
     def bind_clipping(
         self, replica: Replica, gradient: NDArray[Any], squares: NDArray[np.float64]
     ) -> Clipping:
@@ -188,6 +203,20 @@ class Backend(ABC):
             gradient, squares: see `numpy_clipping`.
         """
         return numpy_clipping(gradient, squares)
+
+    def bind_addition(
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False
+    ) -> Callable[[], None]:
+        """Return the kernel that adds `source` to `target`, parts of flat arrays.
+
+        Args:
+            replica: has the threads or the device.
+            target, source: (n,); n is a multiple of 16.
+            copies: True overwrites the target.
+        """
+        if copies:
+            return partial(np.copyto, target, source)
+        return partial(np.add, target, source, out=target)
 
     def choose_device(self, local_rank: int) -> str:
         """Choose the device of this rank, number `local_rank` on its node.

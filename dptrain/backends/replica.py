@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.backends.accumulation import Accumulation
 from dptrain.backends.clipping import Clipping, clip_factor
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.memory import HOST, Memory, as_numbers
@@ -52,6 +53,7 @@ class Context:
         stop: True if this rank requests a stop.
         parameters_version: changes whenever parameters are written outside of updates;
             `UNKNOWN_VERSION` if they may be written at any time.
+        part: number of the pass, of those that an update has.
         bounds: int64; micro-shard i consists of samples bounds[i] … bounds[i + 1] of this batch.
             Without micro-shards, (0, n). The array stays the same; its content changes.
     """
@@ -65,6 +67,7 @@ class Context:
     learning_rate: float = 0.0
     stop: bool = False
     parameters_version: int = 0
+    part: int = 0
     bounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
 
 
@@ -208,6 +211,7 @@ class Replica:
         self._update_kernels: dict[tuple[int, int], Kernel] = {}
         self._clippings: dict[tuple[int, int], Clipping] = {}
         self.stages = self._bind()
+        self._accumulation = Accumulation(self) if plan.passes > 1 else None
         if plan.training:
             self.update_kernel()
         if arrays.squares is not None:
@@ -420,6 +424,7 @@ class Replica:
         if micro_shards is None or not training:
             bounds[0], bounds[1:] = 0, n
             return
+        micro_shards = micro_shards.of_pass(self.context.part)
         offsets = micro_shards.offsets(global_count)
         if offsets[-1] != n:
             raise UserError(
@@ -526,6 +531,19 @@ class Replica:
         sums: list[float] = self.memory.download(self._loss_sums).tolist()
         return sums
 
+    def store_gradients(self) -> None:
+        """Add the gradients and loss sums of this pass, not the last of an update, to stored sums.
+
+        `Context.part` is the number of the pass.
+        """
+        assert self._accumulation is not None, "the plan has one pass for an update"
+        self._accumulation.store(self.context.part)
+
+    def add_stored_gradients(self, elements: slice) -> None:
+        """Add the sums of all earlier passes of an update to elements of the flat gradient."""
+        assert self._accumulation is not None, "the plan has one pass for an update"
+        self._accumulation.add(elements)
+
     def update(self, learning_rate: float) -> None:
         """Apply the update rule to all parameters.
 
@@ -585,7 +603,10 @@ class Replica:
         key = (0, self.plan.layout.size) if elements is None else (elements.start, elements.stop)
         kernel = self._update_kernels.get(key)
         if kernel is None:
-            kernel = self._update_kernels[key] = self.backend.bind_update(self, slice(*key))
+            kernel = self.backend.bind_update(self, slice(*key))
+            if self.plan.optimizer.average_decay is not None:
+                kernel = _sequence(kernel, self.backend.bind_average(self, slice(*key)))
+            self._update_kernels[key] = kernel
         return kernel
 
     # Inference.
@@ -725,6 +746,16 @@ class Replica:
             if not finite(outputs[stage.group]):
                 return f"the output of {stage.group}"
         return None
+
+
+def _sequence(first: Kernel, second: Kernel) -> Kernel:
+    """Return the kernel that runs two kernels one after the other."""
+
+    def run(context: Context) -> None:
+        first(context)
+        second(context)
+
+    return run
 
 
 def segments(plan: Plan, elements: slice) -> Sequence[tuple[int, int, float]]:

@@ -36,6 +36,9 @@ from dptrain.errors import UserError
 @click.option("--recompute", is_flag=True,
               help="Compute activations again in the backward pass, if this needs less "
               "memory.")  # fmt: skip
+@click.option("--accumulate", type=int, default=1, show_default=True, metavar="N",
+              help="Process the samples of a step in this many passes, whose gradients are "
+              "added.")  # fmt: skip
 @JSON
 def describe(
     name: str | None,

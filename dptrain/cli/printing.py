@@ -279,14 +279,16 @@ def _millions(value: float) -> str:
 
 
 def _heading(description: Mapping[str, Any]) -> str:
-    threads = description["threads"]
+    count = description["threads"]
+    threads = f"{count} thread{'s' if count > 1 else ''}"
     use = f"trained by {description['optimizer']}" if description["training"] else "inference"
+    passes = f" in each of {description['passes']} passes" if description["passes"] > 1 else ""
     return (
         f"{description['network']}: {_shape(description['input_shape'])} → "
         f"{_shape(description['output_shape'])}, {description['loss']}, "
         f"{description['parameters']:,} parameters\n"
-        f"on one rank: batch {description['batch_size']}, backend {description['backend']}, "
-        f"{description['precision']}, {threads} thread{'s' if threads > 1 else ''}, {use}"
+        f"on one rank: batch {description['batch_size']}{passes}, "
+        f"backend {description['backend']}, {description['precision']}, {threads}, {use}"
     )
 
 

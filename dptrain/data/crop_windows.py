@@ -42,7 +42,7 @@ class _Piece(NamedTuple):
 
 
 class CropWindowLoader(BatchSource):
-    """Batches with targets and crop windows, in the order of the steps.
+    """Batches with targets and crop windows, in the order of the steps and their passes.
 
     A device that waits for a batch is idle. Therefore the windows of many steps are computed in one
     piece, which is cheaper, and a thread computes the next piece while the present one is used.
@@ -94,12 +94,18 @@ class CropWindowLoader(BatchSource):
                 epoch, pieces = pending.popleft()
                 pending.extend(islice(futures, 1))
                 for piece in pieces.result():
-                    for i, step in enumerate(piece.steps):
-                        colours = None if piece.recolourings is None else piece.recolourings[i]
-                        yield Batch(
-                            step, epoch, None, piece.targets[i], piece.samples[i],
-                            piece.global_count, piece.windows[i], colours,
-                        )  # fmt: skip
+                    yield from self._passes(epoch, piece)
+
+    def _passes(self, epoch: int, piece: _Piece) -> Iterator[Batch]:
+        """Yield a batch for each pass of each step."""
+        spans = self._sampler.pass_spans(piece.global_count)
+        for i, step in enumerate(piece.steps):
+            for part, span in enumerate(spans):
+                colours = None if piece.recolourings is None else piece.recolourings[i][span]
+                yield Batch(
+                    step, epoch, None, piece.targets[i][span], piece.samples[i][span],
+                    piece.global_count, piece.windows[i][span], colours, part,
+                )  # fmt: skip
 
     def _spans(self) -> Iterator[tuple[int, range]]:
         """Yield epochs, and steps of each whose windows are computed at once.

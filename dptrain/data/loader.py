@@ -65,7 +65,7 @@ _short_interval = _ShortSwitchInterval()
 
 
 class Batch(NamedTuple):
-    """This rank's shard of one global minibatch; it may be empty.
+    """This rank's shard of one global minibatch, or of a part of it; it may be empty.
 
     Attributes:
         step: global step number, from 0.
@@ -80,6 +80,7 @@ class Batch(NamedTuple):
             inputs.
         recolourings: float32 (n, 2), how the colours of crop windows change, as
             `Augmentation.recolourings` returns it; None if they stay.
+        part: number of the pass, if gradients accumulate over several passes of a step.
     """
 
     step: int
@@ -90,6 +91,7 @@ class Batch(NamedTuple):
     global_count: int
     crop_windows: NDArray[np.int64] | None = None
     recolourings: NDArray[np.float32] | None = None
+    part: int = 0
 
 
 class BatchSource(ABC):
@@ -134,7 +136,7 @@ class _Buffers(NamedTuple):
 
 
 class Loader(BatchSource):
-    """Batches with their inputs, in the order of the steps.
+    """Batches with their inputs, in the order of the steps and their passes.
 
     A thread reads up to `depth` batches ahead. It needs a core: if all cores compute, the thread
     interrupts a computation, and the caller reads samples from memory at a lower cost when they are
@@ -296,30 +298,42 @@ class Loader(BatchSource):
             partners = np.concatenate([mine.reshape(-1) for _, _, mine in others])
             partner_draws = self._draw(epoch, others)
         if self._keeps_pixels:
-            windows, recolourings = self._window_changes([mine for _, _, mine in shards], draws)
+            windows, recolourings = self._window_changes(shards, draws)
         self._times.add_assembling(begin)
-        for part, global_count, mine in shards:
-            for step, samples in zip(part, mine, strict=True):
-                buffers = self._free.get()
-                if self._closed.is_set():
-                    return
-                x, y = buffers.x[: len(samples)], buffers.y[: len(samples)]
-                span = slice(drawn, drawn + len(samples))
-                drawn = span.stop
-                changes: tuple[Any, ...] = ()
-                if windows is not None:
-                    self._read_kept(samples, x, y)
-                    changes = windows[span], None if recolourings is None else recolourings[span]
-                else:
-                    self._read(samples, x, y, None if draws is None else draws[:, span])
-                    if draws is not None and partner_draws is not None:
-                        own = draws[:, span]
-                        self._mix(partners[span], x, y, own, partner_draws[:, span])
-                if self._counts_at_start is not None:
-                    # The first minibatch opens files, and it may compile a kernel.
-                    self._times.reset(self._counts_at_start)
-                    self._counts_at_start = None
-                yield Batch(step, epoch, x, y, samples, global_count, *changes), buffers
+        for step, part, global_count, samples in self._passes(shards):
+            buffers = self._free.get()
+            if self._closed.is_set():
+                return
+            x, y = buffers.x[: len(samples)], buffers.y[: len(samples)]
+            span = slice(drawn, drawn + len(samples))
+            drawn = span.stop
+            self._times.batches += part == 0
+            changed, recoloured = None, None
+            if windows is not None:
+                self._read_kept(samples, x, y)
+                changed = windows[span]
+                recoloured = None if recolourings is None else recolourings[span]
+            else:
+                self._read(samples, x, y, None if draws is None else draws[:, span])
+                if draws is not None and partner_draws is not None:
+                    own = draws[:, span]
+                    self._mix(partners[span], x, y, own, partner_draws[:, span])
+            if self._counts_at_start is not None and part + 1 == self._sampler.passes:
+                # The first minibatch opens files, and it may compile a kernel.
+                self._times.reset(self._counts_at_start)
+                self._counts_at_start = None
+            batch = Batch(step, epoch, x, y, samples, global_count, changed, recoloured, part)
+            yield batch, buffers
+
+    def _passes(
+        self, shards: list[tuple[range, int, NDArray[np.int64]]]
+    ) -> Iterator[tuple[int, int, int, NDArray[np.int64]]]:
+        """Yield step, pass, size of the minibatch, and the samples of the pass on this rank."""
+        for steps, global_count, mine in shards:
+            spans = self._sampler.pass_spans(global_count)
+            for step, samples in zip(steps, mine, strict=True):
+                for part, span in enumerate(spans):
+                    yield step, part, global_count, samples[span]
 
     def _draw(
         self, epoch: int, shards: list[tuple[range, int, NDArray[np.int64]]]
@@ -344,26 +358,34 @@ class Loader(BatchSource):
         assert self._augmentation is not None
         others = _Buffers(*(part[: len(partners)] for part in self._partners))
         self._read(partners, others.x, others.y, partner_draws)
-        self._times.batches -= 1  # Both reads are of one minibatch.
         alpha, mixes_targets = self._augmentation.mixup, y.dtype == np.float32
         weights = partner_weights(draws[7], alpha, mixes_targets=mixes_targets)
         mix(x, y, *others, weights)
 
     def _window_changes(
-        self, shards: list[NDArray[np.int64]], draws: NDArray[np.float64] | None
+        self,
+        shards: list[tuple[range, int, NDArray[np.int64]]],
+        draws: NDArray[np.float64] | None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
         """Return crop windows and recolourings of the images of minibatches.
 
         Args:
-            shards: (steps, n) each; an image's number counts from 0 in each step.
+            shards: those of `Sampler.shards`; an image's number counts from 0 in each pass.
             draws: of all images.
         """
         augmentation, shapes = self._augmentation, (self._input_shape, self._image_shape)
-        rows = np.concatenate([np.tile(np.arange(mine.shape[1]), len(mine)) for mine in shards])
+        rows = np.concatenate(
+            [np.tile(self._rows_of_step(count), len(steps)) for steps, count, _ in shards]
+        )
         if augmentation is None or draws is None:
             return centred_windows(*shapes, rows), None
         windows = augmentation.crop_windows(shapes[0], draws, shapes[1], rows)
         return windows, augmentation.recolourings(draws) if augmentation.recolours else None
+
+    def _rows_of_step(self, global_count: int) -> NDArray[np.int64]:
+        """Return the number of each image in its pass, for all images of a step on this rank."""
+        spans = self._sampler.pass_spans(global_count)
+        return np.concatenate([np.arange(span.stop - span.start) for span in spans])
 
     def _read_kept(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
         """Read images that are not converted."""
@@ -371,7 +393,6 @@ class Loader(BatchSource):
         if len(indices):
             self._samples.read_kept(indices, x, y)
         self._times.add_reading(begin)
-        self._times.batches += 1
 
     def _read(
         self,
@@ -380,7 +401,6 @@ class Loader(BatchSource):
         y: NDArray[Any],
         draws: NDArray[np.float64] | None,
     ) -> None:
-        self._times.batches += 1
         if not len(indices):
             return
         augmentation, samples, begin = self._augmentation, self._samples, perf_counter_ns()

@@ -4,12 +4,17 @@ An epoch is a permutation of all samples, cut into minibatches; the last one may
 minibatch is cut into one contiguous shard for each rank; with micro-shards
 (`dptrain.plan.shards`), shards consist of whole micro-shards. Thus every sample is used exactly
 once in an epoch, and the samples of a step do not depend on the number of ranks.
+
+If gradients accumulate over several passes, the minibatch is cut into one micro-batch for each pass
+first, and micro-batches into shards: the samples of a pass do not depend on the number of ranks,
+and neither do its batch statistics. With micro-shards, the shard of each rank is cut into passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +99,30 @@ def shard(count: int, rank: int, size: int) -> slice:
     return slice(start, start + small + (rank < larger))
 
 
+def pass_shards(count: int, rank: int, size: int, passes: int) -> tuple[slice, ...]:
+    """Return the ranges of a minibatch that belong to a rank, one for each pass.
+
+    The larger shards of different passes belong to different ranks.
+
+    Args:
+        count: samples of the minibatch.
+        rank, size: the rank and the number of ranks.
+        passes: number of passes.
+
+    Example:
+        >>> pass_shards(10, rank=0, size=2, passes=2)
+        (slice(0, 3, None), slice(8, 10, None))
+        >>> pass_shards(10, rank=1, size=2, passes=2)
+        (slice(3, 5, None), slice(5, 8, None))
+    """
+    found = []
+    for number in range(passes):
+        whole = shard(count, number, passes)
+        own = shard(whole.stop - whole.start, (rank + number) % size, size)
+        found.append(slice(whole.start + own.start, whole.start + own.stop))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Sampler:
     """The samples of one rank in each step.
@@ -103,7 +132,9 @@ class Sampler:
         batch_size: of the global minibatch.
         seed: of the run.
         rank, size: this rank and the number of ranks.
-        micro_shards: the micro-shards of this rank; None divides a minibatch equally.
+        micro_shards: the micro-shards of this rank, in the first pass if there are several; None
+            divides a minibatch equally.
+        passes: number of passes of a step.
     """
 
     num_samples: int
@@ -112,6 +143,7 @@ class Sampler:
     rank: int = 0
     size: int = 1
     micro_shards: MicroShards | None = None
+    passes: int = 1
 
     def __post_init__(self) -> None:
         assert min(self.num_samples, self.batch_size) >= 1
@@ -124,17 +156,26 @@ class Sampler:
 
     @property
     def largest_shard(self) -> int:
-        """Largest number of samples that this rank has in a step, or another one."""
+        """Largest number of samples that this rank, or another one, has in a pass."""
         count = min(self.batch_size, self.num_samples)
-        if self.micro_shards is not None:
-            return self.micro_shards.num_samples(count)
-        return -(-count // self.size)
+        if self.micro_shards is None:
+            return -(-count // (self.size * self.passes))
+        return max(int(span.stop - span.start) for span in self.spans(count))
 
-    def span(self, count: int) -> slice:
-        """Return the range of this rank's samples in a minibatch of `count` samples."""
-        if self.micro_shards is not None:
-            return self.micro_shards.span(count)
-        return shard(count, self.rank, self.size)
+    def spans(self, count: int) -> tuple[slice, ...]:
+        """Return the ranges of this rank's samples in a minibatch of `count`, one for each pass."""
+        if self.micro_shards is None:
+            return pass_shards(count, self.rank, self.size, self.passes)
+        return tuple(self.micro_shards.of_pass(i).span(count) for i in range(self.passes))
+
+    def shard_size(self, count: int) -> int:
+        """Return the number of this rank's samples in a minibatch of `count` samples."""
+        return int(self.pass_spans(count)[-1].stop)
+
+    def pass_spans(self, count: int) -> list[slice]:
+        """Return the range of each pass in this rank's samples of a minibatch of `count`."""
+        stops = accumulate((span.stop - span.start for span in self.spans(count)), initial=0)
+        return [slice(start, stop) for start, stop in pairwise(stops)]
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return the order of all samples in an epoch."""
@@ -162,6 +203,7 @@ class Sampler:
 
         Yields:
             Steps with minibatches of equal size, this size, and the samples, int64 (steps, n).
+            Those of the first pass are first; see `pass_spans`.
         """
         whole = len(order) // self.batch_size
         smaller = max(
@@ -175,5 +217,5 @@ class Sampler:
             minibatches = order[span.start :][: len(part) * count].reshape(len(part), count)
             if shift:
                 minibatches = np.roll(minibatches, -shift, axis=1)
-            mine = minibatches[:, self.span(count)]
-            yield part, count, np.ascontiguousarray(mine)
+            mine = [minibatches[:, span] for span in self.spans(count)]
+            yield part, count, np.concatenate(mine, axis=1)

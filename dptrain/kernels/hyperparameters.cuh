@@ -1,4 +1,4 @@
-// Indices into the array of values that change from step to step: float32 (5,) in device memory.
+// Indices into the array of values that change from step to step: float32 (6,) in device memory.
 // dptrain/backends/cuda/replica.py writes it before each step, so that a captured CUDA graph can be
 // launched again with new values.
 
@@ -9,3 +9,4 @@ constexpr int ADAM_CORRECTION = 1;  // For Adam: 1 / sqrt(1 − β₂ᵗ).
 constexpr int STOP_REQUESTED = 2;   // 1 if this rank requests a stop, else 0.
 constexpr int STEP_INDEX = 3;       // Index of the step, an unsigned integer stored as its bits.
 constexpr int DECAY_RATE = 4;       // For AdamW: the learning rate, not divided.
+constexpr int AVERAGE_WEIGHT = 5;   // Weight of the new parameters in their moving average.

@@ -10,7 +10,7 @@
 // before that loss was known, and no later step may update the parameters.
 //
 // scale = 1 / samples of the global minibatch. The stop request comes from the hyperparameters
-// (hyperparameters.cuh), an array float32 (5,).
+// (hyperparameters.cuh), an array float32 (6,).
 //
 // Algorithm: SAMPLE_LANES lanes of a warp process a sample. Each block reduces its samples by warp
 // shuffles, and the last block to finish adds the blocks. The order of additions is fixed, so

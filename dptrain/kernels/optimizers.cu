@@ -3,7 +3,7 @@
 //
 // The arrays consist of segments with the same weight decay: segment k ends before element
 // segment_ends[k] and has the decay segment_decays[k], both (num_segments,). Segments begin at
-// multiples of 16 elements. The learning rate comes from hyperparameters, float32 (5,)
+// multiples of 16 elements. The learning rate comes from hyperparameters, float32 (6,)
 // (hyperparameters.cuh). If the loss, loss_sums[0] of float32 (3,), is not finite, nothing is
 // updated, so that the state before the failure can be inspected.
 //
@@ -113,4 +113,19 @@ extern "C" __global__ void adamw(float* w, const float* g, float* m, float* v, C
     store(w, i, values);
     store(m, i, first);
     store(v, i, second);
+}
+
+// Moving average of the parameters after the update: average ← average + weight (w − average).
+extern "C" __global__ void average_parameters(float* average, const float* w,
+                                              const float* loss_sums, const float* hyperparameters,
+                                              int count) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    Floats mean = load(average, i);
+    const Floats values = load(w, i);
+    const float weight = hyperparameters[AVERAGE_WEIGHT];
+    if (!is_finite(loss_sums[0])) return;
+    for (int k = 0; k < VECTOR; ++k) mean.at[k] += weight * (values.at[k] - mean.at[k]);
+    store(average, i, mean);
 }

@@ -23,7 +23,7 @@ __device__ inline void philox(unsigned counter[4], unsigned key0, unsigned key1)
 
 // Dropout of a layer: elements whose random word is below `threshold`, which may be 2³², are
 // dropped; kept elements are multiplied by `factor`. `samples` int64 (n,) are sample indices, whose
-// lowest 32 bits enter the counter; `hyperparameters` float32 (5,).
+// lowest 32 bits enter the counter; `hyperparameters` float32 (6,).
 struct Dropout {
     const long long* samples;
     const float* hyperparameters;

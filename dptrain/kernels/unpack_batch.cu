@@ -61,7 +61,7 @@ __device__ inline float resized(const Pixel* map, int row, int column, const flo
 }
 
 // Further arguments: targets (target_words,), sample indices (sample_words,) and
-// hyperparameters (5,), each with its staged copy, in 32-bit words.
+// hyperparameters (6,), each with its staged copy, in 32-bit words.
 //
 // Unless `always` is set, nothing is copied if an earlier step left a loss in loss_sums (3,) that is
 // not finite, so that its minibatch stays available for inspection. This kernel may run during the
@@ -75,7 +75,7 @@ __device__ inline float resized(const Pixel* map, int row, int column, const flo
     const bool accepted = always || is_finite(loss_sums[0]);                         \
     if (always && thread_index() == 0 && !is_finite(loss_sums[0])) loss_sums[0] = 0; \
     copy_words({targets, target, target_words}, {samples, sample_ids, sample_words}, \
-               {staged_hyperparameters, hyperparameters, 5}, accepted)
+               {staged_hyperparameters, hyperparameters, 6}, accepted)
 
 // Source and target of a copy in 32-bit words.
 struct WordCopy {

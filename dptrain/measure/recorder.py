@@ -92,14 +92,14 @@ class Row:
         samples: samples of this rank's shard.
         global_count: samples of the global minibatch.
         timed: True if the step was timed stage by stage.
-        laps: stages whose times `complete_times` has not computed yet.
+        laps: stages whose times `complete_times` has not added yet.
     """
 
     times: list[int]
     samples: int
     global_count: int
     timed: bool
-    laps: Laps | None = None
+    laps: tuple[Laps, ...] = ()
 
     @property
     def time_ns(self) -> int:
@@ -108,10 +108,10 @@ class Row:
 
     def complete_times(self) -> list[int]:
         """Return `times` with those of all stages."""
-        if self.laps is not None:
-            for index, _, time, _ in self.laps.times():
-                self.times[index] = time
-            self.laps = None
+        for laps in self.laps:
+            for index, _, time, _ in laps.times():
+                self.times[index] += time
+        self.laps = ()
         return self.times
 
 
@@ -123,7 +123,7 @@ class _Note(NamedTuple):
         row: its record.
         times: begin, request, data and end of `Moments`.
         ends: end of each stage, by index, except for those in `laps`.
-        laps: stages that were timed by `StepRecorder.laps`, if any.
+        laps: stages that were timed by `StepRecorder.laps`.
         exposed, sums: see `Moments`.
     """
 
@@ -131,15 +131,15 @@ class _Note(NamedTuple):
     row: Row
     times: tuple[int, int, int, int]
     ends: list[int]
-    laps: Laps | None
+    laps: tuple[Laps, ...]
     exposed: tuple[tuple[int, int], ...]
     sums: tuple[tuple[int, int], ...]
 
     def moments(self) -> Moments:
         """Return the time stamps."""
         exposed = list(self.exposed)
-        if self.laps is not None:
-            for stage, end, _, outside_ns in self.laps.times():
+        for laps in self.laps:
+            for stage, end, _, outside_ns in laps.times():
                 self.ends[stage] = end
                 exposed += [(end, end + outside_ns)] if outside_ns else []
         took = self.row.complete_times()
@@ -170,7 +170,7 @@ class StepRecorder:
         self._rows: deque[Row] = deque(maxlen=capacity)
         self._zeros = [0] * len(self.names)
         self._row = self._zeros.copy()
-        self._laps: Laps | None = None
+        self._laps: tuple[Laps, ...] = ()
         self._outside: list[tuple[int, int]] = []
         self._ends = [0] * len(self.names)
         self.keeps_moments = False
@@ -199,7 +199,7 @@ class StepRecorder:
     def begin(self) -> None:
         """Begin a step: its minibatch is requested next."""
         # A stage in several pieces adds to its time, so every step starts from 0.
-        self._row, self._laps = self._zeros.copy(), None
+        self._row, self._laps = self._zeros.copy(), ()
         self._outside.clear()
         self._request = self._last = now = perf_counter_ns()
         self._completed = self._completed or now
@@ -219,14 +219,14 @@ class StepRecorder:
         self.totals_ns[name] += duration
 
     def lap(self, stage: int, outside_ns: int = 0) -> None:
-        """Assign the time since the last lap or skip to a stage.
+        """Add the time since the last lap or skip to a stage, which may run in several passes.
 
         Args:
             stage: index of the stage.
             outside_ns: time at the end of this interval that does not belong to the stage.
         """
         now = perf_counter_ns()
-        self._row[stage] = now - self._last - outside_ns
+        self._row[stage] += now - self._last - outside_ns
         self._ends[stage] = now - outside_ns
         self._last = now
         if outside_ns:
@@ -238,7 +238,7 @@ class StepRecorder:
         ends: Callable[[], Sequence[int]],
         outside: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Assign times to stages that ran one after another, like `lap` after each of them.
+        """Add times to stages that ran one after another, like `lap` after each of them.
 
         Args:
             stages: indices of the stages.
@@ -246,7 +246,7 @@ class StepRecorder:
             outside: begin and end of intervals during stages that are not parts of them, in order.
         """
         # Times are computed when the row is read: that would take 16 µs of each step.
-        self._laps = Laps(stages, ends, self._last, (*outside,))
+        self._laps += (Laps(stages, ends, self._last, (*outside,)),)
         self._last = perf_counter_ns()
 
     def clear(self, stage: int) -> None:
@@ -263,17 +263,18 @@ class StepRecorder:
         self._ends[stage] = self._last = now
 
     def put(self, stage: int, nanoseconds: int, end: int) -> None:
-        """Set the duration of a stage, and when it ended, as measured by another clock."""
-        self._row[stage], self._ends[stage] = nanoseconds, end
+        """Add to the time of a stage, as measured by another clock, and set when it ended."""
+        self._row[stage] += nanoseconds
+        self._ends[stage] = end
 
     def skip(self) -> None:
         """Assign the time since the last lap or skip to no stage."""
         self._last = perf_counter_ns()
 
     def waited(self) -> None:
-        """Assign the time since the last lap or skip to waiting for data."""
+        """Add the time since the last lap or skip to waiting for data."""
         now = perf_counter_ns()
-        self._row[self._spans] = now - self._last
+        self._row[self._spans] += now - self._last
         self._ends[self._spans] = self._last = now
 
     def end(

@@ -8,12 +8,16 @@ one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:
     from dptrain.network.layers import Parameter
+
+
+AVERAGE = "average"
+"""Name of the state array with the moving average of the parameters."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +30,36 @@ class UpdateRule:
             dimension, and are not decayed. None: each parameter has the λ of its layer.
         clip_norm: c; before each update, the gradient of all parameters is multiplied by
             min(1, c / (‖gradient‖ + 10⁻⁶)), as by PyTorch's `clip_grad_norm_`. None: it is not.
+        average_decay: d; after update t, the moving average of the parameters becomes
+            average + (1 − min(d, (t − 1) / (t + 9))) · (w − average). None: there is no average.
     """
 
     weight_decay: float | None = field(default=None, kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)
+    average_decay: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.average_decay is not None and not 0.0 < self.average_decay < 1.0:
+            raise UserError(
+                f"the decay of the average is {self.average_decay}; expected above 0 and below 1"
+            )
         if self.clip_norm is not None and not self.clip_norm > 0.0:
             raise UserError(f"clip norm is {self.clip_norm}; expected above 0")
         if self.weight_decay is not None and not self.weight_decay >= 0.0:
             raise UserError(f"weight decay is {self.weight_decay}; expected at least 0")
+
+    @property
+    def average_state(self) -> tuple[str, ...]:
+        """`AVERAGE` if there is a moving average; part of `state`."""
+        return () if self.average_decay is None else (AVERAGE,)
+
+    def average_weight(self, number: int) -> float:
+        """Return the weight of the parameters after update `number`, from 1, in their average.
+
+        The first parameters have weight 1, so that the average does not contain the initial ones.
+        """
+        assert self.average_decay is not None
+        return 1.0 - min(self.average_decay, (number - 1) / (number + 9))
 
     def decay_of(self, parameter: Parameter) -> float:
         """Return λ of a parameter."""
@@ -71,7 +95,7 @@ class SGD(UpdateRule):
     @property
     def state(self) -> tuple[str, ...]:
         """Names of the flat state arrays."""
-        return ("momentum",) if self.momentum else ()
+        return (*(("momentum",) if self.momentum else ()), *self.average_state)
 
 
 @dataclass(frozen=True)
@@ -104,7 +128,7 @@ class Adam(UpdateRule):
     @property
     def state(self) -> tuple[str, ...]:
         """Names of the flat state arrays."""
-        return ("first_moment", "second_moment")
+        return ("first_moment", "second_moment", *self.average_state)
 
 
 @dataclass(frozen=True)
@@ -129,6 +153,14 @@ class AdamW(Adam):
 Optimizer = SGD | Adam
 
 
+class _Common(TypedDict):
+    """The arguments of all update rules."""
+
+    weight_decay: float | None
+    clip_norm: float | None
+    average_decay: float | None
+
+
 def make_optimizer(
     kind: str,
     *,
@@ -136,15 +168,17 @@ def make_optimizer(
     nesterov: bool = False,
     weight_decay: float | None = None,
     clip_norm: float | None = None,
+    average_decay: float | None = None,
 ) -> Optimizer:
     """Return the update rule with a name.
 
     Args:
         kind: ``"sgd"``, ``"adam"`` or ``"adamw"``.
         momentum, nesterov: of `SGD`; the others ignore them.
-        weight_decay, clip_norm: see `UpdateRule`.
+        weight_decay, clip_norm, average_decay: see `UpdateRule`.
     """
+    common = _Common(weight_decay=weight_decay, clip_norm=clip_norm, average_decay=average_decay)
     if kind == SGD.kind:
-        return SGD(momentum, nesterov, weight_decay=weight_decay, clip_norm=clip_norm)
+        return SGD(momentum, nesterov, **common)
     rules = {rule.kind: rule for rule in (Adam, AdamW)}
-    return rules[kind](weight_decay=weight_decay, clip_norm=clip_norm)
+    return rules[kind](**common)

@@ -36,7 +36,7 @@ from dptrain.plan.lowering import (
 from dptrain.plan.optimizers import SGD, Optimizer
 from dptrain.plan.recomputation import SECOND, Recomputation, Recomputer
 from dptrain.plan.selection import KernelSelection
-from dptrain.plan.shards import MicroShards
+from dptrain.plan.shards import MicroShards, merge_table
 
 STAGED = "input.staged"
 """Name of the buffer that holds minibatches in the form in which the host sends them."""
@@ -100,6 +100,7 @@ class Plan:
         recomputed: names of the buffers whose content is computed again in the backward pass, to a
             second buffer, see `dptrain.plan.recomputation`.
         cuts: positions of the groups between which activations are computed again.
+        passes: forward and backward passes for an update; the batch size is that of one pass.
     """
 
     network: Network
@@ -117,10 +118,11 @@ class Plan:
     statistics: FlatLayout = FlatLayout((), 0)
     recomputed: frozenset[str] = frozenset()
     cuts: tuple[int, ...] = ()
+    passes: int = 1
 
     @property
     def batch_size(self) -> int:
-        """Largest number of samples in a step."""
+        """Largest number of samples in a pass; a step has one pass unless gradients accumulate."""
         return self.setting.batch_size
 
     @property
@@ -148,6 +150,23 @@ class Plan:
         """The order in which micro-shards are summed, see `dptrain.plan.shards`."""
         return np.zeros(1, np.int64) if self.micro_shards is None else self.micro_shards.merges
 
+    @property
+    def pass_merges(self) -> NDArray[np.int64]:
+        """The order in which the gradients of passes are added, see `dptrain.plan.shards`.
+
+        One after the other; with micro-shards along their tree, of which each pass is a subtree.
+        """
+        if self.micro_shards is None:
+            return np.minimum(np.arange(self.passes, dtype=np.int64), 1)
+        return merge_table(self.passes, [(i, i + 1) for i in range(self.passes)])
+
+    @property
+    def stored_gradients(self) -> int:
+        """Number of sums of gradients of earlier passes that are stored during a pass."""
+        if self.passes == 1:
+            return 0
+        return 1 if self.micro_shards is None else self.passes.bit_length() - 1
+
     def with_update_share(self, ranks: int) -> Plan:
         """Return the plan of a rank that updates one of `ranks` slices of the parameters.
 
@@ -174,7 +193,7 @@ class Plan:
         if self.statistics.size:
             memory["statistics"] = self.statistics.size * self.itemsize
         if self.training:
-            slots = self.gradient_slots
+            slots = self.gradient_slots + self.stored_gradients
             memory["gradients"] = slots * self.layout.gradient_size * self.itemsize
             memory["optimizer"] = flat * len(self.optimizer.state)
             if self.optimizer.clip_norm is not None:
@@ -643,18 +662,20 @@ def make_plan(
     recompute: bool = False,
     cuts: Sequence[int] | None = None,
     label_smoothing: float = 0.0,
+    passes: int = 1,
 ) -> Plan:
     """Return the plan of a network for a backend. Nothing is allocated.
 
     Args:
         network: the network.
         backend: the backend.
-        batch_size: largest number of samples in a step.
+        batch_size: largest number of samples in a pass.
         precision: a precision of the backend, such as ``"fp32"``; None for its default.
         optimizer: update rule; None for SGD without momentum.
         training: False omits backward, gradients and update.
         threads: number of compute threads of the replica.
-        micro_shards: the micro-shards of this rank; None for the fastest order of summation.
+        micro_shards: the micro-shards of this rank, in the first pass if there are several; None
+            for the fastest order of summation.
         selection: selects a kernel for each stage; None for those with the lowest estimates.
         fused: False computes each layer by stages of its own, to time kinds of layers.
         recompute: True computes activations again in the backward pass, in segments of the size
@@ -662,6 +683,7 @@ def make_plan(
         cuts: with `recompute`, the `cuts` of another plan of the network for the backend, which are
             used instead.
         label_smoothing: see `Setting`.
+        passes: forward and backward passes for an update, whose gradients are added.
 
     Raises:
         UserError: batch size or threads is less than 1, two names are in conflict, the network
@@ -688,7 +710,7 @@ def make_plan(
 
     def plan(segment_share: float | None = None, cuts: Sequence[int] = ()) -> Plan:
         planner = _Planner(network, backend, setting, segment_share=segment_share, cuts=cuts)
-        return planner.plan(rule, micro_shards)
+        return replace(planner.plan(rule, micro_shards), passes=passes if training else 1)
 
     if not setting.recompute:
         return plan()
@@ -717,4 +739,5 @@ def with_selection(plan: Plan, backend: Lowering, selection: KernelSelection) ->
         recompute=plan.setting.recompute,
         cuts=plan.cuts,
         label_smoothing=plan.setting.label_smoothing,
+        passes=plan.passes,
     )

@@ -20,11 +20,13 @@ are the results, in order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dptrain.errors import UserError
 
 Range = tuple[int, int]
 """Start and stop of a range of micro-shards."""
@@ -164,7 +166,7 @@ def addition_steps(merges: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArra
 
 @dataclass(frozen=True)
 class MicroShards:
-    """The micro-shards of one rank.
+    """The micro-shards of one rank in a step, or in one of several passes for an update.
 
     Attributes:
         total: number of micro-shards of the global minibatch.
@@ -176,9 +178,32 @@ class MicroShards:
     stop: int
 
     @classmethod
-    def of_rank(cls, total: int, rank: int = 0, ranks: int = 1) -> MicroShards:
-        """Return the micro-shards of a rank; of all ranks by default."""
-        return cls(total, *shards_of_rank(total, rank, ranks))
+    def of_rank(cls, total: int, rank: int = 0, ranks: int = 1, passes: int = 1) -> MicroShards:
+        """Return the micro-shards of a rank; of all ranks by default.
+
+        If an update has several passes, return those of the first pass.
+
+        Raises:
+            UserError: there are several passes, but a rank or a pass would not have a whole
+                subtree, so that sums over passes and then over ranks could not follow the tree.
+        """
+        if passes == 1:
+            return cls(total, *shards_of_rank(total, rank, ranks))
+        of_rank, rest = divmod(total, ranks)
+        if rest or of_rank.bit_count() != 1 or of_rank % passes:
+            raise UserError(
+                f"--accumulate is {passes} and --shards is {total} on {ranks} "
+                f"rank{'s' * (ranks > 1)}, but each pass must sum a whole subtree of the "
+                "micro-shards; use powers of two for --accumulate and for --shards divided by the "
+                f"number of ranks, such as --accumulate {_power_of_two(passes)} --shards "
+                f"{ranks * max(_power_of_two(of_rank), _power_of_two(passes))}"
+            )
+        return cls(total, rank * of_rank, rank * of_rank + of_rank // passes)
+
+    def of_pass(self, number: int) -> MicroShards:
+        """Return the micro-shards of pass `number` of the same rank, if these are of pass 0."""
+        first = number * self.count
+        return replace(self, start=self.start + first, stop=self.stop + first)
 
     @property
     def count(self) -> int:
@@ -214,3 +239,8 @@ class MicroShards:
         bounds = micro_shard_bounds(global_count, self.total)[self.start : self.stop + 1]
         offsets: NDArray[np.int64] = bounds - bounds[0]
         return offsets
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
+    return 1 << max(number - 1, 0).bit_length()

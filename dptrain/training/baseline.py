@@ -5,6 +5,7 @@ They are made in blocks between the steps of the job, see `InterleavedBaseline`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from time import monotonic
@@ -65,14 +66,15 @@ def open_loader(
     first: int,
     last: int,
     micro_shards: MicroShards | None = None,
+    passes: int = 1,
     times: InputTimes | None = None,
 ) -> BatchSource:
     """Return the batches of the training steps `first` … `last` − 1 for one of `size` ranks.
 
-    The loader adds its times to `times`.
+    There is one for each pass of a step. The loader adds its times to `times`.
     """
     data = job.dataset
-    sampler = Sampler(len(data.train), batch_size, job.spec.seed, rank, size, micro_shards)
+    sampler = Sampler(len(data.train), batch_size, job.spec.seed, rank, size, micro_shards, passes)
     steps, shapes = range(first, last), (data.input_shape, data.target_shape)
     cached, augmentation = job.cached_samples, job.augmentation
     if cached is not None:
@@ -100,15 +102,18 @@ class RankAlone:
         shards: number of micro-shards; 0 for none.
 
     Raises:
-        MemoryError, UserError: the replica does not fit into memory.
+        MemoryError, UserError: the replica does not fit into memory, or the passes of a step do not
+            fit the micro-shards.
     """
 
     def __init__(self, job: Job, batch_size: int, shards: int = 0) -> None:
-        micro_shards = MicroShards.of_rank(shards) if shards else None
+        passes = job.plan.passes
+        micro_shards = MicroShards.of_rank(shards, passes=passes) if shards else None
+        pass_size = math.ceil(batch_size / passes)
         plan = make_plan(
             job.network,
             job.backend,
-            batch_size,
+            pass_size,
             precision=job.plan.precision,
             optimizer=job.plan.optimizer,
             threads=job.plan.setting.threads,
@@ -116,7 +121,8 @@ class RankAlone:
             recompute=job.plan.setting.recompute,
             label_smoothing=job.plan.setting.label_smoothing,
             # Measured kernels are for one batch size.
-            selection=job.plan.setting.selection if batch_size == job.local_batch else None,
+            selection=job.plan.setting.selection if pass_size == job.plan.batch_size else None,
+            passes=passes,
         )
         _require_memory(job, plan)
         replica = job.backend.make_replica(plan, seed=job.spec.seed)
@@ -134,8 +140,9 @@ class RankAlone:
             assert isinstance(replica, CropWindowReplica)
             replica.share_cached_images(job.replica)
         self._open_loader = partial(
-            open_loader, job, batch_size=batch_size, rank=0, size=1, micro_shards=micro_shards
-        )
+            open_loader, job, batch_size=batch_size, rank=0, size=1, micro_shards=micro_shards,
+            passes=passes,
+        )  # fmt: skip
 
     def time_steps(self, steps: int) -> NDArray[np.int64]:
         """Make steps; return the time in ns of each one with a whole minibatch after the warm-up.
@@ -225,7 +232,7 @@ class InterleavedBaseline:
                 return None
             try:
                 self._alone = (
-                    RankAlone(job, job.local_batch, job.plan.setting.shards),
+                    RankAlone(job, job.local_batch, job.plan.setting.shards * job.plan.passes),
                     RankAlone(job, job.spec.batch_size, job.spec.shards),
                 )
             except (MemoryError, UserError) as error:

@@ -38,6 +38,7 @@ from dptrain.files import (
     sync,
     writing,
 )
+from dptrain.training.averaging import averaged_arrays
 from dptrain.training.schedules import Schedule
 
 FORMAT = 1
@@ -538,7 +539,7 @@ def restore_replica(
         replica: a replica of the same network; backend and batch size may differ.
         checkpoint: the state to restore.
         parameters_only: leave the optimizer state unchanged and convert between precisions, for
-            evaluation and prediction.
+            evaluation and prediction. The parameters are their moving average, if there is one.
 
     Raises:
         UserError: the checkpoint has another network, precision or optimizer; the message names
@@ -547,6 +548,8 @@ def restore_replica(
     arrays = checkpoint.arrays
     if parameters_only:
         kinds = ("parameters/", f"{STATISTICS}/")
+        if checkpoint.facts.get("updates"):
+            arrays = averaged_arrays(arrays)
         arrays = {k: v for k, v in arrays.items() if k.startswith(kinds)}
     mismatch = _mismatch(replica, arrays, parameters_only)
     if mismatch is not None:

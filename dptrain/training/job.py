@@ -20,7 +20,7 @@ from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
 from dptrain.data.decoding import keep_decoded
 from dptrain.data.fingerprint import data_fingerprint
-from dptrain.data.sharding import steps_per_epoch
+from dptrain.data.sharding import Sampler, steps_per_epoch
 from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.data.validation import with_validation
 from dptrain.data.workers import with_workers
@@ -124,8 +124,18 @@ class Job:
 
     @property
     def local_batch(self) -> int:
-        """Largest shard of a minibatch that a rank processes."""
-        return self.plan.batch_size
+        """Largest shard of a minibatch that a rank processes, in all passes of a step."""
+        count, ranks = self.spec.batch_size, self.world.size
+        samplers = (
+            Sampler(count, count, self.spec.seed, rank, ranks, **self.passes)
+            for rank in range(ranks)
+        )
+        return max(sampler.shard_size(count) for sampler in samplers)
+
+    @property
+    def passes(self) -> dict[str, Any]:
+        """How the shard of this rank is divided: arguments of `Sampler` and `open_loader`."""
+        return {"micro_shards": self.plan.micro_shards, "passes": self.plan.passes}
 
     def reopen_engine(self) -> None:
         """Replace the engine by a new one, after the present one was closed."""
@@ -251,7 +261,7 @@ def _open_inputs(
     data = with_workers(data, chosen.workers)
     threads = compute_threads(chosen, world)
     world.count_threads(threads)
-    shards = call_on_all_ranks(world, lambda: _micro_shards(chosen, world))
+    shards = call_on_all_ranks(world, lambda: _micro_shards(chosen, world, graph))
 
     def make(cuts: Sequence[int] | None) -> Plan:
         return make_plan(
@@ -265,6 +275,7 @@ def _open_inputs(
             recompute=chosen.recompute,
             cuts=cuts,
             label_smoothing=chosen.label_smoothing,
+            passes=chosen.accumulate,
         )
 
     plan = _make_plan_with_common_stages(world, make)
@@ -315,8 +326,15 @@ def _reads_again(chosen: Settings, count: int) -> bool:
     return steps > steps_per_epoch(count, chosen.global_batch)
 
 
-def _micro_shards(chosen: Settings, world: World) -> MicroShards | None:
-    """Return the micro-shards of this rank; None if there are none."""
+def _micro_shards(chosen: Settings, world: World, network: Network) -> MicroShards | None:
+    """Return the micro-shards of this rank in the first pass of a step; None if there are none."""
+    passes = chosen.accumulate
+    if passes * world.size > chosen.global_batch:
+        raise UserError(
+            f"--accumulate is {passes}, but {world.size} ranks share {chosen.global_batch} samples "
+            f"of a minibatch; use at most {max(chosen.global_batch // world.size, 1)}, so that "
+            "each rank has a sample in each pass"
+        )
     if not chosen.shards:
         return None
     if chosen.shards < world.size:
@@ -324,13 +342,19 @@ def _micro_shards(chosen: Settings, world: World) -> MicroShards | None:
             f"--shards is {chosen.shards}, but there are {world.size} ranks, and each needs a "
             f"micro-shard; use --shards {world.size} or more, or fewer ranks"
         )
-    return MicroShards.of_rank(chosen.shards, world.rank, world.size)
+    if passes > 1 and network.statistics:
+        raise UserError(
+            f"--accumulate {passes} normalises the samples of each pass by their own statistics, "
+            "and with --shards these samples depend on the number of ranks; remove one of the two, "
+            "or use a network without batch normalisation"
+        )
+    return MicroShards.of_rank(chosen.shards, world.rank, world.size, passes)
 
 
 def _local_batch(chosen: Settings, world: World, shards: MicroShards | None) -> int:
-    """Return the largest number of samples that this rank has in a step."""
+    """Return the largest number of samples that this rank has in a pass."""
     if shards is None:
-        return max(math.ceil(chosen.global_batch / world.size), 1)
+        return max(math.ceil(chosen.global_batch / (world.size * chosen.accumulate)), 1)
     return shards.num_samples(chosen.global_batch)
 
 

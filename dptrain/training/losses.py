@@ -94,6 +94,11 @@ def measure_losses(
     """
     if world.size == 1:
         raise AgreedError("--losses compares ranks; start several, such as mpirun -n 2")
+    if settings.accumulate > 1:
+        raise AgreedError(
+            f"--losses measures steps of one pass, but --accumulate is {settings.accumulate}; "
+            "remove --accumulate, or use a smaller --batch-size"
+        )
     output = options.output
     call_on_rank_zero(world, lambda: _claim(output))
     chosen = replace(settings, epochs=None, steps=options.steps, run_dir=None, resume=None)
@@ -107,7 +112,7 @@ def measure_losses(
             )
         with open_loader(
             job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
-            first=0, last=LAST_STEP, micro_shards=job.plan.micro_shards,
+            first=0, last=LAST_STEP, **job.passes,
         ) as loader:  # fmt: skip
             experiments = _Experiments(job, whole_minibatches(loader, job), options)
             experiments.run()

@@ -117,6 +117,11 @@ def profile(
     Raises:
         UserError: a mistake of the user; on every rank.
     """
+    if options.trace and settings.accumulate > 1:
+        raise AgreedError(
+            f"--trace shows steps of one pass, but --accumulate is {settings.accumulate}; remove "
+            "one of the two"
+        )
     output = options.output
     board = call_on_rank_zero(world, lambda: _claim(output, settings.tensorboard))
     ranges = call_on_all_ranks(world, load_ranges) if options.nvtx else None
@@ -328,7 +333,7 @@ def _make_steps(
             size=world.size,
             first=0,
             last=steps.last,
-            micro_shards=job.plan.micro_shards,
+            **job.passes,
         ) as loader,
         display,
     ):
@@ -362,7 +367,7 @@ def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     last = first + count
     with open_loader(
         job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
-        first=first, last=last, micro_shards=job.plan.micro_shards,
+        first=first, last=last, **job.passes,
     ) as loader:  # fmt: skip
         batches = waiting(loader, ranges)
         for number in range(first, last):

@@ -125,7 +125,7 @@ def find_rate(
         job.engine,
         open_loader(
             job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size, first=0,
-            last=options.steps, micro_shards=job.plan.micro_shards,
+            last=options.steps, **job.passes,
         ) as batches,
     ):  # fmt: skip
         losses = _make_steps(job, batches, options)

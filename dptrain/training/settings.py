@@ -202,6 +202,11 @@ class Settings:
         "optimisation", None, "Samples of a global minibatch, which all ranks share.",
         otherwise=RECIPE, at_least=1,
     )  # fmt: skip
+    accumulate: int = _setting(
+        "optimisation", 1, "Forward and backward passes for an update, each with this part of a "
+        "minibatch, such as 4 for a quarter. Their gradients are added, so that activations need "
+        "less memory.", at_least=1,
+    )  # fmt: skip
     epochs: int | None = _setting(
         "optimisation", None, "Passes over the training data.", otherwise=RECIPE, at_least=1
     )
@@ -253,6 +258,11 @@ class Settings:
     clip_norm: float | None = _setting(
         "optimisation", None, "Largest norm of the gradient of all parameters; a larger gradient "
         "is scaled down to it.", otherwise="no limit", above=0,
+    )  # fmt: skip
+    average_weights: float | None = _setting(
+        "optimisation", None, "Decay of a moving average of the parameters, such as 0.999, which "
+        "evaluations, the best checkpoint and predictions use.", otherwise="no average", above=0,
+        below=1,
     )  # fmt: skip
     label_smoothing: float = _setting(
         "optimisation", 0.0, "Share of each label that is divided among all classes, such as 0.1, "
@@ -385,6 +395,11 @@ class Settings:
             raise UserError(
                 f"--shards is {self.shards}, but --batch-size is {self.batch_size}; use at most "
                 "one micro-shard for each sample"
+            )
+        if self.batch_size is not None and self.accumulate > self.batch_size:
+            raise UserError(
+                f"--accumulate is {self.accumulate}, but --batch-size is {self.batch_size}; use at "
+                "most one pass for each sample"
             )
         if self.shards and self.batch_norm == "rank":
             raise UserError(
@@ -540,6 +555,7 @@ class Settings:
             nesterov=bool(self.nesterov),
             weight_decay=self.weight_decay,
             clip_norm=self.clip_norm,
+            average_decay=self.average_weights,
         )
 
     @property

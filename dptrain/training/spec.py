@@ -31,6 +31,7 @@ class JobSpec:
         steps: updates of the whole job, including those before a resume.
         learning_rate: for `reference_batch` samples; `scale_rate` is the rule for others.
         clip_norm: 0 without a limit.
+        average_weights: 0 without an average.
         weight_decay: None if each layer has its own.
         validation: share of the training samples that is set aside; 0 if there are none, or if the
             data has a split of its own.
@@ -59,6 +60,7 @@ class JobSpec:
     mixup: float
     prefetch: int
     batch_size: int
+    accumulate: int
     epochs: int
     steps: int
     until_accuracy: float
@@ -69,6 +71,7 @@ class JobSpec:
     momentum: float
     nesterov: bool
     clip_norm: float
+    average_weights: float
     label_smoothing: float
     weight_decay: float | None
     scale_rate: str
@@ -235,6 +238,7 @@ def resolve_job(
         "patience": chosen.patience or 0,
         "best_by": best_by,
         "clip_norm": chosen.clip_norm or 0.0,
+        "average_weights": chosen.average_weights or 0.0,
         "step_every": chosen.step_every or 0,
         "step_at": chosen.step_at or "",
         "weights": str(chosen.weights or ""),

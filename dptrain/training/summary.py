@@ -73,12 +73,13 @@ def introduce(job: Job, display: Display, step: int) -> None:
     display.print(f"data: {job.dataset.description}")
     transport = f", transport {spec.transport}" if world.size > 1 else ""
     shards = f" in {_count(spec.shards, 'micro-shard')}" if spec.shards else ""
+    passes = f" in {spec.accumulate} passes" if spec.accumulate > 1 else ""
     warmup = f", {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else ""
     clipping = f", gradients clipped at norm {spec.clip_norm:g}" if spec.clip_norm else ""
     decay = "" if spec.weight_decay is None else f", weight decay {spec.weight_decay:g}"
     display.print(
         f"{_count(world.size, 'rank')} × {worker}, {spec.strategy}{transport}; global minibatch "
-        f"{spec.batch_size}{shards}, at most {job.local_batch} per rank; {spec.optimizer}, "
+        f"{spec.batch_size}{shards}, at most {job.local_batch} per rank{passes}; {spec.optimizer}, "
         f"learning rate {job.schedule.base:g} ({spec.schedule}{warmup}){decay}{clipping}"
     )
     if job.run is not None:
@@ -188,7 +189,8 @@ def _input_limit(job: Job, in_flight: int, skip: int) -> InputLimit | None:
     if len(counts) < MIN_STEPS or not is_captured:
         return None
     measured = gather_measured(world, recorder, ahead=in_flight, skip=skip, without=times.starts)
-    loader_times = world.gather_json([*times.mean_ms(), job.engine.upload_ms])
+    upload_ms = job.engine.passes * job.engine.upload_ms
+    loader_times = world.gather_json([*times.mean_ms(), upload_ms])
     if measured is None or loader_times is None:
         return None
     between = sum(measured.column(name, ordinary=True) for name in (EVALUATION, CHECKPOINT))

@@ -17,7 +17,7 @@ import gc
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,7 +32,7 @@ from dptrain.comm.world import DivergedError, World
 from dptrain.data import Dataset
 from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
-from dptrain.data.sharding import shard
+from dptrain.data.sharding import Sampler
 from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
@@ -40,6 +40,7 @@ from dptrain.measure.load import Clock
 from dptrain.measure.recorder import EVALUATION
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
+from dptrain.training.averaging import averaged_parameters, averaged_replica, has_average
 from dptrain.training.baseline import InterleavedBaseline, open_loader
 from dptrain.training.callbacks import Callback, Checkpoints, MetricsLog, Progress
 from dptrain.training.checkpoints import (
@@ -207,7 +208,10 @@ class Trainer:
 
     @property
     def parameters(self) -> Mapping[str, NDArray[Any]]:
-        """Parameters by name, for example ``conv1.weight`` (K, C, R, S); reading copies."""
+        """Parameters by name, for example ``conv1.weight`` (K, C, R, S); reading copies.
+
+        These are the parameters of training, also if evaluations use their moving average.
+        """
         return self.job.replica.parameters
 
     @property
@@ -350,15 +354,18 @@ class Trainer:
         job = self.job
         if job.spec.batch_norm == "rank":
             count = min(job.spec.batch_size, len(job.dataset.train))
-            own = shard(count, job.world.rank, job.world.size)
-            average_statistics(job.world, job.replica, own.stop - own.start)
+            sampler = Sampler(
+                count, count, job.spec.seed, job.world.rank, job.world.size, **job.passes
+            )
+            average_statistics(job.world, job.replica, sampler.shard_size(count))
 
     def _evaluate_validation_data(self) -> None:
         job = self.job
         assert job.dataset.validation is not None
         before_ns = sum(job.recorder.totals_ns.values())
         with job.recorder.between(EVALUATION):
-            found = score(job.replica, job.dataset.validation, job.world)
+            with self._averaged_parameters():
+                found = score(job.replica, job.dataset.validation, job.world)
             self.progress.add_score(found, job.spec, before_ns)
             if self.progress.is_best and job.world.is_rank_zero:
                 facts = checkpoint_facts(job.run_spec, job.replica.updates).to_mapping()
@@ -374,9 +381,15 @@ class Trainer:
             self._restore_best()
             # A run that had ended keeps its results.
             if job.recorder.steps or self._written_summary() is None:
-                self.progress.test_score, self.progress.test_quality = score_in_detail(
-                    job.replica, job.dataset.test, job.world, job.dataset.preprocessing
-                )
+                with self._averaged_parameters():
+                    found = score_in_detail(
+                        job.replica, job.dataset.test, job.world, job.dataset.preprocessing
+                    )
+                self.progress.test_score, self.progress.test_quality = found
+
+    def _averaged_parameters(self) -> AbstractContextManager[None]:
+        """Let parameters be their moving average in this context, if there is one."""
+        return averaged_parameters(self.job.world, self.job.replica, self.job.spec.strategy)
 
     def _restore_best(self) -> None:
         """Set all ranks to the state of the best checkpoint, if it is not that of the last step."""
@@ -423,7 +436,7 @@ class Trainer:
             size=job.world.size,
             first=self.step,
             last=job.spec.steps,
-            micro_shards=job.plan.micro_shards,
+            **job.passes,
             times=job.input_times,
         ) as batches:
             yield batches
@@ -473,7 +486,8 @@ class Trainer:
                 job.world,
                 seed=job.spec.seed,
             )
-        found = score_in_detail(job.replica, samples, job.world, job.dataset.preprocessing)
+        with self._averaged_parameters():
+            found = score_in_detail(job.replica, samples, job.world, job.dataset.preprocessing)
         return {"scored": scored, **results_of(*found)}
 
     def predict(self, x: ArrayLike) -> NDArray[np.float32]:
@@ -490,8 +504,10 @@ class Trainer:
         Raises:
             UserError: the samples do not fit the preprocessing; the message names the difference.
         """
-        preprocessing = self.job.dataset.preprocessing
-        predictions = self.job.replica.predict(preprocessing.apply(x))
+        preprocessing, replica = self.job.dataset.preprocessing, self.job.replica
+        if has_average(replica):
+            replica = averaged_replica(replica)
+        predictions = replica.predict(preprocessing.apply(x))
         return np.asarray(preprocessing.to_values(predictions), np.float32)
 
     # Files.

@@ -11,9 +11,11 @@ from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum
 from dptrain.comm.shared import share_arrays
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
+from dptrain.data.sharding import pass_shards
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, AdamW, Optimizer, make_buckets, make_plan
+from dptrain.training.averaging import averaged_parameters
 from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
 
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.mpi
 STEPS = 50
 CLIPPED = SGD(momentum=0.9, clip_norm=0.2)
 """Gradients of the first steps have a norm of about 1."""
+AVERAGED = Adam(average_decay=0.6)
 NETWORK = Network(
     (2, 6, 6), [Conv2d(3), ReLU(), MaxPool2d(2), Flatten(), Dropout(0.25), Dense(5), ReLU(),
                 Dense(3)],
@@ -37,10 +40,13 @@ NORMALIZED = Network(
 def _train(
     world: World, strategy: str, optimizer: Optimizer, batch: int,
     backend: str = "reference", precision: str = "fp64", steps: int = STEPS,
-    network: Network = NETWORK,
+    network: Network = NETWORK, passes: int = 1,
 ) -> tuple[Replica, list]:  # fmt: skip
     loaded = load_backend(backend)
-    plan = make_plan(network, loaded, batch, precision=precision, optimizer=optimizer)
+    plan = make_plan(
+        network, loaded, -(-batch // passes), precision=precision, optimizer=optimizer,
+        passes=passes,
+    )  # fmt: skip
     shares = strategy == "shared" and world.size > 1
     arrays = share_arrays(world, plan) if shares else None
     replica = loaded.make_replica(plan, seed=3, arrays=arrays)
@@ -54,14 +60,21 @@ def _train(
     recorder = StepRecorder(replica.plan.stages)
     random = np.random.default_rng(7)
     losses = []
-    cut = [batch * rank // world.size for rank in range(world.size + 1)]
-    mine = slice(cut[world.rank], cut[world.rank + 1])
+    spans = pass_shards(batch, world.rank, world.size, passes)
     with make_engine(replica, sums, buckets, recorder, statistics_sum) as engine:
         for step in range(steps):
             x = random.normal(size=(batch, 2, 6, 6))
             y = random.integers(0, 3, size=batch)
-            samples = np.arange(batch, dtype=np.int64)[mine]
-            engine.step(iter([Batch(step, 0, x[mine], y[mine], samples, batch)]), 0.05)
+            samples = np.arange(batch, dtype=np.int64)
+            engine.step(
+                iter(
+                    [
+                        Batch(step, 0, x[mine], y[mine], samples[mine], batch, part=part)
+                        for part, mine in enumerate(spans)
+                    ]
+                ),
+                0.05,
+            )
             losses += [(r.loss, r.correct) for r in engine.results(wait=step + 1 == steps)]
     return replica, losses
 
@@ -96,17 +109,56 @@ def test_parameters_after_50_steps(
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 10])
+@pytest.mark.parametrize("optimizer", [AVERAGED, CLIPPED], ids=["averaged", "clipped"])
+@pytest.mark.parametrize(("batch", "passes"), [(2, 2), (7, 2), (10, 3), (3, 4)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [*((name, "connected") for name in STRATEGIES), ("shared", "connected")],
+)  # fmt: skip
+def test_several_passes_equal_one_pass_of_one_rank(
+    request: pytest.FixtureRequest, ranks: str, strategy: str, optimizer: Optimizer, batch: int,
+    passes: int,
+) -> None:  # fmt: skip
+    world: World = request.getfixturevalue(ranks)
+    alone, expected = _train(World.single(), strategy, optimizer, batch, steps=20)
+    replica, losses = _train(world, strategy, optimizer, batch, steps=20, passes=passes)
+    world.barrier()
+    world.check_equal(replica.flat_parameters, "parameters")
+    assert replica.updates == 20
+    # As above: passes are further partial sums.
+    scale = np.abs(alone.flat_parameters).max()
+    np.testing.assert_allclose(
+        replica.flat_parameters, alone.flat_parameters, rtol=0, atol=1e-12 * scale
+    )
+    before = np.array(replica.flat_parameters)
+    with averaged_parameters(world, replica, strategy):
+        if optimizer is AVERAGED:
+            world.check_equal(replica.flat_parameters, "averages")
+            found = np.array(replica.flat_parameters)
+            np.testing.assert_allclose(
+                found, alone.flat_state["average"], rtol=0, atol=1e-12 * scale
+            )
+            assert np.abs(found - before).max() > 1e-4
+    np.testing.assert_array_equal(replica.flat_parameters, before)
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("batch", "passes"), [(1, 1), (2, 1), (7, 1), (10, 1), (7, 2), (10, 3), (2, 3)]
+)
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
     [*((name, "connected") for name in STRATEGIES), ("shared", "connected"),
      ("shared", "two_per_node")],
 )  # fmt: skip
 def test_batch_normalisation_over_all_ranks(
-    request: pytest.FixtureRequest, ranks: str, strategy: str, batch: int
+    request: pytest.FixtureRequest, ranks: str, strategy: str, batch: int, passes: int
 ) -> None:
     world: World = request.getfixturevalue(ranks)
-    options = strategy, SGD(momentum=0.9), batch, "reference", "fp64", NORMALIZED_STEPS, NORMALIZED
+    options = (
+        strategy, SGD(momentum=0.9), batch, "reference", "fp64", NORMALIZED_STEPS, NORMALIZED,
+        passes,
+    )  # fmt: skip
     alone, expected = _train(World.single(), *options)
     replica, losses = _train(world, *options)
     world.barrier()
@@ -135,18 +187,27 @@ def test_batch_normalisation_of_devices_by_mpi(
         np.testing.assert_allclose(values, alone.statistics[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), CLIPPED], ids=["sgd", "clipped"])
+@pytest.mark.parametrize(
+    ("optimizer", "passes"),
+    [(SGD(momentum=0.9), 1), (CLIPPED, 1), (CLIPPED, 2), (SGD(average_decay=0.5), 2)],
+    ids=["sgd", "clipped", "passes", "averaged"],
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parameters_in_the_memory_of_a_device(
-    connected: World, strategy: str, optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    connected: World, strategy: str, optimizer: Optimizer, passes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: Emulator())
     options = strategy, optimizer, 7, "cuda", "fp32", 5
     alone, expected = _train(World.single(), *options)
-    replica, losses = _train(connected, *options)
+    replica, losses = _train(connected, *options, passes=passes)
     connected.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
     # As above, with 5 steps and ε = 6e-8.
     for name, value in alone.parameters.items():
         scale = 3e-5 * np.abs(value).max()
         np.testing.assert_allclose(replica.parameters[name], value, rtol=0, atol=scale)
     np.testing.assert_allclose(losses, expected, rtol=3e-5)
+    with averaged_parameters(connected, replica, strategy):
+        for name, value in alone.state.get("average", alone.parameters).items():
+            scale = 3e-5 * np.abs(value).max()
+            np.testing.assert_allclose(replica.parameters[name], value, rtol=0, atol=scale)

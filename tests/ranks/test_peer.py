@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-import dptrain.api as api
+from dptrain.backends import load_backend
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum, peer
@@ -21,10 +21,11 @@ from dptrain.comm.peer import Peers
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
+from dptrain.data.sharding import pass_shards
 from dptrain.errors import UserError
 from dptrain.measure.recorder import EXPOSED, STATISTICS, STEP, StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU
-from dptrain.plan import SGD, make_buckets
+from dptrain.plan import SGD, make_buckets, make_plan
 from dptrain.plan.flat import STOP
 from dptrain.training.engines import StepResult, make_engine
 from tests.emulator.emulator import DeviceArray, Emulator
@@ -84,8 +85,11 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "BLOCKS", 3)
 
 
-def small_replica(network: Network = NETWORK) -> Replica:
-    return api.make_replica(network, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
+def small_replica(network: Network = NETWORK, passes: int = 1) -> Replica:
+    backend = load_backend("cuda")
+    backend.choose_device(0)
+    plan = make_plan(network, backend, -(-7 // passes), optimizer=SGD(momentum=0.9), passes=passes)
+    return backend.make_replica(plan, seed=3)
 
 
 def numbers_of(rank: int, turn: int, count: int) -> NDArray[np.float32]:
@@ -203,10 +207,16 @@ def test_a_wait_ends(connected: World, devices: None) -> None:
 
 
 def train(
-    world: World, strategy: str, number: int, network: Network = NETWORK, *, timed: bool = False
+    world: World,
+    strategy: str,
+    number: int,
+    network: Network = NETWORK,
+    *,
+    timed: bool = False,
+    passes: int = 1,
 ) -> tuple[Replica, list[StepResult], StepRecorder]:
     """Some steps of 7 samples in all, by the engine that training uses."""
-    replica = small_replica(network)
+    replica = small_replica(network, passes)
     buckets = make_buckets(replica.plan, 100)
     sums = make_gradient_sum(
         strategy, world, replica, buckets, "peer" if world.size > 1 else "auto"
@@ -218,24 +228,31 @@ def train(
     if timed:
         engine.time_stages(0)
     random = np.random.default_rng(7)
-    cut = [7 * rank // world.size for rank in range(world.size + 1)]
-    mine = slice(cut[world.rank], cut[world.rank + 1])
+    spans = pass_shards(7, world.rank, world.size, passes)
     results = []
     with engine:
         for step in range(number):
             x = random.normal(size=(7, *network.input_shape)).astype(np.float32)
             y = random.integers(0, 3, size=7).astype(np.int32)
-            batch = Batch(step, 0, x[mine], y[mine], np.arange(7)[mine], 7)
-            engine.step(iter([batch]), 0.05)
+            engine.step(
+                iter(
+                    [
+                        Batch(step, 0, x[mine], y[mine], np.arange(7)[mine], 7, part=part)
+                        for part, mine in enumerate(spans)
+                    ]
+                ),
+                0.05,
+            )
             results += engine.results()
         results += engine.results(wait=True)
     return replica, results, recorder
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_ranks_train_as_one(connected: World, devices: None, strategy: str) -> None:
+@pytest.mark.parametrize(("strategy", "passes"), [*((name, 1) for name in STRATEGIES),
+                                                  *((name, 2) for name in STRATEGIES)])  # fmt: skip
+def test_ranks_train_as_one(connected: World, devices: None, strategy: str, passes: int) -> None:
     alone, expected, _ = train(World.single(), strategy, 4)
-    replica, results, _ = train(connected, strategy, 4)
+    replica, results, _ = train(connected, strategy, 4, passes=passes)
     connected.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
     for name, value in alone.parameters.items():
         # As in test_equals_one_rank, with 4 steps and ε = 6e-8.
@@ -246,10 +263,14 @@ def test_ranks_train_as_one(connected: World, devices: None, strategy: str) -> N
         assert (one.correct, one.samples) == (other.correct, 7)
 
 
-@pytest.mark.parametrize("timed", [False, True])
-def test_batch_normalisation_over_all_ranks(connected: World, devices: None, timed: bool) -> None:
-    alone, expected, _ = train(World.single(), "mirrored", 4, NORMALIZED)
-    replica, results, recorder = train(connected, "mirrored", 4, NORMALIZED, timed=timed)
+@pytest.mark.parametrize(("timed", "passes"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_batch_normalisation_over_all_ranks(
+    connected: World, devices: None, timed: bool, passes: int
+) -> None:
+    alone, expected, _ = train(World.single(), "mirrored", 4, NORMALIZED, passes=passes)
+    replica, results, recorder = train(
+        connected, "mirrored", 4, NORMALIZED, timed=timed, passes=passes
+    )
     for one, other in zip(results, expected, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-4)
     for name, values in replica.statistics.items():

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "adam": ("--optimizer", "adam", "--learning-rate", 0.001),
     "adamw": (
         "--optimizer", "adamw", "--learning-rate", 0.001, "--weight-decay", 0.1,
-        "--label-smoothing", 0.1, "--clip-norm", 0.5,
+        "--label-smoothing", 0.1, "--clip-norm", 0.5, "--average-weights", 0.9,
     ),
     "reference": ("--momentum", 0.9, "--backend", "reference"),
     "without": ("--momentum", 0.9, "--shards", 0),
@@ -55,6 +55,8 @@ METHODS: dict[str, tuple[Any, ...]] = {
     "shared": (),
     "mpi": ("--transport", "mpi"),
     "central": ("--strategy", "central"),
+    "passes2": ("--accumulate", 2, "--transport", "mpi"),
+    "passes4": ("--accumulate", 4),
 }
 
 
@@ -117,13 +119,13 @@ def test_the_runs_learn_and_differ(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "threads", "runs"),
     [
-        (0, 2, "sgd-shared adam-shared reference-shared"),
+        (0, 2, "sgd-shared adam-shared reference-shared adamw-passes2 reference-passes4"),
         (0, 3, "sgd-shared"),
-        (2, 1, "sgd-shared adam-central adamw-shared"),
+        (2, 1, "sgd-shared adam-central adamw-shared adamw-passes2 adam-passes4"),
         (2, 2, "adam-shared"),
         (3, 1, "sgd-shared sgd-mpi adamw-mpi reference-shared"),
         (3, 2, "adam-central"),
-        (4, 1, "sgd-shared"),
+        (4, 1, "sgd-shared adamw-passes2"),
         (5, 1, "adam-shared sgd-mpi reference-central"),
         (5, 2, "sgd-central"),
         (8, 1, "sgd-shared"),
@@ -157,9 +159,9 @@ def test_open_mpi_computes_the_same_bits(folder: Path) -> None:
 
 def test_a_run_continues_on_other_ranks(folder: Path) -> None:
     train(folder, 3, [("parts", *CASES["adam"], "--threads", 1, "--steps", 4)])
-    resume = ("train", "--resume", "parts", "--steps", STEPS, "--threads", 2)
+    resume = ("train", "--resume", "parts", "--steps", STEPS, "--threads", 2, "--accumulate", 2)
     text = succeed(*resume, ranks=2, cwd=folder)
-    assert "; global minibatch 20 in 8 micro-shards, at most " in text
+    assert "; global minibatch 20 in 8 micro-shards, at most 12 per rank in 2 passes;" in text
     parts, whole = outcome(folder / "parts"), outcome(folder / "adam")
     assert parts[0] == whole[0]
     assert parts[2] == whole[2]
@@ -181,6 +183,9 @@ def test_evaluate_computes_the_bits_of_the_training_run(folder: Path) -> None:
         (0, ("--backend", "cuda"), "backend cuda does not support micro-shards"),
         (0, ("--shards", 21), "--shards is 21, but --batch-size is 20"),
         (2, ("--shards", 1), "shards is 1, but there are 2 ranks"),
+        (0, ("--accumulate", 3), "--accumulate is 3 and --shards is 8 on 1 rank, but each pass"),
+        (3, ("--accumulate", 2), "such as --accumulate 2 --shards 6"),
+        (2, ("--accumulate", 11, "--shards", 0), "use at most 10, so that each rank has a sample"),
         (0, ("--resume", "sgd", "--shards", 4), "was trained with --shards 8, but this run uses 4"),
     ],
 )

@@ -96,7 +96,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import SGD
+from dptrain.plan.optimizers import AVERAGE, SGD
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
@@ -356,7 +356,7 @@ class CudaBackend(Backend):
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, CudaReplica)
         rule, device = replica.plan.optimizer, replica.device
-        state = [flat[elements] for flat in replica.flat_state.values()]
+        state = [flat[elements] for name, flat in replica.flat_state.items() if name != AVERAGE]
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
         bounds = _uploaded(device, np.array([stop for _, stop, _ in runs], np.int32))
@@ -364,7 +364,7 @@ class CudaBackend(Backend):
         sums = replica.flat_gradients[replica.plan.layout.size :]
         arrays = [w, g, *state, sums, replica.numbers]
         common = [*arrays, bounds, decays, np.int32(len(runs)), np.int32(w.size)]
-        sgd = "sgd_momentum" if rule.state else "sgd"
+        sgd = "sgd_momentum" if state else "sgd"
         name = sgd if isinstance(rule, SGD) else rule.kind
         # Parameters are padded to whole cache lines, so segments start and end at vectors.
         width = vector_width(w.size, w.dtype.itemsize)
@@ -383,6 +383,25 @@ class CudaBackend(Backend):
             launch(function, w.size // width, *common, *constants)
 
         return update
+
+    def bind_average(self, replica: Replica, elements: slice) -> Kernel:
+        assert isinstance(replica, CudaReplica)
+        w, average = replica.flat_parameters[elements], replica.flat_state[AVERAGE][elements]
+        sums = replica.flat_gradients[replica.plan.layout.size :]
+        width = vector_width(w.size, w.dtype.itemsize)
+        function = replica.device.function("optimizers.cu", "average_parameters", VECTOR=width)
+        arguments = average, w, sums, replica.numbers, np.int32(w.size)
+        return lambda context: launch(function, w.size // width, *arguments)
+
+    def bind_addition(
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False
+    ) -> Callable[[], None]:
+        assert isinstance(replica, CudaReplica)
+        width = vector_width(target.size, target.dtype.itemsize)
+        file, name = ("elementwise.cu", "copy") if copies else ("combining.cu", "add")
+        function = replica.device.function(file, name, PRECISION=0, VECTOR=width)
+        arrays = (source, target) if copies else (target, source, target)
+        return lambda: launch(function, target.size // width, *arrays, np.int32(target.size))
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         assert arrays is None, "arrays in host memory"

@@ -26,7 +26,7 @@ from dptrain.plan.lowering import Phase, Setting
 from dptrain.plan.optimizers import Adam
 from dptrain.plan.plan import INPUT, NEXT_INPUT, NEXT_TARGET, STAGED, TARGET, Plan, Stage
 
-HYPERPARAMETERS = 5
+HYPERPARAMETERS = 6
 """Numbers that change from step to step; ``hyperparameters.cuh`` names them."""
 
 WINDOW = 4
@@ -183,9 +183,10 @@ class _InputBuffer(NamedTuple):
 def early_update(plan: Plan) -> UpdatablePrefix | None:
     """Return what is updated early: all up to the last large layer that later stages can hide.
 
-    Nothing is if the gradient is clipped, because its norm is known at the end only.
+    Nothing is if the gradient is clipped, because its norm is known at the end only, or if an
+    update has several passes.
     """
-    if plan.optimizer.clip_norm is not None:
+    if plan.optimizer.clip_norm is not None or plan.passes > 1:
         return None
     stages = [stage for stage in plan.stages if stage.phase is not Phase.UPDATE]
     found, start = None, 0
@@ -213,7 +214,7 @@ class CudaReplica(DeviceReplica):
     Attributes:
         device: has its memory and runs its kernels.
         samples: int64 (N,), `Context.samples` on the device; None if the network has no dropout.
-        numbers: float32 (5,), the hyperparameters on the device; see ``hyperparameters.cuh``.
+        numbers: float32 (6,), the hyperparameters on the device; see ``hyperparameters.cuh``.
             Both belong to the input buffer of the staged minibatch.
         cached_images: (M, C, H', W'), the data set on the device; replicas may share it.
         pixels: conversion of `cached_images` to inputs.
@@ -538,6 +539,8 @@ class CudaReplica(DeviceReplica):
         numbers[0], numbers[1], numbers[2] = rate, correction, context.stop
         bits[3] = context.step & 0xFFFFFFFF
         numbers[4] = decay_rate
+        if rule.average_decay is not None:
+            numbers[5] = rule.average_weight(max(self.updates, 1))
 
     def upload_hyperparameters(self) -> None:
         numbers = np.zeros(HYPERPARAMETERS, np.float32)

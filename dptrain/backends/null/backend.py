@@ -6,7 +6,7 @@ Source of the idea: tinygrad's null device, ``tinygrad/runtime/ops_null.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -51,6 +51,14 @@ class NullBackend(NumbaBackend):
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         return _do_nothing
+
+    def bind_average(self, replica: Replica, elements: slice) -> Kernel:
+        return _do_nothing
+
+    def bind_addition(
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False
+    ) -> Callable[[], None]:
+        return lambda: None
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         return NullReplica(self, plan, seed=seed, arrays=arrays)

@@ -73,7 +73,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import SGD, AdamW
+from dptrain.plan.optimizers import AVERAGE, SGD, AdamW
 from dptrain.plan.plan import INPUT, Plan
 from dptrain.plan.shards import addition_steps
 
@@ -257,6 +257,13 @@ class NumbaBackend(Backend):
             launch = bind(updates.sgd, w, g, bounds, decays, varying=(0.1,))
         return lambda context: launch(w.size, context.learning_rate)
 
+    def bind_average(self, replica: Replica, elements: slice) -> Kernel:
+        assert isinstance(replica, NumbaReplica)
+        w, average = replica.flat_parameters[elements], replica.flat_state[AVERAGE][elements]
+        rule = replica.plan.optimizer
+        launch = replica.thread_pool.bind(updates.average, average, w, varying=(0.1,), grain=GRAIN)
+        return lambda context: launch(w.size, rule.average_weight(replica.updates))
+
     def bind_clipping(
         self, replica: Replica, gradient: NDArray[Any], squares: NDArray[np.float64]
     ) -> Clipping:
@@ -265,6 +272,14 @@ class NumbaBackend(Backend):
         add = bind(updates.add_squares, gradient, squares, grain=GRAIN // ALIGNMENT)
         scale = bind(updates.scale, gradient, varying=(0.1,), grain=GRAIN)
         return Clipping(lambda: add(squares.size), lambda factor: scale(gradient.size, factor))
+
+    def bind_addition(
+        self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False
+    ) -> Callable[[], None]:
+        assert isinstance(replica, NumbaReplica)
+        kernel = updates.copy if copies else updates.add
+        launch = replica.thread_pool.bind(kernel, target, source, grain=GRAIN)
+        return lambda: launch(target.size)
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         return NumbaReplica(self, plan, seed=seed, arrays=arrays)

@@ -175,3 +175,25 @@ def scale(start: int, stop: int, thread: int, g: Array, factor: float) -> None:
     f = np.float32(factor)
     for i in range(start, stop):
         g[i] *= f
+
+
+@kernel
+def add(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
+    """Target ← target + source."""
+    for i in range(start, stop):
+        target[i] += source[i]
+
+
+@kernel
+def copy(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
+    """Target ← source."""
+    for i in range(start, stop):
+        target[i] = source[i]
+
+
+@kernel
+def average(start: int, stop: int, thread: int, mean: Array, w: Array, weight: float) -> None:
+    """Mean ← mean + weight (w − mean)."""
+    new = np.float32(weight)
+    for i in range(start, stop):
+        mean[i] += new * (w[i] - mean[i])

@@ -57,6 +57,7 @@ class Engine(ABC):
         max_steps_in_flight: steps that may be enqueued and not finished when the next one is made;
             0 if each step has ended when `step` returns.
         loads_ahead: True if a minibatch is copied to the network's input during the step before.
+        passes: number of passes for an update, `Plan.passes`. Each has a batch of its own.
 
     Example:
         >>> with engine:                                        # doctest: +SKIP
@@ -83,7 +84,7 @@ class Engine(ABC):
         statistics_sum: StatisticsSum | None = None,
     ) -> None:
         self.replica, self.gradient_sum, self.recorder = replica, gradient_sum, recorder
-        self.statistics_sum = statistics_sum
+        self.statistics_sum, self.passes = statistics_sum, replica.plan.passes
         stages = replica.plan.stages
         self._load_index = next(s.index for s in stages if s.phase is Phase.LOAD)
         self._update_index = next(s.index for s in stages if s.phase is Phase.UPDATE)
@@ -100,7 +101,7 @@ class Engine(ABC):
         """Wait for the next minibatch and make a training step, or enqueue it.
 
         Args:
-            batches: shards of this rank, one per step.
+            batches: shards of this rank, one for each pass of a step.
             learning_rate: of the update, the same on every rank.
             stop: True if this rank requests a stop.
         """
@@ -193,6 +194,11 @@ class Engine(ABC):
             self.gradient_sum.close()
             if self.statistics_sum is not None:
                 self.statistics_sum.close()
+
+    def _add_stored_gradients(self, bucket: int) -> None:
+        """Add the gradients of the earlier passes of a step to a bucket of the last pass."""
+        chosen = self.gradient_sum.buckets[bucket]
+        self.replica.add_stored_gradients(slice(chosen.start, chosen.stop))
 
     def _is_timed(self, batch: Batch) -> bool:
         """Return whether this step is timed stage by stage; the same on every rank."""

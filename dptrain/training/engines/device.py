@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
 from types import TracebackType
 from typing import NamedTuple
 
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
-from dptrain.backends.replica import Replica
+from dptrain.backends.replica import Listener, Replica
 from dptrain.comm.base import GradientSum
 from dptrain.comm.statistics import StatisticsSum
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
 from dptrain.plan.buckets import Bucket
+from dptrain.plan.flat import LOSS
 from dptrain.training.engines.base import Engine, StepResult
 from dptrain.training.engines.device_times import DeviceTimes
 from dptrain.training.engines.programs import Kind, Programs
@@ -43,13 +44,25 @@ cifar with 32 samples has 3.4 GFLOP and takes 70 µs; one of model0 0.3 and abou
 
 
 class _StepInFlight(NamedTuple):
-    """A step whose result is not known yet; `row` belongs to the recorder."""
+    """A step whose result is not known yet; `row` belongs to the recorder.
+
+    A pass that is not the last one of a step has no row and no result.
+    """
 
     slot: int
     sums: SumsFuture
     batch: Batch
     learning_rate: float
-    row: Row
+    row: Row | None
+
+
+class _Work(NamedTuple):
+    """The work of a pass, and the kinds of its programs; the second ones are timed by stage."""
+
+    enqueue: Callable[[], None]
+    kind: Kind
+    enqueue_timed: Callable[[], None]
+    timed_kind: Kind
 
 
 class DeviceEngine(Engine):
@@ -64,6 +77,9 @@ class DeviceEngine(Engine):
     stage, and the host waits for them; they unpack their own minibatch. Their programs are
     rehearsed before the first of them, so that the host's work to capture a graph is not in their
     times.
+
+    If a step has several passes, each is a program with a minibatch of its own, and counts as a
+    step in flight.
 
     Attributes:
         captures_timed: True if timed steps are captured like others. False enqueues their stages
@@ -91,18 +107,35 @@ class DeviceEngine(Engine):
         self._stops = False
         self._failed: _StepInFlight | None = None
         self._device_times = DeviceTimes(replica, gradient_sum, self._buckets_after, statistics_sum)
+        self._early_work = _Work(
+            self._enqueue_early_pass, Kind.EARLY_PASS,
+            self._enqueue_timed_early_pass, Kind.TIMED_EARLY_PASS,
+        )  # fmt: skip
+        self._last_work = _Work(
+            self._enqueue_step, Kind.STEP, self._enqueue_timed_step, Kind.TIMED_STEP
+        )
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
-        recorder = self.recorder
+        recorder, num_samples = self.recorder, 0
         recorder.begin()
-        batch = next(batches)
-        recorder.waited()
-        recorder.timed = self._is_timed(batch)
-        self._stage(batch, learning_rate, stop=stop)
-        recorder.lap(self._load_index)
-        sums = self._enqueue(batch)
-        self._collect(max(self.max_steps_in_flight - 1, 0))
-        self._record(batch, learning_rate, sums)
+        for left in range(self.passes - 1, -1, -1):
+            batch = next(batches)
+            recorder.waited()
+            if batch.part == 0:
+                recorder.timed = self._is_timed(batch)
+            num_samples += len(batch.samples)
+            self._stage(batch, learning_rate, stop=stop)
+            if recorder.timed and batch.part:
+                recorder.skip()  # The device times it.
+            else:
+                recorder.lap(self._load_index)
+            sums = self._enqueue(batch, self._early_work if left else self._last_work)
+            self._collect(max(self.max_steps_in_flight - 1, 0))
+            if left:
+                slot = self.device_replica.staging_slot
+                self._in_flight.append(_StepInFlight(slot, sums, batch, learning_rate, None))
+                recorder.skip()
+        self._record(batch, learning_rate, sums, num_samples)
 
     @property
     def upload_ms(self) -> float:
@@ -140,7 +173,8 @@ class DeviceEngine(Engine):
         while any(step.slot == slot for step in self._in_flight):
             self._collect(len(self._in_flight) - 1)
         # The bias correction of Adam counts the update of this step.
-        self.replica.updates += 1
+        self.replica.updates += batch.part == 0
+        self.replica.context.part = batch.part
         self.device_replica.stage_batch(
             batch.x,
             batch.y,
@@ -154,12 +188,12 @@ class DeviceEngine(Engine):
             slot=slot,
         )
 
-    def _enqueue(self, batch: Batch) -> SumsFuture:
-        """Run the step's program, and wait for it if the step is timed."""
+    def _enqueue(self, batch: Batch, work: _Work) -> SumsFuture:
+        """Run the program of a pass, and wait for it if the step is timed."""
         recorder, slot = self.recorder, self.device_replica.staging_slot
         timed = recorder.timed
-        by_stage = timed or self._rehearses(batch, slot)
-        if timed and not self._is_ready(batch, slot):
+        by_stage = timed or self._rehearses(batch, slot, work.timed_kind)
+        if timed and not self._is_ready(batch, slot, work.timed_kind):
             # What the host does to capture the program would be in the times of earlier steps.
             self._collect(0)
             # If few steps are timed, a later one can be; if all are, the caller requested each.
@@ -169,11 +203,11 @@ class DeviceEngine(Engine):
             if self.loads_ahead:
                 with self.device_replica.load_stream():
                     run(batch, self.device_replica.unpack_staged_batch, kind=Kind.LOAD, slot=slot)
-            run(batch, self._enqueue_step, slot=slot)
+            run(batch, work.enqueue, kind=work.kind, slot=slot)
         elif self.captures_timed:
-            run(batch, self._enqueue_timed_step, kind=Kind.TIMED_STEP, slot=slot)
+            run(batch, work.enqueue_timed, kind=work.timed_kind, slot=slot)
         else:
-            self._enqueue_timed_step()
+            work.enqueue_timed()
         sums = self.device_replica.sums_future()
         if recorder.timed:
             # Earlier steps end now, and not when this one does.
@@ -182,67 +216,100 @@ class DeviceEngine(Engine):
             self._device_times.record(recorder)
         return sums
 
-    def _rehearses(self, batch: Batch, slot: int) -> bool:
+    def _rehearses(self, batch: Batch, slot: int, kind: Kind) -> bool:
         """Return whether an untimed step runs as if it were timed: one per slot and one more."""
         first = FIRST_TIMED - self.max_steps_in_flight - 2
         if self._next_timed is None or self.recorder.steps < first:
             return False
-        return batch.global_count == self._largest_count and not self._is_ready(batch, slot)
+        return batch.global_count == self._largest_count and not self._is_ready(batch, slot, kind)
 
-    def _is_ready(self, batch: Batch, slot: int) -> bool:
+    def _is_ready(self, batch: Batch, slot: int, kind: Kind) -> bool:
         """Return whether the host only launches a captured program for a timed step."""
         if not self.captures_timed:
             return True
-        return self._programs.is_captured(batch, kind=Kind.TIMED_STEP, slot=slot)
+        return self._programs.is_captured(batch, kind=kind, slot=slot)
 
-    def _enqueue_step(self) -> None:
-        replica, gradient_sum = self.device_replica, self.gradient_sum
+    def _enqueue_early_pass(self) -> None:
+        self._enqueue_stages(None)
+        self.device_replica.enqueue_sums_copy()
+        self.replica.store_gradients()
+
+    def _enqueue_stages(self, listener: Listener | None, *, early: bool = False) -> None:
+        replica = self.device_replica
         if not self.loads_ahead:
             replica.unpack_staged_batch()
         enqueue = None if self.statistics_sum is None else self.statistics_sum.enqueue
         with summing_statistics(replica, enqueue):
-            replica.run(self._start_buckets, early=gradient_sum.is_identity)
-        gradient_sum.finish()
+            replica.run(listener, early=early)
+
+    def _enqueue_step(self) -> None:
+        replica, gradient_sum = self.device_replica, self.gradient_sum
+        self._enqueue_stages(self._start_buckets, early=gradient_sum.is_identity)
+        self._finish_sum()
         replica.enqueue_sums_copy()
         gradient_sum.update(self._enqueue_update, 0.0)
 
     def _start_buckets(self, stage: int) -> None:
         for bucket in self._buckets_after.get(stage, ()):
-            self.gradient_sum.start(bucket)
+            self._start_sum(bucket)
+
+    def _start_sum(self, bucket: int) -> None:
+        if self.passes > 1 and not self.gradient_sum.is_identity:
+            with self.gradient_sum.stream():
+                self._add_stored_gradients(bucket)
+        self.gradient_sum.start(bucket)
+
+    def _finish_sum(self) -> None:
+        if self.passes > 1 and self.gradient_sum.is_identity:
+            self.replica.add_stored_gradients(slice(0, self.replica.plan.layout.gradient_size))
+        self.gradient_sum.finish()
 
     def _enqueue_update(self, elements: slice, learning_rate: float) -> None:
         """Enqueue the update; the learning rate was staged, and the kernel checks the loss."""
         self.device_replica.enqueue_update(rest=self.gradient_sum.is_identity)
 
-    def _enqueue_timed_step(self) -> None:
-        replica, gradient_sum, times = self.device_replica, self.gradient_sum, self._device_times
+    def _enqueue_timed_early_pass(self) -> None:
+        self._enqueue_timed_stages(self._device_times.record_stage)
+        self._device_times.record_sum()
+        self.device_replica.enqueue_sums_copy()
+        self.replica.store_gradients()
+        self._device_times.record_stage(self._update_index)
+
+    def _enqueue_timed_stages(self, after_stage: Listener) -> None:
+        replica, times = self.device_replica, self._device_times
         times.record_begin()
         replica.unpack_staged_batch()
         times.record_stage(self._load_index)
+        enqueue = None if self.statistics_sum is None else times.sum_statistics
+        with summing_statistics(replica, enqueue):
+            replica.run(after_stage, overlap=False)
+
+    def _enqueue_timed_step(self) -> None:
+        replica, gradient_sum, times = self.device_replica, self.gradient_sum, self._device_times
 
         def after_stage(stage: int) -> None:
             times.record_stage(stage)
             for bucket in self._buckets_after.get(stage, ()):
-                gradient_sum.start(bucket)
+                self._start_sum(bucket)
                 times.record_bucket(bucket)
 
-        enqueue = None if self.statistics_sum is None else times.sum_statistics
-        with summing_statistics(replica, enqueue):
-            replica.run(after_stage, overlap=False)
-        gradient_sum.finish()
+        self._enqueue_timed_stages(after_stage)
+        self._finish_sum()
         times.record_sum()
         gradient_sum.update(lambda elements, learning_rate: replica.enqueue_update(), 0.0)
         times.record_stage(self._update_index)
         replica.enqueue_sums_copy()
 
-    def _record(self, batch: Batch, learning_rate: float, sums: SumsFuture) -> None:
+    def _record(
+        self, batch: Batch, learning_rate: float, sums: SumsFuture, num_samples: int
+    ) -> None:
         """Record an enqueued step, and wait for it if it is timed."""
         recorder, times = self.recorder, self._device_times
         row = recorder.end(
             exposed_ns=times.exposed_ns,
             hidden_ns=times.hidden_ns,
             statistics_ns=times.statistics_ns,
-            samples=len(batch.samples),
+            samples=num_samples,
             global_count=batch.global_count,
             enqueued=True,
         )
@@ -260,11 +327,13 @@ class DeviceEngine(Engine):
         while len(self._in_flight) > remaining:
             step = self._in_flight.popleft()
             sums = self._wait_for(step.sums)
+            if self._failed is None and not math.isfinite(sums[LOSS]):
+                self._failed = step
+            if step.row is None:
+                continue
             self.recorder.complete(step.row)
             result = self._result(step.batch, sums, step.learning_rate, step.row)
             self._done.append(result)
-            if self._failed is None and not math.isfinite(result.loss):
-                self._failed = step
             self._stops = self._stops or result.stop
 
     def _wait_for(self, sums: SumsFuture) -> list[float]:

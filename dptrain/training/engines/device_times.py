@@ -39,7 +39,7 @@ class DeviceTimes:
         self.spans = [(0, 0)] * num_sums
 
     def record_begin(self) -> None:
-        """Enqueue the time stamp of the step's begin."""
+        """Enqueue the time stamp of the begin of a pass."""
         self._num_statistics = 0
         self._replica.record_time(2 * self._num_stages + 1)
 
@@ -74,8 +74,9 @@ class DeviceTimes:
     def record(self, recorder: StepRecorder) -> None:
         """Report the times of the stages, and what the sum kept the device from computing.
 
-        The device has just ended the step, so its last time stamp is now, except for the time that
-        the result takes to reach the host.
+        The device has just ended the pass, so its last time stamp is now, except for the time that
+        the result takes to reach the host. A step has one pass, or several, whose times are added;
+        gradients are summed over the ranks in the last one.
         """
         times: NDArray[np.int64] = self._replica.recorded_times()
         load, update = self._stages[0].index, self._stages[-1].index
@@ -83,6 +84,10 @@ class DeviceTimes:
         clock = [int(time) + shift for time in times]
         previous = clock[load]
         begin = clock[2 * self._num_stages + 1]
+        if self._replica.context.part == 0:
+            recorder.clear(load)  # The time that the host took to stage the minibatch.
+            self.exposed_ns = self.statistics_ns = 0
+            self.calls = []
         recorder.put(load, previous - begin, previous)
         stamps = clock[self._first_statistics :][: 2 * self._num_statistics]
         statistics = list(zip(stamps[::2], stamps[1::2], strict=True))
@@ -97,12 +102,13 @@ class DeviceTimes:
         summed, updated = clock[self._num_stages], clock[update]
         recorder.put(update, updated - summed, updated)
         # One rank sums nothing: the interval is the time that a time stamp takes.
-        self.exposed_ns, self.calls = 0, []
         active_ns = end = 0
         if self._sum.world.size > 1:
-            self.statistics_ns = sum(end - begin for begin, end in statistics)
-            self.exposed_ns = summed - previous + self.statistics_ns
-            self.calls = [*summed_statistics, (previous, summed)]
+            statistics_ns = sum(end - begin for begin, end in statistics)
+            self.statistics_ns += statistics_ns
+            self.exposed_ns += summed - previous + statistics_ns
+            self.calls += [*summed_statistics, (previous, summed)]
+        if self._sum.world.size > 1 and self._replica.context.part + 1 == self._replica.plan.passes:
             for stage_index, buckets in sorted(self._buckets_after.items()):
                 for bucket in buckets:
                     begin = max(clock[stage_index], end)

@@ -21,7 +21,8 @@ from dptrain.training.engines.sum_timer import SumTimer
 class HostEngine(Engine):
     """Runs the stages of a step in order, and sums gradients during the backward pass.
 
-    A step that is not timed stage by stage starts its gradient sums when backward has ended.
+    A step that is not timed stage by stage starts its gradient sums when backward has ended. If a
+    step has several passes, gradients are summed over the ranks in the last one.
     """
 
     def __init__(
@@ -46,22 +47,51 @@ class HostEngine(Engine):
             self._timed_sum.before_update = self.clip
         # One rank sums nothing.
         self._overlaps = gradient_sum.overlaps and not gradient_sum.is_identity
+        self._num_samples = 0
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
         gradient_sum = self._timed_sum
         self.recorder.begin()
+        self._statistics_timer.begin_step()
+        self._num_samples = 0
+        for _ in range(self.passes - 1):
+            self._make_early_pass(next(batches), stop=stop)
         batch = next(batches)
         self.load(batch, stop=stop)
-        self.forward_backward(on_bucket_ready=gradient_sum.start)
+        start = gradient_sum.start if self.passes == 1 else self._add_and_start
+        self.forward_backward(on_bucket_ready=start)
         gradient_sum.finish_and_update(self.update_slice, learning_rate)
         self._record(batch, learning_rate)
 
+    def _make_early_pass(self, batch: Batch, *, stop: bool) -> None:
+        """Make a pass that is not the last one of a step, and keep its gradients."""
+        self.load(batch, stop=stop)
+        self.forward_backward(on_bucket_ready=lambda bucket: None)
+        self.recorder.skip()
+        self.replica.store_gradients()
+        self.recorder.add_lap(self._update_index)
+
+    def _add_and_start(self, bucket: int) -> None:
+        """Add the gradients of earlier passes to a bucket, and start its sum."""
+        self.recorder.skip()
+        self._add_stored_gradients(bucket)
+        self.recorder.add_lap(self._update_index)
+        self._timed_sum.start(bucket)
+
     def load(self, batch: Batch, *, stop: bool) -> None:
-        """Copy a minibatch into the replica."""
+        """Copy a minibatch into the replica.
+
+        After a pass whose loss is not finite, its minibatch stays, so that it can be inspected.
+        """
         recorder, replica = self.recorder, self.replica
         recorder.waited()
         recorder.timed = self._is_timed(batch)
-        recorder.clear(self._update_index)
+        replica.context.part = batch.part
+        self._num_samples += len(batch.samples)
+        if batch.part == 0:
+            recorder.clear(self._update_index)
+        elif not math.isfinite(self._loss_sums[LOSS]):
+            return
         self._update_number = replica.updates + 1
         replica.load(
             batch.x,
@@ -81,8 +111,7 @@ class HostEngine(Engine):
         Args:
             on_bucket_ready: called with the index of each bucket when its gradients are final.
         """
-        replica, statistics = self.replica, self._statistics_timer
-        statistics.begin_step()
+        replica = self.replica
         if self.statistics_sum is not None:
             # Outside of steps, and in steps of other engines, the replica sums nothing over ranks.
             replica.sum_statistics = self.statistics_sum
@@ -98,7 +127,7 @@ class HostEngine(Engine):
         """Run all stages; their times are computed later."""
         if self.recorder.timed:
             ends = self.replica.run_timed()
-            self.recorder.laps(self._stages, ends, self._statistics_timer.calls)
+            self.recorder.laps(self._stages, ends, self._statistics_timer.new_calls())
         else:
             self.replica.run()
 
@@ -146,7 +175,7 @@ class HostEngine(Engine):
             exposed_ns=timer.exposed_ns + statistics.time_ns,
             hidden_ns=timer.hidden_ns,
             statistics_ns=statistics.time_ns,
-            samples=len(batch.samples),
+            samples=self._num_samples,
             global_count=batch.global_count,
         )
         if recorder.keeps_moments:

@@ -44,14 +44,24 @@ class HostSumDeviceEngine(Engine):
         self._programs = Programs(replica)
         # MPI may sum the gradients in device memory; otherwise this is a copy in host memory.
         self._is_copied = gradient_sum.gradients is not replica.flat_gradients
-        self._update_number = 0
+        self._update_number = self._num_samples = 0
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
         recorder = self.recorder
         recorder.begin()
+        self._statistics_timer.begin_step()
+        self._num_samples = 0
+        for _ in range(self.passes - 1):
+            batch = next(batches)
+            self._load(batch, learning_rate, stop=stop)
+            self._forward_backward(batch)
+            self._store_gradients()
         batch = next(batches)
         self._load(batch, learning_rate, stop=stop)
         self._forward_backward(batch)
+        if not recorder.timed:
+            for bucket in range(len(self.gradient_sum.buckets)):
+                self._start_sum(bucket)
         self._sum_timer.finish_and_update(self._update_slice, learning_rate)
         self._record(batch, learning_rate)
 
@@ -59,7 +69,10 @@ class HostSumDeviceEngine(Engine):
         recorder, replica = self.recorder, self.device_replica
         recorder.waited()
         recorder.timed = self._is_timed(batch)
-        recorder.clear(self._update_index)
+        replica.context.part = batch.part
+        self._num_samples += len(batch.samples)
+        if batch.part == 0:
+            recorder.clear(self._update_index)
         if recorder.timed:
             replica.memory.synchronize()
             recorder.skip()
@@ -80,25 +93,33 @@ class HostSumDeviceEngine(Engine):
         self._end_stage(self._load_index)
 
     def _forward_backward(self, batch: Batch) -> None:
-        self._statistics_timer.begin_step()
         enqueue = None if self.statistics_sum is None else self.statistics_sum.enqueue
         with summing_statistics(self.device_replica, enqueue):
             if self.recorder.timed:
                 self.device_replica.run(self._after_stage, overlap=False)
-                return
-            if enqueue is None:
+            elif enqueue is None:
                 self._programs.run(batch, self.device_replica.run)
             else:
                 self.device_replica.run()
-        for bucket in range(len(self.gradient_sum.buckets)):
-            self._start_sum(bucket)
 
     def _after_stage(self, stage: int) -> None:
         self._end_stage(stage)
-        for bucket in self._buckets_after.get(stage, ()):
-            self._start_sum(bucket)
+        if self._is_last_pass:
+            for bucket in self._buckets_after.get(stage, ()):
+                self._start_sum(bucket)
         self._sum_timer.poll()
         self.recorder.skip()
+
+    @property
+    def _is_last_pass(self) -> bool:
+        return self.replica.context.part == self.passes - 1
+
+    def _store_gradients(self) -> None:
+        self.recorder.skip()
+        self.replica.store_gradients()
+        if self.recorder.timed:
+            self.replica.memory.synchronize()
+        self.recorder.add_lap(self._update_index)
 
     def _end_stage(self, stage: int) -> None:
         if self.recorder.timed:
@@ -106,6 +127,8 @@ class HostSumDeviceEngine(Engine):
         self.recorder.lap(stage, self._statistics_timer.lap_ns())
 
     def _start_sum(self, bucket: int) -> None:
+        if self.passes > 1:
+            self._add_stored_gradients(bucket)
         self._fetch_gradients(bucket)
         self._sum_timer.start(bucket)
 
@@ -151,7 +174,7 @@ class HostSumDeviceEngine(Engine):
             exposed_ns=timer.exposed_ns + statistics.time_ns,
             hidden_ns=timer.hidden_ns,
             statistics_ns=statistics.time_ns,
-            samples=len(batch.samples),
+            samples=self._num_samples,
             global_count=batch.global_count,
         )
         if recorder.keeps_moments:

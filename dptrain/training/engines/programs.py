@@ -8,14 +8,17 @@ from enum import Enum, auto
 
 from dptrain.backends.replica import Replica
 from dptrain.data.loader import Batch
+from dptrain.data.sharding import shard
 
 
 class Kind(Enum):
     """Kinds of programs."""
 
-    LOAD = auto()  # Unpacks the minibatch of a step, during the step before.
+    LOAD = auto()  # Unpacks the minibatch of a pass, during the pass before.
     STEP = auto()
     TIMED_STEP = auto()  # Loads the minibatch, too, and writes time stamps between stages.
+    EARLY_PASS = auto()  # One of several passes of a step, not the last one.
+    TIMED_EARLY_PASS = auto()
 
 
 @dataclass(slots=True)
@@ -26,15 +29,27 @@ class _Program:
     slow_runs: int
 
 
-class Programs:
-    """Programs by size of the minibatch, kind and staging slot.
+_Key = tuple[int, int, bool, Kind]
+"""Samples of the global minibatch and of the pass, whether another pass was before it, and kind."""
 
-    The size of the global minibatch determines the share of every rank.
+
+class Programs:
+    """Programs by size of the minibatch, pass, kind and staging slot.
+
+    The sizes of the global minibatch and of its part that a pass processes determine the share of
+    every rank. The first pass of a step stores its gradients, later ones add theirs.
     """
 
     def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._programs: dict[tuple[int, Kind], dict[int, _Program]] = {}
+        self._replica, self._passes = replica, replica.plan.passes
+        self._programs: dict[_Key, dict[int, _Program]] = {}
+
+    def _key(self, batch: Batch, kind: Kind) -> _Key:
+        count = batch.global_count
+        if self._passes == 1:
+            return count, count, False, kind
+        part = shard(count, batch.part, self._passes)
+        return count, part.stop - part.start, batch.part > 0, kind
 
     def run(
         self,
@@ -45,7 +60,7 @@ class Programs:
         slot: int = 0,
     ) -> None:
         """Run the work of `enqueue`, captured if it was run before."""
-        by_slot = self._programs.setdefault((batch.global_count, kind), {})
+        by_slot = self._programs.setdefault(self._key(batch, kind), {})
         program = by_slot.get(slot)
         if program is None:
             captured = self._replica.memory.program(enqueue, warm=bool(by_slot))
@@ -56,7 +71,7 @@ class Programs:
 
     def is_captured(self, batch: Batch, *, kind: Kind, slot: int) -> bool:
         """Return whether `run` would only launch a captured graph."""
-        program = self._programs.get((batch.global_count, kind), {}).get(slot)
+        program = self._programs.get(self._key(batch, kind), {}).get(slot)
         return program is not None and not program.slow_runs
 
     def clear(self) -> None:

@@ -56,8 +56,12 @@ class StatisticsTimer:
         if self._sum is not None:
             self._sum.begin_step()
 
-    def lap_ns(self) -> int:
-        """Return the time of the calls since the last call of this method in the step."""
+    def new_calls(self) -> list[tuple[int, int]]:
+        """Return the calls since the last call of this method in the step."""
         calls = self.calls[self._num_seen :]
         self._num_seen += len(calls)
-        return sum(end - begin for begin, end in calls)
+        return calls
+
+    def lap_ns(self) -> int:
+        """Return the time of `new_calls`."""
+        return sum(end - begin for begin, end in self.new_calls())

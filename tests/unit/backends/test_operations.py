@@ -492,6 +492,31 @@ def test_clipped_updates_equal_pytorch(
     _expect_the_updates_of_pytorch(backend, precision, rule, network, decay, clip_norm=clip_norm)
 
 
+@every_variant
+def test_the_average_follows_the_parameters(backend: str, precision: str) -> None:
+    network = Network((7,), [Dense(13), Dense(5)], MeanSquaredError())
+    replica = dptrain.api.make_replica(
+        network, backend, 1, precision=precision, optimizer=SGD(0.9, average_decay=0.3)
+    )
+    plain = dptrain.api.make_replica(network, backend, 1, precision=precision, optimizer=SGD(0.9))
+    rng, averages = np.random.default_rng(4), dict[str, Any]()
+    bound = 8 * float(np.finfo(replica.plan.dtype).eps)
+    for number in range(1, 7):
+        for name, value in plain.parameters.items():
+            gradient = rng.standard_normal(value.shape)
+            replica.gradients[name] = plain.gradients[name] = gradient
+        replica.update(0.1)
+        plain.update(0.1)
+        weight = 1.0 - min(0.3, (number - 1) / (number + 9))
+        for name, value in plain.parameters.items():
+            np.testing.assert_array_equal(replica.parameters[name], value)
+            before = averages.get(name, np.zeros(value.shape))
+            averages[name] = before + weight * (np.float64(value) - before)
+            np.testing.assert_allclose(
+                replica.state["average"][name], averages[name], number * bound, number * bound
+            )
+
+
 def _expect_the_updates_of_pytorch(
     backend: str,
     precision: str,

@@ -296,6 +296,22 @@ def test_nothing_is_updated_if_the_loss_is_not_finite(
         assert (array != other).any()
 
 
+@by_vector
+@pytest.mark.parametrize("loss", [1.0, np.nan])
+def test_the_average_of_parameters(vector: int, loss: float) -> None:
+    average, w, size = state(1), state(2), STOPS[-1]
+    values = np.float32([loss, 0, 0]), np.float32([0, 0, 0, 0, 0, 0.25])
+    found, same, *_ = launch_in_every_order(
+        "optimizers.cu", "average_parameters", size // vector, average, w, *values, *ints(size),
+        VECTOR=vector,
+    )  # fmt: skip
+    np.testing.assert_array_equal(same, w)
+    if np.isnan(loss):
+        np.testing.assert_array_equal(found, average)
+    else:
+        assert_close(found, 0.75 * average.astype(np.float64) + 0.25 * w)
+
+
 # Gradient clipping.
 
 

@@ -21,6 +21,7 @@ from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
+from dptrain.data.sharding import pass_shards
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, make_buckets, make_plan
@@ -140,10 +141,10 @@ class EarlyLoads(StagingBuffer):
         return wait
 
 
-def engine_on(device: Emulator, optimizer: SGD | Adam) -> DeviceEngine:
+def engine_on(device: Emulator, optimizer: SGD | Adam, passes: int = 1) -> DeviceEngine:
     """Return an engine of one rank for minibatches of up to four samples."""
     backend = CudaBackend(device)
-    plan = make_plan(NETWORK, backend, 4, optimizer=optimizer)
+    plan = make_plan(NETWORK, backend, -(-4 // passes), optimizer=optimizer, passes=passes)
     replica = backend.make_replica(plan, seed=0)
     buckets = make_buckets(plan, None)
     alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
@@ -152,27 +153,31 @@ def engine_on(device: Emulator, optimizer: SGD | Adam) -> DeviceEngine:
     return engine
 
 
-def batches(counts: Sequence[int], fails: int | None = None) -> Iterator[Batch]:
-    """Yield minibatches of so many samples; one of them may have an infinite input."""
+def batches(
+    counts: Sequence[int], fails: int | None = None, *, passes: int = 1, failing: int = -1
+) -> Iterator[Batch]:
+    """Yield minibatches of so many samples, in parts; one may have a sample that is infinite."""
     rng = np.random.default_rng(0)
     for number, n in enumerate(counts):
         x = rng.standard_normal((n, *NETWORK.input_shape), np.float32)
         if number == fails:
-            x[-1, 1, 2, 3] = np.inf
+            x[failing, 1, 2, 3] = np.inf
         y = rng.integers(0, 3, n).astype(np.int32)
-        yield Batch(number, 0, x, y, rng.integers(0, 1000, n), n)
+        samples = rng.integers(0, 1000, n)
+        for part, span in enumerate(pass_shards(n, 0, 1, passes)):
+            yield Batch(number, 0, x[span], y[span], samples[span], n, part=part)
 
 
 def train(
     device: Emulator, counts: Sequence[int], optimizer: SGD | Adam | None = None,
-    *, evaluate: Sequence[int] = (), timed: tuple[int | None, int] = (None, 1),
+    *, evaluate: Sequence[int] = (), timed: tuple[int | None, int] = (None, 1), passes: int = 1,
 ) -> tuple[CudaReplica, list[StepResult]]:  # fmt: skip
     """Make steps, and evaluate after some of them."""
-    engine = engine_on(device, SGD(0.9) if optimizer is None else optimizer)
+    engine = engine_on(device, SGD(0.9) if optimizer is None else optimizer, passes)
     engine.time_stages(*timed)
     replica, results = engine.replica, list[StepResult]()
     assert isinstance(replica, CudaReplica)
-    source = batches(counts)
+    source = batches(counts, passes=passes)
     for number in range(len(counts)):
         engine.step(source, 0.05)
         if number in evaluate:
@@ -191,6 +196,9 @@ CASES = {
     "evaluation after a smaller one": {"counts": [4, 4, 3] * 3, "evaluate": [2, 5]},
     "timed steps": {"counts": [4] * 12, "timed": (5, 2)},
     "adam": {"counts": [4, 4, 3] * 2, "optimizer": Adam()},
+    "two passes": {"counts": [4, 4, 3] * 3, "passes": 2},
+    "three passes": {"counts": [4, 4, 2, 0] * 2, "passes": 3},
+    "timed steps of two passes": {"counts": [4] * 12, "timed": (5, 2), "passes": 2},
 }
 
 
@@ -209,6 +217,39 @@ def test_the_bits_are_those_of_loads_between_steps(
     # At least one load was over before the step before it began.
     loads = [i for i, item in enumerate(device.order) if item is not None]
     assert any(b == a + 1 for a, b in pairwise(loads))
+
+
+@pytest.mark.parametrize("passes", [2, 3, 4])
+@pytest.mark.parametrize("timed", [(None, 1), (0, 1)])
+def test_several_passes_make_the_update_of_one(passes: int, timed: tuple[int | None, int]) -> None:
+    counts = [4, 4, 3, 4, 4, 1, 4]
+    expected, losses = train(Emulator(), counts, Adam(clip_norm=0.5))
+    found, results = train(Emulator(), counts, Adam(clip_norm=0.5), timed=timed, passes=passes)
+    for one, other in zip(results, losses, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert (one.correct, one.samples, one.step) == (other.correct, other.samples, other.step)
+    for name, value in expected.parameters.items():
+        # Adam divides by the gradient, which may be small: see the bound in test_operations.
+        np.testing.assert_allclose(found.parameters[name], value, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_failure_in_any_pass_ends_training_and_its_minibatch_remains(failing: int) -> None:
+    engine = engine_on(Emulator(), SGD(0.9), passes=2)
+    engine.time_stages(None)
+    source = batches([4] * 9, 3, passes=2, failing=failing)
+    results = list[StepResult]()
+    while not any(not np.isfinite(result.loss) for result in results):
+        engine.step(source, 0.05)
+        results += engine.results()
+    results += engine.results(wait=True)
+    assert [bool(np.isfinite(result.loss)) for result in results[:4]] == [True] * 3 + [False]
+    expected, _ = train(Emulator(), [4] * 3, passes=2)
+    for name in expected.parameters:
+        np.testing.assert_array_equal(
+            engine.replica.parameters[name], expected.parameters[name], name
+        )
+    assert engine.replica.first_non_finite() == "the input"
 
 
 def test_a_single_buffer_would_be_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,20 +289,20 @@ def test_no_step_after_a_failure_counts_and_its_minibatch_remains(
     assert loss == expected.forward_backward(good.x, good.y, samples=good.samples, step=7)
 
 
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(("early", "passes"), [(False, 1), (True, 1), (False, 2)])
 def test_nothing_is_bound_while_a_graph_may_be_captured(
-    early: bool, monkeypatch: pytest.MonkeyPatch
+    early: bool, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An upload ends the capture with an error."""
     if early:
         monkeypatch.setattr(cuda_replica, "EARLY_ELEMENTS", 1)
         monkeypatch.setattr(cuda_replica, "EARLY_FLOPS", 1)
     device = Emulator()
-    engine = engine_on(device, SGD(0.9))
+    engine = engine_on(device, SGD(0.9), passes)
     monkeypatch.setattr(device, "upload", None)
     monkeypatch.setattr(device, "zeros", None)
     engine.time_stages(4, 2)
-    source = batches([4] * 12)
+    source = batches([4] * 12, passes=passes)
     for _ in range(12):
         engine.step(source, 0.05)
     assert len(engine.results(wait=True)) == 12

@@ -47,7 +47,8 @@ def loader(samples, *, windows=False, **changes):
     }  # fmt: skip
     settings |= changes
     names = ("batch_size", "seed", "rank", "size")
-    sampler = Sampler(len(samples), *(settings.pop(name) for name in names))
+    passes = settings.pop("passes", 1)
+    sampler = Sampler(len(samples), *(settings.pop(name) for name in names), passes=passes)
     steps = range(settings.pop("first_step"), settings.pop("last_step"))
     kind = CropWindowLoader if windows else Loader
     return kind(samples, sampler, steps, **settings)
@@ -82,13 +83,35 @@ def test_ranks_together_read_the_minibatches_of_every_step(count, batch_size, si
         assert used == list(minibatch(count, batch_size, 3, step))
 
 
-@pytest.mark.parametrize("together", [1, 9, 1 << 16])
+@pytest.mark.parametrize(("count", "batch_size"), [(10, 4), (13, 9), (3, 8)])
+@pytest.mark.parametrize(("size", "passes"), [(1, 2), (1, 3), (2, 2), (3, 4)])
+def test_a_pass_has_the_same_samples_on_any_number_of_ranks(count, batch_size, size, passes):
+    last = steps_per_epoch(count, batch_size)
+    read = {}
+    for rank in range(size):
+        changes = {"batch_size": batch_size, "rank": rank, "size": size, "passes": passes}
+        with loader(Numbers(count), last_step=last, **changes) as batches:
+            found = list(batches)
+        assert [(b.step, b.part) for b in found] == [
+            (step, part) for step in range(last) for part in range(passes)
+        ]
+        for batch in found:
+            np.testing.assert_array_equal(batch.x[:, 0].shape, batch.samples.shape)
+            read.setdefault((batch.step, batch.part), []).extend(batch.samples.tolist())
+    for step in range(last):
+        everyone = minibatch(count, batch_size, 3, step)
+        for part in range(passes):
+            expected = everyone[shard(len(everyone), part, passes)]
+            assert sorted(read[step, part]) == sorted(expected.tolist())
+
+
+@pytest.mark.parametrize(("together", "passes"), [(1, 1), (9, 1), (1 << 16, 1), (9, 2)])
 @pytest.mark.parametrize(
     ("shape", "crop", "contrast"),
     [((3,), 0, 0), ((2, 4, 5), 0, 0), ((2, 4, 5), 1, 0), ((2, 4, 5), 0, 0.5), ((2, 4, 5), 1, 0.5)],
 )
 def test_windows_contain_the_pixels_that_the_other_loader_reads(
-    shape, crop, contrast, together, monkeypatch
+    shape, crop, contrast, together, passes, monkeypatch
 ):
     """Of several epochs, each in one piece or in some."""
     monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", together)
@@ -96,10 +119,13 @@ def test_windows_contain_the_pixels_that_the_other_loader_reads(
     x = random.standard_normal((9, *shape), dtype=np.float32)
     samples = CachedSamples(x, random.integers(0, 5, 9).astype(np.int32), count=18)
     change = Augmentation(crop=crop, contrast=contrast) if crop or contrast else None
-    settings = {"input_shape": shape, "augmentation": change, "rank": 1, "size": 2}
+    settings = {
+        "input_shape": shape, "augmentation": change, "rank": 1, "size": 2, "passes": passes
+    }  # fmt: skip
     with loader(samples, **settings) as read, loader(samples, windows=True, **settings) as others:
         for one, other in zip(read, others, strict=True):
             assert other.x is None
+            assert one.part == other.part
             np.testing.assert_array_equal(one.y, other.y)
             np.testing.assert_array_equal(one.samples, other.samples)
             assert (other.recolourings is None) == (contrast == 0.0)

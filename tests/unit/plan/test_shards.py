@@ -67,6 +67,39 @@ def test_ranks_own_consecutive_micro_shards_that_cover_the_minibatch() -> None:
             np.testing.assert_array_equal(own.offsets(count), expected)
 
 
+@pytest.mark.parametrize(
+    ("shards", "ranks", "passes"), [(8, 1, 1), (8, 1, 4), (8, 2, 2), (6, 3, 2), (16, 4, 4)]
+)
+def test_sums_over_passes_and_then_over_ranks_follow_the_tree(
+    shards: int, ranks: int, passes: int
+) -> None:
+    values = np.random.default_rng(shards).normal(size=(shards, 50)).astype(np.float32)
+    network, backend = Network((4,), [Dense(3)]), load_backend("reference")
+    contributions = []
+    for rank in range(ranks):
+        first = MicroShards.of_rank(shards, rank, ranks, passes)
+        plan = make_plan(network, backend, 2, micro_shards=first, passes=passes)
+        sums = []
+        for number in range(passes):
+            own = first.of_pass(number)
+            np.testing.assert_array_equal(own.merges, plan.merges)
+            sums += add_in_order(values[own.start : own.stop].copy(), own.merges)
+        contributions += add_in_order(sums, plan.pass_merges)
+    _, merges = rank_contributions(shards, ranks)
+    (total,) = add_in_order(contributions, merges)
+    np.testing.assert_array_equal(total, tree_sum(values))
+
+
+@pytest.mark.parametrize(
+    ("shards", "ranks", "passes"), [(8, 3, 2), (8, 1, 3), (8, 2, 8), (6, 1, 2)]
+)
+def test_passes_that_are_no_subtrees_are_refused(shards: int, ranks: int, passes: int) -> None:
+    with pytest.raises(UserError, match="each pass must sum a whole subtree") as caught:
+        MicroShards.of_rank(shards, 0, ranks, passes)
+    words = str(caught.value).rpartition("such as ")[2].split()
+    MicroShards.of_rank(int(words[3]), 0, ranks, int(words[1]))  # The advice helps.
+
+
 def test_micro_shards_differ_by_at_most_one_sample() -> None:
     sizes = np.diff(micro_shard_bounds(37, 8))
     assert sizes.sum() == 37
@@ -97,6 +130,16 @@ def test_a_plan_has_a_gradient_for_each_subtree() -> None:
     plan = make_plan(network, backend, 3, micro_shards=MicroShards.of_rank(8, 1, 3))
     assert (plan.gradient_slots, plan.setting.shards) == (2, 3)
     assert plan.memory["gradients"] == 2 * whole.memory["gradients"]
+
+
+def test_a_plan_of_several_passes_stores_gradients() -> None:
+    network, backend = Network((4,), [Dense(3)]), load_backend("reference")
+    whole, parts = make_plan(network, backend, 400), make_plan(network, backend, 100, passes=4)
+    assert parts.memory["gradients"] == 2 * whole.memory["gradients"]
+    assert parts.memory["buffers"] < whole.memory["buffers"] / 2
+    shards = make_plan(network, backend, 2, micro_shards=MicroShards.of_rank(8, 0, 1, 4), passes=4)
+    assert shards.memory["gradients"] == 3 * whole.memory["gradients"]
+    assert make_plan(network, backend, 2, training=False, passes=4).passes == 1
 
 
 def test_backends_for_gpus_refuse_micro_shards() -> None:

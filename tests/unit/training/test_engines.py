@@ -24,7 +24,7 @@ from dptrain.data.loader import Batch
 from dptrain.errors import UserError
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
-from dptrain.plan import SGD, Adam, Optimizer, make_buckets
+from dptrain.plan import SGD, Adam, Optimizer, make_buckets, make_plan
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.training.engines import DeviceEngine, HostEngine, make_engine
 
@@ -113,6 +113,36 @@ def test_stages_are_timed_and_their_times_do_not_accumulate() -> None:
     assert (rows[:, : len(replica.plan.stages)] >= 0).all()
     assert (parts <= rows[:, -1]).all()
     assert [result.loss for result in engine.results()] == [NULL_LOSS] * 200
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("failing", [1, 6])
+@pytest.mark.parametrize("backend", ["reference", "numba", "null"])
+def test_a_step_of_several_passes(backend: str, failing: int) -> None:
+    """Times are sums over passes, and a loss that is not finite in any of them ends training."""
+    chosen = load_backend(backend)
+    plan = make_plan(NETWORK, chosen, 4, optimizer=SGD(0.9), passes=2)
+    replica = chosen.make_replica(plan, seed=1)
+    buckets, recorder = make_buckets(plan, None), StepRecorder(plan.stages)
+    alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
+    engine = make_engine(replica, alone, buckets, recorder)
+    for step in range(4):
+        x, y = minibatch(step)
+        x[failing] = np.inf if step == 3 else x[failing]
+        parts = [
+            Batch(step, 0, x[rows], y[rows], np.arange(8)[rows], 8, part=part)
+            for part, rows in enumerate((slice(0, 4), slice(4, 8)))
+        ]
+        engine.step(iter(parts), 0.05)
+    results, rows = engine.results(), recorder.rows()
+    assert [result.samples for result in results] == [8] * 4
+    assert recorder.mean_samples() == 8
+    assert (rows >= 0).all()
+    assert (rows[:, : len(plan.stages) + 1].sum(axis=1) <= rows[:, -1]).all()
+    if backend != "null":
+        assert [bool(np.isfinite(result.loss)) for result in results] == [True] * 3 + [False]
+        assert replica.updates == 3
+        assert replica.first_non_finite() == "the input"
 
 
 def test_the_null_backend_trains() -> None:

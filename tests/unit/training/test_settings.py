@@ -241,6 +241,10 @@ MISTAKES = [
     ({"optimizer": "adamw", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd, "
                                                 "but optimizer is 'adamw'"),
     ({"schedule": "one-cycle", "warmup_steps": "3"}, "warmup_steps is 3, but schedule one-cycle"),
+    ({"accumulate": "0"}, "--accumulate is 0; expected a whole number of at least 1"),
+    ({"accumulate": "9", "batch_size": "8"}, "--accumulate is 9, but --batch-size is 8"),
+    ({"average_weights": "1"}, "--average-weights is 1.0; expected a number above 0 and below 1"),
+    ({"average_weights": "0"}, "--average-weights is 0.0; expected a number above 0 and below 1"),
     ({"clip_norm": "0"}, "--clip-norm is 0.0; expected a number above 0"),
     ({"weight_decay": "-1"}, "--weight-decay is -1.0; expected a number of at least 0"),
     ({"optimizer": "adam", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd"),

@@ -97,6 +97,61 @@ def test_a_saved_trainer_continues_to_the_same_bits(tmp_path: Path) -> None:
         np.testing.assert_array_equal(resumed.parameters[name], values)
 
 
+@pytest.mark.parametrize("passes", [2, 5])
+def test_several_passes_train_as_one(passes: int) -> None:
+    whole, parts = tiny(crop=1), tiny(crop=1, accumulate=passes)
+    expected, found = whole.fit(), parts.fit()
+    assert parts.job.plan.batch_size == 10 // passes
+    assert parts.job.local_batch == whole.job.local_batch == 10
+    np.testing.assert_allclose(found["train_loss"], expected["train_loss"], rtol=1e-12)
+    for name, values in whole.parameters.items():
+        np.testing.assert_allclose(parts.parameters[name], values, rtol=0, atol=1e-12)
+
+
+def test_averaged_parameters_are_those_of_evaluations_and_files(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"momentum": 0.9, "optimizer": "sgd", "schedule": "constant"}
+    plain, trainer = tiny(**options), tiny(**options, average_weights=0.9)
+    assert trainer.predict(arrays(30, 1)[0]).shape == (30, 3)  # There is no average yet.
+    plain.fit()
+    trainer.fit()
+    for name, values in plain.parameters.items():
+        np.testing.assert_array_equal(trainer.parameters[name], values)
+    average = {name: np.array(v) for name, v in trainer.job.replica.state["average"].items()}
+    assert trainer.summary is not None
+    assert plain.summary is not None
+    result = trainer.evaluate()
+    assert result["loss"] == trainer.summary["test_loss"] != plain.summary["test_loss"]
+    trainer.save(tmp_path / "saved")
+    loaded, x = dptrain.load(tmp_path / "saved"), arrays(30, 1)[0]
+    for name, values in average.items():
+        np.testing.assert_allclose(loaded.parameters[name], values, rtol=1e-6)  # In float32.
+    np.testing.assert_allclose(loaded.predict(x), trainer.predict(x), rtol=1e-4)
+    resumed = tiny(**options, average_weights=0.9)
+    resumed.load(tmp_path / "saved")
+    for name, values in average.items():
+        np.testing.assert_array_equal(resumed.parameters[name], trainer.parameters[name])
+        np.testing.assert_array_equal(resumed.job.replica.state["average"][name], values)
+    with pytest.raises(UserError, match=r"it also has average of dense1.*optimizer settings"):
+        tiny(**options).load(tmp_path / "saved")
+
+
+def test_an_evaluation_that_fails_restores_the_parameters() -> None:
+    trainer = tiny(average_weights=0.9)
+    trainer.fit()
+    before = {name: np.array(values) for name, values in trainer.parameters.items()}
+
+    def fail() -> None:
+        with trainer._averaged_parameters():
+            found = trainer.parameters
+            assert any((found[name] != values).any() for name, values in before.items())
+            raise RuntimeError("wrong")
+
+    with pytest.raises(RuntimeError, match="wrong"):
+        fail()
+    for name, values in before.items():
+        np.testing.assert_array_equal(trainer.parameters[name], values)
+
+
 def test_a_run_on_arrays_is_resumed_with_the_arrays(tmp_path: Path) -> None:
     same: dict[str, Any] = {"momentum": 0.9, "schedule": "constant", "run_dir": tmp_path / "run"}
     trainer = tiny(**same)
