@@ -170,6 +170,7 @@ def make_dataset(
     white: int | None = None,
     lazy: bool = False,
     validation: RawSplit | None = None,
+    gap: int | None = None,
 ) -> Dataset:
     """Check, preprocess and describe stored splits.
 
@@ -185,6 +186,7 @@ def make_dataset(
         white: 8-bit value that becomes 1, if the data defines it.
         lazy: never cache the samples.
         validation: the split for evaluations during training, if the data set defines one.
+        gap: see `Dataset`.
     """
     network, splits = request.network, []
     for name, raw in (("training", train), ("test", test), ("validation", validation)):
@@ -216,4 +218,5 @@ def make_dataset(
         preprocessing=preprocessing,
         has_split=has_split,
         validation=ready[2] if validation is not None else None,
+        gap=gap,
     )

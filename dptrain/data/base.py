@@ -156,6 +156,8 @@ class Dataset:
         preprocessing: conversion of raw samples, which is saved with the model.
         has_split: True if the data set defines its test split; False if dptrain chose one.
         validation: split for evaluations during training; None if there is none.
+        gap: samples of a time series that must be left out between two splits, so that they share
+            no measurement; None if the samples have no order.
     """
 
     name: str
@@ -169,6 +171,7 @@ class Dataset:
     preprocessing: Preprocessing
     has_split: bool = True
     validation: Samples | None = None
+    gap: int | None = None
 
     @property
     def splits(self) -> tuple[Samples, ...]:

@@ -135,4 +135,5 @@ def open_irradiance(request: Request) -> Dataset:
         where="irradiance",
         has_split=True,
         lazy=True,
+        gap=WINDOW - 1 + horizon,
     )

@@ -150,6 +150,7 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
         "ahead",
         where=where,
         has_split=False,
+        gap=horizon + layout.depth or None,
     )
 
 

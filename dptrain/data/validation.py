@@ -1,7 +1,7 @@
 """Validation data: a share of the training samples that is set aside, or a split of the data.
 
 The share is a pure function of the seed, the number of samples and their labels, so that it is the
-same on every rank and after a resume.
+same on every rank and after a resume. Of a time series, it is the last part.
 """
 
 from __future__ import annotations
@@ -47,16 +47,37 @@ def with_validation(dataset: Dataset, share: float | None, seed: int) -> Dataset
             f"--validation is {share:g}, but {dataset.name} has {len(train)} training samples; "
             "expected at least 2"
         )
-    chosen = validation_indices(len(train), share, seed, _labels(dataset, train))
-    is_left = np.ones(len(train), np.bool_)
-    is_left[chosen] = False
-    note = f"{len(chosen):,} of the training samples are for validation"
+    if dataset.gap is None:
+        chosen = validation_indices(len(train), share, seed, _labels(dataset, train))
+        is_left = np.ones(len(train), np.bool_)
+        is_left[chosen] = False
+        left = np.flatnonzero(is_left)
+        note = f"{len(chosen):,} of the training samples are for validation"
+    else:
+        left, chosen = _parts_of_series(dataset, share, dataset.gap)
+        note = f"the last {len(chosen):,} of the training samples are for validation"
     return replace(
         dataset,
-        train=train.subset(np.flatnonzero(is_left)),
+        train=train.subset(left),
         validation=train.subset(chosen),
         description=f"{dataset.description}; {note}",
     )
+
+
+def _parts_of_series(
+    dataset: Dataset, share: float, gap: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return samples for training, and later ones for validation, with which they share no row."""
+    count = len(dataset.train)
+    number = max(round(share * count), 1)
+    left = count - number - gap
+    if left < 1:
+        raise UserError(
+            f"--validation is {share:g}, but {dataset.name} has {count} training samples, and "
+            f"{gap} must be left out before the validation data, with which they have measurements "
+            "in common; expected a smaller share, window or horizon, or a longer table"
+        )
+    return np.arange(left, dtype=np.int64), np.arange(count - number, count, dtype=np.int64)
 
 
 def validation_indices(

@@ -36,8 +36,8 @@ def add_preprocessing(graph: OnnxGraph, raw: RawInputs, x: str) -> str:
     if raw.offset != 0.0:
         x = graph.add("Add", x, graph.constant("offset", raw.offset))
     if raw.positions:
-        weights = interpolation_weights(raw.positions, *raw.shape_of_inputs[1:])
-        flat = graph.constant("map_weights", weights.reshape(len(weights), -1))
+        by_sensor = interpolation_weights(raw.positions, *raw.shape_of_inputs[1:])
+        flat = graph.constant("map_weights", by_sensor.reshape(len(by_sensor), -1))
         shape = graph.constant("map_shape", [-1, *raw.shape_of_inputs], np.int64)
         x = graph.add("Reshape", graph.add("MatMul", x, flat), shape)
     if raw.transposes:

@@ -59,8 +59,8 @@ def layer_memory(plan: Plan) -> dict[str, int]:
 
     Of layers that are computed together, only the last one has an output in memory.
     """
-    tails = [group.tail.name for group in plan.groups]
-    return {name: plan.buffers[plan.resolve(name)].nbytes for name in tails}
+    last = [group.nodes[-1].name for group in plan.groups]
+    return {name: plan.buffers[plan.resolve(name)].nbytes for name in last}
 
 
 def write_activations(board: TensorBoard, job: Job, step: int) -> None:

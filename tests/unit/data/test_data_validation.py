@@ -17,7 +17,7 @@ from dptrain.data.objects import dataset_from
 from dptrain.data.validation import validation_indices, with_validation
 from dptrain.data.workers import with_workers
 from dptrain.errors import UserError
-from dptrain.network import Dense, Flatten, Network
+from dptrain.network import Dense, Flatten, MeanSquaredError, Network
 from dptrain.network.files import get_network
 
 NETWORK = Network((1, 4, 4), [Flatten(), Dense(3)], name="linear")
@@ -91,10 +91,39 @@ def test_random_numbers_for_timing_have_validation_samples() -> None:
     assert (len(found.train), len(found.validation)) == (4500, 500)
 
 
-def test_values_are_split_without_classes() -> None:
-    found = with_validation(open_data("irradiance?samples=200", get_network("mlp-8")), 0.2, 0)
+def test_a_time_series_ends_with_its_validation_data() -> None:
+    before = open_data("irradiance?samples=200", get_network("mlp-8"))
+    found = with_validation(before, 0.2, 0)
     assert found.validation is not None
-    assert (len(found.train), len(found.validation)) == (160, 40)
+    # A target is 10 s after the last of 50 rows.
+    assert (len(found.train), len(found.validation)) == (200 - 40 - 59, 40)
+    all_targets = before.train.known_targets()
+    np.testing.assert_array_equal(found.train.known_targets(), all_targets[:101])
+    np.testing.assert_array_equal(found.validation.known_targets(), all_targets[160:])
+    with pytest.raises(UserError, match="200 training samples, and 59 must be left out"):
+        with_validation(before, 0.8, 0)
+
+
+@pytest.mark.parametrize(("tail", "gap"), [("", None), ("&horizon=2", 2), ("&window=4", 3)])
+def test_rows_of_a_table_are_a_series_if_samples_share_rows(
+    tmp_path: Path, tail: str, gap: int | None
+) -> None:
+    lines = [f"{row},{row}" for row in range(100)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,y", *lines]) + "\n")
+    width = 4 if "window" in tail else 1
+    network = Network((width,), [Dense(1)], MeanSquaredError())
+    data = open_data(f"csv:{tmp_path / 't.csv'}?target=y{tail}", network)
+    found = with_validation(data, 0.25, 3)
+    assert data.gap == gap
+    assert found.validation is not None
+    train, validation = (np.sort(part.known_targets()[:, 0]) for part in
+                         (found.train, found.validation))  # fmt: skip
+    if gap is None:
+        assert (np.diff(validation) > 1).any()
+        assert len(train) + len(validation) == len(data.train)
+    else:
+        np.testing.assert_array_equal(np.diff(validation), 1)
+        assert validation[0] - train[-1] == gap + 1
 
 
 def named(ending: str) -> dict[str, np.ndarray]:

@@ -85,7 +85,22 @@ def preprocessings() -> dict[str, tuple[Network, Preprocessing]]:
     columns = tuple(f"c{i}" for i in range(12))
     mean = tuple(1000.0 * i for i in range(12))
     table = {"columns": columns, "mean": mean, "deviation": (0.5,) * 12, "stored_shape": (12,)}
+    windows = {
+        shape: (
+            Network(shape, [*[Flatten()] * (len(shape) == 3), Dense(2)], MeanSquaredError()),
+            Preprocessing(
+                "table", shape, (1, 4, 3), "float64", columns=("a", "b", "c"),
+                mean=(1.0, -2.0, 300.0), deviation=(1.0, 0.5, 40.0), lags=(3, 2, 1, 0),
+                positions=(0.0, 0.0, 2.0, 0.0, 1.0, 3.0) if shape[0] == 4 else (),
+            ),
+        )
+        for shape in ((12,), (1, 4, 3), (3, 1, 4), (4, 6, 5))
+    }  # fmt: skip
     return {
+        "rows as features": windows[12,],
+        "rows as a map": windows[1, 4, 3],
+        "columns as channels": windows[3, 1, 4],
+        "maps of sensors": windows[4, 6, 5],
         "8-bit": (MAPS, Preprocessing(input_shape=maps, stored_shape=maps, **IMAGE)),
         "white 16": (MAPS, Preprocessing(input_shape=maps, stored_shape=maps, white=16, **IMAGE)),
         "smaller": (MAPS, Preprocessing(input_shape=maps, stored_shape=(3, 17, 19), **IMAGE)),
