@@ -38,8 +38,8 @@ BATCH = 6400
 KNOWN_CONGESTION = (1 / 6,)
 CAUSES = (
     ("nothing is known", CONGESTION, GROWTH_ERROR),
-    ("growth of all-reduces without error", CONGESTION, 0.0),
     ("congestion known", KNOWN_CONGESTION, GROWTH_ERROR),
+    ("congestion known, growth of all-reduces within 20%", KNOWN_CONGESTION, 0.1),
     ("congestion known, growth within 10%", KNOWN_CONGESTION, 0.05),
     ("congestion and growth known", KNOWN_CONGESTION, 0.0),
 )

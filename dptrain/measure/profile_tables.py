@@ -36,7 +36,7 @@ KIND_COLUMNS = {
 """Columns of the table of kinds; True for columns that only a wide terminal shows."""
 
 LEGEND = {
-    "±": "half of the interquartile range / median",
+    "±": "half of the interquartile range / mean",
     "balance": "mean of the ranks / slowest rank",
     "cum.": "share of this row and of those above it",
     "MB": "data that is read or written",
