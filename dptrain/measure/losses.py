@@ -253,9 +253,10 @@ def over_rounds_with_slowest(
 
     In simulations with 2 to 64 ranks (equal, some slower, or all different) and ten rounds without
     slow changes, the intervals of load imbalance, load balance and both kinds of serialisation
-    contain the truth in 93 to 99.5% of cases with up to 16 ranks, and in up to 100% with 64 ranks
-    that hardly differ. Source: Chernozhukov, Lee and Rosen, "Intersection bounds: estimation and
-    inference", Econometrica 81 (2013).
+    contain the truth in 94 to 99.7% of cases with up to 16 ranks, and in 91 to 100% with 64.
+
+    Source: Chernozhukov, Lee and Rosen, "Intersection bounds: estimation and inference",
+    Econometrica 81 (2013).
 
     Args:
         function: of the means (1, ranks) by experiment and of `SLOWEST`; monotonic in `SLOWEST`.

@@ -35,6 +35,16 @@ KIND_COLUMNS = {
 }  # fmt: skip
 """Columns of the table of kinds; True for columns that only a wide terminal shows."""
 
+LEGEND = {
+    "±": "half of the interquartile range / mean",
+    "balance": "mean of the ranks / slowest rank",
+    "cum.": "share of this row and of those above it",
+    "MB": "data that is read or written",
+    "buffers MB": "memory that is in use meanwhile",
+    "roofline": "least possible time / time",
+}
+"""Meaning of the columns whose headings do not state it."""
+
 SAVED = " *"
 """Mark of stages whose algorithm needs fewer operations than the direct one."""
 
@@ -60,12 +70,12 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
         profile: the profile.
         width: width of the terminal in characters.
     """
-    wide = width >= WIDE
+    wide, noun = width >= WIDE, "pass" if _is_inference(profile) else "step"
     found: list[str | Table] = [
         parts_table(
             profile.step_ms,
             profile.step_parts,
-            ranks=len(profile.ranks),
+            ranks=1 if _is_inference(profile) else len(profile.ranks),
             what="A forward pass" if _is_inference(profile) else "A step",
         ),
         f"{profile.samples_per_s:,.0f} samples/s",
@@ -96,7 +106,7 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
             )
     timing, step = profile.timing_ms, profile.parts.total
     found.append(
-        f"overhead of timing: {1e3 * timing:.1f} µs, {timing / step:.2%} of a step"
+        f"overhead of timing: {1e3 * timing:.1f} µs, {timing / step:.2%} of a {noun}"
         if timing
         else "stages were timed in separate passes, which the time of a pass excludes"
         if _is_inference(profile)
@@ -171,6 +181,8 @@ def _layers_table(profile: Profile, wide: bool) -> Table:
         columns.remove("balance")
     if profile.roofs is None:
         columns.remove("roofline")
+    if _is_inference(profile):
+        columns.remove("backward ms")
     rows, total = [], 0.0
     for name in order:
         share = sum(stage.share for stage in groups[name])
@@ -183,8 +195,16 @@ def _layers_table(profile: Profile, wide: bool) -> Table:
             **_group_cells(groups[name]),
         }
         rows.append([cells[column] for column in columns])
-    title = "Layers, slowest first (mean of typical steps)"
-    return fitted_table(title, columns, rows, text=("layers",))
+    passes = "passes" if _is_inference(profile) else "steps"
+    title = f"Layers, slowest first (mean of typical {passes})"
+    table = fitted_table(title, columns, rows, text=("layers",))
+    table.caption, table.caption_justify = _legend(columns), "left"
+    return table
+
+
+def _legend(columns: Sequence[str]) -> str:
+    """Return what the columns mean whose headings are short."""
+    return "; ".join(f"{name}: {LEGEND[name]}" for name in columns if name in LEGEND)
 
 
 def _group_cells(stages: Sequence[StageProfile]) -> dict[str, str]:
@@ -204,7 +224,9 @@ def _kinds_table(profile: Profile, wide: bool) -> Table:
     if profile.roofs is None:
         columns.remove("roofline")
     rows = [[_kind_cells(kind)[column] for column in columns] for kind in profile.kinds]
-    return fitted_table("Kinds of operation, slowest first", columns, rows, text=("kind",))
+    table = fitted_table("Kinds of operation, slowest first", columns, rows, text=("kind",))
+    table.caption, table.caption_justify = _legend(columns), "left"
+    return table
 
 
 def _kind_cells(kind: StageProfile) -> dict[str, str]:

@@ -71,9 +71,11 @@ def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A st
         step: duration of the steps in ms.
         parts: where their time goes.
         ranks: number of ranks; a single one neither communicates nor waits.
-        what: name of a step in the title.
+        what: name of a step in the title, such as ``A forward pass``.
     """
-    columns = ("part", "median ms", "95% interval", "typical ms", "share", "all steps")
+    noun = what.rsplit(maxsplit=1)[-1]
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    columns = ("part", "median ms", "95% interval", "typical ms", "share", f"all {plural}")
     typical, everything = parts.typical, parts.all_steps
     rows: list[Sequence[str]] = []
     for key, name in PART_NAMES.items():
@@ -89,7 +91,7 @@ def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A st
         if key == "imbalance" and mean_of_all:
             rows += _waiting_rows(parts)
     medians = ms_cell(step.median), interval_cell(step)
-    rows += [(), ("step", *medians, ms_cell(typical.total), "100.0%", "100.0%")]
+    rows += [(), (noun, *medians, ms_cell(typical.total), "100.0%", "100.0%")]
     tail = "" if step.p95 is None else f", p95 {ms_cell(step.p95)}"
     tail += "" if step.p99 is None else f", p99 {ms_cell(step.p99)}"
     title = (
@@ -97,9 +99,9 @@ def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A st
     )
     table = fitted_table(title, columns, rows, text=("part",))
     table.caption = (
-        "Medians of parts do not add up to the median step. Typical: means over the half of the "
-        "steps whose duration is closest to the median; share: of these. All steps: share of the "
-        "time of all steps, slow ones included."
+        f"Medians of parts do not add up to the median {noun}. Typical: means over the half of the "
+        f"{plural} whose duration is closest to the median; share: of these. All {plural}: share "
+        f"of the time of all {plural}, slow ones included."
     )
     table.caption_justify = "left"
     return table

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.forecast.coverage import Checked, check
+from benchmarks.forecast.coverage import CAUSES, Checked, check, count_given
 from benchmarks.forecast.simulate import TRUTHS, draw
 from dptrain.scaling.ensemble import WIDEST
 
@@ -34,3 +34,10 @@ def test_forecasts_that_are_given_have_close_limits(checked: list[Checked]) -> N
 def test_the_cases_are_those_of_the_seed() -> None:
     for case in json.loads(TRUTHS.read_text()):
         assert draw(case["case"]).bucket_bytes == case["parameters"]["bucket_bytes"]
+
+
+def test_a_known_network_narrows_forecasts() -> None:
+    case = json.loads(TRUTHS.read_text())[2]
+    first, *_, last = CAUSES
+    assert count_given([case], *first[1:])[64] == 0
+    assert count_given([case], *last[1:])[64] == 1
