@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from dptrain.training.model import load as load
     from dptrain.training.trainer import Trainer as Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "GELU",
