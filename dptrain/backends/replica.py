@@ -140,6 +140,7 @@ class Replica:
             sum.
         slot_sums: (`Plan.gradient_slots`, `SUMS`), the loss sums in `gradient_slots`.
         memory: where the arrays are allocated.
+        accumulation: adds the gradients of several passes; None if an update has one pass.
         stages: every stage except load and update, with its kernel, in order.
         updates: number of updates made; the bias correction of Adam reads it.
         notes: which algorithm computes each stage, by stage name, if the backend reports it.
@@ -211,7 +212,7 @@ class Replica:
         self._update_kernels: dict[tuple[int, int], Kernel] = {}
         self._clippings: dict[tuple[int, int], Clipping] = {}
         self.stages = self._bind()
-        self._accumulation = Accumulation(self) if plan.passes > 1 else None
+        self.accumulation = Accumulation(self) if plan.passes > 1 else None
         if plan.training:
             self.update_kernel()
         if arrays.squares is not None:
@@ -530,19 +531,6 @@ class Replica:
         """
         sums: list[float] = self.memory.download(self._loss_sums).tolist()
         return sums
-
-    def store_gradients(self) -> None:
-        """Add the gradients and loss sums of this pass, not the last of an update, to stored sums.
-
-        `Context.part` is the number of the pass.
-        """
-        assert self._accumulation is not None, "the plan has one pass for an update"
-        self._accumulation.store(self.context.part)
-
-    def add_stored_gradients(self, elements: slice) -> None:
-        """Add the sums of all earlier passes of an update to elements of the flat gradient."""
-        assert self._accumulation is not None, "the plan has one pass for an update"
-        self._accumulation.add(elements)
 
     def update(self, learning_rate: float) -> None:
         """Apply the update rule to all parameters.

@@ -197,8 +197,14 @@ class Engine(ABC):
 
     def _add_stored_gradients(self, bucket: int) -> None:
         """Add the gradients of the earlier passes of a step to a bucket of the last pass."""
+        assert self.replica.accumulation is not None, "a step has one pass"
         chosen = self.gradient_sum.buckets[bucket]
-        self.replica.add_stored_gradients(slice(chosen.start, chosen.stop))
+        self.replica.accumulation.add(slice(chosen.start, chosen.stop))
+
+    def _store_gradients(self) -> None:
+        """Store the gradients of a pass that is not the last one of a step."""
+        assert self.replica.accumulation is not None, "a step has one pass"
+        self.replica.accumulation.store(self.replica.context.part)
 
     def _is_timed(self, batch: Batch) -> bool:
         """Return whether this step is timed stage by stage; the same on every rank."""

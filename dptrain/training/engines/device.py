@@ -232,7 +232,7 @@ class DeviceEngine(Engine):
     def _enqueue_early_pass(self) -> None:
         self._enqueue_stages(None)
         self.device_replica.enqueue_sums_copy()
-        self.replica.store_gradients()
+        self._store_gradients()
 
     def _enqueue_stages(self, listener: Listener | None, *, early: bool = False) -> None:
         replica = self.device_replica
@@ -261,7 +261,8 @@ class DeviceEngine(Engine):
 
     def _finish_sum(self) -> None:
         if self.passes > 1 and self.gradient_sum.is_identity:
-            self.replica.add_stored_gradients(slice(0, self.replica.plan.layout.gradient_size))
+            for bucket in range(len(self.gradient_sum.buckets)):
+                self._add_stored_gradients(bucket)
         self.gradient_sum.finish()
 
     def _enqueue_update(self, elements: slice, learning_rate: float) -> None:
@@ -272,7 +273,7 @@ class DeviceEngine(Engine):
         self._enqueue_timed_stages(self._device_times.record_stage)
         self._device_times.record_sum()
         self.device_replica.enqueue_sums_copy()
-        self.replica.store_gradients()
+        self._store_gradients()
         self._device_times.record_stage(self._update_index)
 
     def _enqueue_timed_stages(self, after_stage: Listener) -> None:

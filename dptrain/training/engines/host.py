@@ -68,7 +68,7 @@ class HostEngine(Engine):
         self.load(batch, stop=stop)
         self.forward_backward(on_bucket_ready=lambda bucket: None)
         self.recorder.skip()
-        self.replica.store_gradients()
+        self._store_gradients()
         self.recorder.add_lap(self._update_index)
 
     def _add_and_start(self, bucket: int) -> None:

@@ -116,7 +116,7 @@ class HostSumDeviceEngine(Engine):
 
     def _store_gradients(self) -> None:
         self.recorder.skip()
-        self.replica.store_gradients()
+        super()._store_gradients()
         if self.recorder.timed:
             self.replica.memory.synchronize()
         self.recorder.add_lap(self._update_index)
