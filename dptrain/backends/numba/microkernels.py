@@ -72,6 +72,8 @@ _ARGUMENTS = {
 
 LINE = 16
 """Elements of a cache line."""
+ROW_GROUP = 4
+"""Rows that share an address in `multiply_in_place`, which computes whole groups."""
 
 
 class Tile(Writer):
@@ -205,6 +207,10 @@ class _Regular(Tile):
         """Return the first row of each group."""
         return range(0, self.height, self.group)
 
+    def moved(self, leader: ir.Value, offset: ir.Value) -> ir.Value:
+        """Return the address of a group's first row at an offset of A."""
+        return self.at(leader, offset)
+
     def _distance(self, table: str, scale: ir.Value) -> ir.Value:
         first, second = (self.entry(table, I64(m), scale) for m in range(2))
         return self.builder.sub(second, first)
@@ -219,7 +225,7 @@ class _Regular(Tile):
 
         def addresses(offset: ir.Value) -> Iterator[ir.Value]:
             for leader in leaders:
-                moved = self.at(leader, offset)
+                moved = self.moved(leader, offset)
                 yield from (self.at(moved, distance) for distance in distances)
 
         return addresses
@@ -264,11 +270,47 @@ class _Panel(_Plain):
 
     name = "panel"
     arguments = {**_ARGUMENTS, "next": I64}  # noqa: RUF012
+    STEPS: ClassVar[int] = 4
+    """Steps of an iteration, so that an address serves several elements of a row of A."""
 
     def __init__(self, *args: Any) -> None:
         *_, group, adjacent = args
         self.group, self.adjacent, self.kind = group, adjacent, f"{self.name}{group}"
         Tile.__init__(self, *args[:-2])
+
+    def moved(self, leader: ir.Value, offset: ir.Value) -> ir.Value:
+        # LLVM would calculate the address of each row before the loop, and spill them.
+        return self.hidden(super().moved(leader, offset))
+
+    def _sum(self) -> Sequence[ir.Value]:
+        """Sum over steps at equal distances, for which no table is read.
+
+        Several steps share the addresses of the rows; loads limit tiles of one vector.
+        """
+        b, args, rows = self.builder, self.args, self.rows()
+
+        def steps(count: int) -> Callable[[ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]:
+            def step(t: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                (pointer, *sums), addresses = state, list(rows(t))
+                for i in range(count):
+                    columns = [self.load(at, masked=masked) for at, masked in self.columns(pointer)]
+                    self.prefetch_in_step(t, pointer)
+                    for m, address in enumerate(addresses):
+                        element = self.splat(b.load(self.at(address, I64(i)), align=4))
+                        for v, column in enumerate(columns, m * self.vectors):
+                            sums[v] = self.multiply_add(element, column, sums[v])
+                    pointer = self.at(pointer, args["b_step"])
+                return [pointer, *sums]
+
+            return step
+
+        unrolled = self.STEPS if self.vectors == 1 and not self.masked else 1
+        whole = b.sub(args["steps"], b.srem(args["steps"], I64(unrolled)))
+        state = [args["b"], *self.begin()]
+        state = self.loop(I64(0), whole, state, steps(unrolled), step=unrolled)
+        if unrolled > 1:
+            state = self.loop(whole, args["steps"], state, steps(1))
+        return state[1:]
 
     def prefetch_in_step(self, t: ir.Value, pointer: ir.Value) -> None:
         following = self.at(pointer, self.args["next"])
@@ -287,8 +329,6 @@ class _Folded(_Panel):
     """
 
     name = "folded"
-    STEPS: ClassVar[int] = 4
-    """Steps of an iteration, so that an address serves several elements of a row of A."""
 
     def __init__(self, module: ir.Module, width: int, height: int, group: int) -> None:
         super().__init__(module, width, height, 1, False, group, False)
@@ -346,6 +386,101 @@ class _Folded(_Panel):
             for j in range(len(rows)):
                 row = self._shuffle(both, both, lanes[j * half : (j + 1) * half])
                 self.store(row, self.at(target, b.mul(I64(m + j), below)))
+
+
+class _InPlace(_Panel):
+    """A tile whose products replace its rows of A, which are at equal distances.
+
+    All elements of a row are read before its products are stored.
+    """
+
+    name = "in_place"
+    arguments: ClassVar[Mapping[str, ir.Type]] = {
+        "a": F32P,
+        "pitch": I64,
+        "b": F32P,
+        "b_step": I64,
+        "steps": I64,
+    }
+
+    def __init__(self, module: ir.Module, width: int, height: int, vectors: int) -> None:
+        super().__init__(module, width, height, vectors, False, ROW_GROUP, False)
+
+    def rows(self) -> Callable[[ir.Value], Iterator[ir.Value]]:
+        b, (a, pitch, *_) = self.builder, self.args.values()
+        groups = [self.at(a, b.mul(pitch, I64(m))) for m in self.leaders()]
+        distances = [b.mul(pitch, I64(j)) for j in range(self.group)]
+
+        def addresses(offset: ir.Value) -> Iterator[ir.Value]:
+            for group in groups:
+                moved = self.moved(group, offset)
+                yield from (self.at(moved, distance) for distance in distances)
+
+        return addresses
+
+    def prefetch_in_step(self, t: ir.Value, pointer: ir.Value) -> None:
+        """Prefetch nothing: an L2 cache holds all of B."""
+
+    def finish(self, sums: Sequence[ir.Value]) -> None:
+        for m, row in enumerate(self.rows()(I64(0))):
+            self.store_row(sums[m * self.vectors :], row, row)
+
+
+class _InPlaceProducts(Writer):
+    """Products of several matrices in place, of one or two vectors of columns."""
+
+    arguments: ClassVar[Mapping[str, ir.Type]] = {
+        "a": F32P,
+        "a_matrix": I64,
+        "pitch": I64,
+        "b": F32P,
+        "b_matrix": I64,
+        "columns": I64,
+        "matrices": I64,
+        "rows": I64,
+        "steps": I64,
+    }
+
+    def __init__(self, module: ir.Module) -> None:
+        width = compiled_registers().width
+        super().__init__(module, "dptrain_in_place_products", self.arguments, width)
+
+    def write(self) -> None:
+        b, args = self.builder, dict(self.args)
+        groups = b.sdiv(b.add(args["rows"], I64(ROW_GROUP - 1)), I64(ROW_GROUP))
+        args["rows"] = b.mul(groups, I64(ROW_GROUP))
+
+        def matrix(e: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            moved = dict(args)
+            for name in "ab":
+                moved[name] = self.at(args[name], b.mul(e, args[f"{name}_matrix"]))
+            one = b.icmp_signed("==", args["columns"], I64(self.width))
+            with b.if_else(one) as (single, pair):
+                with single:
+                    self._tiles(moved, 1)
+                with pair:
+                    self._tiles(moved, 2)
+            return []
+
+        self.loop(I64(0), args["matrices"], [], matrix)
+
+    def _tiles(self, args: Mapping[str, ir.Value], vectors: int) -> None:
+        """Compute the rows of a matrix."""
+        b, first = self.builder, I64(0)
+        for height in compiled_registers().in_place[vectors - 1]:
+            tile = _InPlace(self.module, self.width, height, vectors)
+            last = b.sub(args["rows"], b.srem(b.sub(args["rows"], first), I64(height)))
+
+            def call(
+                m: ir.Value, _: Sequence[ir.Value], tile: _InPlace = tile
+            ) -> Sequence[ir.Value]:
+                a = self.at(args["a"], b.mul(m, args["pitch"]))
+                operands = a, args["pitch"], args["b"], args["columns"], args["steps"]
+                b.call(tile.function, operands)
+                return []
+
+            self.loop(first, last, [], call, step=height)
+            first = last
 
 
 class _Ahead(Tile):
@@ -507,7 +642,8 @@ class _Product(Writer):
 
             self.loop(I64(0), last, [], call, step=height)
 
-        if panel.vectors == 2:
+        # A panel has whole vectors.
+        if panel.vectors == 2 or (self.kind == "panel" and panel.width == self.width):
             loop(masked=False)
         elif panel.width < self.width:
             loop(masked=True)
@@ -647,6 +783,29 @@ def multiply_panel(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, next_and_
         return _call_plain(context, builder, sig.args, args, "panel")
 
     return sig, codegen
+
+
+@intrinsic
+def multiply_in_place(  # type: ignore[no-untyped-def]
+    typingctx, a, start, a_matrix, pitch, b, b_start, b_matrix, columns, matrices, rows, steps
+):
+    """Replace A by A·B for some matrices (rows, steps) by (steps, columns).
+
+    Args:
+        a, b: contiguous arrays, and the starts of the first matrices.
+        a_matrix, b_matrix: distances of the matrices.
+        pitch: distance of the rows of A, at least `columns`.
+        columns: of B, one or two whole vectors.
+        matrices, rows, steps: their numbers. Rows are computed up to a multiple of `ROW_GROUP`.
+    """
+    kinds = a, start, a_matrix, pitch, b, b_start, b_matrix, columns, matrices, rows, steps
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        flat = flatten_arguments(context, builder, sig.args, args)
+        builder.call(_InPlaceProducts(builder.module).function, flat)
+        return context.get_dummy_value()
+
+    return types.none(*kinds), codegen
 
 
 @intrinsic

@@ -37,20 +37,37 @@ class Registers:
         spaced, adjacent: (height, group) of tiles of one and of two vectors whose rows are in
             groups at equal distances, any or 1. A group needs one address, so these tiles may have
             as many rows as there are vector registers.
+        in_place: rows of the tiles of one and of two vectors whose products replace A, the highest
+            first and all multiples of 4.
     """
 
     width: int
     heights: tuple[int, ...]
     spaced: tuple[tuple[int, int], tuple[int, int]]
     adjacent: tuple[tuple[int, int], tuple[int, int]]
+    in_place: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 AVX512 = Registers(
-    width=16, heights=(12, 8, 4), spaced=((24, 4), (12, 4)), adjacent=((27, 3), (9, 3))
+    width=16,
+    heights=(12, 8, 4),
+    spaced=((24, 4), (12, 4)),
+    adjacent=((27, 3), (9, 3)),
+    in_place=((16, 4), (12, 4)),
 )
-AVX2 = Registers(width=8, heights=(6, 4, 2), spaced=((12, 4), (6, 2)), adjacent=((12, 3), (6, 3)))
+AVX2 = Registers(
+    width=8,
+    heights=(6, 4, 2),
+    spaced=((12, 4), (6, 2)),
+    adjacent=((12, 3), (6, 3)),
+    in_place=((8, 4), (4,)),
+)
 PORTABLE = Registers(
-    width=4, heights=(6, 4, 2), spaced=((12, 4), (6, 2)), adjacent=((12, 3), (6, 3))
+    width=4,
+    heights=(6, 4, 2),
+    spaced=((12, 4), (6, 2)),
+    adjacent=((12, 3), (6, 3)),
+    in_place=((8, 4), (4,)),
 )
 """128-bit vectors, which every processor that Numba supports has."""
 
@@ -166,6 +183,11 @@ class Writer:
         name += f".{lanes}.p0{lanes}" if "masked" in name else f".{lanes}"
         kind = ir.FunctionType(result, [arg.type for arg in args])
         return self.builder.call(cgutils.get_or_insert_function(self.module, kind, name), args)
+
+    def hidden(self, pointer: ir.Value) -> ir.Value:
+        """Return a pointer about which LLVM knows nothing, by inline assembly without code."""
+        kind = ir.FunctionType(pointer.type, [pointer.type])
+        return self.builder.call(ir.InlineAsm(kind, "", "=r,0"), [pointer])
 
     def multiply_add(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         """Return x · y + z, fused if the processor has fused multiply-add."""

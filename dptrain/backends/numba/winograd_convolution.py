@@ -72,8 +72,10 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     weights = MATRICES * geometry.u_stride + packed
     prepare_grain = -(-WEIGHTS // (CHANNELS_PER_ITEM * geometry.k_vectors))
     parts = 1
-    # With fused pooling, each part would compute the gradient before pooling again.
-    if phase is Phase.FORWARD or not are_near(maps[2], geometry.k_vectors):
+    # With fused pooling, each part would compute the gradient before pooling again. Products in
+    # place have all filters.
+    divides = phase is Phase.FORWARD or not are_near(maps[2], geometry.k_vectors)
+    if divides and geometry.m_offset != geometry.v_offset:
         parts = parts_of_filters(
             work.batch_size * bands, geometry.tiles_across, maps[2], geometry.k_vectors,
             work.threads, keeps_weights=work.keeps_weights,

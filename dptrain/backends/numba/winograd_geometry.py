@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dptrain.backends.numba.microkernels import ROW_GROUP
 from dptrain.backends.numba.vector import compiled_registers
 from dptrain.backends.numba.winograd_transforms import INTEGERS, MATRICES, SIDES
 
@@ -25,6 +26,10 @@ WIDEST = 64
 """Tiles of a row that are processed together; wider rows are divided into panels."""
 TILE_HEIGHT = 12
 """Rows of the register tiles of the matrix products."""
+IN_PLACE_TILES = 16, 12
+"""About how many tiles a block has if products replace the transformed inputs, with one and with
+two vectors of channels: V, 37 and 55 KB, mostly stays in an L1 cache of 48 KB. A row of more
+vectors does not fit a register tile."""
 
 
 def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
@@ -60,7 +65,8 @@ class WinogradGeometry(NamedTuple):
         u_stride: distance of the matrices of U, and of those of the sums of the weight gradient.
         ramp_size: number of integers 0, 1, 2, … in scratch.
         v_offset: start of V (transformed inputs) in scratch.
-        m_offset: start of M (products, or transformed gradients) in scratch.
+        m_offset: start of M (products, or transformed gradients) in scratch, which is that of V if
+            products replace the inputs.
         padded_offset: start of rows of padded x in scratch.
         band_offset: start of rows of dz or, before pooling, of y in scratch.
         sums_offset: start of the sums of the transformed weight gradient in scratch.
@@ -132,9 +138,14 @@ def make_geometry(
     side, vector = SIDES[taps], compiled_registers().width
     down, across = (-(-n // side) for n in (h_out, w_out))
     c_vectors, k_vectors = (-(-n // vector) * vector for n in (c, k))
-    rows = block_rows(across, _tiles_of_a_block(c, k, gradient))
+    vectors = c_vectors // vector
+    in_place = not gradient and c_vectors == k_vectors and vectors <= len(IN_PLACE_TILES)
+    if in_place:
+        rows = block_rows(across, IN_PLACE_TILES[vectors - 1], ROW_GROUP)
+    else:
+        rows = block_rows(across, _tiles_of_a_block(c, k, gradient))
     panels = -(-across // WIDEST)
-    tiles = rows * -(-across // panels)
+    tiles = -(-rows * -(-across // panels) // ROW_GROUP) * ROW_GROUP
     padded_width = across * side + taps - 1
     height = min(rows, down) * side
     # One additional cache line; otherwise all matrices would map to the same sets of the cache.
@@ -143,7 +154,7 @@ def make_geometry(
     ramp_size = max(c, k, tiles, 256)
     regions = (
         MATRICES * v_stride,
-        MATRICES * m_stride,
+        0 if in_place else MATRICES * m_stride,
         (height + taps - 1) * padded_width * c + c_vectors,
         (height + max(pool_height, taps - 1)) * max(width * c, w_out * k) if pool_height else 0,
         MATRICES * u_stride if gradient else 0,
@@ -152,10 +163,12 @@ def make_geometry(
         max(c_vectors, k_vectors),
         ramp_size,
     )
-    offsets = accumulate((-(-size // LINE) * LINE for size in regions), initial=0)
+    first, *offsets = accumulate((-(-size // LINE) * LINE for size in regions), initial=0)
+    if in_place:
+        offsets[0] = first
     return WinogradGeometry(
         *maps, *out, *pads, INTEGERS[taps](taps), side, padded_width, c_vectors, k_vectors,
-        down, across, rows, panels, parts, v_stride, m_stride, u_stride, ramp_size, *offsets,
+        down, across, rows, panels, parts, v_stride, m_stride, u_stride, ramp_size, first, *offsets,
     )  # fmt: skip
 
 
@@ -171,8 +184,9 @@ def _tiles_of_a_block(c: int, k: int, gradient: bool) -> int:
     return 24 if 96 <= c + k <= 256 and not gradient else 48
 
 
-def block_rows(across: int, tiles: int) -> int:
-    """Return the rows of a block with about `tiles` tiles that fill the register tiles best.
+def block_rows(across: int, tiles: int, height: int = TILE_HEIGHT) -> int:
+    """Return the rows of a block with about `tiles` tiles that fill register tiles of `height` rows
+    best.
 
     With 48 tiles, and with 96 of few channels, data between two transforms stays in an L2 cache of
     1 MB.
@@ -181,6 +195,6 @@ def block_rows(across: int, tiles: int) -> int:
 
     def filled(rows: int) -> tuple[float, int]:
         count = rows * across
-        return count / (-(-count // TILE_HEIGHT) * TILE_HEIGHT), -abs(count - tiles)
+        return count / (-(-count // height) * height), -abs(count - tiles)
 
     return max(range(lowest, highest + 1), key=filled)

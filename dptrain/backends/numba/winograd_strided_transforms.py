@@ -60,6 +60,12 @@ class _StridedTransform(Transform):
     def size(self) -> int:
         return int(self.matrix.shape[1])
 
+    def row_groups(self) -> Sequence[Sequence[int]]:
+        return (range(self.result_size()),)
+
+    def result_size(self) -> int:
+        return int(self.matrix.shape[0])
+
     def apply(self, column: Vectors) -> Vectors:
         return [
             weighted_sum(
@@ -76,11 +82,11 @@ def _intrinsic(name: str) -> Any:
 
     def write(builder: ir.IRBuilder, flat: Sequence[ir.Value]) -> None:
         width, module = compiled_registers().width, builder.module
-        whole = _StridedTransform(module, width, name).function
+        whole = _StridedTransform(module, width, name).for_all_vectors
         if name not in ("output", "gradient"):
             builder.call(whole, flat)
             return
-        part = _StridedTransform(module, width, name, False).function
+        part = _StridedTransform(module, width, name, False).for_all_vectors
         exist = (builder.icmp_signed(">=", count, I64(SIDE)) for count in flat[7:9])
         with builder.if_else(builder.and_(*exist), likely=True) as (all_, some):
             with all_:

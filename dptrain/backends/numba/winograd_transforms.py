@@ -29,7 +29,12 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
 from dptrain.backends.numba.jit import inlined
-from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply_panel, multiply_spaced
+from dptrain.backends.numba.microkernels import (
+    NO_LOWER_BOUND,
+    multiply_in_place,
+    multiply_panel,
+    multiply_spaced,
+)
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
@@ -166,7 +171,8 @@ def weight_gradient_transform(w: Writer, s: Vectors, taps: int = 3) -> Vectors:
 
 
 class Transform(Writer):
-    """One of the transforms, along the rows and the columns of a small matrix of vectors.
+    """One of the transforms of one vector of channels, along the rows and the columns of a small
+    matrix of vectors.
 
     Only the first ``rows`` and ``columns`` of a gradient or output exist. An output is the
     transform plus bias, at least the lower bound.
@@ -212,24 +218,38 @@ class Transform(Writer):
         super().__init__(module, name, self.ARGUMENTS, width)
 
     def write(self) -> None:
-        def body(q: ir.Value, _: Vectors) -> Vectors:
-            size = range(self.size())
-            matrix = [[self._element(q, i, j) for j in size] for i in size]
-            for _axis in range(2):
-                # Apply the transform along the first index and transpose, twice.
-                done = [self.apply(column) for column in zip(*matrix, strict=True)]
-                matrix = [list(column) for column in done]
-            offset = self._offset(q) if self.is_output else (self.zero, self.zero)
-            for i, row in enumerate(matrix):
-                for j, value in enumerate(row):
-                    self._store(value, self._address("target", q, i, j), i, j, offset)
-            return []
-
         if self.masked:
             self.mask_after(self.args["channels"])
-            body(I64(0), [])
-        else:
-            self.loop(I64(0), self.args["channels"], [], body, step=self.width)
+        size = range(self.size())
+        sources = self._addresses("source", self.size())
+        targets = self._addresses("target", self.result_size())
+        offset = self._offset() if self.is_output else (self.zero, self.zero)
+        for rows in self.row_groups():
+            # Rows that are not in the group are not used, so LLVM removes them.
+            columns = [self.apply([self._element(sources, i, j) for i in size]) for j in size]
+            for i in rows:
+                for j, value in enumerate(self.apply([column[i] for column in columns])):
+                    self._store(value, targets[i][j], i, j, offset)
+
+    @property
+    def for_all_vectors(self) -> ir.Function:
+        """The function that transforms ``channels`` channels, a multiple of the vector width."""
+        return _AllVectors(self).function
+
+    def row_groups(self) -> Sequence[Sequence[int]]:
+        """Return the rows of the result in groups that are computed one after the other.
+
+        All columns of a group stay in registers between the transforms of columns and of rows. The
+        stores of a group keep LLVM from loading the elements of the next one earlier.
+        """
+        if self.transform is input_transform or (self.is_gradient and self.whole):
+            return (0,), (1, 2), (3, 4), (5,)
+        return (range(self.result_size()),)
+
+    def result_size(self) -> int:
+        """Return the rows and columns of the result."""
+        sizes = {output_transform: SIDES[self.taps], weight_gradient_transform: self.taps}
+        return sizes.get(self.transform, SIDE + 2)
 
     def size(self) -> int:
         """Return the rows and columns of the matrix that is transformed."""
@@ -244,10 +264,16 @@ class Transform(Writer):
             return weight_gradient_transform(self, column, self.taps)
         return self.transform(self, column)
 
-    def _address(self, which: str, q: ir.Value, i: int, j: int) -> ir.Value:
-        b, args = self.builder, self.args
-        row, column = b.mul(I64(i), args[f"{which}_row"]), b.mul(I64(j), args[f"{which}_column"])
-        return self.at(args[which], b.add(q, b.add(row, column)))
+    def _addresses(self, which: str, size: int) -> list[list[ir.Value]]:
+        """Return the addresses of the elements of a matrix, each from the one before."""
+        row, addresses = self.args[which], []
+        for _ in range(size):
+            columns = [row]
+            for _ in range(1, size):
+                columns.append(self.at(columns[-1], self.args[f"{which}_column"]))
+            addresses.append(columns)
+            row = self.at(row, self.args[f"{which}_row"])
+        return addresses
 
     def _exists(self, i: int, j: int) -> ir.Value:
         b, args = self.builder, self.args
@@ -256,19 +282,19 @@ class Transform(Writer):
         )
         return b.and_(row, column)
 
-    def _element(self, q: ir.Value, i: int, j: int) -> ir.Value:
+    def _element(self, sources: Sequence[Vectors], i: int, j: int) -> ir.Value:
         if not self.is_gradient:
-            return self.load(self._address("source", q, i, j))
+            return self.load(sources[i][j])
         if self.whole or i + j == 0:
-            return self.load(self._address("source", q, i, j), masked=self.masked)
+            return self.load(sources[i][j], masked=self.masked)
         b, exists = self.builder, self._exists(i, j)
-        addresses = self._address("source", q, i, j), self._address("source", q, 0, 0)
-        value = self.load(b.select(exists, *addresses), masked=self.masked)
+        address = b.select(exists, sources[i][j], sources[0][0])
+        value = self.load(address, masked=self.masked)
         return b.select(exists, value, self.zero)
 
-    def _offset(self, q: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _offset(self) -> tuple[ir.Value, ir.Value]:
         """Bias and the lower bound."""
-        return self.load(self.at(self.args["bias"], q)), self.splat(self.args["lower_bound"])
+        return self.load(self.args["bias"]), self.splat(self.args["lower_bound"])
 
     def _store(
         self, value: ir.Value, address: ir.Value, i: int, j: int, offset: tuple[ir.Value, ir.Value]
@@ -289,6 +315,29 @@ class Transform(Writer):
         self.store(value, address, masked)
 
 
+class _AllVectors(Writer):
+    """Calls a transform of one vector for each vector of channels.
+
+    With a loop in the transform itself, LLVM calculates the addresses of all elements before the
+    loop. They do not fit the registers, and most transforms have only one to four vectors.
+    """
+
+    def __init__(self, transform: Transform) -> None:
+        self.one_vector = transform.function
+        name = f"{transform.function.name}_all"
+        super().__init__(transform.module, name, transform.ARGUMENTS, transform.width)
+
+    def write(self) -> None:
+        def call(q: ir.Value, _: Vectors) -> Vectors:
+            args = dict(self.args)
+            for name in ("source", "target", "bias"):
+                args[name] = self.at(args[name], q)
+            self.builder.call(self.one_vector, list(args.values()))
+            return []
+
+        self.loop(I64(0), self.args["channels"], [], call, step=self.width)
+
+
 def _intrinsic(transform: Callable[..., Vectors], adds: bool = False) -> Any:
     """A function (source, …, target, …, channels, rows, columns, bias, …, lower_bound, taps)."""
 
@@ -301,7 +350,8 @@ def _intrinsic(transform: Callable[..., Vectors], adds: bool = False) -> Any:
         arguments = dict(zip(Transform.ARGUMENTS, flat, strict=True))
 
         def call(size: int, whole: bool = True, masked: bool = False) -> None:
-            function = Transform(module, size, transform, taps, whole, masked, adds).function
+            part = Transform(module, size, transform, taps, whole, masked, adds)
+            function = part.function if masked else part.for_all_vectors
             builder.call(function, list(arguments.values()))
 
         def call_by_shape(size: int, masked: bool) -> None:
@@ -472,7 +522,14 @@ def multiply_matrices(  # type: ignore[no-untyped-def]
         v: memory of V, of M (from `m_start` on) and, as int32, of 0, 1, 2, … (from `ramp` on).
         pitch: distance of the rows of V.
         v_matrix, u_matrix, m_matrix: distances of the matrices.
+
+    If M begins where V does, all columns are computed.
     """
+    if m_start == v_start:
+        multiply_in_place(
+            v, v_start, v_matrix, pitch, u, u_start, u_matrix, k, matrices, count, c
+        )  # fmt: skip
+        return
     table, half = v.view(np.int32), vector_width() // 2
     begin = first // PANEL * PANEL
     for e in range(matrices):

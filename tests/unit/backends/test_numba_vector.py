@@ -13,8 +13,20 @@ import numpy as np
 import pytest
 from numba import njit
 
-from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
-from dptrain.backends.numba.vector import AVX2, AVX512, PORTABLE, registers, transpose
+from dptrain.backends.numba.microkernels import (
+    ROW_GROUP,
+    multiply_adjacent,
+    multiply_in_place,
+    multiply_spaced,
+)
+from dptrain.backends.numba.vector import (
+    AVX2,
+    AVX512,
+    PORTABLE,
+    compiled_registers,
+    registers,
+    transpose,
+)
 
 HERE = Path(__file__).parent
 
@@ -120,4 +132,39 @@ def test_sums_of_a_tile_stay_in_registers(multiply):
     # Tiles with masks load the mask from the stack once.
     tiles = re.findall(rf"\ndptrain_{kind}\d_[\dx]+:\n(.*?)\tret", assembly, re.DOTALL)
     assert len(tiles) >= 2
+    assert not re.search(r"[yz]mm.*\(%rsp\)|\(%rsp\).*[yz]mm", "".join(tiles))
+
+
+@njit
+def _multiply_in_place(a, a_matrix, pitch, b, b_matrix, columns, matrices, rows, steps):
+    multiply_in_place(a, 0, a_matrix, pitch, b, 0, b_matrix, columns, matrices, rows, steps)
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+@pytest.mark.parametrize("rows", [1, 4, 13, 31, 48])
+def test_products_replace_their_rows(vectors, rows):
+    """They are written to whole groups of rows, and nothing else is."""
+    random = np.random.default_rng(rows)
+    columns = vectors * compiled_registers().width
+    computed, steps = -(-rows // ROW_GROUP) * ROW_GROUP, columns - 3
+    a = random.standard_normal((3, computed + 1, columns + 2), np.float32)
+    b = random.standard_normal((3, steps + 1, columns), np.float32)
+    expected = a.copy()
+    expected[:, :computed, :columns] = a[:, :computed, :steps] @ b[:, :steps]
+    _multiply_in_place(
+        a.reshape(-1), a[0].size, columns + 2, b.reshape(-1), b[0].size, columns, 3, rows, steps
+    )
+    # Sums of up to 29 products of about 1.
+    np.testing.assert_allclose(a, expected, rtol=0, atol=1e-5)
+    outside = np.ones(a.shape, bool)
+    outside[:, :computed, :columns] = False
+    np.testing.assert_array_equal(a[outside], expected[outside])
+
+
+def test_sums_in_place_stay_in_registers():
+    arrays = [np.ones(99, np.float32) for _ in range(2)]
+    _multiply_in_place(arrays[0], 0, 16, arrays[1], 0, compiled_registers().width, 0, 0, 0)
+    (assembly,) = _multiply_in_place.inspect_asm().values()
+    tiles = re.findall(r"\ndptrain_in_place\d_[\dx]+:\n(.*?)\tret", assembly, re.DOTALL)
+    assert len(tiles) == sum(len(heights) for heights in compiled_registers().in_place)
     assert not re.search(r"[yz]mm.*\(%rsp\)|\(%rsp\).*[yz]mm", "".join(tiles))
