@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.coarse_check import WrongResultError
 from benchmarks.ladder.layer import DIRECTIONS, Layer, Numbers, bound, error, exact, layer_of
 from benchmarks.ladder.rungs import Rung, rungs
 from dptrain.backends.cuda.backend import CudaBackend
@@ -110,37 +113,85 @@ def torch_ms(layer: Layer, numbers: Numbers, direction: Phase, precision: str) -
     return float(torch_timed(run, 10)) / 1e3
 
 
-def climb(device: Device, name: str, layer: Layer, direction: str, precision: str) -> None:
-    """Check and time every rung of a layer, and print a table."""
+def cublas_ms(layer: Layer, numbers: Numbers) -> float | None:
+    """Median of im2col and cuBLAS's product for each image, by PyTorch in fp32; None without it."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    from benchmarks.gpu_products import torch_timed
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    x, w, b = (torch.from_numpy(v).to("cuda") for v in (numbers.x, numbers.w, numbers.b))
+    w, b, unfold = w.reshape(layer.filters, -1), b[:, None], torch.nn.functional.unfold
+
+    def run() -> Any:
+        return [
+            torch.addmm(b, w, unfold(image[None], layer.kernel, 1, layer.padding, layer.stride)[0])
+            for image in x
+        ]
+
+    return float(torch_timed(run, 10)) / 1e3
+
+
+@dataclass(frozen=True)
+class Row:
+    """Time of a rung in ms with its quartiles, its rate, and its memory for intermediate values."""
+
+    rung: str
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    gflops: float
+    extra_bytes: int
+
+
+def measure_rungs(
+    device: Device, layer: Layer, direction: str, precisions: Sequence[str]
+) -> Iterator[Row]:
+    """Check and time every rung of a layer, then the backend's own kernels, then libraries.
+
+    Args:
+        device: the GPU.
+        layer: the convolution.
+        direction: one of `DIRECTIONS`.
+        precisions: of the backend's own kernels and of PyTorch.
+    """
     numbers, phase = Numbers.of(layer), DIRECTIONS[direction]
     wanted = exact(layer, numbers, phase)
     ladder = [(rung, "fp32") for rung in rungs(device, layer, numbers, phase)]
-    words = dict.fromkeys(("fp32", precision))
-    ladder += [(own(device, layer, numbers, phase, word), word) for word in words]
-    out = "x".join(map(str, (layer.filters, *layer.out)))
-    shape = f"{layer.channels}x{layer.height}x{layer.width}"
-    print(f"\n{name}, {direction}: {layer.samples} images {shape} to {out}")
-    print(f"{'rung':<16}{'µs':>12}{'quartiles':>20}{'GFLOP/s':>12}{'gains':>8}{'buffer MB':>11}")
-    before = None
+    ladder += [(own(device, layer, numbers, phase, word), word) for word in precisions]
     for rung, word in ladder:
         rung.start()
         off, most = error(rung.result(), wanted), bound(layer, phase, wanted.size, word)
         if off > most:
-            raise SystemExit(f"{rung.name}: {off:.1e} from float64, more than {most:.1e}")
-        times = device.times_ms(rung.start)
-        low, middle, high = statistics.quantiles(times, n=4)
-        gains = f"{before / middle:.1f}" if before else ""
+            raise WrongResultError(f"{rung.name}: {off:.1e} from float64, more than {most:.1e}")
+        low, middle, high = statistics.quantiles(device.times_ms(rung.start), n=4)
+        yield Row(rung.name, middle, low, high, layer.flops / middle / 1e6, rung.extra_bytes)
+    theirs = {f"PyTorch {word}": torch_ms(layer, numbers, phase, word) for word in precisions}
+    if phase is Phase.FORWARD:
+        theirs = {"im2col, cuBLAS": cublas_ms(layer, numbers), **theirs}
+    for name, time_ms in theirs.items():
+        if time_ms is not None:
+            yield Row(name, time_ms, time_ms, time_ms, layer.flops / time_ms / 1e6, 0)
+
+
+def climb(device: Device, name: str, layer: Layer, direction: str, precision: str) -> None:
+    """Check and time every rung of a layer, and print a table."""
+    out = "x".join(map(str, (layer.filters, *layer.out)))
+    shape = f"{layer.channels}x{layer.height}x{layer.width}"
+    print(f"\n{name}, {direction}: {layer.samples} images {shape} to {out}")
+    print(f"{'rung':<18}{'µs':>12}{'quartiles':>20}{'GFLOP/s':>12}{'gains':>8}{'buffer MB':>11}")
+    before = None
+    for row in measure_rungs(device, layer, direction, tuple(dict.fromkeys(("fp32", precision)))):
+        gains = f"{before / row.median_ms:.1f}" if before else ""
         print(
-            f"{rung.name:<16}{1e3 * middle:>12,.1f}{1e3 * low:>10,.1f}{1e3 * high:>10,.1f}"
-            f"{layer.flops / middle / 1e6:>12,.0f}{gains:>8}{rung.extra_bytes / 1e6:>11.2f}",
+            f"{row.rung:<18}{1e3 * row.median_ms:>12,.1f}{1e3 * row.low_ms:>10,.1f}"
+            f"{1e3 * row.high_ms:>10,.1f}{row.gflops:>12,.0f}{gains:>8}"
+            f"{row.extra_bytes / 1e6:>11.2f}",
             flush=True,
         )
-        before = middle
-    for word in words:
-        theirs = torch_ms(layer, numbers, phase, word)
-        if theirs is not None:
-            print(f"{f'PyTorch {word}':<16}{1e3 * theirs:>12,.1f}{'':>20}"
-                  f"{layer.flops / theirs / 1e6:>12,.0f}")  # fmt: skip
+        before = row.median_ms
 
 
 @click.command()
@@ -161,6 +212,8 @@ def main(direction: str, batch: int, precision: str, names: tuple[str, ...]) -> 
     except UserError as problem:
         print(f"benchmarks.gpu_ladder: {problem}", file=sys.stderr)
         sys.exit(2)
+    except WrongResultError as problem:
+        sys.exit(str(problem))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def rungs(
     if direction is Phase.FORWARD:
         return [
             builder.forward("one block", "one_block.cu", (1, 1, 1), (1024, 1, 1)),
+            builder.forward("one block, tiles", "one_block_tiles.cu", (1, 1, 1), SQUARE),
             builder.forward("many blocks", "many_blocks.cu", builder.maps, SQUARE),
             builder.forward("shared tiles", "shared_tiles.cu", builder.maps, SQUARE),
             builder.implicit(),

@@ -50,7 +50,7 @@ def _job(spec: Spec, session: Session, **settings: Any) -> Any:
     chosen = Settings(
         network=spec["network"], data="synthetic", crop=0, batch_size=spec["batch"],
         threads=spec["threads"], steps=STEPS, strategy=spec.get("strategy", "mirrored"),
-        transport=spec.get("transport", "auto"), **settings,
+        transport=spec.get("transport", "auto"), backend=spec.get("backend", "numba"), **settings,
     ).with_recipe()  # fmt: skip
     return assemble(chosen, world, keeps_run=False, recorded_steps=RECORDED, quiet=True)
 

@@ -25,7 +25,7 @@ WIDE = Layer(2, 32, 6, 7, 32, 3, padding=1)
 """Between so many channels weights are brought into an order of their own first."""
 SOURCES = sorted(path.name for path in FOLDER.glob("*.cu"))
 NAMES = {
-    "forward": ["one block", "many blocks", "shared tiles", "implicit"],
+    "forward": ["one block", "one block, tiles", "many blocks", "shared tiles", "implicit"],
     "weights": ["many blocks", "shared tiles", "implicit", "split-K"],
     "input": ["many blocks", "shared tiles", "implicit"],
 }
@@ -97,7 +97,7 @@ def test_a_buffer_serves_one_image_after_another() -> None:
     ]  # fmt: skip
     buffer, parts = 4 * 27 * 35, 512 * 4 * 27 * 5
     assert (
-        sizes[0] == sizes[1] == [buffer] * 3 + [0] + [buffer] * 2 + [0, parts] + [buffer] * 2 + [0]
+        sizes[0] == sizes[1] == [buffer] * 4 + [0] + [buffer] * 2 + [0, parts] + [buffer] * 2 + [0]
     )
 
 
@@ -135,6 +135,7 @@ def test_climbing_prints_a_line_a_rung(
     direction: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("benchmarks.gpu_ladder.torch_ms", lambda *_: 0.5)
+    monkeypatch.setattr("benchmarks.gpu_ladder.cublas_ms", lambda *_: None)
     layer = SHAPES[0]
     device = Emulator(0)
     monkeypatch.setattr(

@@ -1,0 +1,169 @@
+"""Study D's profile of inference by kind of operation, and the cost of profiling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.studies.compiling import LAYERS, Request, make
+from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement, summary
+from benchmarks.studies.networks import PUBLISHED_VARIANTS, cifar_variants
+from dptrain.backends import load_backend
+from dptrain.backends.replica import Replica
+from dptrain.comm.world import World
+from dptrain.network import Network
+from dptrain.network.random_batch import random_batch
+from dptrain.plan.lowering import Phase
+from dptrain.training.baseline import open_loader
+from dptrain.training.job import assemble
+from dptrain.training.settings import Settings
+
+BATCH = 128
+KINDS = {
+    "conv": "Conv2D", "lrn": "LRN", "bias_add": "BiasAdd", "pool": "MaxPool", "relu": "Relu",
+    "dense": "MatMul",
+}  # fmt: skip
+"""Operations of study D by the first part of a layer's name."""
+PASSES = 30
+
+
+def profile(replica: Replica, passes: int) -> dict[str, Any]:
+    """Time the stages of forward passes, and sum them by kind of operation.
+
+    Each pass runs all stages in order, as in inference, so that a stage finds in the caches what
+    the stage before it left there. Times are CPU time divided by threads. On a GPU each stage is
+    timed alone.
+    """
+    x, _ = random_batch(replica.plan.network, replica.plan.batch_size)
+    replica.load(x, None, training=False)
+    stages = [(stage, partial(kernel, replica.context)) for stage, kernel in replica.stages
+              if stage.phase is Phase.FORWARD]  # fmt: skip
+    kernels = [kernel for _, kernel in stages]
+    if replica.memory.on_gpu:
+        times = [[value] for value in _alone(replica, kernels)]
+    else:
+        times = _in_order(kernels, passes)
+    moved = dict.fromkeys(KINDS.values(), 0)
+    spreads: dict[str, list[list[float]]] = {kind: [] for kind in KINDS.values()}
+    for (stage, _), own in zip(stages, times, strict=True):
+        kind = kind_of(stage.group)
+        spreads[kind].append(own)
+        moved[kind] += stage.bytes_moved
+    totals = {kind: np.sum(own, axis=0) for kind, own in spreads.items() if own}
+    whole = np.sum(list(totals.values()), axis=0)
+    found = {kind: summary(list(values)) for kind, values in totals.items()}
+    sum_ms = sum(spread["median"] for spread in found.values())
+    return {
+        "total_ms": summary(list(whole)),
+        "kinds": {
+            kind: {**spread, "share": spread["median"] / sum_ms, "bytes_moved": moved[kind]}
+            for kind, spread in found.items()
+        },
+    }
+
+
+def kind_of(name: str) -> str:
+    """Return study D's operation of a layer, by the name of the layer."""
+    if name.endswith("_bias"):
+        return KINDS["bias_add"]
+    return KINDS[name.rstrip("0123456789")]
+
+
+def _in_order(kernels: Sequence[Callable[[], None]], passes: int) -> list[list[float]]:
+    # CPU time of one thread: on a busy machine it leaves out the time of other programs.
+    clock, times = time.process_time_ns, [[0.0] * passes for _ in kernels]
+    for number in range(-2, passes):
+        for index, kernel in enumerate(kernels):
+            begin = clock()
+            kernel()
+            if number >= 0:
+                times[index][number] = (clock() - begin) / 1e6
+    return times
+
+
+def _alone(replica: Replica, kernels: Sequence[Callable[[], None]]) -> list[float]:
+    found = []
+    for kernel in kernels:
+        found.append(float(np.median(replica.memory.times_ms(kernel))))
+        kernel()
+    return found
+
+
+def _measure(context: Context, backend: str, threads: int) -> Values:
+    precision = next(iter(load_backend(backend).precisions))
+    variants: dict[str, Network] = cifar_variants()
+    found = {}
+    for name, network in variants.items():
+        if context.quick and name not in PUBLISHED_VARIANTS[3:4]:
+            continue
+        request = Request(network.name, backend, BATCH, precision, form=LAYERS)
+        found[name] = profile(make(request, threads), 5 if context.quick else PASSES)
+        context.say(f"{name}: {found[name]['total_ms']['median']:.2f} ms")
+    return {"batch": BATCH, "threads": threads, "precision": precision, "variants": found}
+
+
+PROFILE_CLAIMS = "D1 D2 D3 D4 D7 Q32 Q33 Q34 Q35 Q36 Q37 Q38"
+
+
+@measurement("profile", CPU, PROFILE_CLAIMS)
+def profile_on_cpu(context: Context) -> Values:
+    """Profile inference of study D's networks on one core; its number of threads is unknown."""
+    return _measure(context, "numba", 1)
+
+
+@measurement("profile-gpu", GPU, PROFILE_CLAIMS)
+def profile_on_gpu(context: Context) -> Values:
+    """Profile inference of study D's networks on a GPU."""
+    return _measure(context, "cuda", 1)
+
+
+BLOCKS, BLOCK_STEPS = 12, 20
+
+
+def _cost(context: Context, backend: str, threads: int, batch: int, steps: int) -> Values:
+    """Time steps with and without times of each stage, in alternating blocks."""
+    chosen = Settings(
+        network="cifar", backend=backend, data="synthetic", crop=0, batch_size=batch,
+        threads=threads, steps=1_000_000,
+    ).with_recipe()  # fmt: skip
+    job = assemble(chosen, World.single(), keeps_run=False, recorded_steps=4096, quiet=True)
+    blocks = 2 if context.quick else BLOCKS
+    laps: dict[str, list[float]] = {"without": [], "with": []}
+    with (
+        job.engine as engine,
+        open_loader(job, batch_size=batch, rank=0, size=1, first=0, last=1_000_000) as loader,
+    ):
+
+        def run(count: int) -> float:
+            begin = time.perf_counter()
+            for number in range(count):
+                engine.step(loader, 1e-8)
+                engine.results(wait=number == count - 1)
+            return 1e3 * (time.perf_counter() - begin) / count
+
+        run(30 if job.replica.memory.asynchronous else 3)
+        for _ in range(blocks):
+            for name in laps:
+                engine.time_stages(None if name == "without" else 0)
+                laps[name].append(run(steps))
+    return {
+        "batch": batch, "threads": threads, "steps": steps,
+        **{name: summary(values) for name, values in laps.items()},
+        "ratio": summary([a / b for a, b in zip(laps["with"], laps["without"], strict=True)]),
+    }  # fmt: skip
+
+
+@measurement("profiling-cost", CPU, "D6 Q41")
+def profiling_cost(context: Context) -> Values:
+    """Compare steps with and without times of each stage on one core."""
+    return _cost(context, "numba", 1, 32, 4)
+
+
+@measurement("profiling-cost-gpu", GPU, "D6 Q41")
+def profiling_cost_on_gpu(context: Context) -> Values:
+    """Compare steps with and without times of each stage on a GPU."""
+    return _cost(context, "cuda", 1, BATCH, 100)

@@ -1,0 +1,104 @@
+"""Study D's variants, trained: accuracy and time of a step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.studies.compiling import Request, make
+from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement, summary
+from benchmarks.studies.networks import cifar_variants
+from benchmarks.studies.step_parts import step_and_update
+from dptrain import Trainer
+from dptrain.data.shapes import _TEST, _TRAIN, generate
+
+BATCH = 128
+RECIPE: dict[str, Any] = {
+    "batch_size": BATCH, "optimizer": "sgd", "momentum": 0.0, "schedule": "constant", "crop": 4,
+    "flip": True, "evaluate_every": 0, "baseline_steps": 0, "progress": False,
+}  # fmt: skip
+"""Study D's training, without its changes of colours, which `shapes` contains already."""
+
+Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
+
+
+def shapes_arrays(train: int, test: int) -> Arrays:
+    """Return generated images with the shape of CIFAR-10, without their borders of 4 pixels."""
+    x, y = generate(train, 0, _TRAIN)
+    u, v = generate(test, 0, _TEST)
+    return x[:, :, 4:28, 4:28].copy(), y, u[:, :, 4:28, 4:28].copy(), v
+
+
+def _train(
+    context: Context, backend: str, threads: int, steps: int, seeds: int, rate: float,
+    samples: tuple[int, int],
+) -> Values:  # fmt: skip
+    data: Any = f"cifar10:{context.cifar10}" if context.cifar10 else shapes_arrays(*samples)
+    variants = cifar_variants()
+    found: dict[str, Any] = {}
+    for seed in range(seeds):
+        for name, network in variants.items():
+            if context.quick and name != "stride 5":
+                continue
+            trainer = Trainer(
+                network, data, backend=backend, threads=threads, steps=steps, seed=seed,
+                learning_rate=rate, **RECIPE,
+            )  # fmt: skip
+            begin = time.perf_counter()
+            trainer.fit()
+            seconds = time.perf_counter() - begin
+            scores = trainer.evaluate()
+            assert trainer.summary is not None
+            own = found.setdefault(name, {"accuracy": [], "loss": [], "step_ms": [], "fit_s": []})
+            own["accuracy"].append(scores["accuracy"])
+            own["loss"].append(scores["loss"])
+            own["step_ms"].append(trainer.summary["step_ms"]["median"])
+            own["fit_s"].append(seconds)
+            context.say(
+                f"seed {seed}, {name}: {scores['accuracy']:.3f}, {own['step_ms'][-1]:.2f} ms"
+            )
+    return {
+        "data": "CIFAR-10" if context.cifar10 else "shapes", "steps": steps, "seeds": seeds,
+        "batch": BATCH, "learning_rate": rate, "threads": threads,
+        "variants": {
+            name: {
+                **values,
+                "accuracy_mean": float(np.mean(values["accuracy"])),
+                "step": summary(values["step_ms"]),
+            }
+            for name, values in found.items()
+        },
+    }  # fmt: skip
+
+
+@measurement("variant-steps", CPU, "D5 Q42")
+def steps_on_cpu(context: Context) -> Values:
+    """Time training steps of the variants: CPU time of one thread."""
+    found = {}
+    for name, network in cifar_variants().items():
+        if context.quick and name != "stride 5":
+            continue
+        replica = make(Request(network.name, "numba", BATCH))
+        times = [step_and_update(replica, 3)[0] for _ in range(3)]
+        found[name] = {"step": summary(times)}
+        context.say(f"{name}: {min(times):.2f} ms")
+    return {"batch": BATCH, "variants": found}
+
+
+CLAIMS = "D2 D3 D4 D5 Q35 Q37 Q38 Q42"
+
+
+@measurement("variants", CPU, CLAIMS)
+def variants_on_cpu(context: Context) -> Values:
+    """Train the variants for a few hundred steps on all cores."""
+    steps, samples = (6, (500, 500)) if context.quick else (150, (10_000, 2_000))
+    return _train(context, "numba", context.threads, steps, 1, 0.05, samples)
+
+
+@measurement("variants-gpu", GPU, CLAIMS)
+def variants_on_gpu(context: Context) -> Values:
+    """Train the variants for some thousand steps on a GPU, with two seeds."""
+    return _train(context, "cuda", 1, 15_000, 2, 0.1, (20_000, 4_000))
