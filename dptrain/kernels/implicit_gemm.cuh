@@ -56,11 +56,17 @@ struct StoreFolded {
         constexpr int PIECE = IN_VECTOR < N ? IN_VECTOR : N;
 #pragma unroll
         for (int v = 0; v < N; v += PIECE) {
-            const int at = map.offset(p.sample, p.row, p.column, column + v);
-            if (at >= 0)
-                *reinterpret_cast<Pack<Number, PIECE>*>(dx + at) =
-                    rounded<Number, PIECE>(values + v);
+            put(map.offset(p.sample, p.row, p.column, column + v),
+                rounded<Number, PIECE>(values + v));
+            // No tap reads the other pixels.
+            for (int part = map.parts; !ADD_GRADIENT && part < map.fold_h * map.fold_w; ++part)
+                if (column + v < map.channels)
+                    put(map.part_offset(p.sample, p.row, p.column, part, column + v),
+                        Pack<Number, PIECE>{});
         }
+    }
+    template <int N> __device__ void put(int at, const Pack<Number, N>& pack) const {
+        if (at >= 0) *reinterpret_cast<Pack<Number, N>*>(dx + at) = pack;
     }
 
     // What is stored in a pixel from `column` on; 0 unless the pixel `exists`.
