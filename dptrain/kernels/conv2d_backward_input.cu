@@ -192,7 +192,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS
     const StrideClass own(g, blockIdx.z);
     const int pixels = own.pixels(samples), terms = own.taps() * g.filters;
     const Gradients gradients{{dy, saved, factor}, g, own, pixels};
-    const StorePlain<Number, IN_VECTOR> plain{dx, samples * g.height * g.width, g.channels};
+    const StorePlain<Number, IN_VECTOR> plain{dx, samples * g.height * g.width, g.channels,
+                                              reinterpret_cast<const Number*>(w)};
 #if STRIDED
     if (ADD_GRADIENT && terms == 0) {
         wait_for_previous_kernel();

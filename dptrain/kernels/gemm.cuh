@@ -314,39 +314,32 @@ __device__ inline void write(T* row, int column, int columns, const V (&values)[
             *reinterpret_cast<Pack<T, PIECE>*>(row + column + v) = rounded<T, PIECE>(values + v);
 }
 
-// Return N elements, or 0 unless they exist. Whole words need no instructions after the load.
-template <int N, class T> __device__ inline Pack<T, N> read_if(const T* from, bool exists) {
-    constexpr int BYTES = N * sizeof(T);
-    if constexpr (BYTES % 4 == 0) {
-        Pack<unsigned, BYTES / 4> words = {};
-        if (exists) words = *reinterpret_cast<const Pack<unsigned, BYTES / 4>*>(from);
+// Read N elements, with which sums begin, in parts of at most STEP adjacent ones. Element v is at
+// from + find(v). If that is negative or nothing `exists`, the result is never stored, and `other`
+// is read, which no thread writes: without a condition, compilers need no instruction after the
+// load, which would wait for it.
+template <int N, int STEP, class T, class Find>
+__device__ inline Pack<T, N> read_or_other(const T* from, const T* other, bool exists,
+                                           const Find& find) {
+    constexpr int PIECE = STEP < N ? STEP : N, BYTES = PIECE * sizeof(T);
+    const auto at = [&](int v) { return exists & (find(v) >= 0) ? from + find(v) : other; };
+    if constexpr (PIECE == N && BYTES % 4 == 0) {
+        using Words = Pack<unsigned, BYTES / 4>;
+        const Words words = *reinterpret_cast<const Words*>(at(0));
         return as<Pack<T, N>>(words);
     } else {
-        Pack<T, N> pack = {};
-        if (exists) pack = *reinterpret_cast<const Pack<T, N>*>(from);
+        Pack<T, N> pack;
+#pragma unroll
+        for (int v = 0; v < N; v += PIECE) read<PIECE>(pack, v, at(v));
         return pack;
     }
-}
-// The same in parts of at most STEP adjacent elements: element v is at from + find(v), if that is
-// not negative.
-template <int N, int STEP, class T, class Find>
-__device__ inline Pack<T, N> read_parts_if(const T* from, bool exists, const Find& find) {
-    constexpr int PIECE = STEP < N ? STEP : N;
-    if constexpr (PIECE == N) return read_if<N>(from + find(0), exists & (find(0) >= 0));
-    Pack<T, N> pack = {};
-#pragma unroll
-    for (int v = 0; v < N; v += PIECE) {
-        const auto piece = read_if<PIECE>(from + find(v), exists & (find(v) >= 0));
-#pragma unroll
-        for (int k = 0; k < PIECE; ++k) pack.at[v + k] = piece.at[k];
-    }
-    return pack;
 }
 
 // Store C (rows, columns) unchanged.
 template <class T, int STEP> struct StorePlain {
     T* y;
     int rows, columns;
+    const T* other = nullptr;  // Of `read_or_other`, for products that begin with what is stored.
 
     template <int M, int N>
     __device__ void operator()(int row, int column, const float (&values)[M][N]) const {
@@ -361,10 +354,10 @@ template <class T, int STEP> struct StorePlain {
         write<STEP>(y + i * columns, column, columns, values);
     }
 
-    // What is stored in a row from `column` on; 0 unless the row `exists`.
+    // What is stored in a row from `column` on; any numbers unless the row `exists`.
     template <int N> __device__ Pack<T, N> stored(int i, int column, bool exists = true) const {
-        return read_parts_if<N, STEP>(y + i * columns, exists & (i < rows), [&](int v) {
-            return column + v < columns ? column + v : -1;
+        return read_or_other<N, STEP>(y, other, exists & (i < rows), [&](int v) {
+            return column + v < columns ? i * columns + column + v : -1;
         });
     }
 };

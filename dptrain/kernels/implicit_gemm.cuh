@@ -50,6 +50,7 @@ template <class Block> __device__ inline unsigned draw_shared(const Block& block
 struct StoreFolded {
     Number* dx;
     StoredMap map;
+    const Number* other;  // Of `read_or_other`.
 
     template <int N>
     __device__ void pixel(const Pixel& p, int column, const float (&values)[N]) const {
@@ -69,10 +70,10 @@ struct StoreFolded {
         if (at >= 0) *reinterpret_cast<Pack<Number, N>*>(dx + at) = pack;
     }
 
-    // What is stored in a pixel from `column` on; 0 unless the pixel `exists`.
+    // What is stored in a pixel from `column` on; any numbers unless the pixel `exists`.
     template <int N>
     __device__ Pack<Number, N> stored(const Pixel& p, int column, bool exists) const {
-        return read_parts_if<N, IN_VECTOR>(dx, exists, [&](int v) {
+        return read_or_other<N, IN_VECTOR>(dx, other, exists, [&](int v) {
             return map.offset(p.sample, p.row, p.column, column + v);
         });
     }
@@ -316,7 +317,8 @@ template <class Source, class Store> struct Convolution {
 #pragma unroll
         for (int g = 0; g < N8_TILES; ++g)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) acc.c[g][e] = groups[g][e];
+            for (int e = 0; e < 4; ++e)
+                acc.c[g][e] = g % K_WARP_GROUPS == k_group ? groups[g][e] : 0.0f;
     }
 #endif
 
