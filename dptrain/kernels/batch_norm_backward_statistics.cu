@@ -30,8 +30,9 @@ __device__ inline void store_backward_sums(float* backward_sums, const float* mo
     backward_sums[channels + c] = float(dweight * factor * double(moments[channels + c]));
 }
 
-// If `finish` is not 0, there is one rank, and the last blocks compute backward_sums at once.
-extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
+// If `finish` is not 0, there is one rank, and the last blocks compute backward_sums at once. Without
+// the number of blocks, the compiler spills registers to make room for more.
+extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
     batch_norm_backward_statistics(const Number* __restrict__ dy, const Number* __restrict__ y,
                                    const Number* __restrict__ x, Number* __restrict__ dz,
                                    const float* moments, const float* weight, const float* bias,

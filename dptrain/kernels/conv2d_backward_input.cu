@@ -154,7 +154,7 @@ struct WeightsTransposed {
 
 // Stores row i of C, a pixel of a class, in dx.
 struct StoreClass {
-    StorePlain<Number, IN_VECTOR, ADD_GRADIENT> plain;
+    StorePlain<Number, IN_VECTOR> plain;
     Geometry g;
     StrideClass own;
     int pixels;
@@ -164,12 +164,21 @@ struct StoreClass {
 #pragma unroll
         for (int m = 0; m < M; ++m) {
             const int i = row + m * MEMBER_STEP;
-            if (i >= pixels) continue;
-            const int line = i / own.width, sample = line / own.height;
-            const int h = line % own.height * g.stride_h + own.row;
-            const int w = i % own.width * g.stride_w + own.column;
-            plain.pixel((sample * g.height + h) * g.width + w, column, values[m]);
+            if (i < pixels) plain.pixel(pixel(i), column, values[m]);
         }
+    }
+
+    template <int N> __device__ Pack<Number, N> stored(int i, int column) const {
+        return plain.template stored<N>(pixel(i), column, i < pixels);
+    }
+
+   private:
+    // Pixel of dx in row i of C.
+    __device__ int pixel(int i) const {
+        const int line = i / own.width, sample = line / own.height;
+        const int h = line % own.height * g.stride_h + own.row;
+        const int w = i % own.width * g.stride_w + own.column;
+        return (sample * g.height + h) * g.width + w;
     }
 };
 
@@ -183,14 +192,16 @@ extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS
     const StrideClass own(g, blockIdx.z);
     const int pixels = own.pixels(samples), terms = own.taps() * g.filters;
     const Gradients gradients{{dy, saved, factor}, g, own, pixels};
-    const StorePlain<Number, IN_VECTOR, ADD_GRADIENT> plain{dx, pixels, g.channels};
+    const StorePlain<Number, IN_VECTOR> plain{dx, samples * g.height * g.width, g.channels,
+                                              reinterpret_cast<const Number*>(w)};
 #if STRIDED
     if (ADD_GRADIENT && terms == 0) {
         wait_for_previous_kernel();
         return;
     }
-    multiply(gradients, WeightsTransposed{w, g, own}, 0, terms, StoreClass{plain, g, own, pixels});
+    multiply<ADD_GRADIENT>(gradients, WeightsTransposed{w, g, own}, 0, terms,
+                           StoreClass{plain, g, own, pixels});
 #else
-    multiply(gradients, WeightsTransposed{w, g, own}, 0, terms, plain);
+    multiply<ADD_GRADIENT>(gradients, WeightsTransposed{w, g, own}, 0, terms, plain);
 #endif
 }

@@ -8,7 +8,7 @@
 // halo_tile.cuh). dz is computed from dy while halo tiles are loaded (`GradientSource` of
 // halo_tile.cuh).
 //
-// If ADD_GRADIENT, the result is added to dx, as in conv2d_backward_input.cu.
+// If ADD_GRADIENT, the result is added to dx: accumulators begin with the values of dx.
 //
 // Algorithm and launch: as in conv2d_forward_halo.cu, with channels in place of filters.
 //
@@ -31,9 +31,10 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     const Geometry g = GEOMETRY_ARGUMENTS;
     const GradientSource<PERSISTENT> source{{dy, saved, factor}, TENSOR_MAPS_ARGUMENT};
 #if FOLDED
-    const StoreFolded store{dx, stored_input(g)};
+    const StoreFolded store{dx, stored_input(g), weights};
 #else
-    const StorePlain<Number, IN_VECTOR, ADD_GRADIENT> store{dx, samples * g.height * g.width, g.channels};
+    const StorePlain<Number, IN_VECTOR> store{dx, samples * g.height * g.width, g.channels,
+                                              weights};
 #endif
     implicit_gemm(backward_view(g), source, samples, weights, store);
 }

@@ -67,6 +67,18 @@ struct Accumulators {
         }
     }
 
+    // Begin the sums with what is stored.
+    template <class Store> __device__ void load_tile(int top, int left, const Store& store) {
+#pragma unroll
+        for (int i = 0; i < THREAD_M; ++i)
+#pragma unroll
+            for (int j = 0; j < THREAD_N; j += 4) {
+                const auto values = store.template stored<4>(top + row(i), left + column(j));
+#pragma unroll
+                for (int e = 0; e < 4; ++e) c[i][j + e] = to_float(values.at[e]);
+            }
+    }
+
     template <class Store> __device__ void store_tile(int top, int left, const Store& store) const {
 #pragma unroll
         for (int i = 0; i < THREAD_M; i += 4)

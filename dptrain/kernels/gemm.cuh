@@ -222,8 +222,9 @@ __device__ inline void add_steps(Accumulators& acc, Loader<A, TILE_M>& next_a,
 // Compute the tile (blockIdx.x, blockIdx.y) of Σ over k in [first, stop) of A[i, k] B[k, j] and
 // pass it to `store` as store(row, column, values), where values[m][n] belongs to row `row` + m ·
 // MEMBER_STEP and column `column` + n. Tiles at the border contain rows and columns beyond the
-// matrix.
-template <class A, class B, class Store>
+// matrix. If ADDS, the sums begin with what is stored, which is read while the first operands are
+// loaded.
+template <bool ADDS = false, class A, class B, class Store>
 __device__ void multiply(const A& a, const B& b, int first, int stop, const Store& store) {
     extern __shared__ __align__(16) char memory[];
     Slices<A, B>& slices = reinterpret_cast<Slices<A, B>*>(memory)[threadIdx.y];
@@ -232,11 +233,17 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
     Loader<A, TILE_M> next_a(a, top, begin);
     Loader<B, TILE_N> next_b(b, left, begin);
     Accumulators acc;
+    const auto load_accumulators = [&] {
+        acc = {};
+        if constexpr (ADDS)
+            if (threadIdx.y == 0) acc.load_tile(top, left, store);
+    };
     // The addresses of rows and columns were computed while the previous kernel still ran.
     if (PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
     wait_for_previous_kernel();
     if (!PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
     next_a.load_first(begin, stop);
+    load_accumulators();
     add_steps<false>(acc, next_a, next_b, slices, first, begin, stop);
 #if TF32X3
     if (__syncthreads_or(acc.any_needs_scalar_sum())) {
@@ -244,7 +251,7 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
         Loader<B, TILE_N> next_b(b, left, begin);
         next_a.load_first(begin, stop);
         next_b.load_first(begin, stop);
-        acc = {};
+        load_accumulators();
         add_steps<true>(acc, next_a, next_b, slices, first, begin, stop);
     }
 #endif
@@ -307,23 +314,32 @@ __device__ inline void write(T* row, int column, int columns, const V (&values)[
             *reinterpret_cast<Pack<T, PIECE>*>(row + column + v) = rounded<T, PIECE>(values + v);
 }
 
-// Add the elements of a row from `column` on, as `write` stores them, to `values`.
-template <int STEP, class T, int N>
-__device__ inline void add_stored(const T* row, int column, int columns, float (&values)[N]) {
-    constexpr int PIECE = STEP < N ? STEP : N;
+// Read N elements, with which sums begin, in parts of at most STEP adjacent ones. Element v is at
+// from + find(v). If that is negative or nothing `exists`, the result is never stored, and `other`
+// is read, which no thread writes: without a condition, compilers need no instruction after the
+// load, which would wait for it.
+template <int N, int STEP, class T, class Find>
+__device__ inline Pack<T, N> read_or_other(const T* from, const T* other, bool exists,
+                                           const Find& find) {
+    constexpr int PIECE = STEP < N ? STEP : N, BYTES = PIECE * sizeof(T);
+    const auto at = [&](int v) { return exists & (find(v) >= 0) ? from + find(v) : other; };
+    if constexpr (PIECE == N && BYTES % 4 == 0) {
+        using Words = Pack<unsigned, BYTES / 4>;
+        const Words words = *reinterpret_cast<const Words*>(at(0));
+        return as<Pack<T, N>>(words);
+    } else {
+        Pack<T, N> pack;
 #pragma unroll
-    for (int v = 0; v < N; v += PIECE) {
-        if (column + v >= columns) continue;
-        const auto stored = *reinterpret_cast<const Pack<T, PIECE>*>(row + column + v);
-#pragma unroll
-        for (int k = 0; k < PIECE; ++k) values[v + k] += to_float(stored.at[k]);
+        for (int v = 0; v < N; v += PIECE) read<PIECE>(pack, v, at(v));
+        return pack;
     }
 }
 
-// Store C (rows, columns) unchanged, or add it to what is stored if ADDS.
-template <class T, int STEP, bool ADDS = false> struct StorePlain {
+// Store C (rows, columns) unchanged.
+template <class T, int STEP> struct StorePlain {
     T* y;
     int rows, columns;
+    const T* other = nullptr;  // Of `read_or_other`, for products that begin with what is stored.
 
     template <int M, int N>
     __device__ void operator()(int row, int column, const float (&values)[M][N]) const {
@@ -335,14 +351,14 @@ template <class T, int STEP, bool ADDS = false> struct StorePlain {
     }
 
     template <int N> __device__ void pixel(int i, int column, const float (&values)[N]) const {
-        if constexpr (ADDS) {
-            float sums[N];
-            for (int v = 0; v < N; ++v) sums[v] = values[v];
-            add_stored<STEP>(y + i * columns, column, columns, sums);
-            write<STEP>(y + i * columns, column, columns, sums);
-        } else {
-            write<STEP>(y + i * columns, column, columns, values);
-        }
+        write<STEP>(y + i * columns, column, columns, values);
+    }
+
+    // What is stored in a row from `column` on; any numbers unless the row `exists`.
+    template <int N> __device__ Pack<T, N> stored(int i, int column, bool exists = true) const {
+        return read_or_other<N, STEP>(y, other, exists & (i < rows), [&](int v) {
+            return column + v < columns ? i * columns + column + v : -1;
+        });
     }
 };
 

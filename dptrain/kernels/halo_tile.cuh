@@ -63,18 +63,22 @@ __device__ inline int whole_steps(int channels) { return (channels + STEP_K - 1)
 // The map in memory from which a View is read. A convolution with strides is computed as one of
 // stride 1 on the *folded* map (space to depth): a pixel of it consists of fold_h × fold_w pixels
 // in memory, with channels in the order (row, column, channel). The first folded pixel begins `top`
-// rows above the map in memory and `left` columns to the left of it.
+// rows above the map in memory and `left` columns to the left of it. Only the first `parts` pixels
+// of each are read: all, or one if the filter has one tap.
 struct StoredMap {
-    int height, width, channels, fold_h, fold_w, top, left;
+    int height, width, channels, fold_h, fold_w, top, left, parts;
 
     // Offset of channel c of the folded pixel (y, x) of a sample, or -1 in the padding.
     __device__ int offset(int sample, int y, int x, int c) const {
         const int part = WHOLE_PACKS ? 0 : c / channels;
-        if (part >= fold_h * fold_w) return -1;
+        return part < parts ? part_offset(sample, y, x, part, c - part * channels) : -1;
+    }
+    // The same for a channel of a pixel in memory.
+    __device__ int part_offset(int sample, int y, int x, int part, int c) const {
         y = y * fold_h + part / fold_w - top, x = x * fold_w + part % fold_w - left;
         const bool inside = unsigned(y) < unsigned(height) && unsigned(x) < unsigned(width);
         const int pixels = (sample * height + y) * width + x;
-        return inside ? pixels * channels + c - part * channels : -1;
+        return inside ? pixels * channels + c : -1;
     }
 };
 
@@ -85,16 +89,19 @@ struct FoldedFilter {
 
     __device__ int r() const { return FOLDED ? (height + fold_h - 1) / fold_h : height; }
     __device__ int s() const { return FOLDED ? (width + fold_w - 1) / fold_w : width; }
+    // Pixels of a folded pixel that the filter reads.
+    __device__ int parts() const {
+        return FOLDED && !(height == 1 && width == 1) ? fold_h * fold_w : 1;
+    }
     // Channels of the folded map.
-    __device__ int all_channels() const { return FOLDED ? fold_h * fold_w * channels : channels; }
+    __device__ int all_channels() const { return parts() * channels; }
 
     // Index (row, column, channel) of the weights of a tap of the convolution of stride 1 and of a
     // channel of the folded map, or -1 if the filter has no such tap.
     __device__ int index(int row, int column, int channel) const {
         const int part = WHOLE_PACKS ? 0 : channel / channels;
         row = row * fold_h + part / fold_w, column = column * fold_w + part % fold_w;
-        const bool exists =
-            WHOLE_PACKS || part < fold_h * fold_w && row < height && column < width;
+        const bool exists = WHOLE_PACKS || part < parts() && row < height && column < width;
         return exists ? (row * width + column) * channels + channel - part * channels : -1;
     }
 };
@@ -147,7 +154,7 @@ __device__ inline Geometry folded(const Geometry& g) {
     const int columns = (g.width + g.pad_left + g.stride_w - 1) / g.stride_w;
     return {max(rows, g.out_height + r - 1),
             max(columns, g.out_width + s - 1),
-            g.stride_h * g.stride_w * g.channels,
+            folded_filter(g).all_channels(),
             g.out_height,
             g.out_width,
             g.filters,
@@ -159,8 +166,9 @@ __device__ inline Geometry folded(const Geometry& g) {
             0};
 }
 __device__ inline StoredMap stored_input(const Geometry& g) {
-    if (!FOLDED) return {g.height, g.width, g.channels, 1, 1, 0, 0};
-    return {g.height, g.width, g.channels, g.stride_h, g.stride_w, g.pad_top, g.pad_left};
+    if (!FOLDED) return {g.height, g.width, g.channels, 1, 1, 0, 0, 1};
+    return {g.height,   g.width,   g.channels, g.stride_h,
+            g.stride_w, g.pad_top, g.pad_left, folded_filter(g).parts()};
 }
 
 // Forward reads x to compute z. Backward with respect to the input reads dz to compute dx.
@@ -173,7 +181,7 @@ __device__ inline View backward_view(const Geometry& layer) {
     const Geometry g = folded(layer);
     return make_view(g.out_height, g.out_width, g.filters, g.r - 1 - g.pad_top,
                      g.s - 1 - g.pad_left, g.height, g.width, g.r, g.s,
-                     {g.out_height, g.out_width, g.filters, 1, 1, 0, 0}, folded_filter(layer),
+                     {g.out_height, g.out_width, g.filters, 1, 1, 0, 0, 1}, folded_filter(layer),
                      true);
 }
 

@@ -50,33 +50,41 @@ template <class Block> __device__ inline unsigned draw_shared(const Block& block
 struct StoreFolded {
     Number* dx;
     StoredMap map;
+    const Number* other;  // Of `read_or_other`.
 
     template <int N>
     __device__ void pixel(const Pixel& p, int column, const float (&values)[N]) const {
         constexpr int PIECE = IN_VECTOR < N ? IN_VECTOR : N;
 #pragma unroll
         for (int v = 0; v < N; v += PIECE) {
-            const int at = map.offset(p.sample, p.row, p.column, column + v);
-            if (at < 0) continue;
-            float piece[PIECE];
-            for (int k = 0; k < PIECE; ++k) piece[k] = values[v + k];
-            if (ADD_GRADIENT) add_stored<PIECE>(dx + at, 0, PIECE, piece);
-            *reinterpret_cast<Pack<Number, PIECE>*>(dx + at) = rounded<Number, PIECE>(piece);
+            put(map.offset(p.sample, p.row, p.column, column + v),
+                rounded<Number, PIECE>(values + v));
+            // No tap reads the other pixels.
+            for (int part = map.parts; !ADD_GRADIENT && part < map.fold_h * map.fold_w; ++part)
+                if (column + v < map.channels)
+                    put(map.part_offset(p.sample, p.row, p.column, part, column + v),
+                        Pack<Number, PIECE>{});
         }
+    }
+    template <int N> __device__ void put(int at, const Pack<Number, N>& pack) const {
+        if (at >= 0) *reinterpret_cast<Pack<Number, N>*>(dx + at) = pack;
+    }
+
+    // What is stored in a pixel from `column` on; any numbers unless the pixel `exists`.
+    template <int N>
+    __device__ Pack<Number, N> stored(const Pixel& p, int column, bool exists) const {
+        return read_or_other<N, IN_VECTOR>(dx, other, exists, [&](int v) {
+            return map.offset(p.sample, p.row, p.column, column + v);
+        });
     }
 };
 
-// Pass the values of a pixel to `store`.
-template <class Store, int N>
-__device__ inline void store_pixel(const Store& store, const View& view, const Pixel& p, int filter,
-                                   const float (&values)[N]) {
-    store.pixel((p.sample * view.out_height + p.row) * view.out_width + p.column, filter, values);
+// The argument by which a store identifies a pixel.
+template <class Store>
+__device__ inline int stored_pixel(const Store&, const View& view, const Pixel& p) {
+    return (p.sample * view.out_height + p.row) * view.out_width + p.column;
 }
-template <int N>
-__device__ inline void store_pixel(const StoreFolded& store, const View&, const Pixel& p,
-                                   int filter, const float (&values)[N]) {
-    store.pixel(p, filter, values);
-}
+__device__ inline Pixel stored_pixel(const StoreFolded&, const View&, const Pixel& p) { return p; }
 
 // A pixel of a pixel tile, and its line there in units of LINES_IN_M output lines.
 struct TilePixel {
@@ -89,6 +97,12 @@ struct TilePixel {
         const int along = PIXEL_TILE_STRIP ? at.column + column % 8 : column % view.row_pitch;
         pixel = {at.sample * ROW_SAMPLES + along % ROW_SAMPLES,
                  (at.line + line) * LINES_IN_M + TileRows::line(row), along / ROW_SAMPLES};
+    }
+
+    // True if it is stored.
+    __device__ bool inside(const View& view, int samples) const {
+        return (line < PIXEL_TILE_LINES) & (pixel.row < view.out_height) &
+               (pixel.column < view.out_width) & (pixel.sample < samples);
     }
 };
 
@@ -108,8 +122,8 @@ constexpr bool CHECKS_SUMS = LINES_IN_M > 1 || FOLDED || TF32X3;
 // store.pooling_window(window, filter, values, kept) for each pooling window. Pixels and windows
 // are counted over all samples. If several warp groups share the accumulators (intra-block
 // split-K), warp group `k_group` stores its part. Return true if one of the sums
-// `needs_scalar_sum`.
-template <class Groups, class Store>
+// `needs_scalar_sum`. Without STORES, only check that.
+template <bool STORES = true, class Groups, class Store>
 __device__ bool store_tile(const Groups& groups, const PixelTileMap& pixel_tiles,
                            const PixelTile& at, int i, const View& view, int samples, int k_group,
                            unsigned kept, const Store& store) {
@@ -142,20 +156,51 @@ __device__ bool store_tile(const Groups& groups, const PixelTileMap& pixel_tiles
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const TilePixel own(view, at, row_of_lane(), u * 8 + threadIdx.x % 4 * 2 + e);
-            const Pixel& p = own.pixel;
-            const bool inside = own.line < PIXEL_TILE_LINES && p.row < view.out_height &&
-                                p.column < view.out_width &&
-                                (ROW_SAMPLES == 1 || p.sample < samples);
             const float values[2] = {sums.at[e], sums.at[e + 2]};
-            if (!inside) continue;
+            if (!own.inside(view, samples)) continue;
             if (CHECKS_SUMS)
                 needs_scalar |= needs_scalar_sum(values[0]) || needs_scalar_sum(values[1]);
-            store_pixel(store, view, p, filter, values);
+            if (STORES) store.pixel(stored_pixel(store, view, own.pixel), filter, values);
         }
 #endif
     }
     return needs_scalar;
 }
+
+#if ADD_GRADIENT
+// What is stored for a group of eight columns: the lane's filters of its two columns.
+struct StoredGroup {
+    using Words = Pack<unsigned, sizeof(Number) / 2>;
+    Words columns[2];
+
+    template <class Store>
+    __device__ void load(const PixelTile& at, int g, const View& view, int samples, bool exists,
+                         const Store& store) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const TilePixel own(view, at, row_of_lane(), g * 8 + threadIdx.x % 4 * 2 + e);
+            columns[e] = as<Words>(store.template stored<2>(stored_pixel(store, view, own.pixel),
+                                                            filter_of_lane(),
+                                                            exists & own.inside(view, samples)));
+        }
+    }
+
+    // Keep the compiler from using what is loaded before this point.
+    __device__ void fence() {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+#pragma unroll
+            for (unsigned& word : columns[e].at) asm volatile("" : "+r"(word));
+#endif
+    }
+
+    // The value that element e of the lane's accumulators begins with.
+    __device__ float operator[](int e) const {
+        return to_float(as<Pack<Number, 2>>(columns[e % 2]).at[e / 2]);
+    }
+};
+#endif
 
 // The computation of a block: packed `weights` times the pixels of all samples.
 template <class Source, class Store> struct Convolution {
@@ -216,18 +261,66 @@ template <class Source, class Store> struct Convolution {
 
     __device__ void store_all(const PixelAccumulators (&acc)[PIXEL_TILES], int tile, int k_group,
                               unsigned kept) const {
-        bool needs_scalar = false;
-#pragma unroll
-        for (int i = 0; i < PIXEL_TILES; ++i)
-            needs_scalar |=
-                store_tile(AccumulatorGroups{acc[i]}, pixel_tiles, pixel_tile(tile, i), i, view,
-                           samples, k_group, kept, store);
+        if (ADD_GRADIENT) tile = hidden(tile);
+        // Scalar sums begin with what is stored, which must then not have been overwritten.
+        bool needs_scalar =
+            ADD_GRADIENT && CHECKS_SUMS && store_each<false>(acc, tile, k_group, kept);
+        if (!needs_scalar) needs_scalar = store_each<true>(acc, tile, k_group, kept);
         if (!needs_scalar) return;
 #pragma unroll 1
         for (int i = 0; i < PIXEL_TILES; ++i)
             store_tile(ScalarGroups{*this, pixel_tile(tile, i)}, pixel_tiles, pixel_tile(tile, i),
                        i, view, samples, k_group, kept, store);
     }
+
+    template <bool STORES>
+    __device__ bool store_each(const PixelAccumulators (&acc)[PIXEL_TILES], int tile, int k_group,
+                               unsigned kept) const {
+        bool needs_scalar = false;
+#pragma unroll
+        for (int i = 0; i < PIXEL_TILES; ++i)
+            needs_scalar |=
+                store_tile<STORES>(AccumulatorGroups{acc[i]}, pixel_tiles, pixel_tile(tile, i), i,
+                                   view, samples, k_group, kept, store);
+        return needs_scalar;
+    }
+
+    // Return `value`. Compilers do not know that, so they compute the addresses of a tile again
+    // instead of keeping those of `load_all` in registers.
+    static __device__ int hidden(int value) {
+#ifdef __CUDA_ARCH__
+        asm volatile("" : "+r"(value));
+#endif
+        return value;
+    }
+
+    // Values that the sums begin with: 0, or what is stored.
+    __device__ void load_all(PixelAccumulators (&acc)[PIXEL_TILES], int tile, int k_group) const {
+#if ADD_GRADIENT
+#pragma unroll
+        for (int i = 0; i < PIXEL_TILES; ++i) load_tile(acc[i], pixel_tile(tile, i), k_group);
+#endif
+        // Otherwise compilers can move these values between wgmma instructions.
+        if (ADD_GRADIENT || FOLDED) fence_accumulators(acc);
+    }
+
+#if ADD_GRADIENT
+    // Begin the sums of a pixel tile with what is stored. All loads are started before the first is
+    // used. If several warp groups share the accumulators, each loads the part that it stores.
+    __device__ void load_tile(PixelAccumulators& acc, const PixelTile& at, int k_group) const {
+        StoredGroup groups[N8_TILES];
+#pragma unroll
+        for (int g = 0; g < N8_TILES; ++g)
+            groups[g].load(at, g, view, samples, g % K_WARP_GROUPS == k_group, store);
+#pragma unroll
+        for (int g = 0; g < N8_TILES; ++g) groups[g].fence();
+#pragma unroll
+        for (int g = 0; g < N8_TILES; ++g)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                acc.c[g][e] = g % K_WARP_GROUPS == k_group ? groups[g][e] : 0.0f;
+    }
+#endif
 
     // Sums of a lane by groups of eight columns, computed with scalar instructions from global
     // memory.
@@ -240,6 +333,11 @@ template <class Source, class Store> struct Convolution {
             const View& view = product.view;
             const int first = blockIdx.y * TileRows::FILTERS;
             Pack<float, 4> sums = {};
+#if ADD_GRADIENT
+            StoredGroup stored;
+            stored.load(at, g, view, product.samples, true, product.store);
+            for (int e = 0; e < 4; ++e) sums.at[e] = stored[e];
+#endif
 #pragma unroll 1
             for (int i = 0; i < view.r * view.s * view.channels; ++i) {
                 const int c = i % view.channels, tap = i / view.channels;
@@ -308,6 +406,7 @@ template <class Source, class Store> struct Convolution {
         MBarrier& full = barriers().halo[0][0];
         init_barrier(full);
         PixelAccumulators acc[PIXEL_TILES];
+        load_all(acc, tile, k_group);
         unsigned kept = 0;
         for (int chunk = 0; chunk < CHANNEL_CHUNKS; ++chunk) {
             const HaloTile halo = this->halo(first, chunk, memory);
@@ -370,6 +469,7 @@ template <class Source, class Store> struct Convolution {
 #pragma unroll 1
         for (int tile = begin_tile + group; next < all; tile += step) {
             PixelAccumulators acc[PIXEL_TILES];
+            load_all(acc, tile, 0);
             const unsigned kept = draw(tile, 0);
 #pragma unroll 1
             for (int chunk = 0; chunk < CHANNEL_CHUNKS; ++chunk, ++next) {

@@ -299,6 +299,22 @@ struct Accumulators {
         return any;
     }
 
+    // Begin the sums with what is stored. All loads are started before the first is used.
+    template <class Store>
+    __device__ void load_tile(int first_row, int first_column, const Store& store) {
+        const int row = first_row + top() + threadIdx.x % 32 / 4;
+        const int column = first_column + left() + threadIdx.x % 4 * 2;
+        Pack<Number, 2> pairs[M_MMAS][N_MMAS][2];
+#pragma unroll
+        for (int i = 0; i < M_MMAS * N_MMAS * 2; ++i)
+            pairs[i / 2 / N_MMAS][i / 2 % N_MMAS][i % 2] = store.template stored<2>(
+                row + i / 2 / N_MMAS * 16 + i % 2 * 8, column + i / 2 % N_MMAS * 8);
+#pragma unroll
+        for (int i = 0; i < M_MMAS * N_MMAS * 4; ++i)
+            c[i / 4 / N_MMAS][i / 4 % N_MMAS][i % 4] =
+                to_float(pairs[i / 4 / N_MMAS][i / 4 % N_MMAS][i % 4 / 2].at[i % 2]);
+    }
+
     template <class Store>
     __device__ void store_tile(int first_row, int first_column, const Store& store) const {
         constexpr int PAIR = M_MMAS % 2 ? 1 : 2;

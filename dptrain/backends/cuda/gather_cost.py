@@ -30,6 +30,12 @@ WGRAD_GATHER = {"fp32": 1.0, "tf32": 1.4, "bf16": 2.0}
 """Factor of weight gradients, whose operands are both gathered. On an H100, four took 1.2 to 1.6
 times as long in tf32, and six 1.5 to 9 times in bf16."""
 
+WIDE_GATHER = {"fp32": 1.0, "tf32": 1.0, "bf16": 1.4}
+"""Factor of forward products and input gradients of layers with strides whose channels and filters
+are multiples of `halo_tiles.CHANNEL_MULTIPLE`. On an H100, seven forward products of ResNet-18
+(32×32) and ResNet-50 took 0.9 to 1.3 times as long as estimated in tf32, six 1.2 to 1.7 times in
+bf16."""
+
 UNPOOL_IN_KERNEL, UNPOOL_BYTES_PER_US = 1.6, 2.5e6
 """Factor of a gathering input-gradient kernel that undoes pooling for each tap (64 channels, 2048
 samples, H200, 2026-11), and the rate of a separate pass that does it before. The rate is assumed,

@@ -17,13 +17,19 @@ from dptrain.backends.cuda.gather_cost import (
     GATHER_LAUNCH_US,
     UNPOOL_BYTES_PER_US,
     UNPOOL_IN_KERNEL,
+    WIDE_GATHER,
     compares_with_gathering,
     gather_us,
     halo_us,
     is_faster,
 )
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
-from dptrain.backends.cuda.halo_tiles import InputView, fills_halo_tiles, supports_halo_tiles
+from dptrain.backends.cuda.halo_tiles import (
+    CHANNEL_MULTIPLE,
+    InputView,
+    fills_halo_tiles,
+    supports_halo_tiles,
+)
 from dptrain.backends.cuda.hardware import ELEMENT_BYTES, limits_of
 from dptrain.backends.cuda.implicit_gemm_cost import (
     estimated_cycles,
@@ -114,14 +120,16 @@ class HaloConvolution(GatherConvolution):
         taps = group.head.parameters[0].size // (channels * filters)
         halo = halo_us(estimated_cycles(tile, n))
         limits = limits_of(setting)
+        wide = channels % CHANNEL_MULTIPLE == filters % CHANNEL_MULTIPLE == 0
+        slowdown = WIDE_GATHER[setting.precision] if wide else 1.0
         if phase is Phase.FORWARD:
             rows = n * computed_pixels(group)
-            gather = gather_us(setting.precision, rows, filters, taps * channels, limits)
+            gather = slowdown * gather_us(setting.precision, rows, filters, taps * channels, limits)
             if isinstance(super().forward_config(group, setting).tile, FewChannelTile):
                 gather *= FEW_CHANNEL_GAIN
             return halo, gather
         rows, terms = cls.backward_product(group, setting)
-        gather = gather_us(setting.precision, rows, channels, terms, limits)
+        gather = slowdown * gather_us(setting.precision, rows, channels, terms, limits)
         if super().unpools_separately(group, setting):
             elements = n * math.prod(group.head.output_shape)
             size = 1.25 * ELEMENT_BYTES[setting.precision] + 0.25

@@ -92,15 +92,16 @@ class InputView:
     def folded(self, strides: tuple[int, int]) -> InputView:
         """Return the stride-1 convolution on the folded map (space to depth).
 
-        ``strides[0] · strides[1]`` pixels become one pixel with as many times the channels. The
-        folded map includes the padding.
+        ``strides[0] · strides[1]`` pixels become one pixel with as many times the channels, or only
+        those of the first pixel if the filter has one tap. The folded map includes the padding.
         """
         if strides == (1, 1):
             return self
         (down, across), fold = strides, strides[0] * strides[1]
+        parts = 1 if (self.r, self.s) == (1, 1) else fold
         r, s = ceil_div(self.r, down), ceil_div(self.s, across)
         return replace(
-            self, r=r, s=s, channels=fold * self.channels, stored_channels=self.channels,
+            self, r=r, s=s, channels=parts * self.channels, stored_channels=self.channels,
             fold=fold, top=0, left=0,
             height=max(ceil_div(self.height + self.top, down), self.out_height + r - 1),
             width=max(ceil_div(self.width + self.left, across), self.out_width + s - 1),

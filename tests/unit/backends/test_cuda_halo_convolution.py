@@ -80,6 +80,16 @@ STRIDED = Network(
     name="strided",
 )  # fmt: skip
 
+# Filters of one tap with strides: only a part of the pixels of the input is read.
+POINTWISE = Network(
+    (3, 7, 10),
+    [
+        Conv2d(20, 2), ReLU(), Conv2d(32, 1, stride=2, padding=0, rounding="floor"), ReLU(),
+        Conv2d(10, 1, stride=(1, 3), padding=0, rounding="floor"), Flatten(), Dense(3),
+    ],
+    name="pointwise",
+)  # fmt: skip
+
 # Work tiles have several output lines, forward and backward.
 LINES = Network(
     (32, 7, 9),
@@ -189,8 +199,8 @@ def test_every_tile_configuration_computes_the_same(
 
 @pytest.mark.parametrize(
     ("network", "number", "precision"),
-    [(NARROW, 2, "tf32"), (STRIDED, 5, "bf16")],
-    ids=["narrow", "strided"],
+    [(NARROW, 2, "tf32"), (STRIDED, 5, "bf16"), (POINTWISE, 2, "bf16"), (POINTWISE, 5, "tf32")],
+    ids=["narrow", "strided", "pointwise", "pointwise-persistent"],
 )
 def test_any_channels_filters_and_strides(
     network: Network,
