@@ -395,7 +395,7 @@ class _InPlace(_Panel):
     """
 
     name = "in_place"
-    arguments: ClassVar[Mapping[str, ir.Type]] = {
+    arguments = {  # noqa: RUF012
         "a": F32P,
         "pitch": I64,
         "b": F32P,
