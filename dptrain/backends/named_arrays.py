@@ -51,7 +51,7 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         slot = self._slot(name)
         stored = self._memory.download(self._flat[slot.start : slot.stop])
-        canonical: NDArray[Any] = np.array(_canonical(slot, stored), order="C", copy=True)
+        canonical: NDArray[Any] = np.array(canonical_view(slot, stored), order="C", copy=True)
         return canonical.reshape(slot.parameter.shape)
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
@@ -79,7 +79,7 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         flat = self._flat[slot.start : slot.stop]
         stored = self._memory.download(flat)
         try:
-            write(_canonical(slot, stored))
+            write(canonical_view(slot, stored))
             self._memory.upload(flat, stored)
         finally:
             self._on_write()
@@ -105,6 +105,6 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         return "\n".join(f"{name:{width}}  {shapes[name]}  {self._flat.dtype}" for name in self)
 
 
-def _canonical(slot: Slot, stored: NDArray[Any]) -> NDArray[Any]:
+def canonical_view(slot: Slot, stored: NDArray[Any]) -> NDArray[Any]:
     """Return a view of a parameter in canonical order, of shape `Storage.view`."""
     return np.transpose(stored.reshape(slot.storage.shape), np.argsort(slot.storage.axes))

@@ -39,6 +39,8 @@ def make_gradient_sum(
     replica: Replica,
     buckets: tuple[Bucket, ...],
     transport: str | None = None,
+    *,
+    mixed: bool = False,
 ) -> GradientSum:
     """Return the gradient sum of a strategy; one rank sums nothing with any strategy.
 
@@ -48,6 +50,7 @@ def make_gradient_sum(
         replica: has the gradients.
         buckets: of the flat gradient.
         transport: the result of `choose_transport`; None calls it.
+        mixed: True if ranks have different backends.
 
     Raises:
         UserError: the strategy is unknown, or does not support the transport.
@@ -61,6 +64,10 @@ def make_gradient_sum(
         from dptrain.comm.none import NoSum
 
         return NoSum(world, replica.flat_gradients, replica.plan.layout.size, buckets)
+    if mixed:
+        from dptrain.comm.mixed import MixedSum
+
+        return MixedSum(world, replica, buckets)
     from dptrain.comm.transport import check_strategy, choose_transport
 
     transport = transport or choose_transport(world, replica, strategy=strategy)

@@ -48,7 +48,7 @@ from dptrain.comm.world import World
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.plan import Plan
-from dptrain.plan.shards import rank_contributions
+from dptrain.plan.shards import MicroShards, rank_contributions
 
 if TYPE_CHECKING:
     from dptrain.backends.replica import Replica
@@ -155,8 +155,8 @@ def share_arrays(world: World, plan: Plan) -> SharedArrays:
     Raises:
         AgreedError: memory cannot be shared; on every rank.
     """
-    total = 0 if plan.micro_shards is None else plan.micro_shards.total
-    counts_of_all, merges = rank_contributions(total, world.size)
+    shards = plan.micro_shards or MicroShards(0, 0, 0)
+    counts_of_all, merges = rank_contributions(shards.total, world.size, shards.counts)
     nodes, me = world.nodes(), world.local_rank
     counts = [counts_of_all[rank] for rank in nodes.own]
     segment = _SegmentLayout(plan, counts)

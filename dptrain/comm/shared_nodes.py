@@ -39,12 +39,14 @@ from dptrain.comm.world import PIECE, Nodes, World, pieces
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.shards import (
+    MicroShards,
     Range,
     maximal_subtrees,
     merge_table,
     rank_contributions,
     shards_of_rank,
 )
+from dptrain.plan.shares import Counts
 
 if TYPE_CHECKING:
     from dptrain.backends.replica import Replica
@@ -66,15 +68,16 @@ class NodeOrder:
     merges: NDArray[np.int64]
 
 
-def node_order(shards: int, nodes: Nodes) -> NodeOrder:
+def node_order(shards: int, nodes: Nodes, owners: Counts = ()) -> NodeOrder:
     """Return the order of summation on this node; each node has consecutive ranks.
 
     Args:
         shards: number of micro-shards.
         nodes: the nodes of the job.
+        owners: micro-shards of each rank, as for `shards_of_rank`.
     """
     size = sum(map(len, nodes.ranks))
-    spans = [shards_of_rank(shards, rank, size) for rank in range(size)]
+    spans = [shards_of_rank(shards, rank, size, owners) for rank in range(size)]
 
     def subtrees_of(ranks: Sequence[int]) -> tuple[Range, ...]:
         return maximal_subtrees(shards, spans[ranks[0]][0], spans[ranks[-1]][1])
@@ -136,10 +139,10 @@ class SharedNodesSum(SharedSum):
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
         self._nodes = world.nodes()
-        shards = replica.plan.micro_shards
-        total = 0 if shards is None else shards.total
-        self._order = node_order(total, self._nodes) if total else None
-        self._loss_sizes = [n * ALIGNMENT for n in rank_contributions(total, world.size)[0]]
+        shards = replica.plan.micro_shards or MicroShards(0, 0, 0)
+        total, owners = shards.total, shards.counts
+        self._order = node_order(total, self._nodes, owners) if total else None
+        self._loss_sizes = [n * ALIGNMENT for n in rank_contributions(total, world.size, owners)[0]]
         # Exchanges by the first element of their slices.
         self._exchanges: dict[int, AllReduce | TreeExchange] = {}
         super().__init__(world, replica, buckets)

@@ -39,7 +39,8 @@ class Parts:
         if plan.micro_shards is None:
             return cls((1,) * ranks, np.minimum(np.arange(ranks, dtype=np.int64), 1))
         total = plan.micro_shards.total
-        bounds = [shards_of_rank(total, rank, ranks) for rank in range(ranks)]
+        owners = plan.micro_shards.counts
+        bounds = [shards_of_rank(total, rank, ranks, owners) for rank in range(ranks)]
         leaves = [(index, index + 1) for index in range(total)]
         return cls(tuple(stop - start for start, stop in bounds), merge_table(total, leaves))
 

@@ -42,7 +42,8 @@ class _Contributions:
     def __init__(self, world: World, replica: Replica) -> None:
         assert replica.plan.micro_shards is not None
         self.own = replica.gradient_slots
-        self.counts, self._merges = rank_contributions(replica.plan.micro_shards.total, world.size)
+        shards = replica.plan.micro_shards
+        self.counts, self._merges = rank_contributions(shards.total, world.size, shards.counts)
 
     def pieces(self, bucket: Bucket) -> Iterator[slice]:
         """Yield ranges of elements that are few enough for one MPI call."""

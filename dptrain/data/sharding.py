@@ -1,8 +1,9 @@
 """The order of samples and their distribution to ranks: functions of seed, epoch, step and rank.
 
 An epoch is a permutation of all samples, cut into minibatches; the last one may be smaller. A
-minibatch is cut into one contiguous shard for each rank; with micro-shards
-(`dptrain.plan.shards`), shards consist of whole micro-shards. Thus every sample is used exactly
+minibatch is cut into one contiguous shard for each rank, of equal or other sizes
+(`dptrain.plan.shares`); with micro-shards (`dptrain.plan.shards`), shards consist of whole
+micro-shards. Thus every sample is used exactly
 once in an epoch, and the samples of a step do not depend on the number of ranks.
 
 If gradients accumulate over several passes, the minibatch is cut into one micro-batch for each pass
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.plan.shards import MicroShards
+from dptrain.plan.shares import Counts
 
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
 
@@ -88,12 +90,25 @@ def minibatch(num_samples: int, batch_size: int, seed: int, step: int) -> NDArra
     return epoch_order(num_samples, seed, epoch)[minibatch_span(num_samples, batch_size, step)]
 
 
-def shard(count: int, rank: int, size: int) -> slice:
+def shard(count: int, rank: int, size: int, counts: Counts = ()) -> slice:
     """Return the range of `count` items that belongs to `rank` out of `size` ranks.
 
     Shards are contiguous, disjoint and cover everything; their sizes differ by at most one, the
     larger ones first. With more ranks than items some shards are empty.
+
+    Args:
+        count: number of items.
+        rank, size: the rank, and the number of ranks.
+        counts: shares of the ranks, to which shards are then proportional, rounded; empty for equal
+            ones.
+
+    Example:
+        >>> [shard(5, rank, 2) for rank in (0, 1)], [shard(8, rank, 2, (3, 1)) for rank in (0, 1)]
+        ([slice(0, 3, None), slice(3, 5, None)], [slice(0, 6, None), slice(6, 8, None)])
     """
+    if counts:
+        total, before = sum(counts), sum(counts[:rank])
+        return slice(before * count // total, (before + counts[rank]) * count // total)
     small, larger = divmod(count, size)
     start = rank * small + min(rank, larger)
     return slice(start, start + small + (rank < larger))
@@ -133,8 +148,10 @@ class Sampler:
         seed: of the run.
         rank, size: this rank and the number of ranks.
         micro_shards: the micro-shards of this rank, in the first pass if there are several; None
-            divides a minibatch equally.
+            divides samples.
         passes: number of passes of a step.
+        counts: without micro-shards and with one pass, the samples of each rank in a whole
+            minibatch; empty divides them equally.
     """
 
     num_samples: int
@@ -144,6 +161,7 @@ class Sampler:
     size: int = 1
     micro_shards: MicroShards | None = None
     passes: int = 1
+    counts: Counts = ()
 
     def __post_init__(self) -> None:
         assert min(self.num_samples, self.batch_size) >= 1
@@ -158,12 +176,16 @@ class Sampler:
     def largest_shard(self) -> int:
         """Largest number of samples that this rank, or another one, has in a pass."""
         count = min(self.batch_size, self.num_samples)
+        if self.counts:
+            return self.counts[self.rank]
         if self.micro_shards is None:
             return -(-count // (self.size * self.passes))
         return max(int(span.stop - span.start) for span in self.spans(count))
 
     def spans(self, count: int) -> tuple[slice, ...]:
         """Return the ranges of this rank's samples in a minibatch of `count`, one for each pass."""
+        if self.counts:
+            return (shard(count, self.rank, self.size, self.counts),)
         if self.micro_shards is None:
             return pass_shards(count, self.rank, self.size, self.passes)
         return tuple(self.micro_shards.of_pass(i).span(count) for i in range(self.passes))

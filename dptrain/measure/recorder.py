@@ -350,6 +350,30 @@ class StepRecorder:
         kept = (row for row in self._rows if global_count in (None, row.global_count))
         return self._table(kept)
 
+    def busy_times(self, first: int, *, only_timed: bool) -> NDArray[np.int64]:
+        """Return how long this rank computed in recorded steps, and how long sums blocked it.
+
+        Evaluations and checkpoints do not count.
+
+        Args:
+            first: number of the first step; smaller minibatches than the largest are omitted.
+            only_timed: True omits steps that were not timed stage by stage.
+
+        Returns:
+            (steps, 3): samples of this rank, and nanoseconds of computation and of communication.
+        """
+        rows = list(islice(self._rows, max(len(self._rows) - (self.steps - first), 0), None))
+        whole = max((row.global_count for row in rows), default=0)
+        exposed, *between = (self.names.index(n) for n in (EXPOSED, EVALUATION, CHECKPOINT))
+        found = [
+            (row.samples, row.time_ns - sum(row.times[i] for i in between), row.times[exposed])
+            for row in rows
+            if row.global_count == whole and (row.timed or not only_timed)
+        ]
+        table = np.array(found, np.int64).reshape(len(found), 3)
+        table[:, 1] -= table[:, 2]
+        return table
+
     def timed_rows(self, last: int) -> NDArray[np.int64]:
         """Return the rows of those of the `last` steps that were timed stage by stage."""
         first = max(len(self._rows) - last, 0)

@@ -725,15 +725,32 @@ def make_plan(
 
 def with_selection(plan: Plan, backend: Lowering, selection: KernelSelection) -> Plan:
     """Return the same plan with other kernels, whose buffers may have other sizes."""
+    return _plan_again(plan, backend, plan.batch_size, plan.micro_shards, selection)
+
+
+def with_micro_shards(
+    plan: Plan, backend: Lowering, micro_shards: MicroShards, batch_size: int
+) -> Plan:
+    """Return the same plan for other micro-shards, which have so many samples."""
+    return _plan_again(plan, backend, batch_size, micro_shards, plan.setting.selection)
+
+
+def _plan_again(
+    plan: Plan,
+    backend: Lowering,
+    batch_size: int,
+    micro_shards: MicroShards | None,
+    selection: KernelSelection,
+) -> Plan:
     return make_plan(
         plan.network,
         backend,
-        plan.batch_size,
+        batch_size,
         precision=plan.precision,
         optimizer=plan.optimizer,
         training=plan.training,
         threads=plan.setting.threads,
-        micro_shards=plan.micro_shards,
+        micro_shards=micro_shards,
         selection=selection,
         fused=plan.setting.fused,
         recompute=plan.setting.recompute,

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
+from dptrain.plan.shares import Counts, equal_counts
 
 Range = tuple[int, int]
 """Start and stop of a range of micro-shards."""
@@ -50,10 +51,16 @@ def micro_shard_bounds(count: int, shards: int) -> NDArray[np.int64]:
     return indices * small + np.minimum(indices, larger)
 
 
-def shards_of_rank(shards: int, rank: int, ranks: int) -> Range:
-    """Return the micro-shards that a rank owns; their numbers differ by at most one."""
-    bounds = micro_shard_bounds(shards, ranks)
-    return int(bounds[rank]), int(bounds[rank + 1])
+def shards_of_rank(shards: int, rank: int, ranks: int, counts: Counts = ()) -> Range:
+    """Return the micro-shards that a rank owns.
+
+    Args:
+        shards: number of micro-shards.
+        rank, ranks: the rank, and the number of ranks.
+        counts: micro-shards of each rank; if it is empty, their numbers differ by at most one.
+    """
+    counts = counts or equal_counts(shards, ranks)
+    return sum(counts[:rank]), sum(counts[: rank + 1])
 
 
 def middle(start: int, stop: int) -> int:
@@ -106,13 +113,16 @@ def merge_table(shards: int, parts: Sequence[Range]) -> NDArray[np.int64]:
     return merges
 
 
-def rank_contributions(shards: int, ranks: int) -> tuple[tuple[int, ...], NDArray[np.int64]]:
+def rank_contributions(
+    shards: int, ranks: int, counts: Counts = ()
+) -> tuple[tuple[int, ...], NDArray[np.int64]]:
     """Return what each rank contributes to the sum over ranks, and the order of that sum.
 
     Args:
         shards: number of micro-shards, at least one for each rank; 0 if there are none, and ranks
             are then added one after the other.
         ranks: number of ranks.
+        counts: micro-shards of each rank, as for `shards_of_rank`.
 
     Returns:
         The number of gradient slots of each rank, and the table `merges` for all slots of rank 0,
@@ -121,7 +131,8 @@ def rank_contributions(shards: int, ranks: int) -> tuple[tuple[int, ...], NDArra
     if not shards:
         return (1,) * ranks, np.minimum(np.arange(ranks, dtype=np.int64), 1)
     parts = [
-        maximal_subtrees(shards, *shards_of_rank(shards, rank, ranks)) for rank in range(ranks)
+        maximal_subtrees(shards, *shards_of_rank(shards, rank, ranks, counts))
+        for rank in range(ranks)
     ]
     return tuple(map(len, parts)), merge_table(shards, [part for own in parts for part in own])
 
@@ -171,24 +182,28 @@ class MicroShards:
     Attributes:
         total: number of micro-shards of the global minibatch.
         start, stop: those of this rank.
+        counts: number of those of each rank; empty if they are divided equally.
     """
 
     total: int
     start: int
     stop: int
+    counts: Counts = ()
 
     @classmethod
-    def of_rank(cls, total: int, rank: int = 0, ranks: int = 1, passes: int = 1) -> MicroShards:
+    def of_rank(
+        cls, total: int, rank: int = 0, ranks: int = 1, passes: int = 1, counts: Counts = ()
+    ) -> MicroShards:
         """Return the micro-shards of a rank; of all ranks by default.
 
-        If an update has several passes, return those of the first pass.
+        If an update has several passes, return those of the first pass; `counts` is then empty.
 
         Raises:
             UserError: there are several passes, but a rank or a pass would not have a whole
                 subtree, so that sums over passes and then over ranks could not follow the tree.
         """
         if passes == 1:
-            return cls(total, *shards_of_rank(total, rank, ranks))
+            return cls(total, *shards_of_rank(total, rank, ranks, counts), counts)
         of_rank, rest = divmod(total, ranks)
         if rest or of_rank.bit_count() != 1 or of_rank % passes:
             raise UserError(

@@ -30,6 +30,7 @@ from dptrain.plan.shards import MicroShards
 from dptrain.training.engines import make_engine
 from dptrain.training.evaluation import images_for
 from dptrain.training.job import Job
+from dptrain.training.settings import OFF
 
 WARM_UP, WARM_UP_ASYNCHRONOUS = 3, 20
 """Steps before the clock counts. The first ones touch memory and load code for the first time. On a
@@ -49,6 +50,8 @@ TOO_SHORT = (
     "no scaling efficiency: this run is too short for steps of rank 0 alone, which may take 2% of "
     "a run; a longer run measures it, and so does dptrain scale"
 )
+
+NO_COMMON_WORK = "no scaling efficiency: it compares ranks of the same speed, without --balance"
 
 
 def whole_minibatches(batches: Iterator[Batch], job: Job) -> Iterator[Batch]:
@@ -74,7 +77,10 @@ def open_loader(
     There is one for each pass of a step. The loader adds its times to `times`.
     """
     data = job.dataset
-    sampler = Sampler(len(data.train), batch_size, job.spec.seed, rank, size, micro_shards, passes)
+    counts = job.shares.counts if size == job.world.size and micro_shards is None else ()
+    sampler = Sampler(
+        len(data.train), batch_size, job.spec.seed, rank, size, micro_shards, passes, counts
+    )
     steps, shapes = range(first, last), (data.input_shape, data.target_shape)
     cached, augmentation = job.cached_samples, job.augmentation
     if cached is not None:
@@ -187,7 +193,9 @@ class InterleavedBaseline:
         self._steps_alone = self._steps_together = 0
         self._spent_s = 0.0
         self._why = ""
-        if job.spec.baseline_steps and job.world.size > 1:
+        if job.spec.balance != OFF:
+            self._why = NO_COMMON_WORK
+        elif job.spec.baseline_steps and job.world.size > 1:
             self._due, self._why = first_step + FIRST_BLOCK, TOO_SHORT
 
     def is_due(self, step: int) -> bool:

@@ -40,6 +40,9 @@ class Callback:
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         """Run after a step. `result` has the step number, the loss and more."""
 
+    def on_shares(self, trainer: Trainer) -> None:
+        """Run when ranks have received unequal shares of the minibatches: `trainer.job.shares`."""
+
     def on_epoch(self, trainer: Trainer, record: Record) -> None:
         """Run after an epoch, and after the last step; `record` is the newest of the history."""
 
@@ -138,6 +141,10 @@ class Progress(Callback):
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
         return False
 
+    def on_shares(self, trainer: Trainer) -> None:
+        assert self._display is not None
+        self._display.print(f"step {trainer.step}  shares of a minibatch: {trainer.job.shares}")
+
     def on_epoch(self, trainer: Trainer, record: Record) -> None:
         assert self._display is not None
         self._display.print(trainer.progress.epoch_line(trainer.job.spec))
@@ -184,6 +191,12 @@ class MetricsLog(Callback):
         job.run.metrics.append(record)
         if self._board is not None:
             self._board.record({**record, **stage_times(trainer)})
+
+    def on_shares(self, trainer: Trainer) -> None:
+        job = trainer.job
+        if job.run is not None:
+            epoch, shares = trainer.step / job.spec.epoch_steps, job.shares.fractions
+            job.run.metrics.append({"step": trainer.step, "epoch": epoch, "shares": shares})
 
     def on_epoch(self, trainer: Trainer, record: Record) -> None:
         job = trainer.job
@@ -244,7 +257,8 @@ class Checkpoints(Callback):
         if job.run is None:
             return
         with job.recorder.between(CHECKPOINT):
-            facts = checkpoint_facts(job.run_spec, job.replica.updates)
+            shares = job.shares.to_dict()
+            facts = checkpoint_facts(job.run_spec, job.replica.updates, shares)
             best = trainer.best if trainer.progress.is_best else None
             arrays = replica_arrays(job.replica) if best is None else best.arrays
             path = job.run.save_checkpoint(trainer.step, arrays, facts.to_mapping())

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -71,6 +71,7 @@ class CheckpointFacts:
         schedule: kind of learning rate schedule.
         spec: the agreed job specification.
         preprocessing: the preprocessing of the inputs.
+        shares: of the ranks, see `dptrain.training.balance.Shares`; empty if they are equal.
     """
 
     updates: int
@@ -83,6 +84,7 @@ class CheckpointFacts:
     schedule: str
     spec: Mapping[str, Any]
     preprocessing: Mapping[str, Any]
+    shares: Mapping[str, Any] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the facts for `CheckpointStore.save`."""
@@ -99,7 +101,8 @@ class CheckpointFacts:
         Raises:
             UserError: a fact is missing or has the wrong type; the message names it.
         """
-        hints = get_type_hints(cls)
+        # Earlier versions stored no shares.
+        facts, hints = {"shares": {}, **facts}, get_type_hints(cls)
         for name, expected in hints.items():
             if name not in facts:
                 raise UserError(

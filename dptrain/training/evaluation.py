@@ -23,6 +23,7 @@ from dptrain.data.sharding import shard
 from dptrain.data.spec import absolute
 from dptrain.data.workers import read_by_workers
 from dptrain.network.network import Network
+from dptrain.plan.shares import Counts
 from dptrain.training.quality import Collector, Quality, make_collector
 
 if TYPE_CHECKING:
@@ -107,7 +108,11 @@ def _targets(network: Network, count: int) -> NDArray[Any]:
 
 
 def score(
-    replica: Replica, samples: Samples, world: World, collector: Collector | None = None
+    replica: Replica,
+    samples: Samples,
+    world: World,
+    collector: Collector | None = None,
+    counts: Counts = (),
 ) -> Score:
     """Return the score of all samples; each rank evaluates its shard, all receive the result.
 
@@ -118,8 +123,9 @@ def score(
         samples: all samples.
         world: the ranks; every rank calls this function.
         collector: receives the outputs of the shard of this rank.
+        counts: shares of the ranks; empty if they are equal.
     """
-    mine = shard(len(samples), world.rank, world.size)
+    mine = shard(len(samples), world.rank, world.size, counts)
     if replica.plan.setting.shards:
         return _exact_score(replica, samples, world, mine, collector)
     totals, indices = np.zeros(2), np.arange(len(samples), dtype=np.int64)[mine]
@@ -144,19 +150,23 @@ def score(
 
 
 def score_in_detail(
-    replica: Replica, samples: Samples, world: World, preprocessing: Preprocessing
+    replica: Replica,
+    samples: Samples,
+    world: World,
+    preprocessing: Preprocessing,
+    counts: Counts = (),
 ) -> tuple[Score, Quality | None]:
     """Return the score of all samples, and the quality of their predictions.
 
     Args:
-        replica, samples, world: as for `score`.
+        replica, samples, world, counts: as for `score`.
         preprocessing: of the model, which names its outputs.
 
     Returns:
         The quality is None if a sample may have several labels.
     """
     collector = make_collector(len(samples), replica.plan.network, preprocessing)
-    found = score(replica, samples, world, collector)
+    found = score(replica, samples, world, collector, counts)
     return found, None if collector is None else collector.result(world)
 
 

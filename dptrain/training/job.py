@@ -14,7 +14,7 @@ from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm import make_gradient_sum, make_statistics_sum
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
-from dptrain.comm.world import World
+from dptrain.comm.world import AgreedError, World
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
@@ -33,8 +33,17 @@ from dptrain.network.network import Network
 from dptrain.plan.buckets import Bucket, make_buckets
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.plan.shards import MicroShards
+from dptrain.plan.shares import Counts, alone
+from dptrain.training.balance import (
+    Shares,
+    first_shares,
+    has_idle_ranks,
+    stored_shares,
+    with_counts,
+)
 from dptrain.training.checkpoints import Checkpoint
 from dptrain.training.engines import Engine, make_engine
+from dptrain.training.engines.alone import make_alone_engine
 from dptrain.training.evaluation import images_for
 from dptrain.training.history import Record
 from dptrain.training.persistence import (
@@ -60,10 +69,11 @@ from dptrain.training.resources import (
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.schedules import Schedule, parse_fractions
 from dptrain.training.selection import Selection
-from dptrain.training.settings import Settings
+from dptrain.training.settings import MEASURED, OFF, Settings
 from dptrain.training.spec import JobSpec, RunSpec, digest, job_settings, resolve_job
 from dptrain.training.tuning import select_kernels
 from dptrain.training.weights import check_weights, load_weights
+from dptrain.training.workers import are_mixed, check_mixed
 
 DECODING = "decoding images, which then stay in memory"
 COMPILING = "compiling kernels; the first run of a network on a machine takes longer"
@@ -86,6 +96,8 @@ class Job:
         first_step: number of the first step; above 0 after a resume.
         selection: the best evaluation before a resume.
         best: its checkpoint, on rank 0; None if there is none.
+        shares: of the ranks in a minibatch.
+        is_mixed: True if ranks have different backends or precisions.
         warning: one line if damaged checkpoints were skipped on resume.
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
@@ -112,6 +124,8 @@ class Job:
     first_step: int
     selection: Selection = field(default_factory=Selection)
     best: Checkpoint | None = None
+    shares: Shares = field(default_factory=Shares)
+    is_mixed: bool = False
     warning: str | None = None
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
@@ -125,21 +139,48 @@ class Job:
     @property
     def local_batch(self) -> int:
         """Largest shard of a minibatch that a rank processes, in all passes of a step."""
-        count, ranks = self.spec.batch_size, self.world.size
-        samplers = (
-            Sampler(count, count, self.spec.seed, rank, ranks, **self.passes)
-            for rank in range(ranks)
+        count = self.spec.batch_size
+        return max(self.sampler(count, rank).shard_size(count) for rank in range(self.world.size))
+
+    def sampler(self, num_samples: int, rank: int | None = None) -> Sampler:
+        """Return how a whole minibatch of all ranks is divided; by default, the part of this rank.
+
+        Args:
+            num_samples: of the minibatch.
+            rank: the rank; the micro-shards are always those of this one.
+        """
+        world, counts = self.world, self.shares.counts
+        rank = world.rank if rank is None else rank
+        passes = self.passes
+        shards = passes["micro_shards"]
+        if shards is not None and counts:
+            passes["micro_shards"] = MicroShards.of_rank(
+                shards.total, rank, world.size, counts=counts
+            )
+            counts = ()
+        return Sampler(
+            num_samples, num_samples, self.spec.seed, rank, world.size, **passes, counts=counts
         )
-        return max(sampler.shard_size(count) for sampler in samplers)
 
     @property
     def passes(self) -> dict[str, Any]:
         """How the shard of this rank is divided: arguments of `Sampler` and `open_loader`."""
         return {"micro_shards": self.plan.micro_shards, "passes": self.plan.passes}
 
+    def divide(self, shares: Shares) -> None:
+        """Change the shares of the ranks; all ranks call this after the engine was closed."""
+        self.shares = shares
+        self.replica = with_counts(self.settings, self.world, self.replica, shares.counts)
+        self.plan = self.replica.plan
+        self.buckets = make_buckets(self.plan, self.spec.bucket_kib * 1024 or None)
+        self.reopen_engine()
+
     def reopen_engine(self) -> None:
         """Replace the engine by a new one, after the present one was closed."""
-        self.engine = _engine(self.spec, self.world, self.replica, self.buckets, self.recorder)
+        self.engine = _engine(
+            self.spec, self.world, self.replica, self.buckets, self.recorder, self.shares,
+            mixed=self.is_mixed,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,6 +189,8 @@ class _Inputs:
 
     Attributes:
         fingerprint: of the data, see `data_fingerprint`.
+        shares: with which the job begins.
+        is_mixed: True if ranks have different backends or precisions.
         epoch_steps: updates per epoch.
     """
 
@@ -158,6 +201,8 @@ class _Inputs:
     plan: Plan
     augmentation: Augmentation | None
     schedule: Schedule
+    shares: Shares
+    is_mixed: bool
     epoch_steps: int
 
 
@@ -170,6 +215,7 @@ def assemble(
     keeps_run: bool = True,
     recorded_steps: int = 2048,
     quiet: bool = False,
+    allows_balance: bool = False,
 ) -> Job:
     """Agree on the job, open the data and the run directory, plan, compile and share parameters.
 
@@ -181,11 +227,17 @@ def assemble(
         keeps_run: True if there is a run directory to write or to continue.
         recorded_steps: number of steps whose times are kept, the last ones.
         quiet: True prints nothing if the compilation of kernels takes long.
+        allows_balance: True if ranks may have unequal shares, and different backends.
 
     Raises:
         UserError: a mistake of the user, or a difference between the ranks; on every rank.
     """
     agree(world, job_settings(chosen))
+    if chosen.balance != OFF and not allows_balance:
+        raise AgreedError(
+            f"balance is {chosen.balance}, but this command has equal shares for all ranks; "
+            "remove it, or use dptrain train"
+        )
     inputs = _open_inputs(chosen, world, network, dataset, quiet=quiet)
     run = None
     if keeps_run:
@@ -207,9 +259,13 @@ def assemble(
         return restore_run(chosen, run_spec, run, replica)
 
     restored = call_on_rank_zero(world, restore)
-    first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
-    share_state(world, replica)
-    spec, plan = run_spec.job, replica.plan
+    spec = run_spec.job
+    first_step, stored = world.broadcast_json(_restored_progress(restored, spec))
+    share_state(world, replica, mixed=inputs.is_mixed)
+    shares = Shares.from_dict(stored) if stored else inputs.shares
+    if shares.counts != inputs.shares.counts:
+        replica = with_counts(chosen, world, replica, shares.counts)
+    plan = replica.plan
     evaluations, best = list[Record](), None
     if run is not None:
         evaluations = start_run(run, chosen, run_spec, inputs.network, world, first_step)
@@ -218,14 +274,15 @@ def assemble(
     evaluations = world.broadcast_json(evaluations if best is not None else [])
     buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
     recorder = StepRecorder(plan.stages, recorded_steps)
-    engine = _engine(spec, world, replica, buckets, recorder)
+    engine = _engine(spec, world, replica, buckets, recorder, shares, mixed=inputs.is_mixed)
     return Job(
         settings=chosen, spec=spec, run_spec=run_spec, world=world, network=inputs.network,
         dataset=inputs.dataset, backend=inputs.backend, plan=plan, replica=replica,
         buckets=buckets, recorder=recorder, engine=engine, schedule=inputs.schedule,
         augmentation=inputs.augmentation, cached_samples=cached, streams_pixels=streams,
         keeps_run=keeps_run, run=run, first_step=first_step,
-        selection=Selection.of(spec, evaluations, first_step), best=best,
+        selection=Selection.of(spec, evaluations, first_step), best=best, shares=shares,
+        is_mixed=inputs.is_mixed,
         warning=None if restored is None else restored.warning,
     )  # fmt: skip
 
@@ -235,7 +292,7 @@ def _compile(chosen: Settings, world: World, inputs: _Inputs, *, quiet: bool) ->
     plan = inputs.plan
     notice = "" if quiet or not world.is_rank_zero else COMPILING
     with notice_if_slow(notice, inputs.backend.compilation_progress):
-        arrays = open_shared_arrays(chosen, world, inputs.backend, plan)
+        arrays = open_shared_arrays(chosen, world, inputs.backend, plan, mixed=inputs.is_mixed)
         if arrays is not None:
             plan = plan.with_update_share(world.local_size)
         return make_replica(world, inputs.backend, plan, chosen.seed, arrays)
@@ -249,6 +306,9 @@ def _open_inputs(
     if chosen.tune:
         call_on_all_ranks(world, backend.require_tuning)
     graph = network or call_on_all_ranks(world, chosen.load_network)
+    is_mixed = are_mixed(chosen, world, backend)
+    if is_mixed:
+        check_mixed(chosen, graph)
     call_on_rank_zero(world, lambda: _check_weights(chosen, graph))
     call_on_all_ranks(world, lambda: chosen.check_until_accuracy(graph))
     data = _with_validation(chosen, dataset or _open_data(chosen, graph, world), world)
@@ -261,13 +321,14 @@ def _open_inputs(
     data = with_workers(data, chosen.workers)
     threads = compute_threads(chosen, world)
     world.count_threads(threads)
-    shards = call_on_all_ranks(world, lambda: _micro_shards(chosen, world, graph))
+    shares = call_on_all_ranks(world, lambda: first_shares(chosen, world.size))
+    shards = call_on_all_ranks(world, lambda: _micro_shards(chosen, world, graph, shares.counts))
 
     def make(cuts: Sequence[int] | None) -> Plan:
         return make_plan(
             graph,
             backend,
-            _local_batch(chosen, world, shards),
+            _local_batch(chosen, world, shards, shares.counts),
             precision=chosen.precision,
             optimizer=chosen.update_rule(),
             threads=threads,
@@ -283,7 +344,10 @@ def _open_inputs(
     augmentation = call_on_all_ranks(world, lambda: make_augmentation(chosen, graph))
     epoch_steps = steps_per_epoch(len(data.train), chosen.global_batch)
     schedule = call_on_all_ranks(world, lambda: make_schedule(chosen, epoch_steps))
-    return _Inputs(backend, graph, data, fingerprint, plan, augmentation, schedule, epoch_steps)
+    return _Inputs(
+        backend, graph, data, fingerprint, plan, augmentation, schedule, shares, is_mixed,
+        epoch_steps,
+    )  # fmt: skip
 
 
 def _check_weights(chosen: Settings, network: Network) -> None:
@@ -326,10 +390,12 @@ def _reads_again(chosen: Settings, count: int) -> bool:
     return steps > steps_per_epoch(count, chosen.global_batch)
 
 
-def _micro_shards(chosen: Settings, world: World, network: Network) -> MicroShards | None:
+def _micro_shards(
+    chosen: Settings, world: World, network: Network, counts: Counts
+) -> MicroShards | None:
     """Return the micro-shards of this rank in the first pass of a step; None if there are none."""
     passes = chosen.accumulate
-    if passes * world.size > chosen.global_batch:
+    if passes > 1 and passes * world.size > chosen.global_batch:
         raise UserError(
             f"--accumulate is {passes}, but {world.size} ranks share {chosen.global_batch} samples "
             f"of a minibatch; use at most {max(chosen.global_batch // world.size, 1)}, so that "
@@ -348,11 +414,15 @@ def _micro_shards(chosen: Settings, world: World, network: Network) -> MicroShar
             "and with --shards these samples depend on the number of ranks; remove one of the two, "
             "or use a network without batch normalisation"
         )
-    return MicroShards.of_rank(chosen.shards, world.rank, world.size, passes)
+    return MicroShards.of_rank(chosen.shards, world.rank, world.size, passes, counts)
 
 
-def _local_batch(chosen: Settings, world: World, shards: MicroShards | None) -> int:
-    """Return the largest number of samples that this rank has in a pass."""
+def _local_batch(chosen: Settings, world: World, shards: MicroShards | None, counts: Counts) -> int:
+    """Return the largest number of samples that this rank can have in a pass."""
+    if shards is None and counts:
+        # Any rank may become the only one with samples.
+        samples = chosen.global_batch if chosen.balance == MEASURED else counts[world.rank]
+        return max(samples, 1)
     if shards is None:
         return max(math.ceil(chosen.global_batch / (world.size * chosen.accumulate)), 1)
     return shards.num_samples(chosen.global_batch)
@@ -363,7 +433,10 @@ def _specify(
 ) -> RunSpec:
     """Resolve what is still open, and agree on the specification."""
     plan = inputs.plan
-    transport = find_transport(chosen, world, replica)
+    transport = "host" if inputs.is_mixed else find_transport(chosen, world, replica)
+    bucket = 0
+    if not inputs.is_mixed:
+        bucket = bucket_bytes(chosen, world, transport, on_gpu=replica.memory.on_gpu) or 0
     prefetch = 0
     if not is_cached:
         prefetch = choose_prefetch(chosen, inputs.dataset.train, world, plan.setting.threads)
@@ -372,11 +445,11 @@ def _specify(
         ranks=world.size,
         epoch_steps=inputs.epoch_steps,
         best_by=_best_by(chosen, inputs),
-        precision=plan.precision,
+        backend=world.broadcast_json(chosen.backend),
+        precision=world.broadcast_json(plan.precision),
         prefetch=prefetch,
         transport=transport,
-        bucket_kib=(bucket_bytes(chosen, world, transport, on_gpu=replica.memory.on_gpu) or 0)
-        // 1024,
+        bucket_kib=bucket // 1024,
     )
     run_spec = RunSpec(
         version=__version__,
@@ -389,6 +462,13 @@ def _specify(
     )
     agree(world, {"specification": run_spec.digest})
     return run_spec
+
+
+def _restored_progress(restored: Checkpoint | None, spec: JobSpec) -> tuple[int, dict[str, Any]]:
+    """Return the step and the shares with which rank 0 continues; both are 0 or empty at first."""
+    if restored is None:
+        return 0, {}
+    return restored.step, stored_shares(restored.run_facts.shares, spec).to_dict()
 
 
 def _best_by(chosen: Settings, inputs: _Inputs) -> str:
@@ -413,9 +493,18 @@ def _engine(
     replica: Replica,
     buckets: tuple[Bucket, ...],
     recorder: StepRecorder,
+    shares: Shares,
+    *,
+    mixed: bool,
 ) -> Engine:
+    leader = alone(shares.counts) if has_idle_ranks(spec) else None
+    if leader is not None:
+        return make_alone_engine(world, replica, buckets, recorder, leader, mixed=mixed)
     gradient_sum = call_on_all_ranks(
-        world, lambda: make_gradient_sum(spec.strategy, world, replica, buckets, spec.transport)
+        world,
+        lambda: make_gradient_sum(
+            spec.strategy, world, replica, buckets, spec.transport, mixed=mixed
+        ),
     )
     statistics_sum = None
     if spec.batch_norm == "global":

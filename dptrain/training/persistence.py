@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from dptrain.backends.replica import Replica
 from dptrain.comm.world import World
@@ -176,7 +178,7 @@ def _is_listed(name: str, network: Network) -> bool:
         return False
 
 
-def checkpoint_facts(run_spec: RunSpec, updates: int) -> CheckpointFacts:
+def checkpoint_facts(run_spec: RunSpec, updates: int, shares: Mapping[str, Any]) -> CheckpointFacts:
     """Return the facts that a checkpoint stores in addition to its arrays."""
     job = run_spec.job
     return CheckpointFacts(
@@ -190,6 +192,7 @@ def checkpoint_facts(run_spec: RunSpec, updates: int) -> CheckpointFacts:
         schedule=job.schedule,
         spec=run_spec.job_part(),
         preprocessing=run_spec.preprocessing,
+        shares=shares,
     )
 
 

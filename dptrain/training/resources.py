@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend
+from dptrain.backends.canonical import CanonicalOrder
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks
@@ -61,10 +62,13 @@ def open_backend(chosen: Settings, world: World) -> Backend:
     backend = call_on_all_ranks(world, lambda: load_backend(chosen.backend))
     if chosen.shards:
         call_on_all_ranks(world, lambda: require_shards(backend))
-    device = call_on_all_ranks(world, lambda: backend.choose_device(world.local_rank))
+    # Ranks of a node with the same backend divide its devices.
+    before = world.node_all_gather_json(backend.name)[: world.local_rank]
+    number = before.count(backend.name)
+    device = call_on_all_ranks(world, lambda: backend.choose_device(number))
     devices = world.all_gather_json([socket.gethostname(), device])
-    sharing = max(devices.count(other) for other in devices)
-    if device and sharing > 1 and not chosen.share_gpus:
+    sharing = max(devices.count(other) if other[1] else 1 for other in devices)
+    if sharing > 1 and not chosen.share_gpus:
         raise AgreedError(
             f"{sharing} ranks would use one GPU; start at most one rank per GPU on each node, or "
             "allow sharing with --share-gpus"
@@ -79,6 +83,8 @@ def describe_ranks(world: World, replica: Replica, plan: Plan) -> tuple[RankSpec
         "host": socket.gethostname(),
         "processor": cpu_model(),
         "device": replica.memory.name or "cpu",
+        "backend": replica.backend.name,
+        "precision": plan.precision,
         "threads": plan.setting.threads,
         "cores": available_cores(),
     }
@@ -100,14 +106,18 @@ def choose_prefetch(chosen: Settings, samples: Samples, world: World, threads: i
 
 
 def open_shared_arrays(
-    chosen: Settings, world: World, backend: Backend, plan: Plan
+    chosen: Settings, world: World, backend: Backend, plan: Plan, *, mixed: bool = False
 ) -> FlatArrays | None:
     """Return flat arrays in memory that the ranks of a node share; None if MPI sums gradients.
+
+    Args:
+        chosen, world, backend, plan: of the job.
+        mixed: True if ranks have different backends, whose flat arrays have different orders.
 
     Raises:
         AgreedError: shared memory was requested by name and is not available; on every rank.
     """
-    if backend.free_bytes() is not None or chosen.transport not in ("auto", "shared"):
+    if mixed or backend.free_bytes() is not None or chosen.transport not in ("auto", "shared"):
         return None
     if chosen.strategy == "central" or world.size == 1:
         return None  # `find_transport` refuses the strategy if shared memory was requested.
@@ -216,39 +226,59 @@ def make_replica(
     return backend.make_replica(plan, seed=seed, arrays=arrays)
 
 
-def share_state(world: World, replica: Replica) -> None:
-    """Copy the state of rank 0 to every rank, and verify that the ranks agree.
+def share_state(world: World, replica: Replica, root: int = 0, *, mixed: bool = False) -> None:
+    """Copy the state of rank `root` to every rank, and verify that the ranks agree.
 
     The state consists of parameters, optimizer state, running statistics and the number of updates.
+
+    Args:
+        world: the ranks; every rank calls this function.
+        replica: of this rank.
+        root: the rank.
+        mixed: True if ranks have different backends, whose flat arrays have different orders.
     """
     count = np.array([replica.updates], np.int64)
-    world.broadcast(count)
+    world.broadcast(count, root)
     replica.updates = int(count[0])
     for flat in (replica.flat_parameters, *replica.flat_state.values()):
-        broadcast_flat(world, replica, flat)
+        if mixed:
+            _broadcast_canonical(world, replica, flat, root)
+        else:
+            broadcast_flat(world, replica, flat, root)
     world.node_barrier()
-    world.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
-    broadcast_statistics(world, replica)
+    if not mixed:
+        world.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
+    broadcast_statistics(world, replica, root)
 
 
-def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any]) -> None:
-    """Overwrite a flat array of the replica with that of rank 0.
+def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any], root: int = 0) -> None:
+    """Overwrite a flat array of the replica with that of rank `root`.
 
     Ranks that share the array of another rank receive the values, too, but do not write them.
     """
     values = replica.memory.download(flat)
+    if world.rank != root and not replica.owns_parameters:
+        values = np.empty_like(values)
+    world.broadcast(values, root)
     if replica.owns_parameters:
-        world.broadcast(values)
         replica.memory.upload(flat, values)
-    else:
-        world.broadcast(np.empty_like(values))
 
 
-def broadcast_statistics(world: World, replica: Replica) -> None:
-    """Overwrite the running statistics of every rank with those of rank 0."""
+def _broadcast_canonical(world: World, replica: Replica, flat: NDArray[Any], root: int) -> None:
+    """Overwrite a flat array with that of rank `root`, whose backend may have another order."""
+    order, values = CanonicalOrder(replica.plan.layout), replica.memory.download(flat)
+    canonical = np.zeros(order.size, values.dtype)
+    order.read(values, canonical)
+    world.broadcast(canonical, root)
+    order.write(values, canonical)
+    replica.memory.upload(flat, values)
+
+
+def broadcast_statistics(world: World, replica: Replica, root: int = 0) -> None:
+    """Overwrite the running statistics of every rank with those of rank `root`."""
     if replica.statistics and world.size > 1:
         values = _read_statistics(replica)
-        world.broadcast(values)
+        world.broadcast(values, root)
         _write_statistics(replica, values)
         world.check_equal(_read_statistics(replica), "running statistics")
 

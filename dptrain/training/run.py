@@ -44,7 +44,7 @@ def dry_run(chosen: Settings, world: World) -> None:
 
     Nothing is written.
     """
-    job = assemble(chosen, world, keeps_run=False)
+    job = assemble(chosen, world, keeps_run=False, allows_balance=True)
 
     def check_checkpoint() -> None:
         if chosen.resume is not None:

@@ -48,6 +48,12 @@ DIRECTORY_SETTINGS = ("run_dir", "resume", "tags", "note")
 RANK_SETTINGS = ("threads", "workers", "share_gpus", "timeout")
 """Settings that may differ between ranks, because they describe a rank and not the job."""
 
+OFF, MEASURED = "off", "measured"
+"""Values of the setting `balance` that are no shares."""
+
+WORKER_SETTINGS = ("backend", "precision")
+"""Settings that may also differ between ranks if shares are not equal: `Settings.balance`."""
+
 BEST_BY = ("accuracy", "loss", "none")
 """Values of the setting `best_by`."""
 
@@ -311,6 +317,11 @@ class Settings:
         "ranks and threads (backends numba and reference). 0 sums in the fastest order.",
         at_least=0,
     )  # fmt: skip
+    balance: str = _setting(
+        "parallelism", "off", "Shares of the ranks in a minibatch: off, equal ones; measured, "
+        "shares that follow the measured speeds of the ranks; or fixed ones, one number for each "
+        "rank, such as 3,1. With --shards, ranks have whole micro-shards, each at least one.",
+    )  # fmt: skip
     threads: int | None = _setting(
         "parallelism", None, "Compute threads of a rank.",
         otherwise="the cores of the node divided by its ranks", at_least=1, at_most=1024,
@@ -381,6 +392,8 @@ class Settings:
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
+        from dptrain.training.balance import parse_balance
+
         if self.epochs is not None and self.steps is not None:
             raise UserError(
                 f"epochs is {self.epochs} and steps is {self.steps}; set only one of the two"
@@ -422,6 +435,12 @@ class Settings:
             raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")
         if self.tags is not None:
             parse_tags([self.tags])
+        parse_balance(self.balance)
+        if self.balance != OFF and self.accumulate > 1:
+            raise UserError(
+                f"--accumulate {self.accumulate} divides equal shares into passes, but --balance "
+                f"{self.balance} makes unequal ones; remove one of the two"
+            )
         if self.resume is not None and self.run_dir not in (None, self.resume):
             raise UserError(
                 f"run_dir is '{self.run_dir}' but resume is '{self.resume}'; a run continues in "

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.data.base import count_text
-from dptrain.training.settings import DIRECTORY_SETTINGS, RANK_SETTINGS, Settings, settings
+from dptrain.training.settings import (
+    DIRECTORY_SETTINGS,
+    OFF,
+    RANK_SETTINGS,
+    WORKER_SETTINGS,
+    Settings,
+    settings,
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class JobSpec:
 
     Attributes:
         ranks: number of ranks.
+        backend, precision: of rank 0; `RankSpec` has those of each rank.
         epoch_steps: updates per epoch.
         epochs: passes over the data; 0 if the length of the job was set in steps.
         steps: updates of the whole job, including those before a resume.
@@ -85,6 +93,7 @@ class JobSpec:
     strategy: str
     batch_norm: str
     shards: int
+    balance: str
     transport: str
     bucket_kib: int
     checkpoint_every: int
@@ -106,6 +115,7 @@ class RankSpec:
         host: name of its node.
         processor: model of its CPU.
         device: model of its GPU, or ``cpu``.
+        backend, precision: those of the rank.
         threads: its compute threads.
         cores: cores that it may use.
     """
@@ -114,6 +124,8 @@ class RankSpec:
     host: str
     processor: str
     device: str
+    backend: str
+    precision: str
     threads: int
     cores: int
 
@@ -201,11 +213,14 @@ def digest(value: Any) -> str:
 
 def job_settings(chosen: Settings) -> dict[str, Any]:
     """Return the settings on which all ranks must agree, as plain JSON values."""
+    may_differ: tuple[str, ...] = (*DIRECTORY_SETTINGS, *RANK_SETTINGS)
+    if chosen.balance != OFF:
+        may_differ += WORKER_SETTINGS
     values = {setting.name: getattr(chosen, setting.name) for setting in settings()}
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in values.items()
-        if name not in (*DIRECTORY_SETTINGS, *RANK_SETTINGS)
+        if name not in may_differ
     }
 
 
@@ -214,6 +229,7 @@ def resolve_job(
     *,
     ranks: int,
     epoch_steps: int,
+    backend: str,
     precision: str,
     prefetch: int,
     transport: str,
@@ -226,6 +242,7 @@ def resolve_job(
         chosen: settings with the recipe of the network filled in.
         ranks: number of ranks.
         epoch_steps: updates per epoch.
+        backend: of rank 0.
         precision, prefetch, transport, bucket_kib, best_by: what the backend, the data and the
             machine decide if `chosen` leaves it open.
     """
@@ -243,6 +260,7 @@ def resolve_job(
         "step_at": chosen.step_at or "",
         "weights": str(chosen.weights or ""),
         "checkpoint_every": chosen.checkpoint_every or epoch_steps,
+        "backend": backend,
         "precision": precision,
         "prefetch": prefetch,
         "transport": transport,

@@ -21,6 +21,7 @@ from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import layers_table, notes_table, parts_table
 from dptrain.plan.lowering import Phase
+from dptrain.plan.shares import alone
 from dptrain.training.display import Display
 from dptrain.training.energy import samples_between
 from dptrain.training.engines import FIRST_TIMED
@@ -65,10 +66,9 @@ def introduce(job: Job, display: Display, step: int) -> None:
     """Print the network, the data, the parallelism and the run directory."""
     spec, world = job.spec, job.world
     memory = sum(job.memory_bytes.values()) / 2**20
-    worker = "1 GPU" if job.replica.memory.on_gpu else _count(job.plan.setting.threads, "thread")
     display.print(
         f"dptrain {__version__}: {job.network.name} ({job.network.num_parameters:,} parameters, "
-        f"{memory:.1f} MiB per rank), backend {spec.backend}, {spec.precision}"
+        f"{memory:.1f} MiB per rank), {_backends(job)}"
     )
     display.print(f"data: {job.dataset.description}")
     transport = f", transport {spec.transport}" if world.size > 1 else ""
@@ -78,7 +78,7 @@ def introduce(job: Job, display: Display, step: int) -> None:
     clipping = f", gradients clipped at norm {spec.clip_norm:g}" if spec.clip_norm else ""
     decay = "" if spec.weight_decay is None else f", weight decay {spec.weight_decay:g}"
     display.print(
-        f"{_count(world.size, 'rank')} × {worker}, {spec.strategy}{transport}; global minibatch "
+        f"{_workers(job)}, {spec.strategy}{transport}; global minibatch "
         f"{spec.batch_size}{shards}, at most {job.local_batch} per rank{passes}; {spec.optimizer}, "
         f"learning rate {job.schedule.base:g} ({spec.schedule}{warmup}){decay}{clipping}"
     )
@@ -112,6 +112,24 @@ def introduce(job: Job, display: Display, step: int) -> None:
         )
 
 
+def _backends(job: Job) -> str:
+    """Return the backend and the precision; those of each rank if they differ."""
+    if not job.is_mixed:
+        return f"backend {job.spec.backend}, {job.spec.precision}"
+    of_ranks = (f"{r.backend} {r.precision} (rank {r.rank})" for r in job.run_spec.ranks)
+    return f"backends {', '.join(of_ranks)}"
+
+
+def _workers(job: Job) -> str:
+    """Return the number of ranks, and the GPU or the threads of each."""
+    found = [
+        _count(rank.threads, "thread") if rank.device == "cpu" else "1 GPU"
+        for rank in job.run_spec.ranks
+    ]
+    ranks = _count(len(found), "rank")
+    return f"{ranks} × {found[0]}" if len({*found}) == 1 else f"{ranks} ({', '.join(found)})"
+
+
 def _advice_to_continue(job: Job) -> str:
     if job.spec.schedule in Schedule.WHOLE_RUN:
         return (
@@ -133,15 +151,16 @@ def conclude(
         load: CPU time of all programs when training began; None if it is unknown.
     """
     world = job.world
+    timed = World.single() if _times_are_own(job) else world
     possible = possible_efficiency(world, job.plan.setting.threads)
     measured, in_flight, skip = None, job.engine.max_steps_in_flight, 0
     if job.recorder.steps:
         # Steps before the captured ones are slower.
         has_captures = job.replica.memory.asynchronous and job.recorder.steps > 2 * FIRST_TIMED
         skip = FIRST_TIMED if has_captures else 0
-        measured = gather_measured(world, job.recorder, ahead=in_flight, skip=skip)
+        measured = gather_measured(timed, job.recorder, ahead=in_flight, skip=skip)
     summary, tables = None, tuple[Any, ...]()
-    limit = _input_limit(job, in_flight, skip) if job.recorder.steps else None
+    limit = _input_limit(job, timed, in_flight, skip) if job.recorder.steps else None
     others = _cores_of_others(world, load)
     if world.is_rank_zero:
         scaling = efficiency(baseline, world.size, possible=possible, other_cores=others)
@@ -160,6 +179,15 @@ def conclude(
     return Conclusion(dict(world.broadcast_json(summary)), tables, lines)
 
 
+def _times_are_own(job: Job) -> bool:
+    """Return whether only the times of this rank count: other ranks have other stages, or none.
+
+    Of an idle rank, no step is timed stage by stage, in contrast to the other ranks with devices.
+    """
+    can_be_idle = bool(job.shares.counts) and job.replica.memory.asynchronous
+    return job.is_mixed or can_be_idle or alone(job.shares.counts) is not None
+
+
 def _cores_of_others(world: World, before: Clock | None) -> float | None:
     """Return the mean number of cores that other programs used on the node of this rank.
 
@@ -175,15 +203,16 @@ def _cores_of_others(world: World, before: Clock | None) -> float | None:
     return replace(after, ours_s=before.ours_s + of_ranks).others_since(before)
 
 
-def _input_limit(job: Job, in_flight: int, skip: int) -> InputLimit | None:
+def _input_limit(job: Job, world: World, in_flight: int, skip: int) -> InputLimit | None:
     """Return the times of input on rank 0; None on other ranks, and if there were few steps.
 
     Args:
-        job: the job; every rank calls this function.
+        job: the job.
+        world: the ranks whose times count; each of them calls this function.
         in_flight: steps that may be enqueued when the next one starts.
         skip: number of steps at the start that do not count.
     """
-    world, recorder, times = job.world, job.recorder, job.input_times
+    recorder, times = job.recorder, job.input_times
     counts = {*range(recorder.steps)[skip:]} - {*times.starts}
     is_captured = skip or not job.replica.memory.asynchronous
     if len(counts) < MIN_STEPS or not is_captured:
@@ -211,6 +240,11 @@ def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[s
     if measured is None:
         return ()
     size, found = job.world.size, list[Any]()
+    if _times_are_own(job):
+        size = 1
+        if alone(job.shares.counts):
+            return ("no times: rank 0 had no samples at the end",)
+        found.append("times of rank 0; those of ranks with other work cannot be compared")
     if measured.by_stage:
         steps = "typical steps"
         if job.replica.memory.asynchronous:

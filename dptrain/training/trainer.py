@@ -32,7 +32,6 @@ from dptrain.comm.world import DivergedError, World
 from dptrain.data import Dataset
 from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
-from dptrain.data.sharding import Sampler
 from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
@@ -41,6 +40,7 @@ from dptrain.measure.recorder import EVALUATION
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
 from dptrain.training.averaging import averaged_parameters, averaged_replica, has_average
+from dptrain.training.balance import Balancer, Shares
 from dptrain.training.baseline import InterleavedBaseline, open_loader
 from dptrain.training.callbacks import Callback, Checkpoints, MetricsLog, Progress
 from dptrain.training.checkpoints import (
@@ -174,7 +174,9 @@ class Trainer:
             keeps_run: write a run directory, a new one in ``runs/`` unless the settings name one.
         """
         trainer = cls.__new__(cls)
-        trainer._start(callbacks, assemble(settings, world, keeps_run=keeps_run))
+        trainer._start(
+            callbacks, assemble(settings, world, keeps_run=keeps_run, allows_balance=True)
+        )
         return trainer
 
     def _start(self, callbacks: Sequence[Callback], job: Job) -> None:
@@ -187,7 +189,9 @@ class Trainer:
         self.best = job.best
         self.summary: Mapping[str, Any] | None = None
         self._engine_is_open = False
+        self._engine_scope = ExitStack()
         self._baseline = InterleavedBaseline(job, job.first_step)
+        self._balancer = Balancer(job, job.first_step)
 
     # What a user reads.
 
@@ -280,31 +284,54 @@ class Trainer:
                 callback.on_fit_begin(self)
             self._baseline = InterleavedBaseline(self.job, self.step)
             stack.callback(self._baseline.close)
+            self._balancer = Balancer(self.job, self.step)
             load = Clock.now()
-            with self._open_loader() as batches:
-                self._make_steps(batches, request)
+            self._train(request)
             self._end_training()
             self._finish(self._conclude(self._baseline.result(), load))
         return self.history
 
-    def _make_steps(self, batches: BatchSource | None, stop: StopRequest) -> None:
-        job, first = self.job, self.step
-        with TrainingEnergy(job, first) as energy:
-            if batches is None:
+    def _train(self, stop: StopRequest) -> None:
+        """Make all steps that are left; shares of the ranks change between some of them."""
+        job = self.job
+        with TrainingEnergy(job, self.step) as energy:
+            if not self._has_steps_left():
                 return
+            self._report_shares()
             job.recorder.restart()
-            energy.after_step(first)
-            for step in range(first, job.spec.steps):
-                job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)
-                for result in job.engine.results(wait=self._needs_parameters(step + 1)):
-                    if not math.isfinite(result.loss):
-                        raise_not_finite(job, result)
-                    self._after_step(result)
-                if self._ends_early:
-                    return
-                if self._baseline.is_due(self.step):
-                    self._baseline.run_block(self.step)
-                energy.after_step(step + 1)
+            energy.after_step(self.step)
+            shares: Shares | None = job.shares
+            while shares is not None:
+                with self._open_loader() as batches:
+                    shares = self._make_steps(batches, stop, energy)
+                if shares is not None:
+                    self._divide(shares)
+
+    def _make_steps(
+        self, batches: BatchSource, stop: StopRequest, energy: TrainingEnergy
+    ) -> Shares | None:
+        """Make steps until training ends, or until the ranks receive other shares.
+
+        Returns:
+            The other shares; None if training ends.
+        """
+        job = self.job
+        for step in range(self.step, job.spec.steps):
+            job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)
+            for result in job.engine.results(wait=self._needs_parameters(step + 1)):
+                if not math.isfinite(result.loss):
+                    raise_not_finite(job, result)
+                self._after_step(result)
+            if self._ends_early:
+                return None
+            if self._baseline.is_due(self.step):
+                self._baseline.run_block(self.step)
+            energy.after_step(step + 1)
+            if self._balancer.is_due(self.step):
+                shares = self._balancer.next_shares(self.step)
+                if shares is not None:
+                    return shares
+        return None
 
     def _after_step(self, result: StepResult) -> None:
         self.progress.add(result)
@@ -327,6 +354,7 @@ class Trainer:
         return (
             step == self.job.spec.steps
             or self._baseline.is_due(step)
+            or self._balancer.is_due(step)
             or self._evaluates_after(step)
             or any(callback.needs_parameters(self, step) for callback in self.callbacks)
         )
@@ -354,21 +382,21 @@ class Trainer:
         job = self.job
         if job.spec.batch_norm == "rank":
             count = min(job.spec.batch_size, len(job.dataset.train))
-            sampler = Sampler(
-                count, count, job.spec.seed, job.world.rank, job.world.size, **job.passes
-            )
-            average_statistics(job.world, job.replica, sampler.shard_size(count))
+            average_statistics(job.world, job.replica, job.sampler(count).shard_size(count))
 
     def _evaluate_validation_data(self) -> None:
         job = self.job
         assert job.dataset.validation is not None
         before_ns = sum(job.recorder.totals_ns.values())
         with job.recorder.between(EVALUATION):
+            counts = job.shares.counts
             with self._averaged_parameters():
-                found = score(job.replica, job.dataset.validation, job.world)
+                found = score(job.replica, job.dataset.validation, job.world, counts=counts)
             self.progress.add_score(found, job.spec, before_ns)
             if self.progress.is_best and job.world.is_rank_zero:
-                facts = checkpoint_facts(job.run_spec, job.replica.updates).to_mapping()
+                facts = checkpoint_facts(
+                    job.run_spec, job.replica.updates, job.shares.to_dict()
+                ).to_mapping()
                 arrays = replica_arrays(job.replica)
                 self.best = Checkpoint(self.step, arrays, facts, Path(BEST))
 
@@ -383,8 +411,9 @@ class Trainer:
             if job.recorder.steps or self._written_summary() is None:
                 with self._averaged_parameters():
                     found = score_in_detail(
-                        job.replica, job.dataset.test, job.world, job.dataset.preprocessing
-                    )
+                        job.replica, job.dataset.test, job.world, job.dataset.preprocessing,
+                        job.shares.counts,
+                    )  # fmt: skip
                 self.progress.test_score, self.progress.test_quality = found
 
     def _averaged_parameters(self) -> AbstractContextManager[None]:
@@ -404,7 +433,7 @@ class Trainer:
 
         call_on_rank_zero(job.world, restore)
         with job.replica.parameters.write_flat():
-            share_state(job.world, job.replica)
+            share_state(job.world, job.replica, mixed=job.is_mixed)
         self.progress.restored_step = step
 
     def _written_summary(self) -> dict[str, Any] | None:
@@ -419,15 +448,30 @@ class Trainer:
     def _open_engine(self, stack: ExitStack) -> None:
         if self._engine_is_open:
             self.job.reopen_engine()
-        stack.enter_context(self.job.engine)
+        self._engine_scope = stack.enter_context(ExitStack())
+        self._engine_scope.enter_context(self.job.engine)
         self._engine_is_open = True
 
+    def _divide(self, shares: Shares) -> None:
+        """Continue with other shares of the ranks; all ranks call this between two steps."""
+        self._engine_scope.close()
+        self.job.divide(shares)
+        self._engine_scope.enter_context(self.job.engine)
+        # The memory of the replica before, which is in a reference cycle.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        self._report_shares()
+
+    def _report_shares(self) -> None:
+        """Show and record unequal shares."""
+        if self.job.shares.counts:
+            for callback in self.callbacks:
+                callback.on_shares(self)
+
     @contextmanager
-    def _open_loader(self) -> Iterator[BatchSource | None]:
+    def _open_loader(self) -> Iterator[BatchSource]:
         job = self.job
-        if not self._has_steps_left():
-            yield None
-            return
         job.input_times.starts.append(job.recorder.steps)
         with open_loader(
             job,
@@ -487,7 +531,9 @@ class Trainer:
                 seed=job.spec.seed,
             )
         with self._averaged_parameters():
-            found = score_in_detail(job.replica, samples, job.world, job.dataset.preprocessing)
+            found = score_in_detail(
+                job.replica, samples, job.world, job.dataset.preprocessing, job.shares.counts
+            )
         return {"scored": scored, **results_of(*found)}
 
     def predict(self, x: ArrayLike) -> NDArray[np.float32]:
@@ -531,7 +577,7 @@ class Trainer:
         def write() -> None:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            facts = checkpoint_facts(job.run_spec, job.replica.updates)
+            facts = checkpoint_facts(job.run_spec, job.replica.updates, job.shares.to_dict())
             store = CheckpointStore(folder)
             step = self.progress.restored_step or self.step
             store.save(step, replica_arrays(job.replica), facts.to_mapping())
@@ -559,7 +605,7 @@ class Trainer:
             return checkpoint.step
 
         step = job.world.broadcast_json(call_on_rank_zero(job.world, read))
-        share_state(job.world, job.replica)
+        share_state(job.world, job.replica, mixed=job.is_mixed)
         selection = Selection.of(job.spec)
         self.progress = RunningState(step, self.progress.counts_correct, selection=selection)
         self.best = None
@@ -607,8 +653,9 @@ def _assemble(
 
     dataset = call_on_all_ranks(world, open_objects)
     return assemble(
-        chosen, world, network=network, dataset=dataset, keeps_run=keeps_run, quiet=quiet
-    )
+        chosen, world, network=network, dataset=dataset, keeps_run=keeps_run, quiet=quiet,
+        allows_balance=True,
+    )  # fmt: skip
 
 
 def _check_callbacks(callbacks: Any) -> None:

@@ -57,6 +57,8 @@ class Engine(ABC):
         max_steps_in_flight: steps that may be enqueued and not finished when the next one is made;
             0 if each step has ended when `step` returns.
         loads_ahead: True if a minibatch is copied to the network's input during the step before.
+        separates_sums: True if the times of every step contain how long sums over ranks blocked it;
+            False if only steps that are timed stage by stage have this time.
         passes: number of passes for an update, `Plan.passes`. Each has a batch of its own.
 
     Example:
@@ -69,6 +71,7 @@ class Engine(ABC):
 
     max_steps_in_flight: int = 0
     loads_ahead: bool = False
+    separates_sums: bool = True
 
     @property
     def upload_ms(self) -> float:

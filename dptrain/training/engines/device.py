@@ -86,6 +86,8 @@ class DeviceEngine(Engine):
             one by one, so that NVTX ranges can be set around them.
     """
 
+    separates_sums = False
+
     def __init__(
         self,
         replica: Replica,

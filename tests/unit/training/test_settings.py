@@ -34,6 +34,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "batch_norm": ("rank", "global"),
     "tags": ("one,two", "three"),
     "note": ("one", "two"),
+    "balance": ("3,1", "measured"),
     "best_by": ("loss", "accuracy"),
     "share_gpus": (True, False),
     "tensorboard": (True, False),

@@ -1,0 +1,262 @@
+"""Shares of the ranks in a minibatch: fixed ones, or those that follow the measured speeds.
+
+A rank measures how long it computes in a step, without waiting for other ranks. After some steps
+all ranks gather these times, and each of them computes the same new shares from the same numbers. A
+rank with a step of half the duration per sample then gets twice as many samples, so that all ranks
+arrive at the gradient sum at the same time. Loss and gradient are divided by the number of samples
+of the global minibatch, so shares of any size are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dptrain.backends.replica import CropWindowReplica, Replica
+from dptrain.comm.world import World
+from dptrain.errors import UserError
+from dptrain.plan.plan import with_micro_shards
+from dptrain.plan.shards import MicroShards
+from dptrain.plan.shares import (
+    Counts,
+    alone,
+    better_counts,
+    equal_counts,
+    proportional_counts,
+)
+from dptrain.training.resources import make_replica, open_shared_arrays, share_state
+from dptrain.training.settings import MEASURED, OFF
+
+if TYPE_CHECKING:
+    from dptrain.training.job import Job
+    from dptrain.training.settings import Settings
+    from dptrain.training.spec import JobSpec
+
+EXPECTED = "off, measured, or one share for each rank, such as 3,1"
+
+WARM_UP = 2
+"""Steps after a change whose times do not count: they touch memory first, or capture programs."""
+FIRST_STEPS, MAX_STEPS = 4, 256
+"""Steps before shares are computed for the first time. The interval doubles each time, up to the
+second number, because each change discards minibatches that were read ahead and programs that were
+captured."""
+FIRST_WITHOUT = 3
+"""Number of the computation from which on a rank can have no samples. A rank without samples is not
+measured again, and the first measurements consist of a few steps."""
+MARGIN = 0.04
+"""Smallest reduction of the time of the slowest rank for which shares change. Times of steps on a
+machine that others use, too, differ by a few percent."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The shares on which all ranks agree.
+
+    Attributes:
+        counts: parts of each rank; empty if all ranks have equal shares.
+        rates: samples that each rank processes in a second, as it measured while it had some; 0 if
+            it did not.
+        sum_s: time in seconds of a gradient sum for which no rank waits.
+    """
+
+    counts: Counts = ()
+    rates: tuple[float, ...] = ()
+    sum_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; empty for equal shares."""
+        return asdict(self) if self.counts else {}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Shares:
+        """Return the shares of `to_dict`."""
+        return cls(tuple(stored["counts"]), tuple(stored["rates"]), stored["sum_s"])
+
+    @property
+    def fractions(self) -> list[float]:
+        """The share of each rank; they add up to 1."""
+        return [count / sum(self.counts) for count in self.counts]
+
+    def __str__(self) -> str:
+        """Return a line such as ``rank 0: 78%, rank 1: 22%``."""
+        return ", ".join(f"rank {r}: {share:.0%}" for r, share in enumerate(self.fractions))
+
+
+def parse_balance(text: str) -> tuple[float, ...]:
+    """Return the fixed shares in the value of ``--balance``; none for ``off`` and ``measured``.
+
+    Raises:
+        UserError: the value is neither a name nor a list of shares.
+    """
+    if text in (OFF, MEASURED):
+        return ()
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not np.isfinite(shares).all() or min(shares) < 0 or not sum(shares):
+        raise UserError(f"balance is '{text}'; expected {EXPECTED}")
+    return shares
+
+
+def first_shares(chosen: Settings, ranks: int) -> Shares:
+    """Return the shares with which a job begins.
+
+    Raises:
+        UserError: the number of fixed shares is not that of the ranks.
+    """
+    fixed = parse_balance(chosen.balance)
+    total, least = (chosen.shards, 1) if chosen.shards else (chosen.global_batch, 0)
+    if fixed and len(fixed) != ranks:
+        raise UserError(
+            f"--balance {chosen.balance} has {len(fixed)} shares, but the number of ranks is "
+            f"{ranks}; use one share for each rank, or --balance measured"
+        )
+    if chosen.balance == OFF or ranks == 1:
+        return Shares()
+    counts = proportional_counts(fixed, total, least) if fixed else equal_counts(total, ranks)
+    return Shares(counts, (0.0,) * ranks)
+
+
+def stored_shares(stored: Mapping[str, Any], spec: JobSpec) -> Shares:
+    """Return the shares of a checkpoint if this job can continue with them, else equal ones."""
+    if stored.keys() != asdict(Shares()).keys() or spec.balance != MEASURED:
+        return Shares()
+    found = Shares.from_dict(stored)
+    fits = len(found.counts) == spec.ranks and sum(found.counts) == _total(spec)
+    return found if fits else Shares()
+
+
+def has_idle_ranks(spec: JobSpec) -> bool:
+    """Return whether ranks can be idle while one rank has all samples.
+
+    With micro-shards, each rank has at least one. With the strategy central, only rank 0 has the
+    state of the optimizer.
+    """
+    return not spec.shards and spec.strategy != "central"
+
+
+def with_counts(chosen: Settings, world: World, old: Replica, counts: Counts) -> Replica:
+    """Return a replica for other numbers of micro-shards, with the same state.
+
+    Args:
+        chosen: the settings.
+        world: the ranks; every rank calls this function.
+        old: the present replica; without micro-shards it is returned, because its plan is for
+            a whole minibatch.
+        counts: micro-shards of each rank.
+    """
+    if old.plan.micro_shards is None:
+        return old
+    shards = MicroShards.of_rank(chosen.shards, world.rank, world.size, counts=counts)
+    plan = with_micro_shards(old.plan, old.backend, shards, shards.num_samples(chosen.global_batch))
+    arrays = None
+    if old.arrays.is_shared:
+        arrays = open_shared_arrays(replace(chosen, transport="shared"), world, old.backend, plan)
+        plan = plan.with_update_share(world.local_size)
+    replica = make_replica(world, old.backend, plan, chosen.seed, arrays)
+    if replica.owns_parameters:
+        replica.flat_parameters[...] = old.flat_parameters
+        for name, flat in replica.flat_state.items():
+            flat[...] = old.flat_state[name]
+    for name, values in old.statistics.items():
+        replica.statistics[name] = values
+    replica.updates = old.updates
+    if isinstance(old, CropWindowReplica) and old.image_format is not None:
+        assert isinstance(replica, CropWindowReplica)
+        replica.share_cached_images(old)
+    world.node_barrier()
+    return replica
+
+
+class Balancer:
+    """Decides after which steps shares change, and how; the same on every rank.
+
+    Args:
+        job: the job.
+        first_step: number of steps that were complete at the start.
+    """
+
+    def __init__(self, job: Job, first_step: int) -> None:
+        self._job, self._interval = job, FIRST_STEPS
+        self._due: int | None = None
+        self._measures = job.spec.balance == MEASURED and job.world.size > 1
+        if self._measures or job.is_mixed:
+            self._due = first_step + FIRST_STEPS
+        self._first_row, self._number = job.recorder.steps + WARM_UP, 0
+
+    def is_due(self, step: int) -> bool:
+        """Return True if `next_shares` is due after `step` steps; the same on all ranks."""
+        return step == self._due and step < self._job.spec.steps
+
+    def next_shares(self, step: int) -> Shares | None:
+        """Compute the shares; all ranks call this if it is due.
+
+        Different backends round differently. So that their parameters do not drift apart, ranks
+        with other backends than rank 0 receive those of rank 0.
+
+        Args:
+            step: number of complete steps.
+
+        Returns:
+            New shares; None if the present ones remain.
+        """
+        job = self._job
+        self._interval = min(2 * self._interval, MAX_STEPS)
+        self._due = step + self._interval
+        if job.is_mixed:
+            share_state(job.world, job.replica, mixed=True)
+        if not self._measures:
+            return None
+        reports = job.world.all_gather_json(self._measure())
+        if None in reports:
+            return None
+        self._number += 1
+        shares = self._shares_of(reports)
+        parts = _total(job.spec) / job.spec.batch_size
+        without = self._number >= FIRST_WITHOUT and has_idle_ranks(job.spec)
+        counts = better_counts(
+            shares.counts, [rate * parts for rate in shares.rates], sum_time=shares.sum_s,
+            least=0 if without else min(1, min(shares.counts)), margin=MARGIN,
+        )  # fmt: skip
+        if counts == shares.counts:
+            job.shares = shares
+            return None
+        self._first_row += WARM_UP
+        return replace(shares, counts=counts)
+
+    def _shares_of(self, reports: Sequence[Sequence[float]]) -> Shares:
+        """Return the present shares with the rates that the ranks have measured."""
+        before = self._job.shares
+        # A rank without samples keeps the rate that it measured before.
+        rates = tuple(
+            samples / busy_s if samples else rate
+            for (samples, busy_s, _), rate in zip(reports, before.rates, strict=True)
+        )
+        if alone(before.counts) is not None:
+            return replace(before, rates=rates)
+        return replace(before, rates=rates, sum_s=min(sum_s for _, _, sum_s in reports))
+
+    def _measure(self) -> list[float] | None:
+        """Return this rank's samples, and its time of computation and of sums, in a step.
+
+        Returns:
+            None if no step was timed since the last call.
+        """
+        recorder, only_timed = self._job.recorder, not self._job.engine.separates_sums
+        rows = recorder.busy_times(self._first_row, only_timed=only_timed)
+        self._first_row = recorder.steps
+        if not len(rows):
+            return None
+        busy_ns = np.median(rows[:, 1])
+        # Other programs make some sums longer.
+        sum_ns = np.quantile(rows[:, 2], 0.25)
+        return [int(rows[-1, 0]), max(float(busy_ns), 1.0) / 1e9, float(sum_ns) / 1e9]
+
+
+def _total(spec: JobSpec) -> int:
+    """Return the number of parts of a minibatch: micro-shards if there are any, else samples."""
+    return spec.shards or spec.batch_size

@@ -1,0 +1,171 @@
+"""Engines for minibatches of which one rank has all samples, while the other ranks are idle.
+
+The rank with the samples makes steps as if it were the only one, without gradient sums. The others
+receive the results of its steps, and the parameters, when something reads the parameters on all
+ranks, when a stop is requested, and when a loss is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from dptrain.backends.replica import Replica
+from dptrain.comm import make_gradient_sum
+from dptrain.comm.none import NoSum
+from dptrain.comm.world import World
+from dptrain.data.loader import Batch
+from dptrain.measure.recorder import StepRecorder
+from dptrain.plan.buckets import Bucket
+from dptrain.training.engines import make_engine
+from dptrain.training.engines.base import Engine, StepResult
+from dptrain.training.resources import share_state
+
+REPORT_EVERY_S = 2.0
+"""Time between two reports of results, in which the other ranks can request a stop."""
+REPORTS_PER_TIMEOUT = 4
+"""Fewest reports in the longest time that the other ranks wait."""
+
+
+class LoneEngine(Engine):
+    """The engine of the rank with all samples.
+
+    Args:
+        engine: makes the steps, without sums over ranks.
+        world: the ranks.
+        mixed: True if ranks have different backends.
+    """
+
+    def __init__(self, engine: Engine, world: World, *, mixed: bool) -> None:
+        super().__init__(engine.replica, engine.gradient_sum, (), engine.recorder)
+        self._engine, self._world, self._mixed = engine, world, mixed
+        self.max_steps_in_flight, self.loads_ahead = engine.max_steps_in_flight, engine.loads_ahead
+        self._results: list[StepResult] = []
+        self._report_every_s = min(REPORT_EVERY_S, world.timeout / REPORTS_PER_TIMEOUT)
+        self._reported, self._requests_stop = monotonic(), False
+
+    @property
+    def upload_ms(self) -> float:
+        return self._engine.upload_ms
+
+    def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
+        self._engine.step(batches, learning_rate, stop=stop or self._requests_stop)
+
+    def results(self, *, wait: bool = False) -> list[StepResult]:
+        results = self._engine.results(wait=wait)
+        self._results += results
+        if wait or any(result.stop or not math.isfinite(result.loss) for result in results):
+            stops = self._report(is_last=True)
+            if stops and results:
+                results[-1] = results[-1]._replace(stop=True)
+        elif monotonic() - self._reported > self._report_every_s:
+            # The next step carries a request, so that its result stops all ranks.
+            self._requests_stop = self._report(is_last=False)
+        return results
+
+    def _report(self, *, is_last: bool) -> bool:
+        """Send the results since the last report; return whether any rank requests a stop."""
+        reports = self._world.all_gather_json(
+            {"results": self._results, "is_last": is_last, "stop": False}
+        )
+        self._results, self._reported = [], monotonic()
+        if is_last:
+            share_state(self._world, self.replica, self._world.rank, mixed=self._mixed)
+        return any(report["stop"] for report in reports)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._engine.__exit__(kind, error, traceback)
+
+
+class IdleEngine(Engine):
+    """The engine of a rank without samples.
+
+    The recorder receives the times of the rank with the samples, as time of waiting.
+
+    Args:
+        replica: receives the parameters.
+        buckets: of its gradient.
+        recorder: of this rank.
+        world: the ranks.
+        leader: the rank with the samples.
+        mixed: True if ranks have different backends.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        buckets: tuple[Bucket, ...],
+        recorder: StepRecorder,
+        world: World,
+        leader: int,
+        *,
+        mixed: bool,
+    ) -> None:
+        gradient_sum = NoSum(world, replica.flat_gradients, replica.plan.layout.size, buckets)
+        super().__init__(replica, gradient_sum, (), recorder)
+        self._world, self._leader, self._mixed = world, leader, mixed
+        self._global_counts: deque[int] = deque()
+        self._requests_stop = False
+
+    def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
+        self._global_counts.append(next(batches).global_count)
+        self._requests_stop = self._requests_stop or stop
+
+    def results(self, *, wait: bool = False) -> list[StepResult]:
+        results: list[StepResult] = []
+        is_last = not wait
+        while not is_last:
+            own = {"results": [], "is_last": False, "stop": self._requests_stop}
+            reports = self._world.all_gather_json(own)
+            report = reports[self._leader]
+            results += [self._record(values) for values in report["results"]]
+            is_last = report["is_last"]
+            if is_last:
+                share_state(self._world, self.replica, self._leader, mixed=self._mixed)
+                if any(other["stop"] for other in reports) and results:
+                    results[-1] = results[-1]._replace(stop=True)
+        return results
+
+    def _record(self, values: list[Any]) -> StepResult:
+        """Record a step of the rank with the samples."""
+        result, recorder = StepResult(*values), self.recorder
+        recorder.begin()
+        recorder.timed = False
+        row = recorder.end(
+            exposed_ns=result.time_ns, hidden_ns=0, samples=0,
+            global_count=self._global_counts.popleft(),
+        )  # fmt: skip
+        row.times[-1] = result.time_ns
+        return result
+
+
+def make_alone_engine(
+    world: World,
+    replica: Replica,
+    buckets: tuple[Bucket, ...],
+    recorder: StepRecorder,
+    leader: int,
+    *,
+    mixed: bool,
+) -> Engine:
+    """Return the engine of this rank if rank `leader` has all samples.
+
+    Args:
+        world: the ranks.
+        replica, buckets, recorder: of this rank.
+        leader: the rank with the samples.
+        mixed: True if ranks have different backends.
+    """
+    if world.rank != leader:
+        return IdleEngine(replica, buckets, recorder, world, leader, mixed=mixed)
+    gradient_sum = make_gradient_sum("mirrored", World.single(), replica, buckets)
+    return LoneEngine(make_engine(replica, gradient_sum, buckets, recorder), world, mixed=mixed)
