@@ -269,7 +269,7 @@ class _Panel(_Plain):
     """A plain tile that prefetches B, `next` elements after the row of each step, into L2."""
 
     name = "panel"
-    arguments = {**_ARGUMENTS, "next": I64}  # noqa: RUF012
+    arguments: ClassVar[Mapping[str, ir.Type]] = {**_ARGUMENTS, "next": I64}
     STEPS: ClassVar[int] = 4
     """Steps of an iteration, so that an address serves several elements of a row of A."""
 
