@@ -691,23 +691,6 @@ class Replica:
         network = self.plan.network
         return sample_losses(network.loss, self.forward(x), checked_targets(network, y))
 
-    def group_outputs(self, x: NDArray[np.float32]) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Compute outputs without dropout, and yield those of each group of layers.
-
-        Args:
-            x: (n, C, H, W) or (n, F), n at most the plan's batch size.
-
-        Yields:
-            The name of a group and its output, (n, …) in the order of the backend's memory.
-        """
-        self.load(x, None, training=False)
-        outputs = {group.name: group.tail.name for group in self.plan.groups}
-        for stage, kernel in self.stages:
-            if stage.phase is Phase.FORWARD:
-                kernel(self.context)
-                view = self._views[self.plan.resolve(outputs[stage.group])][: len(x)]
-                yield stage.group, as_numbers(self.memory.download(view))
-
     def first_non_finite(self) -> str | None:
         """Run forward again and name the first value that is not finite.
 
@@ -829,3 +812,23 @@ class CropWindowReplica(Replica, ABC):
     @abstractmethod
     def share_cached_images(self, other: Replica) -> None:
         """Use the images that `other`, a replica on the same device, has cached."""
+
+
+def group_outputs(replica: Replica, x: NDArray[np.float32]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Compute outputs without dropout, and yield those of each group of layers.
+
+    Args:
+        replica: computes them; its buffers change.
+        x: (n, C, H, W) or (n, F), n at most the plan's batch size.
+
+    Yields:
+        The name of a group and its output, (n, …) in the order of the backend's memory.
+    """
+    replica.load(x, None, training=False)
+    plan = replica.plan
+    outputs = {group.name: group.tail.name for group in plan.groups}
+    for stage, kernel in replica.stages:
+        if stage.phase is Phase.FORWARD:
+            kernel(replica.context)
+            view = replica._views[plan.resolve(outputs[stage.group])][: len(x)]
+            yield stage.group, as_numbers(replica.memory.download(view))

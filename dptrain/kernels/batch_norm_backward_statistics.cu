@@ -31,7 +31,7 @@ __device__ inline void store_backward_sums(float* backward_sums, const float* mo
 }
 
 // If `finish` is not 0, there is one rank, and the last blocks compute backward_sums at once. Without
-// the number of blocks, the compiler spills registers to make room for more.
+// the number of blocks, the compiler spills registers so that more blocks fit.
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
     batch_norm_backward_statistics(const Number* __restrict__ dy, const Number* __restrict__ y,
                                    const Number* __restrict__ x, Number* __restrict__ dz,

@@ -232,9 +232,9 @@ def possibly_slowest(unsummed: NDArray[np.float64]) -> NDArray[np.int64]:
         unsummed: times (rounds, ranks).
     """
     rounds = len(unsummed)
-    behind = unsummed[:, [unsummed.mean(axis=0).argmax()]] - unsummed
-    error = behind.std(axis=0, ddof=1) / rounds**0.5
-    return np.flatnonzero(behind.mean(axis=0) <= student(rounds - 1) * error)
+    shortfalls = unsummed[:, [unsummed.mean(axis=0).argmax()]] - unsummed
+    error = shortfalls.std(axis=0, ddof=1) / rounds**0.5
+    return np.flatnonzero(shortfalls.mean(axis=0) <= student(rounds - 1) * error)
 
 
 def over_rounds_with_slowest(

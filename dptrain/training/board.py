@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dptrain.backends.replica import group_outputs
 from dptrain.measure.tensorboard import TensorBoard
 from dptrain.plan.plan import Plan
 from dptrain.training.settings import Settings
@@ -75,6 +76,6 @@ def write_activations(board: TensorBoard, job: Job, step: int) -> None:
     x = np.zeros((count, *job.dataset.input_shape), np.float32)
     kind = np.float32 if job.dataset.target_shape else np.int32
     samples.read(indices, x, np.zeros((count, *job.dataset.target_shape), kind))
-    for name, values in job.replica.group_outputs(x):
+    for name, values in group_outputs(job.replica, x):
         board.histogram(step, f"activations/{name}", values)
         board.record({"step": step, f"zeros/{name}": float((values == 0.0).mean())})

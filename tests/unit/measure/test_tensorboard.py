@@ -12,6 +12,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from dptrain import Trainer
 from dptrain.backends.numba import create as create_numba
+from dptrain.backends.replica import group_outputs
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.metrics import MetricsFile
@@ -129,7 +130,7 @@ def test_activations_are_the_outputs_of_the_network(tmp_path: Path) -> None:
         indices = np.arange(32) * len(samples) // 32
         x = np.zeros((32, *trainer.job.dataset.input_shape), np.float32)
         samples.read(indices, x, np.zeros(32, np.int32))
-        outputs = dict(trainer.job.replica.group_outputs(x))
+        outputs = dict(group_outputs(trainer.job.replica, x))
         last = list(outputs)[-1]
         found = outputs[last].reshape(32, 10)
         np.testing.assert_array_equal(found, trainer.job.replica.forward(x))
