@@ -28,12 +28,15 @@ def commands(page: Path) -> Iterator[list[str]]:
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"^ *```(?:sh|bash)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.partition(" | ")[0].partition(" > ")[0], comments=True)
-            for number, word in enumerate(words):
-                if word == "dptrain":
-                    yield words[number + 1 :]
-                elif word in SCRIPTS:
-                    yield [*SCRIPTS[word].split(), *words[number + 1 :]]
+            command = line.partition(" | ")[0].partition(" > ")[0]
+            # mpirun starts several programs, with " : " between them.
+            for program in command.split(" : "):
+                words = shlex.split(program, comments=True)
+                for number, word in enumerate(words):
+                    if word == "dptrain":
+                        yield words[number + 1 :]
+                    elif word in SCRIPTS:
+                        yield [*SCRIPTS[word].split(), *words[number + 1 :]]
 
 
 def check(arguments: list[str]) -> None:
