@@ -28,7 +28,7 @@ def test_every_kernel_waits_for_its_predecessor() -> None:
     # The exceptions are tested below; a kernel may write its own shared memory before it waits.
     wait = r"wait_for_previous_kernel\(\);"
     later = re.compile(
-        rf"\b(multiply|sum_inputs)\(|\bwgmma_gemm<|if \(PREFETCH_WEIGHTS\) {wait}"
+        rf"\b(multiply(<ADD_GRADIENT>)?|sum_inputs)\(|\bwgmma_gemm<|if \(PREFETCH_WEIGHTS\) {wait}"
         rf"|clear\(buffers\(i\)\);\s*__syncthreads\(\);\s*{wait}"
         rf"|\(memory\)\[i\] = \{{\}};\s*__syncthreads\(\);\s*{wait}"
         rf"|if \(PREFETCH_WEIGHTS\) weights\.read\(\{{w, b, g, filter\}}\);\s*{wait}"
@@ -49,6 +49,9 @@ def test_kernels_prefetch_only_weights_before_they_wait() -> None:
     assert (
         before.count("load_first") == before.count("if (PREFETCH_WEIGHTS) next_b.load_first(") == 1
     )
+    # The gradient that sums begin with is written by an earlier kernel.
+    assert "load_accumulators();" not in before
+    assert "load_accumulators();" in body
     # This kernel waits at once unless it may prefetch weights.
     wait = r"wait_for_previous_kernel\(\);"
     between = rf"if \(!PREFETCH_WEIGHTS\) {wait}(.*?)if \(PREFETCH_WEIGHTS\) {wait}"

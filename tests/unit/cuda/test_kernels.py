@@ -499,7 +499,7 @@ def test_a_staged_batch_is_unpacked(
     results = launch_in_every_order(
         "unpack_batch.cu", "unpack_batch", max(x.size, 4),
         x, kept.store(blank), *ints(*shape), words, 0 * words, *ints(10), words[:6],
-        0 * words[:6], *ints(6), words[:5], 0 * words[:5], np.float32([loss]), *ints(always),
+        0 * words[:6], *ints(6), words[:6], 0 * words[:6], np.float32([loss]), *ints(always),
         PRECISION=kept.precision,
     )  # fmt: skip
     turned = kept.round(x.transpose(0, 2, 1))

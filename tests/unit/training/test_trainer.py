@@ -446,9 +446,9 @@ def test_the_short_minibatch_of_an_epoch_has_one_slot() -> None:
     assert isinstance(engine, DeviceEngine)
     original = engine._enqueue
 
-    def enqueue(batch: Any) -> Any:
+    def enqueue(batch: Any, work: Any) -> Any:
         slots.append((batch.global_count, engine.device_replica.staging_slot))
-        return original(batch)
+        return original(batch, work)
 
     engine._enqueue = enqueue  # type: ignore[method-assign]
     trainer.fit()
