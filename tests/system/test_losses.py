@@ -15,6 +15,7 @@ from tests.system.launch import launch, succeed
 SMALL = ("profile", "--losses", "--network", "model-small", "--threads", 1, "--batch-size", 16)
 DELAY_MS = 20.0
 """Far more than a step of this network, and than what other programs take from it."""
+ATTEMPTS = 3
 
 
 def unknown_keys(value: Any, *path: str) -> set[tuple[str, ...]]:
@@ -37,20 +38,42 @@ def unknown_keys(value: Any, *path: str) -> set[tuple[str, ...]]:
     ],
 )
 def test_losses_add_up_and_delays_appear_as_waiting(sums: tuple[Any, ...], tmp_path: Path) -> None:
+    # Other tests may take the cores away during one measurement, but hardly during three.
+    for attempt in range(ATTEMPTS):
+        found = measure(sums, tmp_path / str(attempt))
+        try:
+            check_delays(found["delays"])
+        except AssertionError:
+            if attempt + 1 == ATTEMPTS:
+                raise
+        else:
+            break
+
+
+def measure(sums: tuple[Any, ...], folder: Path) -> dict[str, Any]:
+    """Measure losses, check what load cannot change, and return them."""
+    folder.mkdir()
     text = succeed(
         *SMALL, *sums, "--steps", 20, "--delay", f"{DELAY_MS}ms", "--output", "p", ranks=2,
-        cwd=tmp_path,
+        cwd=folder,
     )  # fmt: skip
     for words in ("Losses of a step by experiment", "contention", "computation scaling"):
         assert words in text
-    found = parse_json((tmp_path / "p" / "losses.json").read_text())
+    found = parse_json((folder / "p" / "losses.json").read_text())
     step, losses = found["step_ms"], found["losses"]
     total = step["alone"]["value"] + sum(loss["time_ms"]["value"] for loss in losses)
     assert total == pytest.approx(step["during"]["value"])
     assert found["overlaps"] == bool(sums)
     if not found["overlaps"]:
         assert "saved by overlap: nothing" in text
-    one, in_turn = found["delays"]
+    del found["environment"]
+    assert not unknown_keys(found)
+    return dict(found)
+
+
+def check_delays(delays: list[dict[str, Any]]) -> None:
+    """Check that an injected delay appears as waiting, of the right kind."""
+    one, in_turn = delays
     for delay in (one, in_turn):
         assert delay["delay_ms"] == DELAY_MS
         # On a quiet machine the difference is below 10%; here other tests take cores away.
@@ -60,8 +83,6 @@ def test_losses_add_up_and_delays_appear_as_waiting(sums: tuple[Any, ...], tmp_p
     assert in_turn["serialisation"]["value"] < 0.9
     assert one["load_balance"]["value"] < in_turn["load_balance"]["value"]
     assert in_turn["serialisation"]["value"] < one["serialisation"]["value"]
-    del found["environment"]
-    assert not unknown_keys(found)
 
 
 def test_three_ranks_print_json() -> None:
