@@ -58,7 +58,8 @@ def test_losses_of_devices_add_up_and_delays_appear(connected: World, strategy: 
     for delay in (one, in_turn):
         # An emulated step takes far longer than one on a GPU, and other programs delay ranks, which
         # may hide part of the waiting for a delayed rank.
-        assert 0 < delay.waiting_ms.value < 2e3 * DELAY_S
+        assert delay.waiting_ms.high > 0
+        assert delay.waiting_ms.value < 2e3 * DELAY_S
         assert delay.cost_ms.value > 0
 
 
