@@ -34,6 +34,7 @@ from dptrain.measure.recorder import (
 from dptrain.network import get_network
 from dptrain.plan import make_buckets
 from dptrain.training.engines import DeviceEngine, Engine, make_engine
+from dptrain.training.engines.device import FIRST_TIMED, TIMED_EVERY
 
 
 def record(recorder: StepRecorder, exposed_ns: int = 0, global_count: int = 8) -> None:
@@ -252,21 +253,22 @@ def test_a_device_is_waited_for_and_timed_now_and_then(ranks: int) -> None:
     assert isinstance(engine, DeviceEngine)
     batches = repeat(batch_of(0))
     num_results, by_stage = [], []
-    for number in range(300):
+    for number in range(FIRST_TIMED + TIMED_EVERY + 40):
         before = replica.now
         engine.step(batches, 0.0)
         num_results.append(len(engine.results()))
         if replica.now > before:
             by_stage.append(number)
     # There is one staging slot: the first such step runs uncaptured, and the next is captured.
-    assert by_stage == [8, 9, 10, 260]
+    second = FIRST_TIMED + TIMED_EVERY
+    assert by_stage == [8, 9, FIRST_TIMED, second]
     # A timed step is reported with the one before; the next one has none to report.
-    assert num_results == [0, *[1] * 9, 2, 0, *[1] * 248, 2, 0, *[1] * 38]
+    assert num_results == [0, *[1] * 9, 2, 0, *[1] * (TIMED_EVERY - 2), 2, 0, *[1] * 38]
     assert replica.memory.waits == 0
     assert len(engine.results(wait=True)) == 1
     recorder = engine.recorder
     rows, _, timed = recorder.all_rows()
-    assert np.flatnonzero(timed).tolist() == [10, 260]
+    assert np.flatnonzero(timed).tolist() == [FIRST_TIMED, second]
     rows = rows[timed]
     for stage in replica.plan.stages[1:-1]:
         assert (rows[:, stage.index] == stage.index + 1).all()
