@@ -31,9 +31,11 @@ from dptrain.training.persistence import load_checkpoint
 
 TIMEOUT_S = 1200
 CHECKED_STEPS = 3
-TOLERANCE = 1e-4
+TOLERANCE = 5e-4
 """Largest difference of a parameter after `CHECKED_STEPS` steps, relative to the largest parameter.
-Other orders of additions in float32 change it by some 1e-7 in each step."""
+Other orders of additions in float32 change it by some 1e-7 in each step, but a ReLU near 0 or a
+pool with two nearly equal inputs may decide otherwise: 1.4e-4 was seen with 512 samples. With
+``--shards`` the difference is 0."""
 COMMON = (
     "--data", "synthetic?samples=4096", "--validation", "0", "--log-every", "1", "--schedule",
     "constant", "--evaluate-every", "0", "--baseline-steps", "0", "--checkpoint-every", "1000000",
