@@ -19,6 +19,7 @@ need root; a suite that cannot run is skipped with the reason.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,9 @@ FAILURES = tuple(
     for part in ("abort", "agreement", "crash_safety", "kernel_cache", "reliability", "shared_sum")
 )
 """The part of the system tests about failures. They wait until a rank that ended is noticed."""
+
+CAUSE_LINES = 10
+"""Lines of the output of a suite that was aborted which the summary repeats."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """PyTorch's threads wait actively, which would take the cores from the other suite."""
@@ -158,11 +162,24 @@ def run_timed(name: str, folder: Path, output: IO[str] | None = None) -> tuple[d
 def run_captured(name: str, folder: Path) -> tuple[dict[str, int], str]:
     """Run the suite called `name` as `run_timed` does, and print its output at the end."""
     with (folder / f"{name}.txt").open("w+") as file:
-        result = run_timed(name, folder, file)
+        counts, line = run_timed(name, folder, file)
         file.seek(0)
-        sys.stdout.write(f"\n=== {name}\n{file.read()}")
-        sys.stdout.flush()
-    return result
+        output = file.read()
+    sys.stdout.write(f"\n=== {name}\n{output}")
+    sys.stdout.flush()
+    if counts["failed"]:
+        line += "\n" + "\n".join(f"    {cause}" for cause in _causes(output))
+    return counts, line
+
+
+def _causes(output: str) -> list[str]:
+    """Return the lines of a suite's output that name its failures, for the summary."""
+    lines = output.splitlines()
+    named = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    if not named:  # The run was aborted, so that pytest printed no summary.
+        failure = re.compile(r".* failed on rank \d+ of |E  ")
+        named = [line for line in lines if failure.match(line)][:CAUSE_LINES]
+    return named or lines[-CAUSE_LINES:]
 
 
 def main(arguments: list[str]) -> int:

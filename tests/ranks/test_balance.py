@@ -21,6 +21,7 @@ from dptrain.training import balance
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.callbacks import AfterStep
 from dptrain.training.engines import alone as alone_engines
+from tests.ranks.attempts import repeat_if_disturbed
 from tests.ranks.test_peer import Device
 
 pytestmark = pytest.mark.mpi
@@ -145,15 +146,20 @@ def test_shares_follow_the_speeds(
     monkeypatch.setattr(Replica, "run_timed", slow)
     # On a crowded machine a sum takes so long that rank 0 alone can be faster.
     monkeypatch.setattr(balance, "FIRST_WITHOUT", 1000)
-    trainer = _trained(
-        connected, backend="reference", balance="measured", shards=shards, batch_size=24, steps=30
-    )
-    counts, expected = trainer.job.shares.counts, 3 / (2 + connected.size)
-    assert sum(counts) == (shards or 24)
-    # On a machine that other programs use, times of few samples differ by some percent.
-    assert abs(counts[0] / sum(counts) - expected) < 0.17
-    assert counts[0] > 1.3 * max(counts[1:])
-    assert trainer.job.shares.rates[0] > 1.5 * max(trainer.job.shares.rates[1:])
+
+    def check() -> None:
+        trainer = _trained(
+            connected, backend="reference", balance="measured", shards=shards, batch_size=24,
+            steps=30,
+        )  # fmt: skip
+        counts, expected = trainer.job.shares.counts, 3 / (2 + connected.size)
+        assert sum(counts) == (shards or 24)
+        # On a machine that other programs use, times of few samples differ by some percent.
+        assert abs(counts[0] / sum(counts) - expected) < 0.17
+        assert counts[0] > 1.3 * max(counts[1:])
+        assert trainer.job.shares.rates[0] > 1.5 * max(trainer.job.shares.rates[1:])
+
+    repeat_if_disturbed(connected, check)
 
 
 def test_a_rank_that_is_much_slower_has_no_samples(
@@ -168,9 +174,13 @@ def test_a_rank_that_is_much_slower_has_no_samples(
         return run_timed(self)
 
     monkeypatch.setattr(Replica, "run_timed", slow)
-    trainer = _trained(connected, backend="reference", balance="measured", steps=40)
-    assert alone(trainer.job.shares.counts) == last
-    connected.check_equal(_parameters(trainer), "parameters")
+
+    def check() -> None:
+        trainer = _trained(connected, backend="reference", balance="measured", steps=40)
+        connected.check_equal(_parameters(trainer), "parameters")
+        assert alone(trainer.job.shares.counts) == last
+
+    repeat_if_disturbed(connected, check)
 
 
 def _only_last(ranks: int) -> str:

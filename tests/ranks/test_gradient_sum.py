@@ -22,6 +22,7 @@ from dptrain.errors import UserError
 from dptrain.network import Dense, Network, ReLU
 from dptrain.plan import SGD, Bucket, MicroShards, make_buckets, make_plan
 from dptrain.plan.shards import add_in_order, rank_contributions
+from tests.ranks.attempts import repeat_if_disturbed
 
 pytestmark = pytest.mark.mpi
 
@@ -147,16 +148,20 @@ def test_ranks_that_share_cores_sleep_while_they_wait(
     monkeypatch.setattr(World, "node_cores", lambda world: 1)
     replica = _replica("fp32", connected, "shared")
     sums = make_gradient_sum("mirrored", connected, replica, make_buckets(replica.plan, None))
-    waited = used = 0.0
-    for _ in range(8):
-        if connected.is_rank_zero:
-            time.sleep(0.1)
-        begin, used_before = time.perf_counter(), time.thread_time()
-        sums.start(0)
-        sums.finish_and_update(partial(update_slice, replica, 1), 0.0)
-        waited += time.perf_counter() - begin
-        used += time.thread_time() - used_before
-    if not connected.is_rank_zero:
-        # Part of the time, in which other programs may keep this rank from waiting.
-        assert waited > 0.2
-        assert used < waited / 4
+
+    def check() -> None:
+        waited = used = 0.0
+        for _ in range(8):
+            if connected.is_rank_zero:
+                time.sleep(0.1)
+            begin, used_before = time.perf_counter(), time.thread_time()
+            sums.start(0)
+            sums.finish_and_update(partial(update_slice, replica, 1), 0.0)
+            waited += time.perf_counter() - begin
+            used += time.thread_time() - used_before
+        if not connected.is_rank_zero:
+            # Part of the time, in which other programs may keep this rank from waiting.
+            assert waited > 0.2
+            assert used < waited / 4
+
+    repeat_if_disturbed(connected, check)
