@@ -4,7 +4,8 @@ The gradient of a tensor that several groups read is the sum of their contributi
 of the backward pass the first contribution is written and the others are added: by the group
 itself, or by a further stage if its kernels can only write. The gradients of the inputs of a sum
 equal that of its output and share its memory, unless something changes one of them while another
-one is still needed.
+one is still needed. A gradient that is written element by element may overwrite the one that it is
+computed from.
 """
 
 from __future__ import annotations
@@ -136,7 +137,24 @@ class _Collector:
                     self._addition(each, group.tensors[each.local]) for each in separate
                 )
         groups = tuple(changed.get(group.name, group) for group in self.groups)
-        return Gradients(groups, trained, shared, additions)
+        overwritten = self._overwritten(backward, trained, shared)
+        return Gradients(groups, trained, {**shared, **overwritten}, additions)
+
+    def _overwritten(
+        self, backward: list[Group], trained: frozenset[str], shared: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Return the input gradients that overwrite dy of their group, and the name of that dy."""
+        unavailable = {*shared, *shared.values()}
+        found = {}
+        for group in backward:
+            dy, listed = f"d{group.tail.name}", tuple(self._of(group, trained))
+            for each in listed:
+                dx = f"d{each.tensor}"
+                is_only = sum(other.tensor == each.tensor for other in listed) == 1
+                is_free = is_only and self._is_first(each) and unavailable.isdisjoint((dx, dy))
+                if is_free and each.local == self.needs[group.name].overwrites_dy:
+                    found[dx] = dy
+        return found
 
     def _of(self, group: Group, trained: frozenset[str]) -> Iterator[_Contribution]:
         for number, tensor in enumerate(group.inputs, 1):

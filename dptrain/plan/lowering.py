@@ -183,6 +183,9 @@ class GroupNeeds:
             group needs x.
         shares_gradient: the gradient of every input is dy, and the backward pass has no phase.
             The planner lets them share memory where it can, and else copies or adds.
+        overwrites_dy: local name of the input gradient that may be dy: its phase reads each element
+            of dy before it writes that element, and no later phase reads dy. The planner uses this
+            if no other gradient shares dy.
     """
 
     phases: Mapping[Phase, Access] = field(default_factory=dict)
@@ -190,6 +193,7 @@ class GroupNeeds:
     alias: bool = False
     in_place: bool = False
     shares_gradient: bool = False
+    overwrites_dy: str | None = None
     kept: tuple[str, ...] = ()
 
 

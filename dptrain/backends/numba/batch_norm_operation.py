@@ -119,7 +119,7 @@ class BatchNormalization(ChannelNormalization):
                 ("x", *(stored or ("dy",)), "moments", "backward_sums"), ("dx", "input_scratch")
             ),
         }
-        return GroupNeeds(phases, buffers)
+        return GroupNeeds(phases, buffers, overwrites_dy="dx2" if stored else "dx")
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:

@@ -189,11 +189,31 @@ def _block_rows(rows, most):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _pixel_of_x(geo, m):  # type: ignore[no-untyped-def]
-    """Return the pixel of x under pixel m of y, both counted over all samples."""
-    pixels = geo.h_out * geo.w_out
-    n, i, j = m // pixels, m % pixels // geo.w_out, m % geo.w_out
-    return (n * geo.height + i * geo.stride_v) * geo.width + j * geo.stride_h
+def _row_of_x(geo, line):  # type: ignore[no-untyped-def]
+    """Return the first pixel of the row of x under a row of y, both counted over all samples."""
+    n, i = line // geo.h_out, line % geo.h_out
+    return (n * geo.height + i * geo.stride_v) * geo.width
+
+
+@inlined
+def _gather(geo, x, c, m, rows, first, count, mine, start, distance):  # type: ignore[no-untyped-def]
+    """Copy some channels of the pixels of x under the pixels m to m + rows of y.
+
+    Pixels are divided into rows of y, because a division takes longer than copying a pixel.
+
+    Args:
+        first, count: of the channels.
+        start, distance: first element and distance of the pixels in mine.
+    """
+    line, j, r = m // geo.w_out, m % geo.w_out, 0
+    while r < rows:
+        pixel = _row_of_x(geo, line) + j * geo.stride_h
+        end = min(rows, r + geo.w_out - j)
+        while r < end:
+            copy(x, pixel * c + first, mine, start + r * distance, count)
+            pixel += geo.stride_h
+            r += 1
+        line, j = line + 1, 0
 
 
 @kernel
@@ -213,8 +233,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
             a, a_start, a_row = x_flat, m * c, c
             if is_copied:
                 a, a_start, a_row = mine, 0, c + LINE
-                for r in range(rows):
-                    copy(x_flat, _pixel_of_x(geo, m + r) * c, mine, r * (c + LINE), c)
+                _gather(geo, x_flat, c, m, rows, 0, c, mine, 0, c + LINE)
             _multiply_block(
                 a, a_start, a_row, shared, b, 0, 0, y_flat, m * k, k, (rows, c, q, q_stop),
                 lower_bound(pool),
@@ -247,8 +266,7 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
                 _multiply_block(
                     a, a_start, a_row, shared, mine, 0, -1, mine, block, c, shape, NO_LOWER_BOUND
                 )
-                for r in range(rows):
-                    _scatter(geo, mine, block + r * c, m + r, dx_flat, c, q, q_stop, pool.adds)
+                _scatter(geo, mine, block, m, rows, dx_flat, c, q, q_stop, pool.adds)
             else:
                 d_row = c if pool.adds else -1
                 _multiply_block(
@@ -259,22 +277,46 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _scatter(geo, source, at, m, dx, c, q, q_stop, adds):  # type: ignore[no-untyped-def]
-    """Store the gradient of the pixel of x under pixel m of y, and zeros up to the next ones."""
-    pixel = _pixel_of_x(geo, m) * c
-    if adds:
-        for i in range(q, q_stop):
-            dx[pixel + i] += source[at + i]
-        return
-    pixels = geo.h_out * geo.w_out
-    i, j = m % pixels // geo.w_out, m % geo.w_out
-    down = geo.stride_v if i + 1 < geo.h_out else geo.height - i * geo.stride_v
-    across = geo.stride_h if j + 1 < geo.w_out else geo.width - j * geo.stride_h
+def _scatter(geo, source, start, m, rows, dx, c, q, q_stop, adds):  # type: ignore[no-untyped-def]
+    """Add the gradients of the pixels of x under the pixels m to m + rows of y to dx; or store
+    them, and zeros up to the next ones.
+
+    Args:
+        source, start: gradients (rows, C) and their first element.
+        q, q_stop: range of the channels.
+    """
+    line, j, r = m // geo.w_out, m % geo.w_out, 0
+    while r < rows:
+        pixel = _row_of_x(geo, line) + j * geo.stride_h
+        end = min(rows, r + geo.w_out - j)
+        if not adds:
+            _clear(geo, line, j, end - r, dx, c, q, q_stop)
+        while r < end:
+            at, target = start + r * c, pixel * c
+            if adds:
+                for i in range(q, q_stop):
+                    dx[target + i] += source[at + i]
+            else:
+                copy(source, at + q, dx, target + q, q_stop - q)
+            pixel += geo.stride_h
+            r += 1
+        line, j = line + 1, 0
+
+
+@inlined
+def _clear(geo, line, j, count, dx, c, q, q_stop):  # type: ignore[no-untyped-def]
+    """Store zeros from the pixels of x under pixels of one row of y up to the next ones."""
+    is_last = line % geo.h_out + 1 == geo.h_out
+    down = geo.height - (geo.h_out - 1) * geo.stride_v if is_last else geo.stride_v
+    start = j * geo.stride_h
+    stop = geo.width if j + count == geo.w_out else (j + count) * geo.stride_h
     for row in range(down):
-        for column in range(across):
-            target = pixel + (row * geo.width + column) * c
-            dx[target + q : target + q_stop] = 0
-    copy(source, at + q, dx, pixel + q, q_stop - q)
+        first = _row_of_x(geo, line) + row * geo.width
+        if q_stop - q == c:
+            dx[(first + start) * c : (first + stop) * c] = 0
+        else:
+            for pixel in range(first + start, first + stop):
+                dx[pixel * c + q : pixel * c + q_stop] = 0
 
 
 @kernel
@@ -319,8 +361,7 @@ def _sum_columns(geo, x, dy, first, last, q, q_stop, sums, mine):  # type: ignor
                 copy(dy_flat, (m + r) * k + q + p, mine, p * steps + r * columns, columns)
         for i in range(0, c, GRADIENT_ROWS):
             rows = min(GRADIENT_ROWS, c - i)
-            for r in range(steps):
-                copy(x_flat, _pixel_of_x(geo, m + r) * c + i, mine, block + r * rows, rows)
+            _gather(geo, x_flat, c, m, steps, i, rows, mine, block, rows)
             for p in range(0, width, PANEL):
                 columns, target = min(PANEL, width - p), i * k + q + p
                 multiply_spaced(

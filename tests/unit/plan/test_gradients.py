@@ -25,7 +25,8 @@ class Lowering(null.NullBackend):
     """Layers of all kinds with regard to gradients.
 
     A convolution reads dy in its weight gradient; with ReLU it overwrites dy first. A dropout works
-    in place, a flatten is an alias, a sum shares its gradient, and a sigmoid does none of these.
+    in place, a flatten is an alias, and a sum shares its gradient. A sigmoid overwrites dy with dx,
+    and a sum after ReLU with the gradient of its second input. ReLU does none of these.
     """
 
     precisions: ClassVar[Mapping[str, Precision]] = {"fp32": Precision("float32", "float32")}
@@ -55,8 +56,11 @@ class Lowering(null.NullBackend):
             return GroupNeeds(alias=True)
         if kind is Add:
             return GroupNeeds(forward, shares_gradient=True)
+        overwrites = "dx2" if Add in group.kinds else "dx" if kind is Sigmoid else None
         return GroupNeeds(
-            {**forward, Phase.BACKWARD: Access(("dy",), gradients)}, in_place=kind is Dropout
+            {**forward, Phase.BACKWARD: Access(("dy",), gradients)},
+            in_place=kind is Dropout,
+            overwrites_dy=overwrites,
         )
 
 
@@ -186,6 +190,23 @@ def test_identity_shortcuts_need_no_stage_if_kernels_add() -> None:
     plan = make_plan(residual(3), Lowering(adds=True, concurrent=False), 1)
     assert plan.additions == {}
     assert {plan.resolve(f"d{name}") for name in ("sum0", "sum1", "b0")} == {"dflat"}
+
+
+def test_a_gradient_overwrites_dy_unless_another_gradient_shares_it() -> None:
+    nodes = [
+        NodeSpec(Conv2d(2), "a", ("input",)),
+        NodeSpec(Sigmoid(), "free", ("a",)),
+        NodeSpec(Conv2d(2), "b", ("free",)),
+        NodeSpec(Sigmoid(), "shares", ("b",)),
+        NodeSpec(Conv2d(2), "c", ("input",)),
+        NodeSpec(Add(), "sum", ("c", "shares")),
+        NodeSpec(Flatten(), "flat", ("sum",)),
+    ]
+    network = Network.from_nodes((2, 8, 8), nodes)
+    plan = make_plan(network, Lowering(adds=True, concurrent=False), 1)
+    assert plan.resolve("da") == plan.resolve("dfree")
+    assert plan.resolve("dshares") == plan.resolve("dc")
+    assert plan.resolve("db") != plan.resolve("dshares")
 
 
 def test_gradients_that_concurrent_stages_read_are_copied() -> None:
