@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 COARSE = 1e-4
 """Allowed difference relative to the norm of an array; 5e-6 was observed without flipped units."""
 
-DEEP = 0.1
+DEEP = 0.15
 """The same for networks whose flipped units are not known one by one: with a batch normalisation a
 unit changes the gradients of all samples, and dozens of layers follow. The gradients of ResNet-50
 at batch 4 differ from those in float64 by at most 2.9e-2 in PyTorch and 3.0e-2 in dptrain, both in
-float32 (medians over the arrays 2.1e-2 and 2.4e-2)."""
+float32 (medians over the arrays 2.1e-2 and 2.4e-2); with `channels_last` at batch 64, those of
+PyTorch differ by at most 9.5e-2 (median 6.2e-2)."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
