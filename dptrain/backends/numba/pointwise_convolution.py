@@ -31,9 +31,9 @@ PANEL = 32
 STEPS = 256
 """Largest number of steps of a product, so that a panel stays in the L1 cache."""
 ALIASED = 64
-"""Elements: pixels at a multiple of this distance map to a quarter of the sets of the L1 cache, or to
-fewer, most of which the panel occupies; their blocks are copied. Products of 64 to 256 channels on
-56 × 56 maps are 5 to 15% faster with the copy (AMD EPYC, AVX-512, one thread)."""
+"""Elements: pixels at a multiple of this distance map to a quarter of the sets of the L1 cache, or
+to fewer, most of which the panel occupies; their blocks are copied. Products of 64 to 256 channels
+on 56 × 56 maps are 5 to 15% faster with the copy (AMD EPYC, AVX-512, one thread)."""
 LINE = 16
 """Elements by which copied pixels are further apart."""
 TILE = 12
