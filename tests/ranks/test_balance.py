@@ -196,6 +196,18 @@ def test_a_rank_with_all_samples_computes_the_bits_of_one_rank(
         np.testing.assert_array_equal(trainer.statistics[name], values)
 
 
+def test_parameters_do_not_change_while_ranks_without_samples_read_them(connected: World) -> None:
+    changes: list[float] = []
+
+    def read(trainer: Trainer, result: Any) -> None:
+        before = trainer.parameters["dense1.weight"]
+        time.sleep(0.0 if connected.rank == connected.size - 1 else 0.05)
+        changes.append(np.abs(trainer.parameters["dense1.weight"] - before).max())
+
+    _trained(connected, balance=_only_last(connected.size), callbacks=[AfterStep(read, every=7)])
+    assert changes == [0.0] * (STEPS // 7)
+
+
 @pytest.mark.parametrize("rank", [0, -1])
 def test_any_rank_can_stop_the_rank_with_all_samples(
     connected: World, monkeypatch: pytest.MonkeyPatch, rank: int
