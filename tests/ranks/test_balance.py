@@ -173,6 +173,45 @@ def test_a_rank_that_is_much_slower_has_no_samples(
     connected.check_equal(_parameters(trainer), "parameters")
 
 
+def test_a_rank_that_becomes_faster_has_samples_again(
+    connected: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if connected.size == 1:
+        pytest.skip("one rank has all samples")
+    run_timed, last = Replica.run_timed, connected.size - 1
+    alone_for: list[int] = []
+
+    def slow(self: Replica) -> Any:
+        is_slow = connected.rank != last and not alone_for
+        time.sleep(self.context.n * (0.1 if is_slow else 0.004))
+        return run_timed(self)
+
+    def note(trainer: Trainer, result: Any) -> None:
+        if alone(trainer.job.shares.counts) is not None:
+            alone_for.append(result.step)
+
+    monkeypatch.setattr(Replica, "run_timed", slow)
+    monkeypatch.setattr(balance, "MAX_STEPS", 4)
+    monkeypatch.setattr(balance, "RETRY_AFTER", 2)
+    trainer = _trained(
+        connected, backend="reference", balance="measured", steps=60, callbacks=[AfterStep(note)]
+    )
+    assert len(alone_for) in range(4, 30)
+    assert min(trainer.job.shares.counts) > 0
+
+
+def test_more_parts_than_samples(connected: World) -> None:
+    """The last ranks have no sample, so they have measured no speed."""
+    network, count = NETWORK, 5
+    x, y = _data(network, count)[:2]
+    trainer = Trainer(
+        network, (x, y, x, y), world=connected, progress=False, balance="measured", shards=12,
+        **OPTIONS,
+    )  # fmt: skip
+    trainer.fit()
+    assert sum(trainer.job.shares.counts) == (12 if connected.size > 1 else 0)
+
+
 def _only_last(ranks: int) -> str:
     return ",".join(["0"] * (ranks - 1) + ["1"])
 
