@@ -15,9 +15,10 @@ from dptrain.backends.replica import Replica
 from dptrain.comm import peer
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import AgreedError, World
+from dptrain.measure.energy import EnergyMeter
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU, Sigmoid
 from dptrain.plan.shares import Counts, alone, equal_counts
-from dptrain.training import balance
+from dptrain.training import balance, energy
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.callbacks import AfterStep
 from dptrain.training.engines import alone as alone_engines
@@ -245,6 +246,23 @@ def test_parameters_do_not_change_while_ranks_without_samples_read_them(connecte
 
     _trained(connected, balance=_only_last(connected.size), callbacks=[AfterStep(read, every=7)])
     assert changes == [0.0] * (STEPS // 7)
+
+
+def test_energy_is_not_measured_on_ranks_that_do_not_know_when_steps_end(
+    connected: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counter:
+        name = "counter"
+
+        def joules(self) -> float:
+            return 1.0
+
+    monkeypatch.setattr(energy, "open_job_meter", lambda job, gpu: EnergyMeter([Counter()]))
+    trainer = _trained(connected, balance=_only_last(connected.size))
+    meter, is_last = trainer.job.meter, connected.rank == connected.size - 1
+    assert meter.names == (["counter"] if is_last else [])
+    assert bool(meter.readings) is is_last
+    assert meter.missing == ([] if is_last else [energy.LATE])
 
 
 @pytest.mark.parametrize("rank", [0, -1])
