@@ -334,11 +334,15 @@ class Trainer:
         return None
 
     def _after_step(self, result: StepResult) -> None:
-        self.progress.add(result)
+        progress = self.progress
+        progress.add(result)
+        progress.stopped = progress.stopped and self.step < self.job.spec.steps
         if self._reads_statistics():
             self._average_statistics()
         if self._is_evaluation_due():
             self._evaluate_validation_data()
+            # The evaluation may end training, which is then complete.
+            progress.stopped = progress.stopped and not progress.selection.ends_training
         for callback in self.callbacks:
             callback.on_step(self, result)
         if self.ends_epoch:
@@ -360,7 +364,7 @@ class Trainer:
         )
 
     def _is_evaluation_due(self) -> bool:
-        if self.step == self.job.spec.steps and not self.progress.stopped:
+        if self.step == self.job.spec.steps:
             return self.job.dataset.validation is not None
         return self._evaluates_after(self.step)
 
@@ -401,7 +405,11 @@ class Trainer:
                 self.best = Checkpoint(self.step, arrays, facts, Path(BEST))
 
     def _end_training(self) -> None:
-        """Restore the best parameters and evaluate them on the test data, unless stopped."""
+        """Restore the best parameters and evaluate them on the test data, unless stopped.
+
+        A request that arrives during the last step stops nothing: a resumed run would have no step
+        left.
+        """
         job = self.job
         if self.progress.stopped:
             return

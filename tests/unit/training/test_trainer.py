@@ -212,6 +212,28 @@ def test_a_stopped_fit_can_be_called_again() -> None:
         np.testing.assert_array_equal(trainer.parameters[name], values)
 
 
+def test_a_stop_request_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
+    """A resumed run would have no step left, and would keep results without the test data."""
+    trainer = tiny(run_dir=tmp_path / "run", validation=0.2)
+    last = trainer.spec.job.steps
+    trainer.callbacks.insert(0, StopAfter(last - 1))
+    trainer.fit()
+    assert (trainer.step, trainer.progress.stopped) == (last, False)
+    assert trainer.summary is not None
+    assert trainer.summary["selected_step"] > 0
+    assert trainer.summary["test_loss"] > 0.0
+
+
+def test_a_stop_request_when_training_ends_early_stops_nothing() -> None:
+    trainer = tiny(validation=0.2, patience=1, learning_rate=1e-20)
+    steps = trainer.spec.job.epoch_steps
+    trainer.callbacks.insert(0, StopAfter(2 * steps - 1))
+    trainer.fit()
+    assert (trainer.step, trainer.progress.stopped) == (2 * steps, False)
+    assert trainer.summary is not None
+    assert trainer.summary["test_loss"] > 0.0
+
+
 def test_a_trained_model_is_loaded_without_its_data(tmp_path: Path) -> None:
     trainer = tiny(run_dir=tmp_path / "run")
     trainer.fit()
