@@ -13,7 +13,6 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 from dptrain.backends.replica import Replica
@@ -120,13 +119,8 @@ class LoneEngine(_AloneEngine):
             self._share_state()
         return any(report["stop"] for report in reports)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._engine.__exit__(kind, error, traceback)
+    def release_programs(self) -> None:
+        self._engine.release_programs()
 
 
 class IdleEngine(_AloneEngine):
