@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.signals import SIGNALS, StopRequest
@@ -188,6 +189,8 @@ class Trainer:
         self.progress = RunningState(job.first_step, counts_correct, selection=job.selection)
         self.best = job.best
         self.summary: Mapping[str, Any] | None = None
+        self._averaged: Replica | None = None
+        self._average_received_at = job.replica.updates
         self._engine_is_open = False
         self._engine_scope = ExitStack()
         self._baseline = InterleavedBaseline(job, job.first_step)
@@ -426,6 +429,7 @@ class Trainer:
 
     def _averaged_parameters(self) -> AbstractContextManager[None]:
         """Let parameters be their moving average in this context, if there is one."""
+        self._average_received_at = self.job.replica.updates
         return averaged_parameters(self.job.world, self.job.replica, self.job.spec.strategy)
 
     def _restore_best(self) -> None:
@@ -557,12 +561,25 @@ class Trainer:
 
         Raises:
             UserError: the samples do not fit the preprocessing; the message names the difference.
+                Or only rank 0 has the moving average of the parameters.
         """
         preprocessing, replica = self.job.dataset.preprocessing, self.job.replica
         if has_average(replica):
-            replica = averaged_replica(replica)
+            self._require_average()
+            self._averaged = replica = averaged_replica(replica, self._averaged)
         predictions = replica.predict(preprocessing.apply(x))
         return np.asarray(preprocessing.to_values(predictions), np.float32)
+
+    def _require_average(self) -> None:
+        """Refuse a rank that has not received the present average of the parameters."""
+        job = self.job
+        is_old = self._average_received_at != job.replica.updates
+        if is_old and job.spec.strategy == "central" and not job.world.is_rank_zero:
+            raise UserError(
+                f"rank {job.world.rank} has no moving average of the parameters after step "
+                f"{self.step}, because with --strategy central rank 0 computes it; predict on rank "
+                "0, or call evaluate() on all ranks first"
+            )
 
     # Files.
 
@@ -614,6 +631,7 @@ class Trainer:
 
         step = job.world.broadcast_json(call_on_rank_zero(job.world, read))
         share_state(job.world, job.replica, mixed=job.is_mixed)
+        self._average_received_at = job.replica.updates
         selection = Selection.of(job.spec)
         self.progress = RunningState(step, self.progress.counts_correct, selection=selection)
         self.best = None

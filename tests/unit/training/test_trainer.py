@@ -13,9 +13,11 @@ import pytest
 import dptrain
 from dptrain import AfterEpoch, AfterStep, Callback, Dense, Flatten, Network, Trainer, UserError
 from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.backends.replica import Replica
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.training import run as run_module
+from dptrain.training.averaging import averaged_parameters
 from dptrain.training.baseline import RankAlone
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
 from dptrain.training.engines.device import SHORT_SLOT
@@ -133,6 +135,29 @@ def test_averaged_parameters_are_those_of_evaluations_and_files(tmp_path: Path) 
         np.testing.assert_array_equal(resumed.job.replica.state["average"][name], values)
     with pytest.raises(UserError, match=r"it also has average of dense1.*optimizer settings"):
         tiny(**options).load(tmp_path / "saved")
+
+
+def test_predictions_with_averaged_parameters_follow_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer, x, found = tiny(average_weights=0.9), arrays(30, 1)[0], list[Any]()
+    trainer.callbacks.insert(0, AfterStep(lambda trainer, _: found.append(trainer.predict(x)), 6))
+    made = list[Replica]()
+    make_replica = trainer.job.backend.make_replica
+
+    def make(*arguments: Any, **options: Any) -> Replica:
+        made.append(make_replica(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(trainer.job.backend, "make_replica", make)
+    trainer.fit()
+    assert len(made) == 1
+    assert len(found) == 3
+    assert np.abs(found[0] - found[1]).max() > 1e-4
+    np.testing.assert_array_equal(trainer.predict(x), found[-1])
+    with averaged_parameters(World.single(), trainer.job.replica, "mirrored"):
+        expected = trainer.job.replica.predict(trainer.data.preprocessing.apply(x))
+    np.testing.assert_allclose(found[-1], expected, rtol=1e-5)
 
 
 def test_an_evaluation_that_fails_restores_the_parameters() -> None:
