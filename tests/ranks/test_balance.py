@@ -20,7 +20,7 @@ from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, MaxPool2d, Netw
 from dptrain.plan.shares import Counts, alone, equal_counts
 from dptrain.training import balance, energy
 from dptrain.training.balance import Balancer, Shares
-from dptrain.training.callbacks import AfterStep
+from dptrain.training.callbacks import AfterStep, Callback
 from dptrain.training.engines import alone as alone_engines
 from tests.ranks.test_peer import Device
 
@@ -128,6 +128,46 @@ def test_with_micro_shards_any_shares_compute_the_same_bits(
     assert trainer.history["train_loss"] == expected.history["train_loss"]
     for name, values in expected.statistics.items():
         np.testing.assert_array_equal(trainer.statistics[name], values)
+
+
+def _num_segments() -> int:
+    """Return how many segments of shared memory this process has."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("memfd:dptrain" in line for line in lines)
+
+
+def test_replicas_of_former_shares_are_released(connected: World, scripted: Any) -> None:
+    if connected.size == 1:
+        pytest.skip("one rank shares no memory")
+    numbers: list[int] = []
+
+    class Count(Callback):
+        def on_shares(self, trainer: Trainer) -> None:
+            numbers.append(_num_segments())
+
+    scripted(_changes(8, connected.size, least=1))
+    _trained(connected, shards=8, balance="measured", callbacks=[Count()])
+    assert len(numbers) == 4
+    assert numbers[1:] == numbers[:1] * 3
+
+
+def test_engines_of_former_calls_of_fit_are_released(connected: World) -> None:
+    if connected.size == 1:
+        pytest.skip("one rank shares no memory")
+    numbers, stop = list[int](), StopRequest()
+
+    def note(trainer: Trainer, result: Any) -> None:
+        numbers.append(_num_segments())
+        stop._receive(15, None)
+
+    trainer = Trainer(
+        NORMALIZED, _data(NORMALIZED), world=connected, progress=False,
+        callbacks=[AfterStep(note)], **OPTIONS,
+    )  # fmt: skip
+    for _ in range(4):
+        stop = StopRequest()
+        trainer.fit(stop)
+    assert set(numbers) == {2}, "parameters, and sums of statistics"
 
 
 @pytest.mark.parametrize("shards", [0, 8])
