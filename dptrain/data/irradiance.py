@@ -29,7 +29,6 @@ from dptrain.data.spec import Request
 from dptrain.data.stored import StoredInputs
 from dptrain.errors import UserError
 
-NUM_SENSORS = 50
 WINDOW = 50
 GRID, SPACING_M = 7, 40.0
 NUM_WAVES, SHORTEST_M, LONGEST_M = 64, 400.0, 4000.0

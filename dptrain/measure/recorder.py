@@ -317,6 +317,12 @@ class StepRecorder:
         self.steps += 1
         return row
 
+    def complete_rows(self) -> None:
+        """Compute the times of all stages now, which until then keep the kernels in memory."""
+        for row in self._rows:
+            row.complete_times()
+        self._laps = ()
+
     def complete(self, row: Row) -> None:
         """Set the duration of a step whose updated parameters are complete now."""
         now = perf_counter_ns()

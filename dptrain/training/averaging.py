@@ -63,15 +63,21 @@ def _exchange(world: World, replica: Replica) -> None:
     world.node_barrier()
 
 
-def averaged_replica(replica: Replica) -> Replica:
-    """Return a replica for inference with the averaged parameters; no other rank takes part."""
+def averaged_replica(replica: Replica, copy: Replica | None = None) -> Replica:
+    """Return a replica for inference with the averaged parameters; no other rank takes part.
+
+    Args:
+        replica: has the average.
+        copy: the result of an earlier call for the same network, which is used again.
+    """
     plan, backend = replica.plan, replica.backend
-    copy = backend.make_replica(
-        make_plan(
-            plan.network, backend, plan.batch_size, precision=plan.precision, training=False,
-            threads=plan.setting.threads,
-        )
-    )  # fmt: skip
+    if copy is None:
+        copy = backend.make_replica(
+            make_plan(
+                plan.network, backend, plan.batch_size, precision=plan.precision, training=False,
+                threads=plan.setting.threads,
+            )
+        )  # fmt: skip
     for name, values in replica.state[AVERAGE].items():
         copy.parameters[name] = values
     for name, values in replica.statistics.items():

@@ -44,8 +44,11 @@ FIRST_STEPS, MAX_STEPS = 4, 256
 second number, because each change discards minibatches that were read ahead and programs that were
 captured."""
 FIRST_WITHOUT = 3
-"""Number of the computation from which on a rank can have no samples. A rank without samples is not
-measured again, and the first measurements consist of a few steps."""
+"""Number of the computation from which on a rank can have no samples; the measurements before
+consist of a few steps."""
+RETRY_AFTER = 8
+"""Computations, of `MAX_STEPS` steps in the end, after which ranks without samples are measured
+again, for `FIRST_STEPS` steps. Whatever made them slow may have ended."""
 MARGIN = 0.04
 """Smallest reduction of the time of the slowest rank for which shares change. Times of steps on a
 machine that others use, too, differ by a few percent."""
@@ -187,6 +190,7 @@ class Balancer:
         if self._measures or job.is_mixed:
             self._due = first_step + FIRST_STEPS
         self._first_row, self._number = job.recorder.steps + WARM_UP, 0
+        self._num_without = 0
 
     def is_due(self, step: int) -> bool:
         """Return True if `next_shares` is due after `step` steps; the same on all ranks."""
@@ -216,17 +220,34 @@ class Balancer:
             return None
         self._number += 1
         shares = self._shares_of(reports)
-        parts = _total(job.spec) / job.spec.batch_size
-        without = self._number >= FIRST_WITHOUT and has_idle_ranks(job.spec)
-        counts = better_counts(
-            shares.counts, [rate * parts for rate in shares.rates], sum_time=shares.sum_s,
-            least=0 if without else min(1, min(shares.counts)), margin=MARGIN,
-        )  # fmt: skip
+        counts = self._counts(shares)
         if counts == shares.counts:
             job.shares = shares
             return None
         self._first_row += WARM_UP
+        if 0 in shares.counts and 0 not in counts:
+            self._due = step + FIRST_STEPS
         return replace(shares, counts=counts)
+
+    def _counts(self, shares: Shares) -> Counts:
+        """Return the parts of each rank in the next steps.
+
+        Args:
+            shares: the present ones, with the measured rates.
+        """
+        spec, ranks = self._job.spec, self._job.world.size
+        total = _total(spec)
+        rates = [rate * total / spec.batch_size for rate in shares.rates]
+        if any(count and not rate for count, rate in zip(shares.counts, rates, strict=True)):
+            return shares.counts  # The minibatch has fewer samples than parts.
+        self._num_without = self._num_without + 1 if 0 in shares.counts else 0
+        if self._num_without >= RETRY_AFTER and total >= ranks:
+            return proportional_counts(rates, total, least=1)
+        without = self._number >= FIRST_WITHOUT and has_idle_ranks(spec)
+        return better_counts(
+            shares.counts, rates, sum_time=shares.sum_s,
+            least=0 if without else min(1, min(shares.counts)), margin=MARGIN,
+        )  # fmt: skip
 
     def _shares_of(self, reports: Sequence[Sequence[float]]) -> Shares:
         """Return the present shares with the rates that the ranks have measured."""

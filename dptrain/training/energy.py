@@ -8,10 +8,13 @@ from types import TracebackType
 from dptrain.data.sharding import samples_before
 from dptrain.measure.background_meter import BackgroundMeter
 from dptrain.measure.energy import EnergyMeter, open_meter
+from dptrain.training.engines.alone import IdleEngine
 from dptrain.training.job import Job
 
 BLOCKS = 10
 """Number of blocks of steps; the interval of the energy is over blocks."""
+
+LATE = "a rank without samples does not know when the steps of the others end"
 
 START_UP = 9
 """Steps of a longer training before the energy is read. They include compilation and the capture of
@@ -74,6 +77,7 @@ class TrainingEnergy:
         self._job, self._blocks = job, training_blocks(first, job.spec.steps)
         self._gpu = metered_gpu(job)
         self._meter: BackgroundMeter | None = None
+        self._is_late = False
 
     def __enter__(self) -> TrainingEnergy:
         return self
@@ -85,13 +89,17 @@ class TrainingEnergy:
         traceback: TracebackType | None,
     ) -> None:
         if self._meter is not None:
-            self._job.meter = self._meter.close()
+            meter = self._meter.close()
+            if self._is_late and meter.names:
+                meter = EnergyMeter((), [*meter.missing, LATE])
+            self._job.meter = meter
             return
         reason = f"training stopped before step {START_UP + 1}, the first one that is measured"
         self._job.meter = EnergyMeter((), [reason])
 
     def after_step(self, step: int) -> None:
         """Read the counters if step number `step` ends a block; 0 is the start of training."""
+        self._is_late = self._is_late or isinstance(self._job.engine, IdleEngine)
         if step in self._blocks:
             if self._meter is None:
                 self._meter = BackgroundMeter(partial(open_job_meter, self._job, self._gpu))

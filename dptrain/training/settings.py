@@ -595,12 +595,6 @@ class Settings:
             if value is not None and name not in DIRECTORY_SETTINGS
         }
 
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any], source: str) -> Settings:
-        """Return the settings with the values of a file; errors name the file as `source`."""
-        checked = _from_file(values, source)
-        return cls(**checked, origins=dict.fromkeys(checked, source))
-
 
 def _first(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.signals import SIGNALS, StopRequest
@@ -188,6 +189,8 @@ class Trainer:
         self.progress = RunningState(job.first_step, counts_correct, selection=job.selection)
         self.best = job.best
         self.summary: Mapping[str, Any] | None = None
+        self._averaged: Replica | None = None
+        self._average_received_at = job.replica.updates
         self._engine_is_open = False
         self._engine_scope = ExitStack()
         self._baseline = InterleavedBaseline(job, job.first_step)
@@ -275,10 +278,12 @@ class Trainer:
             request = stack.enter_context(StopRequest()) if stop is None else stop
             request.listen(*SIGNALS)
             self.progress.stopped = False
+            self._open_engine(stack)
             # A full garbage collection visits some 40,000 objects and delays all ranks by 20 ms.
+            # Before training it releases the memory of former engines and trainers.
+            gc.collect()
             gc.freeze()
             stack.callback(gc.unfreeze)
-            self._open_engine(stack)
             for callback in self.callbacks:
                 stack.callback(callback.close)
                 callback.on_fit_begin(self)
@@ -334,11 +339,15 @@ class Trainer:
         return None
 
     def _after_step(self, result: StepResult) -> None:
-        self.progress.add(result)
+        progress = self.progress
+        progress.add(result)
+        progress.stopped = progress.stopped and self.step < self.job.spec.steps
         if self._reads_statistics():
             self._average_statistics()
         if self._is_evaluation_due():
             self._evaluate_validation_data()
+            # The evaluation may end training, which is then complete.
+            progress.stopped = progress.stopped and not progress.selection.ends_training
         for callback in self.callbacks:
             callback.on_step(self, result)
         if self.ends_epoch:
@@ -360,7 +369,7 @@ class Trainer:
         )
 
     def _is_evaluation_due(self) -> bool:
-        if self.step == self.job.spec.steps and not self.progress.stopped:
+        if self.step == self.job.spec.steps:
             return self.job.dataset.validation is not None
         return self._evaluates_after(self.step)
 
@@ -401,7 +410,11 @@ class Trainer:
                 self.best = Checkpoint(self.step, arrays, facts, Path(BEST))
 
     def _end_training(self) -> None:
-        """Restore the best parameters and evaluate them on the test data, unless stopped."""
+        """Restore the best parameters and evaluate them on the test data, unless stopped.
+
+        A request that arrives during the last step stops nothing: a resumed run would have no step
+        left.
+        """
         job = self.job
         if self.progress.stopped:
             return
@@ -418,6 +431,7 @@ class Trainer:
 
     def _averaged_parameters(self) -> AbstractContextManager[None]:
         """Let parameters be their moving average in this context, if there is one."""
+        self._average_received_at = self.job.replica.updates
         return averaged_parameters(self.job.world, self.job.replica, self.job.spec.strategy)
 
     def _restore_best(self) -> None:
@@ -549,12 +563,25 @@ class Trainer:
 
         Raises:
             UserError: the samples do not fit the preprocessing; the message names the difference.
+                Or only rank 0 has the moving average of the parameters.
         """
         preprocessing, replica = self.job.dataset.preprocessing, self.job.replica
         if has_average(replica):
-            replica = averaged_replica(replica)
+            self._require_average()
+            self._averaged = replica = averaged_replica(replica, self._averaged)
         predictions = replica.predict(preprocessing.apply(x))
         return np.asarray(preprocessing.to_values(predictions), np.float32)
+
+    def _require_average(self) -> None:
+        """Refuse a rank that has not received the present average of the parameters."""
+        job = self.job
+        is_old = self._average_received_at != job.replica.updates
+        if is_old and job.spec.strategy == "central" and not job.world.is_rank_zero:
+            raise UserError(
+                f"rank {job.world.rank} has no moving average of the parameters after step "
+                f"{self.step}, because with --strategy central rank 0 computes it; predict on rank "
+                "0, or call evaluate() on all ranks first"
+            )
 
     # Files.
 
@@ -606,6 +633,7 @@ class Trainer:
 
         step = job.world.broadcast_json(call_on_rank_zero(job.world, read))
         share_state(job.world, job.replica, mixed=job.is_mixed)
+        self._average_received_at = job.replica.updates
         selection = Selection.of(job.spec)
         self.progress = RunningState(step, self.progress.counts_correct, selection=selection)
         self.best = None

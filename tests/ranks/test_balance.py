@@ -15,11 +15,12 @@ from dptrain.backends.replica import Replica
 from dptrain.comm import peer
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import AgreedError, World
+from dptrain.measure.energy import EnergyMeter
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU, Sigmoid
 from dptrain.plan.shares import Counts, alone, equal_counts
-from dptrain.training import balance
+from dptrain.training import balance, energy
 from dptrain.training.balance import Balancer, Shares
-from dptrain.training.callbacks import AfterStep
+from dptrain.training.callbacks import AfterStep, Callback
 from dptrain.training.engines import alone as alone_engines
 from tests.ranks.attempts import repeat_if_disturbed
 from tests.ranks.test_peer import Device
@@ -130,6 +131,46 @@ def test_with_micro_shards_any_shares_compute_the_same_bits(
         np.testing.assert_array_equal(trainer.statistics[name], values)
 
 
+def _num_segments() -> int:
+    """Return how many segments of shared memory this process has."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("memfd:dptrain" in line for line in lines)
+
+
+def test_replicas_of_former_shares_are_released(connected: World, scripted: Any) -> None:
+    if connected.size == 1:
+        pytest.skip("one rank shares no memory")
+    numbers: list[int] = []
+
+    class Count(Callback):
+        def on_shares(self, trainer: Trainer) -> None:
+            numbers.append(_num_segments())
+
+    scripted(_changes(8, connected.size, least=1))
+    _trained(connected, shards=8, balance="measured", callbacks=[Count()])
+    assert len(numbers) == 4
+    assert numbers[1:] == numbers[:1] * 3
+
+
+def test_engines_of_former_calls_of_fit_are_released(connected: World) -> None:
+    if connected.size == 1:
+        pytest.skip("one rank shares no memory")
+    numbers, stop = list[int](), StopRequest()
+
+    def note(trainer: Trainer, result: Any) -> None:
+        numbers.append(_num_segments())
+        stop._receive(15, None)
+
+    trainer = Trainer(
+        NORMALIZED, _data(NORMALIZED), world=connected, progress=False,
+        callbacks=[AfterStep(note)], **OPTIONS,
+    )  # fmt: skip
+    for _ in range(4):
+        stop = StopRequest()
+        trainer.fit(stop)
+    assert set(numbers) == {2}, "parameters, and sums of statistics"
+
+
 @pytest.mark.parametrize("shards", [0, 8])
 def test_shares_follow_the_speeds(
     connected: World, monkeypatch: pytest.MonkeyPatch, shards: int
@@ -183,6 +224,45 @@ def test_a_rank_that_is_much_slower_has_no_samples(
     repeat_if_disturbed(connected, check)
 
 
+def test_a_rank_that_becomes_faster_has_samples_again(
+    connected: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if connected.size == 1:
+        pytest.skip("one rank has all samples")
+    run_timed, last = Replica.run_timed, connected.size - 1
+    alone_for: list[int] = []
+
+    def slow(self: Replica) -> Any:
+        is_slow = connected.rank != last and not alone_for
+        time.sleep(self.context.n * (0.1 if is_slow else 0.004))
+        return run_timed(self)
+
+    def note(trainer: Trainer, result: Any) -> None:
+        if alone(trainer.job.shares.counts) is not None:
+            alone_for.append(result.step)
+
+    monkeypatch.setattr(Replica, "run_timed", slow)
+    monkeypatch.setattr(balance, "MAX_STEPS", 4)
+    monkeypatch.setattr(balance, "RETRY_AFTER", 2)
+    trainer = _trained(
+        connected, backend="reference", balance="measured", steps=60, callbacks=[AfterStep(note)]
+    )
+    assert len(alone_for) in range(4, 30)
+    assert min(trainer.job.shares.counts) > 0
+
+
+def test_more_parts_than_samples(connected: World) -> None:
+    """The last ranks have no sample, so they have measured no speed."""
+    network, count = NETWORK, 5
+    x, y = _data(network, count)[:2]
+    trainer = Trainer(
+        network, (x, y, x, y), world=connected, progress=False, balance="measured", shards=12,
+        **OPTIONS,
+    )  # fmt: skip
+    trainer.fit()
+    assert sum(trainer.job.shares.counts) == (12 if connected.size > 1 else 0)
+
+
 def _only_last(ranks: int) -> str:
     return ",".join(["0"] * (ranks - 1) + ["1"])
 
@@ -204,6 +284,35 @@ def test_a_rank_with_all_samples_computes_the_bits_of_one_rank(
     assert trainer.job.recorder.steps == STEPS
     for name, values in expected.statistics.items():
         np.testing.assert_array_equal(trainer.statistics[name], values)
+
+
+def test_parameters_do_not_change_while_ranks_without_samples_read_them(connected: World) -> None:
+    changes: list[float] = []
+
+    def read(trainer: Trainer, result: Any) -> None:
+        before = trainer.parameters["dense1.weight"]
+        time.sleep(0.0 if connected.rank == connected.size - 1 else 0.05)
+        changes.append(np.abs(trainer.parameters["dense1.weight"] - before).max())
+
+    _trained(connected, balance=_only_last(connected.size), callbacks=[AfterStep(read, every=7)])
+    assert changes == [0.0] * (STEPS // 7)
+
+
+def test_energy_is_not_measured_on_ranks_that_do_not_know_when_steps_end(
+    connected: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counter:
+        name = "counter"
+
+        def joules(self) -> float:
+            return 1.0
+
+    monkeypatch.setattr(energy, "open_job_meter", lambda job, gpu: EnergyMeter([Counter()]))
+    trainer = _trained(connected, balance=_only_last(connected.size))
+    meter, is_last = trainer.job.meter, connected.rank == connected.size - 1
+    assert meter.names == (["counter"] if is_last else [])
+    assert bool(meter.readings) is is_last
+    assert meter.missing == ([] if is_last else [energy.LATE])
 
 
 @pytest.mark.parametrize("rank", [0, -1])

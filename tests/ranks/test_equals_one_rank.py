@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
+from dptrain import AfterStep, Trainer, UserError
 from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum
@@ -141,6 +144,27 @@ def test_several_passes_equal_one_pass_of_one_rank(
             assert np.abs(found - before).max() > 1e-4
     np.testing.assert_array_equal(replica.flat_parameters, before)
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_rank_predicts_with_an_old_average(connected: World, strategy: str) -> None:
+    random = np.random.default_rng(5)
+    x, y = random.normal(size=(12, 2, 6, 6)).astype(np.float32), random.integers(0, 3, size=12)
+    found: list[np.ndarray] = []
+    has_average = strategy == "mirrored" or connected.is_rank_zero
+
+    def predict(trainer: Trainer, result: object) -> None:
+        with nullcontext() if has_average else pytest.raises(UserError, match="--strategy central"):
+            found.append(trainer.predict(x))
+
+    trainer = Trainer(
+        NETWORK, (x, y, x, y), world=connected, progress=False, callbacks=[AfterStep(predict)],
+        backend="reference", precision="fp64", batch_size=6, steps=4, average_weights=0.6,
+        strategy=strategy, validation=0.0,
+    )  # fmt: skip
+    trainer.fit()
+    assert len(found) == (4 if has_average else 0)
+    connected.check_equal(trainer.predict(x), "predictions after training")
 
 
 @pytest.mark.parametrize(

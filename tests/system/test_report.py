@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from dptrain.report.comparison import FILE as COMPARISON
 from dptrain.report.files import REPORT, write_report
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.study import Study
-from tests.system.browser import Browser, find_chromium
+from tests.system.browser import Browser
 from tests.system.launch import succeed
 from tests.unit.scaling.synthetic import Law, make_launches, write_study
 
@@ -116,17 +114,6 @@ def reports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         )
     return {"study": folder, "profile": launches[0], "run": runs[0],
             **{name: found / name for name in compared}}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_chromium()
-    if program is None:
-        # .ci/run installs one and sets CI, so that there the tests cannot go missing unseen.
-        assert not os.environ.get("CI"), "CI has no Chromium; .ci/run installs it"
-        pytest.skip("there is no Chromium to look at pages with; Debian's package is 'chromium'")
-    with Browser(program, tmp_path_factory.mktemp("browser")) as started:
-        yield started
 
 
 @pytest.fixture

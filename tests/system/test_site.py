@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 import dptrain
 from dptrain.measure.vocabulary import SECTIONS
 from dptrain.training.settings import OTHER_VARIABLES, settings
-from tests.system.browser import Browser, find_chromium
+from tests.system.browser import Browser
 from tests.system.launch import ROOT
 
 COMMAND = "python -m mkdocs build --strict --quiet"
@@ -39,16 +38,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
                           env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return found
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_chromium()
-    if program is None:
-        assert not os.environ.get("CI"), "CI has no Chromium; .ci/run installs it"
-        pytest.skip("there is no Chromium to look at pages with; Debian's package is 'chromium'")
-    with Browser(program, tmp_path_factory.mktemp("browser")) as started:
-        yield started
 
 
 def test_nothing_is_loaded_from_a_network(site: Path) -> None:

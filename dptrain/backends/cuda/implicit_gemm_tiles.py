@@ -62,9 +62,8 @@ TF32X3_REGISTERS = 80
 """Further registers with 3xTF32: split fragments, sums that are promoted, and what the compiler
 moves ahead."""
 
-TF32X3_COLUMNS, TF32X3_STAGE_STEPS = 128, 1
-"""`MAX_COLUMNS` and the steps of a prefetch with 3xTF32. With more, registers are spilled; a step
-has so many instructions that it hides the latency of the next weights."""
+TF32X3_COLUMNS = 128
+"""`MAX_COLUMNS` with 3xTF32. With more, registers are spilled."""
 
 
 SPLIT_WEIGHT_REGISTERS = 8
@@ -250,6 +249,7 @@ class ImplicitGemmTile:
 
     @property
     def _tf32x3_stage_steps(self) -> int:
+        # A step has so many instructions that it hides the latency of the next weights.
         own = self.k_steps // (self.channel_chunks * self.k_warp_groups)
         return 2 if self.tf32x3_wgmma and own % 2 == 0 else 1
 

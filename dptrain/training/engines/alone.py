@@ -2,7 +2,9 @@
 
 The rank with the samples makes steps as if it were the only one, without gradient sums. The others
 receive the results of its steps, and the parameters, when something reads the parameters on all
-ranks, when a stop is requested, and when a loss is not finite.
+ranks, when a stop is requested, and when a loss is not finite. If the ranks of a node share the
+parameters, the rank with the samples then waits until all of them begin the next step: until then
+they read the parameters, for example for a checkpoint.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
+from dptrain.comm.base import GradientSum
 from dptrain.comm.none import NoSum
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
@@ -31,7 +33,44 @@ REPORTS_PER_TIMEOUT = 4
 """Fewest reports in the longest time that the other ranks wait."""
 
 
-class LoneEngine(Engine):
+class _AloneEngine(Engine):
+    """What the engines of the rank with all samples and of the other ranks have in common.
+
+    Args:
+        replica, gradient_sum, recorder: as for `Engine`.
+        world: the ranks.
+        leader: the rank with the samples.
+        mixed: True if ranks have different backends.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        gradient_sum: GradientSum,
+        recorder: StepRecorder,
+        world: World,
+        leader: int,
+        *,
+        mixed: bool,
+    ) -> None:
+        super().__init__(replica, gradient_sum, (), recorder)
+        self._world, self._leader, self._mixed = world, leader, mixed
+        self._requests_stop = False
+        self._has_shared_arrays = self._are_read = replica.arrays.is_shared
+
+    def _share_state(self) -> None:
+        """Copy the state of the rank with the samples to all ranks, which read it afterwards."""
+        share_state(self._world, self.replica, self._leader, mixed=self._mixed)
+        self._are_read = self._has_shared_arrays
+
+    def _wait_for_readers(self) -> None:
+        """Wait until no rank of the node reads the shared parameters; all of them call this."""
+        if self._are_read:
+            self._world.node_barrier()
+            self._are_read = False
+
+
+class LoneEngine(_AloneEngine):
     """The engine of the rank with all samples.
 
     Args:
@@ -41,18 +80,21 @@ class LoneEngine(Engine):
     """
 
     def __init__(self, engine: Engine, world: World, *, mixed: bool) -> None:
-        super().__init__(engine.replica, engine.gradient_sum, (), engine.recorder)
-        self._engine, self._world, self._mixed = engine, world, mixed
+        super().__init__(
+            engine.replica, engine.gradient_sum, engine.recorder, world, world.rank, mixed=mixed
+        )
+        self._engine = engine
         self.max_steps_in_flight, self.loads_ahead = engine.max_steps_in_flight, engine.loads_ahead
         self._results: list[StepResult] = []
         self._report_every_s = min(REPORT_EVERY_S, world.timeout / REPORTS_PER_TIMEOUT)
-        self._reported, self._requests_stop = monotonic(), False
+        self._reported = monotonic()
 
     @property
     def upload_ms(self) -> float:
         return self._engine.upload_ms
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
+        self._wait_for_readers()
         self._engine.step(batches, learning_rate, stop=stop or self._requests_stop)
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
@@ -74,19 +116,14 @@ class LoneEngine(Engine):
         )
         self._results, self._reported = [], monotonic()
         if is_last:
-            share_state(self._world, self.replica, self._world.rank, mixed=self._mixed)
+            self._share_state()
         return any(report["stop"] for report in reports)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._engine.__exit__(kind, error, traceback)
+    def release_programs(self) -> None:
+        self._engine.release_programs()
 
 
-class IdleEngine(Engine):
+class IdleEngine(_AloneEngine):
     """The engine of a rank without samples.
 
     The recorder receives the times of the rank with the samples, as time of waiting.
@@ -111,12 +148,11 @@ class IdleEngine(Engine):
         mixed: bool,
     ) -> None:
         gradient_sum = NoSum(world, replica.flat_gradients, replica.plan.layout.size, buckets)
-        super().__init__(replica, gradient_sum, (), recorder)
-        self._world, self._leader, self._mixed = world, leader, mixed
+        super().__init__(replica, gradient_sum, recorder, world, leader, mixed=mixed)
         self._global_counts: deque[int] = deque()
-        self._requests_stop = False
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
+        self._wait_for_readers()
         self._global_counts.append(next(batches).global_count)
         self._requests_stop = self._requests_stop or stop
 
@@ -130,7 +166,7 @@ class IdleEngine(Engine):
             results += [self._record(values) for values in report["results"]]
             is_last = report["is_last"]
             if is_last:
-                share_state(self._world, self.replica, self._leader, mixed=self._mixed)
+                self._share_state()
                 if any(other["stop"] for other in reports) and results:
                     results[-1] = results[-1]._replace(stop=True)
         return results

@@ -183,6 +183,12 @@ class Engine(ABC):
     def _sum_alone(self, bucket: int) -> None:
         self.gradient_sum.sum_alone(bucket)
 
+    def release_programs(self) -> None:
+        """Release captured graphs, which contain sums, before the sums are closed.
+
+        Only engines of devices have any.
+        """
+
     def __enter__(self) -> Engine:
         return self
 
@@ -193,6 +199,7 @@ class Engine(ABC):
         traceback: TracebackType | None,
     ) -> None:
         """Close the sums if all ranks are here: waiting for a failed rank would hang."""
+        self.release_programs()
         if error is None or isinstance(error, AgreedError):
             self.gradient_sum.close()
             if self.statistics_sum is not None:

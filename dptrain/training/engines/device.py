@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic
-from types import TracebackType
 from typing import NamedTuple
 
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
@@ -155,17 +154,7 @@ class DeviceEngine(Engine):
         return results
 
     def release_programs(self) -> None:
-        """Release captured graphs, which contain sums, before the sums are closed."""
         self._programs.clear()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.release_programs()
-        super().__exit__(kind, error, traceback)
 
     def _stage(self, batch: Batch, learning_rate: float, *, stop: bool) -> None:
         """Write a minibatch and its hyperparameters to a staging slot."""

@@ -13,12 +13,10 @@ from dptrain.data.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS
-from dptrain.training.engines.base import Engine
-from dptrain.training.engines.statistics import StatisticsTimer
-from dptrain.training.engines.sum_timer import SumTimer
+from dptrain.training.engines.synchronous import SynchronousEngine
 
 
-class HostEngine(Engine):
+class HostEngine(SynchronousEngine):
     """Runs the stages of a step in order, and sums gradients during the backward pass.
 
     A step that is not timed stage by stage starts its gradient sums when backward has ended. If a
@@ -34,26 +32,20 @@ class HostEngine(Engine):
         statistics_sum: StatisticsSum | None = None,
     ) -> None:
         super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
-        self._sum_timer = SumTimer(gradient_sum)
-        self._statistics_timer = StatisticsTimer(statistics_sum)
         self._sum_own_statistics = replica.sum_statistics
         # One rank sums nothing, and has nothing to time.
         self._timed_sum = gradient_sum if gradient_sum.is_identity else self._sum_timer
         size = replica.plan.layout.size
         self._loss_sums = replica.flat_gradients[size : size + len(SUMS)]
-        self._update_number = 0
         self._stages = [stage.index for stage, _ in replica.stages]
         if clips(replica.plan):
             self._timed_sum.before_update = self.clip
         # One rank sums nothing.
         self._overlaps = gradient_sum.overlaps and not gradient_sum.is_identity
-        self._num_samples = 0
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
         gradient_sum = self._timed_sum
-        self.recorder.begin()
-        self._statistics_timer.begin_step()
-        self._num_samples = 0
+        self._begin_step()
         for _ in range(self.passes - 1):
             self._make_early_pass(next(batches), stop=stop)
         batch = next(batches)
@@ -164,24 +156,6 @@ class HostEngine(Engine):
             self.replica.update_slice(elements, learning_rate, number=self._update_number)
             self.recorder.add_lap(self._update_index)
 
-    def _record(self, batch: Batch, learning_rate: float) -> None:
-        """Record the times of a step and its result."""
-        recorder, timer, statistics = self.recorder, self._sum_timer, self._statistics_timer
+    def _summed_losses(self) -> list[float]:
         sums: list[float] = self._loss_sums.tolist()
-        if math.isfinite(sums[LOSS]):
-            # A rank that receives the updated parameters counts the update, too.
-            self.replica.updates = self._update_number
-        row = recorder.end(
-            exposed_ns=timer.exposed_ns + statistics.time_ns,
-            hidden_ns=timer.hidden_ns,
-            statistics_ns=statistics.time_ns,
-            samples=self._num_samples,
-            global_count=batch.global_count,
-        )
-        if recorder.keeps_moments:
-            # The buckets of a single rank are not summed, and have no times.
-            spans = () if self.gradient_sum.is_identity else timer.spans
-            recorder.note_moments(timer.calls, spans)
-        if recorder.timed:
-            self._next_timed = recorder.steps - 1 + self._time_every
-        self._done.append(self._result(batch, sums, learning_rate, row))
+        return sums

@@ -13,14 +13,13 @@ from dptrain.data.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS
-from dptrain.training.engines.base import Engine
 from dptrain.training.engines.device import FIRST_TIMED, TIMED_EVERY
 from dptrain.training.engines.programs import Programs
-from dptrain.training.engines.statistics import StatisticsTimer, summing_statistics
-from dptrain.training.engines.sum_timer import SumTimer
+from dptrain.training.engines.statistics import summing_statistics
+from dptrain.training.engines.synchronous import SynchronousEngine
 
 
-class HostSumDeviceEngine(Engine):
+class HostSumDeviceEngine(SynchronousEngine):
     """Steps of a device whose gradients MPI sums, in host memory or in place.
 
     Each step has ended when it returns, because the host reads the loss before the update. A step
@@ -38,19 +37,13 @@ class HostSumDeviceEngine(Engine):
         assert isinstance(replica, DeviceReplica)
         super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
         self.device_replica = replica
-        self._statistics_timer = StatisticsTimer(statistics_sum)
         self.time_stages(FIRST_TIMED, TIMED_EVERY)
-        self._sum_timer = SumTimer(gradient_sum)
         self._programs = Programs(replica)
         # MPI may sum the gradients in device memory; otherwise this is a copy in host memory.
         self._is_copied = gradient_sum.gradients is not replica.flat_gradients
-        self._update_number = self._num_samples = 0
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
-        recorder = self.recorder
-        recorder.begin()
-        self._statistics_timer.begin_step()
-        self._num_samples = 0
+        self._begin_step()
         for _ in range(self.passes - 1):
             batch = next(batches)
             self._load(batch, learning_rate, stop=stop)
@@ -59,7 +52,7 @@ class HostSumDeviceEngine(Engine):
         batch = next(batches)
         self._load(batch, learning_rate, stop=stop)
         self._forward_backward(batch)
-        if not recorder.timed:
+        if not self.recorder.timed:
             for bucket in range(len(self.gradient_sum.buckets)):
                 self._start_sum(bucket)
         self._sum_timer.finish_and_update(self._update_slice, learning_rate)
@@ -143,7 +136,7 @@ class HostSumDeviceEngine(Engine):
 
     def _update_slice(self, elements: slice, learning_rate: float) -> None:
         """Update some parameters, unless the loss over all ranks is not finite."""
-        if not math.isfinite(self._loss_sums()[LOSS]):
+        if not math.isfinite(self._summed_losses()[LOSS]):
             return
         replica, recorder, gradients = self.replica, self.recorder, self.gradient_sum.gradients
         if self._is_copied:
@@ -156,32 +149,12 @@ class HostSumDeviceEngine(Engine):
             replica.memory.synchronize()
         recorder.add_lap(self._update_index)
 
-    def _loss_sums(self) -> list[float]:
-        """Return the loss sums over all ranks."""
+    def _summed_losses(self) -> list[float]:
         if not self._is_copied:
             return self.replica.loss_sums()
         size = self.gradient_sum.num_parameters
         sums: list[float] = self.gradient_sum.gradients[size : size + len(SUMS)].tolist()
         return sums
-
-    def _record(self, batch: Batch, learning_rate: float) -> None:
-        """Record the times of a step and its result."""
-        recorder, timer, sums = self.recorder, self._sum_timer, self._loss_sums()
-        statistics = self._statistics_timer
-        if math.isfinite(sums[LOSS]):
-            self.replica.updates = self._update_number
-        row = recorder.end(
-            exposed_ns=timer.exposed_ns + statistics.time_ns,
-            hidden_ns=timer.hidden_ns,
-            statistics_ns=statistics.time_ns,
-            samples=self._num_samples,
-            global_count=batch.global_count,
-        )
-        if recorder.keeps_moments:
-            recorder.note_moments(timer.calls, timer.spans)
-        if recorder.timed:
-            self._next_timed = recorder.steps - 1 + self._time_every
-        self._done.append(self._result(batch, sums, learning_rate, row))
 
     def _sum_alone(self, bucket: int) -> None:
         self._fetch_gradients(bucket)

@@ -28,6 +28,7 @@ from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.wgrad_tiles import select_wgrad_tile
 from dptrain.backends.replica import Replica
 from dptrain.network import (
+    Add,
     Conv2d,
     Dense,
     Dropout,
@@ -35,6 +36,7 @@ from dptrain.network import (
     MaxPool2d,
     MeanSquaredError,
     Network,
+    NodeSpec,
     ReLU,
     get_network,
 )
@@ -112,6 +114,18 @@ FOLDS = Network(
         Flatten(),
     ],
     MeanSquaredError(), name="folds",
+)  # fmt: skip
+
+# Two convolutions read a tensor, so one of them adds its input gradient to that of the other.
+ADDED = Network.from_nodes(
+    (32, 15, 5),
+    [
+        NodeSpec(Conv2d(32)), NodeSpec(ReLU()), NodeSpec(MaxPool2d(2), "pool"),
+        NodeSpec(Conv2d(32, 2, padding="same"), "first", ("pool",)),
+        NodeSpec(Conv2d(32, 2, padding="same"), "second", ("pool",)),
+        NodeSpec(Add(), "sum", ("first", "second")), NodeSpec(Flatten()),
+    ],
+    MeanSquaredError(), name="added",
 )  # fmt: skip
 
 # Maps of four and two pixels in a row. The first padding is asymmetric.
@@ -249,6 +263,7 @@ def test_rows_of_several_samples(
     [
         (LINES, math.inf, 0, "bf16"), (LINES, math.inf, 2, "tf32"), (LINES, math.inf, 5, "tf32"),
         (FOLDS, 0.0, 1, "tf32"), (FOLDS, 0.0, 3, "bf16"), (SHORT_LINES, math.inf, 0, "bf16"),
+        (ADDED, math.inf, 0, "bf16"), (ADDED, math.inf, 2, "tf32"), (ADDED, math.inf, 5, "tf32"),
     ],
 )  # fmt: skip
 def test_infinite_inputs_change_the_same_elements_as_in_gathering_kernels(
@@ -259,16 +274,22 @@ def test_infinite_inputs_change_the_same_elements_as_in_gathering_kernels(
     in_random_order: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Products with the zeros that complete the taps do not spread NaN."""
+    """Products with the zeros that complete the taps do not spread NaN.
+
+    Sums that scalar instructions repeat begin with the gradient that they are added to only once.
+    """
     gathered = gathering(network, 2, precision)
     monkeypatch.setattr(gather_cost, "HALO_MARGIN", margin)
     monkeypatch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
     select = nearest_tile((8 if network is SHORT_LINES else 1, *TILES[number]), row_sharing)
     monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", select)
     ours = make_replica(network, "cuda", 2, precision=precision)
-    assert num_packed(ours.plan) == 3
+    convolutions = sum(isinstance(node.layer, Conv2d) for node in network.nodes)
+    assert num_packed(ours.plan) == 2 * convolutions - 1
     x = np.random.default_rng(3).standard_normal((2, *network.input_shape), np.float32)
     x[1, 3, 2, 4] = np.inf
+    if network is ADDED:
+        x[0, 3, 5, 0] = np.inf  # Elements with finite gradients are on other lines.
     found = []
     for replica in (ours, gathered):
         replica.forward_backward(x, np.zeros((2, network.num_outputs), np.float32))

@@ -13,9 +13,11 @@ import pytest
 import dptrain
 from dptrain import AfterEpoch, AfterStep, Callback, Dense, Flatten, Network, Trainer, UserError
 from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.backends.replica import Replica
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.training import run as run_module
+from dptrain.training.averaging import averaged_parameters
 from dptrain.training.baseline import RankAlone
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
 from dptrain.training.engines.device import SHORT_SLOT
@@ -135,6 +137,29 @@ def test_averaged_parameters_are_those_of_evaluations_and_files(tmp_path: Path) 
         tiny(**options).load(tmp_path / "saved")
 
 
+def test_predictions_with_averaged_parameters_follow_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer, x, found = tiny(average_weights=0.9), arrays(30, 1)[0], list[Any]()
+    trainer.callbacks.insert(0, AfterStep(lambda trainer, _: found.append(trainer.predict(x)), 6))
+    made = list[Replica]()
+    make_replica = trainer.job.backend.make_replica
+
+    def make(*arguments: Any, **options: Any) -> Replica:
+        made.append(make_replica(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(trainer.job.backend, "make_replica", make)
+    trainer.fit()
+    assert len(made) == 1
+    assert len(found) == 3
+    assert np.abs(found[0] - found[1]).max() > 1e-4
+    np.testing.assert_array_equal(trainer.predict(x), found[-1])
+    with averaged_parameters(World.single(), trainer.job.replica, "mirrored"):
+        expected = trainer.job.replica.predict(trainer.data.preprocessing.apply(x))
+    np.testing.assert_allclose(found[-1], expected, rtol=1e-5)
+
+
 def test_an_evaluation_that_fails_restores_the_parameters() -> None:
     trainer = tiny(average_weights=0.9)
     trainer.fit()
@@ -210,6 +235,28 @@ def test_a_stopped_fit_can_be_called_again() -> None:
     whole.fit()
     for name, values in whole.parameters.items():
         np.testing.assert_array_equal(trainer.parameters[name], values)
+
+
+def test_a_stop_request_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
+    """A resumed run would have no step left, and would keep results without the test data."""
+    trainer = tiny(run_dir=tmp_path / "run", validation=0.2)
+    last = trainer.spec.job.steps
+    trainer.callbacks.insert(0, StopAfter(last - 1))
+    trainer.fit()
+    assert (trainer.step, trainer.progress.stopped) == (last, False)
+    assert trainer.summary is not None
+    assert trainer.summary["selected_step"] > 0
+    assert trainer.summary["test_loss"] > 0.0
+
+
+def test_a_stop_request_when_training_ends_early_stops_nothing() -> None:
+    trainer = tiny(validation=0.2, patience=1, learning_rate=1e-20)
+    steps = trainer.spec.job.epoch_steps
+    trainer.callbacks.insert(0, StopAfter(2 * steps - 1))
+    trainer.fit()
+    assert (trainer.step, trainer.progress.stopped) == (2 * steps, False)
+    assert trainer.summary is not None
+    assert trainer.summary["test_loss"] > 0.0
 
 
 def test_a_trained_model_is_loaded_without_its_data(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""What the engines have in common whose steps have ended when they return."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+from dptrain.backends.replica import Replica
+from dptrain.comm.base import GradientSum
+from dptrain.comm.statistics import StatisticsSum
+from dptrain.data.loader import Batch
+from dptrain.measure.recorder import StepRecorder
+from dptrain.plan.buckets import Bucket
+from dptrain.plan.flat import LOSS
+from dptrain.training.engines.base import Engine
+from dptrain.training.engines.statistics import StatisticsTimer
+from dptrain.training.engines.sum_timer import SumTimer
+
+
+class SynchronousEngine(Engine):
+    """An engine that makes one step at a time and measures the calls of the gradient sum."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        gradient_sum: GradientSum,
+        buckets: tuple[Bucket, ...],
+        recorder: StepRecorder,
+        statistics_sum: StatisticsSum | None = None,
+    ) -> None:
+        super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
+        self._sum_timer = SumTimer(gradient_sum)
+        self._statistics_timer = StatisticsTimer(statistics_sum)
+        self._update_number = self._num_samples = 0
+
+    @abstractmethod
+    def _summed_losses(self) -> list[float]:
+        """Return the loss sums of the step over all ranks."""
+
+    def _begin_step(self) -> None:
+        self.recorder.begin()
+        self._statistics_timer.begin_step()
+        self._num_samples = 0
+
+    def _record(self, batch: Batch, learning_rate: float) -> None:
+        """Record the times of a step and its result."""
+        recorder, timer, statistics = self.recorder, self._sum_timer, self._statistics_timer
+        sums = self._summed_losses()
+        if math.isfinite(sums[LOSS]):
+            # A rank that receives the updated parameters counts the update, too.
+            self.replica.updates = self._update_number
+        row = recorder.end(
+            exposed_ns=timer.exposed_ns + statistics.time_ns,
+            hidden_ns=timer.hidden_ns,
+            statistics_ns=statistics.time_ns,
+            samples=self._num_samples,
+            global_count=batch.global_count,
+        )
+        if recorder.keeps_moments:
+            # The buckets of a single rank are not summed, and have no times.
+            spans = () if self.gradient_sum.is_identity else timer.spans
+            recorder.note_moments(timer.calls, spans)
+        if recorder.timed:
+            self._next_timed = recorder.steps - 1 + self._time_every
+        self._done.append(self._result(batch, sums, learning_rate, row))
