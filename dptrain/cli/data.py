@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -117,9 +118,10 @@ def check(spec: str, network: str | None) -> int:
 @click.option("--contrast", type=float, default=0.0, metavar="X", help="As in train.")
 @click.option("--cutout", type=int, default=0, metavar="N", help="As in train.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="As in train.")
+@click.option("--replace", is_flag=True, help="Overwrite an existing file.")
 def show(
     spec: str, network: str | None, output: Path, samples: int | None, split: str, crop: int,
-    flip: bool, brightness: float, contrast: float, cutout: int, seed: int,
+    flip: bool, brightness: float, contrast: float, cutout: int, seed: int, replace: bool,
 ) -> None:  # fmt: skip
     """Write a grid of samples as the network sees them, with their classes or values.
 
@@ -129,8 +131,12 @@ def show(
     from dptrain.data.grid import sample_grid
     from dptrain.data.inspection import splits
     from dptrain.errors import UserError
-    from dptrain.files import writing
+    from dptrain.files import write_whole
 
+    if output.exists() and not replace:
+        raise UserError(
+            f"{output} exists already; choose another --output, or overwrite it with --replace"
+        )
     dataset = _open(spec, network)
     augmentation: Augmentation | None = Augmentation(crop, flip, brightness, contrast, cutout)
     if augmentation == Augmentation():
@@ -140,8 +146,9 @@ def show(
     if chosen is None:
         raise UserError(f"{dataset.description} has no validation split; choose another --split")
     grid = sample_grid(dataset, chosen, count, augmentation=augmentation, seed=seed)
-    with writing(output, "--output"):
-        grid.save(output, format="PNG")
+    image = io.BytesIO()
+    grid.save(image, format="PNG")
+    write_whole(output, image.getvalue(), "--output")
     click.echo(f"written: {output}")
 
 

@@ -24,12 +24,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.job import Job, current_job, kill_after
 from dptrain.comm.launcher import find_launch
-from dptrain.comm.world import AgreedError, World, start_mpi
+from dptrain.comm.world import AgreedError, World, files_of_mpi, start_mpi
 from dptrain.errors import UserError
 from dptrain.memory import memory_user_error
 
@@ -133,7 +134,9 @@ def end_start(code: int) -> NoReturn:
         code: the exit code.
     """
     with contextlib.suppress(UserError), kill_after(_JOIN_S, ""):
-        start_mpi().COMM_WORLD.Abort(code)
+        world = start_mpi().COMM_WORLD
+        _remove_files_of_mpi()
+        world.Abort(code)
     os._exit(code)
 
 
@@ -167,9 +170,17 @@ def _end(job: Job, error: BaseException) -> NoReturn:
         time.sleep(_DELIVERY_S)
     else:
         time.sleep(_SECOND_S)  # The rank that claimed prints, and ends this rank too.
+    _remove_files_of_mpi()
     with job.limit_call("MPI_Abort to end the job", _ABORT_S):
         MPI.COMM_WORLD.Abort(exit_code(error))
     os._exit(exit_code(error))
+
+
+def _remove_files_of_mpi() -> None:
+    """Remove the files that MPI_Abort leaves; the watchdog knows them only after the start."""
+    for path in files_of_mpi():
+        with contextlib.suppress(OSError):  # Another rank has removed it.
+            Path(path).unlink()
 
 
 def exit_code(error: BaseException) -> int:

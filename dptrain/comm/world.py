@@ -190,8 +190,7 @@ class World:
         job.node = sum(first_ranks[: neighbours[0][0]])
         job.meet(neighbours[0][1])
         self._processes = self.all_gather_json([host, os.getpid()])
-        for path in files_of_mpi():
-            job.report(f"file {path}")
+        _report_files_of_mpi(job)
         if sum(first_ranks) > 1:
             self._connect_nodes(job)
 
@@ -427,6 +426,12 @@ def files_of_mpi() -> list[str]:
     return sorted(path for path in paths if path.startswith(prefixes))
 
 
+def _report_files_of_mpi(job: Job) -> None:
+    """Let the watchdog remove the files of the MPI library if this process is killed."""
+    for path in files_of_mpi():
+        job.report(f"file {path}")
+
+
 def start_mpi(timeout: float | None = None) -> Any:
     """Start MPI and return the module `mpi4py.MPI`.
 
@@ -451,12 +456,14 @@ def start_mpi(timeout: float | None = None) -> Any:
         if not MPI.Is_initialized():
             refuse_other_mpi(_library(MPI))
             shorten_addresses(MPI.Get_library_version())
-            launch = find_launch()
+            launch, job = find_launch(), None
             with ExitStack() as stack:
                 if launch.size > 1 and timeout is not None:
                     job = start_job(launch.rank, launch.size)
                     stack.enter_context(job.limit_call("MPI to start", timeout))
                 MPI.Init_thread(MPI.THREAD_FUNNELED)
+                if job is not None:
+                    _report_files_of_mpi(job)
     refuse_single(MPI.COMM_WORLD.Get_size(), _library(MPI))
     return MPI
 

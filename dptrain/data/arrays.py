@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
@@ -19,7 +20,8 @@ from dptrain.data.base import Dataset
 from dptrain.data.layout import channels_first
 from dptrain.data.spec import Request, existing
 from dptrain.data.stored import StoredInputs
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
+from dptrain.files import MAX_TEXT_BYTES, read_regular
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 
@@ -91,14 +93,39 @@ def _open_folder(request: Request, folder: Path) -> Dataset:
         name: map_npy(existing(folder / f"{name}.npy", "file")) for name in (*SPLIT_NAMES, *found)
     }
     arrays.update({k: np.asarray(array) for k, array in arrays.items() if k.startswith("y")})
-    names, pairs = folder / CLASSES_FILE, pairs_by_ending(arrays)
+    pairs = pairs_by_ending(arrays, str(folder))
     assert pairs is not None
-    classes = names.read_text(encoding="utf-8").splitlines() if names.exists() else None
+    classes = _read_classes(folder / CLASSES_FILE)
     return dataset_of_pairs(request, pairs, str(folder), classes=classes, lazy=True)
 
 
-def pairs_by_ending(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
-    """Return inputs and targets as for `dataset_of_pairs`; None if the names are others."""
+def _read_classes(path: Path) -> list[str] | None:
+    """Return the names in a file; None if there is no such file."""
+    try:
+        names = read_regular(path, MAX_TEXT_BYTES).decode("utf-8-sig").splitlines()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); expected the name of a class on each line, in UTF-8"
+        ) from None
+    for first, name in enumerate(names, 1):
+        if name in names[first:]:
+            raise UserError(
+                f"{path} has the class '{shown(name)}' in lines {first} and "
+                f"{names.index(name, first) + 1}; expected different names"
+            )
+    return names
+
+
+def pairs_by_ending(arrays: Mapping[str, Any], where: str) -> dict[str, tuple[Any, Any]] | None:
+    """Return inputs and targets as for `dataset_of_pairs`; None if the names are others.
+
+    Raises:
+        UserError: of a validation split, there are only inputs or only targets.
+    """
 
     def has(ending: str) -> bool:
         return f"x{ending}" in arrays and f"y{ending}" in arrays
@@ -110,6 +137,10 @@ def pairs_by_ending(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | N
         return {"": pair("")} if has("") else None
     found = {ending: pair(ending) for ending in ("_train", "_test")}
     more = [ending for ending in VALIDATION_ENDINGS if has(ending)]
+    for ending in VALIDATION_ENDINGS:
+        for one, other in ((f"x{ending}", f"y{ending}"), (f"y{ending}", f"x{ending}")):
+            if one in arrays and other not in arrays:
+                raise UserError(f"{where} has {one} but not {other}; add it, or remove {one}")
     return {**found, VALIDATION: pair(more[0])} if more else found
 
 
@@ -197,7 +228,7 @@ def _check(x: StoredInputs, y: NDArray[Any], where: str, expected: Shape) -> Pai
 def _read_npz(path: Path) -> dict[str, Pair]:
     expected = f"expected {', '.join(SPLIT_NAMES)}, or {' and '.join(WHOLE_NAMES)}"
     with opened_npz(path, expected) as file:
-        pairs = pairs_by_ending(file)
+        pairs = pairs_by_ending(file, str(path))
         if pairs is not None:
             return {end: (np.asarray(x), np.asarray(y)) for end, (x, y) in pairs.items()}
         found = ", ".join(file) or "nothing"
@@ -209,6 +240,10 @@ def opened_npz(path: Path, expected: str) -> Iterator[NpzFile]:
     """Open the arrays of a file; damage in the file or in an array raises `UserError`."""
     try:
         with path.open("rb") as opened:
+            start = opened.read(len(MAGIC_PREFIX))
+            if not start.startswith((b"PK", MAGIC_PREFIX)):
+                raise TypeError("it is not a zip file")  # NumPy would advise to use pickle.
+            opened.seek(0)
             file = np.load(opened, allow_pickle=False)
             if not isinstance(file, NpzFile):
                 raise TypeError("it holds a single array")

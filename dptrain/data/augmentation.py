@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,9 @@ from dptrain.network.layers import Shape
 _MASK = 0xFFFFFFFF
 MOST_MIXUP = 100.0
 """Largest α of mixup, with which nearly all weights are one half."""
+
+MOST_BRIGHTNESS = 100.0
+"""Largest change of the brightness: far beyond the pixels, which range from -1 to 1."""
 
 _STREAM = 0xFFFFFFFF
 """Part of the Philox counter in which dropout has the index of a layer; no layer has this one."""
@@ -56,8 +58,10 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.crop < 0:
             raise UserError(f"augmentation crop is {self.crop}; expected at least 0 pixels")
-        if not (self.brightness >= 0.0 and math.isfinite(self.brightness)):
-            raise UserError(f"augmentation brightness is {self.brightness}; expected at least 0")
+        if not 0.0 <= self.brightness <= MOST_BRIGHTNESS:
+            raise UserError(
+                f"augmentation brightness is {self.brightness}; expected 0 to {MOST_BRIGHTNESS:g}"
+            )
         if not 0.0 <= self.contrast <= 1.0:
             raise UserError(f"augmentation contrast is {self.contrast}; expected 0 to 1")
         if self.cutout < 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,21 @@ def convert_data(
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UserError(f"{folder} is not empty; choose another --output")
-    written = []
-    for name, samples in zip(("train", "test", "validation"), dataset.splits, strict=False):
-        written += _write_split(dataset, samples, folder, name, progress)
+    partial: dict[Path, Path] = {}
+    try:
+        for name, samples in zip(("train", "test", "validation"), dataset.splits, strict=False):
+            paths = folder / f"x_{name}.npy", folder / f"y_{name}.npy"
+            partial.update((path, path.with_name(f".{path.name}.partial")) for path in paths)
+            _write_split(dataset, samples, folder, [partial[path] for path in paths], progress)
+        with writing(folder, "--output"):
+            for path, file in partial.items():
+                file.replace(path)
+    except BaseException:
+        for file in partial.values():  # Their samples are zero until they are written.
+            with suppress(OSError):
+                file.unlink()
+        raise
+    written = list(partial)
     if dataset.classes is not None:
         text = "".join(f"{name}\n" for name in dataset.classes)
         write_whole(folder / CLASSES_FILE, text, "--output")
@@ -60,8 +74,12 @@ def convert_data(
 
 
 def _write_split(
-    dataset: Dataset, samples: Samples, folder: Path, name: str, progress: Callable[[int], None]
-) -> list[Path]:
+    dataset: Dataset,
+    samples: Samples,
+    folder: Path,
+    paths: Sequence[Path],
+    progress: Callable[[int], None],
+) -> None:
     stored = _as_pixels(dataset, samples)
     source = samples if stored is None else stored
     dtype = np.dtype(np.float32 if stored is None else np.uint8)
@@ -69,10 +87,11 @@ def _write_split(
         dataset.input_shape if stored is None else (stored.readable_shape or dataset.input_shape)
     )
     kind = np.dtype(np.int32 if dataset.targets == "classes" else np.float32)
-    paths = folder / f"x_{name}.npy", folder / f"y_{name}.npy"
     with writing(folder, "--output"):
         x = np.lib.format.open_memmap(paths[0], "w+", dtype, (len(samples), *shape))
         y = np.lib.format.open_memmap(paths[1], "w+", kind, (len(samples), *dataset.target_shape))
+        for path in paths:
+            _reserve(path)
     for first in range(0, len(samples), BATCH):
         indices = np.arange(first, min(first + BATCH, len(samples)), dtype=np.int64)
         read: Any = source.read if stored is None else source.read_kept
@@ -85,7 +104,15 @@ def _write_split(
     with writing(folder, "--output"):
         x.flush()
         y.flush()
-    return list(paths)
+
+
+def _reserve(path: Path) -> None:
+    """Reserve the disk space of a file: without it, a write to the mapped memory is a SIGBUS."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _as_pixels(dataset: Dataset, samples: Samples) -> Samples | None:

@@ -174,7 +174,7 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
 def _array_pairs(data: Any) -> dict[str, tuple[Any, Any]] | None:
     """Return the arrays of a tuple or a mapping by the endings of their names; None for others."""
     if isinstance(data, Mapping):
-        found = pairs_by_ending(data)
+        found = pairs_by_ending(data, "the data")
         if found is not None:
             return found
         raise UserError(f"the data has the keys {', '.join(map(str, data))}; {_EXPECTED}")

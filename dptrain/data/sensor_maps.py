@@ -18,6 +18,12 @@ UP = ("y", "latitude", "lat")
 DEGREES = ACROSS[1:]
 """Names of columns in degrees, which are converted to distances of equal length."""
 
+LIMITS = {"longitude": 360.0, "lon": 360.0, "latitude": 90.0, "lat": 90.0}
+"""Largest absolute values in columns in degrees."""
+
+MOST_LENGTH = 1e100
+"""Largest absolute value of a length; the sum of two squares is finite."""
+
 Position = tuple[float, float]
 """Coordinates from left to right and from bottom to top."""
 
@@ -71,8 +77,11 @@ def read_positions(path: Path) -> dict[str, Position]:
     Raises:
         UserError: a column is missing, a number is not valid, or a name or a position occurs twice.
     """
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [[text.strip() for text in row] for row in csv.reader(file) if row]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [[text.strip() for text in row] for row in csv.reader(file) if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as csv ({error}); expected UTF-8 text") from None
     header = [name.lower() for name in rows[0]] if rows else []
     chosen = [_column(header, names, path) for names in (NAMES, ACROSS, UP)]
     found: dict[str, Position] = {}
@@ -84,7 +93,10 @@ def read_positions(path: Path) -> dict[str, Position]:
         name, *texts = (row[index] for index in chosen)
         if name in found:
             raise UserError(f"{path} has sensor '{shown(name)}' more than once; remove one")
-        x, y = (_coordinate(text, path, name) for text in texts)
+        x, y = (
+            _coordinate(text, path, name, LIMITS.get(header[column], MOST_LENGTH))
+            for text, column in zip(texts, chosen[1:], strict=True)
+        )
         found[name] = x, y
     if len(found) < 2:
         raise UserError(f"{path} has {len(found)} sensors; expected at least 2")
@@ -122,14 +134,15 @@ def _column(header: Sequence[str], names: Sequence[str], path: Path) -> int:
     )
 
 
-def _coordinate(text: str, path: Path, name: str) -> float:
+def _coordinate(text: str, path: Path, name: str, limit: float) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not abs(value) <= limit:
         raise UserError(
-            f"{path}, sensor '{shown(name)}': a coordinate is '{shown(text)}'; expected a number"
+            f"{path}, sensor '{shown(name)}': a coordinate is '{shown(text)}'; expected a number "
+            f"from -{limit:g} to {limit:g}"
         )
     return value
 

@@ -375,6 +375,12 @@ def _choose(header: Header, first: list[str], target: str, columns: str | None) 
         wanted = [name for name in numeric if columns or name != target]
     else:
         wanted = [name.strip() for name in columns.split(",")]
+        for name in wanted:
+            if wanted.count(name) > 1:
+                raise UserError(
+                    f"{header.path}: columns={shown(columns)} has '{shown(name)}' more than once; "
+                    "expected different columns"
+                )
     if not wanted:
         raise UserError(
             f"{header.path} has no numeric column except {shown(target)}; expected at least one"

@@ -49,9 +49,9 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], quality: Quality 
             head = [f"{kind}_{n}" for kind in ("expected", "predicted") for n in quality.names]
             name, drawn = VALUES, predicted_plot(quality)
             text = _csv_text([["sample", *head], *([i, *e, *p] for i, (e, p) in enumerate(rows))])
-        write_whole(folder / name, text)
-        write_whole(folder / f"{drawn.name}.svg", drawn.svg)
-    write_whole(folder / METRICS, dump_json(results, indent=2) + "\n")
+        write_whole(folder / name, text, "--output")
+        write_whole(folder / f"{drawn.name}.svg", drawn.svg, "--output")
+    write_whole(folder / METRICS, dump_json(results, indent=2) + "\n", "--output")
 
 
 def _confusion_text(quality: ClassQuality) -> str:

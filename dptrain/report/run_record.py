@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import UserError, shown
-from dptrain.files import parse_json
+from dptrain.files import parse_json, read_regular
 from dptrain.measure.metrics import MetricsFile
 from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Parts, Spread, StageProfile, StepParts
@@ -238,7 +238,7 @@ def step_column(run: TrainingRun, name: str) -> tuple[list[float], list[float]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_regular(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; train again") from None
     except ValueError as error:
@@ -253,7 +253,7 @@ def _unfinished(folder: Path) -> str:
     last = folder / LAST_CHECKPOINT
     after = ""
     with suppress(OSError, ValueError):
-        after = f", its last checkpoint is that of step {int(last.read_text())}"
+        after = f", its last checkpoint is that of step {int(read_regular(last, 100))}"
     return (
         f"the training run in {folder} has not ended: it has no {SUMMARY}{after}; wait until it "
         f"ends, or continue it with: dptrain train --resume {folder}"

@@ -91,6 +91,8 @@ class Shares:
 def parse_balance(text: str) -> tuple[float, ...]:
     """Return the fixed shares in the value of ``--balance``; none for ``off`` and ``measured``.
 
+    The largest share is 1, so that sums and quotients of shares are finite.
+
     Raises:
         UserError: the value is neither a name nor a list of shares.
     """
@@ -100,9 +102,9 @@ def parse_balance(text: str) -> tuple[float, ...]:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:
         shares = ()
-    if not shares or not np.isfinite(shares).all() or min(shares) < 0 or not sum(shares):
+    if not shares or not np.isfinite(shares).all() or min(shares) < 0 or not max(shares):
         raise UserError(f"balance is '{text}'; expected {EXPECTED}")
-    return shares
+    return tuple(share / max(shares) for share in shares)
 
 
 def first_shares(chosen: Settings, ranks: int) -> Shares:

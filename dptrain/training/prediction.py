@@ -86,4 +86,4 @@ def _write_predictions(
         index = int(row[0] > 0.5) if kind == "binary" else int(row.argmax())
         chosen = [classes[index]] if classes else []
         writer.writerow([name, *chosen, *(f"{value:.6g}" for value in row), *target])
-    write_whole(output, lines.getvalue())
+    write_whole(output, lines.getvalue(), "--output")

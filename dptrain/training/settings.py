@@ -174,7 +174,7 @@ class Settings:
     )
     brightness: float = _setting(
         "data", 0.0, "Augmentation: largest value that is added to or subtracted from the pixels "
-        "of an image, which range from -1 to 1.", at_least=0,
+        "of an image, which range from -1 to 1.", at_least=0, at_most=100,
     )  # fmt: skip
     contrast: float = _setting(
         "data", 0.0, "Augmentation: largest relative change of the contrast.", at_least=0,
@@ -254,6 +254,7 @@ class Settings:
         "Biases and the parameters of normalisations have none. sgd and adam add it to the "
         "gradient, adamw multiplies the weights.",
         otherwise="0.01 with adamw; otherwise that of the network's layers", at_least=0,
+        at_most=1e6,
     )  # fmt: skip
     momentum: float | None = _setting(
         "optimisation", None, "Momentum of sgd.", otherwise=RECIPE, at_least=0, below=1

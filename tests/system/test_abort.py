@@ -210,6 +210,40 @@ def test_a_good_run_says_nothing_and_leaves_nothing(temporary: Path) -> None:
     assert not list(temporary.glob("dptrain-*")), "the meeting place stays behind"
 
 
+EARLY = """
+import os
+from pathlib import Path
+from dptrain.comm.abort import end_start, fail
+from dptrain.comm.world import files_of_mpi, start_mpi
+
+start_mpi(60.0)
+Path(f"files-{os.getpid()}").write_text("\\n".join(files_of_mpi()))
+END
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("end_start(130)", 130), ("fail(KeyboardInterrupt())", 130), ("os.kill(os.getpid(), 9)", 9)],
+)
+def test_the_end_of_a_job_that_starts_leaves_no_file_of_mpi(
+    end: str, code: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "early.py"
+    script.write_text(EARLY.replace("END", end))
+    command, environment = _command(2, str(script))
+    job = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, timeout=LIMIT_S, check=False
+    )
+    assert job.returncode == code
+    listed = {line for file in tmp_path.glob("files-*") for line in file.read_text().splitlines()}
+    assert list(tmp_path.glob("files-*"))
+    end_s = time.monotonic() + LIMIT_S
+    while left := [path for path in listed if Path(path).exists()]:  # The watchdog removes them.
+        assert time.monotonic() < end_s, left
+        time.sleep(0.02)
+
+
 def test_one_rank_where_the_launcher_meant_many_is_refused(temporary: Path) -> None:
     command = [sys.executable, str(HERE / "abort_script.py"), "nothing", "0"]
     environment = _command(1, "")[1]

@@ -169,6 +169,7 @@ def test_an_empty_batch_is_no_trouble():
         ({"crop": -1}, "crop is -1"),
         ({"brightness": -0.1}, "brightness is -0.1"),
         ({"brightness": float("nan")}, "brightness is nan"),
+        ({"brightness": 1e300}, "brightness is 1e\\+300; expected 0 to 100"),
         ({"contrast": 1.5}, "contrast is 1.5"),
         ({"cutout": -1}, "cutout is -1"),
         ({"contrast": float("nan")}, "contrast is nan"),

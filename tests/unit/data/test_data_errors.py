@@ -9,6 +9,7 @@ import pytest
 
 from dptrain.data import open_data
 from dptrain.data.folder import decode
+from dptrain.data.objects import dataset_from
 from dptrain.errors import UserError
 
 
@@ -307,6 +308,7 @@ def test_an_image_of_16_bits_is_refused_rather_than_clipped(tmp_path):
         ("a,bee\n" + "1,2\n" * 20, "target=bea", ["did you mean 'bee'"]),
         ("a,b,b\n" + "1,2,3\n" * 20, "target=a", ["more than one column 'b'"]),
         ("a,b\n" + "1,2\n" * 20, "target=a&columns=b,x", ["no column 'x'"]),
+        ("a,b\n" + "1,2\n" * 20, "target=a&columns=b,b", ["'b' more than once"]),
         ("a\n" + "1\n" * 20, "target=a", ["no numeric column except a"]),
         ("a,b\n" + "1,2\n" * 20, "target=a&columns=a", ["own input", "horizon"]),
         ("a,b\n1,2\n\n3,nan\n" + "1,2\n" * 20, "target=a", ["line 4", "column b", "'nan'"]),
@@ -325,6 +327,39 @@ def test_tables(net, refuse, tmp_path, text, tail, words):
     path.write_text(text)
     words = words if "horizon=-1" in tail else [path, *words]
     refuse(f"csv:{path}?{tail}", net((1,), 1, "values"), *words)
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (b"b\xe9b\xe9\nchat\n", ["classes.txt", "UTF-8"]),
+        (b"cat\ndog\ncat\n", ["classes.txt", "'cat' in lines 1 and 3"]),
+        (None, ["classes.txt", "directory"]),
+    ],
+)
+def test_names_of_classes_of_a_folder_of_arrays(net, refuse, tmp_path, classes, words):
+    for split in ("train", "test"):
+        np.save(tmp_path / f"x_{split}.npy", np.zeros((6, 2), np.float32))
+        np.save(tmp_path / f"y_{split}.npy", np.arange(6) % 3)
+    if classes is None:
+        (tmp_path / "classes.txt").mkdir()
+    else:
+        (tmp_path / "classes.txt").write_bytes(classes)
+    refuse(f"npy:{tmp_path}", net((2,), 3), *words)
+
+
+def test_half_of_a_validation_split(net, refuse, tmp_path):
+    x, y = np.zeros((6, 2), np.float32), np.arange(6) % 3
+    arrays = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    np.savez(tmp_path / "a.npz", **arrays, x_val=x)
+    refuse(f"npz:{tmp_path / 'a.npz'}", net((2,), 3), "a.npz has x_val but not y_val", "remove")
+    with pytest.raises(UserError, match="the data has y_valid but not x_valid"):
+        dataset_from({**arrays, "y_valid": y}, net((2,), 3))
+
+
+def test_an_archive_that_is_none(net, refuse, tmp_path):
+    (tmp_path / "a.npz").write_text("x,y\n1,2\n")
+    refuse(f"npz:{tmp_path / 'a.npz'}", net((2,), 3), "a.npz cannot be read", "not a zip file")
 
 
 def test_a_table_that_is_no_text(net, refuse, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +203,34 @@ def test_conversion_overwrites_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not empty; choose another --output"):
         convert_data(data, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")])
+def test_a_conversion_that_ends_early_leaves_no_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    data = open_data(write_npz(tmp_path / "a.npz"), TINY)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    if isinstance(error, OSError):
+        monkeypatch.setattr(os, "posix_fallocate", fail)
+    expected = UserError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected, match="choose another --output" if error.args else None):
+        convert_data(data, tmp_path / "arrays", lambda count: None if count == 12 else fail())
+    assert not list((tmp_path / "arrays").iterdir())
+
+
+def test_show_overwrites_a_file_only_if_it_may(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_text("mine")
+    done = command("show", "digits", "--samples", 6, "--output", path)
+    assert isinstance(done.exception, UserError)
+    assert f"{path} exists already" in str(done.exception)
+    assert path.read_text() == "mine"
+    assert command("show", "digits", "--samples", 6, "--output", path, "--replace").exit_code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_tables_are_not_converted(tmp_path: Path) -> None:

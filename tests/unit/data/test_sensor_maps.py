@@ -32,7 +32,7 @@ def files(tmp_path):
 
 def write_positions(path, positions, header="sensor,x,y"):
     lines = [f"{name},{x},{y}" for name, (x, y) in positions.items()]
-    path.write_text("\n".join([header, *lines, ""]))
+    path.write_text("\n".join([header, *lines, ""]), encoding="latin-1")
 
 
 def test_pixels_on_sensors_have_their_values_and_others_are_between():
@@ -133,6 +133,9 @@ def test_degrees_have_the_same_length_in_both_directions(net, files, tmp_path):
         (POSITIONS, "sensor,u,v", "", ["sensor, u, v", "x or longitude or lon"]),
         (POSITIONS, "what,x,y", "", ["what, x, y", "sensor or name"]),
         ({**POSITIONS, "a": ("west", 0)}, "sensor,x,y", "", ["sensor 'a'", "'west'"]),
+        ({**POSITIONS, "a": (1e200, 0)}, "sensor,x,y", "", ["sensor 'a'", "-1e+100 to 1e+100"]),
+        ({**POSITIONS, "a": (0, 91)}, "sensor,lon,lat", "", ["sensor 'a'", "'91'", "-90 to 90"]),
+        ({**POSITIONS, "é": (0, 1)}, "sensor,x,y", "", ["cannot be read as csv", "UTF-8"]),
         ({**POSITIONS, "d": (4.0, 2.0)}, "sensor,x,y", "", ["'c' and 'd'", "same position"]),
         ({**POSITIONS, "d": (9.0, 9.0)}, "sensor,x,y", "", ["no column 'd'", "time, a, b, …"]),
         ({"a": (0, 0)}, "sensor,x,y", "", ["1 sensors", "at least 2"]),

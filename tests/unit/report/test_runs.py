@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,15 @@ def test_an_unfinished_run_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=expected):
         write_report(run)
     assert not (run / REPORT).exists()
+
+
+@pytest.mark.parametrize("name", ["summary.json", "spec.json", "env.json"])
+def test_a_named_pipe_in_a_run_is_refused(tmp_path: Path, name: str) -> None:
+    run = write_run(tmp_path / "run")
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(UserError, match=f"{name}: it is a named pipe"):
+        write_report(run)
 
 
 @pytest.mark.parametrize("name", ["summary.json", "spec.json", "env.json"])

@@ -11,6 +11,7 @@ import tomli_w
 
 from dptrain.errors import UserError
 from dptrain.plan import SGD, Adam, AdamW
+from dptrain.training.balance import first_shares
 from dptrain.training.job import make_schedule
 from dptrain.training.settings import Settings, load_settings, settings
 
@@ -247,6 +248,8 @@ MISTAKES = [
     ({"average_weights": "0"}, "--average-weights is 0.0; expected a number above 0 and below 1"),
     ({"clip_norm": "0"}, "--clip-norm is 0.0; expected a number above 0"),
     ({"weight_decay": "-1"}, "--weight-decay is -1.0; expected a number of at least 0"),
+    ({"weight_decay": "1e300"}, "--weight-decay is 1e+300; expected a number of at least 0 and up"),
+    ({"brightness": "1e300"}, "--brightness is 1e+300; expected a number of at least 0 and up to"),
     ({"optimizer": "adam", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd"),
     ({"network": "solar", "nesterov": True}, "momentum and nesterov belong to optimizer sgd"),
     ({"nesterov": True, "momentum": "0"}, "nesterov needs a momentum above 0"),
@@ -350,3 +353,12 @@ def test_every_setting_has_help_and_a_right_default() -> None:
         assert setting.help.endswith((".", ")"))
         assert setting.default is not None or setting.optional
         assert setting.default_text, setting.name
+
+
+@pytest.mark.parametrize(
+    ("balance", "counts"),
+    [("3,1", (6, 2)), ("1e308,1e308", (4, 4)), ("1e308,1e-308", (8, 0)), ("1e-308,0", (8, 0))],
+)
+def test_fixed_shares_of_any_size_divide_a_minibatch(balance: str, counts: tuple[int, int]) -> None:
+    chosen = load_settings({"balance": balance, "batch_size": 8}, {})
+    assert first_shares(chosen, 2).counts == counts
