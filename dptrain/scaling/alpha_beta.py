@@ -31,6 +31,9 @@ from dptrain.measure.profile import Parts, Profile
 from dptrain.scaling.models import Model, Setting, TooFewPointsError, nonnegative
 from dptrain.scaling.points import Group
 
+EXACT = 1e-12
+"""Sum of squared relative differences that rounding explains."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -84,7 +87,7 @@ class _Network:
 
     Attributes:
         ring: True for the ring algorithm, False for Rabenseifner's algorithm.
-        algorithm_determined: True if two numbers of ranks distinguish the algorithms.
+        algorithm_determined: True if the times distinguish the algorithms.
         latency_determined: True if different sizes or numbers of ranks distinguish α from β.
         alpha_ms, beta_ms: latency of a message, and time per byte.
     """
@@ -109,10 +112,8 @@ def _messages(ranks: int, *, ring: bool) -> tuple[float, float]:
 
 def _network(points: Sequence[Calibration]) -> _Network:
     rows = [(at.setting.ranks, size, time) for at in points for size, _, time in at.sums]
-    algorithm_determined = len({ranks for ranks, _, _ in rows}) > 1
     latency_determined = len({(ranks, size) for ranks, size, _ in rows}) > 1
-    determined = algorithm_determined, latency_determined
-    found = []
+    fits = []
     for ring in (False, True):
         costs = [(_messages(ranks, ring=ring), size, time) for ranks, size, time in rows]
         # The column of bytes is first, so that time counts as bandwidth if the data do not
@@ -122,10 +123,12 @@ def _network(points: Sequence[Calibration]) -> _Network:
         )
         beta, alpha = nonnegative(matrix, np.ones(len(rows)))
         error = float(np.sum((matrix @ [beta, alpha] - 1) ** 2))
-        found.append((error, _Network(ring, *determined, float(alpha), float(beta))))
+        fits.append((error, float(alpha), float(beta)))
+    # Both algorithms explain two times exactly, apart from rounding.
+    algorithm_determined = abs(fits[0][0] - fits[1][0]) > EXACT
     # MPI libraries use Rabenseifner's algorithm for long messages, so it is the default.
-    (error, default), (ring_error, ring_network) = found
-    return ring_network if algorithm_determined and ring_error < error else default
+    ring = algorithm_determined and fits[1][0] < fits[0][0]
+    return _Network(ring, algorithm_determined, latency_determined, *fits[ring][1:])
 
 
 def fit_alpha_beta(points: Sequence[Calibration]) -> Model:
@@ -175,7 +178,7 @@ def _assumptions(network: _Network, *, multi_node: bool) -> tuple[str, ...]:
     unsure = (
         ""
         if network.algorithm_determined
-        else "; a single number of ranks does not distinguish it from a ring"
+        else "; the measured all-reduces do not distinguish it from a ring"
     )
     nodes = "between the measured nodes" if multi_node else "within the measured node"
     return (

@@ -119,15 +119,17 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def limited(cluster: Cluster, uninterrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job that is halted in the middle of training, waiting for its time to be nearly up.
 
-    Slurm looks at time limits every 30 s; other tests make use of the time until then. Compiling
-    could take longer than that, so `uninterrupted` has compiled already.
+    Slurm looks at time limits every 30 s; other tests make use of the time until then. The job gets
+    its limit, of which Slurm warns 595 s before, only when it is halted, because a busy machine may
+    take longer than 5 s to start it.
     """
     assert uninterrupted.is_dir()
     folder = tmp_path_factory.mktemp("limited")
-    limit = ("--nodelist=n3", "--time=10", "--signal=B:USR1@595")
-    job = begin(cluster, folder, *TWO, *limit, launcher=SRUN)
+    options = ("--nodelist=n3", "--time=60", "--signal=B:USR1@595")
+    job = begin(cluster, folder, *TWO, *options, launcher=SRUN)
     for pid in job.pids():
         os.kill(pid, signal.SIGSTOP)
+    cluster.run("scontrol", "update", f"JobId={job.number}", "TimeLimit=10")
     return job
 
 
