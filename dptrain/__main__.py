@@ -13,6 +13,9 @@ def main() -> None:
     Signals are kept, and a rank of several reports to the watchdog of its node, before larger
     modules are imported: what happens meanwhile is then treated as during training.
     """
+    from dptrain.cli.output import open_standard_streams
+
+    open_standard_streams()
     from dptrain.comm.job import exit_on_interrupt, start_job
     from dptrain.comm.launcher import find_launch
     from dptrain.comm.signals import remember_early_signals

@@ -7,7 +7,8 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from io import TextIOWrapper
+from typing import Any, TextIO, cast
 
 
 class OutputStream:
@@ -70,6 +71,22 @@ class OutputStream:
         return 2 if lost and code == 0 else code
 
 
+def open_standard_streams() -> None:
+    """Open the null device instead of closed standard streams.
+
+    Otherwise the next file that the program opens becomes standard output, and receives its text.
+    """
+    for descriptor, mode in enumerate("rww"):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # The lowest free number, which is this one.
+        name = ("stdin", "stdout", "stderr")[descriptor]
+        if getattr(sys, name) is None:
+            stream = open(descriptor, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
 @contextlib.contextmanager
 def safe_output() -> Iterator[OutputStream]:
     """Replace standard output and standard error by streams that do not raise `OSError`.
@@ -77,6 +94,9 @@ def safe_output() -> Iterator[OutputStream]:
     Yields:
         The stream that replaces standard output.
     """
+    with contextlib.suppress(AttributeError):  # Of tests and notebooks, other streams.
+        # A locale without Unicode lacks characters of the tables, such as ×.
+        cast(TextIOWrapper, sys.stdout).reconfigure(errors="replace")
     output, errors = OutputStream(sys.stdout, warn=True), OutputStream(sys.stderr, warn=False)
     previous = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = output, errors

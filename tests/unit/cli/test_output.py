@@ -75,3 +75,22 @@ def test_a_reader_that_ends_early_is_no_failure(tmp_path: Path) -> None:
     os.close(pipe)
     assert code == 0
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_do_not_end_training(tmp_path: Path, closed: str) -> None:
+    program = [sys.executable, "-m", "dptrain", *TRAIN, "--run-dir", "run"]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {closed}', "bash", *program], cwd=tmp_path, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert_complete(tmp_path / "run", 6)
+
+
+def test_a_locale_without_unicode_loses_characters_only(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dptrain", "describe", "model0"],
+        cwd=tmp_path, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"conv1" in done.stdout
