@@ -301,7 +301,9 @@ def _serve(memory: int, thread: int, threads: int) -> int:
         has_core = woken or load32(slot + MISSED) < TOLERATED
         woken = False
         left = load32(slot + NEXT)
-        if left <= 0 and not wait_while(slot + NEXT, left, SPINS if has_core else 0, 0, 0):
+        if left > 0 or left <= CLOSED // 2:
+            continue
+        if not wait_while(slot + NEXT, left, SPINS if has_core else 0, 0, 0):
             bell = load32(slot + BELL)
             store32(slot + OWNER_SLEEPS, ASLEEP)
             if load32(slot + NEXT) == left:

@@ -222,21 +222,27 @@ def test_a_kernel_that_raises(pool: ThreadPool) -> None:
     marks.check()
 
 
-def test_closed_in_the_middle(pool: ThreadPool) -> None:
-    """Threads end although launches never pause; the caller computes all items alone."""
-    marks = Marks(pool)
-    closer = threading.Timer(0.01, pool.close)
-    closer.start()
+@pytest.mark.parametrize("size", [(3, 2), (4, 3), (4, 1)], ids=str)
+def test_closed_in_the_middle(size: tuple[int, int]) -> None:
+    """Threads end although launches never pause; the caller computes all items alone.
+
+    Each time, the end of the pool finds the threads at another point of their work.
+    """
     deadline = time.monotonic() + 60
-    while closer.is_alive():
-        assert time.monotonic() < deadline
-        for _ in range(50):
-            marks.launch(SIZE - 1)
-    assert pool._memory[0, ALONE // 4]
-    assert not any(thread.is_alive() for thread in pool._threads)
-    for count in (3, SIZE):
-        marks.launch(count)
-    marks.check()
+    for _ in range(30):
+        pool = ThreadPool(*size)
+        marks = Marks(pool)
+        closer = threading.Timer(0.01, pool.close)
+        closer.start()
+        while closer.is_alive():
+            assert time.monotonic() < deadline
+            for _ in range(50):
+                marks.launch(SIZE - 1)
+        assert pool._memory[0, ALONE // 4]
+        assert not any(thread.is_alive() for thread in pool._threads)
+        for count in (3, SIZE):
+            marks.launch(count)
+        marks.check()
 
 
 def test_two_callers(pool: ThreadPool) -> None:
