@@ -35,11 +35,14 @@ SUMS = 6
 BAND = 16384
 """Elements of a band: 64 KB of each array stay in the L2 cache, and float32 sums of so few pixels
 are exact enough."""
+FEWEST_PIXELS = 48
+"""Smallest number of pixels of a band. With fewer, the float64 sums of a band take as long as its
+pixels."""
 
 
 def num_bands(pixels: int, channels: int) -> int:
     """Return the number of bands of a sample."""
-    return max(1, min(pixels, round(pixels * channels / BAND)))
+    return max(1, min(pixels // FEWEST_PIXELS, round(pixels * channels / BAND)))
 
 
 @inlined

@@ -9,14 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.vector import I8P, I32, flatten_arguments
+from dptrain.backends.numba.vector import prefetch_for_writing
 
 Array = NDArray[Any]
 
@@ -46,20 +42,6 @@ def _overlap(start: int, stop: int, bounds: Array, k: int) -> tuple[Any, Any]:
     return np.uintp(first), np.uintp(max(first, min(stop, bounds[k + 1])))
 
 
-@intrinsic
-def _prefetch_for_writing(typingctx, array, index):  # type: ignore[no-untyped-def]
-    """Prefetch the cache line of an element, and remove it from the caches of other cores."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        (pointer,) = flatten_arguments(context, builder, sig.args, args)
-        kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [builder.bitcast(pointer, I8P), I32(1), I32(3), I32(1)])
-        return context.get_dummy_value()
-
-    return types.none(array, index), codegen
-
-
 @inlined
 def _prefetch_block(w: Array, start: int, stop: int) -> None:
     """Prefetch a block of parameters for writing.
@@ -69,7 +51,7 @@ def _prefetch_block(w: Array, start: int, stop: int) -> None:
     do not.
     """
     for i in range(start, min(start + _BLOCK, stop), _LINE):
-        _prefetch_for_writing(w, i)
+        prefetch_for_writing(w, i)
 
 
 @kernel

@@ -384,6 +384,41 @@ def copy(typingctx, source, start, target, target_start, count):  # type: ignore
     return sig, codegen
 
 
+def _prefetch(context: Any, builder: Any, kinds: Any, values: Any, *, written: bool) -> Any:
+    """Call LLVM's prefetch of the cache line of an element, into L1 to write it and else into L2.
+
+    Args:
+        kinds, values: array and index; the element may be outside the array.
+        written: True to remove the line from the caches of other cores.
+    """
+    (pointer,) = flatten_arguments(context, builder, kinds, values)
+    kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    locality = I32(3 if written else 2)
+    builder.call(function, [builder.bitcast(pointer, I8P), I32(int(written)), locality, I32(1)])
+    return context.get_dummy_value()
+
+
+@intrinsic
+def prefetch(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """Prefetch the cache line of an element into the L2 cache."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _prefetch(context, builder, sig.args, args, written=False)
+
+    return types.none(array, index), codegen
+
+
+@intrinsic
+def prefetch_for_writing(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """Prefetch the cache line of an element, and remove it from the caches of other cores."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _prefetch(context, builder, sig.args, args, written=True)
+
+    return types.none(array, index), codegen
+
+
 @intrinsic
 def vector_width(typingctx):  # type: ignore[no-untyped-def]
     """Return the elements of a vector, a constant of the compiled code."""
