@@ -31,7 +31,12 @@ from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply
 from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
 from dptrain.backends.numba.vector import compiled_registers, copy, transpose, vector_width
 from dptrain.backends.numba.winograd_cost import are_near, parts_of_filters
-from dptrain.backends.numba.winograd_geometry import CHANNELS_PER_ITEM, LINE, make_geometry
+from dptrain.backends.numba.winograd_geometry import (
+    CHANNELS_PER_ITEM,
+    LARGE_BLOCK,
+    LINE,
+    make_geometry,
+)
 from dptrain.backends.numba.winograd_transforms import (
     INTEGERS,
     MATRICES,
@@ -46,6 +51,9 @@ from dptrain.backends.numba.winograd_transforms import (
 )
 from dptrain.plan.lowering import Phase
 
+SUM_BYTES, MAP_BYTES = 16 << 20, 32 << 20
+"""Size of all sums of a weight gradient from which an L3 cache does not hold them, and largest size
+of the transformed maps of all threads that it holds."""
 WEIGHTS = 1024
 """Pairs of channels whose transform is worth one more thread: 7 µs."""
 
@@ -55,15 +63,10 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     maps, out, pads = shape.maps, shape.out, shape.pads
     if phase is Phase.BACKWARD_INPUT:
         maps, out, pads = shape.out, shape.maps, shape.dy_pads
-    gradient = phase is Phase.BACKWARD_WEIGHT
-    geometry = make_geometry(
-        maps, out, pads, shape.window[0], pool_height=shape.pool_height, gradient=gradient
-    )
+    if phase is Phase.BACKWARD_WEIGHT:
+        return _plan_backward_weight(shape, work)
+    geometry = make_geometry(maps, out, pads, shape.window[0], pool_height=shape.pool_height)
     scratch = geometry.scratch_size
-    if gradient:
-        vectors = geometry.k_vectors // compiled_registers().width
-        blocks = units_per_item(work.rows, work.threads, vectors)
-        return Algorithm(conv2d_backward_weight, geometry, scratch, blocks)
     # A thread computes adjacent bands together, so the number of bands costs nothing.
     bands = geometry.tiles_down if work.threads > 1 else 1
     grain = max(1, min(geometry.block_rows, work.batch_size * bands // work.threads))
@@ -89,6 +92,23 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     return Algorithm(
         kernel, geometry, scratch, bands, prepare, items, weights, grain, prepare_grain
     )  # fmt: skip
+
+
+def _plan_backward_weight(shape: Shape, work: Work) -> Algorithm:
+    k_vectors = -(-shape.out[2] // compiled_registers().width)
+    blocks = units_per_item(work.rows, work.threads, k_vectors)
+    geometry = make_geometry(
+        shape.maps, shape.out, shape.pads, shape.window[0], pool_height=shape.pool_height,
+        gradient=True, large_blocks=not work.by_shape and _has_distant_sums(shape, work, blocks),
+    )  # fmt: skip
+    return Algorithm(conv2d_backward_weight, geometry, geometry.scratch_size, blocks)
+
+
+def _has_distant_sums(shape: Shape, work: Work, blocks: int) -> bool:
+    """Return whether a cache holds the transformed maps of a large block, but not the sums."""
+    c, k = shape.maps[2], shape.out[2]
+    sums, maps = work.rows * c * k, work.threads * LARGE_BLOCK * (c + k // blocks)
+    return 4 * MATRICES * sums > SUM_BYTES and 4 * MATRICES * maps <= MAP_BYTES
 
 
 def _some(pool, argmax):  # type: ignore[no-untyped-def]
