@@ -8,7 +8,16 @@ COMMANDS_WITH_MPI = ("train", "evaluate", "predict", "profile", "study", "doctor
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command line."""
+    try:
+        _start()
+    except KeyboardInterrupt:  # Commands handle it; it came before they were imported.
+        sys.stderr.write("dptrain: interrupted\n")
+        sys.exit(130)
+
+
+def _start() -> None:
+    """Prepare the process, and run the command.
 
     Signals are kept, and a rank of several reports to the watchdog of its node, before larger
     modules are imported: what happens meanwhile is then treated as during training.

@@ -62,6 +62,8 @@ def list_(
     from dptrain.runs.records import list_runs
     from dptrain.runs.tables import runs_table
 
+    if as_csv and as_json:
+        raise UserError("--csv and --json are both given; use one of them")
     records = _ordered(list_runs(*folders, where=where, tags=tags), sort, reverse=reverse)
     records = records[-last:] if last else records
     if as_json:

@@ -40,6 +40,7 @@ from dptrain.files import (
 )
 from dptrain.training.averaging import averaged_arrays
 from dptrain.training.schedules import Schedule
+from dptrain.training.weights import system_error
 
 FORMAT = 1
 """Version of the layout of a checkpoint folder."""
@@ -430,7 +431,7 @@ def _fill(folder: Path, step: int, arrays: Arrays, facts: Mapping[str, Any]) -> 
     try:
         save_file(ordered, state)
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        raise system_error(error) from error
     content = {
         "format": FORMAT,
         "step": step,

@@ -8,6 +8,7 @@ use its names, so that ``safetensors.torch.save_file(model.state_dict(), path)``
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,9 +131,20 @@ def write_arrays(
             partial.chmod(mode)
             partial.replace(path)
         except SafetensorError as error:
-            raise OSError(str(error)) from error
+            raise system_error(error) from error
         finally:
             partial.unlink(missing_ok=True)
+
+
+def system_error(error: SafetensorError) -> OSError:
+    """Return the error of the operating system that safetensors reports as text.
+
+    Examples:
+        >>> system_error(SafetensorError("I/O error: No space left on device (os error 28)"))
+        OSError(28, 'No space left on device')
+    """
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
 
 
 def _onnx_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 import dptrain
 import dptrain.training
+from dptrain.__main__ import main
 from dptrain.cli.main import cli, run
 from dptrain.errors import UserError
 from dptrain.training.settings import Settings, load_settings, settings
@@ -56,6 +58,29 @@ def test_help_waits_for_no_heavy_module(code: str) -> None:
     assert not [name for name in HEAVY if name in loaded]
     # Time on a busy machine says little; what is loaded decides it. 0.2 s were 170 modules.
     assert len(loaded) < 300
+
+
+def test_interrupt_before_the_commands_are_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dptrain.cli.output.open_standard_streams", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "dptrain: interrupted\n"
+
+
+def test_numba_refuses_an_environment_variable() -> None:
+    program = "from dptrain.backends import load_backend; load_backend('numba')"
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "-1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert "UserError: Numba cannot be imported: " in done.stderr.splitlines()[-1]
+    assert "NUMBA_" in done.stderr.splitlines()[-1]
 
 
 def test_help_of_train_lists_every_setting() -> None:

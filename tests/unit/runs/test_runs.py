@@ -143,6 +143,8 @@ def test_lists_as_table_csv_and_json(folder: Path) -> None:
     options = ("--json", "--sort", "network", "--reverse", "--last", "1")
     last = json.loads(command("list", folder, *options).output)
     assert [row["network"] for row in last] == ["mlp-8"]
+    refused = command("list", folder, "--csv", "--json")
+    assert str(refused.exception) == "--csv and --json are both given; use one of them"
 
 
 def test_labels(folder: Path) -> None:
