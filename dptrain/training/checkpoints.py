@@ -532,6 +532,11 @@ def replica_arrays(replica: Replica) -> dict[str, NDArray[Any]]:
     }
 
 
+def fits_replica(replica: Replica, checkpoint: Checkpoint) -> bool:
+    """Return whether `restore_replica` accepts the arrays of a checkpoint."""
+    return _mismatch(replica, checkpoint.arrays, parameters_only=False) is None
+
+
 def restore_replica(
     replica: Replica, checkpoint: Checkpoint, *, parameters_only: bool = False
 ) -> None:

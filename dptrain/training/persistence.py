@@ -21,6 +21,7 @@ from dptrain.training.checkpoints import (
     Checkpoint,
     CheckpointFacts,
     CheckpointStore,
+    fits_replica,
     restore_replica,
 )
 from dptrain.training.history import Record
@@ -69,6 +70,7 @@ def restore_run(
     if chosen.resume is None or run is None or not run.has_checkpoint():
         return None
     checkpoint, spec = run.checkpoints.load(), run_spec.job
+    _refuse_other_network(checkpoint, spec, replica)
     checkpoint.run_facts.check_same_run(
         checkpoint.path,
         batch_size=spec.batch_size,
@@ -82,6 +84,16 @@ def restore_run(
     _refuse_other_data(checkpoint, run_spec)
     restore_replica(replica, checkpoint)
     return checkpoint
+
+
+def _refuse_other_network(checkpoint: Checkpoint, spec: JobSpec, replica: Replica) -> None:
+    """Refuse another network, before differences of the data that follow from it."""
+    then = checkpoint.run_facts.spec.get("job", {}).get("network", spec.network)
+    if then != spec.network and not fits_replica(replica, checkpoint):
+        raise UserError(
+            f"checkpoint {checkpoint.path} was trained with --network {shown(then)}, but this run "
+            f"uses {shown(spec.network)}; resume with --network {shown(then)}, or start a new run"
+        )
 
 
 def _refuse_other_shards(checkpoint: Checkpoint, spec: JobSpec) -> None:

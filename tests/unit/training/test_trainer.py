@@ -14,6 +14,7 @@ import dptrain
 from dptrain import AfterEpoch, AfterStep, Callback, Dense, Flatten, Network, Trainer, UserError
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Replica
+from dptrain.cli.main import run
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.training import run as run_module
@@ -195,6 +196,19 @@ def test_a_run_on_arrays_is_resumed_with_the_arrays(tmp_path: Path) -> None:
     whole.fit()
     for name, values in whole.parameters.items():
         np.testing.assert_array_equal(resumed.parameters[name], values)
+
+
+def test_a_run_is_not_resumed_with_another_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the network, and not its inputs or its parameters."""
+    folder = str(tmp_path / "run")
+    flags = ["train", "--network", "model0", "--steps", "1", "--evaluate-every", "0"]
+    assert run([*flags, "--run-dir", folder], is_rank_zero=True) == 0
+    capsys.readouterr()
+    flags[2] = "model-small"
+    assert run([*flags, "--resume", folder], is_rank_zero=True) == 2
+    assert "with --network model0, but this run uses model-small; " in capsys.readouterr().err
 
 
 def test_a_run_is_not_resumed_with_changed_data(tmp_path: Path) -> None:
