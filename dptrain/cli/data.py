@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,7 +35,10 @@ SPEC = click.argument("spec", metavar="DATA")
 FOR = click.option("--network", metavar="NAME",
                    help="The network for which the data is preprocessed.  [default: one that "
                    "fits the kind of data]")  # fmt: skip
-OUTPUT = click.option("--output", type=EXISTING, metavar="PATH", required=True)
+
+
+def _output(description: str) -> Callable[[Any], Any]:
+    return click.option("--output", type=EXISTING, metavar="PATH", required=True, help=description)
 
 
 @click.group(invoke_without_command=True, epilog=EXAMPLES)
@@ -107,7 +110,7 @@ def check(spec: str, network: str | None) -> int:
 @data.command(cls=GroupedCommand, epilog=EXAMPLES)
 @SPEC
 @FOR
-@OUTPUT
+@_output("PNG file to write.")
 @click.option("--samples", type=click.IntRange(1, 1000), metavar="N",
               help="Number of samples.  [default: 50; 8 with augmentation]")  # fmt: skip
 @click.option("--split", type=click.Choice(["training", "test", "validation"]), default="training",
@@ -125,7 +128,7 @@ def show(
 ) -> None:  # fmt: skip
     """Write a grid of samples as the network sees them, with their classes or values.
 
-    With augmentation, each row shows a sample and what training makes of it in five epochs.
+    With augmentation, each row shows a sample and the five images that five epochs read.
     """
     from dptrain.data import Augmentation
     from dptrain.data.grid import sample_grid
@@ -155,7 +158,7 @@ def show(
 @data.command(cls=GroupedCommand, epilog=EXAMPLES)
 @SPEC
 @FOR
-@OUTPUT
+@_output("Folder to write.")
 def convert(spec: str, network: str | None, output: Path) -> None:
     """Write a data set as memory-mapped arrays, which need no decoding and may exceed the memory.
 

@@ -101,7 +101,7 @@ def compare(folders: tuple[Path, ...], as_json: bool) -> None:
 @RUN
 @click.option("--add", multiple=True, metavar="TAG,…", help="Tags to add.")
 @click.option("--remove", multiple=True, metavar="TAG,…", help="Tags to remove.")
-@click.option("--note", metavar="TEXT", help="The note, which replaces the one before.")
+@click.option("--note", metavar="TEXT", help="The note; it replaces the previous one.")
 def label(folder: Path, add: tuple[str, ...], remove: tuple[str, ...], note: str | None) -> None:
     """Set the tags and the note of a run, or show them."""
     from dptrain.training.labels import Labels, parse_tags

@@ -123,8 +123,8 @@ class Settings:
     network: str = _setting(
         "model",
         "model0",
-        "A network that `dptrain describe` lists, a .toml file, or an .onnx file, "
-        "with whose parameters training begins.",
+        "A network that `dptrain describe` lists, a .toml file, or an .onnx file, which also "
+        "contains the initial parameters.",
     )
     backend: str = _setting(
         "model", "numba", "Implementation of the layers. `null` computes nothing; it measures "
@@ -136,9 +136,9 @@ class Settings:
         otherwise="the first precision of the backend",
     )  # fmt: skip
     weights: Path | None = _setting(
-        "model", None, "Initial parameters: an .onnx file, or a safetensors file with the names "
-        "and shapes of the network's, such as the state_dict of torchvision's resnet18. A run "
-        "that continues from a checkpoint does not read it.",
+        "model", None, "Initial parameters: an .onnx file, or a safetensors file whose names and "
+        "shapes are those of the network's parameters, such as the state_dict of torchvision's "
+        "resnet18. A run that continues from a checkpoint does not read it.",
         otherwise="those of an .onnx network, else random numbers by the seed",
     )  # fmt: skip
     seed: int = _setting(

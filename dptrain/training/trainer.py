@@ -75,7 +75,7 @@ class Trainer:
 
     Args:
         network: a `Network`, the name of one (`dptrain describe` lists them), a .toml file, or an
-            .onnx file, with whose parameters training begins.
+            .onnx file, which also contains the initial parameters.
         data: the name of a data set as for ``dptrain train --data``; None for the one of the
             network's recipe; arrays ``(x_train, y_train, x_test, y_test)`` or ``(x, y)``; a
             mapping with these names; or any object that `dptrain.data.objects` describes.
