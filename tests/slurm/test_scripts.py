@@ -120,16 +120,16 @@ def limited(cluster: Cluster, uninterrupted: Path, tmp_path_factory: pytest.Temp
     """A job that is halted in the middle of training, waiting for its time to be nearly up.
 
     Slurm looks at time limits every 30 s; other tests make use of the time until then. The job gets
-    its limit, of which Slurm warns 595 s before, only when it is halted, because a busy machine may
-    take longer than 5 s to start it.
+    its limit, of which Slurm warns 3595 s before, only when it is halted, because a busy machine may
+    take longer than 5 s to start it. The other tests then have an hour.
     """
     assert uninterrupted.is_dir()
     folder = tmp_path_factory.mktemp("limited")
-    options = ("--nodelist=n3", "--time=60", "--signal=B:USR1@595")
+    options = ("--nodelist=n3", "--time=120", "--signal=B:USR1@3595")
     job = begin(cluster, folder, *TWO, *options, launcher=SRUN)
     for pid in job.pids():
         os.kill(pid, signal.SIGSTOP)
-    cluster.run("scontrol", "update", f"JobId={job.number}", "TimeLimit=10")
+    cluster.run("scontrol", "update", f"JobId={job.number}", "TimeLimit=60")
     return job
 
 
@@ -279,7 +279,7 @@ def test_a_job_goes_back_before_its_time_is_up(
     ranks = limited.pids()
     until(lambda: all(_is_warned(pid) for pid in ranks), "Slurm's warning")
     # The next turn is to have time enough.
-    cluster.run("scontrol", "update", f"JobId={limited.number}", "TimeLimit=60")
+    cluster.run("scontrol", "update", f"JobId={limited.number}", "TimeLimit=120")
     for pid in ranks:
         os.kill(pid, signal.SIGCONT)
     assert limited.wait() == "COMPLETED", limited.output
