@@ -6,6 +6,7 @@ result of `GENERATORS["settings"]`.
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 import sys
@@ -154,7 +155,7 @@ def _command(command: click.Command, path: str) -> str:
     own = [option for option in flags if not isinstance(option, SettingOption)]
     records = [record for option in own if (record := option.get_help_record(context))]
     if records:
-        rows = ((f"`{_flag(names)}`", _cell(text)) for names, text in records)
+        rows = ((_flag(names), _cell(text)) for names, text in records)
         parts.append(_table(("flag", "meaning"), rows))
     shared = [option.opts[0] for option in flags if isinstance(option, SettingOption)]
     if shared:
@@ -185,7 +186,10 @@ def _dedent(text: str) -> str:
 
 
 def _flag(names: str) -> str:
-    return names.replace("|", "\\|")
+    """Return the names of a flag as code. In `code`, Markdown would show the escape of a "|"."""
+    if "|" not in names:
+        return f"`{names}`"
+    return f"<code>{html.escape(names).replace('|', '&#124;')}</code>"
 
 
 def _meaning(setting: Any) -> str:

@@ -120,8 +120,8 @@ def limited(cluster: Cluster, uninterrupted: Path, tmp_path_factory: pytest.Temp
     """A job that is halted in the middle of training, waiting for its time to be nearly up.
 
     Slurm looks at time limits every 30 s; other tests make use of the time until then. The job gets
-    its limit, of which Slurm warns 3595 s before, only when it is halted, because a busy machine may
-    take longer than 5 s to start it. The other tests then have an hour.
+    its limit, of which Slurm warns 3595 s before, only when it is halted, because a busy machine
+    may take longer than 5 s to start it. The other tests then have an hour.
     """
     assert uninterrupted.is_dir()
     folder = tmp_path_factory.mktemp("limited")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import subprocess
@@ -46,6 +47,14 @@ def test_nothing_is_loaded_from_a_network(site: Path) -> None:
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert not re.findall(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="(?:https?:)?//', text)
+
+
+def test_flags_with_alternatives_show_no_escapes(site: Path) -> None:
+    """Markdown keeps the backslash of an escaped "|" in code."""
+    page = site / "reference" / "command-line.html"
+    text = html.unescape(page.read_text(encoding="utf-8"))
+    assert "N,…|none</code>" in text
+    assert r"\|" not in text
 
 
 @pytest.mark.timeout(240)
