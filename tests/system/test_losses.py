@@ -13,8 +13,8 @@ from dptrain.measure.vocabulary import find_term
 from tests.system.launch import launch, succeed
 
 SMALL = ("profile", "--losses", "--network", "model-small", "--threads", 1, "--batch-size", 16)
-DELAY_MS = 20.0
-"""Far more than a step of this network, and than what other programs take from it."""
+DELAY_MS = 80.0
+"""Far more than a step of this network, and than the time slices that other programs take."""
 ATTEMPTS = 3
 
 
