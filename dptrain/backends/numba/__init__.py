@@ -1,4 +1,8 @@
-"""CPU kernels in Python, compiled by numba: float32, channels last, fused, on a thread pool."""
+"""CPU kernels in Python, compiled by numba: float32, channels last, fused, on a thread pool.
+
+Raises:
+    UserError: on import, if Numba refuses the value of one of its environment variables.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,20 @@ from typing import TYPE_CHECKING
 
 from dptrain.errors import UserError
 
+try:
+    import numba  # noqa: F401
+except ValueError as error:  # Numba reads its variables when it is imported.
+    raise UserError(
+        f"Numba cannot be imported: {str(error).rstrip('.')}; correct or unset the environment "
+        "variables whose names begin with NUMBA_"
+    ) from error
+
 if TYPE_CHECKING:
     from dptrain.backends.numba.backend import NumbaBackend
 
 
 def create() -> NumbaBackend:
-    """Return the backend.
+    """Return the backend."""
+    from dptrain.backends.numba.backend import NumbaBackend
 
-    Raises:
-        UserError: an environment variable of Numba has a value that Numba refuses.
-    """
-    try:
-        from dptrain.backends.numba.backend import NumbaBackend
-    except ValueError as error:  # Numba reads its variables when it is imported.
-        raise UserError(
-            f"Numba cannot be imported: {str(error).rstrip('.')}; correct or unset the environment "
-            "variables whose names begin with NUMBA_"
-        ) from error
     return NumbaBackend()

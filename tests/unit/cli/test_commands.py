@@ -73,8 +73,14 @@ def test_interrupt_before_the_commands_are_imported(
     assert capsys.readouterr().err == "dptrain: interrupted\n"
 
 
-def test_numba_refuses_an_environment_variable() -> None:
-    program = "from dptrain.backends import load_backend; load_backend('numba')"
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from dptrain.backends import load_backend; load_backend('numba')",
+        "import dptrain.backends.numba.draws",
+    ],
+)
+def test_numba_refuses_an_environment_variable(program: str) -> None:
     environment = {**os.environ, "NUMBA_NUM_THREADS": "-1"}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment
