@@ -2,7 +2,7 @@
 
 A pass reads and writes the pixels of a band in arrays (N·H·W, C). Channels are processed in blocks
 of up to four vectors, whose constants and sums stay in registers from the first pixel to the last.
-Bands should be short enough that a cache holds them while one block after another is processed.
+A cache should hold a band while one block after another is processed, unless it has few pixels.
 
 All normalisations consist of these passes. With the mean m, a factor a (weight / deviation) and a
 bias b of each channel, and z = (x − m) · a + b:

@@ -169,10 +169,7 @@ class Writer:
 
     def prefetch(self, pointer: ir.Value, cache: int, written: bool = False) -> None:
         """Prefetch the cache line at `pointer`, which may be invalid, into the L1 or L2 cache."""
-        kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
-        function = cgutils.get_or_insert_function(self.module, kind, "llvm.prefetch.p0i8")
-        address = self.builder.bitcast(pointer, I8P)
-        self.builder.call(function, [address, I32(int(written)), I32(4 - cache), I32(1)])
+        call_prefetch(self.builder, pointer, cache=cache, written=written)
 
     def call(self, name: str, result: ir.Type, *args: ir.Value, kind: ir.Type = F32) -> ir.Value:
         """Call an LLVM intrinsic by the first part of its name, for vectors of `kind` elements.
@@ -384,6 +381,14 @@ def copy(typingctx, source, start, target, target_start, count):  # type: ignore
     return sig, codegen
 
 
+def call_prefetch(builder: Any, pointer: ir.Value, *, cache: int, written: bool) -> None:
+    """Call LLVM's prefetch of a cache line into the L1 or L2 cache; `pointer` may be invalid."""
+    kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    address = builder.bitcast(pointer, I8P)
+    builder.call(function, [address, I32(int(written)), I32(4 - cache), I32(1)])
+
+
 def _prefetch(context: Any, builder: Any, kinds: Any, values: Any, *, written: bool) -> Any:
     """Call LLVM's prefetch of the cache line of an element, into L1 to write it and else into L2.
 
@@ -392,10 +397,7 @@ def _prefetch(context: Any, builder: Any, kinds: Any, values: Any, *, written: b
         written: True to remove the line from the caches of other cores.
     """
     (pointer,) = flatten_arguments(context, builder, kinds, values)
-    kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    locality = I32(3 if written else 2)
-    builder.call(function, [builder.bitcast(pointer, I8P), I32(int(written)), locality, I32(1)])
+    call_prefetch(builder, pointer, cache=1 if written else 2, written=written)
     return context.get_dummy_value()
 
 

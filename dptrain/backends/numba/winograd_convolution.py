@@ -60,11 +60,11 @@ WEIGHTS = 1024
 
 def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     """Return the Winograd algorithm of a phase of a convolution that `supports` accepts."""
+    if phase is Phase.BACKWARD_WEIGHT:
+        return _plan_backward_weight(shape, work)
     maps, out, pads = shape.maps, shape.out, shape.pads
     if phase is Phase.BACKWARD_INPUT:
         maps, out, pads = shape.out, shape.maps, shape.dy_pads
-    if phase is Phase.BACKWARD_WEIGHT:
-        return _plan_backward_weight(shape, work)
     geometry = make_geometry(maps, out, pads, shape.window[0], pool_height=shape.pool_height)
     scratch = geometry.scratch_size
     # A thread computes adjacent bands together, so the number of bands costs nothing.
