@@ -137,7 +137,7 @@ def run(
 
         say(f"measuring ({kind})")
         try:
-            values = measurement.measure(replace(context, say=say, keep=keep))
+            keep(measurement.measure(replace(context, say=say, keep=keep)))
         except Exception as error:
             # Libraries of GPUs raise exceptions of many types; the other results do not depend on
             # this one.
@@ -145,7 +145,6 @@ def run(
             failed.append(f"{measurement.name}: {type(error).__name__}: {error}")
             say(failed[-1])
             continue
-        keep(values)
         say(f"stored after {time.monotonic() - start:.0f} s")
         # A replica and its stages refer to each other, so only the collector frees their memory.
         gc.collect()

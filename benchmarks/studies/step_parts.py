@@ -26,7 +26,10 @@ ADDITIVE = (("mlp-50", 1000), ("mlp-400-200", 1000), ("model0", 32))
 
 
 class _Training:
-    """Training steps as `dptrain train` makes them, without evaluations and checkpoints."""
+    """Training steps as `dptrain train` makes them, without evaluations and checkpoints.
+
+    The recorder keeps the steps of two epochs.
+    """
 
     def __init__(self, network: str, backend: str, threads: int, batch: int, steps: int) -> None:
         chosen = Settings(
@@ -34,17 +37,16 @@ class _Training:
             data=f"synthetic?samples={batch * steps}", steps=1_000_000,
         ).with_recipe()  # fmt: skip
         self.job = assemble(
-            chosen, World.single(), keeps_run=False, recorded_steps=8192, quiet=True
+            chosen, World.single(), keeps_run=False, recorded_steps=2 * steps, quiet=True
         )
         self.steps, self.batch, self.next = steps, batch, 0
 
     def epochs(self, count: int) -> tuple[float, dict[str, float]]:
-        """Train for a number of epochs; return all seconds, and parts of them."""
+        """Train for one or two epochs; return all seconds, and parts of them."""
         job, recorder = self.job, self.job.recorder
         total = count * self.steps
         begin, cpu_begin = time.perf_counter(), time.process_time()
         recorder.restart()
-        first = len(recorder.rows())
         with open_loader(job, batch_size=self.batch, rank=0, size=1, first=self.next,
                          last=self.next + total) as loader:  # fmt: skip
             for number in range(total):
@@ -52,7 +54,7 @@ class _Training:
                 job.engine.results(wait=number == total - 1)
         seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
         self.next += total
-        rows = recorder.rows()[first:] / 1e9
+        rows = recorder.rows()[-total:] / 1e9
         waits = rows[:, recorder.names.index(DATA_WAIT)]
         step_s = rows[:, recorder.names.index("step")]
         return seconds, {

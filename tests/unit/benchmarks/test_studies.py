@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,11 +184,13 @@ def test_a_result_is_stored_beside_those_of_other_kinds(tmp_path: Path) -> None:
     assert found == {("cpu-2", "one"): 4, ("cpu-2", "two"): 2, ("gpu-h100", "one"): 3}
 
 
-def fake(name: str, needs: str, *, many_cores: bool = False, fails: bool = False) -> Measurement:
+def fake(
+    name: str, needs: str, *, many_cores: bool = False, fails: bool = False, value: float = 1.0
+) -> Measurement:
     def measure(context: Context) -> dict[str, Any]:
         if fails:
             raise UserError("out of order")
-        return {"name": name}
+        return {"name": name, "value": value}
 
     return Measurement(name, needs, (name.upper(),), many_cores, measure)
 
@@ -196,8 +199,13 @@ def test_a_run_continues_after_a_failure_and_keeps_what_is_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store(tmp_path)
-    chosen = [fake("a", CPU), fake("b", CPU, fails=True), fake("c", EXACT), fake("d", GPU)]
-    assert running.run(chosen, CONTEXT, store) == ["b: UserError: out of order"]
+    chosen = [
+        fake("a", CPU), fake("b", CPU, fails=True), fake("n", CPU, value=math.nan),
+        fake("c", EXACT), fake("d", GPU),
+    ]  # fmt: skip
+    failed, not_a_number = running.run(chosen, CONTEXT, store)
+    assert failed == "b: UserError: out of order"
+    assert not_a_number.startswith("n: ValueError: ")
     assert {r.name for r in store.results()} == {"a", "c"}
     assert "d: not measured: it needs a GPU and CuPy" in capsys.readouterr().out
     running.run(chosen, CONTEXT, store)
