@@ -144,11 +144,7 @@ class CheckpointFacts:
         for name, now in (("batch_size", batch_size), ("seed", seed), ("data", data)):
             then = getattr(self, name)
             if then != now:
-                flag = "--" + name.replace("_", "-")
-                raise UserError(
-                    f"checkpoint {source} was trained with {flag} {shown(then)}, but this run uses "
-                    f"{shown(now)}; resume with {flag} {shown(then)}, or start a new run"
-                )
+                raise other_setting(source, name, then, now)
         is_whole = schedule in Schedule.WHOLE_RUN
         if is_whole and self.schedule == schedule and self.total_steps != total_steps:
             raise UserError(
@@ -157,6 +153,21 @@ class CheckpointFacts:
                 f"--steps {self.total_steps}, or with --schedule constant and a --learning-rate, "
                 "or start a new run"
             )
+
+
+def other_setting(source: Path | str, name: str, then: Any, now: Any) -> UserError:
+    """Return the refusal to resume with another value of a setting.
+
+    Args:
+        source: the checkpoint.
+        name: of the setting.
+        then, now: its values in the checkpoint and in the resumed run.
+    """
+    flag = "--" + name.replace("_", "-")
+    return UserError(
+        f"checkpoint {source} was trained with {flag} {shown(then)}, but this run uses "
+        f"{shown(now)}; resume with {flag} {shown(then)}, or start a new run"
+    )
 
 
 def _is_count(value: Any) -> bool:

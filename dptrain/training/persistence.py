@@ -22,6 +22,7 @@ from dptrain.training.checkpoints import (
     CheckpointFacts,
     CheckpointStore,
     fits_replica,
+    other_setting,
     restore_replica,
 )
 from dptrain.training.history import Record
@@ -79,8 +80,7 @@ def restore_run(
         schedule=spec.schedule,
         total_steps=spec.steps,
     )
-    _refuse_other_shards(checkpoint, spec)
-    _refuse_other_validation(checkpoint, spec)
+    _refuse_other_minibatches(checkpoint, spec)
     _refuse_other_data(checkpoint, run_spec)
     restore_replica(replica, checkpoint)
     return checkpoint
@@ -90,31 +90,16 @@ def _refuse_other_network(checkpoint: Checkpoint, spec: JobSpec, replica: Replic
     """Refuse another network, before differences of the data that follow from it."""
     then = checkpoint.run_facts.spec.get("job", {}).get("network", spec.network)
     if then != spec.network and not fits_replica(replica, checkpoint):
-        raise UserError(
-            f"checkpoint {checkpoint.path} was trained with --network {shown(then)}, but this run "
-            f"uses {shown(spec.network)}; resume with --network {shown(then)}, or start a new run"
-        )
+        raise other_setting(checkpoint.path, "network", then, spec.network)
 
 
-def _refuse_other_shards(checkpoint: Checkpoint, spec: JobSpec) -> None:
-    """Refuse another number of micro-shards, with which the run would compute other bits."""
-    then = checkpoint.run_facts.spec.get("job", {}).get("shards", 0)
-    if then != spec.shards:
-        raise UserError(
-            f"checkpoint {checkpoint.path} was trained with --shards {shown(then)}, but this run "
-            f"uses {spec.shards}; resume with --shards {shown(then)}, or start a new run"
-        )
-
-
-def _refuse_other_validation(checkpoint: Checkpoint, spec: JobSpec) -> None:
-    """Refuse another share for validation, with which minibatches would be others."""
-    then = checkpoint.run_facts.spec.get("job", {}).get("validation", 0.0)
-    if then != spec.validation:
-        raise UserError(
-            f"checkpoint {checkpoint.path} was trained with --validation {shown(then)}, but this "
-            f"run uses {spec.validation:g}; resume with --validation {shown(then)}, or start a new "
-            "run"
-        )
+def _refuse_other_minibatches(checkpoint: Checkpoint, spec: JobSpec) -> None:
+    """Refuse settings with which the run would compute other bits, or on other minibatches."""
+    before = checkpoint.run_facts.spec.get("job", {})
+    for name, default in (("shards", 0), ("validation", 0.0)):
+        then, now = before.get(name, default), getattr(spec, name)
+        if then != now:
+            raise other_setting(checkpoint.path, name, then, now)
 
 
 def _refuse_other_data(checkpoint: Checkpoint, run_spec: RunSpec) -> None:
