@@ -222,7 +222,7 @@ def test_a_kernel_that_raises(pool: ThreadPool) -> None:
     marks.check()
 
 
-@pytest.mark.parametrize("size", [(3, 2), (4, 3), (4, 1)], ids=str)
+@pytest.mark.parametrize("size", [(1, 0), (2, 1), (3, 2), (4, 3), (4, 1), (3, 0)], ids=str)
 def test_closed_in_the_middle(size: tuple[int, int]) -> None:
     """Threads end although launches never pause; the caller computes all items alone.
 
