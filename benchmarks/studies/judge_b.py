@@ -110,8 +110,7 @@ def _b3(results: Results) -> Verdict:
         low, high = _spans(gpu, "two_epochs_over_one")
         note = (
             f". On the GPU, two epochs of {next(iter(gpu.values()))['steps']} steps take "
-            f"{low:.2f} to {high:.2f} times as long as one: opening the data takes as long as many "
-            "steps"
+            f"{low:.2f} to {high:.2f} times as long as one"
         )
         names.append("additivity-gpu")
     worst = max(abs(ratio / 2 - 1) for ratio in ratios)

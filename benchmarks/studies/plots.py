@@ -181,6 +181,8 @@ def _variants(results: Results) -> Plot:
         axes.plot([p[0] for p in points.values()], [p[1] for p in points.values()], marker,
                   color=colour(role), label=text)  # fmt: skip
         for n, (x, y) in points.items():
+            if points is theirs and not n.startswith("stride"):
+                continue  # They lie next to ours.
             written = short.get(n, n.replace("stride ", "").replace(" filters", ""))
             # Labels of points that lie next to others are below them.
             offset = (-4, -10) if "," in n or n == "base" else (3, 4)
