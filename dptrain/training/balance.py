@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from dptrain.plan.shares import (
     better_counts,
     equal_counts,
     proportional_counts,
+    step_time,
 )
 from dptrain.training.resources import make_replica, open_shared_arrays, share_state
 from dptrain.training.settings import MEASURED, OFF
@@ -46,9 +48,12 @@ captured."""
 FIRST_WITHOUT = 3
 """Number of the computation from which on a rank can have no samples; the measurements before
 consist of a few steps."""
-RETRY_AFTER = 8
-"""Computations, of `MAX_STEPS` steps in the end, after which ranks without samples are measured
-again, for `FIRST_STEPS` steps. Whatever made them slow may have ended."""
+RETRY_STEPS = 2048
+"""Fewest steps after which ranks without samples are measured again, for `FIRST_STEPS` steps.
+Whatever made them slow may have ended."""
+RETRY_COST = 0.01
+"""Largest part of the time for these measurements. Loaders and captured programs are replaced
+before and after one, which can take as long as hundreds of steps of a GPU."""
 MARGIN = 0.04
 """Smallest reduction of the time of the slowest rank for which shares change. Times of steps on a
 machine that others use, too, differ by a few percent."""
@@ -189,10 +194,11 @@ class Balancer:
         self._job, self._interval = job, FIRST_STEPS
         self._due: int | None = None
         self._measures = job.spec.balance == MEASURED and job.world.size > 1
-        if self._measures or job.is_mixed:
+        if self._measures or (job.is_mixed and alone(job.shares.counts) is None):
             self._due = first_step + FIRST_STEPS
         self._first_row, self._number = job.recorder.steps + WARM_UP, 0
-        self._num_without = 0
+        self._retry_step = 0
+        self._retry_began_s: float | None = None
 
     def is_due(self, step: int) -> bool:
         """Return True if `next_shares` is due after `step` steps; the same on all ranks."""
@@ -202,7 +208,8 @@ class Balancer:
         """Compute the shares; all ranks call this if it is due.
 
         Different backends round differently. So that their parameters do not drift apart, ranks
-        with other backends than rank 0 receive those of rank 0.
+        with other backends than rank 0 receive those of rank 0, unless one rank has all samples:
+        its engine then copies its parameters to the other ranks.
 
         Args:
             step: number of complete steps.
@@ -213,7 +220,7 @@ class Balancer:
         job = self._job
         self._interval = min(2 * self._interval, MAX_STEPS)
         self._due = step + self._interval
-        if job.is_mixed:
+        if job.is_mixed and alone(job.shares.counts) is None:
             share_state(job.world, job.replica, mixed=True)
         if not self._measures:
             return None
@@ -222,28 +229,25 @@ class Balancer:
             return None
         self._number += 1
         shares = self._shares_of(reports)
-        counts = self._counts(shares)
+        counts = self._counts(shares, step)
+        self._plan_retry(shares, counts, step, max(retry_s for *_, retry_s in reports))
         if counts == shares.counts:
             job.shares = shares
             return None
         self._first_row += WARM_UP
-        if 0 in shares.counts and 0 not in counts:
-            self._due = step + FIRST_STEPS
         return replace(shares, counts=counts)
 
-    def _counts(self, shares: Shares) -> Counts:
+    def _counts(self, shares: Shares, step: int) -> Counts:
         """Return the parts of each rank in the next steps.
 
         Args:
             shares: the present ones, with the measured rates.
+            step: number of complete steps.
         """
-        spec, ranks = self._job.spec, self._job.world.size
-        total = _total(spec)
-        rates = [rate * total / spec.batch_size for rate in shares.rates]
+        spec, rates, total = self._job.spec, self._part_rates(shares), _total(self._job.spec)
         if any(count and not rate for count, rate in zip(shares.counts, rates, strict=True)):
             return shares.counts  # The minibatch has fewer samples than parts.
-        self._num_without = self._num_without + 1 if 0 in shares.counts else 0
-        if self._num_without >= RETRY_AFTER and total >= ranks:
+        if 0 in shares.counts and step >= self._retry_step and total >= len(rates):
             return proportional_counts(rates, total, least=1)
         without = self._number >= FIRST_WITHOUT and has_idle_ranks(spec)
         return better_counts(
@@ -251,23 +255,50 @@ class Balancer:
             least=0 if without else min(1, min(shares.counts)), margin=MARGIN,
         )  # fmt: skip
 
+    def _part_rates(self, shares: Shares) -> list[float]:
+        """Return the parts of a minibatch that each rank processes in a second."""
+        spec = self._job.spec
+        return [rate * _total(spec) / spec.batch_size for rate in shares.rates]
+
+    def _plan_retry(self, shares: Shares, counts: Counts, step: int, retry_s: float) -> None:
+        """Decide when ranks without samples are measured again, and note when this begins.
+
+        Args:
+            shares: the present ones, with the measured rates.
+            counts: parts of each rank in the next steps.
+            step: number of complete steps.
+            retry_s: time in seconds since such a measurement began; 0 if none has now ended.
+        """
+        self._retry_began_s = None
+        if 0 in shares.counts and 0 not in counts:
+            self._retry_began_s, self._due = monotonic(), step + FIRST_STEPS
+        elif 0 in counts and (0 not in shares.counts or step >= self._retry_step):
+            steps = 2 * retry_s / RETRY_COST / step_time(
+                counts, self._part_rates(shares), shares.sum_s
+            )  # fmt: skip
+            self._retry_step = step + max(RETRY_STEPS, int(steps))
+        if alone(counts) is not None:
+            self._due = self._retry_step
+
     def _shares_of(self, reports: Sequence[Sequence[float]]) -> Shares:
         """Return the present shares with the rates that the ranks have measured."""
         before = self._job.shares
         # A rank without samples keeps the rate that it measured before.
         rates = tuple(
             samples / busy_s if samples else rate
-            for (samples, busy_s, _), rate in zip(reports, before.rates, strict=True)
+            for (samples, busy_s, *_), rate in zip(reports, before.rates, strict=True)
         )
         if alone(before.counts) is not None:
             return replace(before, rates=rates)
-        return replace(before, rates=rates, sum_s=min(sum_s for _, _, sum_s in reports))
+        return replace(before, rates=rates, sum_s=min(sum_s for _, _, sum_s, _ in reports))
 
     def _measure(self) -> list[float] | None:
-        """Return this rank's samples, and its time of computation and of sums, in a step.
+        """Return this rank's samples in a step, and times in seconds.
 
         Returns:
-            None if no step was timed since the last call.
+            The samples; the times of computation and of sums in a step; the time since ranks
+            without samples received some, 0 if they did not. None if no step was timed since the
+            last call.
         """
         recorder, only_timed = self._job.recorder, not self._job.engine.separates_sums
         rows = recorder.busy_times(self._first_row, only_timed=only_timed)
@@ -277,7 +308,9 @@ class Balancer:
         busy_ns = np.median(rows[:, 1])
         # Other programs make some sums longer.
         sum_ns = np.quantile(rows[:, 2], 0.25)
-        return [int(rows[-1, 0]), max(float(busy_ns), 1.0) / 1e9, float(sum_ns) / 1e9]
+        began_s = self._retry_began_s
+        retry_s = 0.0 if began_s is None else monotonic() - began_s
+        return [int(rows[-1, 0]), max(float(busy_ns), 1.0) / 1e9, float(sum_ns) / 1e9, retry_s]
 
 
 def _total(spec: JobSpec) -> int:

@@ -243,12 +243,44 @@ def test_a_rank_that_becomes_faster_has_samples_again(
 
     monkeypatch.setattr(Replica, "run_timed", slow)
     monkeypatch.setattr(balance, "MAX_STEPS", 4)
-    monkeypatch.setattr(balance, "RETRY_AFTER", 2)
+    monkeypatch.setattr(balance, "RETRY_STEPS", 8)
     trainer = _trained(
         connected, backend="reference", balance="measured", steps=60, callbacks=[AfterStep(note)]
     )
     assert len(alone_for) in range(4, 30)
     assert min(trainer.job.shares.counts) > 0
+
+
+@pytest.mark.parametrize(("cost", "expected"), [(1e-9, {1}), (1e9, {2, 3, 4})])
+def test_measuring_ranks_without_samples_again_takes_a_limited_part_of_the_time(
+    connected: World, monkeypatch: pytest.MonkeyPatch, cost: float, expected: set[int]
+) -> None:
+    if connected.size == 1:
+        pytest.skip("one rank has all samples")
+    run_timed, changes = Replica.run_timed, list[bool]()
+
+    def slow(self: Replica) -> Any:
+        time.sleep(self.context.n * (0.0 if connected.is_rank_zero else 0.05))
+        return run_timed(self)
+
+    def note(trainer: Trainer, result: Any) -> None:
+        is_alone = alone(trainer.job.shares.counts) is not None
+        if is_alone != (changes[-1:] == [True]):
+            changes.append(is_alone)
+
+    monkeypatch.setattr(Replica, "run_timed", slow)
+    monkeypatch.setattr(balance, "RETRY_STEPS", 8)
+    monkeypatch.setattr(balance, "RETRY_COST", cost)
+
+    def check() -> None:
+        changes.clear()
+        _trained(
+            connected, backend="reference", balance="measured", steps=80,
+            callbacks=[AfterStep(note)],
+        )  # fmt: skip
+        assert changes.count(False) in expected
+
+    repeat_if_disturbed(connected, check)
 
 
 def test_more_parts_than_samples(connected: World) -> None:
