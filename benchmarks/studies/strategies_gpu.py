@@ -34,7 +34,8 @@ def train(ranks: int, batch: int, strategy: str, transport: str, steps: int) -> 
             *launcher, sys.executable, "-m", "dptrain", "train", "--network", "solar",
             "--backend", "cuda", "--data", "synthetic", "--batch-size", str(batch),
             "--strategy", strategy, "--transport", transport, "--steps", str(steps),
-            "--baseline-steps", "0", "--evaluate-every", "0", "--run-dir", str(run),
+            "--baseline-steps", "0", "--evaluate-every", "0", "--checkpoint-every", "1000000",
+            "--run-dir", str(run),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         if done.returncode:
