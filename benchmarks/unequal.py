@@ -1,7 +1,7 @@
 """Compare the rate of unequal workers that train together with the sum of their separate rates.
 
     python -m benchmarks.unequal numba:4 numba:1 --network cifar --batch-size 512
-    python -m benchmarks.unequal cuda numba:15 --network cifar --batch-size 1024
+    python -m benchmarks.unequal cuda numba:15 --network cifar --batch-size 1024 --steps 6000
     python -m benchmarks.unequal numba:1 numba:1:3 --network model0     # the second is slowed down
 
 A worker is BACKEND, BACKEND:THREADS or BACKEND:THREADS:SLOWDOWN, and becomes one rank. A slowed
@@ -9,7 +9,8 @@ worker sleeps after each step until its computation has taken SLOWDOWN times as 
 
 Before anything is timed, the parameters after a few steps of all workers together are compared with
 those of the first worker alone. The rates are those of the second half of the steps, so that the
-shares have followed the speeds. Rounds of all runs alternate.
+shares have followed the speeds. A worker alone makes as many steps as take about `ALONE_S`. Rounds
+of all runs alternate.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from dptrain.training.persistence import load_checkpoint
 
 TIMEOUT_S = 1200
 CHECKED_STEPS = 3
+ALONE_S = 2.0
+"""Shortest time in seconds of the steps from which the rate of a worker alone is computed."""
 TOLERANCE = 5e-4
 """Largest difference of a parameter after `CHECKED_STEPS` steps, relative to the largest parameter.
 Other orders of additions in float32 change it by some 1e-7 in each step, but a ReLU near 0 or a
@@ -121,6 +124,15 @@ def rate_of(path: Path, batch_size: int) -> float:
     return batch_size / float(np.mean(steps[len(steps) // 2 :])) * 1e3
 
 
+def rate_alone(worker: Worker, setup: Setup, folder: Path) -> float:
+    """Return the samples per second of one worker."""
+    rate = rate_of(run([worker], setup.arguments(setup.alone_steps), folder), setup.batch_size)
+    steps = int(2 * ALONE_S * rate / setup.batch_size)
+    if steps <= setup.alone_steps:
+        return rate
+    return rate_of(run([worker], setup.arguments(steps), folder), setup.batch_size)
+
+
 def shares_of(path: Path) -> list[float]:
     """Return the last shares of the ranks."""
     found: list[list[float]] = [r["shares"] for r in records_of(path) if "shares" in r]
@@ -151,8 +163,7 @@ def measure(workers: Sequence[Worker], setup: Setup, rounds: int, folder: Path) 
     rates, together, shares = [list[float]() for _ in workers], list[float](), list[float]()
     for number in range(rounds):
         for worker, found in zip(workers, rates, strict=True):
-            path = run([worker], setup.arguments(setup.alone_steps), folder)
-            found.append(rate_of(path, setup.batch_size))
+            found.append(rate_alone(worker, setup, folder))
         path = run(workers, [*setup.arguments(setup.steps), "--balance", "measured"], folder)
         together.append(rate_of(path, setup.batch_size))
         shares = shares_of(path)
@@ -177,7 +188,7 @@ def main() -> None:
     parser.add_argument("--network", default="model0")
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--steps", type=int, default=240, help="steps of all workers together")
-    parser.add_argument("--alone-steps", type=int, default=60, help="steps of each worker alone")
+    parser.add_argument("--alone-steps", type=int, default=60, help="fewest of a worker alone")
     parser.add_argument("--shards", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
