@@ -233,39 +233,46 @@ struct Accumulators {
     static __device__ int top() { return threadIdx.x / 32 / WARPS_N * WARP_M; }
     static __device__ int left() { return threadIdx.x / 32 % WARPS_N * WARP_N; }
 
+#if TENSOR_CORES
+    // Multiply the terms of one instruction, from k on.
+    template <class A, class B> __device__ void add_step(const A& as, const B& bs, int k) {
+#if TF32X3
+        SplitFragment a, b[N_MMAS / 2];
+        unsigned words[4];
+#pragma unroll
+        for (int j = 0; j < N_MMAS / 2; ++j) {
+            load_fragment(words, bs, left() + j * 16, k);
+            b[j].split(words);
+        }
+#pragma unroll
+        for (int i = 0; i < M_MMAS; ++i) {
+            load_fragment(words, as, top() + i * 16, k);
+            a.split(words);
+            multiply_split(c[i], a, b);
+        }
+#else
+        unsigned a[M_MMAS][4], b[N_MMAS / 2][4];
+#pragma unroll
+        for (int i = 0; i < M_MMAS; ++i) load_fragment(a[i], as, top() + i * 16, k);
+#pragma unroll
+        for (int j = 0; j < N_MMAS / 2; ++j) load_fragment(b[j], bs, left() + j * 16, k);
+#pragma unroll
+        for (int i = 0; i < M_MMAS; ++i)
+#pragma unroll
+            for (int j = 0; j < N_MMAS; ++j)
+                mma(c[i][j], a[i], b[j / 2][j % 2], b[j / 2][j % 2 + 2]);
+#endif
+    }
+#endif
+
     template <class SliceA, class SliceB> __device__ void add(const SliceA& as, const SliceB& bs) {
 #if TF32X3 && TENSOR_CORES
         // Not unrolled, because the fragments of several steps would not fit into registers.
 #pragma unroll 1
-        for (int k = 0; k < TILE_K; k += STEP_K) {
-            SplitFragment a, b[N_MMAS / 2];
-            unsigned words[4];
-#pragma unroll
-            for (int j = 0; j < N_MMAS / 2; ++j) {
-                load_fragment(words, bs, left() + j * 16, k);
-                b[j].split(words);
-            }
-#pragma unroll
-            for (int i = 0; i < M_MMAS; ++i) {
-                load_fragment(words, as, top() + i * 16, k);
-                a.split(words);
-                multiply_split(c[i], a, b);
-            }
-        }
+        for (int k = 0; k < TILE_K; k += STEP_K) add_step(as, bs, k);
 #elif TENSOR_CORES
 #pragma unroll
-        for (int k = 0; k < TILE_K; k += STEP_K) {
-            unsigned a[M_MMAS][4], b[N_MMAS / 2][4];
-#pragma unroll
-            for (int i = 0; i < M_MMAS; ++i) load_fragment(a[i], as, top() + i * 16, k);
-#pragma unroll
-            for (int j = 0; j < N_MMAS / 2; ++j) load_fragment(b[j], bs, left() + j * 16, k);
-#pragma unroll
-            for (int i = 0; i < M_MMAS; ++i)
-#pragma unroll
-                for (int j = 0; j < N_MMAS; ++j)
-                    mma(c[i][j], a[i], b[j / 2][j % 2], b[j / 2][j % 2 + 2]);
-        }
+        for (int k = 0; k < TILE_K; k += STEP_K) add_step(as, bs, k);
 #else
         add_each(as, bs, TILE_K);
 #endif

@@ -1,4 +1,5 @@
-// Fully connected layers for small batches (skinny GEMM), tf32 and bf16 only:
+// Fully connected layers for small batches (skinny GEMM), by tensor cores: tf32, bf16, and fp32 by
+// 3xTF32 (mma.cuh).
 //
 //     forward         y  = epilogue(x w + b)     x (N, inputs), w (inputs, outputs), b (outputs,)
 //     backward_input  dx = dz wᵀ                 y, dy (N, outputs), dx (N, inputs)
@@ -16,7 +17,7 @@
 // dptrain/backends/cuda/skinny_gemm.py chooses the configuration and the dynamic shared memory.
 
 #ifndef PRECISION
-#define PRECISION 2  // This kernel exists for tf32 and bf16 only.
+#define PRECISION 2  // Without tensor cores, fp32 has no such kernel.
 #endif
 #ifndef TILE_M
 #define TILE_M 32
@@ -53,17 +54,18 @@ struct Samples {
     __device__ Number element(int i, int k) const {
         return round_operands(Pack<Number>{*at(i, k)}).at[0];
     }
-#if __CUDA_ARCH__ >= 800
-    __device__ void fragment(unsigned (&fragment)[4], int i, int k) const {
-        const int lane = threadIdx.x % 32;
-        ldmatrix_x4(fragment, at(i + lane % 16, k + lane / 16 * PACK));
+};
+
+#if TENSOR_CORES
+__device__ inline void load_fragment(unsigned (&words)[4], const Samples& samples, int i, int k) {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4(words, samples.at(i + lane % 16, k + lane / 16 * PACK));
 #if PRECISION == 1
 #pragma unroll
-        for (unsigned& word : fragment) word = __float_as_uint(to_tf32(__uint_as_float(word)));
+    for (unsigned& word : words) word = __float_as_uint(to_tf32(__uint_as_float(word)));
 #endif
-    }
+}
 #endif
-};
 
 // Operand B in shared memory: float32 weights as in global memory, rounded when they are read. A
 // row holds the terms of one column (K_MAJOR) or the columns of one term.
@@ -77,27 +79,8 @@ template <bool K_MAJOR> struct Weights {
         return data[K_MAJOR ? column * STRIDE + k : k * STRIDE + column];
     }
     __device__ float element(int column, int k) const {
-#if PRECISION == 1
-        return to_tf32(at(column, k));
-#else
-        return to_float(to_bfloat16(at(column, k)));
-#endif
+        return to_float(round_operand(at(column, k)));
     }
-#if __CUDA_ARCH__ >= 800
-    // Fragment of eight columns from j on, for the terms of one instruction from k on.
-    __device__ void fragment(unsigned (&fragment)[2], int j, int k) const {
-        const int column = j + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-        for (int q = 0; q < 2; ++q) {
-#if PRECISION == 1
-            fragment[q] = __float_as_uint(to_tf32(at(column, k + t + q * 4)));
-#else
-            const int first = k + t * 2 + q * 8;
-            fragment[q] = pack_bfloat16x2(at(column, first), at(column, first + 1));
-#endif
-        }
-    }
-#endif
 
     // Start copies of the rows from `top` on, out of `rows` rows with `length` elements, from
     // element `left` on.
@@ -114,6 +97,25 @@ template <bool K_MAJOR> struct Weights {
     }
 };
 
+#if TENSOR_CORES
+// Load the fragment of 16 columns from j on, as in mma.cuh.
+template <bool K_MAJOR>
+__device__ inline void load_fragment(unsigned (&words)[4], const Weights<K_MAJOR>& weights, int j,
+                                     int k) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+        const int column = j + g + q % 2 * 8;
+#if PRECISION < 2
+        words[q] = __float_as_uint(round_operand(weights.at(column, k + t + q / 2 * 4)));
+#else
+        const int first = k + t * 2 + q / 2 * 8;
+        words[q] = pack_bfloat16x2(weights.at(column, first), weights.at(column, first + 1));
+#endif
+    }
+}
+#endif
+
 // Multiply all terms of the block, add the groups and pass the tile to `store` as in gemm.cuh. The
 // contents of shared memory are overwritten.
 template <class B, class Store>
@@ -121,20 +123,12 @@ __device__ void multiply_block(const Samples& a, const B& b, void* memory, const
     cp_async_wait_all();
     __syncthreads();
     Accumulators acc;
-#if __CUDA_ARCH__ >= 800
-#pragma unroll 4
-    for (int k = threadIdx.y * STEP_K; k < BLOCK_K; k += K_GROUPS * STEP_K) {
-        unsigned rows[Accumulators::M_MMAS][4], columns[Accumulators::N_MMAS][2];
-#pragma unroll
-        for (int i = 0; i < Accumulators::M_MMAS; ++i) a.fragment(rows[i], i * 16, k);
-#pragma unroll
-        for (int j = 0; j < Accumulators::N_MMAS; ++j)
-            b.fragment(columns[j], Accumulators::left() + j * 8, k);
-#pragma unroll
-        for (int i = 0; i < Accumulators::M_MMAS; ++i)
-#pragma unroll
-            for (int j = 0; j < Accumulators::N_MMAS; ++j)
-                mma(acc.c[i][j], rows[i], columns[j][0], columns[j][1]);
+#if TENSOR_CORES
+#pragma unroll(TF32X3 ? 1 : 4)
+    for (int k = threadIdx.y * STEP_K; k < BLOCK_K; k += K_GROUPS * STEP_K) acc.add_step(a, b, k);
+    if (TF32X3 && __syncthreads_or(acc.any_needs_scalar_sum())) {
+        acc = {};
+        if (threadIdx.y == 0) acc.add_each(a, b, BLOCK_K);
     }
 #else
     if (threadIdx.y == 0) acc.add_each(a, b, BLOCK_K);

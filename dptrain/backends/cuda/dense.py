@@ -9,7 +9,7 @@ import numpy as np
 from dptrain.backends.cuda import skinny_gemm
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
-from dptrain.backends.cuda.hardware import limits_of
+from dptrain.backends.cuda.hardware import ELEMENT_BYTES, limits_of
 from dptrain.backends.cuda.launching import launch_reduction
 from dptrain.backends.cuda.weighted import WeightedOperation
 from dptrain.backends.replica import Context, Kernel
@@ -146,7 +146,10 @@ class DenseGemm(WeightedOperation):
 
 
 class SkinnyDenseGemm(DenseGemm):
-    """Dense layers with few samples and many weights, whose time is that of reading the weights."""
+    """Dense layers with few samples and many weights, whose time is that of reading the weights.
+
+    In fp32, the weight gradient has too few terms for 3xTF32, so the general kernel computes it.
+    """
 
     FILE = "skinny_gemm.cu"
 
@@ -154,8 +157,9 @@ class SkinnyDenseGemm(DenseGemm):
     def supports(cls, group: Group, setting: Setting) -> bool:
         """Return whether the kernels exist for a group and are faster."""
         return isinstance(group.head.layer, Dense) and skinny_gemm.is_worthwhile(
-            setting.precision, setting.batch_size, math.prod(dense_shape(group))
-        )
+            setting.precision, setting.batch_size, math.prod(dense_shape(group)),
+            limits_of(setting),
+        )  # fmt: skip
 
     @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
@@ -169,6 +173,8 @@ class SkinnyDenseGemm(DenseGemm):
 
     @classmethod
     def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        if setting.precision not in ELEMENT_BYTES:
+            return super().wgrad_config(group, setting)
         outputs = group.head.output_shape[0]
         return skinny_gemm.wgrad_config(setting.precision, setting.batch_size, outputs)
 
@@ -186,6 +192,8 @@ class SkinnyDenseGemm(DenseGemm):
         return self.forward_product(self.FILE, self.forward_config(self.group, self.setting))
 
     def backward_weight(self) -> Kernel:
+        if self.precision not in ELEMENT_BYTES:
+            return super().backward_weight()
         return self.dense_wgrad("skinny_gemm_backward_weight.cu")
 
     def backward_input(self) -> Kernel:

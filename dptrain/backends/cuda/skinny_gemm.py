@@ -14,7 +14,12 @@ from typing import ClassVar
 
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
-from dptrain.backends.cuda.hardware import ELEMENT_BYTES, WARP_SIZE
+from dptrain.backends.cuda.hardware import (
+    ELEMENT_BYTES,
+    MIN_TF32X3_TERMS,
+    WARP_SIZE,
+    allows_tf32x3,
+)
 from dptrain.plan.limits import DeviceLimits
 
 TILE_SAMPLES = 32
@@ -45,7 +50,7 @@ LATENCY, BLOCK_BANDWIDTH, BANDWIDTH = 0.6, 8e4, 4.5e6
 """Latency of the first load in µs; bandwidth of one block and of all blocks in bytes per µs."""
 
 STEP_TIME = 0.05
-"""Time of a tensor-core step along K, in µs."""
+"""Time of a tensor-core step along K, in µs; 3xTF32 takes three times as long."""
 
 SECOND_PASS, ADD_BANDWIDTH = 1.2, 3e6
 """Split-K reduction: fixed time in µs, and bytes of parts written and read per µs."""
@@ -58,13 +63,13 @@ class SkinnyTile:
     Attributes:
         columns: of a tile.
         terms: of the sum that a block computes.
-        element_bytes: of an activation.
+        precision: fp32 (by 3xTF32), tf32 or bf16.
         k_contiguous: whether consecutive terms of the weights are contiguous (backward-input).
     """
 
     columns: int
     terms: int
-    element_bytes: int
+    precision: str
     k_contiguous: bool = False
 
     ALGORITHM: ClassVar[str] = "skinny GEMM"
@@ -80,7 +85,7 @@ class SkinnyTile:
         return {
             "TILE_M": TILE_SAMPLES, "TILE_N": self.columns, "WARP_M": TILE_SAMPLES, "WARP_N": 16,
             "TILE_K_WORDS": 16, "PREFETCH_STEPS": 1, "K_GROUPS": self.k_groups,
-            "BLOCK_K": self.terms,
+            "BLOCK_K": self.terms, **({"TF32X3": 1} if self.precision == "fp32" else {}),
         }  # fmt: skip
 
     @property
@@ -94,11 +99,12 @@ class SkinnyTile:
         padded = self.columns * (self.terms + 4) if self.k_contiguous else (
             self.terms * (self.columns + 8)
         )  # fmt: skip
-        operands = 4 * padded + TILE_SAMPLES * (self.terms * self.element_bytes + 16)
+        operands = 4 * padded + TILE_SAMPLES * (self.terms * _element_bytes(self.precision) + 16)
         return max(operands, 4 * (self.k_groups - 1) * TILE_SAMPLES * self.columns)
 
     def __str__(self) -> str:
-        return f"{TILE_SAMPLES}x{self.columns}, {self.terms} terms"
+        tf32x3 = "/3xtf32" if self.precision == "fp32" else ""
+        return f"{TILE_SAMPLES}x{self.columns}{tf32x3}, {self.terms} terms"
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks of a product of rows × columns whose sum is split into `parts`."""
@@ -110,8 +116,9 @@ class SkinnyTile:
         resident = limits.multiprocessors * blocks_per_sm
         waves, nbytes = max(blocks / resident, 1.0), self.shared_bytes
         load = max(nbytes / BLOCK_BANDWIDTH, min(blocks, resident) * nbytes / BANDWIDTH)
-        steps = self.terms * self.element_bytes / 32 / self.k_groups
-        return LATENCY + waves * (load + STEP_TIME * steps)
+        steps = self.terms * _element_bytes(self.precision) / 32 / self.k_groups
+        step_time = STEP_TIME * (3 if self.precision == "fp32" else 1)
+        return LATENCY + waves * (load + step_time * steps)
 
 
 @dataclass(frozen=True)
@@ -163,9 +170,10 @@ class SkinnyWgradTile:
         return ceil_div(rows - 1, self.ROWS), ceil_div(columns, self.columns), parts
 
 
-def is_worthwhile(precision: str, batch_size: int, weights: int) -> bool:
+def is_worthwhile(precision: str, batch_size: int, weights: int, limits: DeviceLimits) -> bool:
     """Return whether the kernels exist for a layer of `weights` weights and are faster."""
-    return precision in ELEMENT_BYTES and batch_size <= MAX_SAMPLES and weights >= MIN_WEIGHTS
+    exists = precision in ELEMENT_BYTES or allows_tf32x3(precision, limits)
+    return exists and batch_size <= MAX_SAMPLES and weights >= MIN_WEIGHTS
 
 
 def select_forward_config(
@@ -192,17 +200,17 @@ def rank_forward_configs(
     configs = (
         GemmConfig(tile, SplitK(ceil_div(inputs, tile.terms), tile.terms))
         for columns in COLUMN_CHOICES
-        for tile in _split_candidates(columns, inputs, ELEMENT_BYTES[precision])
+        for tile in _split_candidates(columns, inputs, precision)
         if tile.shared_bytes <= min(MAX_SHARED_BYTES, limits.shared_bytes)
     )
     return ((estimate(config), config) for config in configs)
 
 
-def _split_candidates(columns: int, terms: int, element_bytes: int) -> Iterator[SkinnyTile]:
+def _split_candidates(columns: int, terms: int, precision: str) -> Iterator[SkinnyTile]:
     """Yield tiles from the whole sum down to `K_MULTIPLE` terms, in steps of about 4/5."""
     parts = 1
     while True:
-        tile = SkinnyTile(columns, _padded(ceil_div(terms, parts)), element_bytes)
+        tile = SkinnyTile(columns, _padded(ceil_div(terms, parts)), precision)
         yield tile
         if tile.terms == K_MULTIPLE:
             return
@@ -212,10 +220,15 @@ def _split_candidates(columns: int, terms: int, element_bytes: int) -> Iterator[
 def select_backward_input_tile(
     precision: str, batch_size: int, inputs: int, outputs: int, limits: DeviceLimits
 ) -> SkinnyTile | None:
-    """Return the tile of the input gradient; None if there are too many outputs for one pass."""
-    element_bytes = ELEMENT_BYTES[precision]
+    """Return the tile of the input gradient.
+
+    Returns:
+        None if there are too many outputs for one pass, or too few for 3xTF32.
+    """
+    if precision == "fp32" and outputs < MIN_TF32X3_TERMS:
+        return None
     tiles = (
-        SkinnyTile(columns, _padded(outputs), element_bytes, k_contiguous=True)
+        SkinnyTile(columns, _padded(outputs), precision, k_contiguous=True)
         for columns in COLUMN_CHOICES
     )
     most = min(MAX_SHARED_BYTES, limits.shared_bytes)
@@ -227,12 +240,17 @@ def select_backward_input_tile(
 
 
 def wgrad_config(precision: str, batch_size: int, outputs: int) -> GemmConfig:
-    """Return the configuration of the weight gradient."""
+    """Return the configuration of the weight gradient in tf32 or bf16."""
     warps = min(ceil_div(outputs, SkinnyWgradTile.WARP_EXTENT), 4)
     columns = SkinnyWgradTile.WARP_EXTENT << (warps - 1).bit_length()
     samples = ceil_div(batch_size, TILE_SAMPLES) * TILE_SAMPLES
     tile = SkinnyWgradTile(columns, samples, ELEMENT_BYTES[precision])
     return GemmConfig(tile, SplitK(1, batch_size))
+
+
+def _element_bytes(precision: str) -> int:
+    """Return the bytes of an activation."""
+    return ELEMENT_BYTES["tf32" if precision == "fp32" else precision]
 
 
 def _padded(terms: int) -> int:

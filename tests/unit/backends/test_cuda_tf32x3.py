@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import halo_convolution, hardware
+from dptrain.backends.cuda import halo_convolution, hardware, skinny_gemm
 from dptrain.backends.cuda.gemm_tiles import GemmTile, select_gemm_config
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES
@@ -102,10 +102,12 @@ def chain(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     return total
 
 
+@pytest.mark.parametrize(("kernels", "n"), [("general", 67), ("skinny", 35)])
 def test_errors_are_below_those_of_a_chain_of_multiply_adds(
-    monkeypatch: pytest.MonkeyPatch,
+    kernels: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n, inputs, outputs = 67, 300, 20
+    monkeypatch.setattr(skinny_gemm, "MIN_WEIGHTS", 0 if kernels == "skinny" else math.inf)
+    inputs, outputs = 300, 20
     network = Network((inputs,), [Dense(outputs)], MeanSquaredError())
     replica = replica_of(network, n, ALWAYS, monkeypatch)
     x, y = batch(network, n)
@@ -165,6 +167,26 @@ def test_operands_that_are_not_finite_have_the_results_of_float32(
         np.testing.assert_allclose(
             ours[name][finite], expected[finite], rtol=1e-4, atol=1e-4 + 1e-6 * scale
         )
+    assert not np.isfinite(plain["output"]).all() or value == 3.4e38
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 3.4e38])
+def test_skinny_products_that_are_not_finite_are_those_of_float32(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network((200,), [Dense(33)], MeanSquaredError())
+    x, y = batch(network, 3)
+    x[1, 7] = value
+    got = []
+    for fewest in (0, math.inf):
+        monkeypatch.setattr(skinny_gemm, "MIN_WEIGHTS", fewest)
+        replica = replica_of(network, 3, ALWAYS if not fewest else math.inf, monkeypatch)
+        weights = replica.parameters["dense1.weight"]
+        replica.parameters["dense1.weight"] = np.where(weights > 0, 0.25, -0.5).astype(np.float32)
+        got.append(results(replica, x, y))
+    ours, plain = got
+    for name, expected in plain.items():
+        np.testing.assert_allclose(ours[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
     assert not np.isfinite(plain["output"]).all() or value == 3.4e38
 
 
