@@ -75,13 +75,14 @@ struct StoreOutput {
     int rows, columns, sample_rows;
     Dropout dropout;
 
-    template <int N>
-    __device__ void operator()(int row, int column, const float (&values)[4][N]) const {
+    // values[m][n] as in gemm.cuh. A pooling window has M = 4 members.
+    template <int M, int N>
+    __device__ void operator()(int row, int column, const float (&values)[M][N]) const {
 #if EPILOGUE == 2
         if (window_of(row) < rows) pooling_window(window_of(row), column, values);
 #else
 #pragma unroll
-        for (int m = 0; m < 4; ++m) {
+        for (int m = 0; m < M; ++m) {
             const int i = row + m * MEMBER_STEP;
             if (i < rows) pixel(i, column, values[m]);
         }

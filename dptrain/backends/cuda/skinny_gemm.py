@@ -23,7 +23,7 @@ from dptrain.backends.cuda.hardware import (
 from dptrain.plan.limits import DeviceLimits
 
 TILE_SAMPLES = 32
-"""Samples of a tile."""
+"""Samples of a tile; with at most 16 samples, a tile has 16."""
 
 MAX_SAMPLES = 64
 """With more samples, weights are reused so often that the general kernels are faster."""
@@ -50,10 +50,11 @@ LATENCY, BLOCK_BANDWIDTH, BANDWIDTH = 0.6, 8e4, 4.5e6
 """Latency of the first load in µs; bandwidth of one block and of all blocks in bytes per µs."""
 
 STEP_TIME = 0.05
-"""Time of a tensor-core step along K, in µs; 3xTF32 takes three times as long."""
+"""Time of a tensor-core step along K of 32 samples, in µs; 3xTF32 takes three times as long."""
 
-SECOND_PASS, ADD_BANDWIDTH = 1.2, 3e6
-"""Split-K reduction: fixed time in µs, and bytes of parts written and read per µs."""
+SECOND_PASS, ADD_BANDWIDTH, ADD_PART = 1.2, 3e6, 0.006
+"""Split-K reduction: fixed time in µs, bytes of parts written and read per µs, and the shortest
+time of a part, because a thread adds an eighth of the parts one after another."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,14 @@ class SkinnyTile:
     """Tile configuration of the forward and backward-input products.
 
     Attributes:
+        samples: of a tile.
         columns: of a tile.
         terms: of the sum that a block computes.
         precision: fp32 (by 3xTF32), tf32 or bf16.
         k_contiguous: whether consecutive terms of the weights are contiguous (backward-input).
     """
 
+    samples: int
     columns: int
     terms: int
     precision: str
@@ -83,7 +86,7 @@ class SkinnyTile:
     def defines(self) -> dict[str, int]:
         """Macros of ``skinny_gemm.cu``."""
         return {
-            "TILE_M": TILE_SAMPLES, "TILE_N": self.columns, "WARP_M": TILE_SAMPLES, "WARP_N": 16,
+            "TILE_M": self.samples, "TILE_N": self.columns, "WARP_M": self.samples, "WARP_N": 16,
             "TILE_K_WORDS": 16, "PREFETCH_STEPS": 1, "K_GROUPS": self.k_groups,
             "BLOCK_K": self.terms, **({"TF32X3": 1} if self.precision == "fp32" else {}),
         }  # fmt: skip
@@ -99,16 +102,16 @@ class SkinnyTile:
         padded = self.columns * (self.terms + 4) if self.k_contiguous else (
             self.terms * (self.columns + 8)
         )  # fmt: skip
-        operands = 4 * padded + TILE_SAMPLES * (self.terms * _element_bytes(self.precision) + 16)
-        return max(operands, 4 * (self.k_groups - 1) * TILE_SAMPLES * self.columns)
+        operands = 4 * padded + self.samples * (self.terms * _element_bytes(self.precision) + 16)
+        return max(operands, 4 * (self.k_groups - 1) * self.samples * self.columns)
 
     def __str__(self) -> str:
         tf32x3 = "/3xtf32" if self.precision == "fp32" else ""
-        return f"{TILE_SAMPLES}x{self.columns}{tf32x3}, {self.terms} terms"
+        return f"{self.samples}x{self.columns}{tf32x3}, {self.terms} terms"
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks of a product of rows × columns whose sum is split into `parts`."""
-        return ceil_div(rows, TILE_SAMPLES), ceil_div(columns, self.columns), parts
+        return ceil_div(rows, self.samples), ceil_div(columns, self.columns), parts
 
     def time_us(self, blocks: int, limits: DeviceLimits) -> float:
         """Return the estimated time of `blocks` blocks in µs."""
@@ -117,7 +120,7 @@ class SkinnyTile:
         waves, nbytes = max(blocks / resident, 1.0), self.shared_bytes
         load = max(nbytes / BLOCK_BANDWIDTH, min(blocks, resident) * nbytes / BANDWIDTH)
         steps = self.terms * _element_bytes(self.precision) / 32 / self.k_groups
-        step_time = STEP_TIME * (3 if self.precision == "fp32" else 1)
+        step_time = STEP_TIME * self.samples / 32 * (3 if self.precision == "fp32" else 1)
         return LATENCY + waves * (load + step_time * steps)
 
 
@@ -194,23 +197,26 @@ def rank_forward_configs(
         assert isinstance(tile, SkinnyTile)
         time = tile.time_us(math.prod(tile.grid(batch_size, outputs, split_k.count)), limits)
         if split_k.count > 1:
-            time += SECOND_PASS + 8 * split_k.count * batch_size * outputs / ADD_BANDWIDTH
+            part_time = max(8 * batch_size * outputs / ADD_BANDWIDTH, ADD_PART)
+            time += SECOND_PASS + split_k.count * part_time
         return time
 
     configs = (
         GemmConfig(tile, SplitK(ceil_div(inputs, tile.terms), tile.terms))
         for columns in COLUMN_CHOICES
-        for tile in _split_candidates(columns, inputs, precision)
+        for tile in _split_candidates(_tile_samples(batch_size), columns, inputs, precision)
         if tile.shared_bytes <= min(MAX_SHARED_BYTES, limits.shared_bytes)
     )
     return ((estimate(config), config) for config in configs)
 
 
-def _split_candidates(columns: int, terms: int, precision: str) -> Iterator[SkinnyTile]:
+def _split_candidates(
+    samples: int, columns: int, terms: int, precision: str
+) -> Iterator[SkinnyTile]:
     """Yield tiles from the whole sum down to `K_MULTIPLE` terms, in steps of about 4/5."""
     parts = 1
     while True:
-        tile = SkinnyTile(columns, _padded(ceil_div(terms, parts)), precision)
+        tile = SkinnyTile(samples, columns, _padded(ceil_div(terms, parts)), precision)
         yield tile
         if tile.terms == K_MULTIPLE:
             return
@@ -228,7 +234,7 @@ def select_backward_input_tile(
     if precision == "fp32" and outputs < MIN_TF32X3_TERMS:
         return None
     tiles = (
-        SkinnyTile(columns, _padded(outputs), precision, k_contiguous=True)
+        SkinnyTile(_tile_samples(batch_size), columns, _padded(outputs), precision, True)
         for columns in COLUMN_CHOICES
     )
     most = min(MAX_SHARED_BYTES, limits.shared_bytes)
@@ -246,6 +252,10 @@ def wgrad_config(precision: str, batch_size: int, outputs: int) -> GemmConfig:
     samples = ceil_div(batch_size, TILE_SAMPLES) * TILE_SAMPLES
     tile = SkinnyWgradTile(columns, samples, ELEMENT_BYTES[precision])
     return GemmConfig(tile, SplitK(1, batch_size))
+
+
+def _tile_samples(batch_size: int) -> int:
+    return TILE_SAMPLES // 2 if batch_size <= TILE_SAMPLES // 2 else TILE_SAMPLES
 
 
 def _element_bytes(precision: str) -> int:

@@ -39,19 +39,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("columns", COLUMN_CHOICES)
+@pytest.mark.parametrize("n", [5, TILE_SAMPLES + 3])
 def test_every_tile_computes_the_same(
-    precision: str, columns: int, monkeypatch: pytest.MonkeyPatch
+    precision: str, columns: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two tiles of samples, blocks and threads in random order, races reported."""
+    """One or two tiles of samples, blocks and threads in random order, races reported."""
     emulator = Emulator(seed=3)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     monkeypatch.setattr(skinny_gemm, "COLUMN_CHOICES", (columns,))
-    n = TILE_SAMPLES + 3
     if columns in (32, 128):  # As if blocks had room for no more.
         monkeypatch.setattr(
             skinny_gemm,
             "MAX_SHARED_BYTES",
-            SkinnyTile(columns, 48, precision).shared_bytes,
+            SkinnyTile(TILE_SAMPLES, columns, 48, precision).shared_bytes,
         )
     ours = make_replica(DEEP, "cuda", n, precision=precision)
     in_parts = any("forward_partial" in name for name in ours.plan.buffers)

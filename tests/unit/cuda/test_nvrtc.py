@@ -113,7 +113,7 @@ def test_skinny_gemm_compiles(precision: int, architecture: int, compiler: Compi
     name = ("fp32", "tf32", "bf16")[precision]
     forward, backward = (
         skinny_gemm.select_forward_config(name, 32, 33856, 128, DEFAULT_LIMITS).tile,
-        skinny_gemm.SkinnyTile(16, 112, name),
+        skinny_gemm.SkinnyTile(16, 16, 112, name),
     )
     for defines in (forward.defines, replace(backward, k_contiguous=True).defines):
         steps = {
