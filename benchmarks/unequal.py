@@ -9,8 +9,10 @@ worker sleeps after each step until its computation has taken SLOWDOWN times as 
 
 Before anything is timed, the parameters after a few steps of all workers together are compared with
 those of the first worker alone. The rates are those of the second half of the steps, so that the
-shares have followed the speeds. A worker alone makes as many steps as take about `ALONE_S`. Rounds
-of all runs alternate.
+shares have followed the speeds. A worker alone makes as many steps as take about `ALONE_S`. Then
+all workers do the same at the same time, each for itself: cores that share caches, memory or a
+limit of power slow each other down, which no division of the work avoids. Rounds of all runs
+alternate.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +97,8 @@ class Setup:
         ]  # fmt: skip
 
 
-def run(workers: Sequence[Worker], arguments: Sequence[str], folder: Path) -> Path:
-    """Train with one rank per worker; return the run directory."""
-    path = folder / "run"
+def run(workers: Sequence[Worker], arguments: Sequence[str], path: Path) -> Path:
+    """Train with one rank per worker; return the run directory, which is `path`."""
     shutil.rmtree(path, ignore_errors=True)
     full = (*arguments, "--run-dir", str(path))
     command = workers[0].command(*full)
@@ -124,13 +127,27 @@ def rate_of(path: Path, batch_size: int) -> float:
     return batch_size / float(np.mean(steps[len(steps) // 2 :])) * 1e3
 
 
-def rate_alone(worker: Worker, setup: Setup, folder: Path) -> float:
+def train_alone(setup: Setup, worker: Worker, steps: int, path: Path) -> float:
     """Return the samples per second of one worker."""
-    rate = rate_of(run([worker], setup.arguments(setup.alone_steps), folder), setup.batch_size)
+    return rate_of(run([worker], setup.arguments(steps), path), setup.batch_size)
+
+
+def rate_alone(worker: Worker, setup: Setup, path: Path) -> tuple[float, int]:
+    """Return the samples per second of one worker, and in how many steps they were measured."""
+    rate = train_alone(setup, worker, setup.alone_steps, path)
     steps = int(2 * ALONE_S * rate / setup.batch_size)
     if steps <= setup.alone_steps:
-        return rate
-    return rate_of(run([worker], setup.arguments(steps), folder), setup.batch_size)
+        return rate, setup.alone_steps
+    return train_alone(setup, worker, steps, path), steps
+
+
+def rates_at_once(
+    workers: Sequence[Worker], setup: Setup, steps: Sequence[int], folder: Path
+) -> list[float]:
+    """Return the rates of workers that train at the same time, each for itself."""
+    paths = [folder / str(number) for number in range(len(workers))]
+    with ThreadPoolExecutor(len(workers)) as executor:
+        return list(executor.map(partial(train_alone, setup), workers, steps, paths))
 
 
 def shares_of(path: Path) -> list[float]:
@@ -142,9 +159,10 @@ def shares_of(path: Path) -> list[float]:
 def check(workers: Sequence[Worker], setup: Setup, folder: Path) -> float:
     """Return the largest relative difference of parameters from those of the first worker alone."""
     arguments = [*setup.arguments(CHECKED_STEPS), "--learning-rate", "0.001"]
-    alone = load_checkpoint(run(workers[:1], arguments, folder)).arrays
+    alone = load_checkpoint(run(workers[:1], arguments, folder / "run")).arrays
     shares = ",".join(str(1 + i) for i in range(len(workers)))
-    together = load_checkpoint(run(workers, [*arguments, "--balance", shares], folder)).arrays
+    path = run(workers, [*arguments, "--balance", shares], folder / "run")
+    together = load_checkpoint(path).arrays
     differences = [
         float(np.abs(together[name] - alone[name]).max() / np.abs(alone[name]).max())
         for name in alone
@@ -160,23 +178,32 @@ def check(workers: Sequence[Worker], setup: Setup, folder: Path) -> float:
 
 def measure(workers: Sequence[Worker], setup: Setup, rounds: int, folder: Path) -> None:
     """Print the rates of every round, and their medians."""
-    rates, together, shares = [list[float]() for _ in workers], list[float](), list[float]()
+    rates, sums_at_once, together = [list[float]() for _ in workers], list[float](), list[float]()
     for number in range(rounds):
-        for worker, found in zip(workers, rates, strict=True):
-            found.append(rate_alone(worker, setup, folder))
-        path = run(workers, [*setup.arguments(setup.steps), "--balance", "measured"], folder)
+        alone = [rate_alone(worker, setup, folder / "run") for worker in workers]
+        for found, (rate, _) in zip(rates, alone, strict=True):
+            found.append(rate)
+        at_once = rates_at_once(workers, setup, [steps for _, steps in alone], folder)
+        sums_at_once.append(sum(at_once))
+        balanced = [*setup.arguments(setup.steps), "--balance", "measured"]
+        path = run(workers, balanced, folder / "run")
         together.append(rate_of(path, setup.batch_size))
-        shares = shares_of(path)
-        separate = [found[-1] for found in rates]
         print(
-            f"round {number + 1}: alone {', '.join(f'{rate:,.0f}' for rate in separate)}; together "
-            f"{together[-1]:,.0f} samples/s, shares {', '.join(f'{s:.1%}' for s in shares)}",
+            f"round {number + 1}: alone {listed([rate for rate, _ in alone])}; at the same time "
+            f"{listed(at_once)}; together {together[-1]:,.0f} samples/s, shares "
+            f"{', '.join(f'{share:.1%}' for share in shares_of(path))}",
             flush=True,
         )
     medians, joint = [float(np.median(found)) for found in rates], float(np.median(together))
     print(f"ratio of the rates: {max(medians) / min(medians):.1f}")
-    print(f"together / sum of the rates: {joint / sum(medians):.3f}")
-    print(f"together / fastest alone:    {joint / max(medians):.3f}")
+    print(f"together / sum of the rates:                  {joint / sum(medians):.3f}")
+    print(f"together / sum of the rates at the same time: {joint / np.median(sums_at_once):.3f}")
+    print(f"together / fastest alone:                     {joint / max(medians):.3f}")
+
+
+def listed(rates: Sequence[float]) -> str:
+    """Return rates as text."""
+    return ", ".join(f"{rate:,.0f}" for rate in rates)
 
 
 def main() -> None:

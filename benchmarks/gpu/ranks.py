@@ -122,10 +122,22 @@ def _steps(results: list[RankResult], precision: str) -> None:
 def launch_steps(results: Sequence[RankResult], ranks: int, precision: str) -> list[float]:
     """Return the times of dptrain's steps in µs for each case (`benchmarks.gpu.rank_steps`)."""
     cases = [f"{result.network}:{result.batch_size}" for result in results]
-    program = [sys.executable, "-m", "benchmarks.gpu.rank_steps", precision, "auto", *cases]
+    return _printed_times(ranks, "benchmarks.gpu.rank_steps", precision, "auto", *cases)
+
+
+def launch_epochs(
+    network: str, ranks: int, batch_size: int, precision: str, data: str
+) -> tuple[float, ...]:
+    """Return the mean times of a step in µs of epochs on images (`benchmarks.gpu.rank_data`)."""
+    module = "benchmarks.gpu.rank_data"
+    return tuple(_printed_times(ranks, module, precision, network, str(batch_size), data))
+
+
+def _printed_times(ranks: int, module: str, *arguments: str) -> list[float]:
+    """Run a module on GPUs and return the list that it prints in its last line."""
     done = subprocess.run(
-        launched(ranks, program), capture_output=True, text=True, timeout=TIMEOUT_S,
-        env=environment(DPTRAIN_ALLOW_SINGLE="1"),
+        launched(ranks, [sys.executable, "-m", module, *arguments]), capture_output=True,
+        text=True, timeout=TIMEOUT_S, env=environment(DPTRAIN_ALLOW_SINGLE="1"),
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(last_line(done.stdout + done.stderr))

@@ -405,6 +405,9 @@ class _Run:
                         case = f"images of {network.name}, batch {n}, {precision}"
                         with self._reported(case):
                             self._train_on_images(network, data, backend, precision, n)
+                        for gpus in ranks.counts(self.machine.gpus)[1:]:
+                            with self._reported(f"{case} on each of {gpus} GPUs"):
+                                self._train_on_images_by_ranks(network, data, precision, n, gpus)
                         self.save(self.results)
 
         for source in (MEMORY_MAPPED, FILES):
@@ -442,6 +445,16 @@ class _Run:
                     steps = AugmentedSteps(network, images, labels, n, mode)
                     theirs[mode.name] = steps.epochs_us()
         self.results.data.append(DataResult(network.name, n, precision, backend, us, bare, theirs))
+
+    def _train_on_images_by_ranks(
+        self, network: Network, data: str, precision: str, n: int, gpus: int
+    ) -> None:
+        us = ranks.launch_epochs(network.name, gpus, n, precision, data)
+        case = ranks.RankResult(network.name, gpus, n, {}, [])
+        (bare,) = ranks.launch_steps([case], gpus, precision)
+        self.results.data.append(
+            DataResult(network.name, n, precision, "cuda", us, bare, {}, gpus)
+        )  # fmt: skip
 
     def stages(self) -> None:
         """Time the stages of all steps."""
