@@ -24,7 +24,6 @@ from benchmarks.studies.judge_b import (
 )
 from benchmarks.studies.published import PERCEPTRON_COUNTS, WIDE_AND_DEEP
 from benchmarks.studies.verdicts import (
-    NOT_MEASURED,
     MissingResultError,
     Results,
     Row,
@@ -234,8 +233,27 @@ def _q23(results: Results) -> Verdict:
 
 
 def _q24(results: Results) -> Verdict:
-    return Verdict(NOT_MEASURED, "–", "workers of unequal speed are measured by a benchmark of "
-                   "their own")  # fmt: skip
+    found = results.values("unlike")
+    rates = {name: row["median"] for name, row in found["samples_per_s"].items()}
+    gains = {
+        factor: [rates[f"unlike by {factor:g}, {shares}"] / rates["one"]
+                 for shares in ("equal shares", "shares by speed")]
+        for factor in found["slowdowns"]
+    }  # fmt: skip
+    does_no_harm = all(gain >= 1 for both in gains.values() for gain in both)
+    return Verdict(
+        decide(does_no_harm),
+        "; ".join(
+            f"second worker {times(factor)} slower: {times(equal)} with equal shares, "
+            f"{times(by_speed)} with shares by speed"
+            for factor, (equal, by_speed) in gains.items()
+        ),
+        f"solar, {found['batch']} maps; samples per second relative to the faster worker alone; "
+        f"two equal workers reach {times(rates['two, equal'] / rates['one'])}. CPU workers, of "
+        "which one sleeps; unlike GPUs were not available. With equal shares, as in the study, a "
+        "worker that is more than twice as slow must do harm",
+        hardware=results.hardware("unlike"),
+    )
 
 
 def _q25(results: Results) -> Verdict:

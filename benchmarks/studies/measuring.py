@@ -142,6 +142,7 @@ def load_measurements() -> Mapping[str, Measurement]:
         step_parts,
         strategies_gpu,
         training,
+        unlike,
         variants,
     )
 
