@@ -59,6 +59,14 @@ def _cpu() -> dict[str, Any]:
         },
         "speed-up": _speed_up(),
         "strategies": _strategies(),
+        "unlike": {
+            "batch": 128, "slowdowns": [1.5],
+            "samples_per_s": {
+                "one": spread(100.0), "two, equal": spread(190.0),
+                "unlike by 1.5, equal shares": spread(130.0),
+                "unlike by 1.5, shares by speed": spread(160.0),
+            },
+        },
         "keras": {
             "versions": {"keras": "3.0"},
             "rows": [{"network": "model0", "batch": 32, "dptrain_ms": 1.0, "keras_ms": 3.0,
