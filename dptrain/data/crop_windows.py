@@ -24,8 +24,8 @@ SAMPLES_PER_PIECE = 1 << 13
 AVX-512), for part of which the thread holds the interpreter's lock."""
 
 SPANS_AHEAD = 4
-"""Pieces that are computed ahead. The first piece of an epoch takes longer, because the order of
-the epoch is computed before it: 1 ms for 50,000 samples, which the use of one piece need not take.
+"""Spans of steps whose windows are computed ahead. The first span of an epoch takes longer, because
+the order of the epoch is computed, too: 1 ms for 50,000 samples, longer than four steps of a GPU.
 """
 
 
@@ -50,7 +50,7 @@ class CropWindowLoader(BatchSource):
     """Batches with targets and crop windows, in the order of the steps and their passes.
 
     A device that waits for a batch is idle. Therefore the windows of many steps are computed in one
-    piece, which is cheaper, and a thread computes the next pieces while the present one is used.
+    piece, which is cheaper, and a thread computes the next ones while the present one is used.
 
     Args:
         samples: the training split.

@@ -145,6 +145,29 @@ _Made = tuple[Batch, _Buffers | None]
 """A batch, and the buffers that are free once it is no longer used: if it is the last batch in
 them."""
 
+_Pass = tuple[int, int, int, NDArray[np.int64]]
+"""Step, pass, size of the minibatch, and the samples of the pass on this rank."""
+
+
+def _divided(
+    epoch: int,
+    group: list[_Pass],
+    buffers: _Buffers,
+    windows: NDArray[np.int64] | None,
+    recolourings: NDArray[np.float32] | None,
+) -> Iterator[_Made]:
+    """Yield the batches of passes that were read together."""
+    stop = 0
+    for number, (step, part, global_count, samples) in enumerate(group, 1):
+        own = slice(stop, stop + len(samples))
+        stop = own.stop
+        batch = Batch(
+            step, epoch, buffers.x[own], buffers.y[own], samples, global_count,
+            None if windows is None else windows[own],
+            None if recolourings is None else recolourings[own], part,
+        )  # fmt: skip
+        yield batch, buffers if number == len(group) else None
+
 
 class Loader(BatchSource):
     """Batches with their inputs, in the order of the steps and their passes.
@@ -321,29 +344,24 @@ class Loader(BatchSource):
             buffers = self._free.get()
             if self._closed.is_set():
                 return
+            samples = np.concatenate([mine for *_, mine in group])
+            x, y = buffers.x[: len(samples)], buffers.y[: len(samples)]
+            span = slice(drawn, drawn + len(samples))
+            drawn = span.stop
             if windows is not None:
-                self._read_kept(np.concatenate([samples for *_, samples in group]), buffers)
-            used = 0
-            for number, (step, part, global_count, samples) in enumerate(group, 1):
-                own = slice(used, used + len(samples))
-                span = slice(drawn, drawn + len(samples))
-                used, drawn = own.stop, span.stop
-                x, y = buffers.x[own], buffers.y[own]
-                self._times.batches += part == 0
-                changed, recoloured = None, None
-                if windows is not None:
-                    changed = windows[span]
-                    recoloured = None if recolourings is None else recolourings[span]
-                else:
-                    self._read(samples, x, y, None if draws is None else draws[:, span])
-                    if draws is not None and partner_draws is not None:
-                        mine = draws[:, span]
-                        self._mix(partners[span], x, y, mine, partner_draws[:, span])
-                is_last = number == len(group)
-                if is_last and part + 1 == self._sampler.passes:
-                    self._leave_out_first_read()
-                batch = Batch(step, epoch, x, y, samples, global_count, changed, recoloured, part)
-                yield batch, buffers if is_last else None
+                self._read_kept(samples, x, y)
+            else:
+                self._read(samples, x, y, None if draws is None else draws[:, span])
+                if draws is not None and partner_draws is not None:
+                    own = draws[:, span]
+                    self._mix(partners[span], x, y, own, partner_draws[:, span])
+            self._times.batches += sum(part == 0 for _, part, *_ in group)
+            if group[-1][1] + 1 == self._sampler.passes:
+                self._leave_out_first_read()
+            yield from _divided(
+                epoch, group, buffers, None if windows is None else windows[span],
+                None if recolourings is None else recolourings[span],
+            )  # fmt: skip
 
     def _leave_out_first_read(self) -> None:
         """Forget the times of the first read, which opens files, and may compile a kernel."""
@@ -351,10 +369,8 @@ class Loader(BatchSource):
             self._times.reset(self._counts_at_start)
             self._counts_at_start = None
 
-    def _passes(
-        self, shards: list[tuple[range, int, NDArray[np.int64]]]
-    ) -> Iterator[tuple[int, int, int, NDArray[np.int64]]]:
-        """Yield step, pass, size of the minibatch, and the samples of the pass on this rank."""
+    def _passes(self, shards: list[tuple[range, int, NDArray[np.int64]]]) -> Iterator[_Pass]:
+        """Yield the passes of the steps of shards."""
         for steps, global_count, mine in shards:
             spans = self._sampler.pass_spans(global_count)
             for step, samples in zip(steps, mine, strict=True):
@@ -413,11 +429,11 @@ class Loader(BatchSource):
         spans = self._sampler.pass_spans(global_count)
         return np.concatenate([np.arange(span.stop - span.start) for span in spans])
 
-    def _read_kept(self, indices: NDArray[np.int64], to: _Buffers) -> None:
+    def _read_kept(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
         """Read images that are not converted."""
-        begin, count = perf_counter_ns(), len(indices)
-        if count:
-            self._samples.read_kept(indices, to.x[:count], to.y[:count])
+        begin = perf_counter_ns()
+        if len(indices):
+            self._samples.read_kept(indices, x, y)
         self._times.add_reading(begin)
 
     def _read(
