@@ -52,7 +52,7 @@ RETRY_STEPS = 2048
 """Fewest steps after which ranks without samples are measured again, for `FIRST_STEPS` steps.
 Whatever made them slow may have ended."""
 RETRY_COST = 0.01
-"""Largest part of the time for these measurements. Loaders and captured programs are replaced
+"""Part of the time that these measurements may take. Loaders and captured programs are replaced
 before and after one, which can take as long as hundreds of steps of a GPU."""
 MARGIN = 0.04
 """Smallest reduction of the time of the slowest rank for which shares change. Times of steps on a
@@ -273,10 +273,11 @@ class Balancer:
         if 0 in shares.counts and 0 not in counts:
             self._retry_began_s, self._due = monotonic(), step + FIRST_STEPS
         elif 0 in counts and (0 not in shares.counts or step >= self._retry_step):
-            steps = 2 * retry_s / RETRY_COST / step_time(
-                counts, self._part_rates(shares), shares.sum_s
-            )  # fmt: skip
-            self._retry_step = step + max(RETRY_STEPS, int(steps))
+            steps = RETRY_STEPS
+            if retry_s:  # All rates are known.
+                step_s = step_time(counts, self._part_rates(shares), shares.sum_s)
+                steps = max(steps, int(2 * retry_s / RETRY_COST / step_s))
+            self._retry_step = step + steps
         if alone(counts) is not None:
             self._due = self._retry_step
 

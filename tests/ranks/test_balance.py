@@ -283,6 +283,17 @@ def test_measuring_ranks_without_samples_again_takes_a_limited_part_of_the_time(
     repeat_if_disturbed(connected, check)
 
 
+def test_fewer_samples_than_ranks(connected: World) -> None:
+    """The last ranks have no part, and the second one has a part but no sample."""
+    x, y = _data(NETWORK, 1)[:2]
+    options = {**OPTIONS, "batch_size": 2}
+    trainer = Trainer(
+        NETWORK, (x, y, x, y), world=connected, progress=False, balance="measured", **options
+    )
+    trainer.fit()
+    assert sum(trainer.job.shares.counts) == (2 if connected.size > 1 else 0)
+
+
 def test_more_parts_than_samples(connected: World) -> None:
     """The last ranks have no sample, so they have measured no speed."""
     network, count = NETWORK, 5
