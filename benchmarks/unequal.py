@@ -215,7 +215,9 @@ def main() -> None:
     parser.add_argument("--network", default="model0")
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--steps", type=int, default=240, help="steps of all workers together")
-    parser.add_argument("--alone-steps", type=int, default=60, help="fewest of a worker alone")
+    parser.add_argument(
+        "--alone-steps", type=int, default=60, help="fewest steps of a worker alone"
+    )
     parser.add_argument("--shards", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()

@@ -78,6 +78,11 @@ class SkinnyTile:
     ALGORITHM: ClassVar[str] = "skinny GEMM"
 
     @property
+    def tf32x3(self) -> bool:
+        """Whether tensor cores compute products of float32 from TF32 parts (3xTF32)."""
+        return self.precision == "fp32"
+
+    @property
     def k_groups(self) -> int:
         """Groups of warps that split K between them."""
         return max(BLOCK_WARPS * 16 // self.columns, 1)
@@ -88,7 +93,7 @@ class SkinnyTile:
         return {
             "TILE_M": self.samples, "TILE_N": self.columns, "WARP_M": self.samples, "WARP_N": 16,
             "TILE_K_WORDS": 16, "PREFETCH_STEPS": 1, "K_GROUPS": self.k_groups,
-            "BLOCK_K": self.terms, **({"TF32X3": 1} if self.precision == "fp32" else {}),
+            "BLOCK_K": self.terms, **({"TF32X3": 1} if self.tf32x3 else {}),
         }  # fmt: skip
 
     @property
@@ -106,8 +111,8 @@ class SkinnyTile:
         return max(operands, 4 * (self.k_groups - 1) * self.samples * self.columns)
 
     def __str__(self) -> str:
-        tf32x3 = "/3xtf32" if self.precision == "fp32" else ""
-        return f"{self.samples}x{self.columns}{tf32x3}, {self.terms} terms"
+        suffix = "/3xtf32" if self.tf32x3 else ""
+        return f"{self.samples}x{self.columns}{suffix}, {self.terms} terms"
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks of a product of rows × columns whose sum is split into `parts`."""
@@ -120,7 +125,7 @@ class SkinnyTile:
         waves, nbytes = max(blocks / resident, 1.0), self.shared_bytes
         load = max(nbytes / BLOCK_BANDWIDTH, min(blocks, resident) * nbytes / BANDWIDTH)
         steps = self.terms * _element_bytes(self.precision) / 32 / self.k_groups
-        step_time = STEP_TIME * self.samples / 32 * (3 if self.precision == "fp32" else 1)
+        step_time = STEP_TIME * self.samples / TILE_SAMPLES * (3 if self.tf32x3 else 1)
         return LATENCY + waves * (load + step_time * steps)
 
 
@@ -233,8 +238,9 @@ def select_backward_input_tile(
     """
     if precision == "fp32" and outputs < MIN_TF32X3_TERMS:
         return None
+    samples = _tile_samples(batch_size)
     tiles = (
-        SkinnyTile(_tile_samples(batch_size), columns, _padded(outputs), precision, True)
+        SkinnyTile(samples, columns, _padded(outputs), precision, k_contiguous=True)
         for columns in COLUMN_CHOICES
     )
     most = min(MAX_SHARED_BYTES, limits.shared_bytes)
@@ -255,6 +261,7 @@ def wgrad_config(precision: str, batch_size: int, outputs: int) -> GemmConfig:
 
 
 def _tile_samples(batch_size: int) -> int:
+    """Return the samples of a tile for so many samples."""
     return TILE_SAMPLES // 2 if batch_size <= TILE_SAMPLES // 2 else TILE_SAMPLES
 
 
