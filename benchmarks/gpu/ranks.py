@@ -137,7 +137,7 @@ def _printed_times(ranks: int, module: str, *arguments: str) -> list[float]:
     """Run a module on GPUs and return the list that it prints in its last line."""
     done = subprocess.run(
         launched(ranks, [sys.executable, "-m", module, *arguments]), capture_output=True,
-        text=True, timeout=TIMEOUT_S, env=environment(DPTRAIN_ALLOW_SINGLE="1"),
+        text=True, timeout=TIMEOUT_S, env=environment(),
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(last_line(done.stdout + done.stderr))

@@ -40,12 +40,14 @@ class DeviceReplica(CropWindowReplica, ABC):
         max_steps_in_flight: steps that may be enqueued and not finished when the next one is
             enqueued.
         loads_ahead: True if there are several input buffers.
+        series_slots: staging slots of steps that are enqueued in series; none if they are not.
         enqueue_statistics_sum: enqueues the sum of an array over the ranks, see
             `EnqueueStatisticsSum`.
     """
 
     max_steps_in_flight: int
     loads_ahead: bool = False
+    series_slots: range = range(0)
     enqueue_statistics_sum: EnqueueStatisticsSum = staticmethod(leave_statistics)
 
     @property
@@ -76,6 +78,7 @@ class DeviceReplica(CropWindowReplica, ABC):
         learning_rate: float | None = None,
         stop: bool = False,
         slot: int | None = None,
+        message: NDArray[np.uint8] | None = None,
     ) -> None:
         """Write a minibatch and the hyperparameters of its step to a staging slot.
 
@@ -90,7 +93,56 @@ class DeviceReplica(CropWindowReplica, ABC):
                 so that the minibatch of that step remains for inspection.
             slot: number of the staging slot, of which no step may be in flight; None for the one
                 after the last.
+            message: samples, crop windows and recolourings, as `encode_windows` returned them; None
+                if they must be encoded.
         """
+
+    @abstractmethod
+    def move_staged_batch(self, source: int, slot: int) -> None:
+        """Move a minibatch from a slot of a series, which is not enqueued, to another slot.
+
+        Args:
+            source: its slot. The minibatch has the size of the one that was staged last.
+            slot: as for `stage_batch`.
+        """
+
+    # Steps in series are staged one after another, and enqueued afterwards: unpack_series_step for
+    # the first one; for each one open_series_step, unpack_series_step (ahead) for the one after it,
+    # run, enqueue_sums_copy, enqueue_update, end_series_step; finally series_future. The buffers of
+    # the steps alternate.
+
+    @abstractmethod
+    def unpack_series_step(self, slot: int, *, ahead: bool) -> None:
+        """Enqueue the kernel that unpacks a step of a series, with the properties of the last one.
+
+        Args:
+            slot: its staging slot.
+            ahead: True lets it run during the step that is enqueued next.
+        """
+
+    @abstractmethod
+    def open_series_step(self, slot: int) -> None:
+        """Let `run` and the other calls enqueue the step of a staging slot."""
+
+    @abstractmethod
+    def end_series_step(self) -> None:
+        """Let what is enqueued next wait for all of the step."""
+
+    @abstractmethod
+    def series_future(self) -> Callable[[float], None]:
+        """Mark the end of a series, of which the open step is the last.
+
+        Returns:
+            A function that waits for it at most so many seconds (`TimeoutError`).
+        """
+
+    @abstractmethod
+    def staged_sums(self, slot: int) -> list[float]:
+        """Return the loss sums of a step of a series that has ended."""
+
+    @abstractmethod
+    def staged_time(self, slot: int) -> int:
+        """Return when the loss sums of the step were copied, in nanoseconds of the device."""
 
     @property
     @abstractmethod

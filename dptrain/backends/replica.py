@@ -423,7 +423,8 @@ class Replica:
         """Set the bounds of micro-shards; outside training all samples are in the first one."""
         bounds, micro_shards = self.context.bounds, self.plan.micro_shards
         if micro_shards is None or not training:
-            bounds[0], bounds[1:] = 0, n
+            if bounds[-1] != n or len(bounds) > 2:  # A comparison takes less time.
+                bounds[0], bounds[1:] = 0, n
             return
         micro_shards = micro_shards.of_pass(self.context.part)
         offsets = micro_shards.offsets(global_count)
@@ -812,6 +813,25 @@ class CropWindowReplica(Replica, ABC):
     @abstractmethod
     def share_cached_images(self, other: Replica) -> None:
         """Use the images that `other`, a replica on the same device, has cached."""
+
+    def encode_windows(
+        self,
+        samples: NDArray[np.int64],
+        windows: NDArray[np.int64],
+        recolourings: NDArray[np.float32] | None,
+    ) -> NDArray[np.uint8] | None:
+        """Return the crop windows of several steps as the replica stages them.
+
+        A thread that prepares minibatches calls this for many steps at once, which saves time when
+        a step is staged.
+
+        Args:
+            samples, windows, recolourings: (steps, n, …), see `Batch`.
+
+        Returns:
+            (steps, bytes); None if the replica has no form of its own.
+        """
+        return None
 
 
 def group_outputs(replica: Replica, x: NDArray[np.float32]) -> Iterator[tuple[str, NDArray[Any]]]:

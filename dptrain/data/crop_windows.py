@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.augmentation import Augmentation, centred_windows
-from dptrain.data.loader import Batch, BatchSource
+from dptrain.data.loader import Batch, BatchSource, Encode, Messages, encoded_passes
 from dptrain.data.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.input_times import InputTimes
@@ -36,6 +36,7 @@ class _Piece(NamedTuple):
         steps: their numbers.
         global_count: samples of a minibatch, all ranks together.
         samples, targets, windows, recolourings: (steps, n, …), as in `Batch`.
+        messages: (steps, bytes) for each pass; None if there are none.
     """
 
     steps: range
@@ -44,6 +45,7 @@ class _Piece(NamedTuple):
     targets: NDArray[Any]
     windows: NDArray[np.int64]
     recolourings: NDArray[np.float32] | None
+    messages: Messages
 
 
 class CropWindowLoader(BatchSource):
@@ -59,6 +61,7 @@ class CropWindowLoader(BatchSource):
         input_shape: (C, H, W) or (F,), the network's input.
         target_shape: () for class labels, else (F,); `Dataset.target_shape`.
         augmentation: random changes of the images.
+        encode: returns the messages of the replica that receives the batches; None if it has none.
         times: receives the time of computing windows.
     """
 
@@ -71,13 +74,14 @@ class CropWindowLoader(BatchSource):
         target_shape: Shape = (),
         *,
         augmentation: Augmentation | None = None,
+        encode: Encode | None = None,
         times: InputTimes | None = None,
     ) -> None:
         if augmentation is not None:
             augmentation.check(input_shape)
         self._samples, self._sampler, self._steps = samples, sampler, steps
         self._input_shape, self._target_shape = input_shape, target_shape
-        self._augmentation = augmentation
+        self._augmentation, self._encode = augmentation, encode
         self._times = InputTimes() if times is None else times
         self._order: tuple[int, NDArray[np.int64]] | None = None
         self._batches = self._make_batches()
@@ -106,10 +110,12 @@ class CropWindowLoader(BatchSource):
         spans = self._sampler.pass_spans(piece.global_count)
         for i, step in enumerate(piece.steps):
             for part, span in enumerate(spans):
-                colours = None if piece.recolourings is None else piece.recolourings[i][span]
+                colours = None if piece.recolourings is None else piece.recolourings[i, span]
+                messages = piece.messages[part]
                 yield Batch(
-                    step, epoch, None, piece.targets[i][span], piece.samples[i][span],
-                    piece.global_count, piece.windows[i][span], colours, part,
+                    step, epoch, None, piece.targets[i, span], piece.samples[i, span],
+                    piece.global_count, piece.windows[i, span], colours, part,
+                    None if messages is None else messages[i],
                 )  # fmt: skip
 
     def _spans(self) -> Iterator[tuple[int, range]]:
@@ -149,20 +155,19 @@ class CropWindowLoader(BatchSource):
             windows = augmentation.crop_windows(self._input_shape, draws, shape, rows)
             if augmentation.recolours:
                 recolourings = augmentation.recolourings(draws)
-        pieces, stop = [], 0
+        pieces, stop = list[_Piece](), 0
         for part, global_count, mine in shards:
             span = slice(stop, stop + mine.size)
             stop = span.stop
-            pieces.append(
-                _Piece(
-                    part,
-                    global_count,
-                    mine,
-                    targets[span].reshape(*mine.shape, *self._target_shape),
-                    windows[span].reshape(*mine.shape, windows.shape[1]),
-                    None if recolourings is None else recolourings[span].reshape(*mine.shape, 2),
-                )
+            arrays = (
+                mine,
+                targets[span].reshape(*mine.shape, *self._target_shape),
+                windows[span].reshape(*mine.shape, windows.shape[1]),
+                None if recolourings is None else recolourings[span].reshape(*mine.shape, 2),
             )
+            spans = self._sampler.pass_spans(global_count)
+            messages = encoded_passes(self._encode, spans, mine, *arrays[2:])
+            pieces.append(_Piece(part, global_count, *arrays, messages))
         self._times.add_assembling(begin)
         self._times.batches += len(steps)
         return pieces

@@ -6,7 +6,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from queue import SimpleQueue
@@ -87,6 +87,8 @@ class Batch(NamedTuple):
         recolourings: float32 (n, 2), how the colours of crop windows change, as
             `Augmentation.recolourings` returns it; None if they stay.
         part: number of the pass, if gradients accumulate over several passes of a step.
+        message: uint8 (bytes,), samples, crop windows and recolourings in the form of the replica;
+            None if it has none.
     """
 
     step: int
@@ -98,6 +100,41 @@ class Batch(NamedTuple):
     crop_windows: NDArray[np.int64] | None = None
     recolourings: NDArray[np.float32] | None = None
     part: int = 0
+    message: NDArray[np.uint8] | None = None
+
+
+Encode = Callable[
+    [NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None], NDArray[np.uint8] | None
+]
+"""Encodes samples, crop windows and recolourings, (steps, n, …), as `Batch.message`."""
+
+Messages = list[NDArray[np.uint8] | None]
+"""`Batch.message` of some steps, (steps, bytes) for each pass of a step."""
+
+
+def encoded_passes(
+    encode: Encode | None,
+    spans: Sequence[slice],
+    samples: NDArray[np.int64],
+    windows: NDArray[np.int64],
+    recolourings: NDArray[np.float32] | None,
+) -> Messages:
+    """Return the messages of steps with minibatches of equal size.
+
+    Args:
+        encode: encodes them; None if the replica has no form of its own.
+        spans: samples of each pass, `Sampler.pass_spans`.
+        samples, windows, recolourings: (steps, n, …), see `Batch`.
+    """
+    if encode is None:
+        return [None] * len(spans)
+    return [
+        encode(
+            samples[:, span], windows[:, span],
+            None if recolourings is None else recolourings[:, span],
+        )
+        for span in spans
+    ]  # fmt: skip
 
 
 class BatchSource(ABC):
@@ -145,8 +182,15 @@ _Made = tuple[Batch, _Buffers | None]
 """A batch, and the buffers that are free once it is no longer used: if it is the last batch in
 them."""
 
-_Pass = tuple[int, int, int, NDArray[np.int64]]
-"""Step, pass, size of the minibatch, and the samples of the pass on this rank."""
+
+class _Pass(NamedTuple):
+    """A pass of a step: its number, size of the minibatch, and samples of this rank."""
+
+    step: int
+    part: int
+    global_count: int
+    samples: NDArray[np.int64]
+    message: NDArray[np.uint8] | None
 
 
 def _divided(
@@ -158,13 +202,13 @@ def _divided(
 ) -> Iterator[_Made]:
     """Yield the batches of passes that were read together."""
     stop = 0
-    for number, (step, part, global_count, samples) in enumerate(group, 1):
+    for number, (step, part, global_count, samples, message) in enumerate(group, 1):
         own = slice(stop, stop + len(samples))
         stop = own.stop
         batch = Batch(
             step, epoch, buffers.x[own], buffers.y[own], samples, global_count,
             None if windows is None else windows[own],
-            None if recolourings is None else recolourings[own], part,
+            None if recolourings is None else recolourings[own], part, message,
         )  # fmt: skip
         yield batch, buffers if number == len(group) else None
 
@@ -190,6 +234,7 @@ class Loader(BatchSource):
         depth: batches to read ahead.
         keeps_pixels: True yields images as `Samples.read_kept` reads them, with crop windows, so
             that the replica converts and changes them.
+        encode: returns the messages of the replica that receives them; None if it has none.
         times: receives the times of reading and assembling.
 
     Example:
@@ -213,13 +258,14 @@ class Loader(BatchSource):
         augmentation: Augmentation | None = None,
         depth: int = 2,
         keeps_pixels: bool = False,
+        encode: Encode | None = None,
         times: InputTimes | None = None,
     ) -> None:
         assert depth >= 0
         if augmentation is not None:
             augmentation.check(input_shape)
         self._samples, self._sampler, self._steps = samples, sampler, steps
-        self._augmentation, self._depth = augmentation, depth
+        self._augmentation, self._depth, self._encode = augmentation, depth, encode
         self._times = InputTimes() if times is None else times
         self._counts_at_start: tuple[int, int, int] | None = self._times.counts()
         self._input_shape, self._keeps_pixels = input_shape, keeps_pixels
@@ -339,12 +385,12 @@ class Loader(BatchSource):
         if self._keeps_pixels:
             windows, recolourings = self._window_changes(shards, draws)
         self._times.add_assembling(begin)
-        passes = self._passes(shards)
+        passes = self._passes(shards, windows, recolourings)
         while group := list(islice(passes, self._per_read)):
             buffers = self._free.get()
             if self._closed.is_set():
                 return
-            samples = np.concatenate([mine for *_, mine in group])
+            samples = np.concatenate([one.samples for one in group])
             x, y = buffers.x[: len(samples)], buffers.y[: len(samples)]
             span = slice(drawn, drawn + len(samples))
             drawn = span.stop
@@ -355,8 +401,8 @@ class Loader(BatchSource):
                 if draws is not None and partner_draws is not None:
                     own = draws[:, span]
                     self._mix(partners[span], x, y, own, partner_draws[:, span])
-            self._times.batches += sum(part == 0 for _, part, *_ in group)
-            if group[-1][1] + 1 == self._sampler.passes:
+            self._times.batches += sum(one.part == 0 for one in group)
+            if group[-1].part + 1 == self._sampler.passes:
                 self._leave_out_first_read()
             yield from _divided(
                 epoch, group, buffers, None if windows is None else windows[span],
@@ -369,13 +415,26 @@ class Loader(BatchSource):
             self._times.reset(self._counts_at_start)
             self._counts_at_start = None
 
-    def _passes(self, shards: list[tuple[range, int, NDArray[np.int64]]]) -> Iterator[_Pass]:
-        """Yield the passes of the steps of shards."""
+    def _passes(
+        self,
+        shards: list[tuple[range, int, NDArray[np.int64]]],
+        windows: NDArray[np.int64] | None,
+        recolourings: NDArray[np.float32] | None,
+    ) -> Iterator[_Pass]:
+        """Yield the passes of the steps of shards, whose crop windows are in the same order."""
+        stop = 0
         for steps, global_count, mine in shards:
-            spans = self._sampler.pass_spans(global_count)
-            for step, samples in zip(steps, mine, strict=True):
-                for part, span in enumerate(spans):
-                    yield step, part, global_count, samples[span]
+            spans, own = self._sampler.pass_spans(global_count), slice(stop, stop + mine.size)
+            stop, messages = own.stop, Messages([None] * len(spans))
+            if windows is not None:
+                messages = encoded_passes(
+                    self._encode, spans, mine, windows[own].reshape(*mine.shape, windows.shape[1]),
+                    None if recolourings is None else recolourings[own].reshape(*mine.shape, 2),
+                )  # fmt: skip
+            for i, (step, samples) in enumerate(zip(steps, mine, strict=True)):
+                for part, (span, encoded) in enumerate(zip(spans, messages, strict=True)):
+                    message = None if encoded is None else encoded[i]
+                    yield _Pass(step, part, global_count, samples[span], message)
 
     def _draw(
         self, epoch: int, shards: list[tuple[range, int, NDArray[np.int64]]]

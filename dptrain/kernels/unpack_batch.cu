@@ -6,6 +6,7 @@
 // all reads before they wait for one.
 
 #include "precision.cuh"
+#include "clock.cuh"
 #include "dependent_launch.cuh"
 
 // Sizes of images and of crop windows, so that the compiler divides by constants; 0 if they are
@@ -100,10 +101,13 @@ __device__ inline void copy_words(const WordCopy& first, const WordCopy& second,
     }
 }
 
-// Copy the loss sums (count,) of a step to host memory (host_sums). Launched with one block.
-extern "C" __global__ void copy_loss_sums(const float* loss_sums, float* host_sums, int count) {
+// Copy the loss sums (count,) of a step to host memory (host_sums), and store the device clock in
+// nanoseconds in *time. Launched with one block.
+extern "C" __global__ void copy_loss_sums(const float* loss_sums, float* host_sums, int count,
+                                          long long* time) {
     wait_for_previous_kernel();
     if (threadIdx.x < count) host_sums[threadIdx.x] = loss_sums[threadIdx.x];
+    if (threadIdx.x == 0) *time = (long long)nanoseconds();
 }
 
 // Transpose x (n, C, H·W) float32 to input (n, H·W, C) and copy the rest of the message. Launched

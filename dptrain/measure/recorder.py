@@ -323,9 +323,14 @@ class StepRecorder:
             row.complete_times()
         self._laps = ()
 
-    def complete(self, row: Row) -> None:
-        """Set the duration of a step whose updated parameters are complete now."""
-        now = perf_counter_ns()
+    def complete(self, row: Row, ended_ns: int | None = None) -> None:
+        """Set the duration of a step whose updated parameters are complete.
+
+        Args:
+            row: its record.
+            ended_ns: when they were, on the clock `time.perf_counter_ns`; None for now.
+        """
+        now = perf_counter_ns() if ended_ns is None else max(ended_ns, self._completed)
         row.times[-1] = now - self._completed
         self._completed = now
 

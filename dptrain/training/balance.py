@@ -188,21 +188,24 @@ class Balancer:
     Args:
         job: the job.
         first_step: number of steps that were complete at the start.
+
+    Attributes:
+        due: number of complete steps after which `next_shares` is due; None if it never is.
     """
 
     def __init__(self, job: Job, first_step: int) -> None:
         self._job, self._interval = job, FIRST_STEPS
-        self._due: int | None = None
+        self.due: int | None = None
         self._measures = job.spec.balance == MEASURED and job.world.size > 1
         if self._measures or (job.is_mixed and alone(job.shares.counts) is None):
-            self._due = first_step + FIRST_STEPS
+            self.due = first_step + FIRST_STEPS
         self._first_row, self._number = job.recorder.steps + WARM_UP, 0
         self._retry_step = 0
         self._retry_began_s: float | None = None
 
     def is_due(self, step: int) -> bool:
         """Return True if `next_shares` is due after `step` steps; the same on all ranks."""
-        return step == self._due and step < self._job.spec.steps
+        return step == self.due and step < self._job.spec.steps
 
     def next_shares(self, step: int) -> Shares | None:
         """Compute the shares; all ranks call this if it is due.
@@ -219,7 +222,7 @@ class Balancer:
         """
         job = self._job
         self._interval = min(2 * self._interval, MAX_STEPS)
-        self._due = step + self._interval
+        self.due = step + self._interval
         if job.is_mixed and alone(job.shares.counts) is None:
             share_state(job.world, job.replica, mixed=True)
         if not self._measures:
@@ -271,7 +274,7 @@ class Balancer:
         """
         self._retry_began_s = None
         if 0 in shares.counts and 0 not in counts:
-            self._retry_began_s, self._due = monotonic(), step + FIRST_STEPS
+            self._retry_began_s, self.due = monotonic(), step + FIRST_STEPS
         elif 0 in counts and (0 not in shares.counts or step >= self._retry_step):
             steps = RETRY_STEPS
             if retry_s:  # All rates are known.
@@ -279,7 +282,7 @@ class Balancer:
                 steps = max(steps, int(2 * retry_s / RETRY_COST / step_s))
             self._retry_step = step + steps
         if alone(counts) is not None:
-            self._due = self._retry_step
+            self.due = self._retry_step
 
     def _shares_of(self, reports: Sequence[Sequence[float]]) -> Shares:
         """Return the present shares with the rates that the ranks have measured."""

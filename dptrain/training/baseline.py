@@ -13,7 +13,7 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.replica import CropWindowReplica
+from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
@@ -71,30 +71,35 @@ def open_loader(
     micro_shards: MicroShards | None = None,
     passes: int = 1,
     times: InputTimes | None = None,
+    replica: Replica | None = None,
 ) -> BatchSource:
     """Return the batches of the training steps `first` … `last` − 1 for one of `size` ranks.
 
-    There is one for each pass of a step. The loader adds its times to `times`.
+    There is one for each pass of a step. The loader adds its times to `times`. The batches are for
+    `replica`, by default that of the job.
     """
-    data = job.dataset
+    data, replica = job.dataset, job.replica if replica is None else replica
     counts = job.shares.counts if size == job.world.size and micro_shards is None else ()
     sampler = Sampler(
         len(data.train), batch_size, job.spec.seed, rank, size, micro_shards, passes, counts
     )
     steps, shapes = range(first, last), (data.input_shape, data.target_shape)
     cached, augmentation = job.cached_samples, job.augmentation
+    encode = replica.encode_windows if isinstance(replica, CropWindowReplica) else None
     if cached is not None:
         return CropWindowLoader(
-            cached, sampler, steps, *shapes, augmentation=augmentation, times=times
-        )
+            cached, sampler, steps, *shapes, augmentation=augmentation,
+            encode=encode, times=times,
+        )  # fmt: skip
     return Loader(
-        images_for(job.replica, data.train) if job.streams_pixels else data.train,
+        images_for(replica, data.train) if job.streams_pixels else data.train,
         sampler,
         steps,
         *shapes,
         augmentation=augmentation,
         depth=job.spec.prefetch,
         keeps_pixels=job.streams_pixels,
+        encode=encode,
         times=times,
     )
 
@@ -147,7 +152,7 @@ class RankAlone:
             replica.share_cached_images(job.replica)
         self._open_loader = partial(
             open_loader, job, batch_size=batch_size, rank=0, size=1, micro_shards=micro_shards,
-            passes=passes,
+            passes=passes, replica=replica,
         )  # fmt: skip
 
     def time_steps(self, steps: int) -> NDArray[np.int64]:
@@ -182,11 +187,14 @@ class InterleavedBaseline:
     Args:
         job: the job.
         first_step: number of steps that were complete at the start.
+
+    Attributes:
+        due: number of complete steps after which the next block follows; None if none does.
     """
 
     def __init__(self, job: Job, first_step: int) -> None:
         self._job, self._begin = job, monotonic()
-        self._due: int | None = None
+        self.due: int | None = None
         self._alone: tuple[RankAlone, RankAlone] | None = None
         self._pairs = list[Pair]()
         self._num_blocks = self._num_steps = 0
@@ -196,11 +204,11 @@ class InterleavedBaseline:
         if job.spec.balance != OFF:
             self._why = NO_COMMON_WORK
         elif job.spec.baseline_steps and job.world.size > 1:
-            self._due, self._why = first_step + FIRST_BLOCK, TOO_SHORT
+            self.due, self._why = first_step + FIRST_BLOCK, TOO_SHORT
 
     def is_due(self, step: int) -> bool:
         """Return True if a block follows after `step` complete steps; the same on all ranks."""
-        return step == self._due and step < self._job.spec.steps
+        return step == self.due and step < self._job.spec.steps
 
     def run_block(self, step: int) -> None:
         """Time a block on rank 0 while the other ranks wait; all ranks call this.
@@ -211,10 +219,10 @@ class InterleavedBaseline:
         world = self._job.world
         if world.is_rank_zero:
             begin = monotonic()
-            self._due = self._run_block(step)
+            self.due = self._run_block(step)
             self._spent_s += monotonic() - begin
         world.barrier()
-        self._due = world.broadcast_json(self._due)
+        self.due = world.broadcast_json(self.due)
         self._job.recorder.restart()
 
     def close(self) -> None:

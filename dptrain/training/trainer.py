@@ -320,53 +320,61 @@ class Trainer:
         Returns:
             The other shares; None if training ends.
         """
-        job = self.job
+        job, engine, rate = self.job, self.job.engine, self.job.schedule.rate
         for step in range(self.step, job.spec.steps):
-            job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)
-            for result in job.engine.results(wait=self._needs_parameters(step + 1)):
+            engine.step(batches, rate(step), stop=stop.requested)
+            waits = self._needs_parameters(step + 1)
+            for result in engine.results(wait=waits):
                 if not math.isfinite(result.loss):
                     raise_not_finite(job, result)
                 self._after_step(result)
-            if self._ends_early:
-                return None
-            if self._baseline.is_due(self.step):
-                self._baseline.run_block(self.step)
+            if waits or self.progress.stopped:
+                if self._ends_early:
+                    return None
+                if self._baseline.is_due(self.step):
+                    self._baseline.run_block(self.step)
             energy.after_step(step + 1)
-            if self._balancer.is_due(self.step):
+            if waits and self._balancer.is_due(self.step):
                 shares = self._balancer.next_shares(self.step)
                 if shares is not None:
                     return shares
         return None
 
+    # Small steps of a GPU take as long as some hundred operations of the interpreter, so that what
+    # follows asks in every step for as little as possible.
+
     def _after_step(self, result: StepResult) -> None:
-        progress = self.progress
+        job, progress = self.job, self.progress
         progress.add(result)
-        progress.stopped = progress.stopped and self.step < self.job.spec.steps
-        if self._reads_statistics():
+        progress.stopped = progress.stopped and progress.step < job.spec.steps
+        if job.spec.batch_norm == "rank" and self._reads_statistics():
             self._average_statistics()
-        if self._is_evaluation_due():
+        ends_epoch = self.ends_epoch
+        if ends_epoch and self._is_evaluation_due():
             self._evaluate_validation_data()
             # The evaluation may end training, which is then complete.
             progress.stopped = progress.stopped and not progress.selection.ends_training
         for callback in self.callbacks:
             callback.on_step(self, result)
-        if self.ends_epoch:
-            record = self.progress.epoch_record(self.job.spec)
-            self.history.append(record)
-            for callback in self.callbacks:
-                callback.on_epoch(self, record)
-            if self.step % self.job.spec.epoch_steps == 0:
-                self.progress.begin_epoch()
+        if ends_epoch:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        record = self.progress.epoch_record(self.job.spec)
+        self.history.append(record)
+        for callback in self.callbacks:
+            callback.on_epoch(self, record)
+        if self.step % self.job.spec.epoch_steps == 0:
+            self.progress.begin_epoch()
 
     def _needs_parameters(self, step: int) -> bool:
         """Return True if anything reads the parameters after step number `step`."""
-        return (
-            step == self.job.spec.steps
-            or self._baseline.is_due(step)
-            or self._balancer.is_due(step)
-            or self._evaluates_after(step)
-            or any(callback.needs_parameters(self, step) for callback in self.callbacks)
-        )
+        spec = self.job.spec
+        if step == spec.steps or step in (self._baseline.due, self._balancer.due):
+            return True
+        if not step % spec.epoch_steps and self._evaluates_after(step):
+            return True
+        return any(callback.needs_parameters(self, step) for callback in self.callbacks)
 
     def _is_evaluation_due(self) -> bool:
         if self.step == self.job.spec.steps:

@@ -69,7 +69,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
         left = iter(shares)
 
         def next_shares(self: Balancer, step: int) -> Shares | None:
-            self._due = step + 9
+            self.due = step + 9
             counts = next(left, None)
             return None if counts is None else Shares(counts, (1.0,) * len(counts))
 

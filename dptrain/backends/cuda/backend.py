@@ -34,6 +34,7 @@ from dptrain.backends.cuda.grouped_convolution import (
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import THREADS, launch
+from dptrain.backends.cuda.message import Message
 from dptrain.backends.cuda.normalization import NormalizationOperation
 from dptrain.backends.cuda.operation import (
     BiasAddOperation,
@@ -52,7 +53,7 @@ from dptrain.backends.cuda.pooling import (
     MaxPoolOperation,
     SumPoolOperation,
 )
-from dptrain.backends.cuda.replica import CudaReplica, Message
+from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import (

@@ -60,9 +60,9 @@ DIRECT_READ_BYTES = 2 << 10
 """Kernels read messages up to this size, about 50 crop windows, directly from host memory. A
 separate copy takes the host 7 µs of a step's 45 µs (one H200), and 10 µs as part of a graph."""
 
-WEIGHT_STREAM, SUM_STREAM = "weights", "sums"
-"""Streams of a device next to its main one: weight gradients and early updates, and sums over the
-ranks."""
+WEIGHT_STREAM, SUM_STREAM, LOAD_STREAM = "weights", "sums", "loads"
+"""Streams of a device next to its main one: weight gradients and early updates, sums over the
+ranks, and the minibatch of the next step."""
 
 
 class StagingBuffer:
@@ -83,15 +83,50 @@ class StagingBuffer:
     """
 
     def __init__(self, device: Device, memory: Array, sums: Array) -> None:
-        self._device, self._memory, self._sums = device, memory, sums
-        slots, nbytes = memory.shape
-        self.host = [device.pinned_memory(nbytes) for _ in range(slots)]
-        self._host_sums = [device.pinned_memory(sums.nbytes).view(np.float32) for _ in range(slots)]
-        self._host_sums_view = [device.device_view(values) for values in self._host_sums]
-        self._host_view = [device.device_view(host) for host in self.host]
+        self._device, self._sums = device, sums
+        self._num_slots, nbytes = memory.shape  # Of steps that are not in series.
+        self._memory: list[Array] = [memory[slot] for slot in range(self._num_slots)]
+        self._uploads_series = False
+        self.host: list[NDArray[np.uint8]] = []
+        self._host_view: list[Array] = []
+        self._host_results: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
+        self._host_results_view: list[tuple[Array, Array]] = []
         self._copy_sums = device.function("unpack_batch.cu", "copy_loss_sums")
         self.slot = 0
         self._nbytes = 0
+        for _ in range(self._num_slots):
+            self._add_slot(nbytes)
+
+    def _add_slot(self, nbytes: int) -> None:
+        """Allocate the host's memory of a slot."""
+        device = self._device
+        self.host.append(device.pinned_memory(nbytes))
+        self._host_view.append(device.device_view(self.host[-1]))
+        sums = device.pinned_memory(self._sums.nbytes).view(np.float32)
+        results = sums, device.pinned_memory(8).view(np.int64)
+        self._host_results.append(results)
+        self._host_results_view.append((device.device_view(sums), device.device_view(results[1])))
+
+    def prepare_series(self, count: int, nbytes: int, *, uploads: bool) -> range:
+        """Make slots for steps in series.
+
+        Args:
+            count: number of slots.
+            nbytes: size of their messages.
+            uploads: True copies messages to the device, as part of the work that reads them;
+                otherwise kernels read them from host memory.
+
+        Returns:
+            The slots.
+        """
+        assert len(self.host) == self._num_slots, "the slots were made before"
+        self._uploads_series = uploads
+        if uploads:
+            memory = self._device.zeros((count, nbytes), "uint8")
+            self._memory += [memory[slot] for slot in range(count)]
+        for _ in range(count):
+            self._add_slot(nbytes)
+        return range(self._num_slots, len(self.host))
 
     def open_slot(self, slot: int | None = None) -> int:
         """Return the index of a slot after all work that reads its message has run.
@@ -99,18 +134,37 @@ class StagingBuffer:
         Args:
             slot: the slot; None for the one after the last.
         """
-        self.slot = (self.slot + 1) % len(self.host) if slot is None else slot
+        self.slot = (self.slot + 1) % self._num_slots if slot is None else slot
         return self.slot
 
     def submit(self, nbytes: int) -> None:
         """Submit the first `nbytes` bytes of the open slot as a message."""
         self._nbytes = nbytes
-        if self._is_uploaded:
+        if self._is_uploaded and self.slot < self._num_slots:
             self._upload()
+
+    def move_message(self, source: int, slot: int) -> None:
+        """Submit the message of a slot of a series, which has the size of the last one, in another.
+
+        Args:
+            source: the slot of the series.
+            slot: the other slot, which is opened.
+        """
+        nbytes = self._nbytes
+        self.open_slot(slot)
+        self.host[slot][:nbytes] = self.host[source][:nbytes]
+        self.submit(nbytes)
+
+    def enqueue_series_upload(self) -> None:
+        """Enqueue the copy of the message of a step in series, if there is one."""
+        if self._uploads_series:
+            self._copy_message()
 
     @property
     def _is_uploaded(self) -> bool:
         """True if the message is copied to the device before kernels read it."""
+        if self.slot >= self._num_slots:
+            return self._uploads_series
         return self._nbytes > DIRECT_READ_BYTES
 
     @property
@@ -120,6 +174,9 @@ class StagingBuffer:
 
     def _upload(self) -> None:
         """Enqueue a copy of the message to the device."""
+        self._copy_message()
+
+    def _copy_message(self) -> None:
         span = slice(self._nbytes)
         self._device.upload(self._memory[self.slot][span], self.host[self.slot][span])
 
@@ -130,8 +187,7 @@ class StagingBuffer:
         A program that contains such a kernel is valid for this slot only. The same is true of
         `enqueue_sums_copy`.
         """
-        memory = self._memory if self._is_uploaded else self._host_view
-        return memory[self.slot]
+        return (self._memory if self._is_uploaded else self._host_view)[self.slot]
 
     @contextmanager
     def load_stream(self, free_after: int | None) -> Iterator[None]:
@@ -146,10 +202,30 @@ class StagingBuffer:
         yield
 
     def enqueue_sums_copy(self) -> None:
-        """Enqueue a kernel that copies the sums to host memory."""
+        """Enqueue a kernel that copies the sums, and the time, to host memory."""
         with self._device.side_stream():
-            args = [self._sums, self._host_sums_view[self.slot], np.int32(self._sums.size)]
-            self._copy_sums((1, 1, 1), (32, 1, 1), args)
+            sums, time = self._host_results_view[self.slot]
+            self._copy_sums(
+                (1, 1, 1), (32, 1, 1), [self._sums, sums, np.int32(self._sums.size), time]
+            )
+
+    def sums_of(self, slot: int) -> list[float]:
+        """Return the sums that `enqueue_sums_copy` has copied for a slot."""
+        sums: list[float] = self._host_results[slot][0].tolist()
+        return sums
+
+    def time_of(self, slot: int) -> int:
+        """Return when they were copied, in nanoseconds on the clock of the device."""
+        return int(self._host_results[slot][1][0])
+
+    def series_future(self) -> Callable[[float], None]:
+        """Mark the end of the steps of a series, of which the open slot is the last.
+
+        Returns:
+            A function that waits for them, at most so many seconds (`TimeoutError`).
+        """
+        self._device.join_streams()
+        return lambda timeout: None
 
     def sums_future(self) -> Callable[[float], list[float]]:
         """Mark the end of the work that reads the message.
@@ -159,8 +235,8 @@ class StagingBuffer:
             returns the sums that were copied.
         """
         self._device.join_streams()
-        values = self._host_sums[self.slot]
-        return lambda timeout: values.tolist()
+        slot = self.slot
+        return lambda timeout: self.sums_of(slot)
 
 
 class Device(ABC):

@@ -17,6 +17,7 @@ from dptrain.backends.cuda.cupy_runtime import (
     import_cupy,
 )
 from dptrain.backends.cuda.device import (
+    LOAD_STREAM,
     SUM_STREAM,
     WEIGHT_STREAM,
     Array,
@@ -70,7 +71,8 @@ class GPU(Device):
         self.identity, self.name = properties["uuid"].hex(), properties["name"].decode()
         self.stream = self.current = cupy.cuda.Stream(non_blocking=True)
         self._side_streams = {
-            name: cupy.cuda.Stream(non_blocking=True) for name in (WEIGHT_STREAM, SUM_STREAM)
+            name: cupy.cuda.Stream(non_blocking=True)
+            for name in (WEIGHT_STREAM, SUM_STREAM, LOAD_STREAM)
         }
         self._busy: list[Any] = []
         own = cupy.cuda.runtime.runtimeGetVersion() // 1000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,40 +12,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
-from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.cuda.device import LOAD_STREAM, Array, Device, Function
 from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.message import (
+    CUTOUT,
+    HYPERPARAMETERS,
+    RECOLOURING,
+    SERIES_STEPS,
+    WINDOW,
+    Message,
+    Slot,
+)
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.replica import Kernel, Listener, Replica
 from dptrain.backends.resizing import bilinear_taps
-from dptrain.network.layers import Dropout, Shape
-from dptrain.network.network import Network
+from dptrain.network.layers import Shape
 from dptrain.plan.buckets import UpdatablePrefix, updatable_prefixes
-from dptrain.plan.lowering import Phase, Setting
+from dptrain.plan.lowering import Phase
 from dptrain.plan.optimizers import Adam
 from dptrain.plan.plan import INPUT, NEXT_INPUT, NEXT_TARGET, STAGED, TARGET, Plan, Stage
-
-HYPERPARAMETERS = 6
-"""Numbers that change from step to step; ``hyperparameters.cuh`` names them."""
-
-WINDOW = 4
-"""Numbers that describe a crop window: image, first row, first column, mirrored."""
-
-CUTOUT = 4
-"""Numbers that describe a cutout: first row and column, and the row and column after the last."""
-
-RECOLOURING = 2
-"""Numbers that describe how its colours change: factor of distances from the mean, added number."""
-
-ALIGNMENT = 256
 
 UNPACK_THREADS, WINDOW_PIXELS = 1024, 3
 """Threads of a block that unpacks a minibatch, and pixels of each thread if a block unpacks a crop
 window, unless that takes more threads."""
-
-SMALL_BYTES, MAX_SLOTS = 1 << 20, 4
-"""Messages up to this size have four staging slots instead of two: a step of few samples takes a
-GPU less time than the host occasionally needs to prepare one, so several should be enqueued."""
 
 UPLOAD_BYTES = 64 << 20
 """Size of the parts in which images are copied to the dataset cache."""
@@ -72,72 +61,6 @@ captured."""
 
 PRECISIONS = {"fp32": 0, "tf32": 1, "bf16": 2}
 """The macro ``PRECISION`` of ``precision.cuh``."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """The message that carries a step's input to the device: offsets of its parts in bytes.
-
-    Attributes:
-        target_words, sample_words: 32-bit words per sample of targets, and of sample identities.
-        targets, samples, batch: where each part begins; hyperparameters are first.
-        nbytes: size.
-    """
-
-    target_words: int
-    sample_words: int
-    targets: int
-    samples: int
-    batch: int
-    nbytes: int
-
-    @classmethod
-    def of(cls, network: Network, setting: Setting) -> Message:
-        """Return the layout for training steps of `network`."""
-        n = setting.batch_size
-        target_words = 1 if network.loss.targets == "classes" else network.num_outputs
-        drops = any(isinstance(node.layer, Dropout) for node in network.nodes)
-        sample_words = 2 if drops and setting.training else 0
-        targets = ALIGNMENT
-        samples = targets + _aligned(4 * n * target_words)
-        batch = samples + _aligned(4 * n * sample_words)
-        entries = max(math.prod(network.input_shape), WINDOW + CUTOUT + RECOLOURING)
-        nbytes = batch + _aligned(4 * n * entries)
-        return cls(target_words, sample_words, targets, samples, batch, nbytes)
-
-    @property
-    def slots(self) -> int:
-        """Number of staging slots."""
-        return MAX_SLOTS if self.nbytes <= SMALL_BYTES else 2
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-class _Slot(NamedTuple):
-    """Views of a staging slot in host memory, as different types."""
-
-    hyperparameters: NDArray[np.float32]
-    hyperparameter_bits: NDArray[np.uint32]
-    targets: NDArray[Any]
-    samples: NDArray[np.int64]
-    windows: NDArray[np.int32]
-    batch: NDArray[np.float32]
-    message: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, host: NDArray[np.uint8], message: Message, target: Any) -> _Slot:
-        """Return views of `host`."""
-        return cls(
-            hyperparameters=host[: 4 * HYPERPARAMETERS].view(np.float32),
-            hyperparameter_bits=host[: 4 * HYPERPARAMETERS].view(np.uint32),
-            targets=host[message.targets : message.samples].view(target),
-            samples=host[message.samples : message.batch].view(np.int64),
-            windows=host[message.batch :].view(np.int32),
-            batch=host[message.batch :].view(np.float32),
-            message=host,
-        )
 
 
 class _Staged(NamedTuple):
@@ -246,7 +169,7 @@ class CudaReplica(DeviceReplica):
         self._staged_slots: tuple[int | None, int | None] = (None, None)
         self._free_after: int | None = None
         self._staging = device.staging_buffer(self._views[STAGED], self._loss_sums)
-        self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._staging.host]
+        self._slots = [Slot.of(host, message, self._target.dtype) for host in self._staging.host]
         self._staged = _Staged(0, False, True, windows=False, cuts=False, recolours=False)
         self.max_steps_in_flight = message.slots - 1
         self._unpack_batch = self._unpack_function("unpack_batch")
@@ -364,6 +287,22 @@ class CudaReplica(DeviceReplica):
             self.device.upload(cache[span], images[span].reshape(-1, *shape))
         self.cached_images, self.pixels = cache, pixels
         self._load_window_function()
+        self._prepare_series()
+
+    def _prepare_series(self) -> None:
+        """Make slots for steps in series, see `Message.series_bytes`."""
+        assert self.cached_images is not None
+        count, *shape = self.cached_images.shape
+        image_bytes = 0 if count else self.pixels.itemsize * math.prod(shape)
+        nbytes = self._message.series_bytes(image_bytes)
+        if not (self.loads_ahead and nbytes) or self.series_slots:
+            return
+        # Two series use slots in turn, so that one is staged while the other one runs.
+        self.series_slots = self._staging.prepare_series(
+            2 * SERIES_STEPS, nbytes, uploads=image_bytes > 0
+        )
+        hosts = [self._staging.host[slot] for slot in self.series_slots]
+        self._slots += [Slot.of(host, self._message, self._target.dtype) for host in hosts]
 
     def prepare_images(self, shape: Shape, pixels: PixelFormat) -> bool:
         return self._can_stage(shape, pixels) and super().prepare_images(shape, pixels)
@@ -389,6 +328,7 @@ class CudaReplica(DeviceReplica):
         assert other.device is self.device
         self.cached_images, self.pixels = other.cached_images, other.pixels
         self._load_window_function()
+        self._prepare_series()
 
     def load(
         self,
@@ -424,38 +364,76 @@ class CudaReplica(DeviceReplica):
         learning_rate: float | None = None,
         stop: bool = False,
         slot: int | None = None,
+        message: NDArray[np.uint8] | None = None,
     ) -> None:
         batch = x if crop_windows is None else crop_windows
         assert batch is not None
-        n, windows = len(batch), crop_windows is not None
-        inputs = None if windows else x
+        n, inputs = len(batch), x if crop_windows is None else None
         y = self._set_context(n, inputs, y, samples, global_count, step, training, stop)
         self.context.learning_rate = learning_rate or 0.0
-        staged = self._slots[self._staging.open_slot(slot)]
-        self._choose_buffer(slot)
-        self._write_hyperparameters(staged.hyperparameters, staged.hyperparameter_bits)
+        host = self._slots[self._staging.open_slot(slot)]
+        if slot not in self.series_slots:
+            self._choose_buffer(slot)
+        self._write_hyperparameters(host.hyperparameters, host.hyperparameter_bits)
         if y is not None:
-            staged.targets[: y.size] = y.reshape(-1)
-        if self.samples is not None:
-            staged.samples[:n] = self.context.samples
-        size = batch.size
+            host.targets[: y.size] = y.reshape(-1)
+        images = None
         if crop_windows is None:
-            staged.batch[:size] = batch.reshape(-1)
+            nbytes = self._write_inputs(host, batch)
         else:
-            staged.windows[: WINDOW * n] = crop_windows[:, :WINDOW].reshape(-1)
-            staged.windows[WINDOW * n : size] = crop_windows[:, WINDOW:].reshape(-1)
-        if recolourings is not None:
-            staged.batch[size : size + recolourings.size] = recolourings.reshape(-1)
-            size += recolourings.size
-        nbytes, images = self._message.batch + 4 * size, None
-        if windows and x is not None:
-            images, nbytes = nbytes, nbytes + x.size
-            staged.message[images:nbytes] = x.reshape(-1)
+            if message is None:
+                message = self._encoded(crop_windows, recolourings)
+            nbytes, images = self._write_windows(host, message, x)
         self._staged = _Staged(
-            n, y is not None, learning_rate is None, windows, windows and batch.shape[1] > WINDOW,
+            n, y is not None, learning_rate is None, crop_windows is not None,
+            crop_windows is not None and crop_windows.shape[1] > WINDOW,
             recolourings is not None, images,
         )  # fmt: skip
         self._staging.submit(nbytes)
+
+    def move_staged_batch(self, source: int, slot: int) -> None:
+        self._staging.move_message(source, slot)
+        self._choose_buffer(slot)
+
+    def _write_inputs(self, host: Slot, x: NDArray[Any]) -> int:
+        """Write samples and their inputs to a staging slot; return the size of the message."""
+        if self.samples is not None:
+            host.samples[: len(x)] = self.context.samples
+        host.batch[: x.size] = x.reshape(-1)
+        return self._message.batch + 4 * x.size
+
+    def _write_windows(
+        self, host: Slot, message: NDArray[np.uint8], images: NDArray[Any] | None
+    ) -> tuple[int, int | None]:
+        """Write encoded crop windows, and images, to a staging slot.
+
+        Returns:
+            The size of the message, and where images begin; None if they are cached.
+        """
+        stop = self._message.samples + len(message)
+        host.message[self._message.samples : stop] = message
+        if images is None:
+            return stop, None
+        host.message[stop : stop + images.size] = images.reshape(-1)
+        return stop + images.size, stop
+
+    def _encoded(
+        self, windows: NDArray[np.int64], recolourings: NDArray[np.float32] | None
+    ) -> NDArray[np.uint8]:
+        """Return what `encode_windows` does for a single step, that of the context."""
+        colours = None if recolourings is None else recolourings[None]
+        message: NDArray[np.uint8] = self.encode_windows(
+            self.context.samples[None], windows[None], colours
+        )[0]
+        return message
+
+    def encode_windows(
+        self,
+        samples: NDArray[np.int64],
+        windows: NDArray[np.int64],
+        recolourings: NDArray[np.float32] | None,
+    ) -> NDArray[np.uint8]:
+        return self._message.encode(samples, windows, recolourings)
 
     def _choose_buffer(self, slot: int | None) -> None:
         """Select the input buffer of a staging slot, and state when its last reader has ended.
@@ -470,6 +448,33 @@ class CudaReplica(DeviceReplica):
         self._staged_slots = previous, slot
         if index != self._buffer:
             self._select_buffer(index)
+
+    def unpack_series_step(self, slot: int, *, ahead: bool) -> None:
+        if not ahead:
+            self.open_series_step(slot)
+            self._staging.enqueue_series_upload()
+            self.unpack_staged_batch()
+            return
+        with self.device.side_stream(LOAD_STREAM):
+            self.unpack_series_step(slot, ahead=False)
+
+    def open_series_step(self, slot: int) -> None:
+        self._staging.slot = slot
+        self._select_buffer(slot % len(self._buffers))
+        # The step after a series waits for all of it.
+        self._staged_slots = None, None
+
+    def end_series_step(self) -> None:
+        self.device.join_streams()
+
+    def series_future(self) -> Callable[[float], None]:
+        return self._staging.series_future()
+
+    def staged_sums(self, slot: int) -> list[float]:
+        return self._staging.sums_of(slot)
+
+    def staged_time(self, slot: int) -> int:
+        return self._staging.time_of(slot)
 
     @property
     def staging_slot(self) -> int:

@@ -99,6 +99,7 @@ class LoneEngine(_AloneEngine):
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
         results = self._engine.results(wait=wait)
+        self.max_steps_in_flight = self._engine.max_steps_in_flight
         self._results += results
         if wait or any(result.stop or not math.isfinite(result.loss) for result in results):
             stops = self._report(is_last=True)

@@ -16,6 +16,7 @@ class Kind(Enum):
 
     LOAD = auto()  # Unpacks the minibatch of a pass, during the pass before.
     STEP = auto()
+    SERIES = auto()  # Several steps, which load their minibatches.
     TIMED_STEP = auto()  # Loads the minibatch, too, and writes time stamps between stages.
     EARLY_PASS = auto()  # One of several passes of a step, not the last one.
     TIMED_EARLY_PASS = auto()

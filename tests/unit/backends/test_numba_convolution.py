@@ -14,6 +14,7 @@ from dptrain.backends.numba.fused_pooling import NoPool, pool_geometry
 from dptrain.backends.numba.planning import Shape, Work
 from dptrain.backends.numba.pooling_windows import NO_GRADIENT
 from dptrain.backends.numba.reduction import sum_partials
+from dptrain.backends.numba.vector import compiled_registers
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shards import addition_steps
 
@@ -255,7 +256,8 @@ def test_one_sample_is_divided_among_all_threads():
     shape, one_row = Shape(maps, out, (3, 3), (1, 1), (1, 1)), Work(1, 24, 1)
     units = {phase: direct_convolution.plan(shape, phase, one_row).units for phase in PHASES}
     assert units[Phase.FORWARD] == units[Phase.BACKWARD_INPUT] == 24
-    assert units[WEIGHT] == 9  # 3 vectors of filters and 3 rows of the filters
+    # Vectors of filters, and rows of the filters.
+    assert units[WEIGHT] == -(-40 // compiled_registers().width) * 3
     many = direct_convolution.plan(shape, Phase.FORWARD, Work(240, 24, 24))
     assert many.units == 1
 

@@ -118,7 +118,7 @@ class EarlyLoads(StagingBuffer):
         self._device.run_until(slot)
         return slot
 
-    def _upload(self) -> None:
+    def _copy_message(self) -> None:
         span = slice(self._nbytes)
         Emulator.upload(self._device, self._memory[self.slot][span], self.host[self.slot][span])
 
@@ -131,12 +131,10 @@ class EarlyLoads(StagingBuffer):
     def sums_future(self) -> Callable[[float], list[float]]:
         device, slot = self._device, self.slot
         device.end_step(slot)
-        values = self._host_sums[slot]
 
         def wait(timeout: float) -> list[float]:
             device.run_until(slot)
-            sums: list[float] = values.tolist()
-            return sums
+            return self.sums_of(slot)
 
         return wait
 

@@ -181,6 +181,9 @@ class FakeDeviceReplica(DeviceReplica):
     now = 0
     staging_slot = 0
     cache_images = share_cached_images = upload_hyperparameters = Mock()
+    # It has no slots for steps in series.
+    move_staged_batch = unpack_series_step = open_series_step = end_series_step = Mock()
+    series_future = staged_sums = staged_time = Mock()
     image_format = None
 
     def __init__(self, max_steps_in_flight: int) -> None:
@@ -198,6 +201,7 @@ class FakeDeviceReplica(DeviceReplica):
         crop_windows: Any = None,
         learning_rate: Any = None,
         slot: int | None = None,
+        message: Any = None,
         **options: Any,
     ) -> None:
         self.staging_slot = slot or 0

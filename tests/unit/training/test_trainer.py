@@ -447,7 +447,7 @@ def fit_on_gpu(**settings: Any) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("steps", [10, 24])
+@pytest.mark.parametrize("steps", [10, 40])
 def test_steps_before_the_captured_ones_are_not_measured(steps: int) -> None:
     trainer = fit_on_gpu(data="irradiance?samples=640", steps=steps)
     summary = trainer.summary

@@ -1,0 +1,148 @@
+"""The message that carries the minibatch of a step to a GPU: its layout and its encoding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.network.layers import Dropout
+from dptrain.network.network import Network
+from dptrain.plan.lowering import Setting
+
+HYPERPARAMETERS = 6
+"""Numbers that change from step to step; ``hyperparameters.cuh`` names them."""
+
+WINDOW = 4
+"""Numbers that describe a crop window: image, first row, first column, mirrored."""
+
+CUTOUT = 4
+"""Numbers that describe a cutout: first row and column, and the row and column after the last."""
+
+RECOLOURING = 2
+"""Numbers that describe how its colours change: factor of distances from the mean, added number."""
+
+ALIGNMENT = 256
+
+SMALL_BYTES, MAX_SLOTS = 1 << 20, 4
+"""Messages up to this size have four staging slots instead of two: a step of few samples takes a
+GPU less time than the host occasionally needs to prepare one, so several should be enqueued."""
+
+SERIES_STEPS, SERIES_BYTES, SERIES_IMAGE_BYTES = 8, 16 << 10, 512 << 10
+"""Steps of a series, and its largest messages without and with images. Kernels read messages
+without images from host memory, each sample with a few reads, while the step before runs."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """The message of a step: offsets of its parts in bytes.
+
+    Attributes:
+        batch_size: largest number of samples.
+        target_words, sample_words: 32-bit words per sample of targets, and of sample identities.
+        targets, samples, batch: where each part begins; hyperparameters are first.
+        nbytes: size.
+    """
+
+    batch_size: int
+    target_words: int
+    sample_words: int
+    targets: int
+    samples: int
+    batch: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, network: Network, setting: Setting) -> Message:
+        """Return the layout for training steps of `network`."""
+        n = setting.batch_size
+        target_words = 1 if network.loss.targets == "classes" else network.num_outputs
+        drops = any(isinstance(node.layer, Dropout) for node in network.nodes)
+        sample_words = 2 if drops and setting.training else 0
+        targets = ALIGNMENT
+        samples = targets + _aligned(4 * n * target_words)
+        batch = samples + _aligned(4 * n * sample_words)
+        entries = max(math.prod(network.input_shape), WINDOW + CUTOUT + RECOLOURING)
+        nbytes = batch + _aligned(4 * n * entries)
+        return cls(n, target_words, sample_words, targets, samples, batch, nbytes)
+
+    @property
+    def slots(self) -> int:
+        """Number of staging slots."""
+        return MAX_SLOTS if self.nbytes <= SMALL_BYTES else 2
+
+    def series_bytes(self, image_bytes: int) -> int:
+        """Return the size of the message of a step in series.
+
+        Args:
+            image_bytes: bytes of an image that the message contains; 0 if images are cached.
+
+        Returns:
+            0 if it is too long, so that steps are not enqueued in series.
+        """
+        words = WINDOW + CUTOUT + RECOLOURING
+        nbytes = self.batch + self.batch_size * (4 * words + image_bytes)
+        return nbytes if nbytes <= (SERIES_IMAGE_BYTES if image_bytes else SERIES_BYTES) else 0
+
+    def encode(
+        self,
+        samples: NDArray[np.int64],
+        windows: NDArray[np.int64],
+        recolourings: NDArray[np.float32] | None,
+    ) -> NDArray[np.uint8]:
+        """Return what follows the targets in the messages of steps, except for images.
+
+        Args:
+            samples, windows, recolourings: (steps, n, …), see `CropWindowReplica`.
+
+        Returns:
+            (steps, bytes).
+        """
+        steps, n = samples.shape
+        first, cuts = self.samples, windows.shape[2] > WINDOW
+        words = (WINDOW + CUTOUT * cuts) * n
+        colours = 0 if recolourings is None else RECOLOURING * n
+        message = np.zeros((steps, self.batch - first + 4 * (words + colours)), np.uint8)
+
+        def put(begin: int, values: NDArray[Any]) -> None:
+            part = np.ascontiguousarray(values.reshape(steps, -1)).view(np.uint8)
+            message[:, begin - first : begin - first + part.shape[1]] = part
+
+        if self.sample_words:
+            put(self.samples, samples)
+        put(self.batch, windows[:, :, :WINDOW].astype(np.int32))
+        if cuts:
+            put(self.batch + 4 * WINDOW * n, windows[:, :, WINDOW:].astype(np.int32))
+        if recolourings is not None:
+            put(self.batch + 4 * words, recolourings)
+        return message
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Slot(NamedTuple):
+    """Views of a staging slot in host memory, as different types."""
+
+    hyperparameters: NDArray[np.float32]
+    hyperparameter_bits: NDArray[np.uint32]
+    targets: NDArray[Any]
+    samples: NDArray[np.int64]
+    batch: NDArray[np.float32]
+    message: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, host: NDArray[np.uint8], message: Message, target: Any) -> Slot:
+        """Return views of `host`."""
+        return cls(
+            hyperparameters=host[: 4 * HYPERPARAMETERS].view(np.float32),
+            hyperparameter_bits=host[: 4 * HYPERPARAMETERS].view(np.uint32),
+            targets=host[message.targets : message.samples].view(target),
+            samples=host[message.samples : message.batch].view(np.int64),
+            batch=host[message.batch :].view(np.float32),
+            message=host,
+        )
