@@ -60,6 +60,25 @@ class DeviceReplica(CropWindowReplica, ABC):
         """Mean time in which a message is copied to the device; 0 if kernels read it directly."""
         return 0.0
 
+    @abstractmethod
+    def encode_windows(
+        self,
+        samples: NDArray[np.int64],
+        windows: NDArray[np.int64],
+        recolourings: NDArray[np.float32] | None,
+    ) -> NDArray[np.uint8]:
+        """Return the crop windows of several steps as they are staged.
+
+        A thread that prepares minibatches calls this for many steps at once, which saves time when
+        a step is staged.
+
+        Args:
+            samples, windows, recolourings: (steps, n, …), see `Batch`.
+
+        Returns:
+            (steps, bytes).
+        """
+
     # A step: stage_batch, unpack_staged_batch (within load_stream, or not), run, enqueue_sums_copy,
     # enqueue_update, sums_future.
 

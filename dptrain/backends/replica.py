@@ -814,25 +814,6 @@ class CropWindowReplica(Replica, ABC):
     def share_cached_images(self, other: Replica) -> None:
         """Use the images that `other`, a replica on the same device, has cached."""
 
-    def encode_windows(
-        self,
-        samples: NDArray[np.int64],
-        windows: NDArray[np.int64],
-        recolourings: NDArray[np.float32] | None,
-    ) -> NDArray[np.uint8] | None:
-        """Return the crop windows of several steps as the replica stages them.
-
-        A thread that prepares minibatches calls this for many steps at once, which saves time when
-        a step is staged.
-
-        Args:
-            samples, windows, recolourings: (steps, n, …), see `Batch`.
-
-        Returns:
-            (steps, bytes); None if the replica has no form of its own.
-        """
-        return None
-
 
 def group_outputs(replica: Replica, x: NDArray[np.float32]) -> Iterator[tuple[str, NDArray[Any]]]:
     """Compute outputs without dropout, and yield those of each group of layers.

@@ -104,7 +104,7 @@ class Batch(NamedTuple):
 
 
 Encode = Callable[
-    [NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None], NDArray[np.uint8] | None
+    [NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None], NDArray[np.uint8]
 ]
 """Encodes samples, crop windows and recolourings, (steps, n, …), as `Batch.message`."""
 

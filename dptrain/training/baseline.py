@@ -13,6 +13,7 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
@@ -85,7 +86,7 @@ def open_loader(
     )
     steps, shapes = range(first, last), (data.input_shape, data.target_shape)
     cached, augmentation = job.cached_samples, job.augmentation
-    encode = replica.encode_windows if isinstance(replica, CropWindowReplica) else None
+    encode = replica.encode_windows if isinstance(replica, DeviceReplica) else None
     if cached is not None:
         return CropWindowLoader(
             cached, sampler, steps, *shapes, augmentation=augmentation,

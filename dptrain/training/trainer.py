@@ -341,7 +341,7 @@ class Trainer:
         return None
 
     # Small steps of a GPU take as long as some hundred operations of the interpreter, so that what
-    # follows asks in every step for as little as possible.
+    # follows does as little as possible in every step.
 
     def _after_step(self, result: StepResult) -> None:
         job, progress = self.job, self.progress

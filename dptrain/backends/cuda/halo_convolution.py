@@ -55,6 +55,7 @@ from dptrain.plan.lowering import (
     Setting,
     stage_name,
 )
+from dptrain.plan.selection import KernelSelection
 
 PACKED: Mapping[Phase, str] = {Phase.FORWARD: "packed", Phase.BACKWARD_INPUT: "packed_back"}
 """Buffers of the weights in the order in which the kernel of a phase reads them."""
@@ -115,6 +116,8 @@ class HaloConvolution(GatherConvolution):
         cls, tile: ImplicitGemmTile, group: Group, setting: Setting, phase: Phase
     ) -> tuple[float, float]:
         """Return the estimated µs of a phase with a halo tile and with gathering."""
+        # Only the kernel that runs has candidates to be measured.
+        setting = replace(setting, selection=KernelSelection())
         n, channels = setting.batch_size, group.head.input_shape[0]
         filters = group.head.output_shape[0]
         taps = group.head.parameters[0].size // (channels * filters)

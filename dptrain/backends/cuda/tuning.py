@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -163,18 +164,19 @@ def tune(
 ) -> Tuning:
     """Measure the candidates of each stage.
 
-    A candidate rank begins only if the time that the previous one took is left.
+    A candidate rank begins only if the time that the previous one took is left. The kernels with
+    the lowest estimates do not count: training compiles most of them in any case.
 
     Args:
         backend: has a device; memory for a replica of `plan` must be free.
         plan: the plan.
-        budget_s: seconds; None for `BUDGET_S`.
+        budget_s: seconds after these were compiled; None for `BUDGET_S`.
         time_kernel: measures a kernel; None for `Device.times_ms`.
         clock: returns seconds.
         report: called with the number of ranks that are done, and the number of all.
     """
     measure = _times_ms if time_kernel is None else time_kernel
-    end = clock() + (BUDGET_S if budget_s is None else budget_s)
+    end = math.inf
     found: dict[str, list[tuple[float, Any]]] = {}
     times: dict[tuple[str, int], float] = {}
     ranks, complete = MAX_CANDIDATES, True
@@ -186,10 +188,12 @@ def tune(
         replica = backend.make_replica(with_selection(plan, backend, selection))
         if rank == 0:
             ranks = max((len(pairs) for pairs in found.values()), default=0)
+            start = clock()
+            end = start + (BUDGET_S if budget_s is None else budget_s)
         # A selection that only decides about another one has no stage.
         existing = {stage.name for stage, _ in replica.stages}
         wanted = {stage for stage in existing if len(found.get(stage, ())) > max(rank, 1)}
-        timed = _time_stages(replica, wanted, measure, lambda: clock() > end)
+        timed = _time_stages(replica, wanted, measure, clock, end)
         times |= {(stage, rank): value for stage, value in timed.items()}
         del replica
         gc.collect()  # A replica and its kernels refer to each other.
@@ -211,14 +215,14 @@ def tune(
 
 
 def _time_stages(
-    replica: Replica, wanted: set[str], measure: TimeKernel, is_late: Callable[[], bool]
+    replica: Replica, wanted: set[str], measure: TimeKernel, clock: Callable[[], float], end: float
 ) -> dict[str, float]:
-    """Return median milliseconds of some stages, as many as the time allows."""
+    """Return median milliseconds of some stages, as many as the time until `end` allows."""
     x, y = random_batch(replica.plan.network, replica.plan.batch_size)
     times = {}
     replica.load(x, y)
     for stage, kernel in replica.stages:
-        if is_late():
+        if clock() > end:
             break
         kernel(replica.context)
         if stage.name in wanted:

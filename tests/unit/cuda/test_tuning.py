@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.outside import find_network
 from dptrain import Trainer
 from dptrain.backends import load_backend
 from dptrain.backends.cuda import tuning
@@ -67,6 +68,39 @@ def test_the_fastest_candidate_of_each_stage_is_selected() -> None:
     again = RankedSelection(rank=1)
     assert tuned.buffers == with_selection(plan, backend, again).buffers
     assert tuned.stages != plan.stages
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize(
+    "network", ["resnet18-cifar", "resnet20", "strided", "vgg", "mobilenet-v1"]
+)
+def test_all_candidates_of_a_stage_can_compute_it(network: str, precision: str) -> None:
+    """Halo tiles are compared with gathering, whose kernels are no candidates for halo tiles."""
+    backend = CudaBackend(PlannedDevice(DEVICES["H100"]))
+    plan = make_plan(find_network(network), backend, 64, precision=precision)
+    found: dict[str, list[tuple[float, Any]]] = {}
+    for rank in range(MAX_CANDIDATES):
+        with_selection(plan, backend, RankedSelection(rank=rank, found=found))
+    assert any(len(pairs) > 1 for pairs in found.values())
+    for stage, pairs in found.items():
+        assert len({type(candidate) for _, candidate in pairs}) == 1, stage
+
+
+def test_compiling_the_first_kernels_takes_no_part_of_the_time() -> None:
+    backend, plan = planned()
+    now, make = 0.0, backend.make_replica
+
+    def slowly(plan: Plan, *, seed: int = 0) -> Replica:
+        nonlocal now
+        now += 8.0 if isinstance(plan.setting.selection, RankedSelection) else 0.0
+        return make(plan, seed=seed)
+
+    backend.make_replica = slowly  # type: ignore[method-assign]
+    found = tune(
+        backend, plan, budget_s=9.0, clock=lambda: now,
+        time_kernel=made_up(lambda rank: 1.0 - 0.1 * (rank == 1)),
+    )  # fmt: skip
+    assert found.selection != KernelSelection()
 
 
 def test_small_gains_do_not_change_the_selection() -> None:

@@ -182,7 +182,9 @@ class FakeDeviceReplica(DeviceReplica):
     staging_slot = 0
     cache_images = share_cached_images = upload_hyperparameters = Mock()
     # It has no slots for steps in series.
-    move_staged_batch = unpack_series_step = open_series_step = end_series_step = Mock()
+    encode_windows = move_staged_batch = unpack_series_step = open_series_step = end_series_step = (
+        Mock()
+    )
     series_future = staged_sums = staged_time = Mock()
     image_format = None
 
