@@ -138,6 +138,9 @@ class RankAlone:
         )
         _require_memory(job, plan)
         replica = job.backend.make_replica(plan, seed=job.spec.seed)
+        if job.cached_samples is not None or job.streams_pixels:
+            assert isinstance(replica, CropWindowReplica)
+            replica.share_cached_images(job.replica)
         buckets = make_buckets(plan, None)
         self._recorder = StepRecorder(plan.stages)
         gradient_sum = make_gradient_sum(job.spec.strategy, World.single(), replica, buckets)
@@ -148,9 +151,6 @@ class RankAlone:
             # Timing by stage slows a step of a device down. On a host all steps are timed so, and
             # those of the job too.
             self._engine.time_stages(None)
-        if job.cached_samples is not None or job.streams_pixels:
-            assert isinstance(replica, CropWindowReplica)
-            replica.share_cached_images(job.replica)
         self._open_loader = partial(
             open_loader, job, batch_size=batch_size, rank=0, size=1, micro_shards=micro_shards,
             passes=passes, replica=replica,

@@ -110,18 +110,21 @@ class DeviceEngine(Engine):
         assert isinstance(replica, DeviceReplica)
         super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
         self.device_replica = replica
-        self._num_slots = 1 + replica.max_steps_in_flight  # Of steps that are no series.
         self._slot = 0
         flops = sum(stage.flops for stage in replica.plan.stages)
         self.loads_ahead = replica.loads_ahead and flops >= LOAD_AHEAD_FLOPS
         self.captures_timed = True
         self.time_stages(FIRST_TIMED, TIMED_EVERY)
         self._programs = Programs(replica)
-        self._makes_series = flops <= SERIES_FLOPS and self.passes == 1
+        may_make_series = flops <= SERIES_FLOPS and self.passes == 1 and bool(replica.series_slots)
+        # All ranks see a stop request after the same step only if as many steps are in flight.
+        found = gradient_sum.world.all_gather_json([may_make_series, replica.max_steps_in_flight])
+        self._makes_series = all(may for may, _ in found)
+        self.max_steps_in_flight = min(steps for _, steps in found)
+        self._num_slots = 1 + self.max_steps_in_flight  # Of steps that are not in series.
         self._series: Series | None = None
         self._num_series = 0
         self._series_clock = SeriesClock(replica)
-        self.max_steps_in_flight = replica.max_steps_in_flight
         self._in_flight: deque[_StepInFlight] = deque()
         self._stops = False
         self._failed: _StepInFlight | None = None
@@ -164,8 +167,6 @@ class DeviceEngine(Engine):
     def _joins_series(self, batch: Batch) -> bool:
         """Return whether a step is enqueued with others; all of a series have the same size."""
         if batch.message is None or not self._makes_series or self.recorder.timed:
-            return False
-        if not self.device_replica.series_slots:
             return False
         if self._next_timed is not None and self.recorder.steps <= FIRST_TIMED:
             return False  # The programs of single steps are captured.

@@ -80,6 +80,7 @@ class HostSumDeviceEngine(SynchronousEngine):
             step=batch.step,
             learning_rate=learning_rate,
             stop=stop,
+            message=batch.message,
         )
         replica.unpack_staged_batch()
         replica.sums_future()

@@ -252,6 +252,17 @@ def test_durations_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     assert times[0] > 0
 
 
+def test_all_ranks_have_as_many_steps_in_flight(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise they would make different numbers of steps after a stop request."""
+    monkeypatch.setattr(World, "all_gather_json", lambda world, value: [value, [False, 1]])
+    engine, results = train(Emulator(), [4] * 20)
+    assert engine.max_steps_in_flight == 1
+    assert len(results) == 20
+    assert not lengths
+
+
 def test_long_messages_have_no_series() -> None:
     def message(batch_size: int) -> Message:
         plan = make_plan(NETWORK, CudaBackend(Emulator()), batch_size, optimizer=SGD())
