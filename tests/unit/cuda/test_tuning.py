@@ -70,10 +70,8 @@ def test_the_fastest_candidate_of_each_stage_is_selected() -> None:
     assert tuned.stages != plan.stages
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-@pytest.mark.parametrize(
-    "network", ["resnet18-cifar", "resnet20", "strided", "vgg", "mobilenet-v1"]
-)
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("network", ["resnet18-cifar", "resnet20", "strided"])
 def test_all_candidates_of_a_stage_can_compute_it(network: str, precision: str) -> None:
     """Halo tiles are compared with gathering, whose kernels are no candidates for halo tiles."""
     backend = CudaBackend(PlannedDevice(DEVICES["H100"]))
