@@ -161,7 +161,7 @@ class DeviceReplica(CropWindowReplica, ABC):
 
     @abstractmethod
     def staged_time(self, slot: int) -> int:
-        """Return when the loss sums of the step were copied, in nanoseconds of the device."""
+        """Return the time at which the loss sums of a step were copied, in ns of the device."""
 
     @property
     @abstractmethod

@@ -340,8 +340,7 @@ class Trainer:
                     return shares
         return None
 
-    # Small steps of a GPU take as long as some hundred operations of the interpreter, so that what
-    # follows does as little as possible in every step.
+    # Short steps take 35 to 70 µs on a GPU, so that what follows does little in most steps.
 
     def _after_step(self, result: StepResult) -> None:
         job, progress = self.job, self.progress

@@ -215,7 +215,7 @@ class StagingBuffer:
         return sums
 
     def time_of(self, slot: int) -> int:
-        """Return when they were copied, in nanoseconds on the clock of the device."""
+        """Return the time at which they were copied, in nanoseconds on the clock of the device."""
         return int(self._host_results[slot][1][0])
 
     def series_future(self) -> Callable[[float], None]:

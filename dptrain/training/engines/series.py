@@ -47,7 +47,7 @@ class Series:
             enqueue_step: enqueues a step whose minibatch is unpacked.
         """
 
-        def enqueue() -> None:
+        def enqueue_all() -> None:
             replica = self._replica
             replica.unpack_series_step(self.slots[0], ahead=False)
             for slot in self.slots:
@@ -57,12 +57,12 @@ class Series:
                 enqueue_step()
                 replica.end_series_step()
 
-        programs.run(batch, enqueue, kind=Kind.SERIES, slot=self.slots.start)
+        programs.run(batch, enqueue_all, kind=Kind.SERIES, slot=self.slots.start)
         self._replica.open_series_step(self.slots[-1])
         self._wait = self._replica.series_future()
 
     def sums_of(self, slot: int) -> Callable[[float], list[float]]:
-        """Return what waits for a step and returns its loss sums, see `SumsFuture`."""
+        """Return a function that waits for a step and returns its loss sums, see `SumsFuture`."""
 
         def wait(timeout: float) -> list[float]:
             self._wait_for_end(timeout)
@@ -99,7 +99,7 @@ class SeriesClock:
         self._shift: int | None = None
 
     def ended_ns(self, series: Series, slot: int) -> int:
-        """Return when a step ended, in nanoseconds of `time.perf_counter_ns`."""
+        """Return the time at which a step ended, in nanoseconds of `time.perf_counter_ns`."""
         if self._shift is None:
             self._shift = series.clock_shift
         return self._replica.staged_time(slot) + self._shift
