@@ -88,7 +88,10 @@ def changes_plot(comparison: Comparison) -> Plot | None:
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], prune="both"))
+        # The number below a tick near an end would be cut off.
+        shown = 0.9 * reach
+        found = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(-shown, shown)
+        axes.set_xticks([value for value in found if abs(value) <= shown])
         axes.xaxis.set_major_formatter(lambda value, _: signed(value, 0 if reach > 4 else 1))
         axes.set_xlabel(f"change to {_shortened(comparison.names[0])}, %", labelpad=2)
 

@@ -198,7 +198,11 @@ class Writer:
         body: Callable[[ir.Value, Sequence[ir.Value]], Sequence[ir.Value]],
         step: int = 1,
     ) -> list[ir.Value]:
-        """Run `body` over a range; it maps the state to the next state. Return the last state."""
+        """Run `body` over a range; it maps the state to the next state. Return the last state.
+
+        LLVM does not unroll the loop. For some processors it would, and then rename the sums of a
+        tile so that some of them no longer fit into registers.
+        """
         b = self.builder
         before = b.block
         head, inside, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
@@ -213,9 +217,16 @@ class Writer:
         for phi, first, value in zip((i, *phis), (start, *state), (following, *new), strict=True):
             phi.add_incoming(first, before)
             phi.add_incoming(value, b.block)
-        b.branch(head)
+        b.branch(head).set_metadata("llvm.loop", self._no_unrolling())
         b.position_at_end(after)
         return phis
+
+    def _no_unrolling(self) -> ir.MDValue:
+        """Return the metadata of a loop that LLVM must not unroll: itself, then the property."""
+        never = self.module.add_metadata(["llvm.loop.unroll.disable"])
+        loop = ir.MDValue(self.module, [never], str(len(self.module.metadata)))
+        loop.operands = (loop, never)
+        return loop
 
 
 class _Transpose(Writer):

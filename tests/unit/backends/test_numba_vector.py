@@ -168,3 +168,20 @@ def test_sums_in_place_stay_in_registers():
     tiles = re.findall(r"\ndptrain_in_place\d_[\dx]+:\n(.*?)\tret", assembly, re.DOTALL)
     assert len(tiles) == sum(len(heights) for heights in compiled_registers().in_place)
     assert not re.search(r"[yz]mm.*\(%rsp\)|\(%rsp\).*[yz]mm", "".join(tiles))
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other instructions")
+@pytest.mark.parametrize("name", ["haswell", "znver3"])
+def test_sums_stay_in_registers_on_other_processors(name, tmp_path):
+    """LLVM unrolls loops and orders instructions as is best for the processor."""
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma",
+        "DPTRAIN_CACHE_DIR": str(tmp_path),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "sums and registers and not processors"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,19 @@ def test_two_runs_are_compared_with_intervals(tmp_path: Path) -> None:
     assert record["names"] == ["one", "two"]
     change = record["quantities"][0]["changes"][1]
     assert change["value"] == pytest.approx(-5.0)
+
+
+@pytest.mark.parametrize("step_ms", [0.1, 1.2, 1.27, 1.9, 300.0])
+def test_numbers_below_the_axis_of_changes_are_whole(tmp_path: Path, step_ms: float) -> None:
+    runs = [write_run(tmp_path / "one"), write_run(tmp_path / "two", step_ms=step_ms)]
+    write_comparison(runs, tmp_path / "out")
+    svg = (tmp_path / "out" / PLOTS / "changes.svg").read_text()
+    (width,) = re.findall(r'viewBox="0 0 (\d+) ', svg)
+    centred = re.findall(r'text-anchor: middle[^>]*" x="([\d.]+)"[^>]*>([−+]?[\d.,]+)<', svg)
+    assert "0" in {text for _, text in centred}
+    for x, text in centred:
+        half = 0.35 * 8.5 * len(text)
+        assert half <= float(x) <= float(width) - half, text
 
 
 def test_a_difference_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
