@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -69,34 +70,51 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(
-    path: Path,
-    text: str | bytes,
-    flag: str = "--run-dir",
-    check: Callable[[], None] | None = None,
-) -> None:
+@contextmanager
+def replacing(
+    path: Path, flag: str = "--run-dir", check: Callable[[], None] | None = None
+) -> Iterator[Path]:
     """Write a file atomically: after a power failure the old or the new file is complete.
+
+    The block writes to the path that it receives, which no other process uses. The file gets its
+    name at the end of the block, unless that raises an error.
 
     Args:
         path: file to write.
-        text: contents; text is encoded as UTF-8.
         flag: the flag that selects another location, for the error message.
         check: see `writing`.
 
     Raises:
         UserError: the file cannot be written; an old file is unchanged.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     with writing(path, flag, check):
         try:
-            partial.write_bytes(text.encode() if isinstance(text, str) else text)
+            yield partial
             sync(partial)
             partial.replace(path)
             sync(path.parent)
-        except OSError:
+        except BaseException:
             with suppress(OSError):
                 partial.unlink()
             raise
+
+
+def write_whole(
+    path: Path,
+    text: str | bytes,
+    flag: str = "--run-dir",
+    check: Callable[[], None] | None = None,
+) -> None:
+    """Write text or bytes to a file atomically.
+
+    Args:
+        path: file to write.
+        text: contents; text is encoded as UTF-8.
+        flag, check, errors: see `replacing`.
+    """
+    with replacing(path, flag, check) as partial:
+        partial.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
 def require_regular(path: Path) -> int:

@@ -37,6 +37,7 @@ from dptrain.files import (
     dump_json,
     parse_json,
     read_regular,
+    replacing,
     sync,
     write_whole,
     writing,
@@ -266,16 +267,8 @@ class RunDirectory:
         Returns:
             The value of `network` in `config.toml`.
         """
-        path = self.path / NETWORK
-        partial = path.with_name(f".{NETWORK}.partial")
-        with writing(path, check=self.check_present):
-            try:
-                write_network(network, partial)
-                sync(partial)
-                partial.replace(path)
-            except OSError:
-                partial.unlink(missing_ok=True)
-                raise
+        with replacing(self.path / NETWORK, check=self.check_present) as partial:
+            write_network(network, partial)
         return NETWORK
 
     def read_config(self) -> dict[str, Any]:

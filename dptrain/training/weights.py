@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from dptrain.backends.replica import Replica
 from dptrain.errors import UserError, shown
-from dptrain.files import require_regular, writing
+from dptrain.files import replacing, require_regular
 from dptrain.foreign import SAFETENSORS, is_onnx, refuse_foreign
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
@@ -121,19 +121,15 @@ def write_arrays(
     Raises:
         UserError: the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    with writing(path, flag):
+    with replacing(path, flag) as partial:
+        partial.touch()
+        mode = partial.stat().st_mode
         try:
-            partial.touch()
-            mode = partial.stat().st_mode
             save_file(dict(arrays), partial, None if metadata is None else dict(metadata))
-            # safetensors creates files that only their owner can read.
-            partial.chmod(mode)
-            partial.replace(path)
         except SafetensorError as error:
             raise system_error(error) from error
-        finally:
-            partial.unlink(missing_ok=True)
+        # safetensors creates files that only their owner can read.
+        partial.chmod(mode)
 
 
 def system_error(error: SafetensorError) -> OSError:

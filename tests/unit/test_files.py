@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import UserError
-from dptrain.files import parse_json, read_regular, require_regular, writing
+from dptrain.files import parse_json, read_regular, replacing, require_regular, writing
 from dptrain.toml import read_toml
 
 
@@ -97,3 +97,33 @@ def test_the_advice_fits_the_error(tmp_path: Path, number: int, advice: str) -> 
         writing(tmp_path, "--output"),
     ):
         raise OSError(number, os.strerror(number))
+
+
+def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replacing(path) as first:
+        first.write_text("first")
+        with replacing(path) as second:
+            assert second != first
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_a_file_that_is_not_completed_leaves_the_old_one(
+    tmp_path: Path, error: BaseException
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with replacing(path) as partial:
+            partial.write_text("half")
+            raise error
+
+    with pytest.raises((UserError, KeyboardInterrupt)):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
