@@ -207,7 +207,7 @@ def open_meter(
         try:
             counters.append(GpuCounter(load_nvml(), identity))
         except (OSError, AttributeError) as error:
-            missing.append(f"NVML: {error}")
+            missing.append(f"NVML: {str(error).removeprefix('NVML: ')}")
     return EnergyMeter(counters, missing)
 
 

@@ -116,6 +116,7 @@ def test_a_gpu_without_a_counter_is_named(code: int | None) -> None:
     meter = energy.open_meter(IDENTITY, reads_processors=False, load_nvml=load)
     assert meter.names == []
     assert ("Not Supported" if code else "libnvidia-ml.so.1") in meter.missing[0]
+    assert meter.missing[0].count("NVML: ") == 1
 
 
 class Constant:
