@@ -41,7 +41,8 @@ class Moments:
         request, data, end: request for the minibatch, its arrival, end of the step.
         stages: begin and end of each stage, by index.
         exposed: begin and end of each interval in which communication blocked computation. Sums
-            during a stage are moved to its end.
+            during a stage are moved to its end, and those between the pieces of an update to its
+            begin.
         sums: begin and end of each bucket's sum.
     """
 
@@ -124,6 +125,7 @@ class _Note(NamedTuple):
         times: begin, request, data and end of `Moments`.
         ends: end of each stage, by index, except for those in `laps`.
         laps: stages that were timed by `StepRecorder.laps`.
+        pieces: begin and end of each piece of a stage that `StepRecorder.add_lap` timed.
         exposed, sums: see `Moments`.
     """
 
@@ -132,12 +134,13 @@ class _Note(NamedTuple):
     times: tuple[int, int, int, int]
     ends: list[int]
     laps: tuple[Laps, ...]
+    pieces: tuple[tuple[int, int], ...]
     exposed: tuple[tuple[int, int], ...]
     sums: tuple[tuple[int, int], ...]
 
     def moments(self) -> Moments:
         """Return the time stamps."""
-        exposed = list(self.exposed)
+        exposed = [self._before_pieces(*call) for call in self.exposed]
         for laps in self.laps:
             for stage, end, _, outside_ns in laps.times():
                 self.ends[stage] = end
@@ -146,6 +149,16 @@ class _Note(NamedTuple):
         stages = tuple((end - took[i], end) for i, end in enumerate(self.ends))
         exposed.sort()
         return Moments(self.step, self.row.timed, *self.times, stages, (*exposed,), self.sums)
+
+    def _before_pieces(self, begin: int, end: int) -> tuple[int, int]:
+        """Return an interval as if all pieces of the stage came after it, unless all came before.
+
+        A stage with pieces is shown as one interval that ends with the last piece.
+        """
+        if not self.pieces or begin >= self.pieces[-1][0]:
+            return begin, end
+        earlier_ns = sum(stop - start for start, stop in self.pieces if stop <= begin)
+        return begin - earlier_ns, end - earlier_ns
 
 
 class StepRecorder:
@@ -172,6 +185,7 @@ class StepRecorder:
         self._row = self._zeros.copy()
         self._laps: tuple[Laps, ...] = ()
         self._outside: list[tuple[int, int]] = []
+        self._pieces: list[tuple[int, int]] = []
         self._ends = [0] * len(self.names)
         self.keeps_moments = False
         self._moments: list[Moments] = []
@@ -201,6 +215,7 @@ class StepRecorder:
         # A stage in several pieces adds to its time, so every step starts from 0.
         self._row, self._laps = self._zeros.copy(), ()
         self._outside.clear()
+        self._pieces.clear()
         self._request = self._last = now = perf_counter_ns()
         self._completed = self._completed or now
 
@@ -259,6 +274,8 @@ class StepRecorder:
         Call `clear` before the first piece.
         """
         now = perf_counter_ns()
+        if self.keeps_moments:
+            self._pieces.append((self._last, now))
         self._row[stage] += now - self._last
         self._ends[stage] = self._last = now
 
@@ -349,8 +366,18 @@ class StepRecorder:
         times = self._began, self._request, self._ends[self._spans], self._ended
         ends = self._ends[: self._spans]
         exposed = (*self._outside, *exposed)
-        note = _Note(self.steps - 1, self._rows[-1], times, ends, self._laps, exposed, (*sums,))
-        self._notes.append(note)
+        self._notes.append(
+            _Note(
+                self.steps - 1,
+                self._rows[-1],
+                times,
+                ends,
+                self._laps,
+                (*self._pieces,),
+                exposed,
+                (*sums,),
+            )
+        )
 
     def rows(self, global_count: int | None = None) -> NDArray[np.int64]:
         """Return nanoseconds: one row per recorded step, oldest first, and one column per name.

@@ -98,13 +98,26 @@ def test_the_closing_table_adds_up_to_the_step(tmp_path: Path) -> None:
     assert sum(stage["share"] for stage in facts["stages"]) == pytest.approx(
         parts["compute"] / sum(parts.values()), rel=1e-6
     )
-    # A part that is not measured would be counted there.
-    assert parts["other"] < 0.25 * sum(parts.values())
     for record in (facts, *metrics(tmp_path / "run")):
         assert not [path for path in keys(record) if find_term(*path) is None]
     assert all(stage["slowest_ms"] >= stage["typical_ms"] * (1 - 1e-9) for stage in facts["stages"])
     phases = {stage["phase"] for stage in facts["stages"]}
     assert phases >= {"load", "forward", "loss", "backward_weight", "backward_input", "update"}
+
+
+def test_little_of_a_step_belongs_to_no_part(tmp_path: Path) -> None:
+    """A part that is not measured would be counted there, in every run.
+
+    On a busy machine, ranks also lose their cores between the parts, which differs from run to run.
+    """
+    shares = []
+    for number in range(5):
+        succeed(*SMALL, "--steps", 60, "--run-dir", f"run{number}", ranks=2, cwd=tmp_path)
+        parts = summary(tmp_path / f"run{number}")["parts"]
+        shares.append(parts["other"] / sum(parts.values()))
+        if shares[-1] < 0.25:
+            return
+    raise AssertionError(shares)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 from unittest.mock import Mock
 
@@ -379,3 +379,28 @@ def test_pieces_of_a_stage_add_up_within_a_step_and_not_over_steps(replica: api.
     rows = recorder.rows()
     assert (rows[:, 0] >= 2_000_000).all()
     assert (rows[:, 0] <= rows[:, recorder.names.index(STEP)]).all()
+
+
+def test_sums_between_pieces_of_an_update_do_not_overlap_it(replica: api.Replica) -> None:
+    """The update is shown as one interval, at the end of its pieces."""
+    recorder = StepRecorder(replica.plan.stages)
+    recorder.moments = []
+    recorder.begin()
+    calls = []
+    for number in range(4):
+        begin = time.perf_counter_ns()
+        time.sleep(0.001)
+        calls.append((begin, time.perf_counter_ns()))
+        if number < 3:
+            recorder.skip()
+            time.sleep(0.002)
+            recorder.add_lap(0)
+    recorder.end(exposed_ns=0, hidden_ns=0, samples=1, global_count=1)
+    recorder.note_moments(calls, ())
+    (found,) = recorder.moments
+    update, exposed = found.stages[0], found.exposed
+    assert [end - begin for begin, end in exposed] == [end - begin for begin, end in calls]
+    assert (exposed[0], exposed[3]) == (calls[0], calls[3])
+    spans = sorted([update, *exposed])
+    assert spans.index(update) == 3
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
