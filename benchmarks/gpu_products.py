@@ -44,8 +44,8 @@ from dptrain.plan.plan import Plan, make_plan
 
 NETWORKS = ("model0", "model2", "model-large", "cifar", "solar")
 PHASES = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
-LAUNCHES = {32: 20, 256: 10, 2048: 4}
-"""Launches in a graph, by batch size."""
+MAX_LAUNCHES, MIN_LAUNCHES, GRAPH_SAMPLES = 20, 4, 2560
+"""Launches in a graph: within these bounds so many that they compute about `GRAPH_SAMPLES`."""
 REPEATS = 7
 """Number of timed graph launches of PyTorch."""
 ARCHITECTURE = 90
@@ -88,6 +88,11 @@ class Planned(Device):
 def compile_unit(unit: Unit) -> None:
     """Compile a source into the cache."""
     compile_cached(find_compiler(MAJORS), unit[0], ARCHITECTURE, dict(unit[1]))
+
+
+def launches_of(batch_size: int) -> int:
+    """Return the number of launches in a graph."""
+    return min(max(GRAPH_SAMPLES // batch_size, MIN_LAUNCHES), MAX_LAUNCHES)
 
 
 def candidates(plan: Plan, everything: bool) -> Sequence[GemmTile | None]:
@@ -194,7 +199,7 @@ def torch_times(node: Node, n: int, precision: str) -> dict[Phase, float]:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
 
     def timed(start: Callable[[], object]) -> float:
-        return torch_timed(start, LAUNCHES[n])
+        return torch_timed(start, launches_of(n))
 
     def random(*shape: int) -> Any:
         return torch.randn(*shape, device="cuda", dtype=dtype)
@@ -214,16 +219,18 @@ def torch_times(node: Node, n: int, precision: str) -> dict[Phase, float]:
     pads = [before for before, _ in layer.pads(node.input_shape)]
     x = random(n, *node.input_shape).to(memory_format=last)
     w = random(layer.filters, node.input_shape[0], *layer.window).to(memory_format=last)
-    dy, b = random(n, *node.output_shape).to(memory_format=last), random(layer.filters)
+    dy = random(n, *node.output_shape).to(memory_format=last)
+    b = random(layer.filters) if layer.bias else None
+    biases = [layer.filters] if layer.bias else None
     backward = torch.ops.aten.convolution_backward
     rest = list(layer.strides), pads, [1, 1], False, [0, 0], 1
     return {
         Phase.FORWARD: timed(lambda: torch.conv2d(x, w, b, layer.strides, pads)),
         Phase.BACKWARD_WEIGHT: timed(
-            lambda: backward(dy, x, w, [layer.filters], *rest, [False, True, True])
+            lambda: backward(dy, x, w, biases, *rest, [False, True, layer.bias])
         ),
         Phase.BACKWARD_INPUT: timed(
-            lambda: backward(dy, x, w, [layer.filters], *rest, [True, False, False])
+            lambda: backward(dy, x, w, biases, *rest, [True, False, False])
         ),
     }
 
@@ -239,7 +246,7 @@ def error(replica: Replica, exact: Replica) -> float:
 def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> None:
     """Print the times of all stages of a plan."""
     replica: Any = compiled(plan, backend)
-    stream, launches = replica.device.stream, LAUNCHES[plan.batch_size]
+    stream, launches = replica.device.stream, launches_of(plan.batch_size)
     stages = {(stage.group, stage.phase): stage for stage in plan.stages}
     exact = make_plan(plan.network, backend, plan.batch_size, precision="fp32", optimizer=SGD())
     print(
@@ -249,6 +256,7 @@ def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> N
     print(f"{'stage':<34}{'µs':>8}{'quartiles':>16}{'TFLOP/s':>8}{'GB/s':>6}{'PyTorch':>9}  tiles")
     total = best_total = their_total = 0.0
     for group in products(plan):
+        explained = backend.explain(group, plan.setting)
         times: dict[Phase, list[tuple[float, str, Times]]] = {}
         for tile in candidates(plan, everything):
             for phase, kernel in bound(replica, group, tile).items():
@@ -267,6 +275,7 @@ def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> N
                 f"{group.head.name + ' ' + phase.value:<34}{took.median:>8.1f}{took.low:>8.1f}"
                 f"{took.high:>8.1f}{stage.flops / took.median / 1e6:>8.1f}"
                 f"{stage.bytes_moved / took.median / 1e3:>6.0f}{other:>9.1f}  "
+                f"{explained[phase].algorithm} {explained[phase].tile}  "
                 + "  ".join(f"{name} {t:.1f}" for t, name, _ in best[:3])
             )
     print(f"{'all':<34}{total:>8.1f}{'':>30}{their_total:>9.1f}  {best_total:.1f}", flush=True)

@@ -8,7 +8,8 @@
 //     x, dx (N, inputs)   w, dw (inputs, outputs)   b, db (outputs,)   y, dy, dz (N, outputs)
 //
 // wgmma reads its operands from shared memory as TMA stores them there, so they must be in memory
-// in the operand type: bf16 rounds the weights once per step (round_weights), and `backward` writes
+// in the operand type: bf16 rounds the weights once per step
+// (operand_weights.cu), and `backward` writes
 // dz. For tf32, TMA rounds, but B must have adjacent terms: forward computes yᵀ = wᵀ xᵀ, and
 // `backward` also writes dzᵀ.
 //
@@ -43,23 +44,6 @@ constexpr int GRADIENT_SAMPLES = 32, GRADIENT_OUTPUTS = 64;
 #else
 #define MAP(i) nullptr
 #endif
-
-// rounded = w, rounded to the operand type; `packs` packs of 16 bytes. One thread per pack, in
-// blocks of 256.
-extern "C" __global__ void dense_round_weights(const float* w, Number* rounded, int packs) {
-    // The previous kernel may still read `rounded`; it does not write the weights.
-    if (!PREFETCH_WEIGHTS) wait_for_previous_kernel();
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    Pack<Number> pack = {};
-    if (i < packs) {
-        Pack<float> values;
-#pragma unroll
-        for (int v = 0; v < PACK; v += 4) read<4>(values, v, w + i * PACK + v);
-        pack = round_operands(values);
-    }
-    if (PREFETCH_WEIGHTS) wait_for_previous_kernel();
-    if (i < packs) reinterpret_cast<Pack<Number>*>(rounded)[i] = pack;
-}
 
 #if PRECISION == 1
 #define FORWARD_OPERANDS                                                              \

@@ -106,6 +106,20 @@ __device__ inline void tma_copy_box(void* to, const TensorMap* map, int c, int x
         : "memory");
 }
 
+// Start the copy of one tap of the patches of consecutive positions (im2col mode): the channels from
+// c on. The patch of the first position begins at pixel x in row y of sample n, and the tap lies
+// `down` rows and `across` pixels further. The tensor map has the numbers of positions and channels.
+__device__ inline void tma_copy_patches(void* to, const TensorMap* map, int c, int x, int y, int n,
+                                        int across, int down, MBarrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(
+            unsigned(__cvta_generic_to_shared(to))),
+        "l"(map), "r"(barrier->at()), "r"(c), "r"(x), "r"(y), "r"(n), "h"((unsigned short)across),
+        "h"((unsigned short)down)
+        : "memory");
+}
+
 // Start the copy of a box of a matrix. The box begins at a column of a row.
 __device__ inline void tma_copy_box(void* to, const TensorMap* map, int column, int row,
                                     MBarrier* barrier) {

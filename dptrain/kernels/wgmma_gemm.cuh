@@ -1,4 +1,4 @@
-// GEMM of plain matrices by TMA and wgmma (Hopper), C = A B: large dense layers.
+// GEMM by TMA and wgmma (Hopper), C = A B: large dense layers, and convolutions with many channels.
 //
 // A block computes a tile of TILE_M × TILE_N elements of C. Its last warp is the producer: one
 // thread copies slices of both operands by TMA into a ring buffer of STAGES stages. The other warps
@@ -30,6 +30,21 @@ constexpr int STAGE_BYTES = (TILE_M + TILE_N) * ROW_BYTES, N8_TILES = TILE_N / 8
 static_assert(WARP_M == 16 && WARP_N == TILE_N && TILE_K * sizeof(Number) == ROW_BYTES,
               "a warp has 16 rows of the tile, a slice 128 bytes of each");
 
+#if TENSOR_MAPS
+// How wgmma reads a slice of an operand.
+template <bool K_MAJOR> struct SliceLayout {
+    // Descriptor of rows of a slice, and its distance to the next instruction's terms.
+    static __device__ unsigned long long descriptor(const char* slice) {
+        return K_MAJOR ? wgmma::swizzled_descriptor<8>(slice, 8 * ROW_BYTES)
+                       : wgmma::descriptor(slice, TILE_K * ROW_BYTES, 8 * ROW_BYTES) | 1ull << 62;
+    }
+    static constexpr int NEXT_TERMS = (K_MAJOR ? 32 : STEP_K * ROW_BYTES) / 16;
+};
+#endif
+
+// An operand has K_MAJOR, `element(i, k)`, and `copy<EXTENT>(to, first, k, barrier)`, which starts
+// the copies of a slice: EXTENT rows of A or columns of B from `first` on, and terms from k on.
+
 // A matrix (count, terms) with adjacent terms (K_MAJOR), or (terms, count), in rows of `pitch`
 // elements. `map` is its tensor map.
 template <bool K_MAJOR_> struct TiledMatrix {
@@ -45,7 +60,6 @@ template <bool K_MAJOR_> struct TiledMatrix {
         return to_float(round_operands(pack).at[0]);
     }
 #if TENSOR_MAPS
-    // Start the copies of a slice, EXTENT rows of A or columns of B.
     template <int EXTENT>
     __device__ void copy(char* to, int first, int k, MBarrier* barrier) const {
         if (K_MAJOR) {
@@ -56,12 +70,6 @@ template <bool K_MAJOR_> struct TiledMatrix {
                 tma_copy_box(to + i * ROW_BYTES, map, first + i, k, barrier);
         }
     }
-    // Descriptor of rows of a slice, and its distance to the next instruction's terms.
-    static __device__ unsigned long long descriptor(const char* slice) {
-        return K_MAJOR ? wgmma::swizzled_descriptor<8>(slice, 8 * ROW_BYTES)
-                       : wgmma::descriptor(slice, TILE_K * ROW_BYTES, 8 * ROW_BYTES) | 1ull << 62;
-    }
-    static constexpr int NEXT_TERMS = (K_MAJOR ? 32 : STEP_K * ROW_BYTES) / 16;
 #endif
 };
 
@@ -115,9 +123,11 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
 
     // Multiply all slices.
     __device__ void consume(int steps) {
+        using LayoutA = SliceLayout<A::K_MAJOR>;
+        using LayoutB = SliceLayout<B::K_MAJOR>;
         const int rows = threadIdx.x / 128 * 64 * ROW_BYTES;
-        const unsigned long long first_a = A::descriptor(memory + rows),
-                                 first_b = B::descriptor(memory + TILE_M * ROW_BYTES);
+        const unsigned long long first_a = LayoutA::descriptor(memory + rows),
+                                 first_b = LayoutB::descriptor(memory + TILE_M * ROW_BYTES);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             const int slot = step % STAGES;
@@ -131,7 +141,7 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
                     wgmma::fence();
 #pragma unroll
                     for (int n = 0; n < FRAGMENTS; ++n)
-                        wgmma::mma<false>(c, words[n], first_b + at + (i + n) * B::NEXT_TERMS);
+                        wgmma::mma<false>(c, words[n], first_b + at + (i + n) * LayoutB::NEXT_TERMS);
                     wgmma::commit_group();
                     wgmma::wait_group<0>();
                 }
@@ -140,8 +150,8 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
                 wgmma::fence();
 #pragma unroll
                 for (int i = 0; i < TILE_K / STEP_K; ++i)
-                    wgmma::mma<!A::K_MAJOR, !B::K_MAJOR>(c, first_a + at + i * A::NEXT_TERMS,
-                                                         first_b + at + i * B::NEXT_TERMS);
+                    wgmma::mma<!A::K_MAJOR, !B::K_MAJOR>(c, first_a + at + i * LayoutA::NEXT_TERMS,
+                                                         first_b + at + i * LayoutB::NEXT_TERMS);
                 wgmma::commit_group();
                 wgmma::wait_group<1>();
                 if (step > 0) release(step - 1);

@@ -55,6 +55,7 @@ from dptrain.backends.cuda.pooling import (
 )
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.tuning import load_or_tune
+from dptrain.backends.cuda.wgmma_convolution import WgmmaConvolution
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import (
     Arrays,
@@ -127,7 +128,8 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
 """Operations by the first layer of a group, unless a faster one supports the group."""
 
 FASTER_OPERATIONS = (
-    DepthwiseConvolution, GroupedConvolution, HaloConvolution, SkinnyDenseGemm, WgmmaDenseGemm,
+    DepthwiseConvolution, GroupedConvolution, WgmmaConvolution, HaloConvolution, SkinnyDenseGemm,
+    WgmmaDenseGemm,
 )  # fmt: skip
 """Operations that are preferred if they support a group."""
 

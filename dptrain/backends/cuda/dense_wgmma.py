@@ -10,9 +10,10 @@ from dptrain.backends.cuda import wgmma_gemm_tiles
 from dptrain.backends.cuda.dense import DenseGemm, dense_shape
 from dptrain.backends.cuda.device import Array, Function
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, ceil_div
-from dptrain.backends.cuda.hardware import VECTOR_BYTES, limits_of
-from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.hardware import limits_of
+from dptrain.backends.cuda.operand_weights import rounded_weights
 from dptrain.backends.cuda.operation import Kernels
+from dptrain.backends.cuda.weighted import joined_maps
 from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile, select_config, step_terms
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dense, ReLU
@@ -141,13 +142,7 @@ class WgmmaDenseGemm(DenseGemm):
         """Return a function that enqueues the rounding of the weights; tf32 needs none."""
         if self._is_tf32:
             return lambda: None
-        function = self._function(
-            "dense_round_weights", self.forward_config(self.group, self.setting),
-            PREFETCH_WEIGHTS=int(self.prefetches_weights),
-        )  # fmt: skip
-        packs = self.arrays["rounded"].nbytes // VECTOR_BYTES
-        args = self.arrays["weight"], self.arrays["rounded"], np.int32(packs)
-        return lambda: launch(function, packs, *args)
+        return rounded_weights(self, self.arrays["weight"], self.arrays["rounded"])
 
     def backward(self) -> Kernel:
         """Return the stage that replaces dy by dz."""
@@ -275,8 +270,7 @@ class WgmmaDenseGemm(DenseGemm):
                     self.device.tensor_map(array, shape, box, self.precision)
                     for array, shape, box in matrices(max(n, 1))
                 ]
-                encoded = [each.tobytes() for each in found if each is not None]
-                maps[n] = [np.void(b"".join(encoded))] if encoded else []
+                maps[n] = joined_maps([each for each in found if each is not None])
             return maps[n]
 
         if tensor_maps(self.batch_size):

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
+from dptrain.backends.cuda.tensor_maps import PatchGrid
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 from dptrain.plan.limits import DeviceLimits
@@ -327,6 +328,23 @@ class Device(ABC):
             kind: precision of the matrix product, or ``marks``.
             as_factors: True stores tiles in the swizzled order that tensor cores read, for which C
                 of the box is 32, 64 or 128 bytes, and rounds numbers of tf32.
+
+        Returns:
+            A kernel argument; None if the device has no TMA.
+        """
+        return None
+
+    def patch_map(
+        self, maps: Array, shape: Shape, grid: PatchGrid, box: tuple[int, int], kind: str
+    ) -> np.void | None:
+        """Return a tensor map, with which TMA copies the same tap of several patches.
+
+        Args:
+            maps: activations.
+            shape: (N, H, W, C), as stored.
+            grid: the positions of the patches.
+            box: positions and channels that one copy transfers; the channels have 128 bytes.
+            kind: precision of the matrix product.
 
         Returns:
             A kernel argument; None if the device has no TMA.

@@ -32,6 +32,7 @@ from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.modules import Modules, Source
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.cuda.pinned import PinnedStagingBuffer
+from dptrain.backends.cuda.tensor_maps import PatchGrid
 from dptrain.errors import UserError
 from dptrain.machine import available_cores
 from dptrain.network.layers import Shape
@@ -185,7 +186,14 @@ class GPU(Device):
     ) -> np.void | None:
         if self._encode is None or self._launch_dependent is None:
             return None
-        return self._encode(self.address(maps), shape, box, kind, as_factors)
+        return self._encode.box(self.address(maps), shape, box, kind, as_factors)
+
+    def patch_map(
+        self, maps: Array, shape: Shape, grid: PatchGrid, box: tuple[int, int], kind: str
+    ) -> np.void | None:
+        if self._encode is None or self._launch_dependent is None:
+            return None
+        return self._encode.patches(self.address(maps), shape, grid, box, kind)
 
     def synchronize(self) -> None:
         self.join_streams()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -116,12 +115,22 @@ class HaloConvolution(GatherConvolution):
         cls, tile: ImplicitGemmTile, group: Group, setting: Setting, phase: Phase
     ) -> tuple[float, float]:
         """Return the estimated µs of a phase with a halo tile and with gathering."""
+        halo = halo_us(estimated_cycles(tile, setting.batch_size))
+        return halo, cls.gathering_us(group, setting, phase, unpools=tile.unpools)
+
+    @classmethod
+    def gathering_us(cls, group: Group, setting: Setting, phase: Phase, *, unpools: bool) -> float:
+        """Return the estimated µs of forward or the input gradient with gathered operands.
+
+        Args:
+            group, setting, phase: the stage.
+            unpools: whether the kernel of the input gradient undoes pooling, unless another does.
+        """
         # Only the kernel that runs has candidates to be measured.
         setting = replace(setting, selection=KernelSelection())
         n, channels = setting.batch_size, group.head.input_shape[0]
         filters = group.head.output_shape[0]
         taps = group.head.parameters[0].size // (channels * filters)
-        halo = halo_us(estimated_cycles(tile, n))
         limits = limits_of(setting)
         wide = channels % CHANNEL_MULTIPLE == filters % CHANNEL_MULTIPLE == 0
         slowdown = WIDE_GATHER[setting.precision] if wide else 1.0
@@ -130,16 +139,16 @@ class HaloConvolution(GatherConvolution):
             gather = slowdown * gather_us(setting.precision, rows, filters, taps * channels, limits)
             if isinstance(super().forward_config(group, setting).tile, FewChannelTile):
                 gather *= FEW_CHANNEL_GAIN
-            return halo, gather
+            return gather
         rows, terms = cls.backward_product(group, setting)
         gather = slowdown * gather_us(setting.precision, rows, channels, terms, limits)
         if super().unpools_separately(group, setting):
             elements = n * math.prod(group.head.output_shape)
             size = 1.25 * ELEMENT_BYTES[setting.precision] + 0.25
             gather += GATHER_LAUNCH_US + elements * size / UNPOOL_BYTES_PER_US
-        elif tile.unpools:
+        elif unpools:
             gather *= UNPOOL_IN_KERNEL
-        return halo, gather
+        return gather
 
     @classmethod
     def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
@@ -166,19 +175,21 @@ class HaloConvolution(GatherConvolution):
                     phases[phase] = replace(reader, reads=(*reader.reads, name))
         return GroupNeeds(phases, buffers)
 
+    def forward(self) -> Kernel:
+        return self._with_packed_weights(super().forward())
+
     def convolve(self) -> Kernel:
-        tile, product = self._tile(Phase.FORWARD), super().convolve
-        if tile is not None:
-            product = partial(
-                self.product,
-                "conv2d_forward_halo.cu", "conv2d_forward_halo", GemmConfig(tile, SplitK(1, 1)),
-                tile.tiles_per_sample, tile.view.filters,
-                (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
-                self.geometry, epilogue=fused_epilogue(self.group), fuses_dropout=True,
-                tensor_maps=self._tensor_maps(tile, self.arrays["x"]),
-                row_samples=tile.view.row_samples,
-            )  # fmt: skip
-        return self._with_packed_weights(product())
+        tile = self._tile(Phase.FORWARD)
+        if tile is None:
+            return super().convolve()
+        return self.product(
+            "conv2d_forward_halo.cu", "conv2d_forward_halo", GemmConfig(tile, SplitK(1, 1)),
+            tile.tiles_per_sample, tile.view.filters,
+            (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
+            self.geometry, epilogue=fused_epilogue(self.group), fuses_dropout=True,
+            tensor_maps=self._tensor_maps(tile, self.arrays["x"]),
+            row_samples=tile.view.row_samples,
+        )  # fmt: skip
 
     def backward_input(self) -> Kernel:
         tile = self._tile(Phase.BACKWARD_INPUT)
@@ -208,14 +219,14 @@ class HaloConvolution(GatherConvolution):
     def _tile(self, phase: Phase) -> ImplicitGemmTile | None:
         return self.select_tile(self.group, self.setting, phase)
 
-    def _with_packed_weights(self, product: Kernel) -> Kernel:
-        """Return a stage that packs the weights for both phases and then runs `product`."""
+    def _with_packed_weights(self, forward_stage: Kernel) -> Kernel:
+        """Return a stage that packs the weights for both phases and then runs `forward_stage`."""
         tiles = {
             phase: tile for phase, name in PACKED.items()
             if name in self.arrays and (tile := self._tile(phase)) is not None
         }  # fmt: skip
         if not tiles:
-            return product
+            return forward_stage
         forward, backward = (tiles.get(phase) for phase in PACKED)
         first = next(iter(tiles.values()))
         defines = {
@@ -240,6 +251,6 @@ class HaloConvolution(GatherConvolution):
         def run(context: Context) -> None:
             if context.n:
                 launch(function, all_vectors, *args)
-            product(context)
+            forward_stage(context)
 
         return run

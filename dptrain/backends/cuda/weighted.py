@@ -65,6 +65,11 @@ def computed_pixels(group: Group) -> int:
     return math.prod(group.head.output_maps[1:])
 
 
+def joined_maps(tensor_maps: Sequence[np.void]) -> list[np.void]:
+    """Return the kernel argument that consists of all maps; none without maps."""
+    return [np.void(b"".join(each.tobytes() for each in tensor_maps))] if tensor_maps else []
+
+
 class WeightedOperation(Operation):
     """A layer with weight and bias, with its fused epilogue.
 
@@ -243,6 +248,9 @@ class WeightedOperation(Operation):
         terms: Callable[[int], int],
         inputs: tuple[Any, ...],
         trailing: Callable[[int, int], Sequence[np.generic]],
+        *,
+        bias_row: bool = True,
+        tensor_maps: Callable[[int], Sequence[np.void]] = lambda n: (),
     ) -> Kernel:
         """Return the stage of the weight gradient, with the split-K reduction if it has parts.
 
@@ -254,11 +262,20 @@ class WeightedOperation(Operation):
             inputs: x, dz and what undoes the fused epilogue.
             trailing: function from the number of samples and the terms of a part to the kernel's
                 arguments after the gradients.
+            bias_row: whether the product has one more row, the gradient of the bias.
+            tensor_maps: function from the number of samples to TMA descriptors, which are passed
+                together as the very first argument.
         """
         weight, columns = self.group.head.parameters[0], self.group.head.output_maps[0]
-        rows = weight.size // columns + 1
+        rows = weight.size // columns + bias_row
         tile, split_k = config.tile, config.split_k
         defines = {**tile.defines, **self.defines, "EPILOGUE": self.undone_epilogue}
+        if tensor_maps(self.batch_size):
+            defines["TENSOR_MAPS"] = len(tensor_maps(self.batch_size))
+
+        def first(n: int) -> list[Any]:
+            return [*joined_maps(tensor_maps(n)), *inputs]
+
         multiply = self.device.function(file, name, **defines)
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
         if split_k.count == 1:
@@ -266,7 +283,7 @@ class WeightedOperation(Operation):
             def run(context: Context) -> None:
                 multiply(
                     tile.grid(rows, columns), tile.block,
-                    [*inputs, dw, db, *trailing(context.n, split_k.terms)],
+                    [*first(context.n), dw, db, *trailing(context.n, split_k.terms)],
                     shared_bytes=tile.shared_bytes,
                 )  # fmt: skip
 
@@ -280,7 +297,10 @@ class WeightedOperation(Operation):
             parts = split_k.used(terms(context.n))
             multiply(
                 tile.grid(rows, columns, parts), tile.block,
-                [*inputs, partial, partial[weight.size :], *trailing(context.n, split_k.terms)],
+                [
+                    *first(context.n), partial, partial[weight.size :],
+                    *trailing(context.n, split_k.terms),
+                ],
                 shared_bytes=tile.shared_bytes,
             )  # fmt: skip
             vectors = rows * columns // width
@@ -336,7 +356,7 @@ class WeightedOperation(Operation):
             macros["STRIDED"] = 1
         if tensor_maps:
             macros["TENSOR_MAPS"] = len(tensor_maps)
-            arrays = np.void(b"".join(each.tobytes() for each in tensor_maps)), *arrays
+            arrays = *joined_maps(tensor_maps), *arrays
         function = self.device.function(file, name, **macros)
         last = {
             training: self.dropout_arguments(training=training) if fuses_dropout else []

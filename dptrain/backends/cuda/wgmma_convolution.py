@@ -1,0 +1,293 @@
+"""Convolutions with many channels on Hopper GPUs, whose patches TMA copies for wgmma."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dptrain.backends.cuda import wgmma_convolution_tiles
+from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.few_channel_wgrad_tiles import FewChannelWgradTile
+from dptrain.backends.cuda.gather_cost import CYCLES_PER_US, gather_us, halo_us
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, ceil_div
+from dptrain.backends.cuda.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import limits_of
+from dptrain.backends.cuda.implicit_gemm_cost import estimated_cycles
+from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.operand_weights import rounded_weights, transposed_weights
+from dptrain.backends.cuda.patch_grids import class_grids, forward_grid, pixel_classes
+from dptrain.backends.cuda.tensor_maps import ARCHITECTURE, PatchGrid
+from dptrain.backends.cuda.weighted import (
+    NO_EPILOGUE,
+    RELU_POOL,
+    fused_epilogue,
+    separate_epilogue,
+)
+from dptrain.backends.cuda.wgmma_convolution_tiles import (
+    ConvolutionProduct,
+    fills_slices,
+    rank_configs,
+    select_config,
+)
+from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile, step_terms
+from dptrain.backends.cuda.wgrad_tiles import WgradTile, estimate_cycles
+from dptrain.backends.replica import Context, Kernel
+from dptrain.network.layers import Conv2d, Dropout
+from dptrain.network.network import Node
+from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting, stage_name
+from dptrain.plan.selection import KernelSelection
+
+FILE = "conv2d_wgmma.cu"
+
+OPERAND = "operand_weight"
+"""Buffer of the weights in the operand type: rounded in bf16, transposed in tf32."""
+
+Maps = Sequence[np.void]
+
+
+class WgmmaConvolution(HaloConvolution):
+    """Conv2d with its epilogue, whose phases use TMA's patches if that is estimated to be faster.
+
+    For the other phases, the kernels of `HaloConvolution` run.
+    """
+
+    @classmethod
+    def supports(cls, group: Group, setting: Setting) -> bool:
+        layer, limits = group.head.layer, limits_of(setting)
+        if not isinstance(layer, Conv2d) or limits.capability != ARCHITECTURE:
+            return False
+        channels, filters = group.head.input_maps[0], group.head.output_maps[0]
+        return (
+            HaloConvolution.supports(group, setting)
+            and fills_slices(setting.precision, channels, filters)
+            and forward_grid(group.head).is_encodable(_sizes(group.head.input_maps))
+            and all(grid.is_encodable(_sizes(group.head.output_maps))
+                    for grid in class_grids(group.head))
+        )  # fmt: skip
+
+    @classmethod
+    def product_of(cls, group: Group, setting: Setting, phase: Phase) -> ConvolutionProduct | None:
+        """Return the product of a phase; None if these kernels cannot compute it."""
+        (channels, *_), (filters, *_) = group.head.input_maps, group.head.output_maps
+        pixels, taps = math.prod(group.head.output_maps[1:]), math.prod(_conv(group.head).window)
+        n, size = setting.batch_size, np.dtype(setting.activations).itemsize
+        fused, separate = fused_epilogue(group), separate_epilogue(group) is not None
+        if phase is Phase.FORWARD:
+            drops = group.kinds[-1] is Dropout and not separate
+            if fused == RELU_POOL or drops:
+                return None
+            return ConvolutionProduct(
+                setting.precision, n * pixels, filters, (taps * channels,), size
+            )
+        if fused != NO_EPILOGUE and not separate:
+            return None
+        if phase is Phase.BACKWARD_INPUT:
+            classes = pixel_classes(group.head)
+            rows = max(each.pixels for each in classes)
+            terms = tuple(each.taps * filters for each in classes)
+            return ConvolutionProduct(setting.precision, n * rows, channels, terms, size)
+        if setting.precision != "bf16" or _conv(group.head).bias:
+            return None
+        return ConvolutionProduct("bf16", taps * channels, filters, (n * pixels,), 4, splits=True)
+
+    @classmethod
+    def wgmma_config(cls, group: Group, setting: Setting, phase: Phase) -> GemmConfig | None:
+        """Return the configuration of a phase; None if other kernels compute it."""
+        product, limits = cls.product_of(group, setting, phase), limits_of(setting)
+        if product is None:
+            return None
+        microseconds, best = select_config(product, limits)
+        if wgmma_convolution_tiles.MARGIN * microseconds >= cls.other_us(group, setting, phase):
+            return None
+        return setting.selection.pick(
+            stage_name(group.name, phase), best, lambda: rank_configs(product, limits)
+        )
+
+    @classmethod
+    def other_us(cls, group: Group, setting: Setting, phase: Phase) -> float:
+        """Return the estimated µs of a phase with the kernels of `HaloConvolution`."""
+        setting = replace(setting, selection=KernelSelection())
+        if phase is not Phase.BACKWARD_WEIGHT:
+            tile = super().select_tile(group, setting, phase)
+            if tile is None:
+                return cls.gathering_us(group, setting, phase, unpools=False)
+            return halo_us(estimated_cycles(tile, setting.batch_size))
+        view, strides = InputView.forward(group.head), _conv(group.head).strides
+        wgrad = cls.wgrad_tile(group, setting)
+        assert not isinstance(wgrad, FewChannelWgradTile), "it undoes pooling"
+        if isinstance(wgrad, WgradTile):
+            cycles = estimate_cycles(wgrad, view.folded(strides), setting.batch_size)
+            return cycles / CYCLES_PER_US
+        rows, pixels = view.r * view.s * view.channels + 1, view.out_height * view.out_width
+        return gather_us(
+            setting.precision, rows, view.filters, setting.batch_size * pixels,
+            limits_of(setting), split=True,
+        )  # fmt: skip
+
+    @classmethod
+    def select_tile(cls, group: Group, setting: Setting, phase: Phase) -> ImplicitGemmTile | None:
+        if cls.wgmma_config(group, setting, phase) is not None:
+            return None
+        return super().select_tile(group, setting, phase)
+
+    @classmethod
+    def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        found = cls.wgmma_config(group, setting, Phase.FORWARD)
+        return found or super().forward_config(group, setting)
+
+    @classmethod
+    def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        found = cls.wgmma_config(group, setting, Phase.BACKWARD_INPUT)
+        return found or super().backward_input_config(group, setting)
+
+    @classmethod
+    def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        found = cls.wgmma_config(group, setting, Phase.BACKWARD_WEIGHT)
+        return found or super().wgrad_config(group, setting)
+
+    @classmethod
+    def reads_operand_weights(cls, group: Group, setting: Setting, phase: Phase) -> bool:
+        """Return whether a phase reads the weights from the buffer `OPERAND`."""
+        if phase is Phase.BACKWARD_INPUT and (setting.precision == "tf32" or group.head.index == 0):
+            return False
+        return cls.wgmma_config(group, setting, phase) is not None
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        needs = super().needs(group, setting)
+        phases, buffers = dict(needs.phases), dict(needs.buffers)
+        readers = [
+            phase for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT)
+            if phase in phases and cls.reads_operand_weights(group, setting, phase)
+        ]  # fmt: skip
+        if readers:
+            size = group.head.parameters[0].size
+            buffers[OPERAND] = BufferSpec((size,), setting.activations)
+            forward = phases[Phase.FORWARD]
+            phases[Phase.FORWARD] = replace(forward, writes=(*forward.writes, OPERAND))
+        if Phase.BACKWARD_INPUT in readers:
+            reader = phases[Phase.BACKWARD_INPUT]
+            phases[Phase.BACKWARD_INPUT] = replace(reader, reads=(*reader.reads, OPERAND))
+        return GroupNeeds(phases, buffers)
+
+    def forward(self) -> Kernel:
+        forward_stage = super().forward()
+        if OPERAND not in self.arrays:
+            return forward_stage
+        convert = transposed_weights if self.precision == "tf32" else rounded_weights
+        prepare = convert(self, self.arrays["weight"], self.arrays[OPERAND])
+
+        def run(context: Context) -> None:
+            if context.n:
+                prepare()
+            forward_stage(context)
+
+        return run
+
+    def convolve(self) -> Kernel:
+        config = self.wgmma_config(self.group, self.setting, Phase.FORWARD)
+        if config is None:
+            return super().convolve()
+        a, weights = self.arrays, self.arrays[OPERAND]
+        tile = _tile(config)
+        (channels, *_), (filters, *_) = self.group.head.input_maps, self.group.head.output_maps
+        patches = self._patch_map("x", forward_grid(self.group.head), tile.rows, self.batch_size)
+        terms, step = a["weight"].size // filters, step_terms(self.precision)
+        if self.precision == "tf32":
+            shape, box = (terms // channels * filters, channels), (tile.columns, step)
+        else:
+            shape, box = (terms, filters), (step, step)
+        maps = [*patches, *self._matrix_map(weights, shape, box)]
+        return self.product(
+            FILE, "conv2d_forward_wgmma", config,
+            math.prod(self.group.head.output_maps[1:]), filters,
+            (a["x"], weights, a["bias"], self.outputs[0]), self.geometry,
+            epilogue=fused_epilogue(self.group), tensor_maps=maps,
+        )  # fmt: skip
+
+    def backward_input(self) -> Kernel:
+        config = self.wgmma_config(self.group, self.setting, Phase.BACKWARD_INPUT)
+        if config is None:
+            return super().backward_input()
+        a, tile, head = self.arrays, _tile(config), self.group.head
+        weights = a["weight"] if self.precision == "tf32" else a[OPERAND]
+        (channels, *_), (filters, *_) = head.input_maps, head.output_maps
+        shape, box = (a["weight"].size // filters, filters), (tile.columns, self._step)
+        maps = list(self._matrix_map(weights, shape, box))
+        for grid in class_grids(head):
+            maps += self._patch_map(self._dz, grid, tile.rows, self.batch_size)
+        return self.product(
+            FILE, "conv2d_backward_input_wgmma", config,
+            max(each.pixels for each in pixel_classes(head)), channels,
+            (a[self._dz], weights, a["dx"]), self.geometry, epilogue=NO_EPILOGUE,
+            tensor_maps=maps, adds="dx" in self.group.adds, classes=math.prod(self.layer.strides),
+        )  # fmt: skip
+
+    def backward_weight(self) -> Kernel:
+        config = self.wgmma_config(self.group, self.setting, Phase.BACKWARD_WEIGHT)
+        if config is None:
+            return super().backward_weight()
+        a, head, step = self.arrays, self.group.head, self._step
+        filters, pixels = head.output_maps[0], math.prod(head.output_maps[1:])
+        known: dict[int, Maps] = {}
+
+        def tensor_maps(n: int) -> Maps:
+            # Terms beyond the samples are zero.
+            if n not in known:
+                shape = max(n, 1) * pixels, filters
+                known[n] = [
+                    *self._patch_map("x", forward_grid(head), step, max(n, 1)),
+                    *self._matrix_map(a[self._dz], shape, (step, step)),
+                ]
+            return known[n]
+
+        def trailing(samples: int, part: int) -> tuple[np.int32, ...]:
+            return np.int32(samples), np.int32(part), *self.geometry
+
+        return self.wgrad_product(
+            FILE, "conv2d_backward_weight_wgmma", config, lambda samples: samples * pixels,
+            (a["x"], a[self._dz]), trailing, bias_row=False, tensor_maps=tensor_maps,
+        )  # fmt: skip
+
+    @property
+    def _dz(self) -> str:
+        """The array of the gradient of the convolution's result."""
+        return "dmaps" if "dmaps" in self.arrays else "dy"
+
+    @property
+    def _step(self) -> int:
+        return step_terms(self.precision)
+
+    def _patch_map(self, name: str, grid: PatchGrid, positions: int, samples: int) -> Maps:
+        """Return the tensor map of the patches of x, or of the gradient of the result."""
+        channels, *sides = (
+            self.group.head.input_maps if name == "x" else self.group.head.output_maps
+        )
+        found = self.device.patch_map(
+            self.arrays[name], (samples, *sides, channels), grid, (positions, self._step),
+            self.precision,
+        )  # fmt: skip
+        return [] if found is None else [found]
+
+    def _matrix_map(self, array: Array, shape: tuple[int, int], box: tuple[int, int]) -> Maps:
+        found = self.device.tensor_map(array, shape, box, self.precision)
+        return [] if found is None else [found]
+
+
+def _conv(node: Node) -> Conv2d:
+    assert isinstance(node.layer, Conv2d)
+    return node.layer
+
+
+def _tile(config: GemmConfig) -> WgmmaTile:
+    assert isinstance(config.tile, WgmmaTile)
+    return config.tile
+
+
+def _sizes(maps: Sequence[int]) -> tuple[int, int]:
+    """Return rows and columns of maps (C, H, W)."""
+    return maps[1], maps[2]

@@ -1,0 +1,247 @@
+// Convolutions with many channels on Hopper by TMA and wgmma (wgmma_gemm.cuh), any strides:
+//
+//     forward          y = epilogue(z + b),  z[position, k] = Σ patch[position, (r, s, c)] w[r, s, c, k]
+//     backward_weight  dw[(r, s, c), k] = Σ over positions of patch[position, (r, s, c)] dz[position, k]
+//     backward_input   dx[pixel, c] = Σ over (r, s, k) of dz[pixel − (r, s), k] w[r, s, c, k]
+//
+//     x, dx (N, H, W, C)   y, dz (N, Ho, Wo, K)   w, dw (R, S, C, K)   b (K,)
+//
+// Algorithm: implicit GEMM. In its im2col mode, TMA copies one tap of the patches of consecutive
+// positions, with strides and zeros in the padding, as rows of 128 bytes of channels, from which
+// wgmma reads them. Unlike a halo tile, a pixel is copied once for each tap, from the L2 cache; in
+// return tiles have any positions of any samples, so small maps and strides leave no gaps.
+//
+// With strides, the pixels of dx form stride_h · stride_w classes, whose sums have different taps
+// (blockIdx.z). Each class is a convolution of stride 1.
+//
+// Operands are in memory in the operand type, or float32 that TMA rounds to tf32. B must have
+// adjacent terms in tf32, so forward reads transposed weights (R, S, K, C) there. C and K are
+// multiples of TILE_K. The weight gradient exists in bf16 only.
+//
+// Launch: as in dense_wgmma.cu; dptrain/backends/cuda/wgmma_convolution.py.
+//
+// Source: PTX ISA, "Tensor im2col mode"; the implicit GEMM of CUTLASS
+// (cutlass/conv/kernel/sm90_implicit_gemm_tma_warpspecialized.hpp).
+
+#ifndef PRECISION
+#define PRECISION 2  // These kernels exist for tf32 and bf16 only.
+#endif
+#ifndef STAGES
+#define TILE_M 128
+#define TILE_N 64
+#define WARP_M 16
+#define WARP_N 64
+#define TILE_K_WORDS 32
+#define STAGES 4
+#define MIN_BLOCKS 2
+#define BARRIERS_OFFSET 98304
+#endif
+
+#include "conv2d.cuh"
+#include "wgmma_gemm.cuh"
+
+constexpr int ALL_THREADS = THREADS + PRODUCER_THREADS;
+
+#if TENSOR_MAPS
+#define MAP(i) (TENSOR_MAPS_ARGUMENT + (i))
+#else
+#define MAP(i) nullptr
+#endif
+
+// Patches of a map (N, height, width, channels): down × across positions of each sample. The patch
+// of position (0, 0) begins at pixel (top, left), and patches have rows × columns taps.
+struct Patches {
+    int height, width, channels;
+    int down, across, stride_h, stride_w, top, left;
+    int rows, columns;
+
+    __device__ int positions(int samples) const { return samples * down * across; }
+    __device__ int terms() const { return rows * columns * channels; }
+
+    // First pixel of the patch of a position, counted over all samples.
+    __device__ Pixel first(int position) const {
+        const int sample = position / (down * across), within = position % (down * across);
+        return {sample, within / across * stride_h + top, within % across * stride_w + left};
+    }
+};
+
+__device__ inline Patches forward_patches(const Geometry& g) {
+    return {g.height,     g.width,       g.channels,    g.out_height, g.out_width, g.stride_h,
+            g.stride_w,   -g.pad_top,    -g.pad_left,   g.r,          g.s};
+}
+
+// The pixels stride · i + first of one dimension of dx, and the taps that reach them, which are
+// `tap`, `tap` + stride and so on. Pixel i reads dz from position begin + i on, the last tap first.
+struct PixelClass {
+    int stride, first, count, tap, taps, begin;
+
+    __device__ PixelClass(int index, int stride, int pad, int size, int window)
+        : stride(stride),
+          first(index),
+          count((size - index + stride - 1) / stride),
+          tap((index + pad) % stride),
+          taps(window > tap ? (window - tap + stride - 1) / stride : 0),
+          begin((index + pad) / stride - (taps - 1)) {}
+    __device__ int last_tap() const { return tap + (taps - 1) * stride; }
+};
+
+// One tap after the other of the patches of all positions as a matrix: rows are positions and terms
+// are the channels of all taps (K_MAJOR), or the other way round.
+template <bool K_MAJOR_> struct PatchMatrix {
+    static constexpr bool K_MAJOR = K_MAJOR_;
+
+    const TensorMap* map;
+    const Number* data;
+    const Patches& patches;
+    int samples;
+
+    __device__ float element(int i, int k) const {
+        const int position = K_MAJOR ? i : k, term = K_MAJOR ? k : i;
+        if (position >= patches.positions(samples) || term >= patches.terms()) return 0.0f;
+        const Pixel p = patches.first(position);
+        const int tap = term / patches.channels;
+        const int row = p.row + tap / patches.columns, column = p.column + tap % patches.columns;
+        if (unsigned(row) >= unsigned(patches.height) ||
+            unsigned(column) >= unsigned(patches.width))
+            return 0.0f;
+        const int pixel = (p.sample * patches.height + row) * patches.width + column;
+        return to_float(
+            round_operand(to_float(data[pixel * patches.channels + term % patches.channels])));
+    }
+#if TENSOR_MAPS
+    template <int EXTENT>
+    __device__ void copy(char* to, int first, int k, MBarrier* barrier) const {
+        if constexpr (K_MAJOR) {
+            copy_tap(to, first, k, barrier);
+        } else {
+#pragma unroll
+            for (int i = 0; i < EXTENT; i += TILE_K)
+                copy_tap(to + i * ROW_BYTES, k, first + i, barrier);
+        }
+    }
+
+   private:
+    __device__ void copy_tap(char* to, int position, int term, MBarrier* barrier) const {
+        const Pixel p = patches.first(position);
+        const int tap = term / patches.channels;
+        tma_copy_patches(to, map, term % patches.channels, p.column, p.row, p.sample,
+                         tap % patches.columns, tap / patches.columns, barrier);
+    }
+#endif
+};
+
+// Weights (taps, count, terms) as operand B, whose terms are those of some taps: rows × columns
+// taps of the filter, in steps of (step_r, step_s) from (first_r, first_s) on.
+struct TapWeights {
+    static constexpr bool K_MAJOR = true;
+
+    const TensorMap* map;
+    const Number* data;
+    int count, terms, s;
+    int columns, first_r, first_s, step_r, step_s;
+
+    // Row of the matrix (taps · count, terms) where the tap of term k begins.
+    __device__ int row(int k) const {
+        const int tap = k / terms;
+        return ((first_r + tap / columns * step_r) * s + first_s + tap % columns * step_s) * count;
+    }
+    __device__ float element(int j, int k) const {
+        if (j >= count) return 0.0f;
+        return to_float(round_operand(to_float(data[(row(k) + j) * terms + k % terms])));
+    }
+#if TENSOR_MAPS
+    template <int EXTENT>
+    __device__ void copy(char* to, int first, int k, MBarrier* barrier) const {
+        tma_copy_box(to, map, k % terms, row(k) + first, barrier);
+    }
+#endif
+};
+
+// Tensor maps: x, weights. The weights are rounded (bf16), or transposed (tf32).
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
+    conv2d_forward_wgmma(TENSOR_MAPS_PARAMETER const Number* x, const Number* w, const float* b,
+                         Number* y, int samples, GEOMETRY_PARAMETERS EPILOGUE_PARAMETERS) {
+    prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
+    const Geometry g = GEOMETRY_ARGUMENTS;
+    const Patches patches = forward_patches(g);
+    const PatchMatrix<true> a{MAP(0), x, patches, samples};
+#if PRECISION == 1
+    const TapWeights weights{MAP(1), w, g.filters, g.channels, g.s, g.s, 0, 0, 1, 1};
+#else
+    const TiledMatrix<false> weights{MAP(1), w, g.filters, g.filters};
+#endif
+    wgmma_gemm<false>(a, weights, 0, patches.terms(),
+                      StoreOutput{y, nullptr, b, patches.positions(samples), g.filters, 1,
+                                  EPILOGUE_ARGUMENTS});
+}
+
+#if PRECISION == 2
+// Tensor maps: x, dz. Split z = blockIdx.z sums the positions [z · split_positions, (z + 1) ·
+// split_positions). The gradients of the splits are (R · S · C + 1) · K elements apart.
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
+    conv2d_backward_weight_wgmma(TENSOR_MAPS_PARAMETER const Number* x, const Number* dz, float* dw,
+                                 float* db, int samples, int split_positions,
+                                 GEOMETRY_PARAMETERS) {
+    prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
+    const Geometry g = GEOMETRY_ARGUMENTS;
+    const Patches patches = forward_patches(g);
+    const int first = blockIdx.z * split_positions, rows = patches.terms(),
+              stop = min(first + split_positions, patches.positions(samples));
+    wgmma_gemm<false>(PatchMatrix<false>{MAP(0), x, patches, samples},
+                      TiledMatrix<false>{MAP(1), dz, g.filters, g.filters}, first, stop,
+                      StorePlain<float, OUT_VECTOR>{dw + blockIdx.z * (rows + 1) * g.filters, rows,
+                                                    g.filters});
+}
+#endif
+
+// Store pixels of a class, counted over all samples. If ADD_GRADIENT, add to what is stored.
+struct StoreClass {
+    Number* y;
+    int height, width;
+    PixelClass vertical, horizontal;
+    int rows, columns;
+
+    template <int N> __device__ void pixel(int i, int column, const float (&values)[N]) const {
+        const int each = vertical.count * horizontal.count, within = i % each;
+        const int row = within / horizontal.count * vertical.stride + vertical.first,
+                  x = within % horizontal.count * horizontal.stride + horizontal.first;
+        Number* const to = y + ((i / each * height + row) * width + x) * columns;
+        float sums[N];
+#pragma unroll
+        for (int v = 0; v < N; ++v) sums[v] = values[v];
+        if (ADD_GRADIENT) {
+            const Pack<Number, N> stored = *reinterpret_cast<const Pack<Number, N>*>(to + column);
+#pragma unroll
+            for (int v = 0; v < N; ++v) sums[v] += to_float(stored.at[v]);
+        }
+        write<IN_VECTOR>(to, column, columns, sums);
+    }
+};
+
+// Tensor maps: weights, then dz for each class. The weights are rounded in bf16.
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
+    conv2d_backward_input_wgmma(TENSOR_MAPS_PARAMETER const Number* dz, const Number* w, Number* dx,
+                                int samples, GEOMETRY_PARAMETERS) {
+    prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
+    const Geometry g = GEOMETRY_ARGUMENTS;
+    const int index = blockIdx.z;
+    const PixelClass vertical(index / g.stride_w, g.stride_h, g.pad_top, g.height, g.r);
+    const PixelClass horizontal(index % g.stride_w, g.stride_w, g.pad_left, g.width, g.s);
+    const Patches patches = {g.out_height,     g.out_width,    g.filters,        vertical.count,
+                             horizontal.count, 1,              1,                vertical.begin,
+                             horizontal.begin, vertical.taps,  horizontal.taps};
+    const TapWeights weights{MAP(0),
+                             w,
+                             g.channels,
+                             g.filters,
+                             g.s,
+                             max(horizontal.taps, 1),
+                             vertical.last_tap(),
+                             horizontal.last_tap(),
+                             -g.stride_h,
+                             -g.stride_w};
+    wgmma_gemm<false>(PatchMatrix<true>{MAP(1 + index), dz, patches, samples}, weights, 0,
+                      patches.terms(),
+                      StoreClass{dx, g.height, g.width, vertical, horizontal,
+                                 patches.positions(samples), g.channels});
+}
