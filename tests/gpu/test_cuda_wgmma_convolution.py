@@ -1,13 +1,21 @@
-"""Run the convolutions by TMA and wgmma on a GPU."""
+"""Run the convolutions by TMA and wgmma on a GPU, with every tile."""
 
 import pytest
 
-from tests.unit.backends.test_cuda_wgmma_convolution import (  # noqa: F401
-    always,
-    test_every_phase_computes_what_the_gathering_kernels_do,
+from dptrain.backends.cuda.wgmma_convolution_tiles import TILES
+from dptrain.network import Network
+from tests.unit.backends.test_cuda_wgmma_convolution import (
+    BLOCK,
+    PLAIN,
+    always,  # noqa: F401
+    assert_results_of_tile,
 )
 
 
-@pytest.fixture
-def in_random_order() -> None:
-    """A GPU needs no emulated order of blocks and threads."""
+@pytest.mark.parametrize("number", range(len(TILES)))
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize("network", [BLOCK, PLAIN], ids=["block", "plain"])
+def test_every_tile_computes_what_the_gathering_kernels_do(
+    network: Network, precision: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_results_of_tile(network, precision, number, monkeypatch)

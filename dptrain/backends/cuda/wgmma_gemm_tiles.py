@@ -178,24 +178,6 @@ def _cycles(
     """Return the estimated cycles of a product whose elements have `output_bytes` bytes."""
     blocks = math.prod(tile.grid(rows, columns, split_k.count))
     steps = ceil_div(split_k.terms, step_terms(precision))
-    time = tile_cycles(tile, blocks, steps, output_bytes, limits)
-    if split_k.count > 1:
-        time += SECOND_PASS + 8 * split_k.count * rows * columns / ADD_RATE
-    return time
-
-
-def tile_cycles(
-    tile: WgmmaTile, blocks: int, steps: float, output_bytes: int, limits: DeviceLimits
-) -> float:
-    """Return the estimated cycles of a product without those of adding split-K parts.
-
-    Args:
-        tile: its tile configuration.
-        blocks: number of tiles.
-        steps: slices of a tile's sum, on average.
-        output_bytes: of an element of the result.
-        limits: of the GPU.
-    """
     area = tile.rows * tile.columns
     per_sm = ceil_div(blocks, limits.multiprocessors)
     resident = min(per_sm, tile.blocks_per_sm)
@@ -203,4 +185,7 @@ def tile_cycles(
         resident * area / MMA_RATE, resident * tile.stage_bytes / LOAD_RATE, STEP_LATENCY
     )  # fmt: skip
     store = per_sm * area * output_bytes / STORE_RATE
-    return LATENCY + per_sm / resident * steps * step + store
+    time = LATENCY + per_sm / resident * steps * step + store
+    if split_k.count > 1:
+        time += SECOND_PASS + 8 * split_k.count * rows * columns / ADD_RATE
+    return time

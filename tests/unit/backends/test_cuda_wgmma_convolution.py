@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cuda import wgmma_convolution_tiles
-from dptrain.backends.cuda.hardware import DEVICES, ELEMENT_BYTES
-from dptrain.backends.cuda.patch_grids import class_grids, forward_grid, pixel_classes
-from dptrain.backends.cuda.wgmma_convolution import FILE
+from dptrain.backends.cuda.hardware import DEVICES
 from dptrain.backends.cuda.wgmma_convolution_tiles import (
     TILES,
-    ConvolutionProduct,
-    rank_configs,
-    select_config,
 )
 from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile
 from dptrain.network import (
@@ -26,13 +19,11 @@ from dptrain.network import (
     Dense,
     Flatten,
     MaxPool2d,
-    MeanSquaredError,
     Network,
     NodeSpec,
     ReLU,
-    get_network,
 )
-from dptrain.plan.plan import Plan, make_plan
+from dptrain.plan.plan import Plan
 from tests.emulator.emulator import Emulator
 from tests.unit.backends.test_cuda_halo_convolution import assert_steps_as_gathered
 
@@ -89,23 +80,11 @@ def algorithms(plan: Plan) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("in_random_order")
-@pytest.mark.parametrize(
-    ("network", "precision", "shape"),
-    [
-        (BLOCK, "bf16", (128, 64, 4, 2)), (BLOCK, "tf32", (64, 64, 4, 3)),
-        (PLAIN, "bf16", (64, 64, 4, 3)), (PLAIN, "tf32", (128, 128, 3, 2)),
-    ],
-    ids=["block-bf16", "block-tf32", "plain-bf16", "plain-tf32"],
-)  # fmt: skip
-def test_every_phase_computes_what_the_gathering_kernels_do(
-    network: Network,
-    precision: str,
-    shape: tuple[int, int, int, int],
-    monkeypatch: pytest.MonkeyPatch,
+def assert_results_of_tile(
+    network: Network, precision: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several tiles, split-K, and fewer samples than a batch."""
-    monkeypatch.setattr(wgmma_convolution_tiles, "TILES", (shape,))
+    """Compare steps of one tile with the gathering kernels; the second one has fewer samples."""
+    monkeypatch.setattr(wgmma_convolution_tiles, "TILES", (TILES[number],))
     ours = make_replica(network, "cuda", 3, precision=precision)
     used = algorithms(ours.plan).count(WgmmaTile.ALGORITHM)
     assert (
@@ -115,3 +94,16 @@ def test_every_phase_computes_what_the_gathering_kernels_do(
         ]
     )
     assert_steps_as_gathered(ours, (3, 2))
+
+
+@pytest.mark.usefixtures("in_random_order")
+@pytest.mark.parametrize(
+    ("network", "precision", "number"),
+    [(BLOCK, "bf16", 3), (BLOCK, "tf32", 4), (PLAIN, "bf16", 4), (PLAIN, "tf32", 2)],
+    ids=["block-bf16", "block-tf32", "plain-bf16", "plain-tf32"],
+)
+def test_every_phase_computes_what_the_gathering_kernels_do(
+    network: Network, precision: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tiles, and asymmetric padding."""
+    assert_results_of_tile(network, precision, number, monkeypatch)
