@@ -92,6 +92,10 @@ class Backend(ABC):
         """Return whether the group can add to the input gradient with a local name."""
         return False
 
+    def sums_output(self, group: Group, reader: Group, setting: Setting) -> bool:
+        """Return whether the forward stage of `group` can sum its output for `reader`."""
+        return False
+
     def staging_shape(self, network: Network, setting: Setting) -> Shape:
         """Return (staging slots, bytes of each) on the device; () if there are none."""
         return ()

@@ -60,6 +60,47 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
                       total.at[1], epsilon, momentum);
 }
 
+// The same from the sums of the kernel that has written x, see output_sums.cuh. Launch: one block of 512 threads for 8 channels, which are a
+// sector of 32 bytes.
+extern "C" __global__ void __launch_bounds__(512)
+    batch_norm_statistics_of_sums(const float* sums, double* totals, float* moments,
+                                  float* running_mean, float* running_var, int rows, int channels,
+                                  float epsilon, float momentum, int finish) {
+    constexpr int CHANNELS = 8, SEGMENTS = 64;
+    __shared__ double parts[3][SEGMENTS][CHANNELS];
+    wait_for_previous_kernel();
+    const int c = blockIdx.x * CHANNELS + threadIdx.x % CHANNELS, segment = threadIdx.x / CHANNELS;
+    double count = 0.0, sum = 0.0, squares = 0.0;
+    if (c < channels)
+#pragma unroll 4
+        for (int row = segment; row < rows; row += SEGMENTS) {
+            const float* const own = sums + row * 4 * channels + c;
+            const double near = own[0], by = own[2 * channels], pixels = own[3 * channels];
+            count += pixels;
+            sum += near + pixels * by;
+            squares += double(own[channels]) + 2.0 * by * near + pixels * by * by;
+        }
+    parts[0][segment][threadIdx.x % CHANNELS] = count;
+    parts[1][segment][threadIdx.x % CHANNELS] = sum;
+    parts[2][segment][threadIdx.x % CHANNELS] = squares;
+    for (int half = SEGMENTS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (segment < half)
+            for (int s = 0; s < 3; ++s)
+                parts[s][segment][threadIdx.x % CHANNELS] +=
+                    parts[s][segment + half][threadIdx.x % CHANNELS];
+    }
+    if (segment > 0 || c >= channels) return;
+    count = parts[0][0][threadIdx.x], sum = parts[1][0][threadIdx.x];
+    squares = parts[2][0][threadIdx.x];
+    totals[1 + c] = sum;
+    totals[1 + channels + c] = squares;
+    if (c == 0) totals[0] = count;
+    if (finish)
+        store_moments(moments, running_mean, running_var, channels, c, count, sum, squares, epsilon,
+                      momentum);
+}
+
 // Compute the moments from the totals of all ranks; one thread for each channel.
 extern "C" __global__ void batch_norm_moments(const double* totals, float* moments,
                                               float* running_mean, float* running_var, int channels,

@@ -16,6 +16,43 @@
 
 #include "dependent_launch.cuh"
 #include "implicit_gemm.cuh"
+#include "output_sums.cuh"
+
+#if SUMS
+static_assert(!EPILOGUE && !CHECKS_SUMS, "every pixel is stored once, without a ReLU");
+
+// Sums of the filters of a lane, over the pixels that it stores.
+struct LaneSums {
+    ShiftedSums filters[2];
+
+    // Join the four lanes with the same filters, and store the sums of the warp group.
+    __device__ void store(float* sums, int columns) {
+        constexpr int GROUPS = PERSISTENT ? PERSISTENT_GROUPS : WARP_GROUPS * K_WARP_GROUPS;
+        const int group = PERSISTENT ? threadIdx.y : threadIdx.x / WARP_GROUP_THREADS;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            filters[n].join_lane(1);
+            filters[n].join_lane(2);
+            if (threadIdx.x % 4 == 0)
+                filters[n].store(sums, blockIdx.x * GROUPS + group, columns, filter_of_lane() + n);
+        }
+    }
+};
+
+struct StoreSummed {
+    const StoreOutput& output;
+    LaneSums& sums;
+
+    __device__ void pixel(int i, int column, const float (&values)[2]) const {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const float bias = column + n < output.columns ? __ldg(output.bias + column + n) : 0.0f;
+            sums.filters[n].add(stored_value(values[n] + bias));
+        }
+        output.pixel(i, column, values);
+    }
+};
+#endif
 
 static_assert(POOLED == (EPILOGUE == 2), "POOLED must match EPILOGUE");
 
@@ -25,11 +62,18 @@ static_assert(POOLED == (EPILOGUE == 2), "POOLED must match EPILOGUE");
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_forward_halo(TENSOR_MAPS_PARAMETER const Number* x, const Number* weights,
                         const float* b, Number* y, Saved* saved, int samples,
-                        GEOMETRY_PARAMETERS EPILOGUE_PARAMETERS) {
+                        GEOMETRY_PARAMETERS EPILOGUE_PARAMETERS SUMS_PARAMETER) {
     prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
     wait_for_previous_kernel();
     const Geometry g = GEOMETRY_ARGUMENTS;
-    implicit_gemm(forward_view(g), InputSource<IN_VECTOR>{x, TENSOR_MAPS_ARGUMENT}, samples, weights,
-                  StoreOutput{y, saved, b, output_rows(g, samples), g.filters, output_rows(g, 1),
-                              EPILOGUE_ARGUMENTS});
+    const StoreOutput output{y, saved, b, output_rows(g, samples), g.filters, output_rows(g, 1),
+                             EPILOGUE_ARGUMENTS};
+    const InputSource<IN_VECTOR> source{x, TENSOR_MAPS_ARGUMENT};
+#if SUMS
+    LaneSums lane_sums;
+    implicit_gemm(forward_view(g), source, samples, weights, StoreSummed{output, lane_sums});
+    lane_sums.store(sums, g.filters);
+#else
+    implicit_gemm(forward_view(g), source, samples, weights, output);
+#endif
 }

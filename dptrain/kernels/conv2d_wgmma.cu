@@ -160,7 +160,8 @@ struct TapWeights {
 // Tensor maps: x, weights. The weights are rounded (bf16), or transposed (tf32).
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_forward_wgmma(TENSOR_MAPS_PARAMETER const Number* x, const Number* w, const float* b,
-                         Number* y, int samples, GEOMETRY_PARAMETERS EPILOGUE_PARAMETERS) {
+                         Number* y, int samples,
+                         GEOMETRY_PARAMETERS EPILOGUE_PARAMETERS SUMS_PARAMETER) {
     prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
     const Geometry g = GEOMETRY_ARGUMENTS;
     const Patches patches = forward_patches(g);
@@ -170,9 +171,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
 #else
     const TiledMatrix<false> weights{MAP(1), w, g.filters, g.filters};
 #endif
-    wgmma_gemm<false>(a, weights, 0, patches.terms(),
-                      StoreOutput{y, nullptr, b, patches.positions(samples), g.filters, 1,
-                                  EPILOGUE_ARGUMENTS});
+    wgmma_gemm<false, SUMS>(a, weights, 0, patches.terms(),
+                            StoreOutput{y, nullptr, b, patches.positions(samples), g.filters, 1,
+                                        EPILOGUE_ARGUMENTS} SUMS_ARGUMENT);
 }
 
 #if PRECISION == 2

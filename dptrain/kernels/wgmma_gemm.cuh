@@ -22,7 +22,7 @@
 
 #pragma once
 
-#include "epilogue.cuh"
+#include "output_sums.cuh"
 #include "tma.cuh"
 
 constexpr int PRODUCER_THREADS = 32, ROW_BYTES = 128;
@@ -198,14 +198,13 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
     }
 #endif
 
-    // Pass the tile to store.pixel(row, column, values) in vectors of 16 bytes of adjacent columns.
-    // Each warp exchanges its 16 rows through memory of its own.
-    template <class Store> __device__ void store_tile(const Store& store) const {
-        constexpr int WIDTH = 16 / sizeof(*store.y), PITCH = C_TRANSPOSED ? 20 : TILE_N + 8,
-                      WARP_FLOATS = C_TRANSPOSED ? TILE_N * PITCH : 16 * PITCH,
-                      ROW_VECTORS = (C_TRANSPOSED ? 16 : TILE_N) / WIDTH;
+    static constexpr int PITCH = C_TRANSPOSED ? 20 : TILE_N + 8,
+                         WARP_FLOATS = C_TRANSPOSED ? TILE_N * PITCH : 16 * PITCH;
+
+    // Exchange the accumulators of the lanes of a warp, each warp through memory of its own.
+    __device__ void exchange() const {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        float* const own = reinterpret_cast<float*>(memory) + threadIdx.x / 32 * WARP_FLOATS;
+        float* const own = warp_memory(threadIdx.x / 32);
 #pragma unroll
         for (int j = 0; j < N8_TILES; ++j)
 #pragma unroll
@@ -220,6 +219,18 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
                 }
             }
         __syncwarp();
+    }
+    __device__ float* warp_memory(int warp) const {
+        return reinterpret_cast<float*>(memory) + warp * WARP_FLOATS;
+    }
+
+    // Pass the tile, which was exchanged, to store.pixel(row, column, values) in vectors of 16 bytes
+    // of adjacent columns.
+    template <class Store> __device__ void store_tile(const Store& store) const {
+        constexpr int WIDTH = 16 / sizeof(*store.y),
+                      ROW_VECTORS = (C_TRANSPOSED ? 16 : TILE_N) / WIDTH;
+        const int lane = threadIdx.x % 32;
+        const float* const own = warp_memory(threadIdx.x / 32);
 #pragma unroll 4
         for (int i = lane; i < 16 * TILE_N / WIDTH; i += 32) {
             const int line = i / ROW_VECTORS, first = i % ROW_VECTORS * WIDTH;
@@ -236,12 +247,40 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
             if (row < store.rows && column < store.columns) store.pixel(row, column, values);
         }
     }
+
+    // Store the sums of each column of the tile, which all warps have exchanged. All threads call
+    // this; those of a column sum a part of the rows each.
+    template <class Store> __device__ void sum_columns(const Store& store, float* sums) const {
+        constexpr int PARTS = THREADS / TILE_N, PART_ROWS = TILE_M / PARTS;
+        static_assert(!C_TRANSPOSED && THREADS % TILE_N == 0, "threads must divide the tile");
+        __shared__ ShiftedSums parts[PARTS > 1 ? THREADS : 1];
+        const int part = threadIdx.x / TILE_N, column = threadIdx.x % TILE_N;
+        const int stop = part < PARTS ? min(PART_ROWS, store.rows - top - part * PART_ROWS) : 0;
+        const float bias = left + column < store.columns ? __ldg(store.bias + left + column) : 0.0f;
+        ShiftedSums own;
+#pragma unroll 8
+        for (int i = 0; i < stop; ++i) {
+            const int row = part * PART_ROWS + i;
+            own.add(stored_value(warp_memory(row / 16)[row % 16 * PITCH + column] + bias));
+        }
+        if constexpr (PARTS > 1) {
+            if (part < PARTS) parts[threadIdx.x] = own;
+            __syncthreads();
+            if (part == 0)
+#pragma unroll
+                for (int other = 1; other < PARTS; ++other)
+                    own.join(parts[threadIdx.x + other * TILE_N]);
+        }
+        if (part == 0) own.store(sums, blockIdx.x, store.columns, left + column);
+    }
 };
 
 // Compute the tile (blockIdx.x, blockIdx.y) of Σ over k in [first, stop) of A[i, k] B[k, j] and
-// store it. `first` is a multiple of TILE_K; the operands end at `stop` or it is a multiple too.
-template <bool C_TRANSPOSED, class A, class B, class Store>
-__device__ void wgmma_gemm(const A& a, const B& b, int first, int stop, const Store& store) {
+// store it. `first` is a multiple of TILE_K; the operands end at `stop` or it is a multiple too. If
+// SUMMED, also store the sums of its columns.
+template <bool C_TRANSPOSED, bool SUMMED = false, class A, class B, class Store>
+__device__ void wgmma_gemm(const A& a, const B& b, int first, int stop, const Store& store,
+                           float* sums = nullptr) {
     extern __shared__ __align__(1024) char memory[];
     WgmmaGemm<C_TRANSPOSED, A, B> gemm{a, b, memory};
 #if TENSOR_MAPS
@@ -260,5 +299,10 @@ __device__ void wgmma_gemm(const A& a, const B& b, int first, int stop, const St
     if (threadIdx.x < THREADS) gemm.multiply_scalar(first, stop);
 #endif
     __syncthreads();
+    if (threadIdx.x < THREADS) gemm.exchange();
+    if constexpr (SUMMED) {
+        __syncthreads();
+        gemm.sum_columns(store, sums);
+    }
     if (threadIdx.x < THREADS) gemm.store_tile(store);
 }

@@ -98,11 +98,17 @@ class Group:
             another group has written them before.
         separate: local names of input gradients that the group writes to buffers of their own,
             which a further stage adds.
+        sums: True if the forward stage also writes the buffer ``sums``, from which a group that
+            reads the output computes its statistics.
+        sums_of: name of the group whose ``sums`` this group reads as ``input_sums``; empty if its
+            statistics are computed from its input.
     """
 
     nodes: tuple[Node, ...]
     adds: frozenset[str] = frozenset()
     separate: frozenset[str] = frozenset()
+    sums: bool = False
+    sums_of: str = ""
 
     @cached_property
     def name(self) -> str:
@@ -140,7 +146,8 @@ class Group:
             locals_[input_name(number)] = name
         gradients = {f"d{local}": f"d{name}" for local, name in locals_.items()}
         gradients.update({local: f"{self.name}.{local}" for local in self.separate})
-        return {**locals_, **gradients}
+        sums = {"input_sums": f"{self.sums_of}.sums"} if self.sums_of else {}
+        return {**locals_, **gradients, **sums}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -322,6 +329,11 @@ class Lowering(Protocol):
     def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
         """Return True if the group can add to the input gradient with a local name, see
         `Group.adds`; otherwise it writes another buffer, which a further stage adds.
+        """
+
+    def sums_output(self, group: Group, reader: Group, setting: Setting) -> bool:
+        """Return True if the forward stage of `group` can compute the sums from which `reader`
+        computes its statistics, see `Group.sums`.
         """
 
     def staging_shape(self, network: Network, setting: Setting) -> Shape:

@@ -262,6 +262,20 @@ def _make_groups(
     return tuple(sorted(groups, key=lambda group: group.tail.index))
 
 
+def _with_sums(groups: tuple[Group, ...], backend: Lowering, setting: Setting) -> tuple[Group, ...]:
+    """Return the groups, of which some compute the sums for the statistics of others."""
+    places = {group.tail.name: place for place, group in enumerate(groups)}
+    found = list(groups)
+    for place, reader in enumerate(groups):
+        writer = places.get(reader.inputs[0])
+        if writer is None or found[writer].sums:
+            continue
+        if backend.sums_output(groups[writer], reader, setting):
+            found[writer] = replace(found[writer], sums=True)
+            found[place] = replace(found[place], sums_of=groups[writer].name)
+    return tuple(found)
+
+
 def _match(
     head: Node, pattern: tuple[type[Layer], ...], readers: Mapping[str, list[Node]]
 ) -> tuple[Node, ...]:
@@ -321,6 +335,8 @@ class _Planner:
         self.segment_share, self.cuts = segment_share, tuple(cuts)
         self.recomputation = Recomputation()
         groups = _make_groups(network, backend, fused=setting.fused, training=setting.training)
+        if setting.training and not setting.recompute:
+            groups = _with_sums(groups, backend, setting)
         needs = {g.name: backend.needs(g, setting) for g in groups}
         self.gradients = Gradients(groups, frozenset(), {}, {})
         if setting.training:

@@ -272,6 +272,10 @@ class CudaBackend(Backend):
     def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
         return local == "dx" and issubclass(self.operation(group, setting), GatherConvolution)
 
+    def sums_output(self, group: Group, reader: Group, setting: Setting) -> bool:
+        sums = isinstance(reader.head.layer, BatchNorm2d)
+        return sums and self.operation(group, setting).sum_rows(group, setting) > 0
+
     def staging_shape(self, network: Network, setting: Setting) -> Shape:
         message = Message.of(network, setting)
         return message.slots, message.nbytes

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.backends.cuda.channels import ChannelLaunch
+from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operation import Kernels, Operation
 from dptrain.backends.device_replica import leave_statistics
@@ -29,6 +30,10 @@ def relu_mask(group: Group) -> int:
     if ReLU not in group.kinds:
         return NO_MASK
     return MASK_FROM_Y if Add in group.kinds else MASK_FROM_X
+
+
+SUMMED_CHANNELS, SUMMING_THREADS = 8, 512
+"""Channels and threads of a block of ``batch_norm_statistics_of_sums``."""
 
 
 class BatchNormOperation(Operation):
@@ -58,10 +63,13 @@ class BatchNormOperation(Operation):
             return GroupNeeds({Phase.FORWARD: Access(inputs, ("y",))})
         sums = ChannelLaunch.of(channels, setting, sums=True)
         pixels, pair = setting.batch_size * math.prod(sides), (2, channels)
+        partial = {} if group.sums_of else {"partial": sums.partial(pixels, 3, channels)}
+        statistics = ("input_sums",) if group.sums_of else ("x", "tickets")
+        written = () if group.sums_of else ("partial", "tickets")
         buffers = {
             "moments": BufferSpec(pair, "float32"),
             "totals": BufferSpec((1 + 2 * channels,), "float64"),
-            "partial": sums.partial(pixels, 3, channels),
+            **partial,
             "backward_sums": BufferSpec(pair, "float32"),
             "backward_totals": BufferSpec(pair, "float64"),
             "backward_partial": sums.partial(pixels, 2, channels),
@@ -69,7 +77,7 @@ class BatchNormOperation(Operation):
         }
         mask = ("y",) if relu_mask(group) == MASK_FROM_Y else ()
         phases = {
-            Phase.STATISTICS: Access(("x", "tickets"), ("moments", "totals", "partial", "tickets")),
+            Phase.STATISTICS: Access(statistics, ("moments", "totals", *written)),
             Phase.FORWARD: Access((*inputs, "moments"), ("y",)),
             Phase.BACKWARD_STATISTICS: Access(
                 ("dy", "x", *mask, "moments", "totals", "tickets"),
@@ -116,6 +124,8 @@ class BatchNormOperation(Operation):
         return self.replica.enqueue_statistics_sum is leave_statistics
 
     def _statistics(self) -> Kernel:
+        if self.group.sums_of:
+            return self._statistics_of_sums()
         a, layout, channels = self.arrays, self._launch(sums=True), self._channels
         file, replica, pixels = "batch_norm_statistics.cu", self.replica, self._pixels
         add_up = layout.function(self, file, "batch_norm_statistics")
@@ -135,6 +145,31 @@ class BatchNormOperation(Operation):
             if not single:
                 replica.enqueue_statistics_sum(a["totals"])
                 launch(finish, channels, a["totals"], *moments, sizes[1], *constants)
+
+        return run
+
+    def _statistics_of_sums(self) -> Kernel:
+        """Return the stage that adds the sums which the group before has written."""
+        a, channels, replica = self.arrays, self._channels, self.replica
+        file = "batch_norm_statistics.cu"
+        layout = self._launch(sums=True)
+        add_up = layout.function(self, file, "batch_norm_statistics_of_sums")
+        finish = layout.function(self, file, "batch_norm_moments")
+        moments = a["moments"], a["running_mean"], a["running_var"]
+        constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
+        rows, size = np.int32(a["input_sums"].shape[0]), np.int32(channels)
+        grid = ceil_div(channels, SUMMED_CHANNELS), 1, 1
+
+        def run(context: Context) -> None:
+            if not context.training:
+                return
+            single = self._is_single()
+            add_up(grid, (SUMMING_THREADS, 1, 1), [
+                a["input_sums"], a["totals"], *moments, rows, size, *constants, np.int32(single),
+            ])  # fmt: skip
+            if not single:
+                replica.enqueue_statistics_sum(a["totals"])
+                launch(finish, channels, a["totals"], *moments, size, *constants)
 
         return run
 

@@ -22,7 +22,7 @@ from dptrain.backends.cuda.gather_cost import (
     halo_us,
     is_faster,
 )
-from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
 from dptrain.backends.cuda.halo_tiles import (
     CHANNEL_MULTIPLE,
     InputView,
@@ -160,9 +160,24 @@ class HaloConvolution(GatherConvolution):
         return configs
 
     @classmethod
+    def sum_rows(cls, group: Group, setting: Setting) -> int:
+        tile = cls.select_tile(group, setting, Phase.FORWARD)
+        # Every pixel must be stored once, by a kernel that needs no sums by scalar instructions.
+        if group.kinds != (Conv2d,) or tile is None or not tile.stores_once:
+            return 0
+        samples = ceil_div(setting.batch_size, tile.view.row_samples)
+        blocks, *_ = tile.grid(samples * tile.tiles_per_sample, tile.view.filters)
+        return blocks * tile.block_groups
+
+    @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         needs = super().needs(group, setting)
         phases, buffers = dict(needs.phases), dict(needs.buffers)
+        if group.sums:
+            shape = cls.sum_rows(group, setting), 4, group.head.output_maps[0]
+            buffers["sums"] = BufferSpec(shape, "float32")
+            forward = phases[Phase.FORWARD]
+            phases[Phase.FORWARD] = replace(forward, writes=(*forward.writes, "sums"))
         for phase, name in PACKED.items():
             tile = cls.select_tile(group, setting, phase)
             runs = phase is Phase.FORWARD or (phase in phases and group.head.index > 0)
@@ -188,7 +203,7 @@ class HaloConvolution(GatherConvolution):
             (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
             self.geometry, epilogue=fused_epilogue(self.group), fuses_dropout=True,
             tensor_maps=self._tensor_maps(tile, self.arrays["x"]),
-            row_samples=tile.view.row_samples,
+            row_samples=tile.view.row_samples, fuses_sums=True,
         )  # fmt: skip
 
     def backward_input(self) -> Kernel:

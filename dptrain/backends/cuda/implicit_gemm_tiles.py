@@ -357,6 +357,16 @@ class ImplicitGemmTile:
         return self.blocks_per_sm * max(self.persistent_groups, 1)
 
     @property
+    def block_groups(self) -> int:
+        """Warp groups of a block."""
+        return self.warp_groups * self.k_warp_groups * max(self.persistent_groups, 1)
+
+    @property
+    def stores_once(self) -> bool:
+        """Whether no sum is repeated by scalar instructions, ``CHECKS_SUMS`` of the kernels."""
+        return self.lines_in_m == 1 and self.view.fold == 1 and not self.tf32x3
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
         return math.prod(self.block)

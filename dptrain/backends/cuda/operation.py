@@ -64,6 +64,11 @@ class Operation(ABC):
         """Return how phases are computed for which there are several kernels."""
         return {}
 
+    @classmethod
+    def sum_rows(cls, group: Group, setting: Setting) -> int:
+        """Return the rows of sums of the output that forward can write; 0 if it cannot."""
+        return 0
+
     def __init__(self, group: Group, arrays: Arrays, replica: CudaReplica) -> None:
         self.group, self.arrays, self.replica = group, arrays, replica
         self.device: Device = replica.device

@@ -324,6 +324,7 @@ class WeightedOperation(Operation):
         adds: bool = False,
         classes: int = 1,
         row_samples: int = 1,
+        fuses_sums: bool = False,
     ) -> Kernel:
         """Return the stage of a product with `rows` rows per sample, or per `row_samples` samples.
 
@@ -338,6 +339,8 @@ class WeightedOperation(Operation):
             tensor_maps: TMA descriptors, passed together as the very first argument.
             adds: whether the result is added to what is stored.
             row_samples: see `InputView`; 1 for other kernels.
+            fuses_sums: whether the kernel can also sum its output. If the group does, the grid is
+                that of a whole batch.
             classes: number of products, which blocks with another z compute. A kernel with several
                 is compiled with ``STRIDED``.
         """
@@ -350,6 +353,9 @@ class WeightedOperation(Operation):
         }
         if fuses_dropout:
             macros["EPILOGUE_DROPOUT"] = int(self.fuses_dropout)
+        sums = [self.arrays["sums"]] if fuses_sums and self.group.sums else []
+        if sums:
+            macros["SUMS"] = 1
         if adds:
             macros["ADD_GRADIENT"] = 1
         if classes > 1:
@@ -364,11 +370,12 @@ class WeightedOperation(Operation):
         }
 
         def run(context: Context) -> None:
-            if context.n:
+            if context.n or sums:
+                samples = self.batch_size if sums else context.n
                 function(
-                    tile.grid(ceil_div(context.n, row_samples) * rows, columns, parts * classes),
+                    tile.grid(ceil_div(samples, row_samples) * rows, columns, parts * classes),
                     tile.block,
-                    [*arrays, np.int32(context.n), *trailing, *last[context.training]],
+                    [*arrays, np.int32(context.n), *trailing, *last[context.training], *sums],
                     shared_bytes=tile.shared_bytes,
                 )  # fmt: skip
 

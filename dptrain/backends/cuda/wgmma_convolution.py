@@ -160,6 +160,17 @@ class WgmmaConvolution(HaloConvolution):
         return found or super().wgrad_config(group, setting)
 
     @classmethod
+    def sum_rows(cls, group: Group, setting: Setting) -> int:
+        config = cls.wgmma_config(group, setting, Phase.FORWARD)
+        if config is None:
+            return super().sum_rows(group, setting)
+        if group.kinds != (Conv2d,):
+            return 0
+        pixels = setting.batch_size * math.prod(group.head.output_maps[1:])
+        blocks, *_ = config.tile.grid(pixels, group.head.output_maps[0])
+        return blocks
+
+    @classmethod
     def reads_operand_weights(cls, group: Group, setting: Setting, phase: Phase) -> bool:
         """Return whether a phase reads the weights from the buffer `OPERAND`."""
         if phase is Phase.BACKWARD_INPUT and (setting.precision == "tf32" or group.head.index == 0):
@@ -216,7 +227,7 @@ class WgmmaConvolution(HaloConvolution):
             FILE, "conv2d_forward_wgmma", config,
             math.prod(self.group.head.output_maps[1:]), filters,
             (a["x"], weights, a["bias"], self.outputs[0]), self.geometry,
-            epilogue=fused_epilogue(self.group), tensor_maps=maps,
+            epilogue=fused_epilogue(self.group), tensor_maps=maps, fuses_sums=True,
         )  # fmt: skip
 
     def backward_input(self) -> Kernel:

@@ -57,6 +57,11 @@ H200 and an H100, 12 weight gradients of ResNet-18 (32×32) with 2 positions in 
 1.19 times as long as those with 8, which were estimated to be equal, and 8 with 4 positions 0.97 to
 1.19 times (128 and 1024 samples)."""
 
+ALONE = 0.85
+"""Factor of the time in tf32 with many channels if a block is alone on its multiprocessor and
+prefetches strips, without strides and with lines of up to `QUAD_ROWS_WIDTH` pixels. Seven tiles of
+ResNet-18 (32×32) took 0.75 to 0.88 of their estimate (H100, 128 and 1024 samples)."""
+
 MAX_FEW_CHANNELS = 32
 """Largest number of channels that the pixels of a row of taps have together if the input has few
 channels."""
@@ -514,6 +519,9 @@ def estimate_cycles(tile: WgradTile, view: InputView, samples: int) -> float:
     multiplied = split_k.terms * waves * max(resident * busy, strip)
     if tile.precision == "tf32" and not tile.few_channels:
         multiplied *= SHORT_LINES.get(tile.line_positions, 1.0)
+        narrow = view.fold == 1 and view.out_width <= QUAD_ROWS_WIDTH
+        if resident == 1 and prefetched and narrow:
+            multiplied *= ALONE
     return LAUNCH + multiplied + add + join
 
 

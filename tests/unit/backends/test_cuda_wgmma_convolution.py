@@ -93,6 +93,8 @@ def assert_results_of_tile(
             f"{network.name}-{precision}"
         ]
     )
+    summed = [group.name for group in ours.plan.groups if group.sums]
+    assert len(summed) == (3 if network is BLOCK else 0)
     assert_steps_as_gathered(ours, (3, 2))
 
 
