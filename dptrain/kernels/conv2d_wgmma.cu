@@ -16,7 +16,8 @@
 //
 // Operands are in memory in the operand type, or float32 that TMA rounds to tf32. B must have
 // adjacent terms in tf32, so forward reads transposed weights (R, S, K, C) there. C and K are
-// multiples of TILE_K. The weight gradient exists in bf16 only.
+// multiples of TILE_K. For the same reason, the weight gradient reads the transposed dz in tf32, and
+// patches are read from shared memory into registers.
 //
 // Launch: as in dense_wgmma.cu; dptrain/backends/cuda/wgmma_convolution.py.
 //
@@ -176,9 +177,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
                                         EPILOGUE_ARGUMENTS} SUMS_ARGUMENT);
 }
 
-#if PRECISION == 2
-// Tensor maps: x, dz. Split z = blockIdx.z sums the positions [z · split_positions, (z + 1) ·
-// split_positions). The gradients of the splits are (R · S · C + 1) · K elements apart.
+// Tensor maps: x, dz (bf16), or the transposed dz (tf32), whose rows are padded to 16 bytes. Split z =
+// blockIdx.z sums the positions [z · split_positions, (z + 1) · split_positions). The gradients of
+// the splits are (R · S · C + 1) · K elements apart.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_backward_weight_wgmma(TENSOR_MAPS_PARAMETER const Number* x, const Number* dz, float* dw,
                                  float* db, int samples, int split_positions,
@@ -187,13 +188,17 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     const Geometry g = GEOMETRY_ARGUMENTS;
     const Patches patches = forward_patches(g);
     const int first = blockIdx.z * split_positions, rows = patches.terms(),
-              stop = min(first + split_positions, patches.positions(samples));
-    wgmma_gemm<false>(PatchMatrix<false>{MAP(0), x, patches, samples},
-                      TiledMatrix<false>{MAP(1), dz, g.filters, g.filters}, first, stop,
+              positions = patches.positions(samples);
+    const int stop = min(first + split_positions, positions);
+#if PRECISION == 1
+    const TiledMatrix<true> b{MAP(1), dz, g.filters, (positions + 3) / 4 * 4};
+#else
+    const TiledMatrix<false> b{MAP(1), dz, g.filters, g.filters};
+#endif
+    wgmma_gemm<false>(PatchMatrix<false>{MAP(0), x, patches, samples}, b, first, stop,
                       StorePlain<float, OUT_VECTOR>{dw + blockIdx.z * (rows + 1) * g.filters, rows,
                                                     g.filters});
 }
-#endif
 
 // Store pixels of a class, counted over all samples. If ADD_GRADIENT, add to what is stored.
 struct StoreClass {

@@ -9,7 +9,7 @@
 //
 // wgmma reads its operands from shared memory as TMA stores them there, so they must be in memory
 // in the operand type: bf16 rounds the weights once per step
-// (operand_weights.cu), and `backward` writes
+// (wgmma_operands.cu), and `backward` writes
 // dz. For tf32, TMA rounds, but B must have adjacent terms: forward computes yᵀ = wᵀ xᵀ, and
 // `backward` also writes dzᵀ.
 //

@@ -74,10 +74,10 @@ template <bool K_MAJOR_> struct TiledMatrix {
 };
 
 template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
-    // Whether A is read into registers, and the fragments that are read at once. With two blocks of
-    // large tiles, more fragments would exceed the registers, and wgmma would be serialized.
+    // Whether A is read into registers, and the fragments that are read at once. With wide tiles and
+    // more than 256 resident threads, two would exceed the registers, and wgmma would be serialized.
     static constexpr bool REGISTER_A = PRECISION == 1 && !A::K_MAJOR;
-    static constexpr int FRAGMENTS = MIN_BLOCKS > 1 && TILE_N > 64 ? 1 : 2;
+    static constexpr int FRAGMENTS = MIN_BLOCKS * THREADS > 256 && TILE_N > 64 ? 1 : 2;
 
     const A& a;
     const B& b;

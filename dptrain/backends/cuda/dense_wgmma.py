@@ -11,10 +11,10 @@ from dptrain.backends.cuda.dense import DenseGemm, dense_shape
 from dptrain.backends.cuda.device import Array, Function
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, ceil_div
 from dptrain.backends.cuda.hardware import limits_of
-from dptrain.backends.cuda.operand_weights import rounded_weights
 from dptrain.backends.cuda.operation import Kernels
 from dptrain.backends.cuda.weighted import joined_maps
 from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile, select_config, step_terms
+from dptrain.backends.cuda.wgmma_operands import rounded_weights
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dense, ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, stage_name

@@ -18,7 +18,6 @@ from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.implicit_gemm_cost import estimated_cycles
 from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
-from dptrain.backends.cuda.operand_weights import rounded_weights, transposed_weights
 from dptrain.backends.cuda.patch_grids import class_grids, forward_grid, pixel_classes
 from dptrain.backends.cuda.tensor_maps import ARCHITECTURE, PatchGrid
 from dptrain.backends.cuda.weighted import (
@@ -34,6 +33,12 @@ from dptrain.backends.cuda.wgmma_convolution_tiles import (
     select_config,
 )
 from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile, step_terms
+from dptrain.backends.cuda.wgmma_operands import (
+    padded_pitch,
+    rounded_weights,
+    transposed_rows,
+    transposed_weights,
+)
 from dptrain.backends.cuda.wgrad_tiles import WgradTile, estimate_cycles
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout
@@ -43,8 +48,9 @@ from dptrain.plan.selection import KernelSelection
 
 FILE = "conv2d_wgmma.cu"
 
-OPERAND = "operand_weight"
-"""Buffer of the weights in the operand type: rounded in bf16, transposed in tf32."""
+OPERAND, TRANSPOSED = "operand_weight", "transposed"
+"""Buffers of the weights in the operand type (rounded in bf16, transposed in tf32), and of the
+transposed gradient of the result for the weight gradient in tf32."""
 
 ADDED, STRIDED = 1.15, 1.4
 """Factors of the estimated time of input gradients over halo tiles that are added to what is
@@ -96,9 +102,11 @@ class WgmmaConvolution(HaloConvolution):
             terms = tuple(each.taps * filters for each in classes)
             size *= 2 if "dx" in group.adds else 1
             return ConvolutionProduct(setting.precision, n * rows, channels, terms, size)
-        if setting.precision != "bf16" or _conv(group.head).bias:
+        if _conv(group.head).bias:
             return None
-        return ConvolutionProduct("bf16", taps * channels, filters, (n * pixels,), 4, splits=True)
+        return ConvolutionProduct(
+            setting.precision, taps * channels, filters, (n * pixels,), 4, splits=True
+        )
 
     @classmethod
     def wgmma_config(cls, group: Group, setting: Setting, phase: Phase) -> GemmConfig | None:
@@ -178,6 +186,12 @@ class WgmmaConvolution(HaloConvolution):
         return cls.wgmma_config(group, setting, phase) is not None
 
     @classmethod
+    def transposes_gradient(cls, group: Group, setting: Setting) -> bool:
+        """Return whether the weight gradient reads dz from the buffer `TRANSPOSED`."""
+        config = cls.wgmma_config(group, setting, Phase.BACKWARD_WEIGHT)
+        return setting.precision == "tf32" and config is not None
+
+    @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         needs = super().needs(group, setting)
         phases, buffers = dict(needs.phases), dict(needs.buffers)
@@ -190,6 +204,12 @@ class WgmmaConvolution(HaloConvolution):
             buffers[OPERAND] = BufferSpec((size,), setting.activations)
             forward = phases[Phase.FORWARD]
             phases[Phase.FORWARD] = replace(forward, writes=(*forward.writes, OPERAND))
+        if setting.training and cls.transposes_gradient(group, setting):
+            pixels = setting.batch_size * math.prod(group.head.output_maps[1:])
+            shape = group.head.output_maps[0], padded_pitch(pixels)
+            buffers[TRANSPOSED] = BufferSpec(shape, "float32")
+            wgrad = phases[Phase.BACKWARD_WEIGHT]
+            phases[Phase.BACKWARD_WEIGHT] = replace(wgrad, writes=(*wgrad.writes, TRANSPOSED))
         if Phase.BACKWARD_INPUT in readers:
             reader = phases[Phase.BACKWARD_INPUT]
             phases[Phase.BACKWARD_INPUT] = replace(reader, reads=(*reader.reads, OPERAND))
@@ -254,25 +274,39 @@ class WgmmaConvolution(HaloConvolution):
             return super().backward_weight()
         a, head, step = self.arrays, self.group.head, self._step
         filters, pixels = head.output_maps[0], math.prod(head.output_maps[1:])
+        transposes = TRANSPOSED in a
+        dz = a[TRANSPOSED if transposes else self._dz]
         known: dict[int, Maps] = {}
 
         def tensor_maps(n: int) -> Maps:
             # Terms beyond the samples are zero.
             if n not in known:
-                shape = max(n, 1) * pixels, filters
+                terms, box = max(n, 1) * pixels, (step, step)
+                shape = terms, filters
+                if transposes:
+                    shape, box = (filters, padded_pitch(terms)), (_tile(config).columns, step)
                 known[n] = [
                     *self._patch_map("x", forward_grid(head), step, max(n, 1)),
-                    *self._matrix_map(a[self._dz], shape, (step, step)),
+                    *self._matrix_map(dz, shape, box),
                 ]
             return known[n]
 
         def trailing(samples: int, part: int) -> tuple[np.int32, ...]:
             return np.int32(samples), np.int32(part), *self.geometry
 
-        return self.wgrad_product(
+        product = self.wgrad_product(
             FILE, "conv2d_backward_weight_wgmma", config, lambda samples: samples * pixels,
-            (a["x"], a[self._dz]), trailing, bias_row=False, tensor_maps=tensor_maps,
+            (a["x"], dz), trailing, bias_row=False, tensor_maps=tensor_maps,
         )  # fmt: skip
+        if not transposes:
+            return product
+        transpose = transposed_rows(self, a[self._dz], dz, filters)
+
+        def run(context: Context) -> None:
+            transpose(context.n * pixels)
+            product(context)
+
+        return run
 
     @property
     def _dz(self) -> str:

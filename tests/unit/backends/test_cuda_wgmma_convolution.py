@@ -89,7 +89,7 @@ def assert_results_of_tile(
     used = algorithms(ours.plan).count(WgmmaTile.ALGORITHM)
     assert (
         used
-        == {"block-bf16": 9, "block-tf32": 6, "plain-bf16": 3, "plain-tf32": 3}[
+        == {"block-bf16": 9, "block-tf32": 9, "plain-bf16": 3, "plain-tf32": 3}[
             f"{network.name}-{precision}"
         ]
     )

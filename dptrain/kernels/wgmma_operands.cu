@@ -1,4 +1,4 @@
-// Weights in the operand type of products by TMA and wgmma (wgmma_gemm.cuh).
+// Operands of products by TMA and wgmma (wgmma_gemm.cuh) in the type and the order that they need.
 
 #ifndef PRECISION
 #define PRECISION 2  // These kernels exist for tf32 and bf16 only.
@@ -28,22 +28,25 @@ extern "C" __global__ void round_weights(const float* w, Number* rounded, int pa
     if (i < packs) reinterpret_cast<Pack<Number>*>(rounded)[i] = pack;
 }
 
-// w (taps, channels, filters), transposed (taps, filters, channels). Launch: grid (filters / 32,
-// channels / 32, taps), 256 threads.
-extern "C" __global__ void transpose_weights(const float* w, Number* transposed, int channels,
-                                             int filters) {
-    __shared__ float tile[32][33];
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32;
-    const int filter = blockIdx.x * 32, channel = blockIdx.y * 32,
-              first = blockIdx.z * channels * filters;
+// to (batch, columns, pitch) = the transposed matrices `from` (batch, rows, columns), 0 from `rows` to
+// `pitch`. Launch: grid (columns / 32, ceil(pitch / 64), batch), 256 threads; columns are a multiple
+// of 32.
+extern "C" __global__ void transpose(const float* from, float* to, int rows, int columns,
+                                     int pitch) {
+    constexpr int ROWS = 64, COLUMNS = 32, LINES = 256 / 32;
+    __shared__ float tile[ROWS][COLUMNS + 1];
+    const int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+    const int column = blockIdx.x * COLUMNS, row = blockIdx.y * ROWS;
+    from += blockIdx.z * rows * columns, to += blockIdx.z * columns * pitch;
     if (!PREFETCH_WEIGHTS) wait_for_previous_kernel();
 #pragma unroll
-    for (int i = row; i < 32; i += 8)
-        tile[i][lane] = w[first + (channel + i) * filters + filter + lane];
+    for (int i = line; i < ROWS; i += LINES)
+        tile[i][lane] = row + i < rows ? from[(row + i) * columns + column + lane] : 0.0f;
     if (PREFETCH_WEIGHTS) wait_for_previous_kernel();
     __syncthreads();
 #pragma unroll
-    for (int i = row; i < 32; i += 8)
-        transposed[first + (filter + i) * channels + channel + lane] =
-            from_float<Number>(to_float(round_operand(tile[lane][i])));
+    for (int i = line; i < COLUMNS; i += LINES)
+#pragma unroll
+        for (int j = 0; j < ROWS; j += 32)
+            if (row + j + lane < pitch) to[(column + i) * pitch + row + j + lane] = tile[j + lane][i];
 }
