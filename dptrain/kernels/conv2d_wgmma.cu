@@ -41,6 +41,18 @@
 #include "conv2d.cuh"
 #include "wgmma_gemm.cuh"
 
+// Terms of a part of the sums of `forward` and `backward_input` that blocks with another z compute
+// (split-K); 0 if the sums are not divided. The parts, in float32, take the place of the result, and
+// `conv2d_wgmma_reduce` adds them.
+#ifndef SPLIT_TERMS
+#define SPLIT_TERMS 0
+#endif
+#if SPLIT_TERMS
+using Result = float;
+#else
+using Result = Number;
+#endif
+
 constexpr int ALL_THREADS = THREADS + PRODUCER_THREADS;
 
 #if TENSOR_MAPS
@@ -158,10 +170,21 @@ struct TapWeights {
 #endif
 };
 
+// The terms of this block's part of the sums, and where it is stored.
+struct Part {
+    int first, stop;
+
+    __device__ explicit Part(int terms)
+        : first(blockIdx.z * SPLIT_TERMS), stop(min(first + SPLIT_TERMS, terms)) {}
+    __device__ StorePlain<float, 4> store(float* parts, int rows, int columns) const {
+        return {parts + blockIdx.z * rows * columns, rows, columns};
+    }
+};
+
 // Tensor maps: x, weights. The weights are rounded (bf16), or transposed (tf32).
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_forward_wgmma(TENSOR_MAPS_PARAMETER const Number* x, const Number* w, const float* b,
-                         Number* y, int samples,
+                         Result* y, int samples,
                          GEOMETRY_PARAMETERS EPILOGUE_PARAMETERS SUMS_PARAMETER) {
     prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
     const Geometry g = GEOMETRY_ARGUMENTS;
@@ -172,9 +195,15 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
 #else
     const TiledMatrix<false> weights{MAP(1), w, g.filters, g.filters};
 #endif
+    const int rows = patches.positions(samples);
+#if SPLIT_TERMS
+    const Part part(patches.terms());
+    wgmma_gemm<false>(a, weights, part.first, part.stop, part.store(y, rows, g.filters));
+#else
     wgmma_gemm<false, SUMS>(a, weights, 0, patches.terms(),
-                            StoreOutput{y, nullptr, b, patches.positions(samples), g.filters, 1,
+                            StoreOutput{y, nullptr, b, rows, g.filters, 1,
                                         EPILOGUE_ARGUMENTS} SUMS_ARGUMENT);
+#endif
 }
 
 // Tensor maps: x, dz (bf16), or the transposed dz (tf32), whose rows are padded to 16 bytes. Split z =
@@ -226,11 +255,11 @@ struct StoreClass {
 
 // Tensor maps: weights, then dz for each class. The weights are rounded in bf16.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
-    conv2d_backward_input_wgmma(TENSOR_MAPS_PARAMETER const Number* dz, const Number* w, Number* dx,
+    conv2d_backward_input_wgmma(TENSOR_MAPS_PARAMETER const Number* dz, const Number* w, Result* dx,
                                 int samples, GEOMETRY_PARAMETERS) {
     prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
     const Geometry g = GEOMETRY_ARGUMENTS;
-    const int index = blockIdx.z;
+    const int index = SPLIT_TERMS ? 0 : blockIdx.z;
     const PixelClass vertical(index / g.stride_w, g.stride_h, g.pad_top, g.height, g.r);
     const PixelClass horizontal(index % g.stride_w, g.stride_w, g.pad_left, g.width, g.s);
     const Patches patches = {g.out_height,     g.out_width,    g.filters,        vertical.count,
@@ -246,8 +275,41 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
                              horizontal.last_tap(),
                              -g.stride_h,
                              -g.stride_w};
-    wgmma_gemm<false>(PatchMatrix<true>{MAP(1 + index), dz, patches, samples}, weights, 0,
-                      patches.terms(),
-                      StoreClass{dx, g.height, g.width, vertical, horizontal,
-                                 patches.positions(samples), g.channels});
+    const PatchMatrix<true> a{MAP(1 + index), dz, patches, samples};
+    const int rows = patches.positions(samples);
+#if SPLIT_TERMS
+    const Part part(patches.terms());
+    wgmma_gemm<false>(a, weights, part.first, part.stop, part.store(dx, rows, g.channels));
+#else
+    wgmma_gemm<false>(a, weights, 0, patches.terms(),
+                      StoreClass{dx, g.height, g.width, vertical, horizontal, rows, g.channels});
+#endif
+}
+
+// y (size,) = epilogue(Σ over parts of partial (parts, size) + b), or added to y if ADD_GRADIENT. b
+// (columns,) is read if has_bias is not 0. One thread for four elements, in blocks of 256.
+extern "C" __global__ void conv2d_wgmma_reduce(const float* partial, const float* b, Number* y,
+                                               int parts, int has_bias, int columns, int size) {
+    wait_for_previous_kernel();
+    const int i = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    if (i >= size) return;
+    float values[4] = {};
+    for (int part = 0; part < parts; ++part) {
+        const Pack<float, 4> more =
+            *reinterpret_cast<const Pack<float, 4>*>(partial + part * size + i);
+#pragma unroll
+        for (int v = 0; v < 4; ++v) values[v] += more.at[v];
+    }
+    if (ADD_GRADIENT) {
+        const Pack<Number, 4> stored = *reinterpret_cast<const Pack<Number, 4>*>(y + i);
+#pragma unroll
+        for (int v = 0; v < 4; ++v) values[v] += to_float(stored.at[v]);
+    }
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+        if (has_bias) values[v] += __ldg(b + (i + v) % columns);
+        // This comparison lets NaN pass.
+        if (EPILOGUE && values[v] <= 0.0f) values[v] = 0.0f;
+    }
+    write<4>(y, i, size, values);
 }

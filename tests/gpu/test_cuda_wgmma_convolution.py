@@ -18,4 +18,5 @@ from tests.unit.backends.test_cuda_wgmma_convolution import (
 def test_every_tile_computes_what_the_gathering_kernels_do(
     network: Network, precision: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_results_of_tile(network, precision, number, monkeypatch)
+    for splits in (False, True):
+        assert_results_of_tile(network, precision, number, monkeypatch, splits=splits)

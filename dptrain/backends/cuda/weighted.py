@@ -325,6 +325,7 @@ class WeightedOperation(Operation):
         classes: int = 1,
         row_samples: int = 1,
         fuses_sums: bool = False,
+        split_terms: int = 0,
     ) -> Kernel:
         """Return the stage of a product with `rows` rows per sample, or per `row_samples` samples.
 
@@ -341,6 +342,7 @@ class WeightedOperation(Operation):
             row_samples: see `InputView`; 1 for other kernels.
             fuses_sums: whether the kernel can also sum its output. If the group does, the grid is
                 that of a whole batch.
+            split_terms: ``SPLIT_TERMS`` of a kernel with split-K; 0 for other kernels.
             classes: number of products, which blocks with another z compute. A kernel with several
                 is compiled with ``STRIDED``.
         """
@@ -356,6 +358,8 @@ class WeightedOperation(Operation):
         sums = [self.arrays["sums"]] if fuses_sums and self.group.sums else []
         if sums:
             macros["SUMS"] = 1
+        if split_terms:
+            macros["SPLIT_TERMS"] = split_terms
         if adds:
             macros["ADD_GRADIENT"] = 1
         if classes > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.implicit_gemm_cost import estimated_cycles
 from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.patch_grids import class_grids, forward_grid, pixel_classes
 from dptrain.backends.cuda.tensor_maps import ARCHITECTURE, PatchGrid
 from dptrain.backends.cuda.weighted import (
@@ -28,6 +29,7 @@ from dptrain.backends.cuda.weighted import (
 )
 from dptrain.backends.cuda.wgmma_convolution_tiles import (
     ConvolutionProduct,
+    Splits,
     fills_slices,
     rank_configs,
     select_config,
@@ -51,6 +53,11 @@ FILE = "conv2d_wgmma.cu"
 OPERAND, TRANSPOSED = "operand_weight", "transposed"
 """Buffers of the weights in the operand type (rounded in bf16, transposed in tf32), and of the
 transposed gradient of the result for the weight gradient in tf32."""
+
+PARTS: Mapping[Phase, str] = {
+    Phase.FORWARD: "forward_partial", Phase.BACKWARD_INPUT: "input_partial",
+}  # fmt: skip
+"""Buffers of the split-K parts."""
 
 ADDED, STRIDED = 1.15, 1.4
 """Factors of the estimated time of input gradients over halo tiles that are added to what is
@@ -92,7 +99,7 @@ class WgmmaConvolution(HaloConvolution):
             if fused == RELU_POOL or drops:
                 return None
             return ConvolutionProduct(
-                setting.precision, n * pixels, filters, (taps * channels,), size
+                setting.precision, n * pixels, filters, (taps * channels,), size, "few"
             )
         if fused != NO_EPILOGUE and not separate:
             return None
@@ -101,11 +108,12 @@ class WgmmaConvolution(HaloConvolution):
             rows = max(each.pixels for each in classes)
             terms = tuple(each.taps * filters for each in classes)
             size *= 2 if "dx" in group.adds else 1
-            return ConvolutionProduct(setting.precision, n * rows, channels, terms, size)
+            splits: Splits = "few" if len(classes) == 1 else "no"
+            return ConvolutionProduct(setting.precision, n * rows, channels, terms, size, splits)
         if _conv(group.head).bias:
             return None
         return ConvolutionProduct(
-            setting.precision, taps * channels, filters, (n * pixels,), 4, splits=True
+            setting.precision, taps * channels, filters, (n * pixels,), 4, "many"
         )
 
     @classmethod
@@ -172,7 +180,7 @@ class WgmmaConvolution(HaloConvolution):
         config = cls.wgmma_config(group, setting, Phase.FORWARD)
         if config is None:
             return super().sum_rows(group, setting)
-        if group.kinds != (Conv2d,):
+        if group.kinds != (Conv2d,) or config.split_k.count > 1:
             return 0
         pixels = setting.batch_size * math.prod(group.head.output_maps[1:])
         blocks, *_ = config.tile.grid(pixels, group.head.output_maps[0])
@@ -184,6 +192,12 @@ class WgmmaConvolution(HaloConvolution):
         if phase is Phase.BACKWARD_INPUT and (setting.precision == "tf32" or group.head.index == 0):
             return False
         return cls.wgmma_config(group, setting, phase) is not None
+
+    @classmethod
+    def parts(cls, group: Group, setting: Setting, phase: Phase) -> int:
+        """Return the split-K parts of a phase."""
+        config = cls.wgmma_config(group, setting, phase)
+        return 1 if config is None else config.split_k.count
 
     @classmethod
     def transposes_gradient(cls, group: Group, setting: Setting) -> bool:
@@ -204,6 +218,16 @@ class WgmmaConvolution(HaloConvolution):
             buffers[OPERAND] = BufferSpec((size,), setting.activations)
             forward = phases[Phase.FORWARD]
             phases[Phase.FORWARD] = replace(forward, writes=(*forward.writes, OPERAND))
+        for phase, name in PARTS.items():
+            runs = phase is Phase.FORWARD or (phase in phases and group.head.index > 0)
+            parts = cls.parts(group, setting, phase) if runs else 1
+            if parts > 1:
+                shape = (
+                    group.head.output_shape if phase is Phase.FORWARD else group.head.input_shape
+                )
+                size = setting.batch_size * math.prod(shape)
+                buffers[name] = BufferSpec((parts, size), "float32")
+                phases[phase] = replace(phases[phase], writes=(*phases[phase].writes, name))
         if setting.training and cls.transposes_gradient(group, setting):
             pixels = setting.batch_size * math.prod(group.head.output_maps[1:])
             shape = group.head.output_maps[0], padded_pitch(pixels)
@@ -243,12 +267,15 @@ class WgmmaConvolution(HaloConvolution):
         else:
             shape, box = (terms, filters), (step, step)
         maps = [*patches, *self._matrix_map(weights, shape, box)]
-        return self.product(
+        y, epilogue = self.outputs[0], fused_epilogue(self.group)
+        product = self.product(
             FILE, "conv2d_forward_wgmma", config,
             math.prod(self.group.head.output_maps[1:]), filters,
-            (a["x"], weights, a["bias"], self.outputs[0]), self.geometry,
-            epilogue=fused_epilogue(self.group), tensor_maps=maps, fuses_sums=True,
+            (a["x"], weights, a["bias"], a.get(PARTS[Phase.FORWARD], y)), self.geometry,
+            epilogue=epilogue, tensor_maps=maps, fuses_sums=True, split_terms=_split_terms(config),
         )  # fmt: skip
+        size = math.prod(self.group.head.output_shape)
+        return self._with_reduction(Phase.FORWARD, config, product, y, size, epilogue)
 
     def backward_input(self) -> Kernel:
         config = self.wgmma_config(self.group, self.setting, Phase.BACKWARD_INPUT)
@@ -261,12 +288,50 @@ class WgmmaConvolution(HaloConvolution):
         maps = list(self._matrix_map(weights, shape, box))
         for grid in class_grids(head):
             maps += self._patch_map(self._dz, grid, tile.rows, self.batch_size)
-        return self.product(
+        product = self.product(
             FILE, "conv2d_backward_input_wgmma", config,
             max(each.pixels for each in pixel_classes(head)), channels,
-            (a[self._dz], weights, a["dx"]), self.geometry, epilogue=NO_EPILOGUE,
-            tensor_maps=maps, adds="dx" in self.group.adds, classes=math.prod(self.layer.strides),
+            (a[self._dz], weights, a.get(PARTS[Phase.BACKWARD_INPUT], a["dx"])), self.geometry,
+            epilogue=NO_EPILOGUE, tensor_maps=maps, adds="dx" in self.group.adds,
+            classes=math.prod(self.layer.strides), split_terms=_split_terms(config),
         )  # fmt: skip
+        size = math.prod(head.input_shape)
+        return self._with_reduction(
+            Phase.BACKWARD_INPUT, config, product, a["dx"], size, NO_EPILOGUE
+        )
+
+    def _with_reduction(
+        self, phase: Phase, config: GemmConfig, product: Kernel, result: Array, size: int,
+        epilogue: int,
+    ) -> Kernel:  # fmt: skip
+        """Return a product with the kernel that adds its split-K parts, if it has several.
+
+        Args:
+            phase, config, product: of the product.
+            result: receives the sums.
+            size: elements of the result of a sample.
+            epilogue: of the layer.
+        """
+        if config.split_k.count == 1:
+            return product
+        macros = {**config.tile.defines, **self.defines, "EPILOGUE": epilogue}
+        if phase is Phase.BACKWARD_INPUT and "dx" in self.group.adds:
+            macros["ADD_GRADIENT"] = 1
+        reduce = self.device.function(FILE, "conv2d_wgmma_reduce", **macros)
+        has_bias = np.int32(phase is Phase.FORWARD and self.layer.bias)
+        # An unused argument is any array.
+        arrays = self.arrays[PARTS[phase]], self.arrays["bias"], result
+        columns = np.int32(
+            (self.group.head.output_maps if has_bias else self.group.head.input_maps)[0]
+        )
+        parts = np.int32(config.split_k.count)
+
+        def run(context: Context) -> None:
+            product(context)
+            count = context.n * size
+            launch(reduce, count // 4, *arrays, parts, has_bias, columns, np.int32(count))
+
+        return run
 
     def backward_weight(self) -> Kernel:
         config = self.wgmma_config(self.group, self.setting, Phase.BACKWARD_WEIGHT)
@@ -341,6 +406,11 @@ def _conv(node: Node) -> Conv2d:
 def _tile(config: GemmConfig) -> WgmmaTile:
     assert isinstance(config.tile, WgmmaTile)
     return config.tile
+
+
+def _split_terms(config: GemmConfig) -> int:
+    """Return the terms of a split-K part; 0 if there is one."""
+    return config.split_k.terms if config.split_k.count > 1 else 0
 
 
 def _sizes(maps: Sequence[int]) -> tuple[int, int]:

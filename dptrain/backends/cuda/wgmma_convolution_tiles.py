@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from dptrain.backends.cuda.gather_cost import CYCLES_PER_US
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
@@ -16,8 +17,9 @@ MARGIN = 1.0
 """Stages use these kernels if their estimated time, multiplied by this, is lower than that of the
 others. With 0 all supported stages do, with `math.inf` none."""
 
-MAX_SPLIT_WAVES = 6
-"""Waves of blocks up to which split-K parts are tried."""
+MAX_SPLIT_WAVES, MAX_FEW_PARTS = 6, 4
+"""Split-K parts that are tried: of weight gradients those that give up to so many waves of blocks,
+and of other products up to so many."""
 
 LAUNCH_US = 1.5
 """Microseconds of a launch in addition to the estimated cycles."""
@@ -46,6 +48,10 @@ TILES = (
 """The tiles of which one is selected."""
 
 
+Splits = Literal["no", "few", "many"]
+"""Numbers of split-K parts that are tried."""
+
+
 @dataclass(frozen=True)
 class ConvolutionProduct:
     """One of the products of a convolution.
@@ -55,7 +61,7 @@ class ConvolutionProduct:
         rows, columns: of the result; rows of the largest class.
         terms: of the sums of each class of rows.
         output_bytes: of an element of the result; twice as many if it is added to what is stored.
-        splits: whether the sum may be divided into parts (split-K).
+        splits: whether the sums may be divided into parts (split-K), many for a weight gradient.
     """
 
     precision: str
@@ -63,7 +69,7 @@ class ConvolutionProduct:
     columns: int
     terms: tuple[int, ...]
     output_bytes: int
-    splits: bool = False
+    splits: Splits = "no"
 
 
 def select_config(product: ConvolutionProduct, limits: DeviceLimits) -> tuple[float, GemmConfig]:
@@ -76,16 +82,20 @@ def rank_configs(
 ) -> Iterator[tuple[float, GemmConfig]]:
     """Yield the configurations with their estimated times in µs."""
     for tile in TILES:
-        splits = _splits(product, tile, limits) if product.splits else [1]
+        splits = _splits(product, tile, limits)
         yield min(
             (_estimate(product, tile, parts, limits) for parts in splits), key=lambda pair: pair[0]
         )
 
 
 def _splits(product: ConvolutionProduct, tile: WgmmaTile, limits: DeviceLimits) -> Iterable[int]:
-    """Return the numbers of parts to try: those of few waves of blocks."""
+    """Return the numbers of split-K parts to try."""
     blocks = math.prod(tile.grid(product.rows, product.columns))
     resident = limits.multiprocessors * tile.blocks_per_sm
+    if product.splits == "no" or (product.splits == "few" and blocks > resident // 2):
+        return [1]
+    if product.splits == "few":
+        return range(1, MAX_FEW_PARTS + 1)
     return {1, *(max(waves * resident // blocks, 1) for waves in range(1, MAX_SPLIT_WAVES + 1))}
 
 
@@ -104,7 +114,8 @@ def _estimate(
     cycles = _tile_cycles(product, tile, steps, per_sm, 4 if split_k.count > 1 else 0)
     cycles = max(cycles, blocks * steps * tile.stage_bytes / CACHE_RATE)
     if split_k.count > 1:
-        cycles += SECOND_PASS + 8 * split_k.count * product.rows * product.columns / ADD_RATE
+        bytes_moved = 8 * split_k.count + (product.output_bytes if product.splits == "few" else 0)
+        cycles += SECOND_PASS + bytes_moved * product.rows * product.columns / ADD_RATE
     return LAUNCH_US + cycles / CYCLES_PER_US, GemmConfig(tile, split_k)
 
 
