@@ -59,10 +59,11 @@ PARTS: Mapping[Phase, str] = {
 }  # fmt: skip
 """Buffers of the split-K parts."""
 
-ADDED, STRIDED = 1.15, 1.4
-"""Factors of the estimated time of input gradients over halo tiles that are added to what is
-stored, and of those with strides. On an H200, these took 1.2 times (the median of 16 products of
-ResNet-18 for 32×32 images) and 1.5 times (12 products) as long as estimated."""
+ADDED, STRIDED, STRIDED_WEIGHT = 1.15, 1.4, 1.3
+"""Factors of the estimated time over halo tiles: of input gradients that are added to what is
+stored, of those with strides, and of weight gradients with strides. In ResNet-18 (32×32) on an
+H200, these took 1.2 times (the median of 16 products), 1.5 times (12) and 1.4 times (24) as long as
+estimated."""
 
 Maps = Sequence[np.void]
 
@@ -112,8 +113,9 @@ class WgmmaConvolution(HaloConvolution):
             return ConvolutionProduct(setting.precision, n * rows, channels, terms, size, splits)
         if _conv(group.head).bias:
             return None
+        transposed = n * pixels * filters if setting.precision == "tf32" else 0
         return ConvolutionProduct(
-            setting.precision, taps * channels, filters, (n * pixels,), 4, "many"
+            setting.precision, taps * channels, filters, (n * pixels,), 4, "many", transposed
         )
 
     @classmethod
@@ -147,7 +149,7 @@ class WgmmaConvolution(HaloConvolution):
         assert not isinstance(wgrad, FewChannelWgradTile), "it undoes pooling"
         if isinstance(wgrad, WgradTile):
             cycles = estimate_cycles(wgrad, view.folded(strides), setting.batch_size)
-            return cycles / CYCLES_PER_US
+            return cycles / CYCLES_PER_US * (STRIDED_WEIGHT if strides != (1, 1) else 1.0)
         rows, pixels = view.r * view.s * view.channels + 1, view.out_height * view.out_width
         return gather_us(
             setting.precision, rows, view.filters, setting.batch_size * pixels,
