@@ -42,9 +42,9 @@ REGISTER_OPERAND, WIDE = 1.2, 256
 """Factor if an operand is read into registers, unless tiles have so many columns."""
 
 TRANSPOSE, TRANSPOSE_RATE = 3600, 1680
-"""Transposition of an operand: fixed cycles, and bytes per cycle that the GPU reads and writes. With
-`REGISTER_OPERAND` they describe 90 weight gradients of ResNet-18 (32×32) in tf32 within a third
-(H200); those of one tap took up to twice as long."""
+"""Transposition of an operand: fixed cycles, and bytes per cycle that the GPU reads and writes.
+With `REGISTER_OPERAND` they describe 90 weight gradients of ResNet-18 (32×32) in tf32 within a
+third (H200); those of one tap took up to twice as long."""
 
 TILES = (
     WgmmaTile(128, 256, 4, 1),
