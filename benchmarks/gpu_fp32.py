@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.batch import random_batch
 from benchmarks.gpu_cases import Case, takes_cases, timed
-from benchmarks.gpu_products import LAUNCHES, PHASES, Planned, compile_unit, products
+from benchmarks.gpu_products import PHASES, Planned, compile_unit, launches_of, products
 from dptrain.backends.cuda import hardware, implicit_gemm_cost, wgrad_tiles
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.replica import Replica
@@ -98,7 +98,7 @@ def stage_us(replica: Any, backend: CudaBackend) -> dict[tuple[str, Phase], floa
             if phase in (*PHASES, Phase.BACKWARD):
                 found[group.head.name, phase] = timed(
                     [partial(kernel, replica.context)],
-                    replica.device.stream, LAUNCHES.get(replica.plan.batch_size, 4),
+                    replica.device.stream, launches_of(replica.plan.batch_size),
                 ).median  # fmt: skip
     return found
 

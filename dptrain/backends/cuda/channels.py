@@ -20,8 +20,8 @@ MAX_CHANNEL_VECTORS = 8
 
 SUM_BLOCKS_PER_SM, MAP_BLOCKS_PER_SM = 2, 32
 """Most blocks for each multiprocessor: about what can be resident of sums, and four times as many
-of maps. With eight, the maps of ResNet-18 (32×32, batch size 1024) took 1.2% longer in tf32 and 2.1%
-in bf16 (H100)."""
+of maps. With eight, the maps of ResNet-18 (32×32, batch size 1024) took 1.2% longer in tf32 and
+2.1% in bf16 (H100)."""
 
 MIN_SUM_PIXELS = 4
 """Pixels of each thread of a sum, if there are enough: fewer blocks leave less to the last one."""
