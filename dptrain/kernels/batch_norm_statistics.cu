@@ -66,9 +66,9 @@ extern "C" __global__ void __launch_bounds__(512)
     batch_norm_statistics_of_sums(const float* sums, double* totals, float* moments,
                                   float* running_mean, float* running_var, int rows, int channels,
                                   float epsilon, float momentum, int finish) {
+    wait_for_previous_kernel();
     constexpr int CHANNELS = 8, SEGMENTS = 64;
     __shared__ double parts[3][SEGMENTS][CHANNELS];
-    wait_for_previous_kernel();
     const int c = blockIdx.x * CHANNELS + threadIdx.x % CHANNELS, segment = threadIdx.x / CHANNELS;
     double count = 0.0, sum = 0.0, squares = 0.0;
     if (c < channels)

@@ -12,6 +12,12 @@
 #include "dependent_launch.cuh"
 #include "gemm.cuh"
 
+// Rows of a block of `transpose`, a multiple of 32: more of them store longer runs, fewer leave more
+// blocks.
+#ifndef TRANSPOSED_ROWS
+#define TRANSPOSED_ROWS 128
+#endif
+
 // rounded = w; `packs` packs of 16 bytes. One thread for each pack, in blocks of 256.
 extern "C" __global__ void round_weights(const float* w, Number* rounded, int packs) {
     // The previous kernel may still read `rounded`; it does not write the weights.
@@ -29,11 +35,11 @@ extern "C" __global__ void round_weights(const float* w, Number* rounded, int pa
 }
 
 // to (batch, columns, pitch) = the transposed matrices `from` (batch, rows, columns), 0 from `rows` to
-// `pitch`. Launch: grid (columns / 32, ceil(pitch / 64), batch), 256 threads; columns are a multiple
+// `pitch`. Launch: grid (columns / 32, ceil(pitch / TRANSPOSED_ROWS), batch), 256 threads; columns are a multiple
 // of 32.
 extern "C" __global__ void transpose(const float* from, float* to, int rows, int columns,
                                      int pitch) {
-    constexpr int ROWS = 64, COLUMNS = 32, LINES = 256 / 32;
+    constexpr int ROWS = TRANSPOSED_ROWS, COLUMNS = 32, LINES = 256 / 32;
     __shared__ float tile[ROWS][COLUMNS + 1];
     const int lane = threadIdx.x % 32, line = threadIdx.x / 32;
     const int column = blockIdx.x * COLUMNS, row = blockIdx.y * ROWS;

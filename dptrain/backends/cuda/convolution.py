@@ -42,6 +42,7 @@ from dptrain.backends.cuda.weighted import (
 from dptrain.backends.cuda.wgrad_tiles import WgradTile, rank_wgrad_tiles, select_wgrad_tile
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
+from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import (
     Access,
     BufferSpec,
@@ -96,15 +97,29 @@ class GatherConvolution(WeightedOperation):
                 return setting.selection.pick(
                     stage, few, lambda: ((1.0 + (tile != few) / 10, tile) for tile in tiles)
                 )
-        product = (
+        best = select_wgrad_tile(*cls._wgrad_product(group, setting))
+        if best is None:
+            return None
+        return setting.selection.pick(stage, best, lambda: cls.rank_wgrad_tiles(group, setting))
+
+    @classmethod
+    def rank_wgrad_tiles(cls, group: Group, setting: Setting) -> list[tuple[float, WgradTile]]:
+        """Return the tiles of the weight gradient; see `wgrad_tiles.rank_wgrad_tiles`."""
+        return rank_wgrad_tiles(*cls._wgrad_product(group, setting))
+
+    @classmethod
+    def _wgrad_product(
+        cls, group: Group, setting: Setting
+    ) -> tuple[InputView, str, tuple[int, int], int, int, DeviceLimits]:
+        """Return the arguments of `wgrad_tiles.select_wgrad_tile`."""
+        layer = group.head.layer
+        assert isinstance(layer, Conv2d)
+        written = separate_epilogue(group) is not None or cls.unpools_separately(group, setting)
+        return (
             InputView.forward(group.head), setting.precision, layer.strides,
             NO_EPILOGUE if written else fused_epilogue(group), setting.batch_size,
             limits_of(setting),
         )  # fmt: skip
-        best = select_wgrad_tile(*product)
-        if best is None:
-            return None
-        return setting.selection.pick(stage, best, lambda: rank_wgrad_tiles(*product))
 
     @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:

@@ -86,29 +86,46 @@ class HaloConvolution(GatherConvolution):
     @classmethod
     def select_tile(cls, group: Group, setting: Setting, phase: Phase) -> ImplicitGemmTile | None:
         """Return the tile configuration of a phase; None to gather."""
-        layer, pooled, epilogue = group.head.layer, pools_in_kernel(group), NO_EPILOGUE
-        assert isinstance(layer, Conv2d)
-        view = InputView.forward(group.head)
-        fills = fills_halo_tiles(view, layer.strides)
+        view, pooled, epilogue = cls._halo_product(group, setting, phase)
+        fills = fills_halo_tiles(InputView.forward(group.head), _strides(group))
         # Lanes share the random numbers of four filters.
         drops = phase is Phase.FORWARD and group.kinds[-1] is Dropout
-        if not (fills or (compares_with_gathering() and not (drops and view.filters % 4))):
+        uneven = drops and group.head.output_maps[0] % 4
+        if not (fills or (compares_with_gathering() and not uneven)):
             return None
-        view = view.folded(layer.strides)
+        best = select_implicit_gemm_tile(
+            view, setting.precision, setting.batch_size, limits_of(setting), pooled=pooled,
+            epilogue=epilogue,
+        )  # fmt: skip
+        if best is None or not (fills or is_faster(*cls.estimated_us(best, group, setting, phase))):
+            return None
+        return setting.selection.pick(
+            stage_name(group.name, phase), best, lambda: cls.rank_tiles(group, setting, phase)
+        )
+
+    @classmethod
+    def rank_tiles(
+        cls, group: Group, setting: Setting, phase: Phase
+    ) -> list[tuple[float, ImplicitGemmTile]]:
+        """Return the tile configurations of a phase; see `rank_implicit_gemm_tiles`."""
+        view, pooled, epilogue = cls._halo_product(group, setting, phase)
+        return rank_implicit_gemm_tiles(
+            view, setting.precision, setting.batch_size, limits_of(setting), pooled=pooled,
+            epilogue=epilogue,
+        )  # fmt: skip
+
+    @classmethod
+    def _halo_product(
+        cls, group: Group, setting: Setting, phase: Phase
+    ) -> tuple[InputView, bool, int]:
+        """Return the view of a phase, whether it pools, and the epilogue that it undoes."""
+        view = InputView.forward(group.head).folded(_strides(group))
+        pooled, epilogue = pools_in_kernel(group), NO_EPILOGUE
         if phase is Phase.BACKWARD_INPUT:
             view, pooled = view.backward, False
             if separate_epilogue(group) is None:
                 epilogue = fused_epilogue(group)
-        view = view.padded(ELEMENT_BYTES.get(setting.precision, 4))
-        product = view, setting.precision, setting.batch_size, limits_of(setting)
-        best = select_implicit_gemm_tile(*product, pooled=pooled, epilogue=epilogue)
-        if best is None or not (fills or is_faster(*cls.estimated_us(best, group, setting, phase))):
-            return None
-        return setting.selection.pick(
-            stage_name(group.name, phase),
-            best,
-            lambda: rank_implicit_gemm_tiles(*product, pooled=pooled, epilogue=epilogue),
-        )
+        return view.padded(ELEMENT_BYTES.get(setting.precision, 4)), pooled, epilogue
 
     @classmethod
     def estimated_us(
@@ -269,3 +286,10 @@ class HaloConvolution(GatherConvolution):
             forward_stage(context)
 
         return run
+
+
+def _strides(group: Group) -> tuple[int, int]:
+    """Return the strides of the convolution of a group."""
+    layer = group.head.layer
+    assert isinstance(layer, Conv2d)
+    return layer.strides

@@ -61,7 +61,7 @@ class PatchGrid:
         """Return whether a tensor map can describe the patches of a map of these sizes."""
         lower, upper = self.corners(sizes)
         within = all(MIN_CORNER <= corner <= MAX_CORNER for corner in (*lower, *upper))
-        return within and max(self.strides) <= MAX_PIXEL_STRIDE
+        return within and max(self.strides) <= MAX_PIXEL_STRIDE and min(self.counts) > 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from dptrain.backends.cuda import wgmma_convolution_tiles
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.few_channel_wgrad_tiles import FewChannelWgradTile
-from dptrain.backends.cuda.gather_cost import CYCLES_PER_US, gather_us, halo_us
+from dptrain.backends.cuda.gather_cost import CYCLES_PER_US, halo_us
 from dptrain.backends.cuda.gemm_tiles import GemmConfig
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.halo_tiles import InputView
@@ -41,7 +41,7 @@ from dptrain.backends.cuda.wgmma_operands import (
     transposed_rows,
     transposed_weights,
 )
-from dptrain.backends.cuda.wgrad_tiles import WgradTile, estimate_cycles
+from dptrain.backends.cuda.wgrad_tiles import WgradTile, estimate_cycles, gathered_us
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout
 from dptrain.network.network import Node
@@ -82,6 +82,7 @@ class WgmmaConvolution(HaloConvolution):
         channels, filters = group.head.input_maps[0], group.head.output_maps[0]
         return (
             HaloConvolution.supports(group, setting)
+            and wgmma_convolution_tiles.fit(limits)
             and fills_slices(setting.precision, channels, filters)
             and forward_grid(group.head).is_encodable(_sizes(group.head.input_maps))
             and all(grid.is_encodable(_sizes(group.head.output_maps))
@@ -125,36 +126,59 @@ class WgmmaConvolution(HaloConvolution):
         if product is None:
             return None
         microseconds, best = select_config(product, limits)
-        if wgmma_convolution_tiles.MARGIN * microseconds >= cls.other_us(group, setting, phase):
-            return None
-        return setting.selection.pick(
-            stage_name(group.name, phase), best, lambda: rank_configs(product, limits)
+        others = cls.others(group, setting, phase)
+        fastest_us, fastest = others[0]
+        faster = wgmma_convolution_tiles.MARGIN * microseconds < fastest_us
+        selected = setting.selection.pick(
+            stage_name(group.name, phase),
+            best if faster else fastest,
+            lambda: [*rank_configs(product, limits), *cls.others(group, setting, phase, all_=True)],
         )
+        if isinstance(selected, GemmConfig) and isinstance(selected.tile, WgmmaTile):
+            return selected
+        return None
 
     @classmethod
-    def other_us(cls, group: Group, setting: Setting, phase: Phase) -> float:
-        """Return the estimated µs of a phase with the kernels of `HaloConvolution`."""
+    def others(
+        cls, group: Group, setting: Setting, phase: Phase, *, all_: bool = False
+    ) -> list[tuple[float, object]]:
+        """Return candidates of `HaloConvolution` with their estimated µs, the fastest first.
+
+        Args:
+            group, setting, phase: the stage.
+            all_: True returns all of them, not only the fastest.
+        """
         setting = replace(setting, selection=KernelSelection())
-        if phase is not Phase.BACKWARD_WEIGHT:
-            tile = super().select_tile(group, setting, phase)
+        if phase is Phase.BACKWARD_WEIGHT:
+            tile = cls.wgrad_tile(group, setting)
+            assert not isinstance(tile, FewChannelWgradTile), "it undoes pooling"
             if tile is None:
-                return cls.gathering_us(group, setting, phase, unpools=False)
-            found = halo_us(estimated_cycles(tile, setting.batch_size))
-            if phase is Phase.BACKWARD_INPUT:
-                found *= ADDED if "dx" in group.adds else 1.0
-                found *= STRIDED if _conv(group.head).strides != (1, 1) else 1.0
-            return found
+                gathered = gathered_us(
+                    InputView.forward(group.head), setting.precision, setting.batch_size,
+                    limits_of(setting),
+                )  # fmt: skip
+                return [(gathered, super().wgrad_config(group, setting))]
+            microseconds = cls._halo_wgrad_us(tile, group, setting)
+            return _scaled(microseconds, tile, cls.rank_wgrad_tiles(group, setting) if all_ else [])
+        halo = super().select_tile(group, setting, phase)
+        if halo is None:
+            gathered = cls.gathering_us(group, setting, phase, unpools=False)
+            if phase is Phase.FORWARD:
+                return [(gathered, super().forward_config(group, setting))]
+            return [(gathered, super().backward_input_config(group, setting))]
+        microseconds = halo_us(estimated_cycles(halo, setting.batch_size))
+        if phase is Phase.BACKWARD_INPUT:
+            microseconds *= ADDED if "dx" in group.adds else 1.0
+            microseconds *= STRIDED if _conv(group.head).strides != (1, 1) else 1.0
+        ranked = cls.rank_tiles(group, setting, phase) if all_ else []
+        return _scaled(microseconds, halo, ranked)
+
+    @staticmethod
+    def _halo_wgrad_us(tile: WgradTile, group: Group, setting: Setting) -> float:
+        """Return the estimated µs of a weight gradient over halo tiles."""
         view, strides = InputView.forward(group.head), _conv(group.head).strides
-        wgrad = cls.wgrad_tile(group, setting)
-        assert not isinstance(wgrad, FewChannelWgradTile), "it undoes pooling"
-        if isinstance(wgrad, WgradTile):
-            cycles = estimate_cycles(wgrad, view.folded(strides), setting.batch_size)
-            return cycles / CYCLES_PER_US * (STRIDED_WEIGHT if strides != (1, 1) else 1.0)
-        rows, pixels = view.r * view.s * view.channels + 1, view.out_height * view.out_width
-        return gather_us(
-            setting.precision, rows, view.filters, setting.batch_size * pixels,
-            limits_of(setting), split=True,
-        )  # fmt: skip
+        cycles = estimate_cycles(tile, view.folded(strides), setting.batch_size)
+        return cycles / CYCLES_PER_US * (STRIDED_WEIGHT if strides != (1, 1) else 1.0)
 
     @classmethod
     def select_tile(cls, group: Group, setting: Setting, phase: Phase) -> ImplicitGemmTile | None:
@@ -408,6 +432,18 @@ def _conv(node: Node) -> Conv2d:
 def _tile(config: GemmConfig) -> WgmmaTile:
     assert isinstance(config.tile, WgmmaTile)
     return config.tile
+
+
+def _scaled(
+    fastest_us: float, fastest: object, ranked: Sequence[tuple[float, object]]
+) -> list[tuple[float, object]]:
+    """Return ranked candidates with estimates in µs, after the fastest of them.
+
+    It comes first, so that it is selected if estimates are equal.
+    """
+    least = min((cost for cost, _ in ranked), default=1.0)
+    others = [(fastest_us * cost / least, each) for cost, each in ranked if each != fastest]
+    return [(fastest_us, fastest), *others]
 
 
 def _split_terms(config: GemmConfig) -> int:

@@ -571,5 +571,10 @@ def estimated_us(
     """Return the estimated µs of the weight gradient with a halo tile and with gathering."""
     # The estimate of the tile includes the launch.
     halo = estimate_cycles(tile, layer.folded(strides), samples) / CYCLES_PER_US
-    rows, pixels = layer.r * layer.s * layer.channels + 1, layer.out_height * layer.out_width
-    return halo, gather_us(precision, rows, layer.filters, samples * pixels, limits, split=True)
+    return halo, gathered_us(layer, precision, samples, limits)
+
+
+def gathered_us(view: InputView, precision: str, samples: int, limits: DeviceLimits) -> float:
+    """Return the estimated µs of a weight gradient whose operands are gathered."""
+    rows, pixels = view.r * view.s * view.channels + 1, view.out_height * view.out_width
+    return gather_us(precision, rows, view.filters, samples * pixels, limits, split=True)

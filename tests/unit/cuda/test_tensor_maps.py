@@ -18,6 +18,16 @@ class Driver:
         self.error = error
         self.recorded: dict[str, Any] = {}
 
+    def cuTensorMapEncodeIm2col(self, target: Any, *known: Any) -> int:
+        kind, rank, _, sizes, _, lower, upper, channels, positions, steps, *rest = known
+        self.recorded = {
+            "numbers": (kind.value, rest[1].value),
+            "rank": rank.value,
+            "box": (channels.value, positions.value),
+            "lists": [list(sizes), list(lower), list(upper), list(steps)],
+        }
+        return self.error
+
     def cuTensorMapEncodeTiled(self, target: Any, *known: Any) -> int:
         kind, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill = (
             known
@@ -35,7 +45,7 @@ class Driver:
         return self.error
 
 
-def encoder(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> tensor_maps.Encode:
+def encoder(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> tensor_maps.Encoder:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     encode = tensor_maps.find_encoder(90)
     assert encode is not None
@@ -57,7 +67,7 @@ def test_the_driver_receives_the_layout(
     """CUDA Driver API: innermost extent first; strides in bytes, except the innermost."""
     driver = Driver()
     encode = encoder(monkeypatch, driver)
-    known = encode(1 << 40, (7, 12, 13, 64), (1, 3, 10, channels), kind, as_factors)
+    known = encode.box(1 << 40, (7, 12, 13, 64), (1, 3, 10, channels), kind, as_factors)
     assert isinstance(known, np.void)
     assert known.tobytes() == bytes(range(128))
     assert driver.recorded["aligned"]
@@ -70,10 +80,48 @@ def test_the_driver_receives_the_layout(
     assert driver.recorded["rest"] == (0, tensor_maps.PROMOTION, 0)
 
 
+@pytest.mark.parametrize(
+    ("counts", "first", "strides", "lower", "upper"),
+    [
+        ((12, 13), (-1, -1), (1, 1), [-1, -1], [-1, -1]),  # 3 × 3 taps, padding 1.
+        ((6, 7), (-1, -1), (2, 2), [-1, -1], [-1, -2]),
+        ((6, 7), (0, 0), (2, 2), [0, 0], [0, -1]),  # One tap.
+        ((11, 12), (0, 1), (1, 1), [1, 0], [0, -1]),
+    ],
+)
+def test_the_driver_receives_the_box_of_first_pixels(
+    counts: tuple[int, int], first: tuple[int, int], strides: tuple[int, int],
+    lower: list[int], upper: list[int], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Corners are (column, row), relative to the first and the last pixel of a 12 × 13 map.
+
+    The last patch of a row begins at the last multiple of the stride within the box.
+    """
+    driver = Driver()
+    grid = tensor_maps.PatchGrid(counts, first, strides)
+    encoder(monkeypatch, driver).patches(1 << 40, (7, 12, 13, 64), grid, (128, 32), "tf32")
+    assert driver.recorded["rank"] == 4
+    assert (driver.recorded["numbers"], driver.recorded["box"]) == ((11, 3), (32, 128))
+    across, down = strides[1], strides[0]
+    assert driver.recorded["lists"] == [[64, 13, 12, 7], lower, upper, [1, across, down, 1]]
+    for size, begin, end, stride, count in zip(
+        (13, 12), lower, upper, (across, down), reversed(counts), strict=True
+    ):
+        assert len(range(begin, size + end, stride)) == count
+
+
+def test_patches_far_outside_of_the_map_cannot_be_encoded() -> None:
+    assert tensor_maps.PatchGrid((9, 9), (-128, 0), (1, 1)).is_encodable((9, 9))
+    assert not tensor_maps.PatchGrid((9, 9), (-129, 0), (1, 1)).is_encodable((9, 9))
+    assert not tensor_maps.PatchGrid((8, 9), (-128, 0), (1, 1)).is_encodable((9, 9))
+    assert not tensor_maps.PatchGrid((1, 5), (0, 0), (9, 1)).is_encodable((9, 9))
+    assert not tensor_maps.PatchGrid((0, 5), (0, 0), (1, 1)).is_encodable((9, 9))
+
+
 def test_a_refused_map_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     encode = encoder(monkeypatch, Driver(error=1))
-    with pytest.raises(RuntimeError, match="CUDA error 1"):
-        encode(0, (1, 1, 1, 32), (1, 1, 1, 32), "tf32", True)
+    with pytest.raises(RuntimeError, match="with error 1"):
+        encode.box(0, (1, 1, 1, 32), (1, 1, 1, 32), "tf32", True)
 
 
 def test_other_gpus_have_no_tensor_maps(monkeypatch: pytest.MonkeyPatch) -> None:
