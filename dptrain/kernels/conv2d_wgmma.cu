@@ -98,8 +98,8 @@ struct PixelClass {
     __device__ int last_tap() const { return tap + (taps - 1) * stride; }
 };
 
-// One tap after the other of the patches of all positions as a matrix: rows are positions and terms
-// are the channels of all taps (K_MAJOR), or the other way round.
+// The patches of all positions as a matrix: rows are positions and terms are the channels of all taps
+// (K_MAJOR), or rows are the channels of all taps and terms are positions.
 template <bool K_MAJOR_> struct PatchMatrix {
     static constexpr bool K_MAJOR = K_MAJOR_;
 

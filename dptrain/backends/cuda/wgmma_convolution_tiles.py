@@ -18,8 +18,8 @@ MARGIN = 1.0
 others. With 0 all supported stages do, with `math.inf` none."""
 
 MAX_SPLIT_WAVES, MAX_FEW_PARTS = 6, 4
-"""Split-K parts that are tried: of weight gradients those that give up to so many waves of blocks,
-and of other products up to so many."""
+"""Split-K parts that are tried: as many as make up to so many waves of blocks for weight gradients,
+and up to so many for other products."""
 
 LAUNCH_US = 1.5
 """Microseconds of a launch in addition to the estimated cycles."""
@@ -54,8 +54,8 @@ TILES = (
     WgmmaTile(64, 64, 4, 3),
 )
 """The tiles of which one is selected. If estimates are equal, it is the first in bf16 and the last
-in tf32: a step of ResNet-18 (32×32, batch size 1024) takes 1.0% and 0.4% longer the other way round
-(H200)."""
+in tf32: with the reverse order, a step of ResNet-18 (32×32, batch size 1024) takes 1.0% and 0.4%
+longer (H200)."""
 
 
 Splits = Literal["no", "few", "many"]

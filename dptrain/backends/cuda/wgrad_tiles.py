@@ -519,8 +519,8 @@ def estimate_cycles(tile: WgradTile, view: InputView, samples: int) -> float:
     multiplied = split_k.terms * waves * max(resident * busy, strip)
     if tile.precision == "tf32" and not tile.few_channels:
         multiplied *= SHORT_LINES.get(tile.line_positions, 1.0)
-        narrow = view.fold == 1 and view.out_width <= QUAD_ROWS_WIDTH
-        if resident == 1 and prefetched and narrow:
+        short = view.fold == 1 and view.out_width <= QUAD_ROWS_WIDTH
+        if resident == 1 and prefetched and short:
             multiplied *= ALONE
     return LAUNCH + multiplied + add + join
 
