@@ -344,13 +344,12 @@ class WgmmaConvolution(HaloConvolution):
         if phase is Phase.BACKWARD_INPUT and "dx" in self.group.adds:
             macros["ADD_GRADIENT"] = 1
         reduce = self.device.function(FILE, "conv2d_wgmma_reduce", **macros)
-        has_bias = np.int32(phase is Phase.FORWARD and self.layer.bias)
-        # An unused argument is any array.
+        # Forward has a bias in any case: of the layer, of a folded normalisation, or 0. The input
+        # gradient passes the array, which its kernel does not read.
+        forward = phase is Phase.FORWARD
         arrays = self.arrays[PARTS[phase]], self.arrays["bias"], result
-        columns = np.int32(
-            (self.group.head.output_maps if has_bias else self.group.head.input_maps)[0]
-        )
-        parts = np.int32(config.split_k.count)
+        columns = np.int32(self.group.head.output_maps[0])
+        parts, has_bias = np.int32(config.split_k.count), np.int32(forward)
 
         def run(context: Context) -> None:
             product(context)

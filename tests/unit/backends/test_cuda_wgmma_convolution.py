@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dptrain.api import make_replica
@@ -133,3 +134,22 @@ def test_every_phase_computes_what_the_gathering_kernels_do(
 ) -> None:
     """Several tiles, and asymmetric padding."""
     assert_results_of_tile(network, precision, number, monkeypatch, splits=splits)
+
+
+def test_split_sums_receive_the_bias_of_a_folded_normalisation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wgmma_convolution_tiles, "TILES", (TILES[4],))
+    monkeypatch.setattr(wgmma_convolution_tiles, "SECOND_PASS", -1e9)
+    trained = make_replica(BLOCK, "cuda", 2, precision="tf32")
+    inference = make_replica(BLOCK, "cuda", 2, precision="tf32", training=False)
+    assert any(name.endswith(".forward_partial") for name in inference.plan.buffers)
+    x = np.random.default_rng(5).standard_normal((2, *BLOCK.input_shape), np.float32) + 2.0
+    y = np.array([0, 2])
+    trained.forward_backward(x, y)
+    for name, value in trained.parameters.items():
+        inference.parameters[name] = value
+    for name, value in trained.statistics.items():
+        inference.statistics[name] = value
+    expected, _ = trained.evaluate(x, y)
+    assert inference.evaluate(x, y)[0] == pytest.approx(expected, rel=0.01)
