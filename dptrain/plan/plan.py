@@ -335,7 +335,7 @@ class _Planner:
         self.segment_share, self.cuts = segment_share, tuple(cuts)
         self.recomputation = Recomputation()
         groups = _make_groups(network, backend, fused=setting.fused, training=setting.training)
-        if setting.training and not setting.recompute:
+        if setting.training:
             groups = _with_sums(groups, backend, setting)
         needs = {g.name: backend.needs(g, setting) for g in groups}
         self.gradients = Gradients(groups, frozenset(), {}, {})

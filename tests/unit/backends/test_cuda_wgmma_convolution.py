@@ -153,3 +153,30 @@ def test_split_sums_receive_the_bias_of_a_folded_normalisation(
         inference.statistics[name] = value
     expected, _ = trained.evaluate(x, y)
     assert inference.evaluate(x, y)[0] == pytest.approx(expected, rel=0.01)
+
+
+def test_recomputed_activations_have_the_same_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums that a convolution writes again are not read."""
+    monkeypatch.setattr(wgmma_convolution_tiles, "MAX_FEW_PARTS", 1)
+    blocks = [
+        layers
+        for i in range(3)
+        for layers in (
+            NodeSpec(Conv2d(32, 1, padding=0, bias=False)), NodeSpec(BatchNorm2d()),
+            NodeSpec(ReLU(), f"start{i}"), NodeSpec(Conv2d(32, bias=False)),
+            NodeSpec(BatchNorm2d(), f"end{i}"), NodeSpec(Add(), None, (f"end{i}", f"start{i}")),
+        )
+    ]  # fmt: skip
+    specs = [*blocks, NodeSpec(Flatten()), NodeSpec(Dense(3))]
+    network = Network.from_nodes((32, 4, 4), specs, name="blocks")
+    results = []
+    for recompute in (False, True):
+        replica = make_replica(network, "cuda", 2, precision="tf32", recompute=recompute)
+        assert sum(group.sums for group in replica.plan.groups) == 6
+        assert recompute == any(name.endswith(".sums") for name in replica.plan.recomputed)
+        x = np.random.default_rng(5).standard_normal((2, 32, 4, 4), np.float32)
+        loss = replica.forward_backward(x, np.array([0, 2]))
+        results.append((loss, {name: np.array(g) for name, g in replica.gradients.items()}))
+    assert results[0][0] == results[1][0]
+    for name, gradient in results[0][1].items():
+        np.testing.assert_array_equal(results[1][1][name], gradient, name)
