@@ -51,6 +51,11 @@ class BatchNormOperation(Operation):
             sums = phase in (Phase.STATISTICS, Phase.BACKWARD_STATISTICS)
             layout = ChannelLaunch.of(channels, setting, sums=sums)
             algorithm = "channel sums" if sums else "channel map"
+            if phase is Phase.STATISTICS and group.sums_of:
+                found[phase] = Explanation(
+                    "sums of blocks", reason=f"{group.sums_of} sums its output"
+                )
+                continue
             found[phase] = Explanation(algorithm, layout.tile(pixels), reason="the only kernel")
         return found
 
