@@ -41,6 +41,10 @@ class KernelSelection:
 
     names: tuple[tuple[str, str], ...] = ()
 
+    def named(self, stage: str) -> str | None:
+        """Return the name of the candidate for a stage; None uses the lowest estimate."""
+        return dict(self.names).get(stage)
+
     def pick(self, stage: str, best: T, ranked: Callable[[], Iterable[tuple[float, T]]]) -> T:
         """Return the candidate for a stage.
 
@@ -52,7 +56,7 @@ class KernelSelection:
         Returns:
             `best` if no candidate is named, or if none has that name.
         """
-        wanted = dict(self.names).get(stage)
+        wanted = self.named(stage)
         if wanted is None:
             return best
         return next((each for _, each in ranked() if str(each) == wanted), best)

@@ -125,12 +125,16 @@ class WgmmaConvolution(HaloConvolution):
         product, limits = cls.product_of(group, setting, phase), limits_of(setting)
         if product is None:
             return None
+        stage = stage_name(group.name, phase)
+        wanted = setting.selection.named(stage)
+        if wanted is not None:
+            named = (each for _, each in rank_configs(product, limits) if str(each) == wanted)
+            return next(named, None)
         microseconds, best = select_config(product, limits)
-        others = cls.others(group, setting, phase)
-        fastest_us, fastest = others[0]
+        fastest_us, fastest = cls.others(group, setting, phase)[0]
         faster = wgmma_convolution_tiles.MARGIN * microseconds < fastest_us
         selected = setting.selection.pick(
-            stage_name(group.name, phase),
+            stage,
             best if faster else fastest,
             lambda: [*rank_configs(product, limits), *cls.others(group, setting, phase, all_=True)],
         )
