@@ -24,22 +24,8 @@
 // Source: PTX ISA, "Tensor im2col mode"; the implicit GEMM of CUTLASS
 // (cutlass/conv/kernel/sm90_implicit_gemm_tma_warpspecialized.hpp).
 
-#ifndef PRECISION
-#define PRECISION 2  // These kernels exist for tf32 and bf16 only.
-#endif
-#ifndef STAGES
-#define TILE_M 128
-#define TILE_N 64
-#define WARP_M 16
-#define WARP_N 64
-#define TILE_K_WORDS 32
-#define STAGES 4
-#define MIN_BLOCKS 2
-#define BARRIERS_OFFSET 98304
-#endif
-
-#include "conv2d.cuh"
 #include "wgmma_gemm.cuh"
+#include "conv2d.cuh"
 
 // Terms of a part of the sums of `forward` and `backward_input` that blocks with another z compute
 // (split-K); 0 if the sums are not divided. The parts, in float32, take the place of the result, and
@@ -51,14 +37,6 @@
 using Result = float;
 #else
 using Result = Number;
-#endif
-
-constexpr int ALL_THREADS = THREADS + PRODUCER_THREADS;
-
-#if TENSOR_MAPS
-#define MAP(i) (TENSOR_MAPS_ARGUMENT + (i))
-#else
-#define MAP(i) nullptr
 #endif
 
 // Patches of a map (N, height, width, channels): down × across positions of each sample. The patch

@@ -19,31 +19,10 @@
 // PRODUCER_THREADS threads; dynamic shared memory as computed by
 // dptrain/backends/cuda/wgmma_gemm_tiles.py.
 
-#ifndef PRECISION
-#define PRECISION 2  // These kernels exist for tf32 and bf16 only.
-#endif
-#ifndef STAGES
-#define TILE_M 128
-#define TILE_N 64
-#define WARP_M 16
-#define WARP_N 64
-#define TILE_K_WORDS 32
-#define STAGES 4
-#define MIN_BLOCKS 2
-#define BARRIERS_OFFSET 98304
-#endif
-
 #include "wgmma_gemm.cuh"
 
-constexpr int ALL_THREADS = THREADS + PRODUCER_THREADS;
 // Samples and outputs of a block of `dense_backward`, which has 256 threads.
 constexpr int GRADIENT_SAMPLES = 32, GRADIENT_OUTPUTS = 64;
-
-#if TENSOR_MAPS
-#define MAP(i) (TENSOR_MAPS_ARGUMENT + (i))
-#else
-#define MAP(i) nullptr
-#endif
 
 #if PRECISION == 1
 #define FORWARD_OPERANDS                                                              \

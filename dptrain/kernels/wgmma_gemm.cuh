@@ -22,10 +22,31 @@
 
 #pragma once
 
+#ifndef PRECISION
+#define PRECISION 2  // These kernels exist for tf32 and bf16 only.
+#endif
+#ifndef STAGES
+#define TILE_M 128
+#define TILE_N 64
+#define WARP_M 16
+#define WARP_N 64
+#define TILE_K_WORDS 32
+#define STAGES 4
+#define MIN_BLOCKS 2
+#define BARRIERS_OFFSET 98304
+#endif
+
 #include "output_sums.cuh"
 #include "tma.cuh"
 
-constexpr int PRODUCER_THREADS = 32, ROW_BYTES = 128;
+// Tensor map i of the kernel; null without tensor maps.
+#if TENSOR_MAPS
+#define MAP(i) (TENSOR_MAPS_ARGUMENT + (i))
+#else
+#define MAP(i) nullptr
+#endif
+
+constexpr int PRODUCER_THREADS = 32, ALL_THREADS = THREADS + PRODUCER_THREADS, ROW_BYTES = 128;
 constexpr int STAGE_BYTES = (TILE_M + TILE_N) * ROW_BYTES, N8_TILES = TILE_N / 8;
 static_assert(WARP_M == 16 && WARP_N == TILE_N && TILE_K * sizeof(Number) == ROW_BYTES,
               "a warp has 16 rows of the tile, a slice 128 bytes of each");

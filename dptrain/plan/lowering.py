@@ -9,7 +9,8 @@ Buffers have local names inside a group:
 - ``x``, ``y``: input and output activation; ``dx``, ``dy``: gradients of the loss with respect to
   them. A group with several inputs names them ``x``, ``x2``, ``x3``, …, and their gradients ``dx``,
   ``dx2``, …: first the inputs of its first layer, then those of later layers from outside;
-- any name in `GroupNeeds.buffers`: memory of the group alone, such as an arg-max mask.
+- any name in `GroupNeeds.buffers`: memory of the group alone, such as an arg-max mask;
+- ``input_sums``: the buffer ``sums`` of the group that writes the input (`Group.sums_of`).
 
 Parameters and their gradients are not declared: the stage of a phase in `GRADIENT_PHASES` finishes
 the gradients of every parameter of its group.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ def relu_mask(group: Group) -> int:
         return NO_MASK
     return MASK_FROM_Y if Add in group.kinds else MASK_FROM_X
 
+
+STATISTICS_FILE = "batch_norm_statistics.cu"
 
 SUMMED_CHANNELS, SUMMING_THREADS = 8, 512
 """Channels and threads of a block of ``batch_norm_statistics_of_sums``."""
@@ -129,54 +131,55 @@ class BatchNormOperation(Operation):
         return self.replica.enqueue_statistics_sum is leave_statistics
 
     def _statistics(self) -> Kernel:
-        if self.group.sums_of:
-            return self._statistics_of_sums()
-        a, layout, channels = self.arrays, self._launch(sums=True), self._channels
-        file, replica, pixels = "batch_norm_statistics.cu", self.replica, self._pixels
-        add_up = layout.function(self, file, "batch_norm_statistics")
-        finish = layout.function(self, file, "batch_norm_moments")
-        moments = a["moments"], a["running_mean"], a["running_var"]
+        replica, size = self.replica, np.int32(self._channels)
+        moments = self.arrays["moments"], self.arrays["running_mean"], self.arrays["running_var"]
         constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
-
-        def run(context: Context) -> None:
-            if not context.training:
-                return
-            count, single = context.n * pixels, self._is_single()
-            sizes = np.int32(count), np.int32(channels)
-            layout.enqueue(add_up, count, [
-                a["x"], a["partial"], a["tickets"], a["totals"], *moments, *sizes, *constants,
-                np.int32(single),
-            ])  # fmt: skip
-            if not single:
-                replica.enqueue_statistics_sum(a["totals"])
-                launch(finish, channels, a["totals"], *moments, sizes[1], *constants)
-
-        return run
-
-    def _statistics_of_sums(self) -> Kernel:
-        """Return the stage that adds the sums which the group before has written."""
-        a, channels, replica = self.arrays, self._channels, self.replica
-        file = "batch_norm_statistics.cu"
-        layout = self._launch(sums=True)
-        add_up = layout.function(self, file, "batch_norm_statistics_of_sums")
-        finish = layout.function(self, file, "batch_norm_moments")
-        moments = a["moments"], a["running_mean"], a["running_var"]
-        constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
-        rows, size = np.int32(a["input_sums"].shape[0]), np.int32(channels)
-        grid = ceil_div(channels, SUMMED_CHANNELS), 1, 1
+        totals, layout = self.arrays["totals"], self._launch(sums=True)
+        finish = layout.function(self, STATISTICS_FILE, "batch_norm_moments")
+        add_up = self._add_input_sums if self.group.sums_of else self._sum_input
+        enqueue = add_up(layout, [totals, *moments], constants)
 
         def run(context: Context) -> None:
             if not context.training:
                 return
             single = self._is_single()
-            add_up(grid, (SUMMING_THREADS, 1, 1), [
-                a["input_sums"], a["totals"], *moments, rows, size, *constants, np.int32(single),
-            ])  # fmt: skip
+            enqueue(context.n, np.int32(single))
             if not single:
-                replica.enqueue_statistics_sum(a["totals"])
-                launch(finish, channels, a["totals"], *moments, size, *constants)
+                replica.enqueue_statistics_sum(totals)
+                launch(finish, self._channels, totals, *moments, size, *constants)
 
         return run
+
+    def _sum_input(
+        self, layout: ChannelLaunch, results: list[Any], constants: tuple[np.float32, ...]
+    ) -> Callable[[int, np.int32], None]:
+        """Return a function that enqueues the sums over x of some samples."""
+        function = layout.function(self, STATISTICS_FILE, "batch_norm_statistics")
+        arrays = [self.arrays["x"], self.arrays["partial"], self.arrays["tickets"], *results]
+        channels, pixels = np.int32(self._channels), self._pixels
+
+        def enqueue(samples: int, finish: np.int32) -> None:
+            count = samples * pixels
+            layout.enqueue(
+                function, count, [*arrays, np.int32(count), channels, *constants, finish]
+            )
+
+        return enqueue
+
+    def _add_input_sums(
+        self, layout: ChannelLaunch, results: list[Any], constants: tuple[np.float32, ...]
+    ) -> Callable[[int, np.int32], None]:
+        """Return a function that adds the sums that the group before has written."""
+        function = layout.function(self, STATISTICS_FILE, "batch_norm_statistics_of_sums")
+        sums = self.arrays["input_sums"]
+        sizes = np.int32(sums.shape[0]), np.int32(self._channels)
+        grid = ceil_div(self._channels, SUMMED_CHANNELS), 1, 1
+
+        def enqueue(samples: int, finish: np.int32) -> None:
+            arguments = [sums, *results, *sizes, *constants, finish]
+            function(grid, (SUMMING_THREADS, 1, 1), arguments)
+
+        return enqueue
 
     def _forward(self) -> Kernel:
         a, layout, channels = self.arrays, self._launch(sums=False), self._channels

@@ -14,7 +14,7 @@ from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.operation import Kernels
 from dptrain.backends.cuda.weighted import joined_maps
 from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile, select_config, step_terms
-from dptrain.backends.cuda.wgmma_operands import rounded_weights
+from dptrain.backends.cuda.wgmma_operands import padded_pitch, rounded_weights
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dense, ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, stage_name
@@ -23,9 +23,6 @@ FILE = "dense_wgmma.cu"
 
 GRADIENT_SAMPLES, GRADIENT_OUTPUTS, GRADIENT_THREADS = 32, 64, 256
 """Samples, outputs and threads of a block of ``dense_backward``."""
-
-PITCH_SAMPLES = 4
-"""Rows of the transposed dz are padded to a multiple of this: 16 bytes of float32."""
 
 TiledArray = tuple[Array, tuple[int, int], tuple[int, int]]
 """An array, its shape as a matrix, and the box that one TMA copy transfers."""
@@ -97,7 +94,7 @@ class WgmmaDenseGemm(DenseGemm):
         gradients = ["dy", "db_partial"]
         if setting.precision == "tf32":
             dz = "transposed"
-            buffers[dz] = BufferSpec((outputs, _pitch(n)), "float32")
+            buffers[dz] = BufferSpec((outputs, padded_pitch(n)), "float32")
             gradients.append(dz)
         reads = ("dy", "y") if ReLU in group.kinds else ("dy",)
         phases[Phase.BACKWARD] = Access(reads, tuple(gradients))
@@ -161,7 +158,7 @@ class WgmmaDenseGemm(DenseGemm):
                     ceil_div(context.n, GRADIENT_SAMPLES),
                     ceil_div(int(outputs), GRADIENT_OUTPUTS), 1,
                 )  # fmt: skip
-                numbers = np.int32(context.n), outputs, np.int32(_pitch(context.n))
+                numbers = np.int32(context.n), outputs, np.int32(padded_pitch(context.n))
                 function(grid, (GRADIENT_THREADS, 1, 1), [*args, *numbers])
 
         return run
@@ -174,11 +171,11 @@ class WgmmaDenseGemm(DenseGemm):
         def matrices(n: int) -> Sequence[TiledArray]:
             terms = (dz, (n, outputs), box)
             if self._is_tf32:
-                terms = dz, (outputs, _pitch(n)), (self._tile(config).columns, self._step)
+                terms = dz, (outputs, padded_pitch(n)), (self._tile(config).columns, self._step)
             return (a["x"], (n, inputs), box), terms
 
         def trailing(n: int) -> list[np.generic]:
-            return [np.int32(_pitch(n)), np.int32(ceil_div(n, GRADIENT_SAMPLES))]
+            return [np.int32(padded_pitch(n)), np.int32(ceil_div(n, GRADIENT_SAMPLES))]
 
         return self._product(
             "dense_backward_weight", config, lambda n: (inputs, outputs), matrices,
@@ -287,8 +284,3 @@ class WgmmaDenseGemm(DenseGemm):
             )  # fmt: skip
 
         return run
-
-
-def _pitch(samples: int) -> int:
-    """Return the padded length of a row of the transposed dz."""
-    return ceil_div(max(samples, 1), PITCH_SAMPLES) * PITCH_SAMPLES
