@@ -96,6 +96,10 @@ class Backend(ABC):
         """Return whether the forward stage of `group` can sum its output for `reader`."""
         return False
 
+    def sums_gradient(self, group: Group, normalization: Group, setting: Setting) -> bool:
+        """Return whether the input gradient of `group` can be summed for `normalization`."""
+        return False
+
     def staging_shape(self, network: Network, setting: Setting) -> Shape:
         """Return (staging slots, bytes of each) on the device; () if there are none."""
         return ()

@@ -254,13 +254,17 @@ class Replica:
             if name in self._views:
                 arrays[local] = self._views[name]
         arrays.update(self._statistics_arrays(group))
+        if group.normalization is not None:
+            for parameter in group.normalization.parameters:
+                short = parameter.name.rpartition(".")[2]
+                arrays[f"normalized_{short}"] = self._parameter(parameter.name)
         single = sum(1 for node in group.nodes if node.parameters) == 1
         for parameter in group.parameters:
             slot = self.plan.layout[parameter.name]
             owner, _, short = parameter.name.rpartition(".")
             prefix = "" if single else f"{owner}."
             span = slice(slot.start, slot.stop)
-            arrays[f"{prefix}{short}"] = self._arrays.parameters[span].reshape(slot.storage.shape)
+            arrays[f"{prefix}{short}"] = self._parameter(parameter.name)
             if self.plan.training:
                 gradient = self.flat_gradients[span].reshape(slot.storage.shape)
                 arrays[f"{prefix}d{short}"] = gradient
@@ -268,6 +272,12 @@ class Replica:
                     flat = self.gradient_slots.reshape(-1)
                     arrays[f"{prefix}d{short}_slots"] = flat[slot.start :]
         return arrays
+
+    def _parameter(self, name: str) -> NDArray[Any]:
+        """Return a parameter as stored."""
+        slot = self.plan.layout[name]
+        found: NDArray[Any] = self._arrays.parameters[slot.start : slot.stop]
+        return found.reshape(slot.storage.shape)
 
     def _statistics_arrays(self, group: Group) -> dict[str, NDArray[Any]]:
         """Return the arrays that training updates without gradients, by local name."""

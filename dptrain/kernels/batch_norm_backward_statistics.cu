@@ -7,7 +7,7 @@
 //
 //     dy, y, x       (pixels, C)     activation type; y is read with RELU_MASK 2 only
 //     dz             (pixels, C)     written if STORE_DZ: the gradient of the other addend, from
-//                                    which batch_norm_backward_input.cu continues
+//                                    which batch_norm_backward_input.cu continues. It may be dy.
 //     partial        (blocks, 2, C)  float32
 //     totals         (2, C)          float64: dbias and dweight, to be added over ranks
 //     count          (1,)            float64: pixels of all ranks
@@ -30,11 +30,23 @@ __device__ inline void store_backward_sums(float* backward_sums, const float* mo
     backward_sums[channels + c] = float(dweight * factor * double(moments[channels + c]));
 }
 
+// Store the results for a channel from Σ dz and Σ dz · (x − mean).
+__device__ inline void store_gradients(double* totals, const double* count, float* backward_sums,
+                                       float* dweight, float* dbias, const float* moments,
+                                       int channels, int c, double sum, double along, int finish) {
+    along *= double(moments[channels + c]);
+    dbias[c] = float(sum);
+    dweight[c] = float(along);
+    totals[c] = sum;
+    totals[channels + c] = along;
+    if (finish) store_backward_sums(backward_sums, moments, channels, c, count[0], sum, along);
+}
+
 // If `finish` is not 0, there is one rank, and the last blocks compute backward_sums at once. Without
 // the number of blocks, the compiler spills registers so that more blocks fit.
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
-    batch_norm_backward_statistics(const Number* __restrict__ dy, const Number* __restrict__ y,
-                                   const Number* __restrict__ x, Number* __restrict__ dz,
+    batch_norm_backward_statistics(const Number* dy, const Number* __restrict__ y,
+                                   const Number* __restrict__ x, Number* dz,
                                    const float* moments, const float* weight, const float* bias,
                                    float* partial, unsigned* tickets, double* totals,
                                    const double* count, float* backward_sums, float* dweight,
@@ -63,19 +75,32 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
 
     int c;
     Doubles<2> total;
-    const bool has_result = sum_over_blocks(channels, c, total, [&](int block, int channel) {
+    const bool has_result = sum_over_rows(gridDim.x, channels, c, total, [&](int block, int channel) {
         const float* row = partial + block * 2 * channels + channel;
         return Doubles<2>{{__ldcg(row), __ldcg(row + channels)}};
     });
-    if (!has_result) return;
-    total.at[1] *= double(moments[channels + c]);
-    dbias[c] = float(total.at[0]);
-    dweight[c] = float(total.at[1]);
-    totals[c] = total.at[0];
-    totals[channels + c] = total.at[1];
-    if (finish)
-        store_backward_sums(backward_sums, moments, channels, c, count[0], total.at[0],
-                            total.at[1]);
+    if (has_result)
+        store_gradients(totals, count, backward_sums, dweight, dbias, moments, channels, c,
+                        total.at[0], total.at[1], finish);
+}
+
+// The same from the sums (rows, 2, C) of the kernel that has written dz (gradient_sums.cuh). Launch:
+// grid (1, columns), see channel_sums.cuh.
+extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
+    batch_norm_backward_statistics_of_sums(const float* sums, int rows, int channels,
+                                           const float* moments, double* totals,
+                                           const double* count, float* backward_sums,
+                                           float* dweight, float* dbias, int finish) {
+    wait_for_previous_kernel();
+    int c;
+    Doubles<2> total;
+    const bool has_result = sum_over_rows(rows, channels, c, total, [&](int row, int channel) {
+        const float* const own = sums + row * 2 * channels + channel;
+        return Doubles<2>{{own[0], own[channels]}};
+    });
+    if (has_result)
+        store_gradients(totals, count, backward_sums, dweight, dbias, moments, channels, c,
+                        total.at[0], total.at[1], finish);
 }
 
 // Compute backward_sums from the totals of all ranks; one thread for each channel.

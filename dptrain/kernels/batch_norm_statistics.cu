@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
 
     int c;
     Doubles<2> total;
-    const bool has_result = sum_over_blocks(channels, c, total, [&](int block, int channel) {
+    const bool has_result = sum_over_rows(gridDim.x, channels, c, total, [&](int block, int channel) {
         const float* row = partial + block * 3 * channels + channel;
         const double sum = __ldcg(row), squares = __ldcg(row + channels);
         const double count = pixels_of_block(block, pixels), by = __ldcg(row + 2 * channels);
@@ -60,39 +60,23 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
                       total.at[1], epsilon, momentum);
 }
 
-// The same from the sums of the kernel that has written x, see output_sums.cuh. Launch: one block of 512 threads for 8 channels, which are a
-// sector of 32 bytes.
-extern "C" __global__ void __launch_bounds__(512)
-    batch_norm_statistics_of_sums(const float* sums, double* totals, float* moments,
-                                  float* running_mean, float* running_var, int rows, int channels,
+// The same from the sums of the kernel that has written x (output_sums.cuh). Launch: grid (1,
+// columns), see channel_sums.cuh.
+extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
+    batch_norm_statistics_of_sums(const float* sums, int rows, int channels, double* totals,
+                                  float* moments, float* running_mean, float* running_var,
                                   float epsilon, float momentum, int finish) {
     wait_for_previous_kernel();
-    constexpr int CHANNELS = 8, SEGMENTS = 64;
-    __shared__ double parts[3][SEGMENTS][CHANNELS];
-    const int c = blockIdx.x * CHANNELS + threadIdx.x % CHANNELS, segment = threadIdx.x / CHANNELS;
-    double count = 0.0, sum = 0.0, squares = 0.0;
-    if (c < channels)
-#pragma unroll 4
-        for (int row = segment; row < rows; row += SEGMENTS) {
-            const float* const own = sums + row * 4 * channels + c;
-            const double near = own[0], by = own[2 * channels], pixels = own[3 * channels];
-            count += pixels;
-            sum += near + pixels * by;
-            squares += double(own[channels]) + 2.0 * by * near + pixels * by * by;
-        }
-    parts[0][segment][threadIdx.x % CHANNELS] = count;
-    parts[1][segment][threadIdx.x % CHANNELS] = sum;
-    parts[2][segment][threadIdx.x % CHANNELS] = squares;
-    for (int half = SEGMENTS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (segment < half)
-            for (int s = 0; s < 3; ++s)
-                parts[s][segment][threadIdx.x % CHANNELS] +=
-                    parts[s][segment + half][threadIdx.x % CHANNELS];
-    }
-    if (segment > 0 || c >= channels) return;
-    count = parts[0][0][threadIdx.x], sum = parts[1][0][threadIdx.x];
-    squares = parts[2][0][threadIdx.x];
+    int c;
+    Doubles<3> total;
+    const bool has_result = sum_over_rows(rows, channels, c, total, [&](int row, int channel) {
+        const float* const own = sums + row * 4 * channels + channel;
+        const double near = own[0], by = own[2 * channels], pixels = own[3 * channels];
+        return Doubles<3>{{near + pixels * by,
+                           double(own[channels]) + 2.0 * by * near + pixels * by * by, pixels}};
+    });
+    if (!has_result) return;
+    const double sum = total.at[0], squares = total.at[1], count = total.at[2];
     totals[1 + c] = sum;
     totals[1 + channels + c] = squares;
     if (c == 0) totals[0] = count;

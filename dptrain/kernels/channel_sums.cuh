@@ -116,10 +116,12 @@ template <int SUMS> struct Doubles {
     double at[SUMS];
 };
 
-// Sum of term(block, channel) over all blocks, for each channel of the block's column. Every thread
-// calls this. It returns true in the threads with a result, and sets their channel.
+// Sum of term(row, channel) over a number of rows, such as one for each block, for each channel of
+// the block's column. Every thread calls this. It returns true in the threads with a result, and sets
+// their channel.
 template <int SUMS, class Term>
-__device__ inline bool sum_over_blocks(int channels, int& channel, Doubles<SUMS>& sums, Term term) {
+__device__ inline bool sum_over_rows(int rows, int channels, int& channel, Doubles<SUMS>& sums,
+                                     Term term) {
     constexpr int SEGMENTS = CHANNEL_THREADS / BLOCK_CHANNELS;
     __shared__ double parts[SUMS][CHANNEL_THREADS];
     const int segment = threadIdx.x / BLOCK_CHANNELS;
@@ -127,8 +129,8 @@ __device__ inline bool sum_over_blocks(int channels, int& channel, Doubles<SUMS>
     sums = {};
     if (channel < channels)
 #pragma unroll 4
-        for (int block = segment; block < gridDim.x; block += SEGMENTS) {
-            const Doubles<SUMS> found = term(block, channel);
+        for (int row = segment; row < rows; row += SEGMENTS) {
+            const Doubles<SUMS> found = term(row, channel);
             for (int s = 0; s < SUMS; ++s) sums.at[s] += found.at[s];
         }
     for (int s = 0; s < SUMS; ++s) parts[s][threadIdx.x] = sums.at[s];

@@ -12,7 +12,8 @@
 // return tiles have any positions of any samples, so small maps and strides leave no gaps.
 //
 // With strides, the pixels of dx form stride_h · stride_w classes, whose sums have different taps
-// (blockIdx.z). Each class is a convolution of stride 1.
+// (blockIdx.z). Each class is a convolution of stride 1. If a batch normalisation has written x, the
+// kernel also masks and sums dx for its backward pass (gradient_sums.cuh).
 //
 // Operands are in memory in the operand type, or float32 that TMA rounds to tf32. B must have
 // adjacent terms in tf32, so forward reads transposed weights (R, S, K, C) there. C and K are
@@ -61,6 +62,56 @@ __device__ inline Patches forward_patches(const Geometry& g) {
             g.stride_w,   -g.pad_top,    -g.pad_left,   g.r,          g.s};
 }
 
+#if TENSOR_MAPS
+// Channels of one tap of patches, for consecutive slices of terms.
+struct TapChannels {
+    int channel = 0, across = 0, down = 0;
+
+    TapChannels() = default;
+    __device__ TapChannels(const Patches& patches, int term)
+        : channel(term % patches.channels),
+          across(term / patches.channels % max(patches.columns, 1)),
+          down(term / patches.channels / max(patches.columns, 1)) {}
+    __device__ void next(const Patches& patches) {
+        channel += TILE_K;
+        if (channel < patches.channels) return;
+        channel = 0;
+        if (++across < patches.columns) return;
+        across = 0;
+        ++down;
+    }
+};
+
+// A position of patches, for consecutive slices of positions.
+struct PatchPosition {
+    int sample, row, column;
+    int samples, rows, columns;  // Of a step to the next slice.
+
+    __device__ PatchPosition(const Patches& patches, int position) {
+        set(patches, position, sample, row, column);
+        set(patches, TILE_K, samples, rows, columns);
+    }
+    static __device__ void set(const Patches& patches, int positions, int& sample, int& row,
+                               int& column) {
+        column = positions % patches.across;
+        row = positions / patches.across % patches.down;
+        sample = positions / patches.across / patches.down;
+    }
+    __device__ void next(const Patches& patches) {
+        column += columns;
+        row += rows;
+        sample += samples;
+        if (column >= patches.across) column -= patches.across, ++row;
+        if (row >= patches.down) row -= patches.down, ++sample;
+    }
+    // First pixel of the patch.
+    __device__ Pixel pixel(const Patches& patches) const {
+        return {sample, row * patches.stride_h + patches.top,
+                column * patches.stride_w + patches.left};
+    }
+};
+#endif
+
 // The pixels stride · i + first of one dimension of dx, and the taps that reach them, which are
 // `tap`, `tap` + stride and so on. Pixel i reads dz from position begin + i on, the last tap first.
 struct PixelClass {
@@ -100,23 +151,38 @@ template <bool K_MAJOR_> struct PatchMatrix {
             round_operand(to_float(data[pixel * patches.channels + term % patches.channels])));
     }
 #if TENSOR_MAPS
-    template <int EXTENT>
-    __device__ void copy(char* to, int first, int k, MBarrier* barrier) const {
-        if constexpr (K_MAJOR) {
-            copy_tap(to, first, k, barrier);
-        } else {
-#pragma unroll
-            for (int i = 0; i < EXTENT; i += TILE_K)
-                copy_tap(to + i * ROW_BYTES, k, first + i, barrier);
-        }
-    }
+    // Slices of terms have a tap and channels of it, which change with K_MAJOR.
+    template <int EXTENT> struct Slices {
+        static constexpr int PARTS = K_MAJOR ? 1 : EXTENT / TILE_K;
 
-   private:
-    __device__ void copy_tap(char* to, int position, int term, MBarrier* barrier) const {
-        const Pixel p = patches.first(position);
-        const int tap = term / patches.channels;
-        tma_copy_patches(to, map, term % patches.channels, p.column, p.row, p.sample,
-                         tap % patches.columns, tap / patches.columns, barrier);
+        const TensorMap* map;
+        const Patches& patches;
+        PatchPosition position;
+        TapChannels terms[PARTS];
+
+        __device__ Slices(const TensorMap* map, const Patches& patches, int first, int k)
+            : map(map), patches(patches), position(patches, K_MAJOR ? first : k) {
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i)
+                terms[i] = TapChannels(patches, K_MAJOR ? k : first + i * TILE_K);
+        }
+        __device__ void copy(char* to, MBarrier* barrier) const {
+            const Pixel p = position.pixel(patches);
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i)
+                tma_copy_patches(to + i * TILE_K * ROW_BYTES, map, terms[i].channel, p.column, p.row,
+                                 p.sample, terms[i].across, terms[i].down, barrier);
+        }
+        __device__ void next() {
+            if (K_MAJOR) {
+                terms[0].next(patches);
+            } else {
+                position.next(patches);
+            }
+        }
+    };
+    template <int EXTENT> __device__ Slices<EXTENT> slices(int first, int k) const {
+        return {map, patches, first, k};
     }
 #endif
 };
@@ -141,9 +207,26 @@ struct TapWeights {
         return to_float(round_operand(to_float(data[(row(k) + j) * terms + k % terms])));
     }
 #if TENSOR_MAPS
-    template <int EXTENT>
-    __device__ void copy(char* to, int first, int k, MBarrier* barrier) const {
-        tma_copy_box(to, map, k % terms, row(k) + first, barrier);
+    template <int EXTENT> struct Slices {
+        const TensorMap* map;
+        int term, row, tap, terms, columns, next_column, next_row;
+
+        __device__ void copy(char* to, MBarrier* barrier) const {
+            tma_copy_box(to, map, term, row, barrier);
+        }
+        __device__ void next() {
+            term += TILE_K;
+            if (term < terms) return;
+            term = 0;
+            row += next_column;
+            if (++tap < columns) return;
+            tap = 0;
+            row += next_row;
+        }
+    };
+    template <int EXTENT> __device__ Slices<EXTENT> slices(int first, int k) const {
+        return {map,     k % terms, row(k) + first, k / terms % columns,
+                terms,   columns,   step_s * count, (step_r * s - columns * step_s) * count};
     }
 #endif
 };
@@ -178,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     const Part part(patches.terms());
     wgmma_gemm<false>(a, weights, part.first, part.stop, part.store(y, rows, g.filters));
 #else
-    wgmma_gemm<false, SUMS>(a, weights, 0, patches.terms(),
+    wgmma_gemm<false, SUMS ? OUTPUT_SUMS : NO_SUMS>(a, weights, 0, patches.terms(),
                             StoreOutput{y, nullptr, b, rows, g.filters, 1,
                                         EPILOGUE_ARGUMENTS} SUMS_ARGUMENT);
 #endif
@@ -207,34 +290,55 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
                                                     g.filters});
 }
 
+// With several classes of pixels.
+#ifndef STRIDED
+#define STRIDED 0
+#endif
+
 // Store pixels of a class, counted over all samples. If ADD_GRADIENT, add to what is stored.
 struct StoreClass {
     Number* y;
     int height, width;
     PixelClass vertical, horizontal;
     int rows, columns;
+    Normalization normalization;  // Of dx, if it is summed.
 
-    template <int N> __device__ void pixel(int i, int column, const float (&values)[N]) const {
+    // First element of pixel i.
+    __device__ int offset(int i) const {
+        if (!STRIDED) return i * columns;
         const int each = vertical.count * horizontal.count, within = i % each;
         const int row = within / horizontal.count * vertical.stride + vertical.first,
                   x = within % horizontal.count * horizontal.stride + horizontal.first;
-        Number* const to = y + ((i / each * height + row) * width + x) * columns;
-        float sums[N];
+        return ((i / each * height + row) * width + x) * columns;
+    }
+    template <int N>
+    static __device__ void add(float (&values)[N], const Pack<Number, N>& stored) {
 #pragma unroll
-        for (int v = 0; v < N; ++v) sums[v] = values[v];
-        if (ADD_GRADIENT) {
-            const Pack<Number, N> stored = *reinterpret_cast<const Pack<Number, N>*>(to + column);
-#pragma unroll
-            for (int v = 0; v < N; ++v) sums[v] += to_float(stored.at[v]);
-        }
-        write<IN_VECTOR>(to, column, columns, sums);
+        for (int v = 0; v < N; ++v) values[v] += to_float(stored.at[v]);
+    }
+    template <int N> __device__ void pixel(int i, int column, float (&values)[N]) const {
+        Number* const to = y + offset(i) + column;
+        if (ADD_GRADIENT) add(values, *reinterpret_cast<const Pack<Number, N>*>(to));
+        write<IN_VECTOR>(to, 0, N, values);
+    }
+    template <int N> __device__ void load(GradientPixel<N>& pixel, int i, int column) const {
+        const int at = offset(i) + column;
+        pixel.load(normalization, at);
+        if (ADD_GRADIENT) pixel.stored = *reinterpret_cast<const Pack<Number, N>*>(y + at);
+    }
+    template <int N>
+    __device__ void pixel(const GradientPixel<N>& loaded, float (&values)[N],
+                          GradientSums<N>& sums) const {
+        if (ADD_GRADIENT) add(values, loaded.stored);
+        sums.add(values, loaded);
+        write<IN_VECTOR>(y + loaded.at, 0, N, values);
     }
 };
 
 // Tensor maps: weights, then dz for each class. The weights are rounded in bf16.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_backward_input_wgmma(TENSOR_MAPS_PARAMETER const Number* dz, const Number* w, Result* dx,
-                                int samples, GEOMETRY_PARAMETERS) {
+                                int samples, GEOMETRY_PARAMETERS GRADIENT_SUMS_PARAMETERS) {
     prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
     const Geometry g = GEOMETRY_ARGUMENTS;
     const int index = SPLIT_TERMS ? 0 : blockIdx.z;
@@ -259,8 +363,10 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     const Part part(patches.terms());
     wgmma_gemm<false>(a, weights, part.first, part.stop, part.store(dx, rows, g.channels));
 #else
-    wgmma_gemm<false>(a, weights, 0, patches.terms(),
-                      StoreClass{dx, g.height, g.width, vertical, horizontal, rows, g.channels});
+    wgmma_gemm<false, SUMS ? GRADIENT_SUMS : NO_SUMS>(
+        a, weights, 0, patches.terms(),
+        StoreClass{dx, g.height, g.width, vertical, horizontal, rows, g.channels,
+                   NORMALIZATION_ARGUMENTS} GRADIENT_SUMS_ARGUMENT);
 #endif
 }
 

@@ -36,7 +36,7 @@
 #define BARRIERS_OFFSET 98304
 #endif
 
-#include "output_sums.cuh"
+#include "gradient_sums.cuh"
 #include "tma.cuh"
 
 // Tensor map i of the kernel; null without tensor maps.
@@ -63,8 +63,11 @@ template <bool K_MAJOR> struct SliceLayout {
 };
 #endif
 
-// An operand has K_MAJOR, `element(i, k)`, and `copy<EXTENT>(to, first, k, barrier)`, which starts
-// the copies of a slice: EXTENT rows of A or columns of B from `first` on, and terms from k on.
+// An operand has K_MAJOR, `element(i, k)`, and `slices<EXTENT>(first, k)`: the slices of EXTENT rows
+// of A or columns of B from `first` on, beginning with the terms from k on. Their method
+// copy(to, barrier) starts the copies of one slice, and next() goes on to the following TILE_K terms.
+// One thread copies all slices of a block, so next() must not divide: with about eight divisions for
+// each slice, that thread would take longer than the tensor cores.
 
 // A matrix (count, terms) with adjacent terms (K_MAJOR), or (terms, count), in rows of `pitch`
 // elements. `map` is its tensor map.
@@ -81,15 +84,23 @@ template <bool K_MAJOR_> struct TiledMatrix {
         return to_float(round_operands(pack).at[0]);
     }
 #if TENSOR_MAPS
-    template <int EXTENT>
-    __device__ void copy(char* to, int first, int k, MBarrier* barrier) const {
-        if (K_MAJOR) {
-            tma_copy_box(to, map, k, first, barrier);
-        } else {
+    template <int EXTENT> struct Slices {
+        const TensorMap* map;
+        int first, k;
+
+        __device__ void copy(char* to, MBarrier* barrier) const {
+            if (K_MAJOR) {
+                tma_copy_box(to, map, k, first, barrier);
+            } else {
 #pragma unroll
-            for (int i = 0; i < EXTENT; i += TILE_K)
-                tma_copy_box(to + i * ROW_BYTES, map, first + i, k, barrier);
+                for (int i = 0; i < EXTENT; i += TILE_K)
+                    tma_copy_box(to + i * ROW_BYTES, map, first + i, k, barrier);
+            }
         }
+        __device__ void next() { k += TILE_K; }
+    };
+    template <int EXTENT> __device__ Slices<EXTENT> slices(int first, int k) const {
+        return {map, first, k};
     }
 #endif
 };
@@ -131,14 +142,18 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
 
     // Copy all slices of the sum. Only one thread calls this.
     __device__ void produce(int first, int steps) const {
+        auto slices_a = a.template slices<TILE_M>(top, first);
+        auto slices_b = b.template slices<TILE_N>(left, first);
         for (int step = 0; step < steps; ++step) {
-            const int slot = step % STAGES, k = first + step * TILE_K;
+            const int slot = step % STAGES;
             MBarrier& full = barriers().full[slot];
             if (step >= STAGES) barriers().empty[slot].wait(step / STAGES - 1);
             full.arrive_expect_tx(STAGE_BYTES);
             char* const stage = memory + slot * STAGE_BYTES;
-            a.template copy<TILE_M>(stage, top, k, &full);
-            b.template copy<TILE_N>(stage + TILE_M * ROW_BYTES, left, k, &full);
+            slices_a.copy(stage, &full);
+            slices_b.copy(stage + TILE_M * ROW_BYTES, &full);
+            slices_a.next();
+            slices_b.next();
         }
     }
 
@@ -245,27 +260,94 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
         return reinterpret_cast<float*>(memory) + warp * WARP_FLOATS;
     }
 
+    // Read WIDTH adjacent elements of a line of the exchanged tile.
+    template <int WIDTH>
+    __device__ void read_line(float (&values)[WIDTH], int line, int first) const {
+        const float* const from = warp_memory(threadIdx.x / 32) + line * PITCH + first;
+#pragma unroll
+        for (int v = 0; v < WIDTH; v += 4) {
+            const Pack<float, 4> part = *reinterpret_cast<const Pack<float, 4>*>(from + v);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) values[v + n] = part.at[n];
+        }
+    }
+
     // Pass the tile, which was exchanged, to store.pixel(row, column, values) in vectors of 16 bytes
     // of adjacent columns.
     template <class Store> __device__ void store_tile(const Store& store) const {
         constexpr int WIDTH = 16 / sizeof(*store.y),
                       ROW_VECTORS = (C_TRANSPOSED ? 16 : TILE_N) / WIDTH;
         const int lane = threadIdx.x % 32;
-        const float* const own = warp_memory(threadIdx.x / 32);
 #pragma unroll 4
         for (int i = lane; i < 16 * TILE_N / WIDTH; i += 32) {
             const int line = i / ROW_VECTORS, first = i % ROW_VECTORS * WIDTH;
             float values[WIDTH];
-#pragma unroll
-            for (int v = 0; v < WIDTH; v += 4) {
-                const Pack<float, 4> part =
-                    *reinterpret_cast<const Pack<float, 4>*>(own + line * PITCH + first + v);
-#pragma unroll
-                for (int n = 0; n < 4; ++n) values[v + n] = part.at[n];
-            }
+            read_line(values, line, first);
             const int row = C_TRANSPOSED ? left + line : top + tile_row(line);
             const int column = C_TRANSPOSED ? top + tile_row(first) : left + first;
             if (row < store.rows && column < store.columns) store.pixel(row, column, values);
+        }
+    }
+
+    // The same with the sums of a gradient, see gradient_sums.cuh: a lane has the same columns in all
+    // lines, and leaves their sums in the memory of its warp in place of the tile.
+    template <class Store> __device__ void store_and_sum(const Store& store) const {
+        constexpr int WIDTH = 16 / sizeof(*store.y), ROW_VECTORS = TILE_N / WIDTH,
+                      LANES = ROW_VECTORS < 32 ? ROW_VECTORS : 32, PARTS = ROW_VECTORS / LANES,
+                      NEXT = 32 / LANES;
+        // Lines that a lane loads at once, so that memory is busy.
+        constexpr int LINES = RELU_MASK == 2 || ADD_GRADIENT ? 4 : 8,
+                      BATCH = LINES < 16 / NEXT ? LINES : 16 / NEXT;
+        static_assert(!C_TRANSPOSED, "sums are those of columns");
+        const int lane = threadIdx.x % 32;
+        float results[PARTS][2][WIDTH];
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            const int first = (part * LANES + lane % LANES) * WIDTH, column = left + first;
+            const bool exists = column < store.columns;
+            GradientSums<WIDTH> own(store.normalization, exists ? column : 0, store.columns);
+#pragma unroll 1
+            for (int line = lane / LANES; line < 16; line += BATCH * NEXT) {
+                GradientPixel<WIDTH> pixels[BATCH];
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i) {
+                    const int row = top + tile_row(line + i * NEXT);
+                    if (exists && row < store.rows) store.load(pixels[i], row, column);
+                }
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i) {
+                    float values[WIDTH];
+                    read_line(values, line + i * NEXT, first);
+                    if (pixels[i].exists()) store.pixel(pixels[i], values, own);
+                }
+            }
+#pragma unroll
+            for (int bit = LANES; bit < 32; bit *= 2) own.join_lane(bit);
+#pragma unroll
+            for (int n = 0; n < WIDTH; ++n)
+                results[part][0][n] = own.sum[n], results[part][1][n] = own.along[n];
+        }
+        __syncwarp();
+        float* const to = warp_memory(threadIdx.x / 32);
+        if (lane < LANES)
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+                for (int s = 0; s < 2; ++s)
+#pragma unroll
+                    for (int n = 0; n < WIDTH; ++n)
+                        to[s * TILE_N + (part * LANES + lane) * WIDTH + n] = results[part][s][n];
+    }
+
+    // Add the sums that all warps have left, and store them.
+    __device__ void store_sums(float* sums, int columns) const {
+        const int row = blockIdx.z * gridDim.x + blockIdx.x;
+        for (int i = threadIdx.x; i < 2 * TILE_N; i += THREADS) {
+            const int s = i / TILE_N, column = left + i % TILE_N;
+            float sum = 0.0f;
+#pragma unroll
+            for (int warp = 0; warp < THREADS / 32; ++warp) sum += warp_memory(warp)[i];
+            if (column < columns) sums[(row * 2 + s) * columns + column] = sum;
         }
     }
 
@@ -297,9 +379,11 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
 };
 
 // Compute the tile (blockIdx.x, blockIdx.y) of Σ over k in [first, stop) of A[i, k] B[k, j] and
-// store it. `first` is a multiple of TILE_K; the operands end at `stop` or it is a multiple too. If
-// SUMMED, also store the sums of its columns.
-template <bool C_TRANSPOSED, bool SUMMED = false, class A, class B, class Store>
+// store it. `first` is a multiple of TILE_K; the operands end at `stop` or it is a multiple too.
+// Also store sums of its columns, if requested.
+enum Summed { NO_SUMS, OUTPUT_SUMS, GRADIENT_SUMS };
+
+template <bool C_TRANSPOSED, Summed SUMMED = NO_SUMS, class A, class B, class Store>
 __device__ void wgmma_gemm(const A& a, const B& b, int first, int stop, const Store& store,
                            float* sums = nullptr) {
     extern __shared__ __align__(1024) char memory[];
@@ -321,9 +405,15 @@ __device__ void wgmma_gemm(const A& a, const B& b, int first, int stop, const St
 #endif
     __syncthreads();
     if (threadIdx.x < THREADS) gemm.exchange();
-    if constexpr (SUMMED) {
+    if constexpr (SUMMED == OUTPUT_SUMS) {
         __syncthreads();
         gemm.sum_columns(store, sums);
     }
-    if (threadIdx.x < THREADS) gemm.store_tile(store);
+    if constexpr (SUMMED == GRADIENT_SUMS) {
+        if (threadIdx.x < THREADS) gemm.store_and_sum(store);
+        __syncthreads();
+        if (threadIdx.x < THREADS) gemm.store_sums(sums, store.columns);
+    } else {
+        if (threadIdx.x < THREADS) gemm.store_tile(store);
+    }
 }

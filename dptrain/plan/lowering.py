@@ -10,7 +10,11 @@ Buffers have local names inside a group:
   them. A group with several inputs names them ``x``, ``x2``, ``x3``, …, and their gradients ``dx``,
   ``dx2``, …: first the inputs of its first layer, then those of later layers from outside;
 - any name in `GroupNeeds.buffers`: memory of the group alone, such as an arg-max mask;
-- ``input_sums``: the buffer ``sums`` of the group that writes the input (`Group.sums_of`).
+- ``input_sums``: the buffer ``sums`` of the group that writes the input (`Group.sums_of`);
+- ``gradient_sums``: of the group that finishes the gradient of the output
+  (`Group.gradient_sums_of`), or that this group writes (`Group.normalization`);
+- ``normalized``, ``normalized_moments``: the input of `Group.normalization` and its buffer
+  ``moments``.
 
 Parameters and their gradients are not declared: the stage of a phase in `GRADIENT_PHASES` finishes
 the gradients of every parameter of its group.
@@ -103,6 +107,11 @@ class Group:
             reads the output computes its statistics.
         sums_of: name of the group whose ``sums`` this group reads as ``input_sums``; empty if its
             statistics are computed from its input.
+        normalization: the group that writes the input, for which the stage of the input gradient
+            also sets dx to 0 where a ReLU blocked it, and writes the sums ``gradient_sums``; None
+            if it does not.
+        gradient_sums_of: name of the group whose ``gradient_sums`` this group reads. Its dy is then
+            the gradient before the ReLU. Empty if it computes them from dy.
     """
 
     nodes: tuple[Node, ...]
@@ -110,6 +119,8 @@ class Group:
     separate: frozenset[str] = frozenset()
     sums: bool = False
     sums_of: str = ""
+    normalization: Group | None = None
+    gradient_sums_of: str = ""
 
     @cached_property
     def name(self) -> str:
@@ -147,8 +158,15 @@ class Group:
             locals_[input_name(number)] = name
         gradients = {f"d{local}": f"d{name}" for local, name in locals_.items()}
         gradients.update({local: f"{self.name}.{local}" for local in self.separate})
-        sums = {"input_sums": f"{self.sums_of}.sums"} if self.sums_of else {}
-        return {**locals_, **gradients, **sums}
+        others: dict[str, str] = {}
+        if self.sums_of:
+            others["input_sums"] = f"{self.sums_of}.sums"
+        if self.gradient_sums_of:
+            others["gradient_sums"] = f"{self.gradient_sums_of}.gradient_sums"
+        if self.normalization is not None:
+            others["normalized"] = self.normalization.inputs[0]
+            others["normalized_moments"] = f"{self.normalization.name}.moments"
+        return {**locals_, **gradients, **others}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -335,6 +353,11 @@ class Lowering(Protocol):
     def sums_output(self, group: Group, reader: Group, setting: Setting) -> bool:
         """Return True if the forward stage of `group` can compute the sums from which `reader`
         computes its statistics, see `Group.sums`.
+        """
+
+    def sums_gradient(self, group: Group, normalization: Group, setting: Setting) -> bool:
+        """Return True if the stage of the input gradient of `group` can compute the sums that
+        `normalization` needs in the backward pass, see `Group.normalization`.
         """
 
     def staging_shape(self, network: Network, setting: Setting) -> Shape:

@@ -276,6 +276,29 @@ def _with_sums(groups: tuple[Group, ...], backend: Lowering, setting: Setting) -
     return tuple(found)
 
 
+def _with_gradient_sums(gradients: Gradients, backend: Lowering, setting: Setting) -> Gradients:
+    """Return the gradients, of which some are summed for a normalisation by their last writer."""
+    places = {group.tail.name: place for place, group in enumerate(gradients.groups)}
+    first_readers: dict[str, int] = {}
+    for place, group in enumerate(gradients.groups):
+        for name in group.inputs:
+            first_readers.setdefault(name, place)
+    found = list(gradients.groups)
+    for name, place in first_readers.items():
+        # The first reader is the last one in the backward pass. Its dx is then complete.
+        group, reads = found[place], found[place].inputs
+        if name not in places or name != reads[0] or name in reads[1:] or "dx" in group.separate:
+            continue
+        normalization = found[places[name]]
+        # The gradient of an addend is dy, which is then the gradient before the ReLU.
+        addends = normalization.inputs[1:]
+        shares = all(gradients.shared.get(f"d{each}") == f"d{name}" for each in addends)
+        if shares and backend.sums_gradient(group, normalization, setting):
+            found[place] = replace(group, normalization=normalization)
+            found[places[name]] = replace(normalization, gradient_sums_of=group.name)
+    return replace(gradients, groups=tuple(found))
+
+
 def _match(
     head: Node, pattern: tuple[type[Layer], ...], readers: Mapping[str, list[Node]]
 ) -> tuple[Node, ...]:
@@ -346,6 +369,7 @@ class _Planner:
                 lambda group, local: backend.adds_gradient(group, local, setting),
                 concurrent_weight_gradients=self.is_concurrent,
             )
+            self.gradients = _with_gradient_sums(self.gradients, backend, setting)
         self.groups = self.gradients.groups
         self.producers = {group.tail.name: group for group in self.groups}
         self.readers: dict[str, list[Group]] = {}

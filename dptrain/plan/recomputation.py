@@ -112,11 +112,24 @@ class Recomputer:
         if not cuts:
             return Recomputation()
         buffers = frozenset(self._buffers(cuts))
-        segments = {
-            last: self._needed_again(range(first + 1, last + 1), buffers)
-            for first, last in pairwise([-1, *cuts])
-        }
+        segments: dict[int, tuple[int, ...]] = {}
+        for first, last in pairwise([-1, *cuts]):
+            again = self._needed_again(range(first + 1, last + 1), buffers)
+            reader = self._first_reader(last, again, buffers)
+            segments[reader] = (*again, *segments.get(reader, ()))
         return Recomputation(buffers, segments)
+
+    def _first_reader(self, last: int, again: Sequence[int], buffers: frozenset[str]) -> int:
+        """Return the group whose backward pass is the first to read results of a segment.
+
+        It is the last group of the segment, or one after it that computes sums for that.
+        """
+        written: set[str] = set()
+        for position in again:
+            written |= self._names(self.groups[position], Phase.FORWARD, writes=True) & buffers
+        following = range(last + 1, len(self.groups))
+        readers = (p for p in following if not written.isdisjoint(self._backward_reads(p)))
+        return max(readers, default=last)
 
     def _buffers(self, cuts: Sequence[int]) -> set[str]:
         """Return the buffers that get a second one: all that is written again."""
@@ -138,12 +151,10 @@ class Recomputer:
 
     def _needed_again(self, positions: range, buffers: frozenset[str]) -> tuple[int, ...]:
         """Return the groups of a segment whose results the backward pass of the segment reads."""
+        # A group after the segment may compute sums for a normalisation in it.
         needed: set[str] = set()
-        for position in positions:
-            group = self.groups[position]
-            if group.tail.name in self.trained:
-                for phase in BACKWARD_ORDER:
-                    needed.update(self._names(group, phase, writes=False) & buffers)
+        for position in range(positions.start, len(self.groups)):
+            needed |= self._backward_reads(position) & buffers
         again = []
         for position in reversed(positions):
             group = self.groups[position]
@@ -151,6 +162,13 @@ class Recomputer:
                 again.append(position)
                 needed |= self._names(group, Phase.FORWARD, writes=False) & buffers
         return tuple(reversed(again))
+
+    def _backward_reads(self, position: int) -> set[str]:
+        """Return the buffers that the backward pass of a group reads."""
+        group = self.groups[position]
+        if group.tail.name not in self.trained:
+            return set()
+        return set().union(*(self._names(group, phase, writes=False) for phase in BACKWARD_ORDER))
 
     def _names(self, group: Group, phase: Phase, *, writes: bool) -> set[str]:
         access = self.needs[group.name].phases.get(phase, _NOTHING)

@@ -276,6 +276,12 @@ class CudaBackend(Backend):
         sums = isinstance(reader.head.layer, BatchNorm2d)
         return sums and self.operation(group, setting).sum_rows(group, setting) > 0
 
+    def sums_gradient(self, group: Group, normalization: Group, setting: Setting) -> bool:
+        if not isinstance(normalization.head.layer, BatchNorm2d):
+            return False
+        summing = replace(group, normalization=normalization)
+        return self.operation(group, setting).gradient_sum_rows(summing, setting) > 0
+
     def staging_shape(self, network: Network, setting: Setting) -> Shape:
         message = Message.of(network, setting)
         return message.slots, message.nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,12 @@ def relu_mask(group: Group) -> int:
     return MASK_FROM_Y if Add in group.kinds else MASK_FROM_X
 
 
-STATISTICS_FILE = "batch_norm_statistics.cu"
+STATISTICS_FILE, BACKWARD_FILE = "batch_norm_statistics.cu", "batch_norm_backward_statistics.cu"
 
-SUMMED_CHANNELS, SUMMING_THREADS = 8, 512
-"""Channels and threads of a block of ``batch_norm_statistics_of_sums``."""
+SUMS_LAUNCH = {"CHANNEL_THREADS": 512, "CHANNEL_VECTORS": 2, "VECTOR": 4}
+SUMMED_CHANNELS = 8
+"""Macros and channels of a block that adds the sums of another group's blocks. Few channels leave
+many threads for each, and are a sector of memory of 32 bytes."""
 
 
 class BatchNormOperation(Operation):
@@ -53,10 +55,13 @@ class BatchNormOperation(Operation):
             sums = phase in (Phase.STATISTICS, Phase.BACKWARD_STATISTICS)
             layout = ChannelLaunch.of(channels, setting, sums=sums)
             algorithm = "channel sums" if sums else "channel map"
-            if phase is Phase.STATISTICS and group.sums_of:
-                found[phase] = Explanation(
-                    "sums of blocks", reason=f"{group.sums_of} sums its output"
-                )
+            writers = {
+                Phase.STATISTICS: (group.sums_of, "its output"),
+                Phase.BACKWARD_STATISTICS: (group.gradient_sums_of, "the gradient of its input"),
+            }
+            writer, summed = writers.get(phase, ("", ""))
+            if writer:
+                found[phase] = Explanation("sums of blocks", reason=f"{writer} sums {summed}")
                 continue
             found[phase] = Explanation(algorithm, layout.tile(pixels), reason="the only kernel")
         return found
@@ -70,7 +75,10 @@ class BatchNormOperation(Operation):
             return GroupNeeds({Phase.FORWARD: Access(inputs, ("y",))})
         sums = ChannelLaunch.of(channels, setting, sums=True)
         pixels, pair = setting.batch_size * math.prod(sides), (2, channels)
+        own = () if group.gradient_sums_of else ("backward_partial", "tickets")
         partial = {} if group.sums_of else {"partial": sums.partial(pixels, 3, channels)}
+        if own:
+            partial["backward_partial"] = sums.partial(pixels, 2, channels)
         statistics = ("input_sums",) if group.sums_of else ("x", "tickets")
         written = () if group.sums_of else ("partial", "tickets")
         buffers = {
@@ -79,25 +87,23 @@ class BatchNormOperation(Operation):
             **partial,
             "backward_sums": BufferSpec(pair, "float32"),
             "backward_totals": BufferSpec(pair, "float64"),
-            "backward_partial": sums.partial(pixels, 2, channels),
             "tickets": sums.tickets,
         }
-        mask = ("y",) if relu_mask(group) == MASK_FROM_Y else ()
+        # With sums of another group, dy is the gradient before the ReLU, and dx2 is dy.
+        gradients = ("gradient_sums",) if group.gradient_sums_of else ("dy", "x", "tickets")
+        mask = ("y",) if own and relu_mask(group) == MASK_FROM_Y else ()
         phases = {
             Phase.STATISTICS: Access(statistics, ("moments", "totals", *written)),
             Phase.FORWARD: Access((*inputs, "moments"), ("y",)),
             Phase.BACKWARD_STATISTICS: Access(
-                ("dy", "x", *mask, "moments", "totals", "tickets"),
-                (
-                    "backward_sums", "backward_totals", "backward_partial", "tickets",
-                    *(("dx2",) if adds else ()),
-                ),
+                (*gradients, *mask, "moments", "totals"),
+                ("backward_sums", "backward_totals", *own, *(("dx2",) if adds else ())),
             ),
             Phase.BACKWARD_INPUT: Access(
                 ("dx2" if adds else "dy", "x", "moments", "backward_sums"), ("dx",)
             ),
         }  # fmt: skip
-        return GroupNeeds(phases, buffers, kept=("tickets",))
+        return GroupNeeds(phases, buffers, kept=("tickets",), overwrites_dy="dx2" if adds else None)
 
     def kernels(self) -> Kernels:
         kernels = {Phase.FORWARD: self._forward()}
@@ -136,8 +142,11 @@ class BatchNormOperation(Operation):
         constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
         totals, layout = self.arrays["totals"], self._launch(sums=True)
         finish = layout.function(self, STATISTICS_FILE, "batch_norm_moments")
-        add_up = self._add_input_sums if self.group.sums_of else self._sum_input
-        enqueue = add_up(layout, [totals, *moments], constants)
+        results = [totals, *moments]
+        if self.group.sums_of:
+            enqueue = self._add_input_sums(results, constants)
+        else:
+            enqueue = self._sum_input(layout, results, constants)
 
         def run(context: Context) -> None:
             if not context.training:
@@ -167,17 +176,25 @@ class BatchNormOperation(Operation):
         return enqueue
 
     def _add_input_sums(
-        self, layout: ChannelLaunch, results: list[Any], constants: tuple[np.float32, ...]
+        self, results: list[Any], constants: tuple[np.float32, ...]
     ) -> Callable[[int, np.int32], None]:
         """Return a function that adds the sums that the group before has written."""
-        function = layout.function(self, STATISTICS_FILE, "batch_norm_statistics_of_sums")
-        sums = self.arrays["input_sums"]
-        sizes = np.int32(sums.shape[0]), np.int32(self._channels)
-        grid = ceil_div(self._channels, SUMMED_CHANNELS), 1, 1
+        add_up = self._sums_kernel(STATISTICS_FILE, "batch_norm_statistics_of_sums", "input_sums")
 
         def enqueue(samples: int, finish: np.int32) -> None:
-            arguments = [sums, *results, *sizes, *constants, finish]
-            function(grid, (SUMMING_THREADS, 1, 1), arguments)
+            add_up([*results, *constants, finish])
+
+        return enqueue
+
+    def _sums_kernel(self, file: str, name: str, sums: str) -> Callable[[Sequence[Any]], None]:
+        """Return a function that enqueues a kernel, which adds rows of sums, with arguments."""
+        function = self.function(file, name, **SUMS_LAUNCH)
+        rows, channels = self.arrays[sums], np.int32(self._channels)
+        grid = 1, ceil_div(self._channels, SUMMED_CHANNELS), 1
+        first = rows, np.int32(rows.shape[0]), channels
+
+        def enqueue(arguments: Sequence[Any]) -> None:
+            function(grid, (SUMS_LAUNCH["CHANNEL_THREADS"], 1, 1), [*first, *arguments])
 
         return enqueue
 
@@ -204,24 +221,18 @@ class BatchNormOperation(Operation):
 
     def _backward_statistics(self) -> Kernel:
         a, layout, channels = self.arrays, self._launch(sums=True), self._channels
-        file, replica, pixels = "batch_norm_backward_statistics.cu", self.replica, self._pixels
-        add_up = layout.function(
-            self, file, "batch_norm_backward_statistics",
-            RELU_MASK=relu_mask(self.group), STORE_DZ=int(self._adds),
-        )  # fmt: skip
-        finish = layout.function(self, file, "batch_norm_backward_sums")
-        y = a["y"] if relu_mask(self.group) == MASK_FROM_Y else a["dy"]
-        maps = a["dy"], y, a["x"], a["dx2"] if self._adds else a["dy"]
-        count = a["totals"][:1]
+        replica, count = self.replica, a["totals"][:1]
+        finish = layout.function(self, BACKWARD_FILE, "batch_norm_backward_sums")
         totals, backward_sums = a["backward_totals"].reshape(-1), a["backward_sums"]
+        results = [totals, count, backward_sums, a["dweight"], a["dbias"]]
+        if self.group.gradient_sums_of:
+            enqueue = self._add_gradient_sums(results)
+        else:
+            enqueue = self._sum_gradient(layout, results)
 
         def run(context: Context) -> None:
-            size, single = context.n * pixels, self._is_single()
-            layout.enqueue(add_up, size, [
-                *maps, a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"],
-                totals, count, backward_sums, a["dweight"], a["dbias"], np.int32(size),
-                np.int32(channels), np.int32(single),
-            ])  # fmt: skip
+            single = self._is_single()
+            enqueue(context.n, np.int32(single))
             if not single:
                 replica.enqueue_statistics_sum(totals)
                 arguments = totals, count, a["moments"], backward_sums, np.int32(channels)
@@ -229,9 +240,43 @@ class BatchNormOperation(Operation):
 
         return run
 
+    def _sum_gradient(
+        self, layout: ChannelLaunch, results: list[Any]
+    ) -> Callable[[int, np.int32], None]:
+        """Return a function that enqueues the sums over the gradient of some samples."""
+        a, mask = self.arrays, relu_mask(self.group)
+        function = layout.function(
+            self, BACKWARD_FILE, "batch_norm_backward_statistics",
+            RELU_MASK=mask, STORE_DZ=int(self._adds),
+        )  # fmt: skip
+        y = a["y"] if mask == MASK_FROM_Y else a["dy"]
+        maps = [a["dy"], y, a["x"], a["dx2"] if self._adds else a["dy"]]
+        constants = [a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"]]
+        channels, pixels = np.int32(self._channels), self._pixels
+
+        def enqueue(samples: int, finish: np.int32) -> None:
+            count = samples * pixels
+            sizes = [np.int32(count), channels, finish]
+            layout.enqueue(function, count, [*maps, *constants, *results, *sizes])
+
+        return enqueue
+
+    def _add_gradient_sums(self, results: list[Any]) -> Callable[[int, np.int32], None]:
+        """Return a function that adds the sums that the group after this one has written."""
+        moments = self.arrays["moments"]
+        add_up = self._sums_kernel(
+            BACKWARD_FILE, "batch_norm_backward_statistics_of_sums", "gradient_sums"
+        )
+
+        def enqueue(samples: int, finish: np.int32) -> None:
+            add_up([moments, *results, finish])
+
+        return enqueue
+
     def _backward_input(self) -> Kernel:
         a, layout, channels = self.arrays, self._launch(sums=False), self._channels
-        mask = NO_MASK if self._adds else relu_mask(self.group)
+        is_masked = self._adds or self.group.gradient_sums_of
+        mask = NO_MASK if is_masked else relu_mask(self.group)
         function = layout.function(
             self, "batch_norm_backward_input.cu", "batch_norm_backward_input", RELU_MASK=mask
         )

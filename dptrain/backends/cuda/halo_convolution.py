@@ -220,8 +220,13 @@ class HaloConvolution(GatherConvolution):
             (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
             self.geometry, epilogue=fused_epilogue(self.group), fuses_dropout=True,
             tensor_maps=self._tensor_maps(tile, self.arrays["x"]),
-            row_samples=tile.view.row_samples, fuses_sums=True,
+            row_samples=tile.view.row_samples, summed=self.output_sums,
         )  # fmt: skip
+
+    @property
+    def output_sums(self) -> list[Array]:
+        """Last arguments of the kernel of the forward product, which receive its sums."""
+        return [self.arrays["sums"]] if self.group.sums else []
 
     def backward_input(self) -> Kernel:
         tile = self._tile(Phase.BACKWARD_INPUT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
@@ -73,11 +73,14 @@ def pixel_tiles(view: InputView, *, pooled: bool) -> Iterator[PixelTile]:
             yield PixelTile(lines * pitch, lines, strip=False)
 
 
+@lru_cache(maxsize=64)
 def implicit_gemm_candidates(
     view: InputView, precision: str, limits: DeviceLimits, *, pooled: bool = False,
     epilogue: int = 0,
-) -> Iterator[ImplicitGemmTile]:  # fmt: skip
-    """Yield the feasible tile configurations of a convolution.
+) -> tuple[ImplicitGemmTile, ...]:  # fmt: skip
+    """Return the feasible tile configurations of a convolution.
+
+    A plan needs them several times for each layer, and each time takes a few tenths of a second.
 
     Args:
         view: the input.
@@ -87,6 +90,13 @@ def implicit_gemm_candidates(
         epilogue: fused layers that are undone while the input is read, ``EPILOGUE`` of
             ``epilogue.cuh``.
     """
+    return tuple(_candidates(view, precision, limits, pooled=pooled, epilogue=epilogue))
+
+
+def _candidates(
+    view: InputView, precision: str, limits: DeviceLimits, *, pooled: bool, epilogue: int
+) -> Iterator[ImplicitGemmTile]:
+    """Yield the configurations that `implicit_gemm_candidates` returns."""
     tf32x3 = precision == "fp32"
     element_bytes = ELEMENT_BYTES["tf32" if tf32x3 else precision]
     shapes = [(*shape, 0, 0) for shape in BLOCK_SHAPES]

@@ -114,9 +114,7 @@ def rank_implicit_gemm_tiles(
     Args:
         view, precision, samples, limits, pooled, epilogue: as for `select_implicit_gemm_tile`.
     """
-    candidates = list(
-        implicit_gemm_candidates(view, precision, limits, pooled=pooled, epilogue=epilogue)
-    )
+    candidates = implicit_gemm_candidates(view, precision, limits, pooled=pooled, epilogue=epilogue)
     plain = [(one_wave_cycles(tile, samples), tile) for tile in candidates if not tile.persistent]
     persistent = [
         (steady_cycles(tile, samples), tile)

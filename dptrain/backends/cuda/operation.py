@@ -69,6 +69,11 @@ class Operation(ABC):
         """Return the rows of sums of the output that forward can write; 0 if it cannot."""
         return 0
 
+    @classmethod
+    def gradient_sum_rows(cls, group: Group, setting: Setting) -> int:
+        """Return the rows of sums of the input gradient that a stage can write; 0 if it cannot."""
+        return 0
+
     def __init__(self, group: Group, arrays: Arrays, replica: CudaReplica) -> None:
         self.group, self.arrays, self.replica = group, arrays, replica
         self.device: Device = replica.device

@@ -324,7 +324,8 @@ class WeightedOperation(Operation):
         adds: bool = False,
         classes: int = 1,
         row_samples: int = 1,
-        fuses_sums: bool = False,
+        summed: Sequence[Any] = (),
+        macros: Mapping[str, int] | None = None,
         split_terms: int = 0,
     ) -> Kernel:
         """Return the stage of a product with `rows` rows per sample, or per `row_samples` samples.
@@ -340,8 +341,9 @@ class WeightedOperation(Operation):
             tensor_maps: TMA descriptors, passed together as the very first argument.
             adds: whether the result is added to what is stored.
             row_samples: see `InputView`; 1 for other kernels.
-            fuses_sums: whether the kernel can also sum its output. If the group does, the grid is
-                that of a whole batch.
+            summed: last arguments of a kernel that also sums its result by channel, which is
+                compiled with ``SUMS``. The grid is then that of a whole batch.
+            macros: further ones.
             split_terms: ``SPLIT_TERMS`` of a kernel with split-K; 0 for other kernels.
             classes: number of products, which blocks with another z compute. A kernel with several
                 is compiled with ``STRIDED``.
@@ -350,13 +352,13 @@ class WeightedOperation(Operation):
         macros = {
             **tile.defines,
             **self.defines,
+            **(macros or {}),
             "EPILOGUE": epilogue,
             "PREFETCH_WEIGHTS": int(self.prefetches_weights),
         }
         if fuses_dropout:
             macros["EPILOGUE_DROPOUT"] = int(self.fuses_dropout)
-        sums = [self.arrays["sums"]] if fuses_sums and self.group.sums else []
-        if sums:
+        if summed:
             macros["SUMS"] = 1
         if split_terms:
             macros["SPLIT_TERMS"] = split_terms
@@ -374,12 +376,12 @@ class WeightedOperation(Operation):
         }
 
         def run(context: Context) -> None:
-            if context.n or sums:
-                samples = self.batch_size if sums else context.n
+            if context.n or summed:
+                samples = self.batch_size if summed else context.n
                 function(
                     tile.grid(ceil_div(samples, row_samples) * rows, columns, parts * classes),
                     tile.block,
-                    [*arrays, np.int32(context.n), *trailing, *last[context.training], *sums],
+                    [*arrays, np.int32(context.n), *trailing, *last[context.training], *summed],
                     shared_bytes=tile.shared_bytes,
                 )  # fmt: skip
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from dptrain.backends.cuda import wgmma_convolution_tiles
+from dptrain.backends.cuda.batch_norm import MASK_FROM_X, MASK_FROM_Y, NO_MASK, relu_mask
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.few_channel_wgrad_tiles import FewChannelWgradTile
 from dptrain.backends.cuda.gather_cost import CYCLES_PER_US, halo_us
@@ -45,7 +47,7 @@ from dptrain.backends.cuda.wgrad_tiles import WgradTile, estimate_cycles, gather
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout
 from dptrain.network.network import Node
-from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting, stage_name
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, stage_name
 from dptrain.plan.selection import KernelSelection
 
 FILE = "conv2d_wgmma.cu"
@@ -53,6 +55,9 @@ FILE = "conv2d_wgmma.cu"
 OPERAND, TRANSPOSED = "operand_weight", "transposed"
 """Buffers of the weights in the operand type (rounded in bf16, transposed in tf32), and of the
 transposed gradient of the result for the weight gradient in tf32."""
+
+GRADIENT_SUMS = "gradient_sums"
+"""Buffer of the sums of the input gradient for a batch normalisation."""
 
 PARTS: Mapping[Phase, str] = {
     Phase.FORWARD: "forward_partial", Phase.BACKWARD_INPUT: "input_partial",
@@ -64,6 +69,11 @@ ADDED, STRIDED, STRIDED_WEIGHT = 1.15, 1.4, 1.3
 stored, of those with strides, and of weight gradients with strides. In ResNet-18 (32×32) on an
 H200, these took 1.2 times (the median of 16 products), 1.5 times (12) and 1.4 times (24) as long as
 estimated."""
+
+SUMMED_BYTES_PER_US = {NO_MASK: 6e6, MASK_FROM_X: 6e6, MASK_FROM_Y: 1.3e6}
+"""Bytes of an input gradient for which a µs is saved if it is summed where it is computed, by
+``RELU_MASK``. A kernel of its own reads the gradient once more; with a mask from y, it also writes
+it. Measured with 20 products of ResNet-18 (32×32) and 30 of ResNet-50 in tf32 (H200)."""
 
 Maps = Sequence[np.void]
 
@@ -132,6 +142,8 @@ class WgmmaConvolution(HaloConvolution):
             return next(named, None)
         microseconds, best = select_config(product, limits)
         fastest_us, fastest = cls.others(group, setting, phase)[0]
+        if phase is Phase.BACKWARD_INPUT and best.split_k.count == 1:
+            fastest_us += cls._summing_us(group, setting)
         faster = wgmma_convolution_tiles.MARGIN * microseconds < fastest_us
         selected = setting.selection.pick(
             stage,
@@ -178,6 +190,15 @@ class WgmmaConvolution(HaloConvolution):
         return _scaled(microseconds, halo, ranked)
 
     @staticmethod
+    def _summing_us(group: Group, setting: Setting) -> float:
+        """Return the µs that are saved if the input gradient is summed where it is computed."""
+        if group.normalization is None:
+            return 0.0
+        size = setting.batch_size * math.prod(group.head.input_shape)
+        nbytes = size * np.dtype(setting.activations).itemsize
+        return nbytes / SUMMED_BYTES_PER_US[relu_mask(group.normalization)]
+
+    @staticmethod
     def _halo_wgrad_us(tile: WgradTile, group: Group, setting: Setting) -> float:
         """Return the estimated µs of a weight gradient over halo tiles."""
         view, strides = InputView.forward(group.head), _conv(group.head).strides
@@ -215,6 +236,16 @@ class WgmmaConvolution(HaloConvolution):
         pixels = setting.batch_size * math.prod(group.head.output_maps[1:])
         blocks, *_ = config.tile.grid(pixels, group.head.output_maps[0])
         return blocks
+
+    @classmethod
+    def gradient_sum_rows(cls, group: Group, setting: Setting) -> int:
+        config = cls.wgmma_config(group, setting, Phase.BACKWARD_INPUT)
+        if config is None or config.split_k.count > 1:
+            return 0
+        classes = pixel_classes(group.head)
+        pixels = setting.batch_size * max(each.pixels for each in classes)
+        blocks, *_ = config.tile.grid(pixels, group.head.input_maps[0])
+        return blocks * len(classes)
 
     @classmethod
     def reads_operand_weights(cls, group: Group, setting: Setting, phase: Phase) -> bool:
@@ -264,6 +295,15 @@ class WgmmaConvolution(HaloConvolution):
             buffers[TRANSPOSED] = BufferSpec(shape, "float32")
             wgrad = phases[Phase.BACKWARD_WEIGHT]
             phases[Phase.BACKWARD_WEIGHT] = replace(wgrad, writes=(*wgrad.writes, TRANSPOSED))
+        if group.normalization is not None:
+            shape = cls.gradient_sum_rows(group, setting), 2, group.head.input_maps[0]
+            buffers[GRADIENT_SUMS] = BufferSpec(shape, "float32")
+            masked = ("x",) if relu_mask(group.normalization) == MASK_FROM_Y else ()
+            reads = "normalized", "normalized_moments", *masked
+            summing = phases[Phase.BACKWARD_INPUT]
+            phases[Phase.BACKWARD_INPUT] = Access(
+                (*summing.reads, *reads), (*summing.writes, GRADIENT_SUMS)
+            )
         if Phase.BACKWARD_INPUT in readers:
             reader = phases[Phase.BACKWARD_INPUT]
             phases[Phase.BACKWARD_INPUT] = replace(reader, reads=(*reader.reads, OPERAND))
@@ -302,7 +342,8 @@ class WgmmaConvolution(HaloConvolution):
             FILE, "conv2d_forward_wgmma", config,
             math.prod(self.group.head.output_maps[1:]), filters,
             (a["x"], weights, a["bias"], a.get(PARTS[Phase.FORWARD], y)), self.geometry,
-            epilogue=epilogue, tensor_maps=maps, fuses_sums=True, split_terms=_split_terms(config),
+            epilogue=epilogue, tensor_maps=maps, summed=self.output_sums,
+            split_terms=_split_terms(config),
         )  # fmt: skip
         size = math.prod(self.group.head.output_shape)
         return self._with_reduction(Phase.FORWARD, config, product, y, size, epilogue)
@@ -324,11 +365,24 @@ class WgmmaConvolution(HaloConvolution):
             (a[self._dz], weights, a.get(PARTS[Phase.BACKWARD_INPUT], a["dx"])), self.geometry,
             epilogue=NO_EPILOGUE, tensor_maps=maps, adds="dx" in self.group.adds,
             classes=math.prod(self.layer.strides), split_terms=_split_terms(config),
+            **self._gradient_sums(),
         )  # fmt: skip
         size = math.prod(head.input_shape)
         return self._with_reduction(
             Phase.BACKWARD_INPUT, config, product, a["dx"], size, NO_EPILOGUE
         )
+
+    def _gradient_sums(self) -> dict[str, Any]:
+        """Return the arguments of `product` with which dx is masked and summed, if it is."""
+        if self.group.normalization is None:
+            return {}
+        names = "moments", "weight", "bias"
+        normalization = [self.arrays[f"normalized_{name}"] for name in names]
+        arrays = self.arrays["normalized"], self.arrays["x"], *normalization
+        return {
+            "summed": (*arrays, self.arrays[GRADIENT_SUMS]),
+            "macros": {"RELU_MASK": relu_mask(self.group.normalization)},
+        }
 
     def _with_reduction(
         self, phase: Phase, config: GemmConfig, product: Kernel, result: Array, size: int,

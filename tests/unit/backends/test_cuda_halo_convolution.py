@@ -175,6 +175,7 @@ def nearest_tile(
 ) -> Any:
     """Return a `select_implicit_gemm_tile` whose tile has the `facts` nearest to `wanted`."""
 
+    @functools.cache
     def select(
         view: InputView, precision: str, samples: int, limits: DeviceLimits, **known: Any
     ) -> Any:

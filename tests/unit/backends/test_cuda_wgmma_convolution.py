@@ -8,6 +8,7 @@ import pytest
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cuda import wgmma_convolution_tiles
+from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.hardware import DEVICES
 from dptrain.backends.cuda.wgmma_convolution import PARTS
 from dptrain.backends.cuda.wgmma_convolution_tiles import (
@@ -58,6 +59,25 @@ PLAIN = Network(
         ReLU(), MaxPool2d((2, 1)), Flatten(), Dense(3),
     ],
     name="plain",
+)  # fmt: skip
+
+
+# Normalisations with and without ReLU and addition, of which a convolution sums the gradients. The
+# last convolution has strides.
+RESIDUAL = Network.from_nodes(
+    (32, 5, 6),
+    [
+        NodeSpec(Conv2d(32, 1, padding=0, bias=False)), NodeSpec(BatchNorm2d()),
+        NodeSpec(ReLU(), "start"),
+        NodeSpec(Conv2d(64, bias=False), "first"), NodeSpec(BatchNorm2d()), NodeSpec(ReLU()),
+        NodeSpec(Conv2d(32, bias=False), "second"), NodeSpec(BatchNorm2d(), "end"),
+        NodeSpec(Add(), "sum", ("end", "start")), NodeSpec(ReLU()),
+        NodeSpec(Conv2d(32, stride=2, bias=False, rounding="floor"), "third"),
+        NodeSpec(BatchNorm2d()),
+        NodeSpec(Conv2d(32, 1, padding=0, bias=False), "fourth"), NodeSpec(BatchNorm2d()),
+        NodeSpec(Flatten()), NodeSpec(Dense(3)),
+    ],
+    name="residual",
 )  # fmt: skip
 
 
@@ -173,6 +193,7 @@ def test_recomputed_activations_have_the_same_statistics(monkeypatch: pytest.Mon
     for recompute in (False, True):
         replica = make_replica(network, "cuda", 2, precision="tf32", recompute=recompute)
         assert sum(group.sums for group in replica.plan.groups) == 6
+        assert sum(group.normalization is not None for group in replica.plan.groups) > 2
         assert recompute == any(name.endswith(".sums") for name in replica.plan.recomputed)
         x = np.random.default_rng(5).standard_normal((2, 32, 4, 4), np.float32)
         loss = replica.forward_backward(x, np.array([0, 2]))
@@ -180,3 +201,39 @@ def test_recomputed_activations_have_the_same_statistics(monkeypatch: pytest.Mon
     assert results[0][0] == results[1][0]
     for name, gradient in results[0][1].items():
         np.testing.assert_array_equal(results[1][1][name], gradient, name)
+
+
+@pytest.mark.usefixtures("in_random_order")
+@pytest.mark.parametrize("number", range(len(TILES)), ids=[str(tile) for tile in TILES])
+def test_gradients_are_summed_where_they_are_computed(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_gradients_are_summed(number, monkeypatch)
+
+
+def assert_gradients_are_summed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with sums by kernels of their own; the second step has fewer samples.
+
+    Args:
+        number: of the tile.
+        monkeypatch: selects the tile.
+    """
+    monkeypatch.setattr(wgmma_convolution_tiles, "TILES", (TILES[number],))
+    monkeypatch.setattr(wgmma_convolution_tiles, "MAX_FEW_PARTS", 1)
+    summing = make_replica(RESIDUAL, "cuda", 3, precision="tf32")
+    found = {group.name: group.normalization for group in summing.plan.groups}
+    normalized = {name: each.name for name, each in found.items() if each is not None}
+    assert normalized == {
+        "first": "batchnorm1+start", "second": "batchnorm2+relu2", "third": "end+sum+relu3",
+        "fourth": "batchnorm4",
+    }  # fmt: skip
+    monkeypatch.setattr(CudaBackend, "sums_gradient", lambda *args: False)
+    separate = make_replica(RESIDUAL, "cuda", 3, precision="tf32")
+    assert not any(group.normalization for group in separate.plan.groups)
+    x = np.random.default_rng(6).standard_normal((3, *RESIDUAL.input_shape), np.float32) + 1.0
+    for samples in (3, 2):
+        for replica in (summing, separate):
+            replica.forward_backward(x[:samples], np.arange(samples))
+        for name, gradient in separate.gradients.items():
+            limit = 2e-3 * np.abs(gradient).max()
+            np.testing.assert_allclose(summing.gradients[name], gradient, 0, limit, err_msg=name)

@@ -91,8 +91,8 @@ def test_kernels_are_right_on(processor, tmp_path):
     }
     parts = ("convolution", "winograd", "winograd_rgb", "algorithms", "matmul", "memory", "maps")
     files = [str(HERE / f"test_numba_{part}.py") for part in parts]
-    # Winograd algorithms of several sizes differ by constants; each takes 14 s to compile for AVX2.
-    sizes = "not four" if processor == "AVX2" else "not four and not five"
+    # Winograd algorithms of several sizes differ by constants, and take long to compile.
+    sizes = "not four and not five"
     chosen = (
         f"(pooled and 2/2 and {sizes}) or (pooled and 3/2 and wide) or (numba_winograd and vectors)"
         " or (input and 32 and 129) or (winograd_rgb and odd) or memory"
