@@ -34,7 +34,9 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
         for (int k = 0; k < VECTOR; ++k)
             constants.scale.at[k] *= 1.0f / sqrtf(variance.at[k] + epsilon);
     }
-#pragma unroll 4
+    // Vectors of four and of eight channels are fastest so.
+    constexpr int PIXELS = VECTOR > 4 ? 4 : 2;
+#pragma unroll PIXELS
     for (int pixel = thread.first; pixel < pixels; pixel += thread.stride) {
         const int i = thread.at(pixel);
         Floats values = load(x, i), other = {};

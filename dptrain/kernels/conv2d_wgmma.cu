@@ -297,6 +297,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
 
 // Store pixels of a class, counted over all samples. If ADD_GRADIENT, add to what is stored.
 struct StoreClass {
+    static constexpr bool DIVIDES = STRIDED;  // To find the place of a row.
+
     Number* y;
     int height, width;
     PixelClass vertical, horizontal;
@@ -316,13 +318,13 @@ struct StoreClass {
 #pragma unroll
         for (int v = 0; v < N; ++v) values[v] += to_float(stored.at[v]);
     }
-    template <int N> __device__ void pixel(int i, int column, float (&values)[N]) const {
-        Number* const to = y + offset(i) + column;
+    template <int N> __device__ void pixel(int offset, int column, float (&values)[N]) const {
+        Number* const to = y + offset + column;
         if (ADD_GRADIENT) add(values, *reinterpret_cast<const Pack<Number, N>*>(to));
         write<IN_VECTOR>(to, 0, N, values);
     }
-    template <int N> __device__ void load(GradientPixel<N>& pixel, int i, int column) const {
-        const int at = offset(i) + column;
+    template <int N> __device__ void load(GradientPixel<N>& pixel, int offset, int column) const {
+        const int at = offset + column;
         pixel.load(normalization, at);
         if (ADD_GRADIENT) pixel.stored = *reinterpret_cast<const Pack<Number, N>*>(y + at);
     }
@@ -334,6 +336,8 @@ struct StoreClass {
         write<IN_VECTOR>(y + loaded.at, 0, N, values);
     }
 };
+
+__device__ inline int row_place(const StoreClass& store, int row) { return store.offset(row); }
 
 // Tensor maps: weights, then dz for each class. The weights are rounded in bf16.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)

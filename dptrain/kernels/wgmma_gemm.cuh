@@ -105,6 +105,9 @@ template <bool K_MAJOR_> struct TiledMatrix {
 #endif
 };
 
+// What store.pixel() needs of a row of C: by default its number. Each lane computes it for one row.
+template <class Store> __device__ inline int row_place(const Store&, int row) { return row; }
+
 template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
     // Whether A is read into registers, and the fragments that are read at once. With wide tiles and
     // more than 256 resident threads, two would exceed the registers, and wgmma would be serialized.
@@ -260,6 +263,11 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
         return reinterpret_cast<float*>(memory) + warp * WARP_FLOATS;
     }
 
+    // The place of the row of line lane % 16 of this warp.
+    template <class Store> __device__ int place_of_lane(const Store& store) const {
+        return row_place(store, min(top + tile_row(threadIdx.x % 16), store.rows - 1));
+    }
+
     // Read WIDTH adjacent elements of a line of the exchanged tile.
     template <int WIDTH>
     __device__ void read_line(float (&values)[WIDTH], int line, int first) const {
@@ -277,7 +285,7 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
     template <class Store> __device__ void store_tile(const Store& store) const {
         constexpr int WIDTH = 16 / sizeof(*store.y),
                       ROW_VECTORS = (C_TRANSPOSED ? 16 : TILE_N) / WIDTH;
-        const int lane = threadIdx.x % 32;
+        const int lane = threadIdx.x % 32, places = place_of_lane(store);
 #pragma unroll 4
         for (int i = lane; i < 16 * TILE_N / WIDTH; i += 32) {
             const int line = i / ROW_VECTORS, first = i % ROW_VECTORS * WIDTH;
@@ -285,7 +293,8 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
             read_line(values, line, first);
             const int row = C_TRANSPOSED ? left + line : top + tile_row(line);
             const int column = C_TRANSPOSED ? top + tile_row(first) : left + first;
-            if (row < store.rows && column < store.columns) store.pixel(row, column, values);
+            const int place = C_TRANSPOSED ? row : __shfl_sync(~0u, places, line);
+            if (row < store.rows && column < store.columns) store.pixel(place, column, values);
         }
     }
 
@@ -300,6 +309,7 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
                       BATCH = LINES < 16 / NEXT ? LINES : 16 / NEXT;
         static_assert(!C_TRANSPOSED, "sums are those of columns");
         const int lane = threadIdx.x % 32;
+        const int places = Store::DIVIDES ? place_of_lane(store) : 0;
         float results[PARTS][2][WIDTH];
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
@@ -309,11 +319,15 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
 #pragma unroll 1
             for (int line = lane / LANES; line < 16; line += BATCH * NEXT) {
                 GradientPixel<WIDTH> pixels[BATCH];
+                int found[BATCH];
 #pragma unroll
-                for (int i = 0; i < BATCH; ++i) {
-                    const int row = top + tile_row(line + i * NEXT);
-                    if (exists && row < store.rows) store.load(pixels[i], row, column);
-                }
+                for (int i = 0; i < BATCH; ++i)
+                    found[i] = Store::DIVIDES ? __shfl_sync(~0u, places, line + i * NEXT)
+                                              : row_place(store, top + tile_row(line + i * NEXT));
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i)
+                    if (exists && top + tile_row(line + i * NEXT) < store.rows)
+                        store.load(pixels[i], found[i], column);
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     float values[WIDTH];
