@@ -8,6 +8,7 @@ from tests.unit.backends.test_cuda_wgmma_convolution import (
     BLOCK,
     PLAIN,
     always,  # noqa: F401
+    assert_gradients_are_summed,
     assert_results_of_tile,
 )
 
@@ -20,3 +21,10 @@ def test_every_tile_computes_what_the_gathering_kernels_do(
 ) -> None:
     for splits in (False, True):
         assert_results_of_tile(network, precision, number, monkeypatch, splits=splits)
+
+
+@pytest.mark.parametrize("number", range(len(TILES)))
+def test_gradients_are_summed_where_they_are_computed(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_gradients_are_summed(number, monkeypatch)
