@@ -75,10 +75,11 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
 
     int c;
     Doubles<2> total;
-    const bool has_result = sum_over_rows(gridDim.x, channels, c, total, [&](int block, int channel) {
+    const auto term = [&](int block, int channel) {
         const float* row = partial + block * 2 * channels + channel;
         return Doubles<2>{{__ldcg(row), __ldcg(row + channels)}};
-    });
+    };
+    const bool has_result = sum_over_rows(gridDim.x, channels, c, total, term);
     if (has_result)
         store_gradients(totals, count, backward_sums, dweight, dbias, moments, channels, c,
                         total.at[0], total.at[1], finish);

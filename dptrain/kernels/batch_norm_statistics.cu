@@ -44,13 +44,14 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
 
     int c;
     Doubles<2> total;
-    const bool has_result = sum_over_rows(gridDim.x, channels, c, total, [&](int block, int channel) {
+    const auto term = [&](int block, int channel) {
         const float* row = partial + block * 3 * channels + channel;
         const double sum = __ldcg(row), squares = __ldcg(row + channels);
         const double count = pixels_of_block(block, pixels), by = __ldcg(row + 2 * channels);
         if (pixels == 0) return Doubles<2>{};
         return Doubles<2>{{sum + count * by, squares + 2.0 * by * sum + count * by * by}};
-    });
+    };
+    const bool has_result = sum_over_rows(gridDim.x, channels, c, total, term);
     if (!has_result) return;
     totals[1 + c] = total.at[0];
     totals[1 + channels + c] = total.at[1];

@@ -129,10 +129,11 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
         int c;
         Doubles<1> total;
         __syncthreads();
-        const bool has_result = sum_over_rows(gridDim.x, g.channels, c, total, [&](int block, int channel) {
+        const auto term = [&](int block, int channel) {
             return Doubles<1>{{__ldcg(partial + (block * (taps + 1) + tap + t) * g.channels +
                                       channel)}};
-        });
+        };
+        const bool has_result = sum_over_rows(gridDim.x, g.channels, c, total, term);
         if (has_result) (is_bias ? db : dw + (tap + t) * g.channels)[c] = float(total.at[0]);
     }
 }

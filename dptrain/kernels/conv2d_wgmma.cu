@@ -261,9 +261,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     const Part part(patches.terms());
     wgmma_gemm<false>(a, weights, part.first, part.stop, part.store(y, rows, g.filters));
 #else
-    wgmma_gemm<false, SUMS ? OUTPUT_SUMS : NO_SUMS>(a, weights, 0, patches.terms(),
-                            StoreOutput{y, nullptr, b, rows, g.filters, 1,
-                                        EPILOGUE_ARGUMENTS} SUMS_ARGUMENT);
+    wgmma_gemm<false, SUMS ? OUTPUT_SUMS : NO_SUMS>(
+        a, weights, 0, patches.terms(),
+        StoreOutput{y, nullptr, b, rows, g.filters, 1, EPILOGUE_ARGUMENTS} SUMS_ARGUMENT);
 #endif
 }
 

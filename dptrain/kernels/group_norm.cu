@@ -146,10 +146,11 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     if (!is_last_block(tickets)) return;
     int c;
     Doubles<2> total;
-    const bool has_result = sum_over_rows(gridDim.x, channels, c, total, [&](int block, int channel) {
+    const auto term = [&](int block, int channel) {
         const float* row = partial + block * 2 * channels + channel;
         return Doubles<2>{{__ldcg(row), __ldcg(row + channels)}};
-    });
+    };
+    const bool has_result = sum_over_rows(gridDim.x, channels, c, total, term);
     if (!has_result) return;
     dbias[c] = float(total.at[0]);
     dweight[c] = float(total.at[1]);

@@ -156,6 +156,18 @@ def test_every_phase_computes_what_the_gathering_kernels_do(
     assert_results_of_tile(network, precision, number, monkeypatch, splits=splits)
 
 
+def test_other_kernels_compute_classes_without_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps with one row have no odd rows, which a tensor map cannot describe."""
+    layers = [
+        Conv2d(32, 1, padding=0, bias=False),
+        Conv2d(32, stride=2, bias=False, rounding="floor"), Flatten(), Dense(3),
+    ]  # fmt: skip
+    monkeypatch.setattr(wgmma_convolution_tiles, "TILES", (TILES[4],))
+    replica = make_replica(Network((32, 1, 5), layers, name="row"), "cuda", 3, precision="tf32")
+    assert algorithms(replica.plan).count(WgmmaTile.ALGORITHM) == 3
+    assert_steps_as_gathered(replica, (3, 2))
+
+
 def test_split_sums_receive_the_bias_of_a_folded_normalisation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
