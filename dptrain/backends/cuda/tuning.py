@@ -26,6 +26,7 @@ from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.replica import Kernel, Replica
 from dptrain.network.files import network_to_dict
 from dptrain.network.random_batch import random_batch
+from dptrain.plan.lowering import STATISTICS_PHASES, Phase, stage_name
 from dptrain.plan.plan import Plan, with_selection
 from dptrain.plan.selection import MAX_CANDIDATES, KernelSelection, RankedSelection
 
@@ -164,8 +165,9 @@ def tune(
 ) -> Tuning:
     """Measure the candidates of each stage.
 
-    A candidate rank begins only if the time that the previous one took is left. The kernels with
-    the lowest estimates do not count: training compiles most of them in any case.
+    If one of them computes sums for the statistics of another stage, the time of that stage counts
+    for all of them. A candidate rank begins only if the time that the previous one took is left.
+    The kernels with the lowest estimates do not count: training compiles most of them in any case.
 
     Args:
         backend: has a device; memory for a replica of `plan` must be free.
@@ -179,6 +181,7 @@ def tune(
     end = math.inf
     found: dict[str, list[tuple[float, Any]]] = {}
     times: dict[tuple[str, int], float] = {}
+    summed: dict[str, str] = {}
     ranks, complete = MAX_CANDIDATES, True
     for rank in range(MAX_CANDIDATES):
         if rank and rank >= ranks:
@@ -193,25 +196,56 @@ def tune(
         # A selection that only decides about another one has no stage.
         existing = {stage.name for stage, _ in replica.stages}
         wanted = {stage for stage in existing if len(found.get(stage, ())) > max(rank, 1)}
-        timed = _time_stages(replica, wanted, measure, clock, end)
+        statistics = {s.name for s, _ in replica.stages if s.phase in STATISTICS_PHASES}
+        also = statistics if wanted else set()
+        timed = _time_stages(replica, wanted | also, measure, clock, end)
         times |= {(stage, rank): value for stage, value in timed.items()}
+        summed |= _summed_stages(replica.plan)
         del replica
         gc.collect()  # A replica and its kernels refer to each other.
         report(rank + 1, ranks)
-        complete = len(timed) == len(wanted)
+        complete = wanted <= timed.keys()
         now = clock()
         if not complete or (rank + 1 < ranks and now + (now - start) > end):
             complete = complete and rank + 1 >= ranks
             break
     stages = {
         stage: tuple(
-            Candidate(str(candidate), cost / pairs[0][0], times.get((stage, rank)))
+            Candidate(str(candidate), cost / pairs[0][0], _time_of(stage, rank, times, summed))
             for rank, (cost, candidate) in enumerate(pairs)
         )
         for stage, pairs in found.items()
         if stage in existing
     }
     return Tuning(stages, complete)
+
+
+def _summed_stages(plan: Plan) -> dict[str, str]:
+    """Return the stages that compute sums for the statistics of another one, and its name."""
+    found = {}
+    for group in plan.groups:
+        if group.sums_of:
+            writer = stage_name(group.sums_of, Phase.FORWARD)
+            found[writer] = stage_name(group.name, Phase.STATISTICS)
+        if group.gradient_sums_of:
+            writer = stage_name(group.gradient_sums_of, Phase.BACKWARD_INPUT)
+            found[writer] = stage_name(group.name, Phase.BACKWARD_STATISTICS)
+    return found
+
+
+def _time_of(
+    stage: str, rank: int, times: Mapping[tuple[str, int], float], summed: Mapping[str, str]
+) -> float | None:
+    """Return the time of a candidate, with that of the statistics that it may sum; None if unknown.
+
+    Args:
+        stage, rank: of the candidate.
+        times: of stages by name and rank.
+        summed: the stages of statistics, by name of the stage that may sum for them.
+    """
+    own = times.get((stage, rank))
+    other = times.get((summed[stage], rank)) if stage in summed else 0.0
+    return None if own is None or other is None else own + other
 
 
 def _time_stages(

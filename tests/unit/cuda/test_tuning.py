@@ -21,7 +21,7 @@ from dptrain.backends.replica import Kernel, Replica
 from dptrain.errors import UserError
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
 from dptrain.network.zoo import build_network
-from dptrain.plan.lowering import stage_name
+from dptrain.plan.lowering import Phase, stage_name
 from dptrain.plan.plan import Plan, make_plan, with_selection
 from dptrain.plan.selection import MAX_CANDIDATES, KernelSelection, RankedSelection
 from tests.devices.planned import PlannedDevice
@@ -90,6 +90,28 @@ def test_all_candidates_of_a_stage_can_compute_it(network: str, precision: str) 
                     compared += 1
                     used += explanation.tile.startswith(str(pairs[rank][1]))
     assert used == compared > 0
+
+
+def test_statistics_count_for_the_kernel_that_sums_for_them() -> None:
+    """A kernel that also sums takes twice as long, and saves five times as much."""
+    backend = CudaBackend(PlannedDevice(DEVICES["H100"]))
+    plan = make_plan(find_network("resnet18-cifar"), backend, 128, precision="tf32")
+
+    def time_kernel(replica: Replica, kernel: Kernel) -> Sequence[float]:
+        (stage,) = (stage for stage, each in replica.stages if each is kernel)
+        (group,) = (group for group in replica.plan.groups if group.name == stage.group)
+        if stage.phase is Phase.BACKWARD_STATISTICS:
+            return [1.0 if group.gradient_sums_of else 6.0]
+        return [2.0 if stage.phase is Phase.BACKWARD_INPUT and group.normalization else 1.0]
+
+    found = tune(backend, plan, budget_s=1e9, time_kernel=time_kernel)
+    selected, compared = dict(found.selection.names), 0
+    for stage, candidates in found.stages.items():
+        times = {each.name: each.time_ms for each in candidates}
+        if {3.0, 7.0} <= set(times.values()):
+            compared += 1
+            assert times[selected.get(stage, candidates[0].name)] == 3.0
+    assert compared > 0
 
 
 def test_compiling_the_first_kernels_takes_no_part_of_the_time() -> None:
