@@ -66,8 +66,8 @@ template <bool K_MAJOR> struct SliceLayout {
 // An operand has K_MAJOR, `element(i, k)`, and `slices<EXTENT>(first, k)`: the slices of EXTENT rows
 // of A or columns of B from `first` on, beginning with the terms from k on. Their method
 // copy(to, barrier) starts the copies of one slice, and next() goes on to the following TILE_K terms.
-// One thread copies all slices of a block, so next() must not divide: with about eight divisions for
-// each slice, that thread would take longer than the tensor cores.
+// One thread copies all slices of a block, so next() should not divide: with about eight divisions
+// for each slice, products took 2 to 5% longer.
 
 // A matrix (count, terms) with adjacent terms (K_MAJOR), or (terms, count), in rows of `pitch`
 // elements. `map` is its tensor map.
