@@ -392,11 +392,11 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
     }
 };
 
-// Compute the tile (blockIdx.x, blockIdx.y) of Σ over k in [first, stop) of A[i, k] B[k, j] and
-// store it. `first` is a multiple of TILE_K; the operands end at `stop` or it is a multiple too.
-// Also store sums of its columns, if requested.
+// Sums of columns that are stored with a tile: none, those of output_sums.cuh, or of gradient_sums.cuh.
 enum Summed { NO_SUMS, OUTPUT_SUMS, GRADIENT_SUMS };
 
+// Compute the tile (blockIdx.x, blockIdx.y) of Σ over k in [first, stop) of A[i, k] B[k, j] and
+// store it. `first` is a multiple of TILE_K; the operands end at `stop` or it is a multiple too.
 template <bool C_TRANSPOSED, Summed SUMMED = NO_SUMS, class A, class B, class Store>
 __device__ void wgmma_gemm(const A& a, const B& b, int first, int stop, const Store& store,
                            float* sums = nullptr) {
