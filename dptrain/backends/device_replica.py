@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,44 @@ from numpy.typing import NDArray
 
 from dptrain.backends.replica import CropWindowReplica, Kernel, Listener
 from dptrain.plan.flat import SUMS
+from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Stage
 
 SumsFuture = Callable[[float], list[float]]
 """Waits at most so many seconds for a step (`TimeoutError`) and returns its loss sums."""
 
 
-EnqueueStatisticsSum = Callable[[NDArray[Any]], None]
-"""Enqueues the sum of float64 numbers (K,) in device memory over all ranks, in place.
+@dataclass(eq=False)
+class SummedStatistics:
+    """Statistics of a stage that are summed over the ranks.
+
+    Attributes:
+        array: float64, in device memory: two sums of each channel, for the forward pass after the
+            number of pixels.
+        channels: their number.
+        column_channels: channels that a block of the stage's last kernel adds.
+        constants: uint64, what a kernel that adds them over the ranks needs (``rank_sums.cuh``);
+            the sum over GPUs sets it.
+    """
+
+    array: NDArray[Any]
+    channels: int
+    column_channels: int
+    constants: NDArray[Any]
+
+    @property
+    def has_count(self) -> bool:
+        """True if the number of pixels comes before the sums."""
+        return self.array.size > 2 * self.channels
+
+
+EnqueueStatisticsSum = Callable[[SummedStatistics], None]
+"""Enqueues the sum of statistics over all ranks, in place.
 
 All ranks call it for the same stages, also those without samples."""
 
 
-def leave_statistics(array: NDArray[Any]) -> None:
+def leave_statistics(statistics: SummedStatistics) -> None:
     """Enqueue nothing: the statistics of one rank are those of the minibatch."""
 
 
@@ -41,13 +67,17 @@ class DeviceReplica(CropWindowReplica, ABC):
             enqueued.
         loads_ahead: True if there are several input buffers.
         series_slots: staging slots of steps that are enqueued in series; none if they are not.
-        enqueue_statistics_sum: enqueues the sum of an array over the ranks, see
-            `EnqueueStatisticsSum`.
+        summed_statistics: what stages sum over the ranks, by group, phase and address.
+        statistics_ranks: ranks over which the kernels of stages add their statistics; 0 if stages
+            call `enqueue_statistics_sum`.
+        enqueue_statistics_sum: enqueues the sum of statistics, see `EnqueueStatisticsSum`.
     """
 
     max_steps_in_flight: int
     loads_ahead: bool = False
     series_slots: range = range(0)
+    summed_statistics: dict[tuple[str, Phase, int], SummedStatistics]
+    statistics_ranks: int = 1
     enqueue_statistics_sum: EnqueueStatisticsSum = staticmethod(leave_statistics)
 
     @property

@@ -108,10 +108,12 @@ def make_statistics_sum(world: World, replica: Replica, transport: str) -> Stati
     if world.size == 1 or not replica.plan.network.statistics:
         return None
     if transport in ("peer", "nccl"):
+        from dptrain.backends.device_replica import DeviceReplica
         from dptrain.comm.nccl import Nccl
         from dptrain.comm.peer import Peers, peer_error
         from dptrain.comm.statistics_devices import EnqueuedStatisticsSum
 
+        assert isinstance(replica, DeviceReplica)
         has_peers = transport == "peer" or peer_error(world, replica) is None
         return EnqueuedStatisticsSum(world, replica, Peers if has_peers else Nccl)
     if transport == "shared":

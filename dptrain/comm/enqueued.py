@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dptrain.backends.cuda.device import SUM_STREAM, Array, Device
+from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum, UpdateSlice
 from dptrain.comm.world import World
@@ -35,11 +36,11 @@ class Carrier(ABC):
         """Replace the array by that of rank 0 on every rank."""
 
     @abstractmethod
-    def sum_statistics(self, array: Array) -> None:
-        """Replace an array of float64 by Σ_r x_r on every rank, with the same bits.
+    def sum_statistics(self, statistics: SummedStatistics) -> None:
+        """Replace statistics by Σ_r x_r on every rank, with the same bits."""
 
-        Any array of up to `Shared.statistics` elements may be passed.
-        """
+    kernels_add_statistics: ClassVar[bool] = False
+    """True if the kernels that compute statistics can add them over the ranks themselves."""
 
     transport: ClassVar[str]
     """Its name in `dptrain.comm.TRANSPORTS`."""
@@ -58,13 +59,13 @@ class Shared:
 
     Attributes:
         all_reduced, reduced, broadcast: by operation; sizes are multiples of 16 bytes.
-        statistics: largest number of float64 elements that `Carrier.sum_statistics` receives.
+        statistics: what `Carrier.sum_statistics` receives, which need not be float32.
     """
 
     all_reduced: Sequence[Array] = ()
     reduced: Sequence[Array] = ()
     broadcast: Sequence[Array] = ()
-    statistics: int = 0
+    statistics: Sequence[SummedStatistics] = ()
 
 
 Connect = Callable[[World, Replica, Shared], Carrier]

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm.enqueued import Carrier, Shared
 from dptrain.comm.job import current_job
@@ -48,7 +49,8 @@ class Nccl(Carrier):
             self.nccl.NCCL_FLOAT32, 0, self.device.stream_address,
         )  # fmt: skip
 
-    def sum_statistics(self, array: Array) -> None:
+    def sum_statistics(self, statistics: SummedStatistics) -> None:
+        array = statistics.array
         address = self.device.address(array)
         self.communicator.allReduce(
             address, address, array.size,

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.enqueued import Carrier, Shared
@@ -23,8 +24,6 @@ from dptrain.plan.flat import SUMS
 VECTOR = 4
 """Numbers that ``all_reduce.cu`` sends by one instruction: 16 bytes."""
 VECTOR_BYTES = 4 * VECTOR
-DOUBLES = 2
-"""The same, in numbers of float64."""
 
 EMPTY = 0xFFFFFFFF
 """Bits of a number that has not arrived, as in ``all_reduce.cu``."""
@@ -74,7 +73,8 @@ class ReceiveBuffers:
         vectors: size of this rank's buffer, in vectors of 16 bytes.
 
     Attributes:
-        addresses: uint64 (ranks,), start of each rank's buffer as kernels of this rank access it.
+        each_address: start of each rank's buffer as kernels of this rank access it.
+        addresses: the same in device memory, uint64 (ranks,).
 
     Raises:
         UserError: a GPU cannot access another's memory; the same error on every rank.
@@ -92,9 +92,9 @@ class ReceiveBuffers:
             self.close()
             raise
         self.addresses = device.zeros((world.size,), "uint64")
-        addresses = [*self._others]
-        addresses.insert(world.rank, device.address(self._own))
-        device.upload(self.addresses, np.array(addresses, np.uint64))
+        self.each_address = [*self._others]
+        self.each_address.insert(world.rank, device.address(self._own))
+        device.upload(self.addresses, np.array(self.each_address, np.uint64))
 
     def _allocate(self, vectors: int) -> bytes:
         self._own, handle = self._device.share(vectors * VECTOR_BYTES)
@@ -133,6 +133,7 @@ class Peers(Carrier):
     """
 
     transport: ClassVar[str] = "peer"
+    kernels_add_statistics: ClassVar[bool] = True
 
     def __init__(
         self, world: World, replica: Replica, shared: Shared, timeout_s: float | None = None
@@ -161,9 +162,17 @@ class Peers(Carrier):
         for array in shared.reduced:
             vectors = self._add_channel(array, vectors, senders=self.size)
         vectors = vectors if world.is_rank_zero else received
-        if shared.statistics:
-            vectors = self._add_statistics_channel(shared.statistics, vectors)
+        self._statistics: list[tuple[SummedStatistics, Channel]] = []
+        for statistics in shared.statistics:
+            vectors = self._add_statistics_channel(statistics, vectors)
         self._buffers = ReceiveBuffers(world, self.device, vectors)
+        for statistics, channel in self._statistics:
+            self._connect_statistics(statistics, channel)
+        if shared.statistics:
+            self._sum_statistics = [
+                self.device.function("rank_sums.cu", "sum_statistics", HAS_COUNT=has_count)
+                for has_count in (0, 1)
+            ]
         self.memory_bytes = vectors * VECTOR_BYTES
 
     def _add_channel(
@@ -179,14 +188,22 @@ class Peers(Carrier):
         # Double buffering: a sum writes to one half while the other is still read.
         return start + 2 * (2 * self.size * share or senders * count)
 
-    def _add_statistics_channel(self, size: int, start: int) -> int:
-        """Add a channel for up to `size` numbers of float64; return where the next one begins."""
-        self._sum_float64 = self.device.function(
-            "all_reduce.cu", "one_shot_all_reduce_float64", RANKS=self.size
-        )
-        counters = self.device.zeros((BLOCKS,), "uint32")
-        self._statistics = Channel(np.int64(start), -(-size // DOUBLES), 0, counters)
-        return start + 2 * self.size * self._statistics.count
+    def _add_statistics_channel(self, statistics: SummedStatistics, start: int) -> int:
+        """Add a channel for statistics; return where the next one begins."""
+        columns = math.ceil(statistics.channels / statistics.column_channels)
+        counters = self.device.zeros((columns,), "uint32")
+        vectors = statistics.channels * (2 if statistics.has_count else 1)
+        self._statistics.append((statistics, Channel(np.int64(start), vectors, 0, counters)))
+        return start + 2 * self.size * vectors
+
+    def _connect_statistics(self, statistics: SummedStatistics, channel: Channel) -> None:
+        """Write what kernels that add statistics over the ranks need, as ``rank_sums.cuh`` says."""
+        address = self.device.address
+        state = map(address, (channel.counters, self._timed_out, self._loss_sums))
+        constants = [int(self.rank), int(channel.start), int(self._timeout_ns), *state]
+        values = np.array([*constants, *self._buffers.each_address], np.uint64)
+        statistics.constants = self.device.zeros(values.shape, "uint64")
+        self.device.upload(statistics.constants, values)
 
     def all_reduce(self, array: Array) -> None:
         channel = self._channels[self.device.address(array)]
@@ -201,22 +218,20 @@ class Peers(Carrier):
     def broadcast(self, array: Array) -> None:
         self._launch(self._one_shot, array, 1, self.size)
 
-    def sum_statistics(self, array: Array) -> None:
-        channel = self._statistics
-        assert array.size <= DOUBLES * channel.count, "the sum is too large for its channel"
-        self._launch_on(channel, self._sum_float64, array, array.size, channel.count)
+    def sum_statistics(self, statistics: SummedStatistics) -> None:
+        numbers = map(np.int32, (statistics.channels, statistics.column_channels, self.size))
+        self._sum_statistics[statistics.has_count](
+            (1, 1, 1), (THREADS, 1, 1), [statistics.array, *numbers, statistics.constants]
+        )
 
     def _launch(self, kernel: Function, array: Array, *numbers: int) -> None:
         channel = self._channels[self.device.address(array)]
-        self._launch_on(channel, kernel, array.view("uint32"), channel.count, *numbers)
-
-    def _launch_on(self, channel: Channel, kernel: Function, array: Array, *numbers: int) -> None:
-        counts = map(np.int32, numbers)
+        counts = map(np.int32, (channel.count, *numbers))
         state = self.rank, channel.counters, self._timed_out, self._loss_sums, self._timeout_ns
         kernel(
             (channel.blocks, 1, 1),
             (THREADS, 1, 1),
-            [array, *counts, self._buffers.addresses, channel.start, *state],
+            [array.view("uint32"), *counts, self._buffers.addresses, channel.start, *state],
         )
 
     def close(self) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.device_replica import SummedStatistics
 from dptrain.comm.world import World
 from dptrain.plan.plan import Plan
 from dptrain.plan.shards import merge_table, shards_of_rank
@@ -56,6 +57,8 @@ class StatisticsSum(ABC):
 
     Attributes:
         world: the ranks.
+        kernel_ranks: ranks over which the kernels that compute statistics on a device add them
+            themselves; 0 if they do not, so that `enqueue` is called.
         calls: begin and end of each call since `begin_step`, in nanoseconds of
             `time.perf_counter_ns`.
     """
@@ -65,6 +68,7 @@ class StatisticsSum(ABC):
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.kernel_ranks = 0
         self.calls: list[tuple[int, int]] = []
 
     def begin_step(self) -> None:
@@ -82,8 +86,8 @@ class StatisticsSum(ABC):
         self._sum(parts, totals)
         self.calls.append((begin, perf_counter_ns()))
 
-    def enqueue(self, array: Any) -> None:
-        """Replace float64 sums (K,) in device memory by their sums over all ranks.
+    def enqueue(self, statistics: SummedStatistics) -> None:
+        """Replace statistics in device memory by their sums over all ranks.
 
         They are added in the order of ranks. Only sums for devices implement this.
         """

@@ -6,14 +6,14 @@ sums of gradients, which are in progress on another stream.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.replica import Replica
+from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
 from dptrain.comm.enqueued import Carrier, Connect, Shared
-from dptrain.comm.statistics import StatisticsSum, largest_sum
+from dptrain.comm.statistics import StatisticsSum
 from dptrain.comm.world import World
 
 
@@ -28,14 +28,15 @@ class EnqueuedStatisticsSum(StatisticsSum):
 
     enqueues: ClassVar[bool] = True
 
-    def __init__(self, world: World, replica: Replica, connect: Connect) -> None:
+    def __init__(self, world: World, replica: DeviceReplica, connect: Connect) -> None:
         super().__init__(world)
         self._memory = replica.memory
-        shared = Shared(statistics=largest_sum(replica.plan))
+        shared = Shared(statistics=list(replica.summed_statistics.values()))
         self.carrier: Carrier = connect(world, replica, shared)
+        self.kernel_ranks = world.size if self.carrier.kernels_add_statistics else 0
 
-    def enqueue(self, array: Any) -> None:
-        self.carrier.sum_statistics(array)
+    def enqueue(self, statistics: SummedStatistics) -> None:
+        self.carrier.sum_statistics(statistics)
 
     def close(self) -> None:
         self._memory.synchronize()

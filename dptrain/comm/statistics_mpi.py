@@ -7,12 +7,12 @@ them in about the same time. Cost model: log₂(P) messages of α + β · bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.memory import Memory
 from dptrain.comm.statistics import Parts, StatisticsSum
 from dptrain.comm.world import World
@@ -67,7 +67,8 @@ class MpiStatisticsSum(StatisticsSum):
             self.world, self._comm, rows, self._parts.counts, self._parts.merges
         )
 
-    def enqueue(self, array: Any) -> None:
+    def enqueue(self, statistics: SummedStatistics) -> None:
+        array = statistics.array
         own = np.array(self._memory.download(array), np.float64)
         totals = np.empty_like(own)
         self(own[None], totals)

@@ -22,9 +22,7 @@
 // parameters and are checked by the host.
 //
 // Statistics of a minibatch are float64, two elements in a packet, of which each half is a flag of
-// its own. Sums of different lengths share a channel and have the same grid. A half is not
-// overwritten too early either: the kernels of a rank run one after the other, so a packet of the
-// previous sum shows that its sender has completed the sum before it.
+// its own (rank_sums.cuh).
 //
 // Launch: the same grid on all ranks, one-dimensional blocks (dptrain/comm/peer.py); RANKS is the
 // number of ranks.
@@ -32,74 +30,12 @@
 // Source: NCCL documentation and source (LL protocol); NVIDIA TensorRT-LLM, custom all-reduce
 // kernels (one-shot and two-shot).
 
-#include "clock.cuh"
 #include "dependent_launch.cuh"
+#include "packets.cuh"
 
 #ifndef RANKS
 #define RANKS 2
 #endif
-
-// EMPTY is a NaN that arithmetic does not produce. NaN elements with these bits are sent as another
-// NaN.
-constexpr unsigned EMPTY = 0xFFFFFFFFu, NOT_A_NUMBER = 0x7FFFFFFFu;
-
-// Polls between two reads of the clock.
-constexpr unsigned POLLS_PER_CLOCK_READ = 256;
-
-struct alignas(16) Packet {
-    unsigned at[4];
-};
-
-// Load a packet that another GPU may be writing. Each word is either an element or EMPTY.
-__device__ inline Packet load_packet(const Packet* slot) {
-    Packet packet;
-#ifdef __CUDA_ARCH__
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(packet.at[0]), "=r"(packet.at[1]), "=r"(packet.at[2]), "=r"(packet.at[3])
-                 : "l"(slot)
-                 : "memory");
-#else
-    for (int k = 0; k < 4; ++k) packet.at[k] = const_cast<const volatile Packet*>(slot)->at[k];
-#endif
-    return packet;
-}
-
-// Store a packet that another GPU may be reading.
-__device__ inline void store_packet(Packet* slot, const Packet& packet) {
-#ifdef __CUDA_ARCH__
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(slot),
-                 "r"(packet.at[0]), "r"(packet.at[1]), "r"(packet.at[2]), "r"(packet.at[3])
-                 : "memory");
-#else
-    for (int k = 0; k < 4; ++k) const_cast<volatile Packet*>(slot)->at[k] = packet.at[k];
-#endif
-}
-
-__device__ inline bool is_complete(const Packet& packet) {
-    return packet.at[0] != EMPTY && packet.at[1] != EMPTY && packet.at[2] != EMPTY &&
-           packet.at[3] != EMPTY;
-}
-
-// Replace the bits of EMPTY by another NaN before sending.
-__device__ inline Packet without_empty(Packet packet) {
-    for (int k = 0; k < 4; ++k)
-        if (packet.at[k] == EMPTY) packet.at[k] = NOT_A_NUMBER;
-    return packet;
-}
-
-// The same for two elements of float64, whose low words may have any bits: 0xFFFFFFFF is sent as
-// 0xFFFFFFFE, a change of one unit in the last place, which the sender applies to its own element.
-__device__ inline Packet without_empty_float64(Packet packet) {
-    for (int k = 0; k < 4; k += 2) {
-        if (packet.at[k] == EMPTY) packet.at[k] = EMPTY - 1;
-        if (packet.at[k + 1] == EMPTY) packet.at[k + 1] = NOT_A_NUMBER;
-    }
-    return packet;
-}
-
-__device__ inline double element_float64(const Packet& packet, int k) {
-    return __hiloint2double((int)packet.at[2 * k + 1], (int)packet.at[2 * k]);
-}
 
 // A channel's part of the inboxes, as one rank sees it.
 struct Channel {
@@ -107,27 +43,11 @@ struct Channel {
     const unsigned long long* inboxes;
     long long start;  // Begin of the current half, in packets.
     int rank;
-    unsigned* timed_out;
-    unsigned long long timeout_ns, stalled_since;
-    unsigned polls;
+    Wait wait;
 
     // Slot i of the packets that rank `of` receives from rank `from`, with `each` slots per sender.
     __device__ Packet* slot(int of, int from, long long each, int i) const {
         return reinterpret_cast<Packet*>(inboxes[of]) + start + from * each + i;
-    }
-
-    __device__ bool has_timed_out() const {
-        return *const_cast<volatile unsigned*>(timed_out) != 0;
-    }
-
-    // Return true if the thread should poll again, false after a timeout. The timeout counts from
-    // the last progress of this thread.
-    __device__ bool keep_polling() {
-        if (++polls % POLLS_PER_CLOCK_READ) return true;
-        const unsigned long long now = nanoseconds();
-        if (stalled_since == 0) stalled_since = now;
-        if (now - stalled_since > timeout_ns) atomicExch(timed_out, 1u);
-        return !has_timed_out();
     }
 
     // Receive slot i from every rank below `senders`, except this rank.
@@ -138,13 +58,8 @@ struct Channel {
                 received[from] = load_packet(slot(rank, from, each, i));
 #pragma unroll
         for (int from = 0; from < RANKS; ++from)
-            if (from != rank && from < senders) {
-                Packet* packet_slot = slot(rank, from, each, i);
-                while (!is_complete(received[from]) && keep_polling())
-                    received[from] = load_packet(packet_slot);
-                stalled_since = 0;
-                store_packet(packet_slot, {EMPTY, EMPTY, EMPTY, EMPTY});
-            }
+            if (from != rank && from < senders)
+                received[from] = wait.for_packet(slot(rank, from, each, i), received[from]);
     }
 
     // Return Σ_r x_r over the ranks below `senders` in rank order, so that every rank computes the
@@ -169,19 +84,18 @@ __device__ inline Channel open_channel(const unsigned long long* inboxes, long l
                                        long long slots, int rank, const unsigned* call_counts,
                                        unsigned* timed_out, unsigned long long timeout_ns) {
     const long long half = start + (call_counts[blockIdx.x] & 1) * slots;
-    return {inboxes, half, rank, timed_out, timeout_ns, 0, 0};
+    return {inboxes, half, rank, {timed_out, timeout_ns}};
 }
 
-// Called at the end of each block. If any block timed out, the loss sums become NaN: the block that
-// writes them either sees the flag here, or the block that sets it arrives here later.
+// Called by all threads at the end of each block. If any block timed out, the loss sums become NaN:
+// the block that writes them either sees the flag here, or the block that sets it arrives here later.
 __device__ inline void close_channel(const Channel& channel, unsigned* call_counts,
                                      float* loss_sums) {
     __syncthreads();
     if (threadIdx.x) return;
     ++call_counts[blockIdx.x];
     __threadfence();
-    if (!channel.has_timed_out()) return;
-    for (int k = 0; k < 3; ++k) atomicExch(&loss_sums[k], __uint_as_float(NOT_A_NUMBER));
+    if (channel.wait.has_timed_out()) invalidate(loss_sums);
 }
 
 #define COMMON_PARAMETERS                                                                \
@@ -244,42 +158,6 @@ extern "C" __global__ void two_shot_all_reduce(Packet* x, int count, int shard, 
 #pragma unroll
         for (int from = 0; from < RANKS; ++from)
             if (from != rank && from < senders) x[from * shard + i] = received[from];
-    }
-    close_channel(channel, call_counts, loss_sums);
-}
-
-// One-shot all-reduce of float64: x (count,) elements, at most 2 * capacity. `capacity` is the number
-// of packets that the channel has for each sender. The other arguments are as above.
-extern "C" __global__ void one_shot_all_reduce_float64(double* x, int count, int capacity,
-                                                       COMMON_PARAMETERS) {
-    wait_for_previous_kernel();
-    Channel channel = open_channel(inboxes, start, (long long)RANKS * capacity, rank, call_counts,
-                                   timed_out, timeout_ns);
-    const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    for (int i = first; 2 * i < count; i += step) {
-        Packet own;
-        for (int k = 0; k < 2; ++k) {
-            const double value = 2 * i + k < count ? x[2 * i + k] : 0.0;
-            own.at[2 * k] = (unsigned)__double2loint(value);
-            own.at[2 * k + 1] = (unsigned)__double2hiint(value);
-        }
-        own = without_empty_float64(own);
-#pragma unroll
-        for (int k = 1; k < RANKS; ++k) {
-            const int to = (rank + k) % RANKS;
-            store_packet(channel.slot(to, rank, capacity, i), own);
-        }
-        Packet received[RANKS];
-        channel.receive(received, RANKS, capacity, i);
-        for (int k = 0; k < 2 && 2 * i + k < count; ++k) {
-            double total = 0.0;
-#pragma unroll
-            for (int from = 0; from < RANKS; ++from) {
-                const double value = element_float64(from == rank ? own : received[from], k);
-                total = from ? total + value : value;
-            }
-            x[2 * i + k] = total;
-        }
     }
     close_channel(channel, call_counts, loss_sums);
 }

@@ -18,6 +18,7 @@
 // Source: Ioffe and Szegedy, "Batch normalization", 2015, section 3.
 
 #include "batch_norm.cuh"
+#include "rank_sums.cuh"
 
 #ifndef STORE_DZ
 #define STORE_DZ 0
@@ -30,27 +31,32 @@ __device__ inline void store_backward_sums(float* backward_sums, const float* mo
     backward_sums[channels + c] = float(dweight * factor * double(moments[channels + c]));
 }
 
-// Store the results for a channel from Σ dz and Σ dz · (x − mean).
+// Store the results for a channel from Σ dz and Σ dz · (x − mean): the gradients of this rank, and
+// backward_sums of all ranks unless another kernel computes them.
 __device__ inline void store_gradients(double* totals, const double* count, float* backward_sums,
                                        float* dweight, float* dbias, const float* moments,
-                                       int channels, int c, double sum, double along, int finish) {
-    along *= double(moments[channels + c]);
-    dbias[c] = float(sum);
-    dweight[c] = float(along);
-    totals[c] = sum;
-    totals[channels + c] = along;
-    if (finish) store_backward_sums(backward_sums, moments, channels, c, count[0], sum, along);
+                                       int channels, int c, Doubles<2> sums, RankSums& rank_sums) {
+    sums.at[1] *= double(moments[channels + c]);
+    dbias[c] = float(sums.at[0]);
+    dweight[c] = float(sums.at[1]);
+    rank_sums.add(c, channels, sums);
+    totals[c] = sums.at[0];
+    totals[channels + c] = sums.at[1];
+    if (rank_sums.ranks)
+        store_backward_sums(backward_sums, moments, channels, c, count[0], sums.at[0], sums.at[1]);
+    if (threadIdx.x == 0) rank_sums.close(blockIdx.y);
 }
 
-// If `finish` is not 0, there is one rank, and the last blocks compute backward_sums at once. Without
-// the number of blocks, the compiler spills registers so that more blocks fit.
+// The last blocks also add the sums of all ranks and compute backward_sums, unless `ranks` is 0; see
+// rank_sums.cuh. Without the number of blocks, the compiler spills registers so that more blocks fit.
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
     batch_norm_backward_statistics(const Number* dy, const Number* __restrict__ y,
                                    const Number* __restrict__ x, Number* dz,
                                    const float* moments, const float* weight, const float* bias,
                                    float* partial, unsigned* tickets, double* totals,
                                    const double* count, float* backward_sums, float* dweight,
-                                   float* dbias, int pixels, int channels, int finish) {
+                                   float* dbias, int pixels, int channels, int ranks,
+                                   const unsigned long long* constants) {
     wait_for_previous_kernel();
     const ChannelThread thread(channels);
     Floats sums[2] = {};
@@ -75,24 +81,29 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
 
     int c;
     Doubles<2> total;
+    RankSums rank_sums(ranks, constants);
+    rank_sums.open(blockIdx.y);
     const auto term = [&](int block, int channel) {
         const float* row = partial + block * 2 * channels + channel;
         return Doubles<2>{{__ldcg(row), __ldcg(row + channels)}};
     };
     const bool has_result = sum_over_rows(gridDim.x, channels, c, total, term);
     if (has_result)
-        store_gradients(totals, count, backward_sums, dweight, dbias, moments, channels, c,
-                        total.at[0], total.at[1], finish);
+        store_gradients(totals, count, backward_sums, dweight, dbias, moments, channels, c, total,
+                        rank_sums);
 }
 
 // The same from the sums (rows, 2, C) of the kernel that has written dz (gradient_sums.cuh). Launch:
 // grid (1, columns), see channel_sums.cuh.
-extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
+extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 1)
     batch_norm_backward_statistics_of_sums(const float* sums, int rows, int channels,
                                            const float* moments, double* totals,
                                            const double* count, float* backward_sums,
-                                           float* dweight, float* dbias, int finish) {
+                                           float* dweight, float* dbias, int ranks,
+                                           const unsigned long long* constants) {
+    RankSums rank_sums(ranks, constants);
     wait_for_previous_kernel();
+    rank_sums.open(blockIdx.y);
     int c;
     Doubles<2> total;
     const bool has_result = sum_over_rows(rows, channels, c, total, [&](int row, int channel) {
@@ -100,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
         return Doubles<2>{{own[0], own[channels]}};
     });
     if (has_result)
-        store_gradients(totals, count, backward_sums, dweight, dbias, moments, channels, c,
-                        total.at[0], total.at[1], finish);
+        store_gradients(totals, count, backward_sums, dweight, dbias, moments, channels, c, total,
+                        rank_sums);
 }
 
 // Compute backward_sums from the totals of all ranks; one thread for each channel.

@@ -14,12 +14,29 @@
 // recommendations", 1983 (shifted data).
 
 #include "batch_norm.cuh"
+#include "rank_sums.cuh"
 
-// If `finish` is not 0, there is one rank, and the last blocks compute the moments at once.
+// Store the totals of a channel, and the moments unless another kernel adds the totals of all ranks.
+__device__ inline void store_statistics(double* totals, float* moments, float* running_mean,
+                                        float* running_var, int channels, int c,
+                                        const Doubles<3>& total, float epsilon, float momentum,
+                                        int ranks) {
+    const double sum = total.at[0], squares = total.at[1], count = total.at[2];
+    totals[1 + c] = sum;
+    totals[1 + channels + c] = squares;
+    if (c == 0) totals[0] = count;
+    if (ranks)
+        store_moments(moments, running_mean, running_var, channels, c, count, sum, squares, epsilon,
+                      momentum);
+}
+
+// The last blocks also add the sums of all ranks and compute the moments, unless `ranks` is 0; see
+// rank_sums.cuh.
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     batch_norm_statistics(const Number* __restrict__ x, float* partial, unsigned* tickets,
                           double* totals, float* moments, float* running_mean, float* running_var,
-                          int pixels, int channels, float epsilon, float momentum, int finish) {
+                          int pixels, int channels, float epsilon, float momentum, int ranks,
+                          const unsigned long long* constants) {
     wait_for_previous_kernel();
     const ChannelThread thread(channels);
     Floats sums[2] = {}, shift = {};
@@ -43,7 +60,9 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     if (!is_last_block(tickets)) return;
 
     int c;
-    Doubles<2> total;
+    Doubles<2> sums_of_blocks;
+    RankSums rank_sums(ranks, constants);
+    rank_sums.open(blockIdx.y);
     const auto term = [&](int block, int channel) {
         const float* row = partial + block * 3 * channels + channel;
         const double sum = __ldcg(row), squares = __ldcg(row + channels);
@@ -51,14 +70,13 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
         if (pixels == 0) return Doubles<2>{};
         return Doubles<2>{{sum + count * by, squares + 2.0 * by * sum + count * by * by}};
     };
-    const bool has_result = sum_over_rows(gridDim.x, channels, c, total, term);
+    const bool has_result = sum_over_rows(gridDim.x, channels, c, sums_of_blocks, term);
+    Doubles<3> total{{sums_of_blocks.at[0], sums_of_blocks.at[1], double(pixels)}};
     if (!has_result) return;
-    totals[1 + c] = total.at[0];
-    totals[1 + channels + c] = total.at[1];
-    if (c == 0) totals[0] = double(pixels);
-    if (finish)
-        store_moments(moments, running_mean, running_var, channels, c, double(pixels), total.at[0],
-                      total.at[1], epsilon, momentum);
+    rank_sums.add(c, channels, total);
+    store_statistics(totals, moments, running_mean, running_var, channels, c, total, epsilon,
+                     momentum, ranks);
+    if (threadIdx.x == 0) rank_sums.close(blockIdx.y);
 }
 
 // The same from the sums of the kernel that has written x (output_sums.cuh). Launch: grid (1,
@@ -66,8 +84,11 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     batch_norm_statistics_of_sums(const float* sums, int rows, int channels, double* totals,
                                   float* moments, float* running_mean, float* running_var,
-                                  float epsilon, float momentum, int finish) {
+                                  float epsilon, float momentum, int ranks,
+                                  const unsigned long long* constants) {
+    RankSums rank_sums(ranks, constants);
     wait_for_previous_kernel();
+    rank_sums.open(blockIdx.y);
     int c;
     Doubles<3> total;
     const bool has_result = sum_over_rows(rows, channels, c, total, [&](int row, int channel) {
@@ -77,13 +98,10 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
                            double(own[channels]) + 2.0 * by * near + pixels * by * by, pixels}};
     });
     if (!has_result) return;
-    const double sum = total.at[0], squares = total.at[1], count = total.at[2];
-    totals[1 + c] = sum;
-    totals[1 + channels + c] = squares;
-    if (c == 0) totals[0] = count;
-    if (finish)
-        store_moments(moments, running_mean, running_var, channels, c, count, sum, squares, epsilon,
-                      momentum);
+    rank_sums.add(c, channels, total);
+    store_statistics(totals, moments, running_mean, running_var, channels, c, total, epsilon,
+                     momentum, ranks);
+    if (threadIdx.x == 0) rank_sums.close(blockIdx.y);
 }
 
 // Compute the moments from the totals of all ranks; one thread for each channel.

@@ -17,7 +17,6 @@ import numpy as np
 from dptrain.backends.replica import Replica
 from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
-from dptrain.comm.statistics import largest_statistics
 from dptrain.comm.world import AgreedError, World
 from dptrain.errors import UserError
 from dptrain.machine import cpu_model, peak_memory
@@ -398,9 +397,8 @@ def _time_statistics_alone(job: Job) -> Spread | None:
     """Time the largest sum of batch statistics outside a step; None if there is none."""
     if job.engine.statistics_sum is None:
         return None
-    size = largest_statistics(job.plan)
     repeats = range(SUM_WARM_UP + SUM_REPEATS)
-    laps = [job.engine.time_statistics_sum_alone(size) for _ in repeats][SUM_WARM_UP:]
+    laps = [job.engine.time_statistics_sum_alone() for _ in repeats][SUM_WARM_UP:]
     return spread(MS * np.max(job.world.all_gather_json(laps), axis=0))
 
 

@@ -199,16 +199,18 @@ class Emulator(Device):
         """Return the start and end of each part of memory that a kernel with `args` may access.
 
         These are its arguments only, so that accesses beyond the end of a buffer are reported even
-        if another buffer follows in the same allocation. Arrays of addresses give access to all.
+        if another buffer follows in the same allocation. Arrays of addresses give access to the
+        allocations that they name.
         """
+        # The copy, unlike a list of items, cannot start a garbage collection that frees arrays.
+        memory = self._memory.copy()
         arrays = [arg for arg in args if isinstance(arg, DeviceArray) and arg.nbytes]
-        if any(array.dtype == ADDRESSES for array in arrays):
-            # The copy, unlike a list of items, cannot start a garbage collection that frees arrays.
-            return list(self._memory.copy().items())
+        parts = [(self.address(array), self.address(array) + array.nbytes) for array in arrays]
+        named = [a for array in arrays if array.dtype == ADDRESSES for a in _host(array).tolist()]
+        parts += [ends for ends in memory.items() if any(ends[0] <= a < ends[1] for a in named)]
         found: list[tuple[int, int]] = []
-        for array in sorted(arrays, key=self.address):
-            start, end = self.address(array), self.address(array) + array.nbytes
-            if not any(first <= start and end <= last for first, last in self._memory.items()):
+        for start, end in sorted(parts):
+            if not any(first <= start and end <= last for first, last in memory.items()):
                 continue
             if found and start < found[-1][1]:
                 found[-1] = found[-1][0], max(found[-1][1], end)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends import load_backend
 from dptrain.backends.cuda.device import Array
+from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum, peer
 from dptrain.comm.enqueued import Shared
@@ -128,27 +129,37 @@ def test_sums_are_added_in_the_order_of_ranks(
     peers.close()
 
 
+def statistics_of(device: Device, channels: int, *, has_count: bool) -> SummedStatistics:
+    array = device.zeros((2 * channels + has_count,), "float64")
+    return SummedStatistics(array, channels, 8, device.zeros((1,), "uint64"))
+
+
 @pytest.mark.mpi(min_size=2)
 def test_statistics_are_added_in_the_order_of_ranks(connected: World, devices: None) -> None:
-    """Sums of different lengths share a channel; an odd number has half a packet at its end."""
+    """Several arrays of different lengths; 600 channels take every thread of a block 19 times."""
     replica = small_replica()
     memory, rank = replica.memory, connected.rank
-    peers = Peers(connected, replica, Shared(statistics=301))
-    for turn in range(6):
-        for count in (301, 1, 7, 90):
-            array = memory.zeros((count,), "float64")
+    assert isinstance(memory, Device)
+    every = [
+        statistics_of(memory, channels, has_count=has_count)
+        for channels in (600, 1, 7) for has_count in (False, True)
+    ]  # fmt: skip
+    peers = Peers(connected, replica, Shared(statistics=every))
+    for turn in range(3):
+        for statistics in every:
+            array = statistics.array
             # Low words with all bits set are not flags of numbers that have not arrived.
-            x = [numbers_of(r, turn, count) / np.float64(3.0) for r in range(connected.size)]
+            x = [numbers_of(r, turn, array.size) / np.float64(3.0) for r in range(connected.size)]
             for part in x:
                 part[::5].view(np.uint64)[...] |= 0xFFFFFFFF
             memory.upload(array, x[rank])
-            peers.sum_statistics(array)
+            peers.sum_statistics(statistics)
             expected = x[0].copy()
             for part in x[1:]:
                 expected += part
             found = memory.download(array)
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-15 * np.abs(x).max())
-            exact = np.arange(count) % 5 != 0
+            exact = np.arange(array.size) % 5 != 0
             np.testing.assert_array_equal(found[exact], expected[exact])
             connected.check_equal(found, "sums")
     peers.close()
@@ -263,23 +274,42 @@ def test_ranks_train_as_one(connected: World, devices: None, strategy: str, pass
         assert (one.correct, one.samples) == (other.correct, 7)
 
 
-@pytest.mark.parametrize(("timed", "passes"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("timed", ["none", "all", "rank 0"])
 def test_batch_normalisation_over_all_ranks(
-    connected: World, devices: None, timed: bool, passes: int
+    connected: World, devices: None, timed: str, passes: int
 ) -> None:
+    """Timed steps sum by kernels of their own, the others in those that compute statistics."""
+    is_timed = timed == "all" or (timed == "rank 0" and connected.is_rank_zero)
     alone, expected, _ = train(World.single(), "mirrored", 4, NORMALIZED, passes=passes)
     replica, results, recorder = train(
-        connected, "mirrored", 4, NORMALIZED, timed=timed, passes=passes
+        connected, "mirrored", 4, NORMALIZED, timed=is_timed, passes=passes
     )
     for one, other in zip(results, expected, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-4)
     for name, values in replica.statistics.items():
         connected.check_equal(values, name)
         np.testing.assert_allclose(values, alone.statistics[name], rtol=1e-4, atol=1e-5)
-    if timed and connected.size > 1:
+    if is_timed and connected.size > 1:
         row = dict(zip(recorder.names, recorder.rows()[-1].tolist(), strict=True))
         assert 0 < row[STATISTICS] < row[EXPOSED] < row[STEP]
         assert min(row.values()) >= 0
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_wait_for_statistics_ends(connected: World, devices: None) -> None:
+    """The last rank computes no statistics: the loss of the others is not a number."""
+    replica = small_replica(NORMALIZED)
+    assert isinstance(replica, DeviceReplica)
+    shared = Shared(statistics=list(replica.summed_statistics.values()))
+    peers = Peers(connected, replica, shared, timeout_s=0.05)
+    if connected.rank != connected.size - 1:
+        replica.statistics_ranks = connected.size
+        loss = replica.forward_backward(
+            np.ones((7, *NORMALIZED.input_shape)), np.zeros(7, np.int64)
+        )
+        assert np.isnan(loss)
+    peers.close()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from dptrain.backends.cuda.channels import ChannelLaunch
+from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operation import Kernels, Operation
-from dptrain.backends.device_replica import leave_statistics
+from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.combining import Add
 from dptrain.network.layers import ReLU
@@ -38,6 +39,11 @@ SUMS_LAUNCH = {"CHANNEL_THREADS": 512, "CHANNEL_VECTORS": 2, "VECTOR": 4}
 SUMMED_CHANNELS = 8
 """Macros and channels of a block that adds the sums of another group's blocks. Few channels leave
 many threads for each, and are a sector of memory of 32 bytes."""
+
+
+EnqueueSums = Callable[[int, tuple[Any, ...]], None]
+"""Enqueues sums over some samples, given their number and the last arguments of the kernel: the
+number of ranks, and the constants of the sum over ranks."""
 
 
 class BatchNormOperation(Operation):
@@ -132,12 +138,18 @@ class BatchNormOperation(Operation):
     def _launch(self, *, sums: bool) -> ChannelLaunch:
         return ChannelLaunch.of(self._channels, self.replica.plan.setting, sums=sums)
 
-    def _is_single(self) -> bool:
-        """Return True if no other rank contributes to the statistics."""
-        return self.replica.enqueue_statistics_sum is leave_statistics
+    def _summed(self, phase: Phase, totals: Array, *, of_sums: bool) -> SummedStatistics:
+        """Return the statistics of a phase as they are summed over the ranks."""
+        layout = self._launch(sums=True)
+        columns = SUMMED_CHANNELS if of_sums else layout.vectors * layout.width
+        none = self.device.zeros((1,), "uint64")
+        key = self.group.name, phase, self.device.address(totals)
+        return self.replica.summed_statistics.setdefault(
+            key, SummedStatistics(totals, self._channels, columns, none)
+        )
 
     def _statistics(self) -> Kernel:
-        replica, size = self.replica, np.int32(self._channels)
+        size = np.int32(self._channels)
         moments = self.arrays["moments"], self.arrays["running_mean"], self.arrays["running_var"]
         constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
         totals, layout = self.arrays["totals"], self._launch(sums=True)
@@ -147,42 +159,57 @@ class BatchNormOperation(Operation):
             enqueue = self._add_input_sums(results, constants)
         else:
             enqueue = self._sum_input(layout, results, constants)
+        summed = self._summed(Phase.STATISTICS, totals, of_sums=bool(self.group.sums_of))
+
+        def finish_sums() -> None:
+            launch(finish, self._channels, totals, *moments, size, *constants)
 
         def run(context: Context) -> None:
-            if not context.training:
-                return
-            single = self._is_single()
-            enqueue(context.n, np.int32(single))
-            if not single:
-                replica.enqueue_statistics_sum(totals)
-                launch(finish, self._channels, totals, *moments, size, *constants)
+            if context.training:
+                self._add_over_ranks(context.n, enqueue, summed, finish_sums)
 
         return run
 
+    def _add_over_ranks(
+        self, samples: int, enqueue: EnqueueSums, summed: SummedStatistics,
+        finish: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Enqueue sums over some samples and over the ranks, and what follows from them.
+
+        Args:
+            samples: their number.
+            enqueue: enqueues a kernel that adds over samples, and over the ranks if it can.
+            summed: the sums.
+            finish: enqueues what follows, if another kernel adds over the ranks.
+        """
+        replica = self.replica
+        enqueue(samples, (np.int32(replica.statistics_ranks), summed.constants))
+        if not replica.statistics_ranks:
+            replica.enqueue_statistics_sum(summed)
+            finish()
+
     def _sum_input(
         self, layout: ChannelLaunch, results: list[Any], constants: tuple[np.float32, ...]
-    ) -> Callable[[int, np.int32], None]:
+    ) -> EnqueueSums:
         """Return a function that enqueues the sums over x of some samples."""
         function = layout.function(self, STATISTICS_FILE, "batch_norm_statistics")
         arrays = [self.arrays["x"], self.arrays["partial"], self.arrays["tickets"], *results]
         channels, pixels = np.int32(self._channels), self._pixels
 
-        def enqueue(samples: int, finish: np.int32) -> None:
+        def enqueue(samples: int, ranks: tuple[Any, ...]) -> None:
             count = samples * pixels
             layout.enqueue(
-                function, count, [*arrays, np.int32(count), channels, *constants, finish]
+                function, count, [*arrays, np.int32(count), channels, *constants, *ranks]
             )
 
         return enqueue
 
-    def _add_input_sums(
-        self, results: list[Any], constants: tuple[np.float32, ...]
-    ) -> Callable[[int, np.int32], None]:
+    def _add_input_sums(self, results: list[Any], constants: tuple[np.float32, ...]) -> EnqueueSums:
         """Return a function that adds the sums that the group before has written."""
         add_up = self._sums_kernel(STATISTICS_FILE, "batch_norm_statistics_of_sums", "input_sums")
 
-        def enqueue(samples: int, finish: np.int32) -> None:
-            add_up([*results, *constants, finish])
+        def enqueue(samples: int, ranks: tuple[Any, ...]) -> None:
+            add_up([*results, *constants, *ranks])
 
         return enqueue
 
@@ -221,7 +248,7 @@ class BatchNormOperation(Operation):
 
     def _backward_statistics(self) -> Kernel:
         a, layout, channels = self.arrays, self._launch(sums=True), self._channels
-        replica, count = self.replica, a["totals"][:1]
+        count = a["totals"][:1]
         finish = layout.function(self, BACKWARD_FILE, "batch_norm_backward_sums")
         totals, backward_sums = a["backward_totals"].reshape(-1), a["backward_sums"]
         results = [totals, count, backward_sums, a["dweight"], a["dbias"]]
@@ -230,19 +257,19 @@ class BatchNormOperation(Operation):
         else:
             enqueue = self._sum_gradient(layout, results)
 
+        of_sums = bool(self.group.gradient_sums_of)
+        summed = self._summed(Phase.BACKWARD_STATISTICS, totals, of_sums=of_sums)
+
+        def finish_sums() -> None:
+            arguments = totals, count, a["moments"], backward_sums, np.int32(channels)
+            launch(finish, channels, *arguments)
+
         def run(context: Context) -> None:
-            single = self._is_single()
-            enqueue(context.n, np.int32(single))
-            if not single:
-                replica.enqueue_statistics_sum(totals)
-                arguments = totals, count, a["moments"], backward_sums, np.int32(channels)
-                launch(finish, channels, *arguments)
+            self._add_over_ranks(context.n, enqueue, summed, finish_sums)
 
         return run
 
-    def _sum_gradient(
-        self, layout: ChannelLaunch, results: list[Any]
-    ) -> Callable[[int, np.int32], None]:
+    def _sum_gradient(self, layout: ChannelLaunch, results: list[Any]) -> EnqueueSums:
         """Return a function that enqueues the sums over the gradient of some samples."""
         a, mask = self.arrays, relu_mask(self.group)
         function = layout.function(
@@ -254,22 +281,22 @@ class BatchNormOperation(Operation):
         constants = [a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"]]
         channels, pixels = np.int32(self._channels), self._pixels
 
-        def enqueue(samples: int, finish: np.int32) -> None:
+        def enqueue(samples: int, ranks: tuple[Any, ...]) -> None:
             count = samples * pixels
-            sizes = [np.int32(count), channels, finish]
+            sizes = [np.int32(count), channels, *ranks]
             layout.enqueue(function, count, [*maps, *constants, *results, *sizes])
 
         return enqueue
 
-    def _add_gradient_sums(self, results: list[Any]) -> Callable[[int, np.int32], None]:
+    def _add_gradient_sums(self, results: list[Any]) -> EnqueueSums:
         """Return a function that adds the sums that the group after this one has written."""
         moments = self.arrays["moments"]
         add_up = self._sums_kernel(
             BACKWARD_FILE, "batch_norm_backward_statistics_of_sums", "gradient_sums"
         )
 
-        def enqueue(samples: int, finish: np.int32) -> None:
-            add_up([moments, *results, finish])
+        def enqueue(samples: int, ranks: tuple[Any, ...]) -> None:
+            add_up([moments, *results, *ranks])
 
         return enqueue
 

@@ -146,7 +146,7 @@ class CudaReplica(DeviceReplica):
     resizes_images = True
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
-        self.device = device
+        self.device, self.summed_statistics = device, {}
         self._message = message = Message.of(plan.network, plan.setting)
         self._allocate_numbers(plan.batch_size)
         self._times = device.pinned_memory(8 * (4 * len(plan.stages) + 2)).view(np.int64)

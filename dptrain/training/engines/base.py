@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
-from dptrain.comm.statistics import StatisticsSum
+from dptrain.comm.statistics import StatisticsSum, largest_statistics
 from dptrain.comm.world import AgreedError
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
@@ -148,35 +149,32 @@ class Engine(ABC):
         self._sum_alone(bucket)
         return perf_counter_ns() - begin
 
-    def time_statistics_sum_alone(self, size: int) -> int:
-        """Sum batch statistics outside a step; all ranks call this.
-
-        Args:
-            size: number of elements.
+    def time_statistics_sum_alone(self) -> int:
+        """Make the largest sum of batch statistics outside a step; all ranks call this.
 
         Returns:
             Nanoseconds from when all ranks are ready until the sum is complete on this rank.
         """
-        world, run = self.gradient_sum.world, self._bind_statistics_sum(size)
+        world, run = self.gradient_sum.world, self._bind_statistics_sum()
         world.barrier()
         world.all_reduce(np.zeros(1, np.float32))  # As in `time_sum_alone`.
         begin = perf_counter_ns()
         run()
         return perf_counter_ns() - begin
 
-    def _bind_statistics_sum(self, size: int) -> Callable[[], None]:
-        """Return a function that sums so many zeros over the ranks and waits for the sum."""
-        statistics_sum, memory = self.statistics_sum, self.replica.memory
+    def _bind_statistics_sum(self) -> Callable[[], None]:
+        """Return a function that makes the largest sum of statistics and waits for it."""
+        statistics_sum, replica = self.statistics_sum, self.replica
         assert statistics_sum is not None
-        if memory.asynchronous:
-            array = memory.zeros((size,), "float64")
+        if isinstance(replica, DeviceReplica):
+            largest = max(replica.summed_statistics.values(), key=lambda each: each.array.size)
 
             def run() -> None:
-                statistics_sum.enqueue(array)
-                memory.synchronize()
+                statistics_sum.enqueue(largest)
+                replica.memory.synchronize()
 
             return run
-        shards = self.replica.plan.micro_shards
+        shards, size = replica.plan.micro_shards, largest_statistics(replica.plan)
         parts, totals = np.zeros((1 if shards is None else shards.count, size)), np.zeros(size)
         return lambda: statistics_sum(parts, totals)
 

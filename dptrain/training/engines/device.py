@@ -322,8 +322,7 @@ class DeviceEngine(Engine):
 
     def _enqueue_stages(self, listener: Listener | None, *, early: bool = False) -> None:
         replica = self.device_replica
-        enqueue = None if self.statistics_sum is None else self.statistics_sum.enqueue
-        with summing_statistics(replica, enqueue):
+        with summing_statistics(replica, self.statistics_sum):
             replica.run(listener, early=early)
 
     def _enqueue_step(self) -> None:
@@ -369,8 +368,7 @@ class DeviceEngine(Engine):
         times.record_begin()
         replica.unpack_staged_batch()
         times.record_stage(self._load_index)
-        enqueue = None if self.statistics_sum is None else times.sum_statistics
-        with summing_statistics(replica, enqueue):
+        with summing_statistics(replica, self.statistics_sum, times.sum_statistics):
             replica.run(after_stage, overlap=False)
 
     def _enqueue_timed_step(self) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.device_replica import DeviceReplica
+from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
 from dptrain.comm.base import GradientSum
 from dptrain.comm.statistics import StatisticsSum
 from dptrain.measure.recorder import Laps, StepRecorder
@@ -43,13 +42,13 @@ class DeviceTimes:
         self._num_statistics = 0
         self._replica.record_time(2 * self._num_stages + 1)
 
-    def sum_statistics(self, array: NDArray[Any]) -> None:
+    def sum_statistics(self, statistics: SummedStatistics) -> None:
         """Enqueue a sum of batch statistics between two time stamps."""
         assert self._statistics_sum is not None
         index = self._first_statistics + 2 * self._num_statistics
         self._num_statistics += 1
         self._replica.record_time(index)
-        self._statistics_sum.enqueue(array)
+        self._statistics_sum.enqueue(statistics)
         self._replica.record_time(index + 1)
 
     @property

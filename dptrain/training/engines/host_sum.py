@@ -87,11 +87,10 @@ class HostSumDeviceEngine(SynchronousEngine):
         self._end_stage(self._load_index)
 
     def _forward_backward(self, batch: Batch) -> None:
-        enqueue = None if self.statistics_sum is None else self.statistics_sum.enqueue
-        with summing_statistics(self.device_replica, enqueue):
+        with summing_statistics(self.device_replica, self.statistics_sum):
             if self.recorder.timed:
                 self.device_replica.run(self._after_stage, overlap=False)
-            elif enqueue is None:
+            elif self.statistics_sum is None:
                 self._programs.run(batch, self.device_replica.run)
             else:
                 self.device_replica.run()

@@ -11,23 +11,27 @@ from dptrain.comm.statistics import StatisticsSum
 
 @contextmanager
 def summing_statistics(
-    replica: DeviceReplica, enqueue: EnqueueStatisticsSum | None
+    replica: DeviceReplica,
+    statistics_sum: StatisticsSum | None,
+    enqueue: EnqueueStatisticsSum | None = None,
 ) -> Iterator[None]:
     """Let the stages of a replica on a device sum their statistics over the ranks in this context.
 
     Args:
         replica: sums nothing over ranks outside of the context.
-        enqueue: enqueues a sum; None for one rank, or if each rank uses its own statistics.
+        statistics_sum: None for one rank, or if each rank uses its own statistics.
+        enqueue: enqueues a sum, so that it is timed; None leaves it to kernels or `statistics_sum`.
     """
-    if enqueue is None:
+    if statistics_sum is None:
         yield
         return
-    before = replica.enqueue_statistics_sum
-    replica.enqueue_statistics_sum = enqueue
+    before = replica.enqueue_statistics_sum, replica.statistics_ranks
+    replica.enqueue_statistics_sum = enqueue or statistics_sum.enqueue
+    replica.statistics_ranks = 0 if enqueue else statistics_sum.kernel_ranks
     try:
         yield
     finally:
-        replica.enqueue_statistics_sum = before
+        replica.enqueue_statistics_sum, replica.statistics_ranks = before
 
 
 class StatisticsTimer:

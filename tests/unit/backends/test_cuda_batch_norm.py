@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import make_replica
-from dptrain.backends.device_replica import DeviceReplica
+from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.network import (
     Add,
@@ -54,7 +54,8 @@ def test_sums_over_one_rank_change_no_bit() -> None:
     alone, summed, again = replica(), replica(), replica(recompute=True)
     assert isinstance(summed, DeviceReplica)
     sizes: list[int] = []
-    summed.enqueue_statistics_sum = lambda array: sizes.append(array.size)
+    summed.statistics_ranks = 0
+    summed.enqueue_statistics_sum = lambda statistics: sizes.append(statistics.array.size)
     losses = {each.forward_backward(*batch()) for each in (alone, summed, again)}
     assert len(losses) == 1
     assert sizes == [17, 17, 16, 16]
@@ -70,9 +71,11 @@ def test_sums_of_two_equal_ranks_have_the_statistics_of_one() -> None:
     alone, doubled = replica(), replica()
     assert isinstance(doubled, DeviceReplica)
 
-    def twice(array: NDArray[np.float64]) -> None:
+    def twice(statistics: SummedStatistics) -> None:
+        array = statistics.array
         doubled.memory.upload(array, 2.0 * doubled.memory.download(array))
 
+    doubled.statistics_ranks = 0
     doubled.enqueue_statistics_sum = twice
     x, y = batch()
     assert doubled.forward_backward(x, y) == pytest.approx(alone.forward_backward(x, y), rel=1e-6)

@@ -24,6 +24,9 @@ MOMENTUM = np.float32(0.25)
 
 BLOCKS = 3
 
+UNREAD = np.zeros(1, np.uint64)
+"""Constants of a sum over ranks, which one rank does not read."""
+
 
 every_case = pytest.mark.parametrize(("kept", "pixels", "channels"), [
     pytest.param(kept, *shape, id=f"{kept.precision}-{shape[0]}x{shape[1]}")
@@ -47,7 +50,7 @@ def run(
     )  # fmt: skip
 
 
-def statistics(kept: Kept, x: Floats, finish: int = 1) -> list[Floats]:
+def statistics(kept: Kept, x: Floats, ranks: int = 1) -> list[Floats]:
     """Return totals, moments, running mean and running variance."""
     pixels, channels = x.shape
     running = [np.full(channels, 2.0, np.float32), np.full(channels, 3.0, np.float32)]
@@ -55,10 +58,11 @@ def statistics(kept: Kept, x: Floats, finish: int = 1) -> list[Floats]:
         "batch_norm_statistics.cu", "batch_norm_statistics", kept, True, channels,
         kept.store(x), np.full((BLOCKS, 3, channels), np.nan, np.float32),
         np.zeros(8, np.uint32), np.zeros(1 + 2 * channels), np.zeros((2, channels), np.float32),
-        *running, *ints(pixels, channels), PLUS, MOMENTUM, np.int32(finish),
+        *running, *ints(pixels, channels), PLUS, MOMENTUM, np.int32(ranks),
+        UNREAD,
     )  # fmt: skip
     assert not arrays[2].any()
-    return arrays[3:]
+    return arrays[3:7]
 
 
 def test_the_shift_keeps_the_variance_of_values_far_from_zero() -> None:
@@ -87,7 +91,7 @@ def test_statistics(kept: Kept, pixels: int, channels: int) -> None:
 def test_totals_of_ranks_give_the_moments_of_all() -> None:
     x = random(3, 60, 24)
     parts = x[:7], x[7:7], x[7:]
-    totals = sum(statistics(FP32, part, finish=0)[0] for part in parts)
+    totals = sum(statistics(FP32, part, ranks=0)[0] for part in parts)
     running = np.zeros(24, np.float32), np.zeros(24, np.float32)
     moments = launch_in_every_order(
         "batch_norm_statistics.cu", "batch_norm_moments", 24,
@@ -140,7 +144,7 @@ def test_backward(kept: Kept, pixels: int, channels: int, mask: int, stores: int
         kept.store(dy), kept.store(saved), kept.store(x), kept.store(0 * x), moments, weight, bias,
         np.full((BLOCKS, 2, channels), np.nan, np.float32), np.zeros(8, np.uint32),
         np.zeros((2, channels)), count, np.zeros((2, channels), np.float32), zeros, zeros.copy(),
-        *ints(pixels, channels, 1), RELU_MASK=mask, STORE_DZ=stores,
+        *ints(pixels, channels, 1), UNREAD, RELU_MASK=mask, STORE_DZ=stores,
     )  # fmt: skip
     totals, sums, dweight, dbias = arrays[9], *arrays[11:14]
     scale = np.sqrt(pixels)

@@ -1,0 +1,41 @@
+// Sums of batch statistics over the GPUs of a node by a kernel of their own, for steps that time them.
+// The packets and their halves are those of kernels that add their statistics themselves
+// (rank_sums.cuh), so that ranks may differ in which of both they launch.
+//
+//     totals  (1 + 2 C,) or (2 C,)  float64: the number of pixels if HAS_COUNT, and two sums of each
+//                                   channel; replaced by their sums over the ranks
+//
+// Launch: one block, because it reads and writes the number of pixels. A column has `column_channels`
+// channels.
+
+#include "dependent_launch.cuh"
+#include "rank_sums.cuh"
+
+#ifndef HAS_COUNT
+#define HAS_COUNT 0
+#endif
+
+extern "C" __global__ void sum_statistics(double* totals, int channels, int column_channels,
+                                          int ranks, const unsigned long long* constants) {
+    RankSums rank_sums(ranks, constants);
+    wait_for_previous_kernel();
+    const double count = HAS_COUNT ? totals[0] : 0.0;
+    __syncthreads();
+    double* const sums = totals + HAS_COUNT;
+    for (int c = threadIdx.x; c < channels; c += blockDim.x) {
+        Doubles<2 + HAS_COUNT> total;
+        total.at[0] = sums[c];
+        total.at[1] = sums[channels + c];
+        total.at[1 + HAS_COUNT] = HAS_COUNT ? count : total.at[1];
+        rank_sums.open(c / column_channels);
+        rank_sums.add(c, channels, total);
+        sums[c] = total.at[0];
+        sums[channels + c] = total.at[1];
+        if (HAS_COUNT && c == 0) totals[0] = total.at[1 + HAS_COUNT];
+    }
+    __syncthreads();
+    for (int column = threadIdx.x; column * column_channels < channels; column += blockDim.x) {
+        rank_sums.open(column);
+        rank_sums.close(column);
+    }
+}
