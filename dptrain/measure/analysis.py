@@ -271,13 +271,16 @@ def stage_profiles(
     return tuple(with_shares[id(record)] for record in found)
 
 
-def statistics_time(plan: Plan, measured: Measured, alone: Spread) -> StatisticsTime:
+def statistics_time(
+    plan: Plan, measured: Measured, alone: Spread, *, only_timed: bool
+) -> StatisticsTime:
     """Return the times of the sums of batch statistics.
 
     Args:
         plan: of the steps.
         measured: times of all ranks.
         alone: time of the largest sum alone.
+        only_timed: see `StatisticsTime`.
     """
     times = measured.column(STATISTICS).mean(axis=0)
     return StatisticsTime(
@@ -286,6 +289,7 @@ def statistics_time(plan: Plan, measured: Measured, alone: Spread) -> Statistics
         share=float(times.mean() / measured.timed_steps.mean()),
         largest_bytes=8 * largest_statistics(plan),
         alone_ms=alone,
+        only_timed=only_timed,
     )
 
 

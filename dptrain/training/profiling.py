@@ -166,8 +166,9 @@ def _measure(
         return None, None
     record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
     statistics = None
-    if statistics_alone is not None:
-        statistics = statistics_time(job.plan, measured, statistics_alone)
+    if statistics_alone is not None and job.engine.statistics_sum is not None:
+        only_timed = job.engine.statistics_sum.kernel_ranks > 0
+        statistics = statistics_time(job.plan, measured, statistics_alone, only_timed=only_timed)
     return replace(record, sweep=sweep, batch_statistics=statistics), measured
 
 

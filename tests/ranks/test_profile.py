@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,16 @@ def check_waiting(found: Profile, transport: str, last: int) -> None:
     assert len(slow) == 2
     for stage in slow:
         assert stage.slowest_rank == last
+    assert not sums.only_timed
+    line = statistics_line(found)
+    assert f"({transport}): 4 in a step" in line
+    on_gpus = replace(found, batch_statistics=replace(sums, only_timed=True))
+    assert statistics_line(on_gpus) == f"{line}; they take less in steps that are not timed"
+
+
+def statistics_line(found: Profile) -> str:
     [line] = [line for line in profile_report(found, 120) if "batch statistics" in str(line)]
-    assert f"({transport}): 4 in a step" in str(line)
+    return str(line)
 
 
 @pytest.mark.mpi(min_size=2)
