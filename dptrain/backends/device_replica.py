@@ -29,13 +29,14 @@ class SummedStatistics:
             number of pixels.
         channels: their number.
         column_channels: channels that a block of the stage's last kernel adds.
-        constants: uint64, what a kernel that adds them over the ranks needs (``rank_sums.cuh``);
-            the sum over GPUs sets it.
+        compile: starts to compile the kernel that adds them over the ranks.
+        constants: uint64, what this kernel needs (``rank_sums.cuh``); the sum over GPUs sets it.
     """
 
     array: NDArray[Any]
     channels: int
     column_channels: int
+    compile: Callable[[], Any]
     constants: NDArray[Any]
 
     @property

@@ -173,6 +173,7 @@ class Peers(Carrier):
                 self.device.function("rank_sums.cu", "sum_statistics", HAS_COUNT=has_count)
                 for has_count in (0, 1)
             ]
+            self.device.load_functions()
         self.memory_bytes = vectors * VECTOR_BYTES
 
     def _add_channel(
@@ -204,6 +205,7 @@ class Peers(Carrier):
         values = np.array([*constants, *self._buffers.each_address], np.uint64)
         statistics.constants = self.device.zeros(values.shape, "uint64")
         self.device.upload(statistics.constants, values)
+        statistics.compile()
 
     def all_reduce(self, array: Array) -> None:
         channel = self._channels[self.device.address(array)]

@@ -8,6 +8,7 @@
 // Launch: one block, because it reads and writes the number of pixels. A column has `column_channels`
 // channels.
 
+#define ACROSS_RANKS 1
 #include "dependent_launch.cuh"
 #include "rank_sums.cuh"
 

@@ -10,13 +10,18 @@
 #include "channel_sums.cuh"
 #include "packets.cuh"
 
+#ifndef ACROSS_RANKS
+#define ACROSS_RANKS 0
+#endif
+
 // The ranks of a sum, and what `constants` says of them (dptrain/comm/peer.py):
 //
 //     rank, begin of the array's part of an inbox in packets, time limit in nanoseconds; addresses of
 //     call_counts (columns,) uint32, timed_out (1,) uint32 and loss_sums (3,) float32, and of each
 //     rank's inbox
 //
-// They are read if there are several ranks. With 0 ranks, another kernel adds the sums.
+// Kernels with ACROSS_RANKS read them and add over all ranks. In others, there is one rank, or 0 if
+// another kernel adds over the ranks.
 //
 // What is read from memory is read before the statistics are known, and nothing is waited for after
 // they have been added: all of this would be time in which the device computes nothing.
@@ -34,7 +39,7 @@ struct RankSums {
     // This reads what no kernel writes, so it may be called before wait_for_previous_kernel.
     __device__ RankSums(int ranks, const unsigned long long* constants)
         : ranks(ranks), wait(nullptr, 0) {
-        if (ranks <= 1) return;
+        if (!ACROSS_RANKS) return;
         rank = int(constants[0]);
         start = (long long)constants[1];
         call_counts = reinterpret_cast<unsigned*>(constants[3]);
@@ -47,7 +52,7 @@ struct RankSums {
 
     // Read the number of sums of a column before this one.
     __device__ void open(int column) {
-        if (ranks <= 1) return;
+        if (!ACROSS_RANKS) return;
         call_count = call_counts[column];
         has_failed = wait.has_timed_out();
     }
@@ -55,7 +60,7 @@ struct RankSums {
     // Add the sums of channel c of the open column over the ranks, which all receive the same bits.
     template <int SUMS>
     __device__ void add(int c, int channels, Doubles<SUMS>& sums) {
-        if (ranks <= 1) return;
+        if (!ACROSS_RANKS) return;
         constexpr int PACKETS = (SUMS + 1) / 2;
         const long long size = (long long)PACKETS * channels;
         const long long half = start + (call_count & 1) * ranks * size + c;
@@ -86,6 +91,6 @@ struct RankSums {
 
     // Count the sum of the open column; one thread calls this when all have opened it.
     __device__ void close(int column) {
-        if (ranks > 1) call_counts[column] = call_count + 1;
+        if (ACROSS_RANKS) call_counts[column] = call_count + 1;
     }
 };

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dptrain.backends.cuda.channels import ChannelLaunch
-from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.device import Array, Function
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operation import Kernels, Operation
@@ -41,9 +43,24 @@ SUMMED_CHANNELS = 8
 many threads for each, and are a sector of memory of 32 bytes."""
 
 
-EnqueueSums = Callable[[int, tuple[Any, ...]], None]
-"""Enqueues sums over some samples, given their number and the last arguments of the kernel: the
-number of ranks, and the constants of the sum over ranks."""
+@dataclass(frozen=True)
+class SumKernel:
+    """A kernel that adds statistics over samples, and over ranks if it is compiled for that.
+
+    Attributes:
+        compile: returns the kernel, compiled with further macros.
+        enqueue: enqueues the compiled kernel for a number of samples. Its last arguments are the
+            number of ranks and the constants of the sum over ranks.
+        column_channels: channels that the last block of a sum adds.
+    """
+
+    compile: Callable[..., Function]
+    enqueue: Callable[[Function, int, tuple[Any, ...]], None]
+    column_channels: int
+
+    def compile_across_ranks(self) -> Function:
+        """Return the kernel that adds over several ranks."""
+        return self.compile(ACROSS_RANKS=1)
 
 
 class BatchNormOperation(Operation):
@@ -138,92 +155,91 @@ class BatchNormOperation(Operation):
     def _launch(self, *, sums: bool) -> ChannelLaunch:
         return ChannelLaunch.of(self._channels, self.replica.plan.setting, sums=sums)
 
-    def _summed(self, phase: Phase, totals: Array, *, of_sums: bool) -> SummedStatistics:
-        """Return the statistics of a phase as they are summed over the ranks."""
-        layout = self._launch(sums=True)
-        columns = SUMMED_CHANNELS if of_sums else layout.vectors * layout.width
-        none = self.device.zeros((1,), "uint64")
-        key = self.group.name, phase, self.device.address(totals)
-        return self.replica.summed_statistics.setdefault(
-            key, SummedStatistics(totals, self._channels, columns, none)
-        )
-
     def _statistics(self) -> Kernel:
         size = np.int32(self._channels)
         moments = self.arrays["moments"], self.arrays["running_mean"], self.arrays["running_var"]
         constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
         totals, layout = self.arrays["totals"], self._launch(sums=True)
-        finish = layout.function(self, STATISTICS_FILE, "batch_norm_moments")
-        results = [totals, *moments]
-        if self.group.sums_of:
-            enqueue = self._add_input_sums(results, constants)
-        else:
-            enqueue = self._sum_input(layout, results, constants)
-        summed = self._summed(Phase.STATISTICS, totals, of_sums=bool(self.group.sums_of))
+        function = layout.function(self, STATISTICS_FILE, "batch_norm_moments")
+        results = [totals, *moments, *constants]
+        kernel = self._add_input_sums(results) if self.group.sums_of else self._sum_input(results)
 
-        def finish_sums() -> None:
-            launch(finish, self._channels, totals, *moments, size, *constants)
+        def finish() -> None:
+            launch(function, self._channels, totals, *moments, size, *constants)
+
+        enqueue = self._add_over_ranks(Phase.STATISTICS, totals, kernel, finish)
 
         def run(context: Context) -> None:
             if context.training:
-                self._add_over_ranks(context.n, enqueue, summed, finish_sums)
+                enqueue(context.n)
 
         return run
 
     def _add_over_ranks(
-        self, samples: int, enqueue: EnqueueSums, summed: SummedStatistics,
-        finish: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """Enqueue sums over some samples and over the ranks, and what follows from them.
+        self, phase: Phase, totals: Array, kernel: SumKernel, finish: Callable[[], None]
+    ) -> Callable[[int], None]:
+        """Return a function that enqueues sums over some samples and over the ranks.
 
         Args:
-            samples: their number.
-            enqueue: enqueues a kernel that adds over samples, and over the ranks if it can.
-            summed: the sums.
-            finish: enqueues what follows, if another kernel adds over the ranks.
+            phase: of the sums.
+            totals: receives them.
+            kernel: adds over samples, and over the ranks if it can.
+            finish: enqueues what follows from the sums, if another kernel adds over the ranks.
         """
-        replica = self.replica
-        enqueue(samples, (np.int32(replica.statistics_ranks), summed.constants))
-        if not replica.statistics_ranks:
-            replica.enqueue_statistics_sum(summed)
-            finish()
+        replica, alone = self.replica, kernel.compile()
+        # The stages of several input buffers have the same statistics.
+        key = self.group.name, phase, self.device.address(totals)
+        summed = replica.summed_statistics.setdefault(
+            key,
+            SummedStatistics(
+                totals, self._channels, kernel.column_channels, kernel.compile_across_ranks,
+                self.device.zeros((1,), "uint64"),
+            ),
+        )  # fmt: skip
 
-    def _sum_input(
-        self, layout: ChannelLaunch, results: list[Any], constants: tuple[np.float32, ...]
-    ) -> EnqueueSums:
-        """Return a function that enqueues the sums over x of some samples."""
-        function = layout.function(self, STATISTICS_FILE, "batch_norm_statistics")
-        arrays = [self.arrays["x"], self.arrays["partial"], self.arrays["tickets"], *results]
+        def enqueue(samples: int) -> None:
+            ranks = replica.statistics_ranks
+            function = kernel.compile_across_ranks() if ranks > 1 else alone
+            kernel.enqueue(function, samples, (np.int32(ranks), summed.constants))
+            if ranks == 0:
+                replica.enqueue_statistics_sum(summed)
+                finish()
+
+        return enqueue
+
+    def _sum_input(self, results: list[Any]) -> SumKernel:
+        """Return the kernel that sums over x."""
+        a, layout = self.arrays, self._launch(sums=True)
+        [totals, *moments, epsilon, momentum] = results
+        arrays = [a["x"], a["partial"], a["tickets"], totals, *moments]
         channels, pixels = np.int32(self._channels), self._pixels
 
-        def enqueue(samples: int, ranks: tuple[Any, ...]) -> None:
+        def enqueue(function: Function, samples: int, ranks: tuple[Any, ...]) -> None:
             count = samples * pixels
-            layout.enqueue(
-                function, count, [*arrays, np.int32(count), channels, *constants, *ranks]
-            )
+            numbers = np.int32(count), channels, epsilon, momentum
+            layout.enqueue(function, count, [*arrays, *numbers, *ranks])
 
-        return enqueue
+        compiled = partial(layout.function, self, STATISTICS_FILE, "batch_norm_statistics")
+        return SumKernel(compiled, enqueue, layout.vectors * layout.width)
 
-    def _add_input_sums(self, results: list[Any], constants: tuple[np.float32, ...]) -> EnqueueSums:
-        """Return a function that adds the sums that the group before has written."""
-        add_up = self._sums_kernel(STATISTICS_FILE, "batch_norm_statistics_of_sums", "input_sums")
+    def _add_input_sums(self, results: list[Any]) -> SumKernel:
+        """Return the kernel that adds the sums that the group before has written."""
+        return self._sum_rows(
+            STATISTICS_FILE, "batch_norm_statistics_of_sums", "input_sums", results
+        )
 
-        def enqueue(samples: int, ranks: tuple[Any, ...]) -> None:
-            add_up([*results, *constants, *ranks])
-
-        return enqueue
-
-    def _sums_kernel(self, file: str, name: str, sums: str) -> Callable[[Sequence[Any]], None]:
-        """Return a function that enqueues a kernel, which adds rows of sums, with arguments."""
-        function = self.function(file, name, **SUMS_LAUNCH)
+    def _sum_rows(self, file: str, name: str, sums: str, arguments: Sequence[Any]) -> SumKernel:
+        """Return a kernel that adds rows of sums."""
         rows, channels = self.arrays[sums], np.int32(self._channels)
         grid = 1, ceil_div(self._channels, SUMMED_CHANNELS), 1
         first = rows, np.int32(rows.shape[0]), channels
 
-        def enqueue(arguments: Sequence[Any]) -> None:
-            function(grid, (SUMS_LAUNCH["CHANNEL_THREADS"], 1, 1), [*first, *arguments])
+        def enqueue(function: Function, samples: int, ranks: tuple[Any, ...]) -> None:
+            block = SUMS_LAUNCH["CHANNEL_THREADS"], 1, 1
+            function(grid, block, [*first, *arguments, *ranks])
 
-        return enqueue
+        compiled = partial(self.function, file, name, **SUMS_LAUNCH)
+        return SumKernel(compiled, enqueue, SUMMED_CHANNELS)
 
     def _forward(self) -> Kernel:
         a, layout, channels = self.arrays, self._launch(sums=False), self._channels
@@ -249,56 +265,44 @@ class BatchNormOperation(Operation):
     def _backward_statistics(self) -> Kernel:
         a, layout, channels = self.arrays, self._launch(sums=True), self._channels
         count = a["totals"][:1]
-        finish = layout.function(self, BACKWARD_FILE, "batch_norm_backward_sums")
+        function = layout.function(self, BACKWARD_FILE, "batch_norm_backward_sums")
         totals, backward_sums = a["backward_totals"].reshape(-1), a["backward_sums"]
         results = [totals, count, backward_sums, a["dweight"], a["dbias"]]
-        if self.group.gradient_sums_of:
-            enqueue = self._add_gradient_sums(results)
-        else:
-            enqueue = self._sum_gradient(layout, results)
+        of_sums = self.group.gradient_sums_of
+        kernel = self._add_gradient_sums(results) if of_sums else self._sum_gradient(results)
 
-        of_sums = bool(self.group.gradient_sums_of)
-        summed = self._summed(Phase.BACKWARD_STATISTICS, totals, of_sums=of_sums)
-
-        def finish_sums() -> None:
+        def finish() -> None:
             arguments = totals, count, a["moments"], backward_sums, np.int32(channels)
-            launch(finish, channels, *arguments)
+            launch(function, channels, *arguments)
 
-        def run(context: Context) -> None:
-            self._add_over_ranks(context.n, enqueue, summed, finish_sums)
+        enqueue = self._add_over_ranks(Phase.BACKWARD_STATISTICS, totals, kernel, finish)
+        return lambda context: enqueue(context.n)
 
-        return run
-
-    def _sum_gradient(self, layout: ChannelLaunch, results: list[Any]) -> EnqueueSums:
-        """Return a function that enqueues the sums over the gradient of some samples."""
-        a, mask = self.arrays, relu_mask(self.group)
-        function = layout.function(
-            self, BACKWARD_FILE, "batch_norm_backward_statistics",
-            RELU_MASK=mask, STORE_DZ=int(self._adds),
-        )  # fmt: skip
+    def _sum_gradient(self, results: list[Any]) -> SumKernel:
+        """Return the kernel that sums over the gradient."""
+        a, mask, layout = self.arrays, relu_mask(self.group), self._launch(sums=True)
         y = a["y"] if mask == MASK_FROM_Y else a["dy"]
         maps = [a["dy"], y, a["x"], a["dx2"] if self._adds else a["dy"]]
         constants = [a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"]]
         channels, pixels = np.int32(self._channels), self._pixels
 
-        def enqueue(samples: int, ranks: tuple[Any, ...]) -> None:
+        def enqueue(function: Function, samples: int, ranks: tuple[Any, ...]) -> None:
             count = samples * pixels
             sizes = [np.int32(count), channels, *ranks]
             layout.enqueue(function, count, [*maps, *constants, *results, *sizes])
 
-        return enqueue
+        compiled = partial(
+            layout.function, self, BACKWARD_FILE, "batch_norm_backward_statistics",
+            RELU_MASK=mask, STORE_DZ=int(self._adds),
+        )  # fmt: skip
+        return SumKernel(compiled, enqueue, layout.vectors * layout.width)
 
-    def _add_gradient_sums(self, results: list[Any]) -> EnqueueSums:
-        """Return a function that adds the sums that the group after this one has written."""
-        moments = self.arrays["moments"]
-        add_up = self._sums_kernel(
-            BACKWARD_FILE, "batch_norm_backward_statistics_of_sums", "gradient_sums"
-        )
-
-        def enqueue(samples: int, ranks: tuple[Any, ...]) -> None:
-            add_up([moments, *results, *ranks])
-
-        return enqueue
+    def _add_gradient_sums(self, results: list[Any]) -> SumKernel:
+        """Return the kernel that adds the sums that the group after this one has written."""
+        return self._sum_rows(
+            BACKWARD_FILE, "batch_norm_backward_statistics_of_sums", "gradient_sums",
+            [self.arrays["moments"], *results],
+        )  # fmt: skip
 
     def _backward_input(self) -> Kernel:
         a, layout, channels = self.arrays, self._launch(sums=False), self._channels

@@ -84,6 +84,12 @@ def test_all_reduce_compiles_for_every_number_of_ranks(
     assert len(codes) == 3
 
 
+@pytest.mark.parametrize("file", ["batch_norm_statistics.cu", "batch_norm_backward_statistics.cu"])
+def test_statistics_compile_for_several_ranks(file: str, compiler: Compiler) -> None:
+    codes = {compiler.compile(KERNELS / file, 90, {"ACROSS_RANKS": n}) for n in (0, 1)}
+    assert len(codes) == 2
+
+
 PRODUCTS = [(0, 90, tile) for tile in THREAD_TILES] + [
     (precision, architecture, tile)
     for precision in (1, 2)
