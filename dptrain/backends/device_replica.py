@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -30,14 +30,14 @@ class SummedStatistics:
         channels: their number.
         column_channels: channels that a block of the stage's last kernel adds.
         compile: starts to compile the kernel that adds them over the ranks.
-        constants: uint64, what this kernel needs (``rank_sums.cuh``); the sum over GPUs sets it.
+        arguments: its last arguments (``rank_sums.cuh``), which the sum over GPUs sets.
     """
 
     array: NDArray[Any]
     channels: int
     column_channels: int
     compile: Callable[[], Any]
-    constants: NDArray[Any]
+    arguments: Sequence[Any] = ()
 
     @property
     def has_count(self) -> bool:

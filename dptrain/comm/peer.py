@@ -198,13 +198,15 @@ class Peers(Carrier):
         return start + 2 * self.size * vectors
 
     def _connect_statistics(self, statistics: SummedStatistics, channel: Channel) -> None:
-        """Write what kernels that add statistics over the ranks need, as ``rank_sums.cuh`` says."""
-        address = self.device.address
-        state = map(address, (channel.counters, self._timed_out, self._loss_sums))
-        constants = [int(self.rank), int(channel.start), int(self._timeout_ns), *state]
-        values = np.array([*constants, *self._buffers.each_address], np.uint64)
-        statistics.constants = self.device.zeros(values.shape, "uint64")
-        self.device.upload(statistics.constants, values)
+        """Set the arguments of the kernel that adds statistics over the ranks."""
+        buffers = self._buffers
+        own, following = (
+            np.uint64(buffers.each_address[(self.rank + k) % self.size]) for k in (0, 1)
+        )
+        statistics.arguments = (
+            np.int32(self.size), self.rank, buffers.addresses, own, following, channel.start,
+            channel.counters, self._timed_out, self._loss_sums, self._timeout_ns,
+        )  # fmt: skip
         statistics.compile()
 
     def all_reduce(self, array: Array) -> None:
@@ -221,9 +223,9 @@ class Peers(Carrier):
         self._launch(self._one_shot, array, 1, self.size)
 
     def sum_statistics(self, statistics: SummedStatistics) -> None:
-        numbers = map(np.int32, (statistics.channels, statistics.column_channels, self.size))
+        sizes = map(np.int32, (statistics.channels, statistics.column_channels))
         self._sum_statistics[statistics.has_count](
-            (1, 1, 1), (THREADS, 1, 1), [statistics.array, *numbers, statistics.constants]
+            (1, 1, 1), (THREADS, 1, 1), [statistics.array, *sizes, *statistics.arguments]
         )
 
     def _launch(self, kernel: Function, array: Array, *numbers: int) -> None:

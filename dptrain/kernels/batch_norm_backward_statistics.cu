@@ -55,8 +55,7 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
                                    const float* moments, const float* weight, const float* bias,
                                    float* partial, unsigned* tickets, double* totals,
                                    const double* count, float* backward_sums, float* dweight,
-                                   float* dbias, int pixels, int channels, int ranks,
-                                   const unsigned long long* constants) {
+                                   float* dbias, int pixels, int channels, RANKS_PARAMETERS) {
     wait_for_previous_kernel();
     const ChannelThread thread(channels);
     Floats sums[2] = {};
@@ -81,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
 
     int c;
     Doubles<2> total;
-    RankSums rank_sums(ranks, constants);
+    RankSums rank_sums{RANKS_ARGUMENTS};
     rank_sums.open(blockIdx.y);
     const auto term = [&](int block, int channel) {
         const float* row = partial + block * 2 * channels + channel;
@@ -99,10 +98,9 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 1)
     batch_norm_backward_statistics_of_sums(const float* sums, int rows, int channels,
                                            const float* moments, double* totals,
                                            const double* count, float* backward_sums,
-                                           float* dweight, float* dbias, int ranks,
-                                           const unsigned long long* constants) {
-    RankSums rank_sums(ranks, constants);
+                                           float* dweight, float* dbias, RANKS_PARAMETERS) {
     wait_for_previous_kernel();
+    RankSums rank_sums{RANKS_ARGUMENTS};
     rank_sums.open(blockIdx.y);
     int c;
     Doubles<2> total;

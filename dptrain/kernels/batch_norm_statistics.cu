@@ -35,8 +35,7 @@ __device__ inline void store_statistics(double* totals, float* moments, float* r
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     batch_norm_statistics(const Number* __restrict__ x, float* partial, unsigned* tickets,
                           double* totals, float* moments, float* running_mean, float* running_var,
-                          int pixels, int channels, float epsilon, float momentum, int ranks,
-                          const unsigned long long* constants) {
+                          int pixels, int channels, float epsilon, float momentum, RANKS_PARAMETERS) {
     wait_for_previous_kernel();
     const ChannelThread thread(channels);
     Floats sums[2] = {}, shift = {};
@@ -61,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
 
     int c;
     Doubles<2> sums_of_blocks;
-    RankSums rank_sums(ranks, constants);
+    RankSums rank_sums{RANKS_ARGUMENTS};
     rank_sums.open(blockIdx.y);
     const auto term = [&](int block, int channel) {
         const float* row = partial + block * 3 * channels + channel;
@@ -84,10 +83,9 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     batch_norm_statistics_of_sums(const float* sums, int rows, int channels, double* totals,
                                   float* moments, float* running_mean, float* running_var,
-                                  float epsilon, float momentum, int ranks,
-                                  const unsigned long long* constants) {
-    RankSums rank_sums(ranks, constants);
+                                  float epsilon, float momentum, RANKS_PARAMETERS) {
     wait_for_previous_kernel();
+    RankSums rank_sums{RANKS_ARGUMENTS};
     rank_sums.open(blockIdx.y);
     int c;
     Doubles<3> total;

@@ -17,9 +17,9 @@
 #endif
 
 extern "C" __global__ void sum_statistics(double* totals, int channels, int column_channels,
-                                          int ranks, const unsigned long long* constants) {
-    RankSums rank_sums(ranks, constants);
+                                          RANKS_PARAMETERS) {
     wait_for_previous_kernel();
+    RankSums rank_sums{RANKS_ARGUMENTS};
     const double count = HAS_COUNT ? totals[0] : 0.0;
     __syncthreads();
     double* const sums = totals + HAS_COUNT;

@@ -14,45 +14,46 @@
 #define ACROSS_RANKS 0
 #endif
 
-// The ranks of a sum, and what `constants` says of them (dptrain/comm/peer.py):
+// The last parameters of a kernel that adds statistics. They are the number of ranks, or 0 if another
+// kernel adds over the ranks; and with ACROSS_RANKS, for several ranks,
 //
-//     rank, begin of the array's part of an inbox in packets, time limit in nanoseconds; addresses of
-//     call_counts (columns,) uint32, timed_out (1,) uint32 and loss_sums (3,) float32, and of each
-//     rank's inbox
+//     rank
+//     inboxes      (ranks,) addresses, and from them that of this rank and of the next one
+//     start        begin of the statistics' part of an inbox, in packets
+//     call_counts  (columns,)
+//     timed_out    (1,)
+//     loss_sums    (3,) float32
 //
-// Kernels with ACROSS_RANKS read them and add over all ranks. In others, there is one rank, or 0 if
-// another kernel adds over the ranks.
-//
-// What is read from memory is read before the statistics are known, and nothing is waited for after
-// they have been added: all of this would be time in which the device computes nothing.
+// (dptrain/comm/peer.py). Reading all of this from memory would take a part of the kernel's time.
+#if ACROSS_RANKS
+#define RANKS_PARAMETERS                                                                    \
+    int ranks, int rank, const unsigned long long *inboxes, unsigned long long own_inbox,  \
+        unsigned long long next_inbox, long long start, unsigned *call_counts,             \
+        unsigned *timed_out, float *loss_sums, unsigned long long timeout_ns
+#define RANKS_ARGUMENTS                                                                     \
+    ranks, rank, inboxes, own_inbox, next_inbox, start, call_counts, loss_sums,            \
+        Wait(timed_out, timeout_ns)
+#else
+#define RANKS_PARAMETERS int ranks
+#define RANKS_ARGUMENTS ranks
+#endif
+
+// Adds the statistics of channels over the ranks. Nothing is waited for after they have been added.
 struct RankSums {
-    int ranks, rank;
+    int ranks;
+#if ACROSS_RANKS
+    int rank;
+    const unsigned long long* inboxes;
+    unsigned long long own_inbox, next_inbox;
     long long start;
     unsigned* call_counts;
     float* loss_sums;
-    const unsigned long long* inboxes;
-    unsigned long long own_inbox, next_inbox;
-    unsigned call_count;
-    bool has_failed;
     Wait wait;
+    unsigned call_count = 0;
+    bool has_failed = false;
 
-    // This reads what no kernel writes, so it may be called before wait_for_previous_kernel.
-    __device__ RankSums(int ranks, const unsigned long long* constants)
-        : ranks(ranks), wait(nullptr, 0) {
-        if (!ACROSS_RANKS) return;
-        rank = int(constants[0]);
-        start = (long long)constants[1];
-        call_counts = reinterpret_cast<unsigned*>(constants[3]);
-        loss_sums = reinterpret_cast<float*>(constants[5]);
-        inboxes = constants + 6;
-        own_inbox = inboxes[rank];
-        next_inbox = inboxes[rank + 1 < ranks ? rank + 1 : 0];
-        wait = Wait(reinterpret_cast<unsigned*>(constants[4]), constants[2]);
-    }
-
-    // Read the number of sums of a column before this one.
+    // Read the number of sums of a column before this one. It is called early, as it takes time.
     __device__ void open(int column) {
-        if (!ACROSS_RANKS) return;
         call_count = call_counts[column];
         has_failed = wait.has_timed_out();
     }
@@ -60,7 +61,6 @@ struct RankSums {
     // Add the sums of channel c of the open column over the ranks, which all receive the same bits.
     template <int SUMS>
     __device__ void add(int c, int channels, Doubles<SUMS>& sums) {
-        if (!ACROSS_RANKS) return;
         constexpr int PACKETS = (SUMS + 1) / 2;
         const long long size = (long long)PACKETS * channels;
         const long long half = start + (call_count & 1) * ranks * size + c;
@@ -90,7 +90,10 @@ struct RankSums {
     }
 
     // Count the sum of the open column; one thread calls this when all have opened it.
-    __device__ void close(int column) {
-        if (ACROSS_RANKS) call_counts[column] = call_count + 1;
-    }
+    __device__ void close(int column) { call_counts[column] = call_count + 1; }
+#else
+    __device__ void open(int) {}
+    template <int SUMS> __device__ void add(int, int, Doubles<SUMS>&) {}
+    __device__ void close(int) {}
+#endif
 };

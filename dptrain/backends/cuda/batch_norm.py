@@ -49,13 +49,13 @@ class SumKernel:
 
     Attributes:
         compile: returns the kernel, compiled with further macros.
-        enqueue: enqueues the compiled kernel for a number of samples. Its last arguments are the
-            number of ranks and the constants of the sum over ranks.
+        enqueue: enqueues the compiled kernel for a number of samples, with its last arguments,
+            which are about the ranks.
         column_channels: channels that the last block of a sum adds.
     """
 
     compile: Callable[..., Function]
-    enqueue: Callable[[Function, int, tuple[Any, ...]], None]
+    enqueue: Callable[[Function, int, Sequence[Any]], None]
     column_channels: int
 
     def compile_across_ranks(self) -> Function:
@@ -192,15 +192,16 @@ class BatchNormOperation(Operation):
         summed = replica.summed_statistics.setdefault(
             key,
             SummedStatistics(
-                totals, self._channels, kernel.column_channels, kernel.compile_across_ranks,
-                self.device.zeros((1,), "uint64"),
+                totals, self._channels, kernel.column_channels, kernel.compile_across_ranks
             ),
         )  # fmt: skip
 
         def enqueue(samples: int) -> None:
             ranks = replica.statistics_ranks
-            function = kernel.compile_across_ranks() if ranks > 1 else alone
-            kernel.enqueue(function, samples, (np.int32(ranks), summed.constants))
+            if ranks > 1:
+                kernel.enqueue(kernel.compile_across_ranks(), samples, summed.arguments)
+            else:
+                kernel.enqueue(alone, samples, [np.int32(ranks)])
             if ranks == 0:
                 replica.enqueue_statistics_sum(summed)
                 finish()
@@ -214,7 +215,7 @@ class BatchNormOperation(Operation):
         arrays = [a["x"], a["partial"], a["tickets"], totals, *moments]
         channels, pixels = np.int32(self._channels), self._pixels
 
-        def enqueue(function: Function, samples: int, ranks: tuple[Any, ...]) -> None:
+        def enqueue(function: Function, samples: int, ranks: Sequence[Any]) -> None:
             count = samples * pixels
             numbers = np.int32(count), channels, epsilon, momentum
             layout.enqueue(function, count, [*arrays, *numbers, *ranks])
@@ -234,7 +235,7 @@ class BatchNormOperation(Operation):
         grid = 1, ceil_div(self._channels, SUMMED_CHANNELS), 1
         first = rows, np.int32(rows.shape[0]), channels
 
-        def enqueue(function: Function, samples: int, ranks: tuple[Any, ...]) -> None:
+        def enqueue(function: Function, samples: int, ranks: Sequence[Any]) -> None:
             block = SUMS_LAUNCH["CHANNEL_THREADS"], 1, 1
             function(grid, block, [*first, *arguments, *ranks])
 
@@ -286,7 +287,7 @@ class BatchNormOperation(Operation):
         constants = [a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"]]
         channels, pixels = np.int32(self._channels), self._pixels
 
-        def enqueue(function: Function, samples: int, ranks: tuple[Any, ...]) -> None:
+        def enqueue(function: Function, samples: int, ranks: Sequence[Any]) -> None:
             count = samples * pixels
             sizes = [np.int32(count), channels, *ranks]
             layout.enqueue(function, count, [*maps, *constants, *results, *sizes])

@@ -24,9 +24,6 @@ MOMENTUM = np.float32(0.25)
 
 BLOCKS = 3
 
-UNREAD = np.zeros(1, np.uint64)
-"""Constants of a sum over ranks, which one rank does not read."""
-
 
 every_case = pytest.mark.parametrize(("kept", "pixels", "channels"), [
     pytest.param(kept, *shape, id=f"{kept.precision}-{shape[0]}x{shape[1]}")
@@ -59,7 +56,6 @@ def statistics(kept: Kept, x: Floats, ranks: int = 1) -> list[Floats]:
         kept.store(x), np.full((BLOCKS, 3, channels), np.nan, np.float32),
         np.zeros(8, np.uint32), np.zeros(1 + 2 * channels), np.zeros((2, channels), np.float32),
         *running, *ints(pixels, channels), PLUS, MOMENTUM, np.int32(ranks),
-        UNREAD,
     )  # fmt: skip
     assert not arrays[2].any()
     return arrays[3:7]
@@ -144,7 +140,7 @@ def test_backward(kept: Kept, pixels: int, channels: int, mask: int, stores: int
         kept.store(dy), kept.store(saved), kept.store(x), kept.store(0 * x), moments, weight, bias,
         np.full((BLOCKS, 2, channels), np.nan, np.float32), np.zeros(8, np.uint32),
         np.zeros((2, channels)), count, np.zeros((2, channels), np.float32), zeros, zeros.copy(),
-        *ints(pixels, channels, 1), UNREAD, RELU_MASK=mask, STORE_DZ=stores,
+        *ints(pixels, channels, 1), RELU_MASK=mask, STORE_DZ=stores,
     )  # fmt: skip
     totals, sums, dweight, dbias = arrays[9], *arrays[11:14]
     scale = np.sqrt(pixels)
