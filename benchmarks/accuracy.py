@@ -201,6 +201,12 @@ def table(scores: dict[str, list[Any]]) -> Table:
     return Table("Test accuracy", columns, tuple(rows))
 
 
+def _gpu_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
 @click.command()
 @click.option("--network", default="resnet20", show_default=True, help="Network with class labels.")
 @click.option("--data", default="shapes", show_default=True, help="Data specification.")
@@ -222,14 +228,15 @@ def main(
     Exit status: 0 if they agree, 1 if they do not, 2 for bad options.
     """
     try:
-        graph = find_network(network)
-        scores = compare(graph, open_data(data, graph), Recipe(**recipe), seeds)
+        graph, used = find_network(network), Recipe(**recipe)
+        scores = compare(graph, open_data(data, graph), used, seeds)
     except UserError as error:
         print(f"benchmarks.accuracy: {error}", file=sys.stderr)
         sys.exit(2)
     found, right = table(scores), agree(scores)
     verdict = "the accuracies agree" if right else "the accuracies differ"
-    conditions = about(network=network, data=data, seeds=seeds, **recipe)
+    gpu = _gpu_name() if used.on_gpu else "none"
+    conditions = about(gpu=gpu, network=network, data=data, seeds=seeds, **recipe)
     click.echo(document("Accuracy", conditions, verdict, [found]))
     if output is not None:
         paths = new_files(output, "accuracy", str(conditions["date"]))

@@ -165,12 +165,7 @@ class Emulator(Device):
         pass
 
     def _load(self, file: str, name: str, **defines: int) -> Function:
-        library = _library(self._folder, file, name, tuple(sorted(defines.items())))
-        launch = getattr(library, f"launch_{name}")
-        launch.restype = ctypes.c_char_p
-        text = ctypes.create_string_buffer(4096)
-        getattr(library, f"signature_{name}")(text)
-        kinds = text.value.decode().split()
+        """Return a kernel that is compiled when it is launched: many are bound and never used."""
 
         def run(grid: Extent, block: Extent, args: Sequence[Any], *, shared_bytes: int = 0) -> None:
             if self._is_on_side_stream:
@@ -178,6 +173,7 @@ class Emulator(Device):
                 self._late.append(now)
                 return
             check_launch(grid, block, shared_bytes, self.limits)
+            launch, kinds = _kernel(self._folder, file, name, tuple(sorted(defines.items())))
             if len(args) != len(kinds):
                 raise EmulatorError(f"{name} takes {len(kinds)} arguments, not {len(args)}")
             values = [
@@ -269,6 +265,18 @@ def check_launch(grid: Extent, block: Extent, shared_bytes: int, limits: DeviceL
 
 
 @functools.cache
+def _kernel(
+    folder: Path, file: str, name: str, defines: tuple[tuple[str, int], ...]
+) -> tuple[Callable[..., bytes | None], list[str]]:
+    """Return the function that launches a kernel, and the types of the kernel's parameters."""
+    library = _library(folder, file, name, defines)
+    launch = getattr(library, f"launch_{name}")
+    launch.restype = ctypes.c_char_p
+    text = ctypes.create_string_buffer(4096)
+    getattr(library, f"signature_{name}")(text)
+    return launch, text.value.decode().split()
+
+
 def _library(
     folder: Path, file: str, name: str, defines: tuple[tuple[str, int], ...]
 ) -> ctypes.CDLL:
