@@ -45,9 +45,11 @@ struct Fiber {
 };
 
 // The last access to a byte in this launch. Phases are the intervals between barriers, numbered
-// from 1 over all blocks.
+// from 1 over all blocks. Bytes of an aligned word that is accessed as a whole share the shadow of
+// the first one, unless that is `split`.
 struct Touch { uint32_t phase; uint16_t thread, warp_phase; };
-struct Shadow { Touch write, read; bool many_read; };
+struct Shadow { Touch write, read; bool many_read, split; };
+constexpr size_t word_bytes = 4;
 struct Region { char *start, *stop; Shadow* shadow; };
 
 std::vector<Fiber> fibers;
@@ -251,6 +253,24 @@ void note(Shadow& shadow, bool write, bool shared) {
     shadow.read = now;
 }
 
+// Note an access to a whole word. After a write, its bytes have the same shadow again: a conflict
+// with an earlier access to one of them would also be one with the write.
+void note_word(Shadow* shadow, bool write, bool shared) {
+    if (!shadow->split) return note(*shadow, write, shared);
+    for (size_t i = 0; i < word_bytes; i++) note(shadow[i], write, shared);
+    shadow->split = !write;
+}
+
+// Let each byte of the word that contains `address` have a shadow of its own.
+void split_word(const Region& region, const char* address) {
+    const char* word = address - reinterpret_cast<uintptr_t>(address) % word_bytes;
+    if (word < region.start || word + word_bytes > region.stop) return;
+    Shadow* shadow = region.shadow + (word - region.start);
+    if (shadow->split) return;
+    shadow->split = true;
+    for (size_t i = 1; i < word_bytes; i++) shadow[i] = *shadow;
+}
+
 // Return true for threadIdx, blockIdx, blockDim and gridDim.
 bool is_place(const char* address) {
     for (Place* place : {&thread_place, &block_place, &block_extent, &grid_extent})
@@ -271,7 +291,15 @@ void access(const void* pointer, size_t size, bool write) {
         fail("%s %zu bytes outside of the device's memory", write ? "writes" : "reads", size);
     }
     Shadow* shadow = region->shadow + (address - region->start);
-    for (size_t i = 0; i < size; i++) note(shadow[i], write, region < &regions[2]);
+    const bool shared = region < &regions[2];
+    if ((reinterpret_cast<uintptr_t>(address) | size) % word_bytes == 0) {
+        for (size_t i = 0; i < size; i += word_bytes) note_word(shadow + i, write, shared);
+    } else {
+        for (size_t i = 0; i < size; i++) {
+            split_word(*region, address + i);
+            note(shadow[i], write, shared);
+        }
+    }
     if (random_order && draw() % gives_way_one_in == 0) wait();
 }
 

@@ -123,13 +123,18 @@ def test_only_the_instruction_permutes_bytes_with_replicated_signs() -> None:
 
 
 def launch(
-    name: str, *, threads: int = 64, blocks: int = 1, seed: int = 0, kind: Any = np.float32
+    name: str,
+    *more: np.int32,
+    threads: int = 64,
+    blocks: int = 1,
+    seed: int = 0,
+    kind: Any = np.float32,
 ) -> Any:
     """Run a kernel of ``mistakes.cu`` on an input array, if it has one, and an output array."""
     device = Emulator(seed, PLANTED)
     x, y = put(device, numbers(256)), device.zeros((256,), kind)
     one = name in ("blocks_share", "divergent_barriers", "beyond_the_tile", "unwritten_tile")
-    args = [y] if one or kind is np.int32 else [x, y]
+    args = [y, *more] if one or more or kind is np.int32 else [x, y]
     device.function("mistakes.cu", name)((blocks, 1, 1), (threads, 1, 1), args)
     return device.download(y)
 
@@ -154,6 +159,15 @@ def test_a_barrier_of_the_warp_orders_its_lanes(seed: int) -> None:
     assert result[:32].tolist() == [i ^ 1 for i in range(32)]
     with pytest.raises(EmulatorError, match="race"):
         launch("lanes_without_barrier", threads=32, seed=seed, kind=np.int32)
+
+
+@in_any_order
+def test_halves_of_a_word_are_separate_and_parts_of_it(seed: int) -> None:
+    result = launch("parts_of_words", np.int32(3), seed=seed)
+    assert result[:64].tolist() == [i + 1 if i % 2 == 0 else i - 1 for i in range(64)]
+    for missing in range(3):
+        with pytest.raises(EmulatorError, match=r"race: .* in shared memory"):
+            launch("parts_of_words", np.int32(missing), seed=seed)
 
 
 def test_threads_that_wait_at_different_barriers_are_reported() -> None:

@@ -74,3 +74,17 @@ extern "C" __global__ void vectors(const float4* x, float4* y) { y[threadIdx.x] 
 extern "C" __global__ void first_come(int* turn, int* y) {
     y[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(turn, 1);
 }
+
+// Threads write halves of words, then whole words, and read both; barrier `missing` is left out.
+extern "C" __global__ void parts_of_words(float* y, int missing) {
+    __shared__ unsigned words[32];
+    unsigned short* halves = reinterpret_cast<unsigned short*>(words);
+    const int i = threadIdx.x;
+    halves[i] = i;
+    if (missing != 0) __syncthreads();
+    const unsigned word = i < 32 ? words[31 - i] : 0;
+    if (missing != 1) __syncthreads();
+    if (i < 32) words[i] = word;
+    if (missing != 2) __syncthreads();
+    y[i] = halves[63 - i];
+}
