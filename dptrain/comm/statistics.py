@@ -66,6 +66,9 @@ class StatisticsSum(ABC):
     enqueues: ClassVar[bool] = False
     """True if sums are enqueued on a device's stream, so that a captured graph can contain them."""
 
+    memory_bytes: int = 0
+    """Device memory that it allocates, as far as it is known."""
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.kernel_ranks = 0

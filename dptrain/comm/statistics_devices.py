@@ -33,6 +33,7 @@ class EnqueuedStatisticsSum(StatisticsSum):
         self._memory = replica.memory
         shared = Shared(statistics=list(replica.summed_statistics.values()))
         self.carrier: Carrier = connect(world, replica, shared)
+        self.memory_bytes = self.carrier.memory_bytes
         self.kernel_ranks = world.size if self.carrier.kernels_add_statistics else 0
 
     def enqueue(self, statistics: SummedStatistics) -> None:

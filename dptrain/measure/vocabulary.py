@@ -188,7 +188,7 @@ OTHERS = (
     Term("memory.buffers", "bytes", "Activations, their gradients and other buffers of the plan."),
     Term("memory.dataset cache", "bytes", "Training images cached on the GPU."),
     Term("memory.workspace", "bytes", "Workspace of cuDNN, which plans do not contain."),
-    Term("memory.sums", "bytes", "Buffers of the gradient sum."),
+    Term("memory.sums", "bytes", "Buffers of the sums of gradients and batch statistics."),
     Term("memory.total", "bytes", "Sum of these."),
     Term("memory.peak", "bytes", "Largest resident host memory of any rank's process."),
 )  # fmt: skip

@@ -133,7 +133,9 @@ class Job:
     @property
     def memory_bytes(self) -> dict[str, int]:
         """Memory of this rank in bytes, by purpose."""
+        statistics_sum = self.engine.statistics_sum
         buffers = self.engine.gradient_sum.memory_bytes
+        buffers += statistics_sum.memory_bytes if statistics_sum is not None else 0
         return {**self.replica.memory_bytes, **({"sums": buffers} if buffers else {})}
 
     @property

@@ -320,6 +320,11 @@ def test_receive_buffers_count_as_memory(connected: World, devices: None) -> Non
     # Double buffering, each buffer with a part for every rank's gradient.
     assert sums.memory_bytes == 2 * connected.size * replica.flat_gradients.nbytes
     sums.close()
+    statistics_sum = make_statistics_sum(connected, small_replica(NORMALIZED), "peer")
+    assert statistics_sum is not None
+    # A packet for two sums of each of 5 and 3 channels in both passes, and one for the count.
+    assert statistics_sum.memory_bytes == 2 * connected.size * 16 * 3 * (5 + 3)
+    statistics_sum.close()
 
 
 def test_a_sum_that_was_given_up_ends_a_step(connected: World, devices: None) -> None:
