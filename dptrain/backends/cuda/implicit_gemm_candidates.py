@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
@@ -111,14 +111,20 @@ def _candidates(
             continue
         align = SLAB_PACKS[0] // slab_packs(packs // channel_chunks)
         aligned = replace(view, align=align, row_samples=count_in_row)
-        for pixel_tile in efficient_pixel_tiles(aligned, pooled=pooled):
+        tile_of = partial(
+            ImplicitGemmTile, aligned, element_bytes, pooled, warp_groups=warp_groups,
+            k_warp_groups=k_warp_groups, channel_chunks=channel_chunks,
+            persistent_groups=persistent_groups, weight_stages=weight_stages, epilogue=epilogue,
+            limits=limits, tf32x3=tf32x3,
+            tf32x3_wgmma=splits_in_shared_memory(precision, limits),
+        )  # fmt: skip
+        pixel_tiles = efficient_pixel_tiles(aligned, pooled=pooled)
+        if not (pixel_tiles and tile_of(pixel_tiles[0], 1).weights_fit):
+            continue
+        for pixel_tile in pixel_tiles:
             for count in range(1, MAX_COLUMNS // pixel_tile.columns + 1):
-                tile = ImplicitGemmTile(
-                    aligned, element_bytes, pooled, pixel_tile, count, warp_groups, k_warp_groups,
-                    channel_chunks, persistent_groups, weight_stages, epilogue,
-                    limits, tf32x3, splits_in_shared_memory(precision, limits),
-                )  # fmt: skip
-                if tile.feasible:
+                tile = tile_of(pixel_tile, count)
+                if tile.pixels_fit:
                     yield tile
 
 

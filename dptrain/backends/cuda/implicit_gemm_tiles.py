@@ -129,18 +129,30 @@ class ImplicitGemmTile:
     ALGORITHM: ClassVar[str] = "halo-tile implicit GEMM"
 
     @property
+    def weights_fit(self) -> bool:
+        """Whether weights divide evenly and leave shared memory for pixels, of whatever tiles."""
+        packs = self.view.channels * self.element_bytes // VECTOR_BYTES
+        return (
+            packs // 2 % self.channel_chunks == 0
+            and self.k_steps % (self.channel_chunks * self.k_warp_groups) == 0
+            and not (self.persistent and self.weight_stages * self.stage_steps >= self.k_steps)
+            and self.weight_bytes < self.limits.shared_bytes
+        )
+
+    @property
     def feasible(self) -> bool:
         """Whether shared memory and registers suffice and the work divides evenly."""
-        packs = self.view.channels * self.element_bytes // VECTOR_BYTES
+        return self.weights_fit and self.pixels_fit
+
+    @property
+    def pixels_fit(self) -> bool:
+        """Whether the same holds for the pixels, if weights fit."""
         return (
             self.pixel_tile.columns // 8 in MMA_OCTETS
             and self.pixel_tile.columns * self.pixel_tiles
             <= (TF32X3_COLUMNS if self.tf32x3 else MAX_COLUMNS)
-            and packs // 2 % self.channel_chunks == 0
-            and self.k_steps % (self.channel_chunks * self.k_warp_groups) == 0
             and self.blocks_per_sm > 0
             and self.stage_steps > 0
-            and self.weight_stages * self.stage_steps < self.k_steps
             # The strips of a cropped halo tile are adjacent.
             and not (self.cropped and self.tiles_across % self.pixel_tiles)
             # An unpooled halo tile is cropped, and TMA loads its argmax in units of 16 bytes.
@@ -304,10 +316,16 @@ class ImplicitGemmTile:
     def shared_bytes(self) -> int:
         """Shared memory of a block in bytes: halo tiles or exchanged sums, weights, barriers."""
         if self.persistent:
-            steps = self.weight_stages * self.stage_steps or self.k_steps
-            weights = steps * WARP_GROUP_SIZE * VECTOR_BYTES
-            return weights + self.persistent_groups * self.halo_bytes + BARRIER_BYTES
+            return self.weight_bytes + self.persistent_groups * self.halo_bytes + BARRIER_BYTES
         return max(self.halo_bytes, self.exchanged_bytes) + BARRIER_BYTES
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights in shared memory, in bytes; only persistent kernels have any there."""
+        if not self.persistent:
+            return 0
+        steps = self.weight_stages * self.stage_steps or self.k_steps
+        return steps * WARP_GROUP_SIZE * VECTOR_BYTES
 
     @property
     def exchanged_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,11 @@ from dptrain.backends.cuda import (
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.halo_tiles import InputView, supports_halo_tiles
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, VECTOR_BYTES
+from dptrain.backends.cuda.implicit_gemm_candidates import (
+    BLOCK_SHAPES,
+    PERSISTENT_SHAPES,
+    efficient_pixel_tiles,
+)
 from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
 from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.wgrad_tiles import select_wgrad_tile
@@ -515,6 +521,21 @@ def test_inputs_that_exceed_shared_memory_are_gathered() -> None:
     limits = DEFAULT_LIMITS
     assert select_implicit_gemm_tile(InputView.forward(wide), "tf32", 64, limits) is None
     assert select_implicit_gemm_tile(VIEWS[0], "bf16", 1, limits) is not None
+
+
+def test_pixel_tiles_do_not_decide_whether_weights_fit() -> None:
+    """Candidates with weights that do not fit are left out without looking at their pixels."""
+    found = set()
+    shapes = [*((*shape, 0, 0) for shape in BLOCK_SHAPES), *PERSISTENT_SHAPES]
+    for view, shape in itertools.product(VIEWS, shapes):
+        pixel_tiles = efficient_pixel_tiles(view, pooled=False)
+        each = {
+            ImplicitGemmTile(view, 2, False, tile, count, *shape).weights_fit
+            for tile in pixel_tiles for count in (1, 2)
+        }  # fmt: skip
+        assert len(each) == 1
+        found |= each
+    assert found == {False, True}
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
