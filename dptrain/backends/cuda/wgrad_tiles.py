@@ -303,7 +303,7 @@ class WgradTile:
         """Threads of a block."""
         return 4 * WARP_SIZE, self.k_groups, 1
 
-    @property
+    @functools.cached_property
     def blocks_per_sm(self) -> int:
         """Resident blocks of a multiprocessor (occupancy)."""
         registers = self.columns // 2 + 72
