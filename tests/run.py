@@ -47,6 +47,11 @@ EMULATED = "(cuda or cudnn) and not cuda_windows"
 """Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one.
 Some are left to `unit`."""
 
+KERNELS = tuple(
+    str(file.relative_to(ROOT)) for file in sorted(ROOT.glob("tests/unit/backends/test_cuda_*.py"))
+)
+"""Tests on the emulator that are a suite of their own, with about half of its time."""
+
 NUM_LANES = 2
 """Suites that compute at the same time."""
 
@@ -99,7 +104,11 @@ def suites() -> dict[str, Suite]:
             (*PYTEST, "--doctest-modules", "dptrain", *unit, "-k", f"not ({EMULATED})"),
             environment=ONE_THREAD,
         ),
-        "emulator": Suite((*PYTEST, *unit, "-k", EMULATED), environment=ONE_THREAD),
+        "kernels": Suite((*PYTEST, *KERNELS, "-k", EMULATED), environment=ONE_THREAD),
+        "emulator": Suite(
+            (*PYTEST, *unit, *(f"--ignore={file}" for file in KERNELS), "-k", EMULATED),
+            environment=ONE_THREAD,
+        ),
     }
     for size in (4, 3):
         named[f"ranks-{size}"] = _ranks(size, BIN / "mpirun")
