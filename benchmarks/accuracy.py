@@ -221,22 +221,22 @@ def _gpu_name() -> str:
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path),
               help="Folder of the result files.  [default: none]")  # fmt: skip
 def main(
-    network: str, data: str, seeds: int, output: Path | None, **recipe: Any
+    network: str, data: str, seeds: int, output: Path | None, **options: Any
 ) -> None:  # fmt: skip
     """Compare the test accuracy of dptrain with PyTorch's over several seeds.
 
     Exit status: 0 if they agree, 1 if they do not, 2 for bad options.
     """
     try:
-        graph, used = find_network(network), Recipe(**recipe)
-        scores = compare(graph, open_data(data, graph), used, seeds)
+        graph, recipe = find_network(network), Recipe(**options)
+        scores = compare(graph, open_data(data, graph), recipe, seeds)
     except UserError as error:
         print(f"benchmarks.accuracy: {error}", file=sys.stderr)
         sys.exit(2)
     found, right = table(scores), agree(scores)
     verdict = "the accuracies agree" if right else "the accuracies differ"
-    gpu = _gpu_name() if used.on_gpu else "none"
-    conditions = about(gpu=gpu, network=network, data=data, seeds=seeds, **recipe)
+    gpu = _gpu_name() if recipe.on_gpu else "none"
+    conditions = about(gpu=gpu, network=network, data=data, seeds=seeds, **options)
     click.echo(document("Accuracy", conditions, verdict, [found]))
     if output is not None:
         paths = new_files(output, "accuracy", str(conditions["date"]))

@@ -50,7 +50,7 @@ Some are left to `unit`."""
 KERNELS = tuple(
     str(file.relative_to(ROOT)) for file in sorted(ROOT.glob("tests/unit/backends/test_cuda_*.py"))
 )
-"""Tests on the emulator that are a suite of their own, with about half of its time."""
+"""Tests on the emulator that are a separate suite, which takes about half of the time of all."""
 
 NUM_LANES = 2
 """Suites that compute at the same time."""

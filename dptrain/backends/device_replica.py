@@ -27,10 +27,10 @@ class SummedStatistics:
     Attributes:
         array: float64, in device memory: two sums of each channel, for the forward pass after the
             number of pixels.
-        channels: their number.
-        column_channels: channels that a block of the stage's last kernel adds.
-        compile: starts to compile the kernel that adds them over the ranks.
-        arguments: its last arguments (``rank_sums.cuh``), which the sum over GPUs sets.
+        channels: number of channels.
+        column_channels: channels that a block of the kernel adds.
+        compile: starts to compile the kernel that computes them and adds them over the ranks.
+        arguments: last arguments of this kernel (``rank_sums.cuh``), which the sum over GPUs sets.
     """
 
     array: NDArray[Any]
@@ -51,10 +51,6 @@ EnqueueStatisticsSum = Callable[[SummedStatistics], None]
 All ranks call it for the same stages, also those without samples."""
 
 
-def leave_statistics(statistics: SummedStatistics) -> None:
-    """Enqueue nothing: the statistics of one rank are those of the minibatch."""
-
-
 class DeviceReplica(CropWindowReplica, ABC):
     """A replica whose calls enqueue work on a device.
 
@@ -71,7 +67,7 @@ class DeviceReplica(CropWindowReplica, ABC):
         summed_statistics: what stages sum over the ranks, by group, phase and address.
         statistics_ranks: ranks over which the kernels of stages add their statistics; 0 if stages
             call `enqueue_statistics_sum`.
-        enqueue_statistics_sum: enqueues the sum of statistics, see `EnqueueStatisticsSum`.
+        enqueue_statistics_sum: enqueues the sum of statistics; None unless stages call it.
     """
 
     max_steps_in_flight: int
@@ -79,7 +75,7 @@ class DeviceReplica(CropWindowReplica, ABC):
     series_slots: range = range(0)
     summed_statistics: dict[tuple[str, Phase, int], SummedStatistics]
     statistics_ranks: int = 1
-    enqueue_statistics_sum: EnqueueStatisticsSum = staticmethod(leave_statistics)
+    enqueue_statistics_sum: EnqueueStatisticsSum | None = None
 
     @property
     def stage_lists(self) -> list[list[tuple[Stage, Kernel]]]:

@@ -73,7 +73,7 @@ class ReceiveBuffers:
         vectors: size of this rank's buffer, in vectors of 16 bytes.
 
     Attributes:
-        each_address: start of each rank's buffer as kernels of this rank access it.
+        host_addresses: start of each rank's buffer as kernels of this rank access it.
         addresses: the same in device memory, uint64 (ranks,).
 
     Raises:
@@ -92,9 +92,9 @@ class ReceiveBuffers:
             self.close()
             raise
         self.addresses = device.zeros((world.size,), "uint64")
-        self.each_address = [*self._others]
-        self.each_address.insert(world.rank, device.address(self._own))
-        device.upload(self.addresses, np.array(self.each_address, np.uint64))
+        self.host_addresses = [*self._others]
+        self.host_addresses.insert(world.rank, device.address(self._own))
+        device.upload(self.addresses, np.array(self.host_addresses, np.uint64))
 
     def _allocate(self, vectors: int) -> bytes:
         self._own, handle = self._device.share(vectors * VECTOR_BYTES)
@@ -157,17 +157,18 @@ class Peers(Carrier):
             vectors = self._add_channel(array, vectors, senders=self.size, two_shot=two_shot)
         for array in shared.broadcast:
             vectors = self._add_channel(array, vectors, senders=1)
+        starts = []
+        for statistics in shared.statistics:
+            starts.append(np.int64(vectors))
+            vectors += 2 * self.size * statistics.channels * (2 if statistics.has_count else 1)
         # Other ranks send nothing to a rank other than 0 in a reduction.
         received = vectors
         for array in shared.reduced:
             vectors = self._add_channel(array, vectors, senders=self.size)
         vectors = vectors if world.is_rank_zero else received
-        self._statistics: list[tuple[SummedStatistics, Channel]] = []
-        for statistics in shared.statistics:
-            vectors = self._add_statistics_channel(statistics, vectors)
         self._buffers = ReceiveBuffers(world, self.device, vectors)
-        for statistics, channel in self._statistics:
-            self._connect_statistics(statistics, channel)
+        for statistics, start in zip(shared.statistics, starts, strict=True):
+            self._connect_statistics(statistics, start)
         if shared.statistics:
             self._sum_statistics = [
                 self.device.function("rank_sums.cu", "sum_statistics", HAS_COUNT=has_count)
@@ -189,23 +190,22 @@ class Peers(Carrier):
         # Double buffering: a sum writes to one half while the other is still read.
         return start + 2 * (2 * self.size * share or senders * count)
 
-    def _add_statistics_channel(self, statistics: SummedStatistics, start: int) -> int:
-        """Add a channel for statistics; return where the next one begins."""
+    def _connect_statistics(self, statistics: SummedStatistics, start: np.int64) -> None:
+        """Set the arguments of the kernel that adds statistics over the ranks.
+
+        Args:
+            statistics: what it adds.
+            start: offset of their part of the receive buffers, in vectors of 16 bytes.
+        """
+        buffers = self._buffers
         columns = math.ceil(statistics.channels / statistics.column_channels)
         counters = self.device.zeros((columns,), "uint32")
-        vectors = statistics.channels * (2 if statistics.has_count else 1)
-        self._statistics.append((statistics, Channel(np.int64(start), vectors, 0, counters)))
-        return start + 2 * self.size * vectors
-
-    def _connect_statistics(self, statistics: SummedStatistics, channel: Channel) -> None:
-        """Set the arguments of the kernel that adds statistics over the ranks."""
-        buffers = self._buffers
         own, following = (
-            np.uint64(buffers.each_address[(self.rank + k) % self.size]) for k in (0, 1)
+            np.uint64(buffers.host_addresses[(self.rank + k) % self.size]) for k in (0, 1)
         )
         statistics.arguments = (
-            np.int32(self.size), self.rank, buffers.addresses, own, following, channel.start,
-            channel.counters, self._timed_out, self._loss_sums, self._timeout_ns,
+            np.int32(self.size), self.rank, buffers.addresses, own, following, start, counters,
+            self._timed_out, self._loss_sums, self._timeout_ns,
         )  # fmt: skip
         statistics.compile()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,9 +61,6 @@ class StatisticsSum(ABC):
         calls: begin and end of each call since `begin_step`, in nanoseconds of
             `time.perf_counter_ns`.
     """
-
-    enqueues: ClassVar[bool] = False
-    """True if sums are enqueued on a device's stream, so that a captured graph can contain them."""
 
     memory_bytes: int = 0
     """Device memory that it allocates, as far as it is known."""

@@ -6,8 +6,6 @@ sums of gradients, which are in progress on another stream.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +23,6 @@ class EnqueuedStatisticsSum(StatisticsSum):
         replica: has the sums, in the memory of a device.
         connect: makes the carrier.
     """
-
-    enqueues: ClassVar[bool] = True
 
     def __init__(self, world: World, replica: DeviceReplica, connect: Connect) -> None:
         super().__init__(world)

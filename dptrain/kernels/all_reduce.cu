@@ -95,7 +95,7 @@ __device__ inline void close_channel(const Channel& channel, unsigned* call_coun
     if (threadIdx.x) return;
     ++call_counts[blockIdx.x];
     __threadfence();
-    if (channel.wait.has_timed_out()) invalidate(loss_sums);
+    if (channel.wait.has_timed_out()) invalidate_loss_sums(loss_sums);
 }
 
 #define COMMON_PARAMETERS                                                                \

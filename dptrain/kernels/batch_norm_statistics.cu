@@ -34,8 +34,9 @@ __device__ inline void store_statistics(double* totals, float* moments, float* r
 // rank_sums.cuh.
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     batch_norm_statistics(const Number* __restrict__ x, float* partial, unsigned* tickets,
-                          double* totals, float* moments, float* running_mean, float* running_var,
-                          int pixels, int channels, float epsilon, float momentum, RANKS_PARAMETERS) {
+                          int pixels, int channels, double* totals, float* moments,
+                          float* running_mean, float* running_var, float epsilon, float momentum,
+                          RANKS_PARAMETERS) {
     wait_for_previous_kernel();
     const ChannelThread thread(channels);
     Floats sums[2] = {}, shift = {};

@@ -79,7 +79,7 @@ struct Wait {
     unsigned* timed_out;
     unsigned long long timeout_ns, stalled_since = 0;
     unsigned polls = 0;
-    bool has_ended = false;  // Without the packet.
+    bool ended_by_timeout = false;
 
     __device__ Wait(unsigned* timed_out, unsigned long long timeout_ns)
         : timed_out(timed_out), timeout_ns(timeout_ns) {}
@@ -100,9 +100,9 @@ struct Wait {
 
     // Return the packet of a slot, from which `found` has been loaded, and empty the slot.
     __device__ Packet for_packet(Packet* slot, Packet found) {
-        while (!is_complete(found) && !has_ended) {
+        while (!is_complete(found) && !ended_by_timeout) {
             found = load_packet(slot);
-            has_ended = !keep_polling();
+            ended_by_timeout = !keep_polling();
         }
         stalled_since = 0;
         store_packet(slot, {EMPTY, EMPTY, EMPTY, EMPTY});
@@ -111,6 +111,6 @@ struct Wait {
 };
 
 // Set the loss sums to NaN, so that the step updates no parameters.
-__device__ inline void invalidate(float* loss_sums) {
+__device__ inline void invalidate_loss_sums(float* loss_sums) {
     for (int k = 0; k < 3; ++k) atomicExch(&loss_sums[k], __uint_as_float(NOT_A_NUMBER));
 }

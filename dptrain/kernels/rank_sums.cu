@@ -1,6 +1,6 @@
-// Sums of batch statistics over the GPUs of a node by a kernel of their own, for steps that time them.
-// The packets and their halves are those of kernels that add their statistics themselves
-// (rank_sums.cuh), so that ranks may differ in which of both they launch.
+// Sums of batch statistics over the GPUs of a node by a separate kernel, for steps that time the sums.
+// It exchanges the same packets as the kernels that compute statistics (rank_sums.cuh), so that some
+// ranks may use this kernel and others those.
 //
 //     totals  (1 + 2 C,) or (2 C,)  float64: the number of pixels if HAS_COUNT, and two sums of each
 //                                   channel; replaced by their sums over the ranks

@@ -1,5 +1,5 @@
-// Sums of batch statistics over the GPUs of a node, within the kernel that computes them: kernels of
-// their own for the sum, and for what follows from it, would be launched in the middle of a step.
+// Sums of batch statistics over the GPUs of a node, within the kernel that computes the statistics.
+// Separate kernels for the sum and for the moments would add two launches to each sum.
 //
 // A thread that has the statistics of a channel sends them to the other ranks as packets, receives
 // theirs, and adds all in the order of ranks. Each array of statistics has a part of the inboxes of its
@@ -17,14 +17,15 @@
 // The last parameters of a kernel that adds statistics. They are the number of ranks, or 0 if another
 // kernel adds over the ranks; and with ACROSS_RANKS, for several ranks,
 //
-//     rank
-//     inboxes      (ranks,) addresses, and from them that of this rank and of the next one
+//     rank         number of this rank
+//     inboxes      (ranks,) addresses of the inboxes
+//     own_inbox    that of this rank; next_inbox: that of the next rank
 //     start        begin of the statistics' part of an inbox, in packets
-//     call_counts  (columns,)
-//     timed_out    (1,)
-//     loss_sums    (3,) float32
+//     call_counts  (columns,) number of sums of each column of channels
+//     timed_out    (1,) not 0 after a timeout
+//     loss_sums    (3,) float32, set to NaN after a timeout of timeout_ns
 //
-// (dptrain/comm/peer.py). Reading all of this from memory would take a part of the kernel's time.
+// (dptrain/comm/peer.py). Reading them from memory would lengthen the kernel.
 #if ACROSS_RANKS
 #define RANKS_PARAMETERS                                                                    \
     int ranks, int rank, const unsigned long long *inboxes, unsigned long long own_inbox,  \
@@ -38,7 +39,7 @@
 #define RANKS_ARGUMENTS ranks
 #endif
 
-// Adds the statistics of channels over the ranks. Nothing is waited for after they have been added.
+// Adds the statistics of channels over the ranks. No thread waits for anything after it has added them.
 struct RankSums {
     int ranks;
 #if ACROSS_RANKS
@@ -52,7 +53,7 @@ struct RankSums {
     unsigned call_count = 0;
     bool has_failed = false;
 
-    // Read the number of sums of a column before this one. It is called early, as it takes time.
+    // Read how many sums a column has made. Called early, because the reads take time.
     __device__ void open(int column) {
         call_count = call_counts[column];
         has_failed = wait.has_timed_out();
@@ -86,7 +87,7 @@ struct RankSums {
                 sums.at[s] = from ? sums.at[s] + value : value;
             }
         }
-        if (has_failed || wait.has_ended) invalidate(loss_sums);
+        if (has_failed || wait.ended_by_timeout) invalidate_loss_sums(loss_sums);
     }
 
     // Count the sum of the open column; one thread calls this when all have opened it.

@@ -272,7 +272,7 @@ def stage_profiles(
 
 
 def statistics_time(
-    plan: Plan, measured: Measured, alone: Spread, *, only_timed: bool
+    plan: Plan, measured: Measured, alone: Spread, *, separate_kernels: bool
 ) -> StatisticsTime:
     """Return the times of the sums of batch statistics.
 
@@ -280,7 +280,7 @@ def statistics_time(
         plan: of the steps.
         measured: times of all ranks.
         alone: time of the largest sum alone.
-        only_timed: see `StatisticsTime`.
+        separate_kernels: see `StatisticsTime`.
     """
     times = measured.column(STATISTICS).mean(axis=0)
     return StatisticsTime(
@@ -289,7 +289,7 @@ def statistics_time(
         share=float(times.mean() / measured.timed_steps.mean()),
         largest_bytes=8 * largest_statistics(plan),
         alone_ms=alone,
-        only_timed=only_timed,
+        separate_kernels=separate_kernels,
     )
 
 

@@ -237,8 +237,8 @@ class StatisticsTime:
         share: mean of these times divided by that of the steps.
         largest_bytes: size of the largest sum, of one rank.
         alone_ms: time of the largest sum alone, between barriers.
-        only_timed: True if only timed steps make the sums by kernels of their own. In other steps,
-            the kernels that compute statistics add them over the ranks, which takes less time.
+        separate_kernels: True if timed steps make the sums by separate kernels. In other steps, the
+            kernels that compute statistics add them over the ranks, which takes less time.
     """
 
     number: int
@@ -246,7 +246,7 @@ class StatisticsTime:
     share: float
     largest_bytes: int
     alone_ms: Spread
-    only_timed: bool = False
+    separate_kernels: bool = False
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> StatisticsTime:

@@ -298,7 +298,7 @@ def _statistics_line(profile: Profile) -> list[str]:
         f"{found.time_ms.mean:.3f} ms of communication and waiting ({found.share:.1%} of a step); "
         f"the largest alone: {found.largest_bytes / 2**10:,.1f} KiB in {alone.median:.3f} ms "
         f"({alone.q1:.3f} – {alone.q3:.3f}, n = {alone.n})"
-        + ("; they take less in steps that are not timed" if found.only_timed else "")
+        + ("; in steps without timing, these sums take less time" if found.separate_kernels else "")
     ]
 
 

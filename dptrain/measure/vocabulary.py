@@ -107,7 +107,7 @@ PROFILE = (
     Term("number", "1", "Number of such sums in a step."),
     Term("largest_bytes", "bytes", "Size of the largest of them, of one rank."),
     Term("alone_ms", "ms", "Time of the largest of them alone, between barriers."),
-    Term("only_timed", "", "True if only timed steps make these sums by kernels of their own; in "
+    Term("separate_kernels", "", "True if timed steps make these sums by separate kernels; in "
          "other steps, the kernels that compute statistics add them, which takes less time."),
 )  # fmt: skip
 

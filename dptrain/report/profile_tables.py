@@ -248,8 +248,8 @@ def _statistics(name: str, file: str, found: StatisticsTime) -> Table:
         spreads("largest alone", "ms (median, quartiles)", [found.alone_ms], [f"{at}.alone_ms"]),
     )
     note = "Communication and waiting in the steps, means over ranks; alone: all start together."
-    if found.only_timed:
-        note += " In steps that are not timed, other kernels add them, which takes less time."
+    if found.separate_kernels:
+        note += " In steps without timing, these sums take less time."
     return Table(name, "Sums of batch statistics", file, columns, note)
 
 

@@ -165,10 +165,11 @@ def _measure(
     if measured is None:
         return None, None
     record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
-    statistics = None
-    if statistics_alone is not None and job.engine.statistics_sum is not None:
-        only_timed = job.engine.statistics_sum.kernel_ranks > 0
-        statistics = statistics_time(job.plan, measured, statistics_alone, only_timed=only_timed)
+    statistics, statistics_sum = None, job.engine.statistics_sum
+    if statistics_alone is not None and statistics_sum is not None:
+        statistics = statistics_time(
+            job.plan, measured, statistics_alone, separate_kernels=statistics_sum.kernel_ranks > 0
+        )
     return replace(record, sweep=sweep, batch_statistics=statistics), measured
 
 

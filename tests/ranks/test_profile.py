@@ -137,11 +137,11 @@ def check_waiting(found: Profile, transport: str, last: int) -> None:
     assert len(slow) == 2
     for stage in slow:
         assert stage.slowest_rank == last
-    assert not sums.only_timed
+    assert not sums.separate_kernels
     line = statistics_line(found)
     assert f"({transport}): 4 in a step" in line
-    on_gpus = replace(found, batch_statistics=replace(sums, only_timed=True))
-    assert statistics_line(on_gpus) == f"{line}; they take less in steps that are not timed"
+    on_gpus = replace(found, batch_statistics=replace(sums, separate_kernels=True))
+    assert statistics_line(on_gpus) == f"{line}; in steps without timing, these sums take less time"
 
 
 def statistics_line(found: Profile) -> str:

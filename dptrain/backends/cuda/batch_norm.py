@@ -203,6 +203,7 @@ class BatchNormOperation(Operation):
             else:
                 kernel.enqueue(alone, samples, [np.int32(ranks)])
             if ranks == 0:
+                assert replica.enqueue_statistics_sum is not None
                 replica.enqueue_statistics_sum(summed)
                 finish()
 
@@ -211,14 +212,12 @@ class BatchNormOperation(Operation):
     def _sum_input(self, results: list[Any]) -> SumKernel:
         """Return the kernel that sums over x."""
         a, layout = self.arrays, self._launch(sums=True)
-        [totals, *moments, epsilon, momentum] = results
-        arrays = [a["x"], a["partial"], a["tickets"], totals, *moments]
+        arrays = a["x"], a["partial"], a["tickets"]
         channels, pixels = np.int32(self._channels), self._pixels
 
         def enqueue(function: Function, samples: int, ranks: Sequence[Any]) -> None:
             count = samples * pixels
-            numbers = np.int32(count), channels, epsilon, momentum
-            layout.enqueue(function, count, [*arrays, *numbers, *ranks])
+            layout.enqueue(function, count, [*arrays, np.int32(count), channels, *results, *ranks])
 
         compiled = partial(layout.function, self, STATISTICS_FILE, "batch_norm_statistics")
         return SumKernel(compiled, enqueue, layout.vectors * layout.width)

@@ -130,7 +130,10 @@ class ImplicitGemmTile:
 
     @property
     def weights_fit(self) -> bool:
-        """Whether weights divide evenly and leave shared memory for pixels, of whatever tiles."""
+        """Whether weights divide evenly and leave shared memory for pixels.
+
+        This does not depend on the pixel tiles.
+        """
         packs = self.view.channels * self.element_bytes // VECTOR_BYTES
         return (
             packs // 2 % self.channel_chunks == 0
@@ -146,7 +149,7 @@ class ImplicitGemmTile:
 
     @property
     def pixels_fit(self) -> bool:
-        """Whether the same holds for the pixels, if weights fit."""
+        """Whether shared memory and registers suffice for the pixels, provided that weights fit."""
         return (
             self.pixel_tile.columns // 8 in MMA_OCTETS
             and self.pixel_tile.columns * self.pixel_tiles

@@ -54,11 +54,11 @@ def statistics(kept: Kept, x: Floats, ranks: int = 1) -> list[Floats]:
     arrays = run(
         "batch_norm_statistics.cu", "batch_norm_statistics", kept, True, channels,
         kept.store(x), np.full((BLOCKS, 3, channels), np.nan, np.float32),
-        np.zeros(8, np.uint32), np.zeros(1 + 2 * channels), np.zeros((2, channels), np.float32),
-        *running, *ints(pixels, channels), PLUS, MOMENTUM, np.int32(ranks),
+        np.zeros(8, np.uint32), *ints(pixels, channels), np.zeros(1 + 2 * channels),
+        np.zeros((2, channels), np.float32), *running, PLUS, MOMENTUM, np.int32(ranks),
     )  # fmt: skip
     assert not arrays[2].any()
-    return arrays[3:7]
+    return arrays[3:]
 
 
 def test_the_shift_keeps_the_variance_of_values_far_from_zero() -> None:
