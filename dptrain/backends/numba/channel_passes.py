@@ -37,6 +37,9 @@ from dptrain.backends.numba.vector import (
 BLOCK = 4
 """Largest number of vectors of a block. With fewer vectors, several pixels are processed at a time,
 so that as many sums are independent of each other."""
+AHEAD, FEWEST_AHEAD = 1024, 16
+"""Distance in elements from the current vectors to the prefetches, and at least how many pixels it
+has. Processors themselves do not prefetch beyond a page, which has 1,024 elements."""
 
 RELU, SUM = 1, 2
 """Bits of the variants of `normalise`: apply ReLU, add x2."""
@@ -83,6 +86,8 @@ class _Pass(Writer):
         b, args = self.builder, self.args
         if self.masked:
             self.mask_after(args["count"])
+        fewest = b.mul(I64(FEWEST_AHEAD), args["channels"])
+        self.ahead = b.select(b.icmp_signed("<", fewest, I64(AHEAD)), I64(AHEAD), fewest)
         self.known = [
             [self._load_vector("table", self._in_row(row, v)) for row in range(self.constants)]
             for v in range(self.vectors)
@@ -126,13 +131,20 @@ class _Pass(Writer):
 
     def get(self, name: str, offset: ir.Value) -> ir.Value:
         """Load the vector at an offset of an array."""
+        self._prefetch(name, offset, written=False)
         return self._load_vector(name, offset)
+
+    def _prefetch(self, name: str, offset: ir.Value, *, written: bool) -> None:
+        address = self.at(self.args[name], self.builder.add(offset, self.ahead))
+        self.prefetch(address, cache=1, written=written)
 
     def _load_vector(self, name: str, offset: ir.Value) -> ir.Value:
         return self.load(self.at(self.args[name], offset), masked=self.masked)
 
     def put(self, value: ir.Value, name: str, offset: ir.Value) -> None:
         """Store a vector at an offset of an array."""
+        if name in self.arrays:
+            self._prefetch(name, offset, written=True)
         self.store(value, self.at(self.args[name], offset), self.masked)
 
     def normalised(self, x: ir.Value, known: Sequence[ir.Value]) -> ir.Value:

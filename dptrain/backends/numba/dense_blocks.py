@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dptrain.backends.numba.vector import LINE
+
 MIN_OPERATIONS = 50_000
 """Multiply-adds that are worth one more thread: 1 to 2 µs. Threads poll between stages, so one more
 costs about 0.1 µs."""
@@ -19,8 +21,6 @@ STEPS = 256
 """Largest number of steps of a product: a panel of B with this many stays in the L1 cache."""
 ROWS_IN_CACHE = 98304
 """Elements of w that are read at a time: they stay in the L2 cache, next to the following ones."""
-LINE = 16
-"""Elements of a cache line."""
 ROWS = 384
 """Rows of dw for which packing dy takes about 3% of the time."""
 CHUNKS = 16

@@ -18,6 +18,7 @@ from dptrain.backends.numba.vector import (
     F32,
     F32P,
     I64,
+    LINE,
     Writer,
     compiled_registers,
     flatten_arguments,
@@ -25,8 +26,6 @@ from dptrain.backends.numba.vector import (
 
 AHEAD = 1024
 """Distance in elements from the current reads to the prefetches."""
-LINE = 16
-"""Elements of a cache line."""
 
 
 def panel_sizes(width: int) -> tuple[int, ...]:

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from dptrain.backends.numba.dense_blocks import (
-    LINE,
     STEPS,
     Blocks,
     backward_input_blocks,
@@ -44,7 +43,7 @@ from dptrain.backends.numba.microkernels import (
     multiply_ahead,
     multiply_plain,
 )
-from dptrain.backends.numba.vector import copy, transpose
+from dptrain.backends.numba.vector import LINE, copy, transpose
 from dptrain.plan.lowering import Phase
 
 _BLOCK = 384

@@ -43,6 +43,7 @@ from dptrain.backends.numba.vector import (
     I32,
     I32P,
     I64,
+    LINE,
     Writer,
     compiled_registers,
     flatten_arguments,
@@ -70,8 +71,6 @@ _ARGUMENTS = {
     "lower_bound": F32,
 }
 
-LINE = 16
-"""Elements of a cache line."""
 ROW_GROUP = 4
 """Rows that share an address in `multiply_in_place`, which computes whole groups."""
 
@@ -426,43 +425,33 @@ class _InPlace(_Panel):
             self.store_row(sums[m * self.vectors :], row, row)
 
 
-class _InPlaceProducts(Writer):
-    """Products of several matrices in place, of one or two vectors of columns."""
+class _InPlaceProduct(Writer):
+    """A product in place, of one or two vectors of columns."""
 
     arguments: ClassVar[Mapping[str, ir.Type]] = {
         "a": F32P,
-        "a_matrix": I64,
         "pitch": I64,
         "b": F32P,
-        "b_matrix": I64,
         "columns": I64,
-        "matrices": I64,
         "rows": I64,
         "steps": I64,
     }
 
     def __init__(self, module: ir.Module) -> None:
         width = compiled_registers().width
-        super().__init__(module, "dptrain_in_place_products", self.arguments, width)
+        super().__init__(module, "dptrain_in_place_product", self.arguments, width)
 
     def write(self) -> None:
         b, args = self.builder, dict(self.args)
         groups = b.sdiv(b.add(args["rows"], I64(ROW_GROUP - 1)), I64(ROW_GROUP))
         args["rows"] = b.mul(groups, I64(ROW_GROUP))
 
-        def matrix(e: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            moved = dict(args)
-            for name in "ab":
-                moved[name] = self.at(args[name], b.mul(e, args[f"{name}_matrix"]))
-            one = b.icmp_signed("==", args["columns"], I64(self.width))
-            with b.if_else(one) as (single, pair):
-                with single:
-                    self._tiles(moved, 1)
-                with pair:
-                    self._tiles(moved, 2)
-            return []
-
-        self.loop(I64(0), args["matrices"], [], matrix)
+        one = b.icmp_signed("==", args["columns"], I64(self.width))
+        with b.if_else(one) as (single, pair):
+            with single:
+                self._tiles(args, 1)
+            with pair:
+                self._tiles(args, 2)
 
     def _tiles(self, args: Mapping[str, ir.Value], vectors: int) -> None:
         """Compute the rows of a matrix."""
@@ -786,23 +775,20 @@ def multiply_panel(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, next_and_
 
 
 @intrinsic
-def multiply_in_place(  # type: ignore[no-untyped-def]
-    typingctx, a, start, a_matrix, pitch, b, b_start, b_matrix, columns, matrices, rows, steps
-):
-    """Replace A by A·B for some matrices (rows, steps) by (steps, columns).
+def multiply_in_place(typingctx, a, start, pitch, b, b_start, columns, rows, steps):  # type: ignore[no-untyped-def]
+    """Replace A (rows, steps) by A·B, of B (steps, columns).
 
     Args:
-        a, b: contiguous arrays, and the starts of the first matrices.
-        a_matrix, b_matrix: distances of the matrices.
+        a, b: contiguous arrays, and the starts of the matrices.
         pitch: distance of the rows of A, at least `columns`.
         columns: of B, one or two whole vectors.
-        matrices, rows, steps: their numbers. Rows are computed up to a multiple of `ROW_GROUP`.
+        rows, steps: their numbers. Rows are computed up to a multiple of `ROW_GROUP`.
     """
-    kinds = a, start, a_matrix, pitch, b, b_start, b_matrix, columns, matrices, rows, steps
+    kinds = a, start, pitch, b, b_start, columns, rows, steps
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         flat = flatten_arguments(context, builder, sig.args, args)
-        builder.call(_InPlaceProducts(builder.module).function, flat)
+        builder.call(_InPlaceProduct(builder.module).function, flat)
         return context.get_dummy_value()
 
     return types.none(*kinds), codegen

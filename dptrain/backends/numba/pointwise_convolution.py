@@ -23,7 +23,7 @@ from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.matmul import RAMP
 from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply_spaced
 from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
-from dptrain.backends.numba.vector import copy, prefetch, transpose
+from dptrain.backends.numba.vector import LINE, copy, prefetch, transpose
 from dptrain.plan.lowering import Phase
 
 PANEL = 32
@@ -34,8 +34,6 @@ ALIASED = 64
 """Elements: pixels at a multiple of this distance map to a quarter of the sets of the L1 cache, or
 to fewer, most of which the panel occupies; their blocks are copied. Products of 64 to 256 channels
 on 56 × 56 maps are 5 to 15% faster with the copy (AMD EPYC, AVX-512, one thread)."""
-LINE = 16
-"""Elements of a cache line, by which copied pixels are further apart."""
 TILE = 12
 """Rows of a register tile."""
 MOST_ROWS, BLOCK = 192, 131072

@@ -12,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.vector import prefetch_for_writing
+from dptrain.backends.numba.vector import LINE, prefetch_for_writing
 
 Array = NDArray[Any]
 
-_LINE = 16
-"""Elements of a cache line."""
 _BLOCK = 512
 """Elements of the parameters that are prefetched at a time, while the block before is updated."""
 
@@ -50,7 +48,7 @@ def _prefetch_block(w: Array, start: int, stop: int) -> None:
     copies, and a store waits until all copies are invalid. Prefetches overlap these waits, stores
     do not.
     """
-    for i in range(start, min(start + _BLOCK, stop), _LINE):
+    for i in range(start, min(start + _BLOCK, stop), LINE):
         prefetch_for_writing(w, i)
 
 
@@ -145,8 +143,8 @@ def add_squares(start: int, stop: int, thread: int, g: Array, squares: Array) ->
     """squares[i] ← Σ g² over elements 16 i … 16 i + 15, in float64. Items are sums."""
     for i in range(start, stop):
         total = 0.0
-        for k in range(_LINE):
-            value = np.float64(g[_LINE * i + k])
+        for k in range(LINE):
+            value = np.float64(g[LINE * i + k])
             total += value * value
         squares[i] = total
 

@@ -24,6 +24,8 @@ from dptrain.backends.numba.jit import inlined
 F32, F64 = ir.FloatType(), ir.DoubleType()
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 F32P, I8P, I32P = F32.as_pointer(), I8.as_pointer(), I32.as_pointer()
+LINE = 16
+"""Float32 elements of a cache line."""
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,18 @@ from dptrain.backends.numba.im2col import vector_part
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply
 from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
-from dptrain.backends.numba.vector import compiled_registers, copy, transpose, vector_width
+from dptrain.backends.numba.prefetching import tile_rows_part
+from dptrain.backends.numba.vector import (
+    LINE,
+    compiled_registers,
+    copy,
+    transpose,
+    vector_width,
+)
 from dptrain.backends.numba.winograd_cost import are_near, parts_of_filters
 from dptrain.backends.numba.winograd_geometry import (
     CHANNELS_PER_ITEM,
     LARGE_BLOCK,
-    LINE,
     make_geometry,
 )
 from dptrain.backends.numba.winograd_transforms import (
@@ -228,12 +234,12 @@ def _panel(geo, rows, panel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _transform_rows(geo, first, count, tile, channels, mine):  # type: ignore[no-untyped-def]
+def _transform_rows(geo, first, count, tile, channels, mine, ahead):  # type: ignore[no-untyped-def]
     """Transform `channels` channels of tiles of the padded rows into V, from tile `tile` on."""
     c, vectors = geo.c, geo.c_vectors
     transform_inputs(
         mine, geo.padded_offset, geo.padded_width * c, c, channels, vectors, geo.tile_side,
-        geo.tiles_across, first, count, mine, geo.v_offset + tile * vectors, geo.v_stride,
+        geo.tiles_across, first, count, mine, geo.v_offset + tile * vectors, geo.v_stride, ahead,
     )  # fmt: skip
 
 
@@ -327,6 +333,28 @@ def _last_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-
 
 
 @inlined
+def _inputs(geo, x, argmax, down, first, stop):  # type: ignore[no-untyped-def]
+    """Return the part of x that some rows of tiles read; nothing of gradients after pooling."""
+    if argmax is not None:
+        return x, 0, 0
+    shape, tiles = (geo.height, geo.width * geo.c), (down, geo.tile_side)
+    shifts = -geo.pad_top, geo.taps - 1 - geo.pad_top
+    return tile_rows_part(x, shape, tiles, (first, stop), shifts)
+
+
+@inlined
+def _outputs(geo, y, argmax, down, first, stop):  # type: ignore[no-untyped-def]
+    """Return the part of y in some rows of tiles; nothing with pooling.
+
+    Threads that compute parts of the filters would take the lines from each other.
+    """
+    if argmax is not None or geo.parts > 1:
+        return y, 0, 0
+    shape, tiles = (geo.h_out, geo.w_out * geo.k), (down, geo.tile_side)
+    return tile_rows_part(y, shape, tiles, (first, stop), (0, 0))
+
+
+@inlined
 def _convolve(  # type: ignore[no-untyped-def]
     start, stop, filters, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine
 ):
@@ -362,12 +390,14 @@ def _convolve(  # type: ignore[no-untyped-def]
                 first, count = _panel(geo, rows, panel)
                 if panel == 0:
                     _load_rows(geo, x, x_argmax, pool, n, row, rows, mine)
-                _transform_rows(geo, first, count, tile, channels, mine)
+                _transform_rows(geo, first, count, tile, channels, mine, None)
                 i, tile = i + rows, tile + count
             multiply_matrices(
                 MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, 0,
                 geo.u_stride, geo.k, geo.k_vectors, geo.m_offset, geo.m_stride, geo.ramp_offset,
                 tile, filters[0], last_column,
+                _inputs(geo, x, x_argmax, down, g + block, min(g + 2 * block, last_g)),
+                _outputs(geo, y, y_argmax, down, g, g + block),
             )  # fmt: skip
             i, tile = g, 0
             while i < g + block:
@@ -472,7 +502,7 @@ def _load_gradients(geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
 
 @inlined
 def _transform_gradient_rows(  # type: ignore[no-untyped-def]
-    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine
+    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine, ahead
 ):
     """Transform tiles of the loaded gradients, from tile `tile` on."""
     top = row * geo.tile_side
@@ -480,13 +510,13 @@ def _transform_gradient_rows(  # type: ignore[no-untyped-def]
         transform_gradients(
             dy, (n * geo.h_out + top) * geo.w_out * geo.k + first_k, geo.h_out - top, geo.w_out,
             geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
-            mine, geo.m_offset + tile * vectors, geo.m_stride,
+            mine, geo.m_offset + tile * vectors, geo.m_stride, ahead,
         )  # fmt: skip
     else:
         transform_gradients(
             mine, geo.band_offset + first_k, geo.h_out - top, geo.w_out,
             geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
-            mine, geo.m_offset + tile * vectors, geo.m_stride,
+            mine, geo.m_offset + tile * vectors, geo.m_stride, ahead,
         )  # fmt: skip
 
 
@@ -558,9 +588,14 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
                     _load_gradients(
                         geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
                     )  # fmt: skip
-                _transform_rows(geo, first, count, tile, geo.c_vectors, mine)
+                first_ahead, last_ahead = min(i + block, last_g), min(i + block + rows, last_g)
+                _transform_rows(
+                    geo, first, count, tile, geo.c_vectors, mine,
+                    _inputs(geo, x, None, down, first_ahead, last_ahead),
+                )  # fmt: skip
                 _transform_gradient_rows(
-                    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine
+                    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine,
+                    _outputs(geo, dy, argmax, down, first_ahead, last_ahead),
                 )  # fmt: skip
                 i, tile = i + rows, tile + count
             is_first = g == begin * down and panel == 0

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dptrain.backends.numba.microkernels import ROW_GROUP
-from dptrain.backends.numba.vector import compiled_registers
+from dptrain.backends.numba.vector import LINE, compiled_registers
 from dptrain.backends.numba.winograd_transforms import INTEGERS, MATRICES, SIDES
 
-LINE = 16
-"""Float32 elements of a cache line."""
 FEWEST, FEWEST_WITH_MANY, MANY = 12, 8, 32
 """Smallest number of input or output channels, and if the other number is at least `MANY`. Below,
 the transforms cost as much as they save."""

@@ -24,9 +24,15 @@ from dptrain.backends.numba.fused_pooling import lower_bound
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import NO_LOWER_BOUND
 from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
-from dptrain.backends.numba.vector import compiled_registers, copy, transpose, vector_width
+from dptrain.backends.numba.vector import (
+    LINE,
+    compiled_registers,
+    copy,
+    transpose,
+    vector_width,
+)
 from dptrain.backends.numba.winograd_convolution import sum_bias
-from dptrain.backends.numba.winograd_geometry import CHANNELS_PER_ITEM, LINE, block_rows
+from dptrain.backends.numba.winograd_geometry import CHANNELS_PER_ITEM, block_rows
 from dptrain.backends.numba.winograd_strided_transforms import (
     MATRICES,
     SIDE,
@@ -285,7 +291,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
             i, tile = i + rows, tile + rows * across
         multiply_matrices(
             MATRICES, mine, geo.v_offset, geo.v_stride, channels, channels, shared, 0, geo.u_stride,
-            k, k, geo.m_offset, geo.m_stride, geo.ramp_offset, tile, 0, k,
+            k, k, geo.m_offset, geo.m_stride, geo.ramp_offset, tile, 0, k, None, None,
         )  # fmt: skip
         i, tile = g, 0
         while i < g + block:
@@ -335,7 +341,7 @@ def _store_phase(geo, n, row, rows, f, g, u, dx, mine):  # type: ignore[no-untyp
     multiply_matrices(
         MATRICES, mine, geo.v_offset, geo.v_stride, k, k, u,
         (2 * f + g) * MATRICES * geo.u_stride, geo.u_stride, c, c,
-        geo.m_offset, geo.m_stride, geo.ramp_offset, count, 0, c,
+        geo.m_offset, geo.m_stride, geo.ramp_offset, count, 0, c, None, None,
     )  # fmt: skip
     first = 2 * row * SIDE + h
     transform_outputs(

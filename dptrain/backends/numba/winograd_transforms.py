@@ -35,6 +35,7 @@ from dptrain.backends.numba.microkernels import (
     multiply_panel,
     multiply_spaced,
 )
+from dptrain.backends.numba.prefetching import prefetch_share, prefetch_share_for_writing
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
@@ -436,7 +437,7 @@ def transform_weights(w, start, taps, matrix, u, u_start, u_matrix, count):  # t
 
 @inlined
 def transform_inputs(  # type: ignore[no-untyped-def]
-    a, start, row, c, channels, vectors, side, across, first, count, v, v_start, matrix
+    a, start, row, c, channels, vectors, side, across, first, count, v, v_start, matrix, ahead
 ):
     """Bᵀ x B of some tiles of padded maps, of which a row has `row` elements.
 
@@ -446,8 +447,10 @@ def transform_inputs(  # type: ignore[no-untyped-def]
         across: tiles of a row.
         first, count: number of the first tile, and how many.
         v: (36, tiles, vectors), matrices `matrix` elements apart.
+        ahead: part of an array that is prefetched.
     """
     for t in range(count):
+        prefetch_share(ahead, t, count)
         i, j = (first + t) // across * side, (first + t) % across * side
         _transform_input(
             a, start + i * row + j * c, row, c, v, v_start + t * vectors, 6 * matrix, matrix,
@@ -491,7 +494,7 @@ def transform_outputs(  # type: ignore[no-untyped-def]
 @inlined
 def transform_gradients(  # type: ignore[no-untyped-def]
     dz, start, h_out, w_out, k, channels, vectors, taps, side, across, first, count,
-    m, m_start, matrix,
+    m, m_start, matrix, ahead,
 ):  # fmt: skip
     """A dz Aᵀ of some tiles and channels of maps dz (h_out, w_out, K).
 
@@ -499,8 +502,10 @@ def transform_gradients(  # type: ignore[no-untyped-def]
         start: of the first of these channels.
         channels: number of channels of dz.
         vectors: this number rounded up to whole vectors; the channels of M. Additional ones are 0.
+        ahead: part of an array that is prefetched.
     """
     for t in range(count):
+        prefetch_share(ahead, t, count)
         i, j = (first + t) // across * side, (first + t) % across * side
         _transform_gradient(
             dz, start + (i * w_out + j) * k, w_out * k, k, m, m_start + t * vectors, 6 * matrix,
@@ -511,7 +516,7 @@ def transform_gradients(  # type: ignore[no-untyped-def]
 @inlined
 def multiply_matrices(  # type: ignore[no-untyped-def]
     matrices, v, v_start, v_matrix, pitch, c, u, u_start, u_matrix, filters, k, m_start, m_matrix,
-    ramp, count, first, last,
+    ramp, count, first, last, ahead, written,
 ):  # fmt: skip
     """M = V U: (matrices, tiles, C) by (matrices, C, K), of which U is in panels.
 
@@ -522,17 +527,20 @@ def multiply_matrices(  # type: ignore[no-untyped-def]
         v: memory of V, of M (from `m_start` on) and, as int32, of 0, 1, 2, … (from `ramp` on).
         pitch: distance of the rows of V.
         v_matrix, u_matrix, m_matrix: distances of the matrices.
+        ahead, written: parts of arrays that are prefetched, to be read and to be written.
 
     If M begins where V does, all columns are computed.
     """
-    if m_start == v_start:
-        multiply_in_place(
-            v, v_start, v_matrix, pitch, u, u_start, u_matrix, k, matrices, count, c
-        )  # fmt: skip
-        return
     table, half = v.view(np.int32), vector_width() // 2
     begin = first // PANEL * PANEL
     for e in range(matrices):
+        prefetch_share(ahead, e, matrices)
+        prefetch_share_for_writing(written, e, matrices)
+        if m_start == v_start:
+            multiply_in_place(
+                v, v_start + e * v_matrix, pitch, u, u_start + e * u_matrix, k, count, c
+            )
+            continue
         for p in range(begin, last, PANEL):
             columns, q = min(PANEL, k - p), max(p, first)
             # The next panel is that of the next matrix after the last one of these columns.

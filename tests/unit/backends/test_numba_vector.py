@@ -136,8 +136,8 @@ def test_sums_of_a_tile_stay_in_registers(multiply):
 
 
 @njit
-def _multiply_in_place(a, a_matrix, pitch, b, b_matrix, columns, matrices, rows, steps):
-    multiply_in_place(a, 0, a_matrix, pitch, b, 0, b_matrix, columns, matrices, rows, steps)
+def _multiply_in_place(a, a_start, pitch, b, b_start, columns, rows, steps):
+    multiply_in_place(a, a_start, pitch, b, b_start, columns, rows, steps)
 
 
 @pytest.mark.parametrize("vectors", [1, 2])
@@ -151,9 +151,11 @@ def test_products_replace_their_rows(vectors, rows):
     b = random.standard_normal((3, steps + 1, columns), np.float32)
     expected = a.copy()
     expected[:, :computed, :columns] = a[:, :computed, :steps] @ b[:, :steps]
-    _multiply_in_place(
-        a.reshape(-1), a[0].size, columns + 2, b.reshape(-1), b[0].size, columns, 3, rows, steps
-    )
+    for e in range(3):
+        _multiply_in_place(
+            a.reshape(-1), e * a[0].size, columns + 2, b.reshape(-1), e * b[0].size, columns, rows,
+            steps,
+        )  # fmt: skip
     # Sums of up to 29 products of about 1.
     np.testing.assert_allclose(a, expected, rtol=0, atol=1e-5)
     outside = np.ones(a.shape, bool)
@@ -163,7 +165,7 @@ def test_products_replace_their_rows(vectors, rows):
 
 def test_sums_in_place_stay_in_registers():
     arrays = [np.ones(99, np.float32) for _ in range(2)]
-    _multiply_in_place(arrays[0], 0, 16, arrays[1], 0, compiled_registers().width, 0, 0, 0)
+    _multiply_in_place(arrays[0], 0, 16, arrays[1], 0, compiled_registers().width, 0, 0)
     (assembly,) = _multiply_in_place.inspect_asm().values()
     tiles = re.findall(r"\ndptrain_in_place\d_[\dx]+:\n(.*?)\tret", assembly, re.DOTALL)
     assert len(tiles) == sum(len(heights) for heights in compiled_registers().in_place)
