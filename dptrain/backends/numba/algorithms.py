@@ -2,6 +2,7 @@
 
 - `direct_convolution`: implicit GEMM. All shapes.
 - `pointwise_convolution`: GEMM over the pixels of all samples. 1 × 1 filters.
+- `gathered_convolution`: GEMM over gathered pixels of several samples. Many weights, small maps.
 - `winograd_convolution`: Winograd F(4×4, 3×3), F(3×3, 4×4) and F(2×2, 5×5).
 - `winograd_strided_convolution`: Winograd F(4×4, 2×2) for 4 × 4 filters with stride 2.
 - `winograd_rgb_convolution`: Winograd F(4×4, 3×3) for three input channels, with fused pooling.
@@ -21,6 +22,7 @@ from dataclasses import replace
 from dptrain.backends.numba import (
     direct_convolution,
     folded_rgb_convolution,
+    gathered_convolution,
     pointwise_convolution,
     winograd_convolution,
     winograd_cost,
@@ -140,6 +142,8 @@ def _select_plan(shape: Shape, phase: Phase, winograd: bool) -> Plan:
         return winograd_strided_convolution.plan
     if pointwise_convolution.supports(shape, phase):
         return pointwise_convolution.plan
+    if gathered_convolution.supports(shape, phase):
+        return gathered_convolution.plan
     if folded_rgb_convolution.supports(shape, phase):
         return folded_rgb_convolution.plan
     if winograd and phase is not Phase.BACKWARD_INPUT and _use_winograd_rgb(shape):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dptrain.backends.numba import winograd_geometry, winograd_strided_convolution
 from dptrain.backends.numba.folded_rgb_convolution import FoldedRgbGeometry
 from dptrain.backends.numba.folded_rgb_microkernels import WINDOWS
+from dptrain.backends.numba.gathered_convolution import GatheredGeometry
 from dptrain.backends.numba.im2col import GROUP, ConvGeometry
 from dptrain.backends.numba.matmul import DenseKernel
 from dptrain.backends.numba.planning import Algorithm, Shape, Work
@@ -41,14 +42,15 @@ def _name(algorithm: Algorithm, shape: Shape) -> str:
     if "winograd" in module:
         side, taps = WINOGRAD_SIZES[shape.window[0], shape.strides[0]]
         return f"Winograd F({side}×{side}, {taps}×{taps})"
-    return "GEMM" if "pointwise" in module else "implicit GEMM"
+    names = {"pointwise_convolution": "GEMM", "gathered_convolution": "GEMM of gathered pixels"}
+    return names.get(module, "implicit GEMM")
 
 
 def _tile(algorithm: Algorithm, shape: Shape, phase: Phase) -> str:
     """Describe the tile that stays in registers, and the rows in scratch."""
     if isinstance(algorithm.geometry, FoldedRgbGeometry):
         return "27×8" if phase is Phase.BACKWARD_WEIGHT else f"{WINDOWS} windows×8"
-    if isinstance(algorithm.geometry, PointwiseGeometry):
+    if isinstance(algorithm.geometry, PointwiseGeometry | GatheredGeometry):
         return f"{TILE}×{PANEL}, {_counted(algorithm.geometry.rows, 'pixel')}"
     if not isinstance(algorithm.geometry, ConvGeometry):
         side, _ = WINOGRAD_SIZES[shape.window[0], shape.strides[0]]

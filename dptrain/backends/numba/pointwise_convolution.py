@@ -140,7 +140,7 @@ def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore
 
 
 @inlined
-def _multiply_block(a, a_start, a_row, packed, d, d_start, d_row, c, c_start, c_row, shape, bound):  # type: ignore[no-untyped-def]
+def multiply_block(a, a_start, a_row, packed, d, d_start, d_row, c, c_start, c_row, shape, bound):  # type: ignore[no-untyped-def]
     """Multiply a block of pixels with some panels.
 
     Args:
@@ -185,7 +185,7 @@ def _range(item, stop, samples, bands, geo, columns):  # type: ignore[no-untyped
 
 
 @inlined
-def _block_rows(rows, most):  # type: ignore[no-untyped-def]
+def block_rows(rows, most):  # type: ignore[no-untyped-def]
     """Return the pixels of blocks of about the same size, a multiple of the height of a tile."""
     blocks = (rows + most - 1) // most
     return ((rows + blocks - 1) // blocks + TILE - 1) // TILE * TILE
@@ -238,14 +238,14 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
     item = start
     while item < stop:
         count, (first, last), (q, q_stop) = _range(item, stop, x.shape[0], bands, geo, k)
-        size = _block_rows(max(1, last - first), geo.rows)
+        size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
             rows = min(size, last - m)
             a, a_start, a_row = x_flat, m * c, c
             if is_copied:
                 a, a_start, a_row = mine, 0, c + LINE
                 _gather(geo, x_flat, c, m, rows, 0, c, mine, 0, c + LINE)
-            _multiply_block(
+            multiply_block(
                 a, a_start, a_row, shared, b, 0, 0, y_flat, m * k, k, (rows, c, q, q_stop),
                 lower_bound(pool),
             )  # fmt: skip
@@ -264,7 +264,7 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
     item = start
     while item < stop:
         count, (first, last), (q, q_stop) = _range(item, stop, dy.shape[0], bands, geo, c)
-        size = _block_rows(max(1, last - first), geo.rows)
+        size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
             rows = min(size, last - m)
             a, a_start, a_row = dy_flat, m * k, k
@@ -274,13 +274,13 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
                     copy(dy_flat, (m + r) * k, mine, r * (k + LINE), k)
             shape = rows, k, q, q_stop
             if is_strided:
-                _multiply_block(
+                multiply_block(
                     a, a_start, a_row, shared, mine, 0, -1, mine, block, c, shape, NO_LOWER_BOUND
                 )
                 _scatter(geo, mine, block, m, rows, dx_flat, c, q, q_stop, pool.adds)
             else:
                 d_row = c if pool.adds else -1
-                _multiply_block(
+                multiply_block(
                     a, a_start, a_row, shared, dx_flat, m * c, d_row, dx_flat, m * c, c, shape,
                     NO_LOWER_BOUND,
                 )  # fmt: skip

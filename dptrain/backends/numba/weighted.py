@@ -13,6 +13,7 @@ from dptrain.backends.numba import (
     dense_shards,
     direct_convolution,
     elementwise,
+    gathered_convolution,
     matmul,
     pointwise_convolution,
     winograd_convolution,
@@ -108,7 +109,9 @@ class Convolution(Operation):
         if MaxPool2d in group.kinds:
             return False
         algorithm = _select(group, setting.precision, _work(group, setting))[Phase.BACKWARD_INPUT]
-        modules = direct_convolution, pointwise_convolution, winograd_convolution
+        modules = (
+            direct_convolution, gathered_convolution, pointwise_convolution, winograd_convolution,
+        )  # fmt: skip
         return algorithm.kernel in [module.conv2d_backward_input for module in modules]
 
     def kernels(self) -> Kernels:

@@ -1,10 +1,11 @@
-"""Convolution with 1 × 1 filters as one matrix product: results against PyTorch in float64."""
+"""Convolutions as products over the pixels of all samples: results against PyTorch in float64."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from dptrain.backends.numba import gathered_convolution as gathered
 from dptrain.backends.numba import pointwise_convolution as pointwise
 from dptrain.backends.numba.fused_pooling import NoPool
 from dptrain.backends.numba.planning import Work
@@ -24,22 +25,47 @@ CASES = {
     "several parts of pixels": (2, (17, 19, 160), 40, (1, 1), (1, 1), NO_PADS),
     "one pixel": (5, (1, 1, 40), 64, (1, 1), (1, 1), NO_PADS),
 }
+GATHERED = {
+    "3 × 3": (3, (5, 7, 256), 260, (3, 3), (2, 2), ((1, 1), (1, 1))),
+    "several steps": (2, (4, 4, 260), 256, (3, 3), (2, 2), ((0, 1), (0, 1))),
+    "stride 1": (2, (5, 6, 256), 256, (3, 3), (1, 1), ((1, 1), (1, 1))),
+    "1 × 7": (2, (3, 9, 288), 272, (1, 7), (1, 1), ((0, 0), (3, 3))),
+    "strides exceed the filters": (3, (7, 8, 272), 512, (2, 2), (3, 3), ((0, 0), (0, 1))),
+    "uneven": (2, (9, 7, 256), 256, (4, 3), (3, 2), ((2, 1), (0, 2))),
+    "several blocks": (17, (6, 8, 512), 128, (3, 3), (2, 2), ((1, 1), (1, 1))),
+}
+"""Cases of `gathered_convolution`."""
 
 
 class Case(vectors.Case):
-    """A case of this algorithm."""
+    """A case of `pointwise_convolution`."""
 
+    module = pointwise
     plan = staticmethod(pointwise.plan)
 
 
-@pytest.fixture(params=CASES)
+class Gathered(vectors.Case):
+    """A case of `gathered_convolution`."""
+
+    module = gathered
+    plan = staticmethod(gathered.plan)
+
+
+@pytest.fixture(params=[*CASES, *(f"gathered, {name}" for name in GATHERED)])
 def case(request):
+    _, is_gathered, name = request.param.rpartition("gathered, ")
+    return Gathered(GATHERED[name]) if is_gathered else Case(CASES[name])
+
+
+@pytest.fixture(params=CASES)
+def pointwise_case(request):
     return Case(CASES[request.param])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 40])
 def test_results_equal_pytorch_with_the_same_bits_for_all_threads(case, threads):
-    assert all(pointwise.supports(case.shape, p) for p in (Phase.FORWARD, Phase.BACKWARD_INPUT))
+    phases = Phase.FORWARD, Phase.BACKWARD_INPUT
+    assert all(case.module.supports(case.shape, phase) for phase in phases)
     work, alone = Work(len(case.x), threads), Work(len(case.x), 1)
     for relu in (False, True):
         y, _ = case.forward(work, relu)
@@ -51,22 +77,26 @@ def test_results_equal_pytorch_with_the_same_bits_for_all_threads(case, threads)
 
 
 @pytest.mark.parametrize("threads", [1, 5])
-def test_weight_gradients_equal_pytorch(case, threads):
-    dw, db = vectors.weight_gradients(case, case.backward_weight(Work(len(case.x), threads, 2)))
-    vectors.close(dw, case.tw.grad.numpy().transpose(2, 3, 1, 0), case.lengths["dw"])
-    vectors.close(db, case.tb.grad.numpy(), case.lengths["dw"])
+def test_weight_gradients_equal_pytorch(pointwise_case, threads):
+    dw, db = vectors.weight_gradients(
+        pointwise_case, pointwise_case.backward_weight(Work(len(pointwise_case.x), threads, 2))
+    )
+    vectors.close(
+        dw, pointwise_case.tw.grad.numpy().transpose(2, 3, 1, 0), pointwise_case.lengths["dw"]
+    )
+    vectors.close(db, pointwise_case.tb.grad.numpy(), pointwise_case.lengths["dw"])
 
 
-def test_an_empty_row_of_partial_sums_is_zero(case):
-    n = len(case.x)
-    partial = case.backward_weight(Work(n, 1, 2), bounds=np.array([0, 0, n]))
+def test_an_empty_row_of_partial_sums_is_zero(pointwise_case):
+    n = len(pointwise_case.x)
+    partial = pointwise_case.backward_weight(Work(n, 1, 2), bounds=np.array([0, 0, n]))
     assert not partial[0].any()
     assert partial[1].any()
 
 
 def test_the_input_gradient_is_added(case):
     work = Work(len(case.x), 1)
-    planned = pointwise.plan(case.shape, Phase.BACKWARD_INPUT, work)
+    planned = case.plan(case.shape, Phase.BACKWARD_INPUT, work)
     shared, scratch = (
         np.zeros(planned.shared, np.float32),
         np.zeros((1, planned.scratch), np.float32),
