@@ -226,7 +226,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
                 bound = lower_bound(pool) if t == positions - 1 else NO_LOWER_BOUND
                 multiply_block(
                     mine, 0, c + LINE, shared[t * c * k :], d, d_start, d_row, y_flat, m * k, k,
-                    (rows, c, q, q_stop), bound,
+                    (rows, c, q, q_stop), bound, (x_flat, 0, 0),
                 )  # fmt: skip
         item += count
 
@@ -276,7 +276,7 @@ def _compute_phase(f, g, span, columns, dy, dx, c, k, adds, geo, shared, mine): 
             position = (f + i * geo.stride_v) * geo.s + g + j * geo.stride_h
             multiply_block(
                 mine, 0, k + LINE, shared[position * c * k :], mine, block, c if t > 0 else -1,
-                mine, block, c, (rows, k, *columns), NO_LOWER_BOUND,
+                mine, block, c, (rows, k, *columns), NO_LOWER_BOUND, (dy, 0, 0),
             )  # fmt: skip
         _store(
             mine, block, (geo.height, geo.width, c), grid, (geo.stride_v, geo.stride_h),

@@ -230,14 +230,18 @@ class _Regular(Tile):
         return addresses
 
     def store_rows(self, sums: Sequence[ir.Value], d: ir.Value, d_row: ir.Value) -> None:
-        b, c_row = self.builder, self.args["c_row"]
-        down, below = self._distance("c_rows", d_row), self._distance("c_rows", c_row)
+        addends = self._rows_at(d, d_row)
+        targets = self._rows_at(self.args["c"], self.args["c_row"])
+        for m, (addend, target) in enumerate(zip(addends, targets, strict=True)):
+            self.store_row(sums[m * self.vectors :], addend, target)
+
+    def _rows_at(self, pointer: ir.Value, row: ir.Value) -> Iterator[ir.Value]:
+        """Yield the address of every row of C, or of D, in order."""
+        below = self._distance("c_rows", row)
         for leader in self.leaders():
-            addend = self.at(d, self.entry("c_rows", I64(leader), d_row))
-            target = self.at(self.args["c"], self.entry("c_rows", I64(leader), c_row))
+            first = self.at(pointer, self.entry("c_rows", I64(leader), row))
             for j in range(self.group):
-                moved = self.at(addend, b.mul(I64(j), down)), self.at(target, b.mul(I64(j), below))
-                self.store_row(sums[(leader + j) * self.vectors :], *moved)
+                yield self.at(first, self.builder.mul(I64(j), below))
 
 
 class _Plain(_Regular):
@@ -262,6 +266,40 @@ class _Plain(_Regular):
     def store_row(self, sums: Sequence[ir.Value], addend: ir.Value, target: ir.Value) -> None:
         for total, (address, masked) in zip(sums, self.columns(target), strict=False):
             self.store(total, address, masked)
+
+
+class _Streaming(_Regular):
+    """A spaced tile that prefetches its rows of C and, in each step, a line of other data."""
+
+    arguments: ClassVar[Mapping[str, ir.Type]] = {
+        **_ARGUMENTS,
+        "stream": F32P,
+        "stream_tile": I64,
+        "stream_step": I64,
+    }
+
+    def __init__(
+        self,
+        module: ir.Module,
+        width: int,
+        height: int,
+        vectors: int,
+        masked: bool,
+        group: int,
+        adjacent: bool,
+    ) -> None:
+        self.group, self.adjacent, self.kind = group, adjacent, f"streaming{group}"
+        Tile.__init__(self, module, width, height, vectors, masked)
+
+    def begin(self) -> Sequence[ir.Value]:
+        for target in self._rows_at(self.args["c"], self.args["c_row"]):
+            for v in range(0, self.vectors * self.width, LINE):
+                self.prefetch(self.at(target, I64(v)), cache=1, written=True)
+        return super().begin()
+
+    def prefetch_in_step(self, t: ir.Value, pointer: ir.Value) -> None:
+        moved = self.builder.mul(t, self.args["stream_step"])
+        self.prefetch(self.at(self.args["stream"], moved), cache=2)
 
 
 class _Panel(_Plain):
@@ -499,14 +537,19 @@ class _Product(Writer):
     Args:
         kind: "any", or the order of the rows of A within every ``run`` of them: "spaced" at equal
             distances, "adjacent", or "plain": spaced, without D and lower bound. "ahead" is "any"
-            with prefetches at ``ahead``, one line in each step of each tile, and "panel" is "plain"
-            with prefetches ``next`` elements after B.
+            with prefetches at ``ahead``, one line in each step of each tile, "panel" is "plain"
+            with prefetches ``next`` elements after B, and "streaming" is "spaced" with prefetches
+            of C and of ``stream``.
     """
 
     def __init__(self, module: ir.Module, kind: str) -> None:
         self.registers, self.kind = compiled_registers(), kind
         self.tile = _Ahead if kind == "ahead" else Tile
-        tiles: Mapping[str, type[_Regular]] = {"plain": _Plain, "panel": _Panel}
+        tiles: Mapping[str, type[_Regular]] = {
+            "plain": _Plain,
+            "panel": _Panel,
+            "streaming": _Streaming,
+        }
         self.full_tile = tiles.get(kind, _Regular)
         arguments = {**self.tile.arguments, **self.full_tile.arguments, "run": I64}
         super().__init__(module, f"dptrain_product_{kind}", arguments, self.registers.width)
@@ -586,6 +629,9 @@ class _Product(Writer):
             before = b.add(b.mul(panel, high), b.sdiv(m, I64(height)))
             lines = b.mul(before, b.mul(self.args["steps"], I64(LINE)))
             moved["ahead"] = self.at(moved["ahead"], lines)
+        if "stream" in moved:
+            number = b.sdiv(m, I64(self.registers.spaced[1][0]))
+            moved["stream"] = self.at(moved["stream"], b.mul(number, moved["stream_tile"]))
         return moved
 
     def _call(self, tile: Tile, moved: Mapping[str, ir.Value]) -> None:
@@ -728,6 +774,25 @@ def multiply_spaced(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return _call(context, builder, sig.args, args, "spaced")
+
+    return sig, codegen
+
+
+@intrinsic
+def multiply_streaming(  # type: ignore[no-untyped-def]
+    typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, stream, run
+):
+    """Compute `multiply_spaced`, and prefetch C and what later products read.
+
+    Args:
+        stream: (contiguous array, start, elements from one register tile to the next, elements from
+            one step to the next). Each step of each full tile prefetches one cache line.
+        run: as above.
+    """
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, stream, run)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _call(context, builder, sig.args, args, "streaming")
 
     return sig, codegen
 

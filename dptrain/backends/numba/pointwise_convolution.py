@@ -21,7 +21,7 @@ from dptrain.backends.numba.fused_pooling import lower_bound
 from dptrain.backends.numba.im2col import vector_part
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.matmul import RAMP
-from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply_spaced
+from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply_spaced, multiply_streaming
 from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
 from dptrain.backends.numba.vector import LINE, copy, prefetch, transpose
 from dptrain.plan.lowering import Phase
@@ -140,7 +140,9 @@ def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore
 
 
 @inlined
-def multiply_block(a, a_start, a_row, packed, d, d_start, d_row, c, c_start, c_row, shape, bound):  # type: ignore[no-untyped-def]
+def multiply_block(  # type: ignore[no-untyped-def]
+    a, a_start, a_row, packed, d, d_start, d_row, c, c_start, c_row, shape, bound, following
+):
     """Multiply a block of pixels with some panels.
 
     Args:
@@ -150,16 +152,21 @@ def multiply_block(a, a_start, a_row, packed, d, d_start, d_row, c, c_start, c_r
         c, c_start, c_row: flat array, first element and distance of the pixels of the result.
         shape: (pixels, summed channels, first column, end of the columns).
         bound: lower bound of the result.
+        following: (flat array, first element, distance) of the pixels of the next block, which are
+            prefetched. The distance is 0 if they are not known.
     """
     rows, summed, q, q_stop = shape
+    array, start, row = following
+    panels = (q_stop - q + PANEL - 1) // PANEL
+    share = (TILE + panels - 1) // panels
     for p in range(q, q_stop, PANEL):
-        columns = min(PANEL, q_stop - p)
+        columns, pixel = min(PANEL, q_stop - p), (p - q) // PANEL * share % TILE
         for s in range(0, summed, STEPS):
             steps = min(STEPS, summed - s)
             addend, addend_start, addend_row = d, d_start + p, d_row
             if s > 0:
                 addend, addend_start, addend_row = c, c_start + p, c_row
-            multiply_spaced(
+            multiply_streaming(
                 (a, a_start + s),
                 (RAMP, 0, a_row),
                 (RAMP, 0, 1),
@@ -169,6 +176,7 @@ def multiply_block(a, a_start, a_row, packed, d, d_start, d_row, c, c_start, c_r
                 (RAMP, 0, c_row),
                 (rows, steps, columns),
                 bound if s + steps == summed else NO_LOWER_BOUND,
+                (array, start + pixel * row + s * share, TILE * row, share),
                 TILE,
             )
 
@@ -234,7 +242,8 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
     """Compute `direct_convolution.conv2d_forward`."""
     c, k, mine = x.shape[3], y.shape[3], scratch[thread]
     x_flat, y_flat = x.reshape(-1), y.reshape(-1)
-    is_copied = geo.stride_v * geo.stride_h > 1 or c % ALIASED == 0
+    is_strided = geo.stride_v * geo.stride_h > 1
+    is_copied = is_strided or c % ALIASED == 0
     item = start
     while item < stop:
         count, (first, last), (q, q_stop) = _range(item, stop, x.shape[0], bands, geo, k)
@@ -247,7 +256,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
                 _gather(geo, x_flat, c, m, rows, 0, c, mine, 0, c + LINE)
             multiply_block(
                 a, a_start, a_row, shared, b, 0, 0, y_flat, m * k, k, (rows, c, q, q_stop),
-                lower_bound(pool),
+                lower_bound(pool), (x_flat, (m + size) * c, 0 if is_strided else c),
             )  # fmt: skip
         item += count
 
@@ -272,17 +281,18 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
                 a, a_start, a_row = mine, 0, k + LINE
                 for r in range(rows):
                     copy(dy_flat, (m + r) * k, mine, r * (k + LINE), k)
-            shape = rows, k, q, q_stop
+            shape, following = (rows, k, q, q_stop), (dy_flat, (m + size) * k, k)
             if is_strided:
                 multiply_block(
-                    a, a_start, a_row, shared, mine, 0, -1, mine, block, c, shape, NO_LOWER_BOUND
-                )
+                    a, a_start, a_row, shared, mine, 0, -1, mine, block, c, shape, NO_LOWER_BOUND,
+                    following,
+                )  # fmt: skip
                 _scatter(geo, mine, block, m, rows, dx_flat, c, q, q_stop, pool.adds)
             else:
                 d_row = c if pool.adds else -1
                 multiply_block(
                     a, a_start, a_row, shared, dx_flat, m * c, d_row, dx_flat, m * c, c, shape,
-                    NO_LOWER_BOUND,
+                    NO_LOWER_BOUND, following,
                 )  # fmt: skip
         item += count
 
