@@ -22,7 +22,7 @@ import math
 from typing import NamedTuple
 
 from dptrain.backends.numba.fused_pooling import lower_bound
-from dptrain.backends.numba.im2col import taps, vector_part
+from dptrain.backends.numba.im2col import taps
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import NO_LOWER_BOUND
 from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
@@ -32,13 +32,17 @@ from dptrain.backends.numba.pointwise_convolution import (
     PANEL,
     TILE,
     block_rows,
+    item_range,
     multiply_block,
+    pixel_range,
 )
 from dptrain.backends.numba.vector import LINE, copy, transpose
 from dptrain.plan.lowering import Phase
 
 FEWEST_WEIGHTS, MOST_PIXELS = 1 << 19, 128
-"""Smallest number of weights, 2 MB, and largest number of outputs of a sample in one channel."""
+"""Smallest number of weights, 2 MB, and largest number of outputs of a sample in one channel. With
+295 K weights and 64 outputs, the direct forward pass is 8% faster and its input gradient 16%
+slower; with fewer weights, both are faster (AMD EPYC, AVX2, one thread)."""
 FEWEST_CHANNELS = 32
 """Smallest number of channels and filters."""
 
@@ -192,15 +196,6 @@ def _store(source, start, maps, grid, steps, shifts, m, rows, columns, adds, tar
         line, j = line + 1, 0
 
 
-@inlined
-def _range(item, stop, samples, bands, parts, columns):  # type: ignore[no-untyped-def]
-    """Return how many items are computed together, their bands, and their columns."""
-    per_part = bands // parts
-    index, first = item // (samples * per_part), item % (samples * per_part)
-    count = min(samples * per_part - first, stop - item)
-    return count, (first, first + count, per_part), vector_part(columns, index, parts, PANEL)
-
-
 @kernel
 def conv2d_forward(  # type: ignore[no-untyped-def]
     start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
@@ -211,8 +206,8 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
     maps, grid = (geo.height, geo.width, c), (geo.h_out, geo.w_out)
     item = start
     while item < stop:
-        count, span, (q, q_stop) = _range(item, stop, x.shape[0], bands, geo.parts, k)
-        first, last = pixels * span[0] // span[2], pixels * span[1] // span[2]
+        count, span, (q, q_stop) = item_range(item, stop, x.shape[0], bands, geo.parts, k)
+        first, last = pixel_range(span, pixels)
         size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
             rows = min(size, last - m)
@@ -248,7 +243,7 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
     c, k, mine = dx.shape[3], dy.shape[3], scratch[thread]
     item = start
     while item < stop:
-        count, span, columns = _range(item, stop, dy.shape[0], bands, geo.parts, c)
+        count, span, columns = item_range(item, stop, dy.shape[0], bands, geo.parts, c)
         for phase in range(geo.stride_v * geo.stride_h):
             _compute_phase(
                 phase // geo.stride_h, phase % geo.stride_h, span, columns, dy.reshape(-1),
@@ -264,7 +259,7 @@ def _compute_phase(f, g, span, columns, dy, dx, c, k, adds, geo, shared, mine): 
     left, wide, before = _phase(geo.width, g, geo.stride_h, geo.pad_left)
     down, across = taps(geo.r, f, geo.stride_v), taps(geo.s, g, geo.stride_h)
     maps, grid, block = (geo.h_out, geo.w_out, k), (high, wide), geo.rows * (k + LINE)
-    first, last = high * wide * span[0] // span[2], high * wide * span[1] // span[2]
+    first, last = pixel_range(span, high * wide)
     size = block_rows(max(1, last - first), geo.rows)
     for m in range(first, last, size):
         rows = min(size, last - m)

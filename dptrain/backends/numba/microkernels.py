@@ -188,6 +188,9 @@ class _Regular(Tile):
         adjacent: True if the distance in A is 1, False if it is that of the first two rows.
     """
 
+    name: ClassVar[str] = ""
+    """The first part of the name of the compiled function; empty for that of the distances."""
+
     def __init__(
         self,
         module: ir.Module,
@@ -199,7 +202,7 @@ class _Regular(Tile):
         adjacent: bool,
     ) -> None:
         self.group, self.adjacent = group, adjacent
-        self.kind = f"{'adjacent' if adjacent else 'spaced'}{group}"
+        self.kind = f"{self.name or ('adjacent' if adjacent else 'spaced')}{group}"
         super().__init__(module, width, height, vectors, masked)
 
     def leaders(self) -> range:
@@ -250,18 +253,7 @@ class _Plain(_Regular):
     With few steps, D and lower bound would add half of the time (F(4×4, 3×3) with 16 channels).
     """
 
-    def __init__(
-        self,
-        module: ir.Module,
-        width: int,
-        height: int,
-        vectors: int,
-        masked: bool,
-        group: int,
-        adjacent: bool,
-    ) -> None:
-        self.group, self.adjacent, self.kind = group, adjacent, f"plain{group}"
-        Tile.__init__(self, module, width, height, vectors, masked)
+    name = "plain"
 
     def store_row(self, sums: Sequence[ir.Value], addend: ir.Value, target: ir.Value) -> None:
         for total, (address, masked) in zip(sums, self.columns(target), strict=False):
@@ -271,25 +263,13 @@ class _Plain(_Regular):
 class _Streaming(_Regular):
     """A spaced tile that prefetches its rows of C and, in each step, a line of other data."""
 
+    name = "streaming"
     arguments: ClassVar[Mapping[str, ir.Type]] = {
         **_ARGUMENTS,
         "stream": F32P,
         "stream_tile": I64,
         "stream_step": I64,
     }
-
-    def __init__(
-        self,
-        module: ir.Module,
-        width: int,
-        height: int,
-        vectors: int,
-        masked: bool,
-        group: int,
-        adjacent: bool,
-    ) -> None:
-        self.group, self.adjacent, self.kind = group, adjacent, f"streaming{group}"
-        Tile.__init__(self, module, width, height, vectors, masked)
 
     def begin(self) -> Sequence[ir.Value]:
         for target in self._rows_at(self.args["c"], self.args["c_row"]):
@@ -309,11 +289,6 @@ class _Panel(_Plain):
     arguments: ClassVar[Mapping[str, ir.Type]] = {**_ARGUMENTS, "next": I64}
     STEPS: ClassVar[int] = 4
     """Steps of an iteration, so that an address serves several elements of a row of A."""
-
-    def __init__(self, *args: Any) -> None:
-        *_, group, adjacent = args
-        self.group, self.adjacent, self.kind = group, adjacent, f"{self.name}{group}"
-        Tile.__init__(self, *args[:-2])
 
     def moved(self, leader: ir.Value, offset: ir.Value) -> ir.Value:
         # LLVM would calculate the address of each row before the loop, and spill them.

@@ -182,14 +182,22 @@ def multiply_block(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _range(item, stop, samples, bands, geo, columns):  # type: ignore[no-untyped-def]
-    """Return how many items are computed together, and their pixels and columns."""
-    per_part = bands // geo.parts
-    part, first = item // (samples * per_part), item % (samples * per_part)
+def item_range(item, stop, samples, bands, parts, columns):  # type: ignore[no-untyped-def]
+    """Return how many items are computed together, their bands, and their columns.
+
+    The bands are (first, end, bands of a sample).
+    """
+    per_part = bands // parts
+    index, first = item // (samples * per_part), item % (samples * per_part)
     count = min(samples * per_part - first, stop - item)
-    pixels = geo.h_out * geo.w_out
-    span = pixels * first // per_part, pixels * (first + count) // per_part
-    return count, span, vector_part(columns, part, geo.parts, PANEL)
+    return count, (first, first + count, per_part), vector_part(columns, index, parts, PANEL)
+
+
+@inlined
+def pixel_range(span, pixels):  # type: ignore[no-untyped-def]
+    """Return the first pixel and the end of some bands; samples have `pixels` each."""
+    first, end, per_sample = span
+    return pixels * first // per_sample, pixels * end // per_sample
 
 
 @inlined
@@ -246,7 +254,8 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
     is_copied = is_strided or c % ALIASED == 0
     item = start
     while item < stop:
-        count, (first, last), (q, q_stop) = _range(item, stop, x.shape[0], bands, geo, k)
+        count, span, (q, q_stop) = item_range(item, stop, x.shape[0], bands, geo.parts, k)
+        first, last = pixel_range(span, geo.h_out * geo.w_out)
         size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
             rows = min(size, last - m)
@@ -272,7 +281,8 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
     block = geo.rows * (k + LINE)
     item = start
     while item < stop:
-        count, (first, last), (q, q_stop) = _range(item, stop, dy.shape[0], bands, geo, c)
+        count, span, (q, q_stop) = item_range(item, stop, dy.shape[0], bands, geo.parts, c)
+        first, last = pixel_range(span, geo.h_out * geo.w_out)
         size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
             rows = min(size, last - m)
