@@ -35,8 +35,10 @@ from dptrain.backends.numba.pointwise_convolution import (
     item_range,
     multiply_block,
     pixel_range,
+    prepare_backward_input,
+    prepare_forward,
 )
-from dptrain.backends.numba.vector import LINE, copy, transpose
+from dptrain.backends.numba.vector import LINE, copy
 from dptrain.plan.lowering import Phase
 
 FEWEST_WEIGHTS, MOST_PIXELS = 1 << 19, 128
@@ -107,33 +109,6 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     )  # fmt: skip
 
 
-@kernel
-def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
-    """Pack w (R, S, C, K) in panels of filters; items are panels of a position."""
-    c, k, flat = w.shape[2], w.shape[3], w.reshape(-1)
-    panels = (k + PANEL - 1) // PANEL
-    for item in range(start, stop):
-        base, first = item // panels * c * k, item % panels * PANEL
-        columns = min(PANEL, k - first)
-        for i in range(c):
-            copy(flat, base + i * k + first, shared, base + first * c + i * columns, columns)
-
-
-@kernel
-def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
-    """Pack the transposes of w (R, S, C, K) in panels of channels; items are panels of a
-    position.
-    """
-    c, k = w.shape[2], w.shape[3]
-    panels = (c + PANEL - 1) // PANEL
-    for item in range(start, stop):
-        base, first = item // panels * c * k, item % panels * PANEL
-        columns = min(PANEL, c - first)
-        transpose(
-            w.reshape(-1), base + first * k, k, shared, base + first * k, columns, columns, k
-        )  # fmt: skip
-
-
 @inlined
 def _gather(source, maps, grid, steps, shifts, m, rows, target, distance):  # type: ignore[no-untyped-def]
     """Copy the pixels of maps under some pixels of a grid, and zeros outside the maps.
@@ -154,13 +129,8 @@ def _gather(source, maps, grid, steps, shifts, m, rows, target, distance):  # ty
         while r < end:
             v = j * steps[1] + shifts[1]
             if 0 <= h < height and 0 <= v < width:
-                copy(
-                    source,
-                    ((n * height + h) * width + v) * channels,
-                    target,
-                    r * distance,
-                    channels,
-                )
+                pixel = (n * height + h) * width + v
+                copy(source, pixel * channels, target, r * distance, channels)
             else:
                 target[r * distance : r * distance + channels] = 0
             j += 1
@@ -228,8 +198,8 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
 
 @inlined
 def _phase(size, phase, stride, pad):  # type: ignore[no-untyped-def]
-    """Return the first row or column of x in a phase, how many there are, and the number of the
-    first one: that of the row or column of y under it at the first position.
+    """Return the first row (or column) of x in a phase, how many rows the phase has, and the row of
+    y that reaches the first one by the first position of the phase; it may be outside of y.
     """
     first = (phase - pad) % stride
     return first, taps(size, first, stride), (first + pad - phase) // stride

@@ -119,24 +119,29 @@ def _plan_backward_weight(shape: Shape, work: Work) -> Algorithm:
 
 @kernel
 def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
-    """Pack w (1, 1, C, K) in panels of filters; items are panels."""
-    c, k = w.shape[2], w.shape[3]
-    flat = w.reshape(-1)
-    for panel in range(start, stop):
-        first = panel * PANEL
+    """Pack w (R, S, C, K) in panels of filters; items are panels of a position."""
+    c, k, flat = w.shape[2], w.shape[3], w.reshape(-1)
+    panels = (k + PANEL - 1) // PANEL
+    for item in range(start, stop):
+        base, first = item // panels * c * k, item % panels * PANEL
         columns = min(PANEL, k - first)
         for i in range(c):
-            copy(flat, i * k + first, shared, first * c + i * columns, columns)
+            copy(flat, base + i * k + first, shared, base + first * c + i * columns, columns)
 
 
 @kernel
 def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
-    """Pack the transpose of w (1, 1, C, K) in panels of channels; items are panels."""
+    """Pack the transposes of w (R, S, C, K) in panels of channels; items are panels of a
+    position.
+    """
     c, k = w.shape[2], w.shape[3]
-    for panel in range(start, stop):
-        first = panel * PANEL
+    panels = (c + PANEL - 1) // PANEL
+    for item in range(start, stop):
+        base, first = item // panels * c * k, item % panels * PANEL
         columns = min(PANEL, c - first)
-        transpose(w.reshape(-1), first * k, k, shared, first * k, columns, columns, k)
+        transpose(
+            w.reshape(-1), base + first * k, k, shared, base + first * k, columns, columns, k
+        )  # fmt: skip
 
 
 @inlined

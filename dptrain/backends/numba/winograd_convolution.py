@@ -589,13 +589,15 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
                         geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
                     )  # fmt: skip
                 first_ahead, last_ahead = min(i + block, last_g), min(i + block + rows, last_g)
+                # A thread that computes some filters reads few lines of dy.
+                last_of_all = last_ahead if channels == geo.k else first_ahead
                 _transform_rows(
                     geo, first, count, tile, geo.c_vectors, mine,
                     _inputs(geo, x, None, down, first_ahead, last_ahead),
                 )  # fmt: skip
                 _transform_gradient_rows(
                     geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine,
-                    _outputs(geo, dy, argmax, down, first_ahead, last_ahead),
+                    _outputs(geo, dy, argmax, down, first_ahead, last_of_all),
                 )  # fmt: skip
                 i, tile = i + rows, tile + count
             is_first = g == begin * down and panel == 0
