@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -163,6 +163,7 @@ def _convolutions() -> list[Case]:
     depthwise = Conv2d(5, 3, stride=2, padding=1, groups=5, bias=False, rounding="floor")
     conv7 = Conv2d(5, 7, stride=2, padding=3, rounding="floor")
     uneven = Conv2d(3, (3, 2), stride=(3, 2), padding=valid, rounding="floor")
+    uneven_groups = Conv2d(4, (3, 2), stride=(2, 3), padding=valid, groups=4)
     table = [
         ("one of everything", (1, 1, 1, 1), Conv2d(1, 1)),
         ("one pixel, 3x3 around it", (2, 3, 1, 1), Conv2d(4, 3, padding=same)),
@@ -197,6 +198,8 @@ def _convolutions() -> list[Case]:
         ("two groups", (2, 6, 5, 7), Conv2d(4, 3, groups=2)),
         ("groups, stride 2", (1, 9, 7, 6), Conv2d(6, (3, 2), stride=2, padding="same", groups=3)),
         ("groups, no bias", (3, 4, 5, 3), Conv2d(10, 1, groups=2, bias=False)),
+        ("groups, stride 2 and 3", (1, 4, 7, 8), replace(uneven_groups, groups=2)),
+        ("depthwise, stride 2 and 3", (2, 4, 7, 8), uneven_groups),
         ("depthwise", (2, 7, 5, 6), Conv2d(7, 3, groups=7)),
         ("depthwise, stride 2, no bias", (2, 5, 6, 8), depthwise),
         ("depthwise, two filters a channel", (1, 3, 5, 5), Conv2d(6, 5, padding=2, groups=3)),
@@ -228,6 +231,7 @@ def _poolings() -> list[Case]:
         ("3/2, one around, odd", (2, 3, 7, 5), {"window": 3, "stride": 2, "padding": 1}),
         ("3/2, one around, even", (2, 2, 6, 8), {"window": 3, "stride": 2, "padding": 1}),
         ("4x5/2, two around", (1, 3, 7, 6), {"window": (4, 5), "stride": 2, "padding": 2}),
+        ("5/1, same", (2, 2, 6, 7), {"window": 5, "stride": 1, "padding": "same"}),
     ]
     return [
         behind_maps(f"{kind.kind}: {name}", shape, [kind(**options)])

@@ -46,24 +46,26 @@ from dptrain.plan.shards import add_in_order, rank_contributions
 from tests.unit.backends import cases, pytorch_reference
 from tests.unit.backends.cases import Case, behind_maps, spread
 from tests.unit.backends.gemm_tile import gather_first_layers, use_one_gemm_tile
-from tests.unit.backends.graph_cases import GRAPH_CASES
+from tests.unit.backends.selection import (
+    CASES,
+    QUICK_VARIANTS,
+    VARIANTS,
+    cover,
+    kinds,
+    marked,
+    trials,
+)
 
-CASES = (*cases.CASES, *GRAPH_CASES)
-VARIANTS = cases.variants()
-
-every_variant = pytest.mark.parametrize(("backend", "precision"), VARIANTS)
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-every_implemented_case = pytest.mark.parametrize(
-    ("case", "backend", "precision"),
+every_variant = pytest.mark.parametrize(
+    ("backend", "precision"),
     [
-        pytest.param(case, backend, precision, id=f"{case.name}-{backend}-{precision}")
-        for case in CASES
-        for backend, precision in VARIANTS
-        if case.is_implemented(backend)
+        marked(*variant, name="-".join(variant), is_quick=variant in QUICK_VARIANTS)
+        for variant in VARIANTS
     ],
 )
-every_reference_case = pytest.mark.parametrize(
-    "case", [case for case in CASES if case.is_implemented("reference")], ids=lambda case: case.name
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_selected_case = pytest.mark.parametrize(
+    ("case", "backend", "precision"), [trial.parameter for trial in trials()]
 )
 
 SEED = 5
@@ -105,7 +107,7 @@ def test_the_cases_cover_every_layer_and_loss() -> None:
     assert {type(case.network.loss) for case in CASES} == set(LOSSES.values())
 
 
-@every_implemented_case
+@every_selected_case
 def test_output_loss_and_gradients_equal_pytorch(case: Case, backend: str, precision: str) -> None:
     replica = compile_case(case, backend, precision)
     x, y = case.data()
@@ -135,7 +137,7 @@ def test_the_bounds_are_narrow_enough_to_see_a_mistake(case: Case) -> None:
     assert bounds.gradients[first].max() < 0.1 * largest
 
 
-@every_reference_case
+@every_case
 def test_gradients_equal_finite_differences(case: Case) -> None:
     """Central differences of the reference in float64.
 
@@ -252,12 +254,12 @@ BRANCHES = Network.from_nodes(
 every_stack = pytest.mark.parametrize(
     ("stack", "backend", "precision"),
     [
-        pytest.param(network, backend, precision, id=f"{name}-{backend}-{precision}")
+        marked(network, *variant, name="-".join((name, *variant)),
+               is_quick=variant in QUICK_VARIANTS)
         for name, network in (("chain", STACK), ("branches", BRANCHES))
-        for backend, precision in VARIANTS
-        if Case(name, network, 1).is_implemented(backend)
+        for variant in VARIANTS
     ],
-)
+)  # fmt: skip
 
 
 def _batch(n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -321,15 +323,18 @@ def test_shares_of_a_minibatch_sum_to_the_whole(
         assert_within(total, expected[name], 2.0 * bounds.gradients[name], name)
 
 
-SHARDED_CASES = [
-    pytest.param(case, backend, id=f"{case.name}-{backend}")
+SHARDED = [
+    case
     for case in CASES
+    # Ranks with batch normalisation wait for each other, see test_batch_norm.py.
+    if case.batch_size > 1 and case.features and "batchnorm" not in case.features
+]
+FEW_SHARDED = cover(SHARDED, lambda case: kinds(case.network))
+SHARDED_CASES = [
+    marked(case, backend, name=f"{case.name}-{backend}", is_quick=case in FEW_SHARDED)
+    for case in SHARDED
     for backend in sorted({backend for backend, _ in VARIANTS})
     if load_backend(backend).supports_shards
-    and case.features
-    and "batchnorm" not in case.features  # Its ranks wait for each other, see test_batch_norm.py.
-    and case.batch_size > 1
-    and case.is_implemented(backend)
 ]
 
 
@@ -459,8 +464,8 @@ RULES: dict[str, tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]
 
 
 @every_variant
-@pytest.mark.parametrize("decays", [(0.0, 0.0), (0.004, 0.3)], ids=["plain", "weight decay"])
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("decays", [(0.0, 0.0), (0.004, 0.3)], ids=["plain", "weight decay"])
 def test_updates_equal_pytorch(
     backend: str, precision: str, rule: str, decays: tuple[float, float]
 ) -> None:
