@@ -4,16 +4,12 @@
 // runtime implements these calls itself and so observes all accesses.
 #pragma once
 
+#include <math.h>
 #include <sched.h>
-
-#include <chrono>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <ctime>
-#include <type_traits>
-#include <utility>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
 
 // Only the kernel that is called is compiled; the other kernels of its source are unused inline
 // functions.
@@ -79,9 +75,9 @@ void check_atomic(const void* address, size_t size);
 template <class T> T shuffle(unsigned mask, T value, int source) {
     static_assert(sizeof(T) <= 8, "a lane gives at most eight bytes");
     uint64_t bits = 0;
-    std::memcpy(&bits, &value, sizeof(T));
+    memcpy(&bits, &value, sizeof(T));
     bits = exchange(mask, bits, source);
-    std::memcpy(&value, &bits, sizeof(T));
+    memcpy(&value, &bits, sizeof(T));
     return value;
 }
 
@@ -102,31 +98,35 @@ const char* launch(Library library, Invoke invoke, void** args, const unsigned* 
 // Type of a kernel parameter as a string for Python: f4, i4, u1 …, followed by * for a pointer. A
 // pointer to a vector type (with elements x, y, … or an array `at`) counts as a pointer to the
 // element type, and a pointer to a type with a member `bits` as a pointer to the type of `bits`.
+template <class...> using Void = void;
+template <class T> struct Pointee { using type = T; static constexpr bool exists = false; };
+template <class T> struct Pointee<T*> { using type = T; static constexpr bool exists = true; };
+template <class T> struct Item;
+template <class T, size_t N> struct Item<T[N]> { using type = T; };
 template <class T, class = void> struct Element { using type = T; };
-template <class T> struct Element<T, std::void_t<decltype(T::x)>> { using type = decltype(T::x); };
-template <class T> struct Element<T, std::void_t<decltype(T::bits)>> {
-    using type = decltype(T::bits);
-};
-template <class T> struct Element<T, std::void_t<decltype(T::at)>> {
-    using type = std::remove_extent_t<decltype(T::at)>;
+template <class T> struct Element<T, Void<decltype(T::x)>> { using type = decltype(T::x); };
+template <class T> struct Element<T, Void<decltype(T::bits)>> { using type = decltype(T::bits); };
+template <class T> struct Element<T, Void<decltype(T::at)>> {
+    using type = typename Item<decltype(T::at)>::type;
 };
 template <class T> void describe(char*& at) {
-    using E = typename Element<std::remove_cv_t<std::remove_pointer_t<T>>>::type;
-    *at++ = std::is_floating_point_v<E> ? 'f' : std::is_unsigned_v<E> ? 'u' : 'i';
+    using E = typename Element<typename Pointee<T>::type>::type;
+    *at++ = E(0.5) != E(0) ? 'f' : E(-1) > E(0) ? 'u' : 'i';
     *at++ = char('0' + sizeof(E));
-    if (std::is_pointer_v<T>) *at++ = '*';
+    if (Pointee<T>::exists) *at++ = '*';
     *at++ = ' ';
 }
 template <class... A> void signature(void (*)(A...), char* text) {
     (describe<A>(text), ...);
     *text = 0;
 }
+template <size_t...> struct Indices {};
 template <class... A, size_t... I> EMULATOR_UNSEEN
-void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
-    kernel(*static_cast<std::remove_cv_t<A>*>(args[I])...);
+void call(void (*kernel)(A...), void** args, Indices<I...>) {
+    kernel(*static_cast<A*>(args[I])...);
 }
 template <class... A> EMULATOR_UNSEEN void call(void (*kernel)(A...), void** args) {
-    call(kernel, args, std::index_sequence_for<A...>());
+    call(kernel, args, Indices<__integer_pack(sizeof...(A))...>());
 }
 }  // namespace emulator
 
@@ -293,6 +293,14 @@ template <class T> T __ldg(const T* p) { return *p; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+#ifndef EMULATOR_RUNTIME
+// CUDA overloads these functions for float. The runtime gets overloads from the standard library.
+inline float exp(float x) { return expf(x); }
+inline float fabs(float x) { return fabsf(x); }
+inline float log(float x) { return logf(x); }
+inline float sqrt(float x) { return sqrtf(x); }
+inline float tanh(float x) { return tanhf(x); }
+#endif
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
@@ -320,13 +328,13 @@ inline void __threadfence() {}
 // processes may use the core.
 inline unsigned long long host_nanoseconds() {
     sched_yield();
-    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+    return clock64();
 }
 inline void __threadfence_block() {}
 template <class To, class From> To emulated_bits(From value) {
     static_assert(sizeof(To) == sizeof(From), "of the same size");
     To result;
-    std::memcpy(&result, &value, sizeof(To));
+    memcpy(&result, &value, sizeof(To));
     return result;
 }
 inline int __float_as_int(float x) { return emulated_bits<int>(x); }

@@ -9,15 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import re
-import shutil
-import subprocess
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +29,7 @@ from dptrain.backends.cuda.device import (
 )
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
 from dptrain.plan.limits import DeviceLimits
-
-HERE = Path(__file__).parent
-
-COMPILER = ("g++", "-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
-"""Products and sums are rounded separately, which reveals results that depend on fused
-multiply-adds. A fortified ``longjmp`` cannot switch between fibers."""
-
-INSTRUMENTED = ("-fsanitize=thread,alignment,bounds", "-fno-weak")
-"""Options that insert a call before each memory access and check alignment and bounds. Without weak
-symbols, ``__shared__`` variables of templates belong to the library, like all shared memory."""
+from tests.emulator.libraries import Macros, load_library
 
 MOST_THREADS, MOST_BLOCKS_YZ = 1024, 65535
 
@@ -261,102 +246,14 @@ def check_launch(grid: Extent, block: Extent, shared_bytes: int, limits: DeviceL
         )
 
 
-# Compiling.
-
-
 @functools.cache
 def _kernel(
-    folder: Path, file: str, name: str, defines: tuple[tuple[str, int], ...]
+    folder: Path, file: str, name: str, defines: Macros
 ) -> tuple[Callable[..., bytes | None], list[str]]:
     """Return the function that launches a kernel, and the types of the kernel's parameters."""
-    library = _library(folder, file, name, defines)
+    library = load_library(folder, file, name, defines)
     launch = getattr(library, f"launch_{name}")
     launch.restype = ctypes.c_char_p
     text = ctypes.create_string_buffer(4096)
     getattr(library, f"signature_{name}")(text)
     return launch, text.value.decode().split()
-
-
-def _library(
-    folder: Path, file: str, name: str, defines: tuple[tuple[str, int], ...]
-) -> ctypes.CDLL:
-    """Return the shared library of one kernel, compiled if necessary."""
-    flags = [f"-D{macro}={value}" for macro, value in defines]
-    source = f"{_translated(folder / file)}\nEMULATED_KERNEL({name})\n"
-    headers = {path.name: _translated(path) for path in sorted(folder.glob("*.cuh"))}
-    target = _build_folder() / f"{_digest(source, headers, flags)}.so"
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=_build_folder()) as work:
-            for header, text in {**headers, file: source}.items():
-                Path(work, header).write_text(text, encoding="utf-8")
-            # Linked in the same command, without the default libraries, to exclude the runtime of
-            # the sanitizer.
-            _run([*COMPILER, *INSTRUMENTED, *flags, "-include", str(_language()), "-x", "c++", file,
-                  "-x", "none", str(_runtime()), "-shared", "-nodefaultlibs", "-lgcc", "-lm", "-lc",
-                  "-o", "library.so"], work)  # fmt: skip
-            os.replace(Path(work, "library.so"), target)  # noqa: PTH105
-    return ctypes.CDLL(str(target))
-
-
-def _translated(path: Path) -> str:
-    """Return the source with CUDA syntax replaced that g++ cannot parse; line numbers are kept."""
-    text = path.read_text(encoding="utf-8")
-    dynamic = r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];"
-    text = re.sub(dynamic, r"\1* \2 = static_cast<\1*>(emulator::dynamic_shared());", text)
-    return f'#line 1 "{path}"\n{text}'
-
-
-@functools.cache
-def _runtime() -> Path:
-    """Return the shared library of the emulator's runtime."""
-    target = _build_folder() / f"runtime-{_digest()}.so"
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=_build_folder()) as work:
-            source = str(HERE / "runtime.cpp")
-            _run([*COMPILER, "-O2", "-shared", source, "-o", "runtime.so"], work)
-            os.replace(Path(work, "runtime.so"), target)  # noqa: PTH105
-    return target
-
-
-@functools.cache
-def _language() -> Path:
-    """Return the path of the header of the CUDA language, which has been precompiled.
-
-    Without precompilation, parsing its includes takes half of the time of most kernels.
-    """
-    folder = _build_folder() / f"language-{_digest()}"
-    if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=_build_folder()) as work:
-            Path(work, "built").mkdir()
-            shutil.copy(HERE / "emulator.h", Path(work, "built"))
-            _run([*COMPILER, *INSTRUMENTED, "-x", "c++-header", "emulator.h"], f"{work}/built")
-            # Another process may have created it in the meantime.
-            with suppress(OSError):
-                Path(work, "built").rename(folder)
-    return folder / "emulator.h"
-
-
-def _digest(*parts: Any) -> str:
-    """Return a hash of everything that a compiled file depends on."""
-    return hashlib.sha256(repr((*parts, *_runtime_key())).encode()).hexdigest()[:24]
-
-
-@functools.cache
-def _runtime_key() -> tuple[str, ...]:
-    texts = [(HERE / name).read_text() for name in ("emulator.h", "runtime.cpp", "emulator.py")]
-    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True)
-    return *texts, version.stdout
-
-
-@functools.cache
-def _build_folder() -> Path:
-    """Return the cache of compiled libraries, whose names contain a hash of their inputs."""
-    folder = Path(tempfile.gettempdir()) / f"dptrain-emulator-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-def _run(command: Sequence[str], folder: str) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise EmulatorError(f"{' '.join(command)}\n{done.stderr}")

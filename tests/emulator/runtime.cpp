@@ -9,12 +9,14 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
+#define EMULATOR_RUNTIME
 #include "emulator.h"
 
 // Constant for kernels; the runtime changes them between threads.
