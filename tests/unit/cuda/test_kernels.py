@@ -176,6 +176,8 @@ POOLINGS: list[tuple[str, tuple[int, int, int, int], dict[str, Any]]] = [
     ("3/2, overlapping", (2, 7, 9, 3), {"window": 3, "stride": 2}),
     ("3/2, same", (2, 6, 8, 24), {"window": 3, "stride": 2, "padding": "same"}),
     ("3/1, same", (1, 5, 5, 4), {"window": 3, "stride": 1, "padding": "same"}),
+    ("5/1, same", (1, 6, 7, 8), {"window": 5, "stride": 1, "padding": "same"}),
+    ("5x7/2, padding 2", (2, 7, 8, 4), {"window": (5, 7), "stride": 2, "padding": 2}),
     ("2/3, gaps", (1, 8, 8, 2), {"window": 2, "stride": 3}),
     ("3x2/2x3, same", (1, 7, 8, 4), {"window": (3, 2), "stride": (2, 3), "padding": "same"}),
     ("whole map", (3, 3, 7, 5), {"window": (3, 7)}),
