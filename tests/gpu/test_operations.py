@@ -32,9 +32,22 @@ def _tests_of_backends() -> Iterator[tuple[str, Callable[..., None]]]:
 
 def _for_gpus(test: Any) -> Callable[..., None]:
     copy: Any = FunctionType(test.__code__, test.__globals__, test.__name__)
-    marks = [mark for mark in test.pytestmark if mark.args[0] != VARIANTS]
-    copy.pytestmark = [*marks, pytest.mark.parametrize(VARIANTS, HERE).mark]
+    copy.pytestmark = [_restricted(mark) for mark in test.pytestmark]
     return copy
+
+
+def _restricted(mark: pytest.Mark) -> pytest.Mark:
+    """Return a mark with those of its parameters whose backend is for GPUs."""
+    if mark.name != "parametrize" or not set(VARIANTS) <= set(mark.args[0]):
+        return mark
+    names, sets = mark.args
+    backend, precision = map(names.index, VARIANTS)
+
+    def is_here(parameters: Any) -> bool:
+        values = getattr(parameters, "values", parameters)
+        return (values[backend], values[precision]) in HERE
+
+    return pytest.mark.parametrize(names, list(filter(is_here, sets)), **mark.kwargs).mark
 
 
 globals().update(_tests_of_backends())
