@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.emulator.emulator import Emulator
 from tests.emulator.fake_cudnn import Module
 from tests.emulator.fake_cudnn_functions import Functions
 
 EMULATOR = Emulator()
+
+# How long an example takes depends on the other programs of the machine.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)

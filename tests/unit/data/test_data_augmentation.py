@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.backends.numba.threads import ThreadPool
@@ -26,7 +26,6 @@ def changed(augmentation, x, samples=None, *, seed=1, epoch=2, source=None):
     return x
 
 
-@settings(deadline=None)  # The first call compiles a kernel.
 @given(st.lists(st.integers(0, 39), max_size=12), st.integers(0, 2**62), st.integers(0, 99))
 def test_an_image_depends_on_seed_epoch_and_sample_alone(samples, seed, epoch):
     x = random_images(40)

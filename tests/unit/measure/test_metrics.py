@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.errors import UserError
@@ -66,7 +66,6 @@ def test_a_torn_last_line_is_ignored_and_does_not_spoil_the_next(
     assert again.read() == [{"step": 1}, {"step": 3}]
 
 
-@settings(deadline=None)  # A shared disk may take its time.
 @given(last=st.integers(0, 8), torn=st.booleans())
 def test_truncation_keeps_what_came_up_to_the_step(
     tmp_path_factory: pytest.TempPathFactory, last: int, torn: bool

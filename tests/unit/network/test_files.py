@@ -64,7 +64,7 @@ maps = st.one_of(
 vectors = st.builds(Dense, st.integers(2, 9), weights, biases, st.floats(0, 1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(maps, max_size=4), st.lists(vectors, min_size=1, max_size=3),
     st.sampled_from(sorted(LOSSES)),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.comm.abort import exit_code
@@ -42,7 +42,6 @@ def one_line(message: str) -> str:
     return message
 
 
-@settings(deadline=None)  # A shared disk may take its time.
 @given(tables)
 def test_configuration_comes_back(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
