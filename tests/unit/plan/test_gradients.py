@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dptrain.backends.null import backend as null
@@ -155,7 +155,20 @@ def graphs(draw: st.DrawFn) -> Network:
     return Network.from_nodes(shape, nodes)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+# The gradient of `a` receives that of `x` before `b` has read its own, and before `a` masks it.
+CHANGED_EARLY = Network.from_nodes(
+    (2, 4, 4),
+    [
+        NodeSpec(Conv2d(2), "conv", ("input",)), NodeSpec(ReLU(), "a", ("conv",)),
+        NodeSpec(Conv2d(2), "b", ("input",)), NodeSpec(Sigmoid(), "x", ("a",)),
+        NodeSpec(Add(), "inner", ("a", "b")), NodeSpec(Add(), "outer", ("inner", "x")),
+        NodeSpec(Flatten(), "flat", ("outer",)),
+    ],
+)  # fmt: skip
+
+
+@settings(max_examples=400, derandomize=True, database=None)
+@example(CHANGED_EARLY, True, False)
 @given(graphs(), st.booleans(), st.booleans())
 def test_each_group_reads_the_sum_of_all_contributions(
     network: Network, adds: bool, concurrent: bool
