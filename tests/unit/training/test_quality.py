@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 import dptrain
@@ -45,21 +46,40 @@ def test_errors_of_values_are_those_of_their_definitions() -> None:
     assert "r2" not in ValueQuality(("value",), np.ones((3, 1)), predicted).results()
 
 
-def test_a_class_among_the_five_most_probable_ones_counts() -> None:
+def test_deviations_are_those_from_the_mean_of_each_output() -> None:
+    expected = np.array([[1.0, 100.0], [2.0, 104.0], [4.0, 99.0]])
+    errors = np.array([[0.5, -1.0], [0.0, 2.0], [-1.0, 0.0]])
+    found = ValueQuality(("small", "large"), expected, expected + errors).results()
+    assert found["r2"] == pytest.approx(1 - 6.25 / (3 * expected.var(axis=0).sum()))
+
+
+def classes_of(outputs: NDArray[Any], labels: list[int]) -> ClassQuality:
+    """Return the quality of outputs for twelve classes."""
+    count = len(labels)
     network = Network((4,), [Dense(12)], name="wide")
     names = tuple(f"c{i}" for i in range(12))
     preprocessing = Preprocessing(
         kind="vector", input_shape=(4,), stored_shape=(4,), stored_dtype="float32", classes=names
     )
-    collector = make_collector(4, network, preprocessing)
+    collector = make_collector(count, network, preprocessing)
     assert collector is not None
-    outputs = np.tile(np.arange(12.0), (4, 1))
-    collector.add(np.arange(4), outputs, np.array([11, 7, 6, 0], np.int32))
+    collector.add(np.arange(count), outputs, np.array(labels, np.int32))
     found = collector.result(World.single())
     assert isinstance(found, ClassQuality)
+    return found
+
+
+def test_a_class_among_the_five_most_probable_ones_counts() -> None:
+    found = classes_of(np.tile(np.arange(12.0), (4, 1)), [11, 7, 6, 0])
     assert found.top5 == 0.5
     assert found.confusion[[11, 7, 6, 0], 11].tolist() == [1, 1, 1, 1]
     assert found.confusion.sum() == 4
+
+
+def test_other_classes_with_equal_outputs_are_counted_one_by_one() -> None:
+    """Four classes precede class 4 of the first sample, and five class 5 of the second one."""
+    outputs = np.array([[3.0] * 4 + [2.0] + [1.0] * 7, [3.0] * 5 + [2.0] + [1.0] * 6])
+    assert [classes_of(outputs[i : i + 1], [4 + i]).top5 for i in (0, 1)] == [1.0, 0.0]
 
 
 def train_binary(**settings: Any) -> Trainer:
