@@ -15,6 +15,7 @@ caches of compiled kernels are those of the normal tests, because their keys con
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import os
 import re
 import shutil
@@ -33,15 +34,26 @@ from queue import SimpleQueue
 from tests.mutants.table import GENERATED, GPU, ROOT, WRITTEN, Mutant, load
 
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
-WITHOUT_SETTINGS = ("-c", os.devnull, "--import-mode=importlib")
+WITHOUT_SETTINGS = ("-c", os.devnull, "--rootdir=.", "--import-mode=importlib")
 """On a machine with a GPU, the plugins that the project's settings require may be missing."""
 
 QUICK, PARTS, SURVIVED, UNTESTED = "quick tier", "parts", "survived", "tests fail without it"
 NOT_COLLECTED = 5
 """Exit status of pytest if no test was selected."""
-LEAST_TIMEOUT_S, MOST_TIMEOUT_S, SLOWER = 60, 600, 5
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S, SLOWER = 60, 900, 5
 """A fault may make its tests this many times slower before they are ended."""
+COMPILING_S = 240
+"""Time to compile kernels again that have a fault."""
 REST_TIMEOUT_S = 1800
+
+NUMBA = "dptrain/backends/numba/"
+"""Folder whose sources are all in the key of the cache of compiled kernels."""
+COMPILED = (NUMBA, "dptrain/kernels/")
+
+PACKAGES = tuple(
+    str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path
+)
+"""Folders of further packages, which follow the copy."""
 
 
 @dataclass(frozen=True)
@@ -110,18 +122,18 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        names = (ROOT / ".gitignore").read_text().split()
-        ignored = shutil.ignore_patterns(".git", *(name.strip("/") for name in names))
-        shutil.copytree(ROOT, folder, ignore=ignored, symlinks=True)
+        self._own_cache: dict[str, str] = {}
+        shutil.copytree(ROOT, folder, ignore=_ignored, symlinks=True)
 
     def run(self, command: Sequence[str], timeout_s: float) -> Run:
         """Run a command in the copy, and end all its processes after a time limit."""
         environment = {
             **os.environ,
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
-            "PYTHONPATH": str(self.folder),
+            "PYTHONPATH": os.pathsep.join((str(self.folder), *PACKAGES)),
             "OMP_NUM_THREADS": "1",
             "DPTRAIN_ALLOW_SINGLE": "1",
+            **self._own_cache,
         }
         begin = time.perf_counter()
         process = subprocess.Popen(
@@ -152,10 +164,24 @@ class Copy:
         path.write_text(mutant.apply(path.read_text(encoding="utf-8")), encoding="utf-8")
         # Python compares the time in whole seconds, and the size, with those of its bytecode.
         os.utime(path, (changed, changed))
+        if mutant.file.startswith(NUMBA):
+            # A fault in one of these files is a cache of its own, which nobody reads again.
+            self._own_cache = {"DPTRAIN_CACHE_DIR": f"{self.folder}-cache"}
 
     def restore(self, mutant: Mutant) -> None:
         """Remove the fault."""
         shutil.copy2(ROOT / mutant.file, self.folder / mutant.file)
+        if self._own_cache:
+            self._own_cache = {}
+            shutil.rmtree(f"{self.folder}-cache", ignore_errors=True)
+
+
+def _ignored(folder: str, names: list[str]) -> set[str]:
+    """Return the files of a folder that git ignores; `.gitignore` has simple patterns only."""
+    patterns = [".git", *(ROOT / ".gitignore").read_text(encoding="utf-8").split()]
+    is_root = Path(folder) == ROOT
+    here = [each.strip("/") for each in patterns if is_root or not each.startswith("/")]
+    return {name for pattern in here for name in fnmatch.filter(names, pattern)}
 
 
 class Runner:
@@ -234,8 +260,10 @@ class Runner:
         if not selections:
             return Verdict(mutant, UNTESTED, 0.0)
         for selection in selections:
-            limit = min(max(LEAST_TIMEOUT_S, SLOWER * selection.seconds), MOST_TIMEOUT_S)
-            run = copy.test(mutant, selection.options, limit)
+            limit_s = max(LEAST_TIMEOUT_S, SLOWER * selection.seconds)
+            if mutant.file.startswith(COMPILED):
+                limit_s += COMPILING_S
+            run = copy.test(mutant, selection.options, min(limit_s, MOST_TIMEOUT_S))
             seconds += run.seconds
             if run.status != 0:
                 return Verdict(mutant, selection.tier, seconds, run)

@@ -64,6 +64,8 @@ def test_the_product_of_the_factors_is_the_parallel_efficiency() -> None:
     assert parallel == pytest.approx(busy.mean() / (busy.max(axis=0).mean() + 3.0))
     for estimate in (pop.parallel, pop.load_balance, pop.serialisation, pop.transfer):
         assert estimate.low <= estimate.value <= estimate.high
+    # The ranks are equally fast, so that an interval without a bound would exceed 1.
+    assert pop.load_balance.high == 1
 
 
 def test_a_few_steps_have_no_interval_and_unused_layers_no_balance() -> None:
