@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
@@ -25,6 +24,7 @@ from dptrain.measure.vocabulary import find_term
 from dptrain.network import get_network
 from dptrain.network.files import write_network
 from dptrain.toml import read_toml
+from tests.lazy import LazyModule
 from tests.system.launch import (
     command,
     descendants,
@@ -35,6 +35,8 @@ from tests.system.launch import (
     wait_until_ended,
 )
 from tests.unit.measure.test_profile import keys
+
+onnxruntime = LazyModule("onnxruntime")
 
 SMALL = ("train", "--network", "model-small", "--baseline-steps", 0)
 ENDLESS = 10**7

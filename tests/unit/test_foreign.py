@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
 
 from dptrain.cli.main import run
 from dptrain.foreign import KERAS, PYTORCH, SAFETENSORS, TENSORFLOW, foreign_kind
+from tests.lazy import LazyModule
+
+torch = LazyModule("torch")
 
 
 @pytest.fixture

@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
 from dptrain.network import (
     GELU,
@@ -43,6 +41,13 @@ from dptrain.network import (
 )
 from dptrain.network.network import INPUT
 from dptrain.plan.random import dropout_keep
+from tests.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = LazyModule("torch")
+functional = LazyModule("torch.nn.functional")
 
 Array = NDArray[np.float64]
 
@@ -67,11 +72,11 @@ def _sum_pool(x: Tensor, layer: SumPool2d | AveragePool2d | MaxPool2d, node: Nod
 
 
 ELEMENTWISE = {
-    ReLU: torch.relu,
-    Sigmoid: torch.sigmoid,
-    Tanh: torch.tanh,
-    GELU: functional.gelu,
-    SiLU: functional.silu,
+    ReLU: "relu",
+    Sigmoid: "sigmoid",
+    Tanh: "tanh",
+    GELU: "gelu",
+    SiLU: "silu",
 }
 
 
@@ -131,7 +136,7 @@ def _apply(
         return x.flatten(1)
     if isinstance(layer, LeakyReLU):
         return functional.leaky_relu(x, layer.slope)
-    return ELEMENTWISE[type(layer)](x)
+    return getattr(functional, ELEMENTWISE[type(layer)])(x)
 
 
 def _forward(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 import dptrain.api
@@ -32,10 +31,13 @@ from dptrain.network import (
 )
 from dptrain.plan import MicroShards
 from dptrain.plan.shards import add_in_order, rank_contributions
+from tests.lazy import LazyModule
 from tests.unit.backends import cases, pytorch_reference
 from tests.unit.backends.cases import Case, spread
 from tests.unit.backends.gemm_tile import gather_first_layers, use_one_gemm_tile
 from tests.unit.backends.graph_cases import GRAPH_CASES
+
+torch = LazyModule("torch")
 
 every_variant = pytest.mark.parametrize(("backend", "precision"), cases.variants("batchnorm"))
 

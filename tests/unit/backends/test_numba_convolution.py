@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 from dptrain.backends.numba import direct_convolution
 from dptrain.backends.numba.algorithms import PHASES
@@ -17,6 +15,10 @@ from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.vector import compiled_registers
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shards import addition_steps
+from tests.lazy import LazyModule
+
+torch = LazyModule("torch")
+functional = LazyModule("torch.nn.functional")
 
 EPSILON = float(np.finfo(np.float32).eps)
 

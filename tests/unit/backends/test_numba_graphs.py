@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 import dptrain
 from dptrain.backends import load_backend
@@ -30,6 +28,10 @@ from dptrain.network import (
     Tanh,
 )
 from dptrain.plan import MicroShards, make_plan
+from tests.lazy import LazyModule
+
+torch = LazyModule("torch")
+functional = LazyModule("torch.nn.functional")
 
 SAMPLES = 7
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 import dptrain.api
@@ -43,6 +42,7 @@ from dptrain.network import (
 from dptrain.plan import SGD, Adam, AdamW, MicroShards, Optimizer
 from dptrain.plan.random import dropout_keep, philox
 from dptrain.plan.shards import add_in_order, rank_contributions
+from tests.lazy import LazyModule
 from tests.unit.backends import cases, pytorch_reference
 from tests.unit.backends.cases import Case, behind_maps, spread
 from tests.unit.backends.gemm_tile import gather_first_layers, use_one_gemm_tile
@@ -55,6 +55,8 @@ from tests.unit.backends.selection import (
     marked,
     trials,
 )
+
+torch = LazyModule("torch")
 
 every_variant = pytest.mark.parametrize(
     ("backend", "precision"),
@@ -444,20 +446,20 @@ def test_philox_gives_the_published_words(
 
 # Updates.
 
-RULES: dict[str, tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = {
-    "sgd": (SGD(), torch.optim.SGD, {}),
-    "momentum": (SGD(0.9), torch.optim.SGD, {"momentum": 0.9}),
-    "nesterov": (SGD(0.8, True), torch.optim.SGD, {"momentum": 0.8, "nesterov": True}),
-    "adam": (Adam(), torch.optim.Adam, {}),
+RULES: dict[str, tuple[Optimizer, str, dict[str, object]]] = {
+    "sgd": (SGD(), "SGD", {}),
+    "momentum": (SGD(0.9), "SGD", {"momentum": 0.9}),
+    "nesterov": (SGD(0.8, True), "SGD", {"momentum": 0.8, "nesterov": True}),
+    "adam": (Adam(), "Adam", {}),
     "adam, other constants": (
         Adam(0.8, 0.95, 1e-3),
-        torch.optim.Adam,
+        "Adam",
         {"betas": (0.8, 0.95), "eps": 1e-3},
     ),
-    "adamw": (AdamW(weight_decay=None), torch.optim.AdamW, {}),
+    "adamw": (AdamW(weight_decay=None), "AdamW", {}),
     "adamw, other constants": (
         AdamW(0.8, 0.95, 1e-3, weight_decay=None),
-        torch.optim.AdamW,
+        "AdamW",
         {"betas": (0.8, 0.95), "eps": 1e-3},
     ),
 }
@@ -537,7 +539,7 @@ def _expect_the_updates_of_pytorch(
     )  # fmt: skip
     tensors = {name: torch.tensor(np.float64(v)) for name, v in replica.parameters.items()}
     groups = [{"params": [tensor], "weight_decay": decay[n]} for n, tensor in tensors.items()]
-    reference = theirs(groups, lr=0.1, **options)
+    reference = getattr(torch.optim, theirs)(groups, lr=0.1, **options)
     rng = np.random.default_rng(4)
     steps = 5
     for step in range(steps):

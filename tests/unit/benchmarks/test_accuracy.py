@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 from benchmarks.accuracy import CROP, Score, _changed, agree, main
 
+pytestmark = pytest.mark.more
+
 
 def scores(*accuracies: float) -> list[Score]:
     return [Score(accuracy, 1.0) for accuracy in accuracies]

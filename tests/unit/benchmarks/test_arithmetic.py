@@ -18,6 +18,8 @@ from benchmarks.timing import Times, ratio, take_turns
 from dptrain.files import dump_json, parse_json
 from dptrain.plan.lowering import Phase
 
+pytestmark = pytest.mark.more
+
 
 def times(*milliseconds: float, block: int = 1) -> Times:
     array = np.array([round(1e6 * value) for value in milliseconds], np.int64)

@@ -27,6 +27,8 @@ from dptrain.network import (
     SumPool2d,
 )
 
+pytestmark = pytest.mark.more
+
 EVERY_LAYER = [
     Conv2d(5, 3), ReLU(), LocalResponseNorm(1, alpha=0.3), MaxPool2d(3, 2, "same"),
     Conv2d(4, 2), Sigmoid(), AveragePool2d(3, 2, "same"), Conv2d(3, (2, 3), padding="full"),

@@ -16,6 +16,8 @@ from benchmarks.own_programs import Training, dptrain_training
 from benchmarks.torch_programs import Mode, torch_training
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 
+pytestmark = pytest.mark.more
+
 NETWORK = Network((2, 9, 8), [Conv2d(4, 3, weight_decay=0.1), ReLU(), MaxPool2d(2), Flatten(),
                               Dense(5)], name="small")  # fmt: skip
 EAGER = Mode("eager")

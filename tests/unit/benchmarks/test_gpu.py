@@ -63,6 +63,8 @@ from dptrain.files import parse_json
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU, Sigmoid
 from dptrain.plan.plan import make_plan
 
+pytestmark = pytest.mark.more
+
 NETWORK = Network((2, 9, 8), [Conv2d(4, 3, weight_decay=0.1), ReLU(), MaxPool2d(2), Flatten(),
                               Dense(5)], name="small")  # fmt: skip
 N = 3

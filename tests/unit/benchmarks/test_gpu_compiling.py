@@ -17,6 +17,8 @@ from benchmarks.outside import find_network
 from benchmarks.progress import Progress
 from dptrain.network import Dense, Flatten, Network
 
+pytestmark = pytest.mark.more
+
 CASES = [
     StepCase("model-small", 2, "cuda", "tf32"),
     StepCase("model-small", 4, "cuda", "tf32"),

@@ -18,6 +18,8 @@ from benchmarks.progress import Progress
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
 from dptrain.training.callbacks import AfterStep
 
+pytestmark = pytest.mark.more
+
 NETWORK = Network((3, 24, 24), [Conv2d(2), ReLU(), MaxPool2d(4), Flatten(), Dense(3)], name="small")
 
 

@@ -18,6 +18,8 @@ from benchmarks.gpu.report import as_markdown
 from benchmarks.progress import Progress
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 
+pytestmark = pytest.mark.more
+
 NETWORK = Network(
     (3, 8, 6),
     [Conv2d(4), ReLU(), MaxPool2d(2), Dropout(0.5), Flatten(), Dense(6), ReLU(), Dense(3)],

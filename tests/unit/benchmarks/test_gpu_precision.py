@@ -19,6 +19,8 @@ from benchmarks.gpu.precision import (
 )
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
 
+pytestmark = pytest.mark.more
+
 NETWORK = Network(
     (3, 8, 6), [Conv2d(4, stride=2), ReLU(), MaxPool2d(2), Flatten(), Dense(6), ReLU(), Dense(3)],
     name="small",

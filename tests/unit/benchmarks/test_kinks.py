@@ -13,6 +13,8 @@ from benchmarks.batch import random_batch
 from benchmarks.coarse_check import WrongResultError, require_agreement
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 
+pytestmark = pytest.mark.more
+
 N, MARGIN = 16, 4000.0
 NETWORK = Network(
     (2, 11, 10),

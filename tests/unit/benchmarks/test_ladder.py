@@ -15,6 +15,8 @@ from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
 from tests.emulator.emulator import Emulator
 
+pytestmark = pytest.mark.more
+
 SHAPES = [
     Layer(2, 3, 7, 5, 5, 3, padding=1),
     Layer(1, 1, 1, 1, 1, 1),

@@ -29,6 +29,8 @@ from dptrain.network import (
     SumPool2d,
 )
 
+pytestmark = pytest.mark.more
+
 NETWORK = Network(
     (3, 11, 10),
     [

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.report import Results, write
+
+pytestmark = pytest.mark.more
 
 
 def test_a_later_run_of_the_day_leaves_the_earlier_one_alone(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from benchmarks.report import Results, write
 from benchmarks.roofline import main, points_of, short_name
 from benchmarks.stages import StageResult
 
+pytestmark = pytest.mark.more
+
 # 100 GFLOP/s; 100 GB/s within an L2 of 1 MB, 10 GB/s beyond.
 ROOFS = Roofs("model0", 32, peak=1e11, cache_bytes=10**6, cache=1e11, memory=1e10)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS, geometry
@@ -35,7 +34,10 @@ from dptrain.network import (
 )
 from dptrain.network.network import Node
 from dptrain.plan.random import dropout_keep, threshold
+from tests.lazy import LazyModule
 from tests.unit.cuda.launching import BF16, FP32, Kept, ints, launch, launch_in_every_order
+
+torch = LazyModule("torch")
 
 EPSILON = float(np.finfo(np.float32).eps)
 

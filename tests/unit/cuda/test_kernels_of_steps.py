@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from dptrain.backends.memory import as_numbers
+from tests.lazy import LazyModule
 from tests.unit.cuda.launching import BF16, FP32, Kept, ints, launch_in_every_order
+
+torch = LazyModule("torch")
 
 EPSILON = float(np.finfo(np.float32).eps)
 

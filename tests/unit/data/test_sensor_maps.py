@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import dptrain
@@ -15,6 +14,9 @@ from dptrain.data.inputs import open_inputs
 from dptrain.data.sensor_maps import interpolate, interpolation_weights
 from dptrain.errors import UserError
 from dptrain.network import Conv2d, Dense, Flatten, MeanSquaredError, Network
+from tests.lazy import LazyModule
+
+onnxruntime = LazyModule("onnxruntime")
 
 POSITIONS = {"a": (0.0, 0.0), "b": (4.0, 0.0), "c": (4.0, 2.0), "y": (1.0, 1.0)}
 ROWS = 40

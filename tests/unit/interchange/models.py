@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from dptrain import make_replica
@@ -16,6 +15,9 @@ from dptrain.data.preprocessing import Preprocessing
 from dptrain.network import Network, Sigmoid, SiLU
 from dptrain.training.checkpoints import CheckpointFacts
 from dptrain.training.model import TrainedModel
+from tests.lazy import LazyModule
+
+onnxruntime = LazyModule("onnxruntime")
 
 FACTS = CheckpointFacts(
     updates=7, network="test", batch_size=4, seed=3, data="npz:x", ranks=1, total_steps=7,

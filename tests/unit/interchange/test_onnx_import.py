@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -39,10 +38,13 @@ from dptrain.network import (
 )
 from dptrain.training.settings import Settings
 from dptrain.training.weights import load_weights
+from tests.lazy import LazyModule
 from tests.unit.backends.cases import CASES, Case
 from tests.unit.backends.graph_cases import GRAPH_CASES
 from tests.unit.interchange.models import model_of, plain, raw_samples
 from tests.unit.interchange.test_onnx_export import preprocessings, random_case
+
+onnxruntime = LazyModule("onnxruntime")
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import UserError
@@ -27,6 +25,7 @@ from dptrain.network import (
     ReLU,
     get_network,
 )
+from tests.lazy import LazyModule
 from tests.unit.backends.cases import CASES, Case
 from tests.unit.backends.graph_cases import GRAPH_CASES
 from tests.unit.interchange.models import (
@@ -39,6 +38,9 @@ from tests.unit.interchange.models import (
 )
 from tests.unit.interchange.test_onnx_export import preprocessings, random_case
 from tests.unit.interchange.test_zoo import preprocessing_of
+
+torch = LazyModule("torch")
+nn = LazyModule("torch.nn")
 
 
 def compare(network: Network, preprocessing: Preprocessing, folder: Path, count: int = 3) -> None:

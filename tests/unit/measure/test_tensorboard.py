@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from dptrain import Trainer
 from dptrain.backends.numba import create as create_numba
@@ -100,6 +99,8 @@ def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
 
 
 def test_a_run_has_hyperparameters_and_a_graph_with_time_and_memory(tmp_path: Path) -> None:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
     flags = {"network": "model-small", "run_dir": str(tmp_path / "run"), "epochs": 1}
     train(load_settings({**flags, "tensorboard": True, "threads": 1}, {}), World.single())
     found = read(tmp_path / "run" / FOLDER)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode
 
 import dptrain.api
 from dptrain.backends import BACKENDS, load_backend
@@ -251,6 +250,8 @@ def test_the_first_layer_computes_no_input_gradient(backend: str) -> None:
 @pytest.mark.parametrize("network", [MODEL0, CIFAR], ids=["model0", "cifar"])
 def test_products_are_as_many_as_pytorch_counts(backend: str, network: Network) -> None:
     """PyTorch counts the multiply-adds of convolutions and matrix products, twice, no biases."""
+    from torch.utils.flop_counter import FlopCounterMode
+
     n = 2
     parameters = {p.name: np.zeros(p.shape) for p in network.parameters}
     x, y = np.zeros((n, *network.input_shape)), np.zeros(n, np.int64)

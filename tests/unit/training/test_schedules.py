@@ -1,15 +1,19 @@
 """Schedules against their equations."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.errors import UserError
 from dptrain.training.schedules import Schedule, parse_fractions, scaled_rate
+from tests.lazy import LazyModule
+
+torch = LazyModule("torch")
 
 bases = st.floats(1e-6, 10.0)
 steps = st.integers(0, 10_000)
