@@ -1,21 +1,26 @@
-"""Trained networks of any shape, without training, and runs of their ONNX files."""
+"""Trained networks of any shape, without training, and runs of their files."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from dptrain import make_replica
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.network import Network, Sigmoid, SiLU
+from dptrain.network import Network, Node, Sigmoid, SiLU
 from dptrain.training.checkpoints import CheckpointFacts
 from dptrain.training.model import TrainedModel
 from tests.lazy import LazyModule
+from tests.unit.backends.cases import CASES, Case
+from tests.unit.backends.graph_cases import GRAPH_CASES
 
 onnxruntime = LazyModule("onnxruntime")
 
@@ -23,6 +28,41 @@ FACTS = CheckpointFacts(
     updates=7, network="test", batch_size=4, seed=3, data="npz:x", ranks=1, total_steps=7,
     schedule="constant", spec={}, preprocessing={},
 )  # fmt: skip
+
+
+def _settings(node: Node) -> set[tuple[Any, ...]]:
+    """Return what an export may have to write: the layer, and each setting that has another value.
+
+    Numbers are written alike, whatever they are.
+    """
+    layer = node.layer
+    found: set[tuple[Any, ...]] = {(type(layer),)}
+    for field in dataclasses.fields(layer):
+        value = getattr(layer, field.name)
+        if value != field.default:
+            kind = value if isinstance(value, str | bool) else type(value)
+            found.add((type(layer), field.name, kind))
+    if hasattr(layer, "pads"):
+        found.add((type(layer), any(a != b for a, b in layer.pads(node.input_shape))))
+    return found
+
+
+def _with_tiers(cases: Iterable[Case]) -> Iterator[Any]:
+    """Leave cases to the parts if others have their layers and settings; large maps come first."""
+    known = set[tuple[Any, ...]]()
+    for case in sorted(cases, key=lambda case: -case.network.input_shape[0]):
+        found = set().union(*map(_settings, case.network.nodes), {(type(case.network.loss),)})
+        yield pytest.param(case, marks=[] if found - known else pytest.mark.more, id=case.name)
+        known |= found
+
+
+every_case = pytest.mark.parametrize("case", list(_with_tiers((*CASES, *GRAPH_CASES))))
+
+
+def seeds(quick: range) -> list[Any]:
+    """Return seeds of random networks."""
+    more = pytest.mark.more
+    return [pytest.param(seed, marks=[] if seed in quick else more) for seed in range(50)]
 
 
 def tolerance_of_sigmoids(network: Network) -> float:

@@ -1,4 +1,7 @@
-"""ONNX files compute what `TrainedModel.predict` returns, from the same raw samples."""
+"""ONNX files compute what `TrainedModel.predict` returns, from the same raw samples.
+
+They are imported as the network that was exported.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +11,81 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 
 import dptrain
+from dptrain import make_replica
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import UserError
+from dptrain.interchange.onnx_import import read_onnx
 from dptrain.interchange.onnx_layers import OPERATORS
 from dptrain.network import (
     LAYERS,
     Conv2d,
     Dense,
     Flatten,
+    Layer,
     MeanSquaredError,
     Network,
     NodeSpec,
     ReLU,
     SigmoidBinaryCrossEntropy,
 )
-from tests.unit.backends.cases import CASES, Case
-from tests.unit.backends.graph_cases import GRAPH_CASES
+from dptrain.training.model import TrainedModel
+from dptrain.training.weights import load_weights
+from tests.unit.backends.cases import Case
 from tests.unit.backends.test_random_graphs import random_network
 from tests.unit.interchange.models import (
     assert_agree,
+    every_case,
     model_of,
     plain,
     raw_samples,
     run_onnx,
+    seeds,
     tolerance_of_sigmoids,
 )
 
 
 def compare(network: Network, preprocessing: Preprocessing, folder: Path, count: int = 3) -> None:
-    """Export a network and compare predictions for any number of samples."""
-    model = model_of(network, preprocessing)
+    """Export a network, compare predictions for any number of samples, and import the file."""
+    model = model_of(network, preprocessing, batch_size=count)
     (path,) = model.export(folder / "model.onnx")
     raw = raw_samples(preprocessing, count)
     absolute = tolerance_of_sigmoids(network)
     assert_agree(run_onnx(path, raw), model.predict(raw), absolute=absolute)
     assert_agree(run_onnx(path, raw[:1]), model.predict(raw[:1]), absolute=absolute)
+    assert_imported(path, model, raw)
+
+
+def assert_imported(path: Path, model: TrainedModel, raw: NDArray[Any]) -> None:
+    """Import the file of a model; layers, names, arrays and outputs stay the same."""
+    found, network = read_onnx(path), model.network
+    assert described(found.network) == described(network)
+    assert (found.network.loss, found.network.name) == (network.loss, network.name)
+    assert found.network.input_shape == network.input_shape
+    again = make_replica(found.network, "reference", len(raw), training=False)
+    load_weights(again, path)
+    for name, values in {**model.parameters, **model.statistics}.items():
+        np.testing.assert_array_equal(found.arrays[name], values.astype(np.float32))
+    # The preprocessing is no part of the network.
+    x = model.preprocessing.apply(raw)
+    expected = model.replica.forward(x)
+    np.testing.assert_allclose(again.forward(x), expected, 1e-5, 1e-6 * np.abs(expected).max())
+
+
+def described(network: Network) -> dict[str, tuple[type[Layer], tuple[str, ...]]]:
+    return {node.name: (type(node.layer), node.inputs) for node in network.nodes}
 
 
 def test_every_layer_has_operators() -> None:
     assert set(OPERATORS) == set(LAYERS.values())
 
 
-@pytest.mark.parametrize("case", [*CASES, *GRAPH_CASES], ids=lambda case: case.name)
+@every_case
 def test_every_layer_computes_the_same(case: Case, tmp_path: Path) -> None:
     compare(case.network, plain(case.network), tmp_path)
 
@@ -68,7 +100,7 @@ def random_case(seed: int) -> tuple[Network, Preprocessing]:
     return network, plain(network, target_scale=3.5, target_offset=-40.0)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", seeds(quick=range(10)))
 def test_random_networks_compute_the_same(seed: int, tmp_path: Path) -> None:
     compare(*random_case(seed), tmp_path)
 

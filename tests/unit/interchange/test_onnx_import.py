@@ -1,4 +1,7 @@
-"""Networks that are read from ONNX files compute what the files compute."""
+"""Networks that are read from ONNX files of other programs compute what the files compute.
+
+Files of dptrain are in `test_onnx_export`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dptrain import Trainer, make_replica
 from dptrain.cli.main import run
-from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_import import read_onnx
 from dptrain.network import (
@@ -39,50 +41,11 @@ from dptrain.network import (
 from dptrain.training.settings import Settings
 from dptrain.training.weights import load_weights
 from tests.lazy import LazyModule
-from tests.unit.backends.cases import CASES, Case
-from tests.unit.backends.graph_cases import GRAPH_CASES
-from tests.unit.interchange.models import model_of, plain, raw_samples
-from tests.unit.interchange.test_onnx_export import preprocessings, random_case
+from tests.unit.interchange.models import model_of, plain
 
 onnxruntime = LazyModule("onnxruntime")
 
 Arrays = dict[str, NDArray[Any]]
-
-
-def _described(network: Network) -> dict[str, tuple[type[Layer], tuple[str, ...]]]:
-    return {node.name: (type(node.layer), node.inputs) for node in network.nodes}
-
-
-def compare(network: Network, preprocessing: Preprocessing, folder: Path, count: int = 3) -> None:
-    """Export and import a network; layers, names, arrays and outputs stay the same."""
-    model = model_of(network, preprocessing, batch_size=count)
-    (path,) = model.export(folder / "model.onnx")
-    found = read_onnx(path)
-    assert _described(found.network) == _described(network)
-    assert (found.network.loss, found.network.name) == (network.loss, network.name)
-    assert found.network.input_shape == network.input_shape
-    again = make_replica(found.network, "reference", count, training=False)
-    load_weights(again, path)
-    for name, values in {**model.parameters, **model.statistics}.items():
-        np.testing.assert_array_equal(found.arrays[name], values.astype(np.float32))
-    x = preprocessing.apply(raw_samples(preprocessing, count))
-    expected = model.replica.forward(x)
-    np.testing.assert_allclose(again.forward(x), expected, 1e-5, 1e-6 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("case", [*CASES, *GRAPH_CASES], ids=lambda case: case.name)
-def test_every_layer_is_imported(case: Case, tmp_path: Path) -> None:
-    compare(case.network, plain(case.network), tmp_path)
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_random_networks_are_imported(seed: int, tmp_path: Path) -> None:
-    compare(*random_case(seed), tmp_path)
-
-
-@pytest.mark.parametrize("name", preprocessings())
-def test_preprocessing_is_no_part_of_the_network(name: str, tmp_path: Path) -> None:
-    compare(*preprocessings()[name], tmp_path)
 
 
 # Files of other programs.

@@ -26,15 +26,16 @@ from dptrain.network import (
     get_network,
 )
 from tests.lazy import LazyModule
-from tests.unit.backends.cases import CASES, Case
-from tests.unit.backends.graph_cases import GRAPH_CASES
+from tests.unit.backends.cases import Case
 from tests.unit.interchange.models import (
     assert_agree,
+    every_case,
     load_module,
     model_of,
     plain,
     raw_samples,
     run_torch,
+    seeds,
 )
 from tests.unit.interchange.test_onnx_export import preprocessings, random_case
 from tests.unit.interchange.test_zoo import preprocessing_of
@@ -61,12 +62,12 @@ def test_every_layer_has_code() -> None:
     assert set(CODE) == set(LAYERS.values())
 
 
-@pytest.mark.parametrize("case", [*CASES, *GRAPH_CASES], ids=lambda case: case.name)
+@every_case
 def test_every_layer_computes_the_same(case: Case, tmp_path: Path) -> None:
     compare(case.network, plain(case.network), tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", seeds(quick=range(10, 20)))
 def test_random_networks_compute_the_same(seed: int, tmp_path: Path) -> None:
     compare(*random_case(seed), tmp_path)
 

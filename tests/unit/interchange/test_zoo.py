@@ -35,6 +35,11 @@ COMPILED = ("model0", "cifar", "solar", "resnet20", "mlp-50-25")
 """Networks that the default backend computes too; compiling its kernels takes long."""
 
 
+QUICK = (
+    ("model0", "reference"), ("solar", "reference"), ("resnet20", "reference"), ("model0", "numba"),
+)  # fmt: skip
+
+
 def preprocessing_of(name: str) -> Preprocessing:
     """Return a preprocessing of 8-bit images, or of values for a perceptron."""
     network = get_network(name)
@@ -68,7 +73,11 @@ def test_only_wide_perceptrons_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [*((name, "reference") for name in TESTED), *((name, "numba") for name in COMPILED)],
+    [
+        pytest.param(name, backend, marks=() if (name, backend) in QUICK else pytest.mark.more)
+        for backend, names in (("reference", TESTED), ("numba", COMPILED))
+        for name in names
+    ],
 )
 def test_files_of_the_zoo_compute_the_same(name: str, backend: str, tmp_path: Path) -> None:
     model = zoo_model(name, backend)
