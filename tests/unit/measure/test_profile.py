@@ -85,8 +85,8 @@ def test_roofs_are_what_a_processor_may_do(measured: Profile) -> None:
     roofs = measured.roofs
     assert roofs is not None
     # From a slow virtual machine to a large server, a thread.
-    assert 1 < roofs.gflops < 1000
-    assert 0.5 < roofs.gb_per_s < 1000
+    assert 0.1 < roofs.gflops < 1000
+    assert 0.1 < roofs.gb_per_s < 1000
     assert [size for size, _ in roofs.copies] == sorted(size for size, _ in roofs.copies)
     assert all(stage.roofline_share for stage in measured.stages if stage.flops)
 
