@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 
 from dptrain import Trainer
-from dptrain.backends.replica import Replica
 from dptrain.comm import peer
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import AgreedError, World
 from dptrain.measure.energy import EnergyMeter
+from dptrain.measure.recorder import StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU, Sigmoid
 from dptrain.plan.shares import Counts, alone, equal_counts
 from dptrain.training import balance, energy
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.callbacks import AfterStep, Callback
 from dptrain.training.engines import alone as alone_engines
-from tests.ranks.attempts import repeat_if_disturbed
 from tests.ranks.test_peer import Device
 
 pytestmark = pytest.mark.mpi
@@ -32,6 +31,8 @@ NORMALIZED = Network(
     (2, 6, 6), [Conv2d(3), BatchNorm2d(), ReLU(), MaxPool2d(2), Flatten(), Dense(3)]
 )
 BATCH, STEPS = 12, 42
+SUM_NS = 50_000
+"""Time of a gradient sum: far less than that of a step."""
 OPTIONS: dict[str, Any] = {
     "batch_size": BATCH, "steps": STEPS, "momentum": 0.9, "learning_rate": 0.05, "threads": 1,
     "schedule": "constant", "seed": 3, "validation": 0.0,
@@ -78,6 +79,23 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
     return use
 
 
+@pytest.fixture
+def paced(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replace the times that this rank measures by those of a known speed."""
+
+    def use(sample_ms: Callable[[], float]) -> None:
+        measured = StepRecorder.busy_times
+
+        def busy_times(self: StepRecorder, first: int, *, only_timed: bool) -> Any:
+            rows = measured(self, first, only_timed=only_timed)
+            rows[:, 1], rows[:, 2] = rows[:, 0] * (1e6 * sample_ms()), SUM_NS
+            return rows
+
+        monkeypatch.setattr(StepRecorder, "busy_times", busy_times)
+
+    return use
+
+
 def _changes(total: int, ranks: int, least: int = 0) -> list[Counts]:
     """Shares that end with equal ones; without a least one, the last and the first rank are alone.
 
@@ -88,8 +106,14 @@ def _changes(total: int, ranks: int, least: int = 0) -> list[Counts]:
     return [first, *single, first[::-1], equal_counts(total, ranks)]
 
 
-@pytest.mark.parametrize("network", [NETWORK, NORMALIZED], ids=["dense", "normalised"])
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize(
+    ("transport", "network"),
+    [
+        pytest.param("auto", NORMALIZED, id="auto-normalised"),
+        pytest.param("auto", NETWORK, id="auto-dense", marks=pytest.mark.more),
+        pytest.param("mpi", NORMALIZED, id="mpi-normalised", marks=pytest.mark.more),
+    ],
+)
 def test_any_shares_train_to_the_result_of_one_rank(
     connected: World, scripted: Any, transport: str, network: Network
 ) -> None:
@@ -118,13 +142,22 @@ def test_any_shares_train_to_the_result_of_one_rank(
         assert trainer.job.shares.counts == equal_counts(BATCH, connected.size)
 
 
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize(
+    ("transport", "backend"),
+    [
+        pytest.param("auto", "numba", marks=pytest.mark.more),
+        pytest.param("auto", "reference"),
+        pytest.param("mpi", "reference", marks=pytest.mark.more),
+    ],
+)
 def test_with_micro_shards_any_shares_compute_the_same_bits(
-    connected: World, scripted: Any, transport: str
+    connected: World, scripted: Any, transport: str, backend: str
 ) -> None:
-    expected = _trained(World.single(), NORMALIZED, shards=8)
+    expected = _trained(World.single(), NORMALIZED, shards=8, backend=backend)
     scripted(_changes(8, connected.size, least=1))
-    trainer = _trained(connected, NORMALIZED, shards=8, balance="measured", transport=transport)
+    trainer = _trained(
+        connected, NORMALIZED, shards=8, balance="measured", transport=transport, backend=backend
+    )
     np.testing.assert_array_equal(_parameters(trainer), _parameters(expected))
     assert trainer.history["train_loss"] == expected.history["train_loss"]
     for name, values in expected.statistics.items():
@@ -137,6 +170,7 @@ def _num_segments() -> int:
     return sum("memfd:dptrain" in line for line in lines)
 
 
+@pytest.mark.more
 def test_replicas_of_former_shares_are_released(connected: World, scripted: Any) -> None:
     if connected.size == 1:
         pytest.skip("one rank shares no memory")
@@ -152,6 +186,7 @@ def test_replicas_of_former_shares_are_released(connected: World, scripted: Any)
     assert numbers[1:] == numbers[:1] * 3
 
 
+@pytest.mark.more
 def test_engines_of_former_calls_of_fit_are_released(connected: World) -> None:
     if connected.size == 1:
         pytest.skip("one rank shares no memory")
@@ -171,77 +206,46 @@ def test_engines_of_former_calls_of_fit_are_released(connected: World) -> None:
     assert set(numbers) == {2}, "parameters, and sums of statistics"
 
 
-@pytest.mark.parametrize("shards", [0, 8])
-def test_shares_follow_the_speeds(
-    connected: World, monkeypatch: pytest.MonkeyPatch, shards: int
-) -> None:
+@pytest.mark.parametrize("shards", [0, pytest.param(8, marks=pytest.mark.more)])
+def test_shares_follow_the_speeds(connected: World, paced: Any, shards: int) -> None:
     """Rank 0 takes a third of the time of the others for a sample."""
     if connected.size == 1:
         pytest.skip("one rank has all samples")
-    run_timed, delay_s = Replica.run_timed, 0.003 if connected.is_rank_zero else 0.009
-
-    def slow(self: Replica) -> Any:
-        time.sleep(self.context.n * delay_s)
-        return run_timed(self)
-
-    monkeypatch.setattr(Replica, "run_timed", slow)
-    # On a crowded machine a sum takes so long that rank 0 alone can be faster.
-    monkeypatch.setattr(balance, "FIRST_WITHOUT", 1000)
-
-    def check() -> None:
-        trainer = _trained(
-            connected, backend="reference", balance="measured", shards=shards, batch_size=24,
-            steps=30,
-        )  # fmt: skip
-        counts, expected = trainer.job.shares.counts, 3 / (2 + connected.size)
-        assert sum(counts) == (shards or 24)
-        # On a machine that other programs use, times of few samples differ by some percent.
-        assert abs(counts[0] / sum(counts) - expected) < 0.17
-        assert counts[0] > 1.3 * max(counts[1:])
-        assert trainer.job.shares.rates[0] > 1.5 * max(trainer.job.shares.rates[1:])
-
-    repeat_if_disturbed(connected, check)
+    paced(lambda: 3.0 if connected.is_rank_zero else 9.0)
+    trainer = _trained(
+        connected, backend="reference", balance="measured", shards=shards, batch_size=24, steps=30
+    )
+    counts, total = trainer.job.shares.counts, shards or 24
+    assert sum(counts) == total
+    assert abs(counts[0] - total * 3 / (2 + connected.size)) < 1
+    assert max(counts[1:]) - min(counts[1:]) <= 1
+    assert trainer.job.shares.rates == pytest.approx([1e3 / 3, *[1e3 / 9] * (connected.size - 1)])
 
 
-def test_a_rank_that_is_much_slower_has_no_samples(
-    connected: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_is_much_slower_has_no_samples(connected: World, paced: Any) -> None:
     if connected.size == 1:
         pytest.skip("one rank has all samples")
-    run_timed, last = Replica.run_timed, connected.size - 1
-
-    def slow(self: Replica) -> Any:
-        time.sleep(self.context.n * (0.0 if connected.rank == last else 0.05))
-        return run_timed(self)
-
-    monkeypatch.setattr(Replica, "run_timed", slow)
-
-    def check() -> None:
-        trainer = _trained(connected, backend="reference", balance="measured", steps=40)
-        connected.check_equal(_parameters(trainer), "parameters")
-        assert alone(trainer.job.shares.counts) == last
-
-    repeat_if_disturbed(connected, check)
+    last = connected.size - 1
+    paced(lambda: 0.01 if connected.rank == last else 50.0)
+    trainer = _trained(connected, backend="reference", balance="measured", steps=40)
+    connected.check_equal(_parameters(trainer), "parameters")
+    assert alone(trainer.job.shares.counts) == last
 
 
+@pytest.mark.more
 def test_a_rank_that_becomes_faster_has_samples_again(
-    connected: World, monkeypatch: pytest.MonkeyPatch
+    connected: World, monkeypatch: pytest.MonkeyPatch, paced: Any
 ) -> None:
     if connected.size == 1:
         pytest.skip("one rank has all samples")
-    run_timed, last = Replica.run_timed, connected.size - 1
+    last = connected.size - 1
     alone_for: list[int] = []
-
-    def slow(self: Replica) -> Any:
-        is_slow = connected.rank != last and not alone_for
-        time.sleep(self.context.n * (0.1 if is_slow else 0.004))
-        return run_timed(self)
 
     def note(trainer: Trainer, result: Any) -> None:
         if alone(trainer.job.shares.counts) is not None:
             alone_for.append(result.step)
 
-    monkeypatch.setattr(Replica, "run_timed", slow)
+    paced(lambda: 100.0 if connected.rank != last and not alone_for else 0.5)
     monkeypatch.setattr(balance, "MAX_STEPS", 4)
     monkeypatch.setattr(balance, "RETRY_STEPS", 8)
     trainer = _trained(
@@ -251,38 +255,30 @@ def test_a_rank_that_becomes_faster_has_samples_again(
     assert min(trainer.job.shares.counts) > 0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("cost", "expected"), [(1e-9, {1}), (1e9, {2, 3, 4})])
 def test_measuring_ranks_without_samples_again_takes_a_limited_part_of_the_time(
-    connected: World, monkeypatch: pytest.MonkeyPatch, cost: float, expected: set[int]
+    connected: World, monkeypatch: pytest.MonkeyPatch, paced: Any, cost: float, expected: set[int]
 ) -> None:
     if connected.size == 1:
         pytest.skip("one rank has all samples")
-    run_timed, changes = Replica.run_timed, list[bool]()
-
-    def slow(self: Replica) -> Any:
-        time.sleep(self.context.n * (0.0 if connected.is_rank_zero else 0.05))
-        return run_timed(self)
+    changes = list[bool]()
 
     def note(trainer: Trainer, result: Any) -> None:
         is_alone = alone(trainer.job.shares.counts) is not None
         if is_alone != (changes[-1:] == [True]):
             changes.append(is_alone)
 
-    monkeypatch.setattr(Replica, "run_timed", slow)
+    paced(lambda: 0.01 if connected.is_rank_zero else 50.0)
     monkeypatch.setattr(balance, "RETRY_STEPS", 8)
     monkeypatch.setattr(balance, "RETRY_COST", cost)
-
-    def check() -> None:
-        changes.clear()
-        _trained(
-            connected, backend="reference", balance="measured", steps=80,
-            callbacks=[AfterStep(note)],
-        )  # fmt: skip
-        assert changes.count(False) in expected
-
-    repeat_if_disturbed(connected, check)
+    _trained(
+        connected, backend="reference", balance="measured", steps=80, callbacks=[AfterStep(note)]
+    )
+    assert changes.count(False) in expected
 
 
+@pytest.mark.more
 def test_fewer_samples_than_ranks(connected: World) -> None:
     """The last ranks have no part, and the second one has a part but no sample."""
     x, y = _data(NETWORK, 1)[:2]
@@ -294,6 +290,7 @@ def test_fewer_samples_than_ranks(connected: World) -> None:
     assert sum(trainer.job.shares.counts) == (2 if connected.size > 1 else 0)
 
 
+@pytest.mark.more
 def test_more_parts_than_samples(connected: World) -> None:
     """The last ranks have no sample, so they have measured no speed."""
     network, count = NETWORK, 5
@@ -310,7 +307,7 @@ def _only_last(ranks: int) -> str:
     return ",".join(["0"] * (ranks - 1) + ["1"])
 
 
-@pytest.mark.parametrize("every_s", [0.0, 100.0])
+@pytest.mark.parametrize("every_s", [0.0, pytest.param(100.0, marks=pytest.mark.more)])
 def test_a_rank_with_all_samples_computes_the_bits_of_one_rank(
     connected: World, monkeypatch: pytest.MonkeyPatch, every_s: float
 ) -> None:
@@ -329,6 +326,7 @@ def test_a_rank_with_all_samples_computes_the_bits_of_one_rank(
         np.testing.assert_array_equal(trainer.statistics[name], values)
 
 
+@pytest.mark.more
 def test_parameters_do_not_change_while_ranks_without_samples_read_them(connected: World) -> None:
     changes: list[float] = []
 
@@ -341,6 +339,7 @@ def test_parameters_do_not_change_while_ranks_without_samples_read_them(connecte
     assert changes == [0.0] * (STEPS // 7)
 
 
+@pytest.mark.more
 def test_energy_is_not_measured_on_ranks_that_do_not_know_when_steps_end(
     connected: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +357,7 @@ def test_energy_is_not_measured_on_ranks_that_do_not_know_when_steps_end(
     assert meter.missing == ([] if is_last else [energy.LATE])
 
 
-@pytest.mark.parametrize("rank", [0, -1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.more), -1])
 def test_any_rank_can_stop_the_rank_with_all_samples(
     connected: World, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
@@ -386,7 +385,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(connected: World) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("shares", ["2,1", "1,0"])
+@pytest.mark.parametrize("shares", ["2,1", pytest.param("1,0", marks=pytest.mark.more)])
 def test_different_backends_train_to_the_result_of_one_rank(
     connected: World, shares: str, scripted: Any
 ) -> None:
@@ -406,6 +405,7 @@ def test_different_backends_train_to_the_result_of_one_rank(
     assert trainer.spec.job.backend == "reference"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("backends", [("numba", "cuda"), ("cuda", "cuda")], ids=str)
 @pytest.mark.parametrize("counts", [(5, 7), (12, 0), (0, 12)], ids=str)
 def test_gpus_train_with_any_shares(

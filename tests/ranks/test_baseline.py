@@ -25,8 +25,9 @@ def fit(world: World, **settings: Any) -> Trainer:
 
 
 def test_blocks_alternate_with_the_job_and_change_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    connected: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    world = connected
     plain = fit(world, baseline_steps=0)
     assert plain.summary is not None
     assert plain.summary["scaling"]["weak"] is None
@@ -54,17 +55,19 @@ def test_blocks_alternate_with_the_job_and_change_nothing(
         assert steps_s <= (1 - found["cost"]) * wall_s
 
 
-def test_a_short_run_has_no_blocks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.more
+def test_a_short_run_has_no_blocks(connected: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # Then a run of less than 588 s is too short, also on a busy machine.
     monkeypatch.setattr(baseline, "SETUP_S", 10.0)
-    trainer = fit(world)
+    trainer = fit(connected)
     assert trainer.summary is not None
     found = trainer.summary["scaling"]
     assert (found["blocks"], found["weak"], found["steps_alone"]) == (0, None, 0)
 
 
+@pytest.mark.more
 def test_without_memory_for_another_replica_training_goes_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    connected: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise UserError("no memory is left")
@@ -72,6 +75,6 @@ def test_without_memory_for_another_replica_training_goes_on(
     monkeypatch.setattr(baseline, "MAX_COST", 0.5)
     monkeypatch.setattr(baseline, "SETUP_S", 0.0)
     monkeypatch.setattr(baseline, "require_memory", refuse)
-    trainer = fit(world, baseline_steps=4)
+    trainer = fit(connected, baseline_steps=4)
     assert trainer.summary is not None
     assert (trainer.step, trainer.summary["scaling"]["blocks"]) == (400, 0)

@@ -82,16 +82,24 @@ def _train(
     return replica, losses
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 10])
+METHODS = (
+    *((name, "connected") for name in STRATEGIES), ("shared", "connected"),
+    ("shared", "two_per_node"),
+)  # fmt: skip
+BATCHES = (1, 2, 7, 10)
+OPTIMIZERS = {"sgd": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW(), "clipped": CLIPPED}
+
+
 @pytest.mark.parametrize(
-    "optimizer",
-    [SGD(momentum=0.9), Adam(), AdamW(), CLIPPED],
-    ids=["sgd", "adam", "adamw", "clipped"],
-)
-@pytest.mark.parametrize(
-    ("strategy", "ranks"),
-    [*((name, "connected") for name in STRATEGIES), ("shared", "connected"),
-     ("shared", "two_per_node")],
+    ("strategy", "ranks", "optimizer", "batch"),
+    [
+        pytest.param(
+            *method, OPTIMIZERS[name], BATCHES[(i + j) % 4], id=f"{'-'.join(method)}-{name}",
+            marks=[] if (i + j) % 4 > 1 else pytest.mark.more,
+        )
+        for i, method in enumerate(METHODS)
+        for j, name in enumerate(OPTIMIZERS)
+    ],
 )  # fmt: skip
 def test_parameters_after_50_steps(
     request: pytest.FixtureRequest, ranks: str, strategy: str, optimizer: Optimizer, batch: int
@@ -112,11 +120,16 @@ def test_parameters_after_50_steps(
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("optimizer", [AVERAGED, CLIPPED], ids=["averaged", "clipped"])
-@pytest.mark.parametrize(("batch", "passes"), [(2, 2), (7, 2), (10, 3), (3, 4)])
 @pytest.mark.parametrize(
-    ("strategy", "ranks"),
-    [*((name, "connected") for name in STRATEGIES), ("shared", "connected")],
+    ("strategy", "ranks", "batch", "passes", "optimizer"),
+    [
+        pytest.param(
+            *method, *batch, (AVERAGED, CLIPPED)[(i + j) % 2],
+            marks=[] if (i + j) % 4 == 2 else pytest.mark.more,
+        )
+        for i, method in enumerate(METHODS[:3])
+        for j, batch in enumerate([(2, 2), (3, 4), (7, 2), (10, 3)])
+    ],
 )  # fmt: skip
 def test_several_passes_equal_one_pass_of_one_rank(
     request: pytest.FixtureRequest, ranks: str, strategy: str, optimizer: Optimizer, batch: int,
@@ -146,7 +159,7 @@ def test_several_passes_equal_one_pass_of_one_rank(
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.more), "central"])
 def test_no_rank_predicts_with_an_old_average(connected: World, strategy: str) -> None:
     random = np.random.default_rng(5)
     x, y = random.normal(size=(12, 2, 6, 6)).astype(np.float32), random.integers(0, 3, size=12)
@@ -168,12 +181,17 @@ def test_no_rank_predicts_with_an_old_average(connected: World, strategy: str) -
 
 
 @pytest.mark.parametrize(
-    ("batch", "passes"), [(1, 1), (2, 1), (7, 1), (10, 1), (7, 2), (10, 3), (2, 3)]
-)
-@pytest.mark.parametrize(
-    ("strategy", "ranks"),
-    [*((name, "connected") for name in STRATEGIES), ("shared", "connected"),
-     ("shared", "two_per_node")],
+    ("strategy", "ranks", "batch", "passes"),
+    [
+        *(pytest.param(*method, 7, 1) for method in METHODS[1:]),
+        pytest.param(*METHODS[0], 10, 3),
+        pytest.param(*METHODS[0], 7, 1, marks=pytest.mark.more),
+        *(
+            pytest.param(*method, *batch, marks=pytest.mark.more)
+            for i, method in enumerate(METHODS)
+            for batch in ((1, 1), (2, 3), *[(7, 2), (2, 1), (10, 3), (10, 1)][i : i + 1])
+        ),
+    ],
 )  # fmt: skip
 def test_batch_normalisation_over_all_ranks(
     request: pytest.FixtureRequest, ranks: str, strategy: str, batch: int, passes: int
@@ -198,6 +216,7 @@ def test_batch_normalisation_over_all_ranks(
         assert np.abs(values - alone.statistics[name]).max() < 1e-11 * (1 + np.abs(values).max())
 
 
+@pytest.mark.more
 def test_batch_normalisation_of_devices_by_mpi(
     connected: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,10 +230,15 @@ def test_batch_normalisation_of_devices_by_mpi(
         np.testing.assert_allclose(values, alone.statistics[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("optimizer", "passes"),
-    [(SGD(momentum=0.9), 1), (CLIPPED, 1), (CLIPPED, 2), (SGD(average_decay=0.5), 2)],
-    ids=["sgd", "clipped", "passes", "averaged"],
+    [
+        pytest.param(SGD(momentum=0.9), 1, id="sgd"),
+        pytest.param(CLIPPED, 1, id="clipped"),
+        pytest.param(CLIPPED, 2, id="passes"),
+        pytest.param(SGD(average_decay=0.5), 2, id="averaged"),
+    ],
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parameters_in_the_memory_of_a_device(

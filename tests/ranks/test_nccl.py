@@ -145,6 +145,7 @@ def test_ranks_with_devices_train_as_one(
     assert EXPOSED in recorder.names
 
 
+@pytest.mark.more
 def test_batch_normalisation_over_all_ranks(connected: World, devices: None) -> None:
     network = Network((2, 6, 6), [Conv2d(3), BatchNorm2d(), ReLU(), Flatten(), Dense(3)])
     alone, expected, _ = train(World.single(), "mirrored", 3, network)

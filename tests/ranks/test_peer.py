@@ -274,6 +274,7 @@ def test_ranks_train_as_one(connected: World, devices: None, strategy: str, pass
         assert (one.correct, one.samples) == (other.correct, 7)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("timed", ["none", "all", "rank 0"])
 def test_batch_normalisation_over_all_ranks(

@@ -81,16 +81,21 @@ SILENT = "was killed or exited in the middle of the run"
     ("how", "rank", "cause", "code"),
     [
         ("bug", 1, ZERO, 1),
-        ("thread", 2, ZERO, 1),
-        ("user", 2, MISSING, 2),
-        ("stuck", 1, ZERO, None),
-        ("exit", 0, EXIT, 1),
-        ("before.bug", 1, ZERO, 1),
-        ("before.exit", 2, EXIT, 1),
-        ("SIGKILL", 0, SILENT, None),
         ("SIGKILL", 2, SILENT, None),
-        ("os_exit", 1, SILENT, None),
-        ("before.SIGKILL", 1, SILENT, None),
+        *(
+            pytest.param(*values, marks=pytest.mark.more)
+            for values in (
+                ("thread", 2, ZERO, 1),
+                ("user", 2, MISSING, 2),
+                ("stuck", 1, ZERO, None),
+                ("exit", 0, EXIT, 1),
+                ("before.bug", 1, ZERO, 1),
+                ("before.exit", 2, EXIT, 1),
+                ("SIGKILL", 0, SILENT, None),
+                ("os_exit", 1, SILENT, None),
+                ("before.SIGKILL", 1, SILENT, None),
+            )
+        ),
     ],
 )
 def test_one_rank_fails(temporary: Path, how: str, rank: int, cause: str, code: int | None) -> None:
@@ -109,6 +114,7 @@ def test_one_rank_fails(temporary: Path, how: str, rank: int, cause: str, code: 
         time.sleep(0.05)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("how", "cause", "code"),
     [("bug", ZERO, 1), ("before.bug", ZERO, 1), ("user", MISSING, 2)],
@@ -121,6 +127,7 @@ def test_all_ranks_fail_at_once(temporary: Path, how: str, cause: str, code: int
     assert ended.code == code
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("how", "ranks", "line"),
     [
@@ -138,6 +145,7 @@ def test_a_mistake_that_all_know_of_ends_in_good_order(
     assert ended.code == 2
 
 
+@pytest.mark.more
 def test_a_stopped_rank_is_waited_for_only_so_long(temporary: Path) -> None:
     ended = _run(temporary, "SIGSTOP", "2")
     assert len(ended.said) == 1, ended.output
@@ -148,6 +156,7 @@ def test_a_stopped_rank_is_waited_for_only_so_long(temporary: Path) -> None:
     assert ended.code == 1
 
 
+@pytest.mark.more
 def test_a_job_that_is_suspended_and_continued_goes_on(temporary: Path) -> None:
     command, environment = _command(2, "stop_script.py", "3")
     job = subprocess.Popen(
@@ -168,6 +177,7 @@ def test_a_job_that_is_suspended_and_continued_goes_on(temporary: Path) -> None:
     assert job.returncode == 0
 
 
+@pytest.mark.more
 def test_ranks_end_if_the_launcher_on_their_node_is_killed(temporary: Path) -> None:
     command, environment = _command(2, "stop_script.py")
     job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -202,6 +212,7 @@ def _is_running(pid: int) -> bool:
     return process_state(pid) not in ("", "Z")
 
 
+@pytest.mark.more
 def test_a_good_run_says_nothing_and_leaves_nothing(temporary: Path) -> None:
     ended = _run(temporary, "nothing", "0")
     assert sorted(ended.output.split("\n")) == ["", "done 0", "done 1", "done 2"]
@@ -222,6 +233,7 @@ END
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("end", "code"),
     [("end_start(130)", 130), ("fail(KeyboardInterrupt())", 130), ("os.kill(os.getpid(), 9)", 9)],
@@ -244,6 +256,7 @@ def test_the_end_of_a_job_that_starts_leaves_no_file_of_mpi(
         time.sleep(0.02)
 
 
+@pytest.mark.more
 def test_one_rank_where_the_launcher_meant_many_is_refused(temporary: Path) -> None:
     command = [sys.executable, str(HERE / "abort_script.py"), "nothing", "0"]
     environment = _command(1, "")[1]
@@ -261,6 +274,7 @@ def test_one_rank_where_the_launcher_meant_many_is_refused(temporary: Path) -> N
         assert len(job.stderr.splitlines()) == spoken
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_signals_to_mpirun_stop_all_ranks_after_the_same_step(number: signal.Signals) -> None:
     command, environment = _command(2, "stop_script.py")

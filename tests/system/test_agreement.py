@@ -50,13 +50,18 @@ TRAIN = "train --steps 3 --run-dir RUN"
 @pytest.mark.parametrize(
     ("first", "second", "variables", "line"),
     [
-        (TRAIN, f"{TRAIN} --wrong", {}, "rank 1: No such option '--wrong'"),
-        ("train --steps x", TRAIN, {}, "rank 0: --steps is 'x'"),
-        (TRAIN, TRAIN, {"DPTRAIN_SEED": "x"}, "rank 1: DPTRAIN_SEED is 'x'"),
         (TRAIN, TRAIN, {"DPTRAIN_SEED": "4"}, "the ranks differ in seed: 0 on rank 0; 4 on rank 1"),
-        (TRAIN, f"{TRAIN} --learning-rate 0.5", {}, "0.5 on rank 1"),
-        (TRAIN, "evaluate RUN", {}, "differ in command: train on rank 0; evaluate on rank 1"),
-        (TRAIN, "describe", {}, "differ in command: train on rank 0; describe on rank 1"),
+        *(
+            pytest.param(*values, marks=pytest.mark.more)
+            for values in (
+                (TRAIN, f"{TRAIN} --wrong", {}, "rank 1: No such option '--wrong'"),
+                ("train --steps x", TRAIN, {}, "rank 0: --steps is 'x'"),
+                (TRAIN, TRAIN, {"DPTRAIN_SEED": "x"}, "rank 1: DPTRAIN_SEED is 'x'"),
+                (TRAIN, f"{TRAIN} --learning-rate 0.5", {}, "0.5 on rank 1"),
+                (TRAIN, "evaluate RUN", {}, "in command: train on rank 0; evaluate on rank 1"),
+                (TRAIN, "describe", {}, "in command: train on rank 0; describe on rank 1"),
+            )
+        ),
     ],
 )
 def test_a_difference_is_named_with_its_rank(
@@ -97,6 +102,7 @@ def starting(
         yield job
 
 
+@pytest.mark.more
 def test_ctrl_c_before_training_ends_the_job_with_one_line(tmp_path: Path) -> None:
     with starting("--steps", "1000", cwd=tmp_path) as job:
         job.send_signal(signal.SIGINT)
@@ -122,6 +128,7 @@ World.connect()
 """
 
 
+@pytest.mark.more
 def test_ctrl_c_ends_a_rank_that_waits_in_the_start_of_mpi(tmp_path: Path) -> None:
     with starting(cwd=tmp_path, program=("-c", LATE)) as job:
         assert job.stdout is not None
@@ -137,6 +144,7 @@ def test_ctrl_c_ends_a_rank_that_waits_in_the_start_of_mpi(tmp_path: Path) -> No
     assert job.returncode == 130
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_request_before_training_is_followed_after_the_first_step(
     number: signal.Signals, tmp_path: Path

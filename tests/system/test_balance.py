@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dptrain.training.persistence import load_checkpoint
 from tests.system.launch import SCRIPTS, command, environment, launch, succeed
+
+pytestmark = pytest.mark.more
 
 SMALL = (
     "train", "--network", "mlp-5", "--data", "irradiance?samples=200", "--batch-size", 16,

@@ -23,6 +23,8 @@ from dptrain.network.files import write_network
 from tests.system.launch import SCRIPTS, SEVERAL, environment, launch, succeed, succeed_together
 from tests.system.test_shards import METHODS, outcome
 
+pytestmark = pytest.mark.more
+
 STEPS = 11
 NETWORK = Network(
     (3, 12, 12),

@@ -9,13 +9,15 @@ import pytest
 from tests.system.launch import launch
 
 
-@pytest.mark.parametrize("ranks", [0, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.more), 4])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--batchsize", "3"], "No such option '--batchsize'"),
+        pytest.param(
+            ["train", "--batchsize", "3"], "No such option '--batchsize'", marks=pytest.mark.more
+        ),
         (["train", "--batch-size", "0"], "--batch-size is 0; expected a whole number"),
-        (["describe", "model9"], "no network 'model9'"),
+        pytest.param(["describe", "model9"], "no network 'model9'", marks=pytest.mark.more),
     ],
 )
 def test_a_mistake_is_said_once(arguments: list[str], message: str, ranks: int) -> None:
@@ -29,6 +31,7 @@ def test_a_mistake_is_said_once(arguments: list[str], message: str, ranks: int) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.more
 def test_a_mistake_in_a_variable_is_said_once() -> None:
     done = launch("train", ranks=3, DPTRAIN_SED="1")
     assert done.returncode == 2
@@ -36,6 +39,7 @@ def test_a_mistake_in_a_variable_is_said_once() -> None:
     assert done.stderr.count(line) == 1
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["describe", "mlp-50", "--json"]])
 def test_many_ranks_print_what_one_prints(arguments: list[str]) -> None:
     alone, together = launch(*arguments), launch(*arguments, ranks=3)
@@ -44,6 +48,7 @@ def test_many_ranks_print_what_one_prints(arguments: list[str]) -> None:
     assert not together.stderr
 
 
+@pytest.mark.more
 def test_doctor_hears_from_all_ranks() -> None:
     done = launch("doctor", "--json", ranks=3)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,6 +58,7 @@ def test_doctor_hears_from_all_ranks() -> None:
     assert found["mpi"]["status"] == "ok"
 
 
+@pytest.mark.more
 def test_doctor_finds_a_launcher_that_does_not_work_with_mpi() -> None:
     # As with srun without the right --mpi: every process has an MPI of one rank.
     variables = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}

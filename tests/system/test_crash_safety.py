@@ -23,7 +23,7 @@ REPEATS = 2
 """Saves of each step, so that whole checkpoints are replaced too and not only added."""
 
 
-@pytest.mark.parametrize("attack", ["random", "everywhere"])
+@pytest.mark.parametrize("attack", [pytest.param("random", marks=pytest.mark.more), "everywhere"])
 def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path: Path, attack: str) -> None:
     # One thread, so that forking is safe.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

@@ -29,9 +29,14 @@ PAGES = {
 }  # fmt: skip
 """Pages, and files that exist after their commands."""
 
+QUICK = ("how-to/citing.md", "explanation/micro-shards.md")
+"""Pages whose commands take seconds."""
+
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[] if page in QUICK else pytest.mark.more) for page in PAGES]
+)
 def test_examples(page: str, tmp_path: Path) -> None:
     outputs = run_page(page, tmp_path)
     for name in PAGES[page]:

@@ -8,7 +8,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.system.launch import command, environment, launch
+
+pytestmark = pytest.mark.more
 
 BENCH = (
     "bench", "solar", "mlp-50-25", "--batch-sizes", "2,8", "--samples", "2,64", "--largest",

@@ -19,6 +19,8 @@ from tests.system.launch import (
 )
 from tests.unit.measure.test_trace import check_trace
 
+pytestmark = pytest.mark.more
+
 SMALL = ("profile", "--network", "model-small", "--threads", 1)
 
 

@@ -17,6 +17,8 @@ import pytest
 from dptrain.toml import read_toml
 from tests.system.launch import command, environment, launch, succeed, without_notice
 
+pytestmark = pytest.mark.more
+
 SMALL = ("train", "--network", "mlp-5", "--data", "irradiance?samples=64", "--backend",
          "reference", "--baseline-steps", 0)  # fmt: skip
 

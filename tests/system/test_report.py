@@ -19,6 +19,8 @@ from tests.system.browser import Browser
 from tests.system.launch import succeed
 from tests.unit.scaling.synthetic import Law, make_launches, write_study
 
+pytestmark = pytest.mark.more
+
 RANKS = (1, 2, 4, 8, 16)
 WIDTHS = (360, 768, 1280)
 KINDS = ("study", "profile", "run", "runs", "profiles", "studies")

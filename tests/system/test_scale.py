@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from dptrain.measure.profile import Profile
 from dptrain.scaling.study import Study
 from tests.system.launch import launch, succeed
+
+pytestmark = pytest.mark.more
 
 STUDY = (
     "scale", "--network", "model-small", "--ranks", "1,2", "--scaling", "weak", "--launches", "2",

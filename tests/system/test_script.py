@@ -48,6 +48,7 @@ def test_a_short_script_reaches_97_percent_on_the_digits(tmp_path: Path) -> None
     assert float(done.stdout.split()[-1]) >= 0.97
 
 
+@pytest.mark.more
 def test_the_same_script_on_four_ranks_computes_the_same_parameters(tmp_path: Path) -> None:
     """The bound is that of numerics.md for float32 sums in another order, after 45 steps."""
     found = []
@@ -64,12 +65,14 @@ def test_the_same_script_on_four_ranks_computes_the_same_parameters(tmp_path: Pa
             assert error < 1e-3, name
 
 
+@pytest.mark.more
 def test_an_exception_on_one_rank_ends_the_job_with_its_cause(tmp_path: Path) -> None:
     done = run(FAILING, tmp_path, ranks=2)
     assert done.returncode != 0
     assert done.stderr.count("dptrain: rank 1 of 2: ValueError: planted") == 1
 
 
+@pytest.mark.more
 def test_a_mistake_on_all_ranks_is_one_line(tmp_path: Path) -> None:
     script = "from dptrain import Trainer\nTrainer('model0', 'digits', batch_size=0)\n"
     done = run(script, tmp_path, ranks=2)
@@ -92,6 +95,7 @@ Trainer("model0", "digits", batch_size=0)
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_exits_late_after_a_mistake_is_not_killed(tmp_path: Path, late: int) -> None:
     done = run(LATE.format(late=late), tmp_path, ranks=2)
@@ -134,6 +138,7 @@ trainer.fit()
 """
 
 
+@pytest.mark.more
 def test_all_ranks_raise_the_same_error_if_the_arguments_differ(tmp_path: Path) -> None:
     done = run(DIFFERENT, tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr

@@ -72,6 +72,7 @@ def test_every_script_is_sound_and_of_no_machine(script: Path) -> None:
     assert f"`{script.parent.name}/{script.name}`" in (ROOT / "docs/how-to/clusters.md").read_text()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("script", ALL, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_shellcheck_has_no_complaint(script: Path) -> None:
     program = shutil.which("shellcheck")
@@ -81,6 +82,7 @@ def test_shellcheck_has_no_complaint(script: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mpi", [mpich, open_mpi])
 def test_one_node(tmp_path: Path, mpi: Callable[[], dict[str, str]]) -> None:
     text = start("node.sh", *SHORT, cwd=tmp_path, RANKS="2", THREADS="1", **mpi())
@@ -88,6 +90,7 @@ def test_one_node(tmp_path: Path, mpi: Callable[[], dict[str, str]]) -> None:
     assert summary(tmp_path / "run")["ranks"] == 2
 
 
+@pytest.mark.more
 def test_threads_stay_on_cores_of_their_rank(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     shown = "import os; print(sorted(os.sched_getaffinity(0)))"
@@ -99,6 +102,7 @@ def test_threads_stay_on_cores_of_their_rank(tmp_path: Path) -> None:
     assert both == [str(sorted(os.sched_getaffinity(0)))]
 
 
+@pytest.mark.more
 def test_several_nodes_by_mpich(tmp_path: Path) -> None:
     programs = write_program(tmp_path / "bin", "ssh", SSH)
     asked = tmp_path / "asked"
@@ -111,6 +115,7 @@ def test_several_nodes_by_mpich(tmp_path: Path) -> None:
     assert summary(tmp_path / "run")["ranks"] == 2
 
 
+@pytest.mark.more
 def test_several_nodes_by_open_mpi(tmp_path: Path) -> None:
     # Its ranks find out that two such nodes are one machine, so here is one.
     hosts = tmp_path / "hosts"
@@ -119,6 +124,7 @@ def test_several_nodes_by_open_mpi(tmp_path: Path) -> None:
     assert "2 ranks × 1 thread" in text
 
 
+@pytest.mark.more
 def test_a_gpu_a_rank(tmp_path: Path) -> None:
     programs = write_program(tmp_path / "bin", "dptrain", PARSER)
     write_program(programs, "nvidia-smi", "#!/bin/bash\necho GPU 0\necho GPU 1\necho GPU 2\n")
@@ -131,6 +137,7 @@ def test_a_gpu_a_rank(tmp_path: Path) -> None:
         assert rank["batch_size"] == 4096
 
 
+@pytest.mark.more
 def test_open_mpi_passes_settings_to_other_machines(tmp_path: Path) -> None:
     program = tmp_path / "mpirun"
     program.write_text(

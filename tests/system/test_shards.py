@@ -25,6 +25,8 @@ from dptrain.network import (
 from dptrain.network.files import write_network
 from tests.system.launch import SCRIPTS, SEVERAL, environment, launch, succeed, succeed_together
 
+pytestmark = pytest.mark.more
+
 STEPS = 11
 NETWORK = Network(
     (3, 16, 16),

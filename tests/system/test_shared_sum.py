@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 from dptrain.training.checkpoints import CheckpointStore
 from tests.system.launch import launch
 
+pytestmark = pytest.mark.more
+
 SCRIPT = str(Path(__file__).with_name("shared_sum_script.py"))
 LIMIT_S = 180.0
 """Time limit from a failure to the end of the job on a busy machine. A job that hangs takes longer:

@@ -18,6 +18,8 @@ from dptrain.training.settings import OTHER_VARIABLES, settings
 from tests.system.browser import Browser
 from tests.system.launch import ROOT
 
+pytestmark = pytest.mark.more
+
 COMMAND = "python -m mkdocs build --strict --quiet"
 PAGES = (
     "index", "comparison", "tutorials/first-run", "how-to/clusters", "reference/settings",

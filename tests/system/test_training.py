@@ -62,6 +62,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.more
 def test_train_without_arguments_learns_the_digits(tmp_path: Path) -> None:
     text = succeed("train", ranks=4, cwd=tmp_path)
     (run,) = (tmp_path / "runs").iterdir()
@@ -80,6 +81,7 @@ def test_train_without_arguments_learns_the_digits(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
+@pytest.mark.more
 def test_the_closing_table_adds_up_to_the_step(tmp_path: Path) -> None:
     succeed(*SMALL, "--steps", 60, "--run-dir", "run", ranks=2, cwd=tmp_path)
     facts = summary(tmp_path / "run")
@@ -107,6 +109,7 @@ def test_the_closing_table_adds_up_to_the_step(tmp_path: Path) -> None:
     assert phases >= {"load", "forward", "loss", "backward_weight", "backward_input", "update"}
 
 
+@pytest.mark.more
 def test_little_of_a_step_belongs_to_no_part(tmp_path: Path) -> None:
     """A part that is not measured would be counted there, in every run.
 
@@ -130,6 +133,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     return state(folder / "run", 50)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_ranks_train_to_the_parameters_of_the_oracle(
     tmp_path: Path, oracle: dict[str, np.ndarray], ranks: int
@@ -161,6 +165,7 @@ def test_ranks_train_to_the_parameters_of_the_oracle(
             assert np.linalg.norm(trained[name] - expected) <= bound, (strategy, name)
 
 
+@pytest.mark.more
 def test_minibatches_smaller_than_the_number_of_ranks(tmp_path: Path) -> None:
     for ranks in (1, 4):
         run = f"run{ranks}"
@@ -172,7 +177,10 @@ def test_minibatches_smaller_than_the_number_of_ranks(tmp_path: Path) -> None:
         assert np.linalg.norm(four[name] - expected) <= max(bound, 1e-7), name
 
 
-@pytest.mark.parametrize("options", [(), ("--optimizer", "adam", "--learning-rate", "0.001")])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), marks=pytest.mark.more), ("--optimizer", "adam", "--learning-rate", "0.001")],
+)
 def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -192,6 +200,7 @@ def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.more
 def test_a_run_goes_on_from_another_directory(tmp_path: Path) -> None:
     write_network(get_network("model-small"), tmp_path / "mine.toml")
     rng = np.random.default_rng(0)
@@ -206,6 +215,7 @@ def test_a_run_goes_on_from_another_directory(tmp_path: Path) -> None:
     assert json.loads(succeed("evaluate", "../run", "--json", cwd=elsewhere))["step"] == 4
 
 
+@pytest.mark.more
 def test_resuming_a_finished_run_leaves_its_results(tmp_path: Path) -> None:
     succeed(*SMALL, "--steps", 8, "--run-dir", "run", ranks=2, cwd=tmp_path)
     results = tmp_path / "run/summary.json"
@@ -222,6 +232,7 @@ def test_resuming_a_finished_run_leaves_its_results(tmp_path: Path) -> None:
     assert facts["train_loss"] is None
 
 
+@pytest.mark.more
 def test_going_on_from_an_older_checkpoint_than_the_newest_is_said(tmp_path: Path) -> None:
     run = (*SMALL, "--steps", 8, "--checkpoint-every", 4, "--run-dir", "run")
     succeed(*run, cwd=tmp_path)
@@ -233,12 +244,14 @@ def test_going_on_from_an_older_checkpoint_than_the_newest_is_said(tmp_path: Pat
     assert "step-00000008 is damaged" in note
 
 
+@pytest.mark.more
 def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path: Path) -> None:
     run = (*SMALL, "--steps", 8, "--checkpoint-every", 2, "--run-dir", "run")
     succeed(*run, "--keep-checkpoints", 1, cwd=tmp_path)
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000008"]
 
 
+@pytest.mark.more
 def test_resume_at_another_number_of_ranks(tmp_path: Path) -> None:
     run = (*SMALL, "--schedule", "constant")
     succeed(*run, "--steps", 60, "--run-dir", "whole", ranks=1, cwd=tmp_path)
@@ -250,6 +263,7 @@ def test_resume_at_another_number_of_ranks(tmp_path: Path) -> None:
         assert np.linalg.norm(parts[name] - expected) <= max(bound, 1e-7), name
 
 
+@pytest.mark.more
 def test_the_written_configuration_starts_the_same_run_again(tmp_path: Path) -> None:
     succeed(*SMALL, "--steps", 20, "--run-dir", "first", ranks=2, cwd=tmp_path)
     config = tmp_path / "first/config.toml"
@@ -261,6 +275,7 @@ def test_the_written_configuration_starts_the_same_run_again(tmp_path: Path) -> 
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_a_checkpoint_that_goes_on_exactly(
     tmp_path: Path, number: signal.Signals
@@ -294,6 +309,7 @@ def begin(run: Path, *arguments: Any, ranks: int = 2) -> subprocess.Popen[str]:
     return subprocess.Popen(line, env=environment(), stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.more
 def test_the_same_command_begins_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         'network = "model-small"\nbaseline_steps = 0\nschedule = "constant"\n'
@@ -307,6 +323,7 @@ def test_the_same_command_begins_a_run_and_goes_on_with_it(tmp_path: Path) -> No
     assert (tmp_path / "run/summary.json").read_bytes() == before
 
 
+@pytest.mark.more
 def test_a_warning_after_training_does_not_kill(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; from dptrain.cli.main import run\n"
@@ -317,6 +334,7 @@ def test_a_warning_after_training_does_not_kill(tmp_path: Path) -> None:
     assert subprocess.run(line, cwd=tmp_path, env=environment()).returncode == 0
 
 
+@pytest.mark.more
 def test_two_jobs_do_not_train_in_one_directory(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with begin(run) as first:
@@ -331,6 +349,7 @@ def test_two_jobs_do_not_train_in_one_directory(tmp_path: Path) -> None:
     assert summary(run)["steps"] == metrics(run)[-1]["step"]
 
 
+@pytest.mark.more
 def test_a_run_killed_before_its_first_checkpoint_is_begun_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     # With validation data, every improvement is a checkpoint.
@@ -375,7 +394,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     wait_until_ended(ranks)
 
 
-@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("ranks", [0, pytest.param(3, marks=pytest.mark.more)])
 def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_layer(
     tmp_path: Path, ranks: int
 ) -> None:
@@ -390,6 +409,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_layer(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -420,7 +440,7 @@ def test_a_mistake_is_one_line_from_one_rank(
     assert not (tmp_path / "runs").exists()
 
 
-def test_evaluate_and_predict_agree_with_training(tmp_path: Path) -> None:
+def test_evaluation_prediction_export_and_report_agree_with_training(tmp_path: Path) -> None:
     succeed(*SMALL, "--epochs", 2, "--run-dir", "run", ranks=2, cwd=tmp_path)
     facts = summary(tmp_path / "run")
     for ranks in (0, 3):
@@ -447,6 +467,8 @@ def test_evaluate_and_predict_agree_with_training(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     (exported,) = session.run(None, {"input": images[:, None]})
     np.testing.assert_allclose(exported, shares, rtol=2e-5, atol=1e-6)
+    succeed("report", "run", cwd=tmp_path)
+    assert f"{facts['test_accuracy']:.1%}" in (tmp_path / "run" / "report.html").read_text()
 
 
 def write_images(folder: Path, classes: Sequence[str], count: int) -> None:
@@ -459,6 +481,7 @@ def write_images(folder: Path, classes: Sequence[str], count: int) -> None:
             Image.fromarray(pixels).save(folder / name / f"{index}.png")
 
 
+@pytest.mark.more
 def test_a_model_keeps_its_classes_whatever_happens_to_the_training_data(tmp_path: Path) -> None:
     (tmp_path / "net.toml").write_text(
         'input = [1, 8, 8]\nloss = "softmax_cross_entropy"\n'
@@ -489,6 +512,7 @@ def test_a_model_keeps_its_classes_whatever_happens_to_the_training_data(tmp_pat
     assert "missing: line; unknown: bar" in refused.stderr
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["solar", "mlp-50-25"])
 def test_regressions_learn(tmp_path: Path, name: str) -> None:
     data = "irradiance?samples=600"
@@ -501,6 +525,7 @@ def test_regressions_learn(tmp_path: Path, name: str) -> None:
     assert facts["test_loss"] < first
 
 
+@pytest.mark.more
 def test_a_run_outlives_its_network_file_and_its_place(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     write_network(get_network("model-small"), mine)

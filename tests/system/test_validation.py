@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.system.launch import launch, succeed
+
+pytestmark = pytest.mark.more
 
 TRAIN = (
     "train", "--network", "model-small", "--epochs", 5, "--learning-rate", 0.3, "--shards", 4,
