@@ -69,6 +69,7 @@ def test_a_full_disk_on_standard_output_does_not_end_training(tmp_path: Path) ->
     assert_complete(tmp_path / "run", 6)
 
 
+@pytest.mark.more
 def test_a_reader_that_ends_early_is_no_failure(tmp_path: Path) -> None:
     pipe = closed_pipe()
     code, errors = start("describe", cwd=tmp_path, output=pipe, errors=subprocess.PIPE)
@@ -77,7 +78,10 @@ def test_a_reader_that_ends_early_is_no_failure(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    ["<&- >&- 2>&-", *(pytest.param(c, marks=pytest.mark.more) for c in ("<&-", ">&-", "2>&-"))],
+)
 def test_closed_standard_streams_do_not_end_training(tmp_path: Path, closed: str) -> None:
     program = [sys.executable, "-m", "dptrain", *TRAIN, "--run-dir", "run"]
     done = subprocess.run(
@@ -87,6 +91,7 @@ def test_closed_standard_streams_do_not_end_training(tmp_path: Path, closed: str
     assert_complete(tmp_path / "run", 6)
 
 
+@pytest.mark.more
 def test_a_locale_without_unicode_loses_characters_only(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dptrain", "describe", "model0"],

@@ -137,7 +137,7 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     program.write_text(example, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parents[1])}
     subprocess.run(
-        [sys.executable, program], check=True, timeout=120, env=environment, cwd=tmp_path
+        [sys.executable, program], check=True, timeout=280, env=environment, cwd=tmp_path
     )
 
 

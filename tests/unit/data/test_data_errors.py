@@ -391,7 +391,7 @@ def test_numbers_too_large_for_float32(net, refuse, tmp_path):
 def test_options_of_shapes(net, refuse):
     refuse("shapes?samples=9", net((3, 32, 32)), "samples", "at least 10")
     refuse("shapes?size=9", net((3, 32, 32)), "shapes has no option 'size'")
-    refuse("shapes", net((3, 32, 32), 7), "10 classes", "7 outputs")
+    refuse("shapes?samples=10", net((3, 32, 32), 7), "10 classes", "7 outputs")
 
 
 def test_more_than_memory(net, refuse):

@@ -52,6 +52,7 @@ def test_readers_keep_8_bit_pixels_unless_they_compute_new_ones(net, cifar, mnis
 # digits
 
 
+@pytest.mark.more
 def test_digits_are_scikit_learns(net, read):
     from sklearn.datasets import load_digits
 

@@ -137,7 +137,9 @@ def test_a_failed_allocation_is_a_result(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "the allocation failed" in result.why
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.more)]
+)
 def test_a_stopped_benchmark_continues(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,9 @@ def test_kinds_are_sorted_by_time_and_add_up() -> None:
     assert conv.forward_bytes == 40
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.more), signal.SIGTERM]
+)
 def test_a_stopped_study_continues(
     number: signal.Signals,
     tmp_path: Path,
