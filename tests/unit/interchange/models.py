@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from dptrain import make_replica
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.network import Network, Node, Sigmoid, SiLU
+from dptrain.network import Network, Sigmoid, SiLU
 from dptrain.training.checkpoints import CheckpointFacts
 from dptrain.training.model import TrainedModel
 from tests.lazy import LazyModule
-from tests.unit.backends.cases import CASES, Case
-from tests.unit.backends.graph_cases import GRAPH_CASES
+from tests.unit.backends.cases import Case
+from tests.unit.backends.selection import CASES, cover, marked
 
 onnxruntime = LazyModule("onnxruntime")
 
@@ -30,39 +30,33 @@ FACTS = CheckpointFacts(
 )  # fmt: skip
 
 
-def _settings(node: Node) -> set[tuple[Any, ...]]:
-    """Return what an export may have to write: the layer, and each setting that has another value.
+def _settings(case: Case) -> Iterator[tuple[Any, ...]]:
+    """Yield what an export may have to write: layers, and each setting that has another value.
 
     Numbers are written alike, whatever they are.
     """
-    layer = node.layer
-    found: set[tuple[Any, ...]] = {(type(layer),)}
-    for field in dataclasses.fields(layer):
-        value = getattr(layer, field.name)
-        if value != field.default:
-            kind = value if isinstance(value, str | bool) else type(value)
-            found.add((type(layer), field.name, kind))
-    if hasattr(layer, "pads"):
-        found.add((type(layer), any(a != b for a, b in layer.pads(node.input_shape))))
-    return found
+    yield (type(case.network.loss),)
+    for node in case.network.nodes:
+        layer = node.layer
+        yield (type(layer),)
+        for field in dataclasses.fields(layer):
+            value = getattr(layer, field.name)
+            if value != field.default:
+                yield type(layer), field.name, value if isinstance(value, str) else type(value)
+        if hasattr(layer, "pads"):
+            yield type(layer), any(a != b for a, b in layer.pads(node.input_shape))
 
 
-def _with_tiers(cases: Iterable[Case]) -> Iterator[Any]:
-    """Leave cases to the parts if others have their layers and settings; large maps come first."""
-    known = set[tuple[Any, ...]]()
-    for case in sorted(cases, key=lambda case: -case.network.input_shape[0]):
-        found = set().union(*map(_settings, case.network.nodes), {(type(case.network.loss),)})
-        yield pytest.param(case, marks=[] if found - known else pytest.mark.more, id=case.name)
-        known |= found
+QUICK = {case.name for case in cover(CASES, _settings)}
 
-
-every_case = pytest.mark.parametrize("case", list(_with_tiers((*CASES, *GRAPH_CASES))))
+every_case = pytest.mark.parametrize(
+    "case", [marked(case, name=case.name, is_quick=case.name in QUICK) for case in CASES]
+)
 
 
 def seeds(quick: range) -> list[Any]:
     """Return seeds of random networks."""
-    more = pytest.mark.more
-    return [pytest.param(seed, marks=[] if seed in quick else more) for seed in range(50)]
+    return [marked(seed, name=str(seed), is_quick=seed in quick) for seed in range(50)]
 
 
 def tolerance_of_sigmoids(network: Network) -> float:
