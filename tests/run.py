@@ -141,7 +141,7 @@ def is_in(marks: str, module: str) -> bool:
     text = (ROOT / module).read_text(encoding="utf-8")
     if marks == QUICK:
         return not re.search(r"^pytestmark = .*\bmore\b", text, re.MULTILINE)
-    return re.search(r"\bmore\b", text) is not None
+    return re.search(r"\bmark\.more\b|\bmarked\(", text) is not None
 
 
 def _single(modules: Sequence[str], *options: str) -> Suite:
