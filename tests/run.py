@@ -137,11 +137,33 @@ def single_modules() -> list[str]:
 
 
 def is_in(marks: str, module: str) -> bool:
-    """Return whether a module may have tests of a tier, by its text: nothing is imported."""
+    """Return whether a module may have tests of a tier, by its text: nothing is imported.
+
+    Modules that it imports from `tests` may mark parameters of its tests.
+    """
     text = (ROOT / module).read_text(encoding="utf-8")
     if marks == QUICK:
         return not re.search(r"^pytestmark = .*\bmore\b", text, re.MULTILINE)
-    return re.search(r"\bmark\.more\b|\bmarked\(", text) is not None
+    return any(
+        "mark.more" in (ROOT / each).read_text(encoding="utf-8") for each in _sources(module)
+    )
+
+
+def _sources(module: str) -> set[str]:
+    """Return a module and those of `tests` that it imports, also through others."""
+    found, left = set[str](), [module]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            text = (ROOT / name).read_text(encoding="utf-8")
+            for package, names in re.findall(
+                r"^from (tests[\w.]*) import (.*)$", text, re.MULTILINE
+            ):
+                paths = [package, *(f"{package}.{word}" for word in re.findall(r"\w+", names))]
+                files = (f"{path.replace('.', '/')}.py" for path in paths)
+                left += [file for file in files if (ROOT / file).is_file()]
+    return found
 
 
 def _single(modules: Sequence[str], *options: str) -> Suite:
