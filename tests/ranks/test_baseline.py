@@ -17,7 +17,7 @@ from dptrain.training import baseline
 
 def fit(world: World, **settings: Any) -> Trainer:
     trainer = Trainer(
-        "mlp-5", "irradiance?samples=800", batch_size=8 * world.size, steps=400, threads=1, seed=3,
+        "mlp-5", "irradiance?samples=800", batch_size=8 * world.size, steps=160, threads=1, seed=3,
         backend="reference", evaluate_every=0, progress=False, world=world, **settings,
     )  # fmt: skip
     trainer.fit()
@@ -77,4 +77,4 @@ def test_without_memory_for_another_replica_training_goes_on(
     monkeypatch.setattr(baseline, "require_memory", refuse)
     trainer = fit(connected, baseline_steps=4)
     assert trainer.summary is not None
-    assert (trainer.step, trainer.summary["scaling"]["blocks"]) == (400, 0)
+    assert (trainer.step, trainer.summary["scaling"]["blocks"]) == (160, 0)

@@ -29,7 +29,7 @@ PAGES = {
 }  # fmt: skip
 """Pages, and files that exist after their commands."""
 
-QUICK = ("how-to/citing.md", "explanation/micro-shards.md")
+QUICK = ("how-to/citing.md",)
 """Pages whose commands take seconds."""
 
 

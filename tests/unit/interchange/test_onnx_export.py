@@ -27,7 +27,7 @@ from dptrain.network import (
     Conv2d,
     Dense,
     Flatten,
-    Layer,
+    LocalResponseNorm,
     MeanSquaredError,
     Network,
     NodeSpec,
@@ -77,8 +77,17 @@ def assert_imported(path: Path, model: TrainedModel, raw: NDArray[Any]) -> None:
     np.testing.assert_allclose(again.forward(x), expected, 1e-5, 1e-6 * np.abs(expected).max())
 
 
-def described(network: Network) -> dict[str, tuple[type[Layer], tuple[str, ...]]]:
-    return {node.name: (type(node.layer), node.inputs) for node in network.nodes}
+def described(network: Network) -> dict[str, tuple[object, tuple[str, ...]]]:
+    """Return layers and inputs; files have pads as numbers, and round α of response norms."""
+    return {
+        node.name: (
+            type(node.layer)
+            if hasattr(node.layer, "pads") or isinstance(node.layer, LocalResponseNorm)
+            else node.layer,
+            node.inputs,
+        )
+        for node in network.nodes
+    }
 
 
 def test_every_layer_has_operators() -> None:
