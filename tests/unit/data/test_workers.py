@@ -56,7 +56,7 @@ def read(samples: Any, indices: Any, shape: tuple[int, ...]) -> tuple[np.ndarray
     return x, y
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.more), 3])
 def test_samples_are_those_that_the_rank_reads(net: Any, images: Path, count: int) -> None:
     alone = open_data(f"folder:{images}", net((3, 12, 11), 2))
     data = with_workers(alone, count)

@@ -175,6 +175,7 @@ def test_a_stopped_benchmark_continues(
         bench(replace(SETTINGS, batch_sizes=(2,)), View(), tmp_path, verbose=False)
 
 
+@pytest.mark.more
 def test_files_contain_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = bench(SETTINGS, View(epoch_samples=100), tmp_path)
     rows = list(csv.DictReader((tmp_path / "bench.csv").read_text().splitlines()))

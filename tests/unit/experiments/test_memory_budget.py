@@ -27,9 +27,10 @@ def plans(batch_size: int, *, network: str, backend: str, training: bool) -> Pla
     return plan_for(described, backend=backend, batch_size=batch_size, training=training)
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("network", "training"), [("model-small", True), ("mlp-50-25", False)], ids=str
+)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("network", ["model-small", "mlp-50-25"])
 def test_the_largest_batch_fits_and_the_next_does_not(
     network: str, backend: str, training: bool
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_sweep_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sweep(axes, 3, tmp_path)["results"] == found["results"]
 
 
+@pytest.mark.more
 def test_another_sweep_needs_another_folder(tmp_path: Path) -> None:
     sweep({"batch_size": ("4",)}, 1, tmp_path)
     with pytest.raises(UserError, match="was measured with axes"):
@@ -128,6 +129,7 @@ def test_parts_train_what_a_whole_sweep_trains(tmp_path: Path) -> None:
     assert [r["runs"] for r in sweep(axes, 1, tmp_path)["results"]] == [1, 1]
 
 
+@pytest.mark.more
 def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
     axes = {"learning_rate": ("0.01", "1e30")}
     good, bad = sweep(axes, 1, tmp_path)["results"]

@@ -197,6 +197,7 @@ def test_a_stopped_study_continues(
         study_variants(longer, AXES, tmp_path, World.single())
 
 
+@pytest.mark.more
 def test_a_killed_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Settings(
         network="model-small", data="digits", steps=4, batch_size=8, checkpoint_every=2
@@ -253,6 +254,7 @@ def on_an_emulated_gpu(**changes: Any) -> Settings:
     ).with_recipe()
 
 
+@pytest.mark.more
 def test_a_study_without_steps_timed_by_layer_is_refused(tmp_path: Path) -> None:
     """On a device only some steps are timed by layer, and none of the first."""
     problem = r"none of the 10 steps was timed by layer.* use --steps 20"
@@ -260,6 +262,7 @@ def test_a_study_without_steps_timed_by_layer_is_refused(tmp_path: Path) -> None
         study_variants(on_an_emulated_gpu(steps=10), {}, tmp_path, World.single(), verbose=False)
 
 
+@pytest.mark.more
 def test_a_run_with_too_few_steps_left_to_time_its_layers_is_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,8 +103,16 @@ RANKS = {
 """Mean busy time of each rank; steps differ by a standard deviation of 1."""
 
 
-@pytest.mark.parametrize(("rho", "steps"), [(0.0, STEPS), (0.5, STEPS), (0.8, 200), (0.9, 400)])
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(
+    ("ranks", "rho", "steps"),
+    [
+        pytest.param(
+            ranks, rho, steps, marks=[] if rho == 0.0 or ranks == "4 equal" else pytest.mark.more
+        )
+        for ranks in RANKS
+        for rho, steps in ((0.0, STEPS), (0.5, STEPS), (0.8, 200), (0.9, 400))
+    ],
+)
 def test_intervals_of_efficiencies_contain_the_truth(ranks: str, rho: float, steps: int) -> None:
     means, replications = RANKS[ranks], 150
     generator = np.random.default_rng(2)

@@ -98,6 +98,7 @@ def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
         assert known or tag.replace("zeros/", "activations/") in outputs
 
 
+@pytest.mark.more
 def test_a_run_has_hyperparameters_and_a_graph_with_time_and_memory(tmp_path: Path) -> None:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -123,6 +124,7 @@ def test_a_run_has_hyperparameters_and_a_graph_with_time_and_memory(tmp_path: Pa
     assert stats["conv1/conv"].all_end_rel_micros > 0
 
 
+@pytest.mark.more
 def test_activations_are_the_outputs_of_the_network(tmp_path: Path) -> None:
     with Trainer("model-small", "digits", epochs=1, run_dir=tmp_path / "run", tensorboard=True,
                  baseline_steps=0, threads=1, best_by="none") as trainer:  # fmt: skip

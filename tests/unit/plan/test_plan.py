@@ -34,7 +34,11 @@ from dptrain.plan.flat import ALIGNMENT, SUMS
 from tests.unit.backends import pytorch_reference
 from tests.unit.plan.networks import networks
 
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
+QUICK = ("numba", "cuda")
+every_backend = pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.more) for name in BACKENDS],
+)
 # Derandomised: every run uses the same examples, so that only a change can cause a failure.
 examples = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
