@@ -49,8 +49,9 @@ METHODS["in place"] = in_place
 METHODS["shared"] = partial(make_gradient_sum, "mirrored")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
-@pytest.mark.parametrize("bucket_bytes", [1, 200, 1 << 20])
+@pytest.mark.parametrize(
+    ("bucket_bytes", "precision"), [(1, "fp32"), (200, "fp64"), (1 << 20, "fp32")]
+)
 @pytest.mark.parametrize("strategy", METHODS)
 def test_sum_of_rank_numbers(
     world: World, strategy: str, bucket_bytes: int, precision: str

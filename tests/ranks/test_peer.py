@@ -109,7 +109,10 @@ def in_order(parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("two_shot", [False, True], ids=["one-shot", "two-shot"])
-@pytest.mark.parametrize("count", [4, 20, 400, 1028])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(4, marks=pytest.mark.more), 20, pytest.param(400, marks=pytest.mark.more), 1028],
+)
 def test_sums_are_added_in_the_order_of_ranks(
     connected: World, devices: None, count: int, two_shot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

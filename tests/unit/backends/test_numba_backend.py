@@ -182,7 +182,7 @@ def test_same_initial_parameters(network: Network) -> None:
         np.testing.assert_array_equal(ours.parameters[name], value.astype(np.float32))
 
 
-@pytest.mark.parametrize("n", [1, 5, 7])
+@pytest.mark.parametrize("n", [1, 5])
 def test_loss_and_gradients(network: Network, n: int) -> None:
     ours, reference = pair(network, batch_size=7, seed=1)
     x, y = batch(network, n)
@@ -241,10 +241,9 @@ def test_training_follows_the_reference(network: Network) -> None:
         assert_close(ours.parameters[name], value, tolerance, name)
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_only_rounding(network: Network, threads: int) -> None:
+def test_threads_change_only_rounding(network: Network) -> None:
     x, y = batch(network, 5)
-    one, many = (make_replica(network, "numba", batch_size=6, threads=t) for t in (1, threads))
+    one, many = (make_replica(network, "numba", batch_size=6, threads=t) for t in (1, 3))
     tolerance = rounding(network, 5)
     assert_close(many.forward_backward(x, y), one.forward_backward(x, y), tolerance)
     for name, value in one.gradients.items():
@@ -254,9 +253,8 @@ def test_threads_change_only_rounding(network: Network, threads: int) -> None:
     np.testing.assert_array_equal(many.flat_gradients, first)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_no_samples(network: Network, threads: int) -> None:
-    replica = make_replica(network, "numba", batch_size=3, threads=threads)
+def test_no_samples(network: Network) -> None:
+    replica = make_replica(network, "numba", batch_size=3, threads=2)
     replica.forward_backward(*batch(network, 3))
     assert replica.forward_backward(*batch(network, 0), global_count=3) == 0.0
     assert replica.loss_sums()[1] == 0.0
@@ -362,8 +360,7 @@ def test_fusions() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", ["model0", "model2"])
+@pytest.mark.parametrize(("name", "threads"), [("model0", 2), ("model2", 1)])
 def test_a_steady_step_allocates_nothing(name: str, threads: int) -> None:
     """Neither kernels nor what calls them: nothing for a sample, an array or a stage."""
     network = dptrain.get_network(name)

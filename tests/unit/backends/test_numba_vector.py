@@ -90,13 +90,13 @@ def test_kernels_are_right_on(processor, tmp_path):
         "NUMBA_OPT": optimisation,
         "DPTRAIN_CACHE_DIR": str(tmp_path),
     }
-    parts = ("convolution", "winograd", "winograd_rgb", "algorithms", "matmul", "memory", "maps")
+    parts = ("convolution", "winograd", "rgb", "algorithms", "matmul", "memory", "maps")
     files = [str(HERE / f"test_numba_{part}.py") for part in parts]
     # Winograd algorithms of several sizes differ by constants, and take long to compile.
     sizes = "not four and not five"
     chosen = (
         f"(pooled and 2/2 and {sizes}) or (pooled and 3/2 and wide) or (numba_winograd and vectors)"
-        " or (input and 32 and 129) or (winograd_rgb and odd) or memory"
+        " or (input and 32 and 129) or (numba_rgb and winograd and odd) or memory"
         " or (numba_maps and (33 or 37 or alone))"
     )
     command = [sys.executable, "-m", "pytest", "-q", "--timeout=600", "-k", chosen]
