@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.more
+
 REPOSITORY = Path(__file__).parents[2]
 
 # Prints how many kernels were compiled, how many loaded, and a number that they computed.
@@ -115,7 +117,6 @@ def test_damaged_files(filled: tuple[Path, float], tmp_path: Path) -> None:
     assert finish(start(cache)) == (0, KERNELS, result)
 
 
-@pytest.mark.more
 def test_signatures_of_a_kernel_have_files_of_their_own(tmp_path: Path) -> None:
     """A file that holds the code of another signature is never run."""
 
@@ -133,7 +134,6 @@ def test_signatures_of_a_kernel_have_files_of_their_own(tmp_path: Path) -> None:
     assert counts("f8", "f4") == (0, 2, double + single)
 
 
-@pytest.mark.more
 def test_nothing_is_stored_if_sources_change_after_their_import(
     filled: tuple[Path, float], tmp_path: Path
 ) -> None:
@@ -149,7 +149,6 @@ def test_nothing_is_stored_if_sources_change_after_their_import(
     assert not list(cache.rglob("*.nbc"))
 
 
-@pytest.mark.more
 def test_many_at_once_and_one_killed(filled: tuple[Path, float], tmp_path: Path) -> None:
     """Ranks that start together on an empty cache all finish, whatever happens to one of them."""
     processes = [start(tmp_path) for _ in range(4)]
@@ -163,7 +162,6 @@ def test_many_at_once_and_one_killed(filled: tuple[Path, float], tmp_path: Path)
     assert finish(start(tmp_path)) == (0, KERNELS, filled[1])
 
 
-@pytest.mark.more
 def test_nowhere_to_write(filled: tuple[Path, float], tmp_path: Path) -> None:
     """Without any place for a cache, a run compiles for itself and says nothing."""
     nothing = tmp_path / "a file"
@@ -173,7 +171,6 @@ def test_nowhere_to_write(filled: tuple[Path, float], tmp_path: Path) -> None:
     assert nothing.read_bytes() == b""
 
 
-@pytest.mark.more
 def test_the_next_place_is_tried(filled: tuple[Path, float], tmp_path: Path) -> None:
     nothing, home = tmp_path / "a file", tmp_path / "home"
     nothing.touch()

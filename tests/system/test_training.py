@@ -441,18 +441,15 @@ def test_a_mistake_is_one_line_from_one_rank(
 
 
 def test_evaluation_prediction_export_and_report_agree_with_training(tmp_path: Path) -> None:
-    succeed(*SMALL, "--epochs", 2, "--run-dir", "run", ranks=2, cwd=tmp_path)
-    facts = summary(tmp_path / "run")
-    for ranks in (0, 3):
-        found = json.loads(succeed("evaluate", "run", "--json", ranks=ranks, cwd=tmp_path))
-        assert found["accuracy"] == facts["test_accuracy"]
-        assert found["loss"] == pytest.approx(facts["test_loss"], rel=1e-5)
-        assert found["samples"] == 360
-        assert found["scored"] == "the test split of digits, 360 samples"
     images = np.random.default_rng(0).integers(0, 17, (5, 8, 8)).astype(np.uint8)
     np.save(tmp_path / "new.npy", images)
-    for ranks, name in ((0, "one.csv"), (2, "two.csv")):
-        succeed("predict", "run", "-i", "new.npy", "-o", name, ranks=ranks, cwd=tmp_path)
+    train = (*SMALL, "--epochs", 2, "--run-dir", "run")
+    predict = ("predict", "run", "-i", "new.npy", "-o")
+    export = ("export", "run", "--output", "model.onnx")
+    succeed_together(train, (*predict, "two.csv"), export, ranks=2, cwd=tmp_path)
+    facts = summary(tmp_path / "run")
+    succeed_together(("report", "run"), (*predict, "one.csv"), ranks=0, cwd=tmp_path)
+    assert f"{facts['test_accuracy']:.1%}" in (tmp_path / "run" / "report.html").read_text()
     one = (tmp_path / "one.csv").read_text().splitlines()
     assert len(one) == 6
     assert one[0].startswith("sample,class,probability_")
@@ -460,15 +457,31 @@ def test_evaluation_prediction_export_and_report_agree_with_training(tmp_path: P
     np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-4)
     two = (tmp_path / "two.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in one] == [row.split(",")[1] for row in two]
-    refused = launch("predict", "run", "-i", "new.npy", "-o", "one.csv", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert (tmp_path / "one.csv").read_text().splitlines() == one
-    succeed("export", "run", "--output", "model.onnx", ranks=2, cwd=tmp_path)
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     (exported,) = session.run(None, {"input": images[:, None]})
     np.testing.assert_allclose(exported, shares, rtol=2e-5, atol=1e-6)
-    succeed("report", "run", cwd=tmp_path)
-    assert f"{facts['test_accuracy']:.1%}" in (tmp_path / "run" / "report.html").read_text()
+    check_evaluation(tmp_path, ranks=0)
+
+
+def check_evaluation(folder: Path, ranks: int) -> None:
+    """Compare an evaluation of the run in a folder with that at the end of training."""
+    facts = summary(folder / "run")
+    found = json.loads(succeed("evaluate", "run", "--json", ranks=ranks, cwd=folder))
+    assert found["accuracy"] == facts["test_accuracy"]
+    assert found["loss"] == pytest.approx(facts["test_loss"], rel=1e-5)
+    assert found["samples"] == 360
+    assert found["scored"] == "the test split of digits, 360 samples"
+
+
+@pytest.mark.more
+def test_three_ranks_evaluate_what_two_have_trained(tmp_path: Path) -> None:
+    succeed(*SMALL, "--epochs", 2, "--run-dir", "run", ranks=2, cwd=tmp_path)
+    check_evaluation(tmp_path, ranks=3)
+    (tmp_path / "one.csv").write_text("mine")
+    np.save(tmp_path / "new.npy", np.zeros((5, 8, 8), np.uint8))
+    refused = launch("predict", "run", "-i", "new.npy", "-o", "one.csv", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert (tmp_path / "one.csv").read_text() == "mine"
 
 
 def write_images(folder: Path, classes: Sequence[str], count: int) -> None:

@@ -54,6 +54,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
+@pytest.mark.more
 def test_the_same_study_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     write_report(folder, tmp_path)
     written = files_below(tmp_path)
@@ -87,6 +88,7 @@ def test_a_folder_without_records_has_no_report(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.more
 def test_a_study_may_come_without_its_profiles(folder: Path, tmp_path: Path) -> None:
     Study.read(folder / "study.json").write(tmp_path / "study.json")
     text = Reader(write_report(tmp_path)).text
@@ -117,6 +119,7 @@ def test_names_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
     assert page.text.count("<script>alert('&')</script>") > 8
 
 
+@pytest.mark.more
 def test_names_in_plots_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
     launch = folder / Study.read(folder / "study.json").profiles["weak-r4-t1"]
     text = (launch / "profile.json").read_text()
@@ -126,6 +129,7 @@ def test_names_in_plots_cannot_become_markup(folder: Path, tmp_path: Path) -> No
     assert "<script>1</script>$x^2$+relu1+pool1" in page.text
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("launches", "threads", "ranks"), [(1, (1,), (1, 2)), (3, (1, 2), (1, 2, 4)), (2, (2,), (1,))]
 )

@@ -81,12 +81,14 @@ def test_a_run_has_a_headline_with_its_interval_and_learning_curves(tmp_path: Pa
     assert {"accuracy", "loss", "learning-rate", "steps", "parts", "layers"} <= plots
 
 
+@pytest.mark.more
 def test_a_regression_has_no_accuracy(tmp_path: Path) -> None:
     page = Reader(write_report(write_run(tmp_path / "run", accuracy=None)))
     assert "Test loss is 0.100 after 4 epochs; a step takes 2.00 ms" in page.text
     assert "accuracy" not in page.text.partition("Definitions")[0].lower()
 
 
+@pytest.mark.more
 def test_a_short_run_has_a_report_without_times(tmp_path: Path) -> None:
     none: dict[str, Any] = {"parts": None, "step_parts": None, "stages": [],
                             "test_loss": None, "test_accuracy": None}  # fmt: skip
@@ -107,6 +109,7 @@ def test_the_scaling_efficiency_of_a_run_has_its_interval(tmp_path: Path) -> Non
     assert "too few blocks for an interval" in page.text
 
 
+@pytest.mark.more
 def test_a_run_of_several_ranks_has_its_parallel_efficiency(tmp_path: Path) -> None:
     busy = np.random.default_rng(0).uniform(1.0, 1.2, (2, 400))
     pop = pop_efficiencies(busy, busy.max(axis=0) + 0.1, {"conv1": busy / 2})
@@ -264,7 +267,9 @@ def test_two_runs_are_compared_with_intervals(tmp_path: Path) -> None:
     assert change["value"] == pytest.approx(-5.0)
 
 
-@pytest.mark.parametrize("step_ms", [0.1, 1.2, 1.27, 1.9, 300.0])
+@pytest.mark.parametrize(
+    "step_ms", [1.27, *(pytest.param(ms, marks=pytest.mark.more) for ms in (0.1, 1.2, 1.9, 300.0))]
+)
 def test_numbers_below_the_axis_of_changes_are_whole(tmp_path: Path, step_ms: float) -> None:
     runs = [write_run(tmp_path / "one"), write_run(tmp_path / "two", step_ms=step_ms)]
     write_comparison(runs, tmp_path / "out")
@@ -288,6 +293,7 @@ def test_a_difference_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
     assert "c 50.0%, 45.0 percentage points less (95% interval of the difference −50.4 to " in text
 
 
+@pytest.mark.more
 def test_runs_with_other_data_have_no_difference_of_accuracy(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", content="c" * 64)]
     page = Reader(write_comparison(runs, tmp_path / "out"))
@@ -295,6 +301,7 @@ def test_runs_with_other_data_have_no_difference_of_accuracy(tmp_path: Path) -> 
     assert "Step of b is 2.00 ms" in page.text
 
 
+@pytest.mark.more
 def test_other_minibatches_are_compared_by_throughput(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", batch_size=64)]
     page = Reader(write_comparison(runs, tmp_path / "out"))
