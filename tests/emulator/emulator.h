@@ -64,8 +64,8 @@ template <class T> using Same = typename Identity<T>::type;
 
 void block_barrier(int line);
 bool block_or(int line, bool predicate);
-void warp_barrier(unsigned mask, bool orders_memory);
-// Value of lane `source` of this warp. All lanes of the mask synchronise before and after.
+void warp_barrier(unsigned mask);
+// Value of lane `source` of this warp. All lanes of the mask wait for each other.
 uint64_t exchange(unsigned mask, uint64_t value, int source);
 unsigned ballot(unsigned mask, bool predicate);
 unsigned lane();
@@ -149,7 +149,7 @@ extern "C" char __ehdr_start[], __bss_start[], _end[];
 
 // Warps.
 
-inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator::warp_barrier(mask, true); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator::warp_barrier(mask); }
 template <class T> T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
     int lane = emulator::lane(), start = lane / width * width;
     return emulator::shuffle(mask, value, start + (source & (width - 1)));
@@ -177,24 +177,9 @@ inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask,
 #define EMULATED_TENSOR_CORES 1
 namespace emulator {
 // ldmatrix.x4: word q of lane l is word l % 4 of the row of 16 bytes that lane 8 q + l / 4 passes.
-inline void ldmatrix_x4(unsigned (&words)[4], const void* row) {
-    for (int q = 0; q < 4; ++q) {
-        const uint64_t from = exchange(~0u, reinterpret_cast<uint64_t>(row), q * 8 + lane() / 4);
-        words[q] = reinterpret_cast<const unsigned*>(from)[lane() % 4];
-    }
-}
+void ldmatrix_x4(unsigned (&words)[4], const void* row);
 // ldmatrix.x4.trans: word q of lane l is column l / 4 of rows 2 (l % 4) and 2 (l % 4) + 1.
-inline void ldmatrix_x4_transposed(unsigned (&words)[4], const void* row) {
-    for (int q = 0; q < 4; ++q) {
-        words[q] = 0;
-        for (int half = 0; half < 2; ++half) {
-            const int source = q * 8 + lane() % 4 * 2 + half;
-            const uint64_t from = exchange(~0u, reinterpret_cast<uint64_t>(row), source);
-            const auto number = reinterpret_cast<const unsigned short*>(from)[lane() / 4];
-            words[q] |= unsigned(number) << half * 16;
-        }
-    }
-}
+void ldmatrix_x4_transposed(unsigned (&words)[4], const void* row);
 // prmt.b32: each byte of the result is byte `selector % 8` of x and y, of which a selector of 8 or
 // more replicates the sign bit.
 inline unsigned prmt(unsigned x, unsigned y, unsigned selectors) {
@@ -209,52 +194,19 @@ inline unsigned prmt(unsigned x, unsigned y, unsigned selectors) {
 // mma.m16n8k8 of tf32 and mma.m16n8k16 of bf16, with the alignment and truncation of sm_80 (`runtime.cpp`).
 void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
-// c + the sum of eight products of tf32, with the same alignment and truncation.
-float add_tf32_products(float c, const unsigned* a, const unsigned* b);
+// wgmma.m64n(8 · eights)k8 of tf32 with A in registers: c += A B, or c = A B without `adds`. A matrix
+// descriptor describes B.
+void wgmma_tf32(float (*c)[4], int eights, const unsigned (&a)[4], unsigned long long b, bool adds);
+template <int N>
+void wgmma_tf32(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b, bool adds) {
+    wgmma_tf32(c, N, a, b, adds);
+}
 }  // namespace emulator
 
 // Address in shared memory.
 inline size_t __cvta_generic_to_shared(const void* at) {
     return static_cast<const char*>(at) - static_cast<const char*>(emulator::dynamic_shared());
 }
-
-namespace emulator {
-// 32-bit word k of a column of operand B of wgmma, which a matrix descriptor describes. Source: PTX
-// ISA, "Matrix descriptor format" and "Strides" of wgmma, K-major.
-inline unsigned described_word(unsigned long long descriptor, int column, int k) {
-    const auto field = [&](int bit) { return unsigned(descriptor >> bit & 0x3FFF) * 16; };
-    const unsigned first = field(0), along = field(16), across = field(32);
-    const unsigned mode = unsigned(descriptor >> 62);
-    unsigned at = first + column / 8 * across;
-    if (mode == 0) {
-        at += k / 4 * along + column % 8 * 16 + k % 4 * 4;
-    } else {
-        const unsigned row_bytes = 256 >> mode;  // 1: 128-byte swizzle, 2: 64, 3: 32.
-        at += column % 8 * row_bytes + k * 4;
-        at ^= at >> 3 & (row_bytes - 16);
-    }
-    return *reinterpret_cast<const unsigned*>(static_cast<const char*>(dynamic_shared()) + at);
-}
-
-// wgmma.m64nNk8 of tf32 with A in registers: c += A B, or c = A B without `adds`.
-template <int N>
-void wgmma_tf32(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b, bool adds) {
-    const int g = lane() / 4, t = lane() % 4;
-    unsigned rows[2][8];
-    for (int k = 0; k < 4; ++k)
-        for (int q = 0; q < 4; ++q)
-            rows[q % 2][q / 2 * 4 + k] = shuffle(~0u, a[q], g * 4 + k);
-    for (int j = 0; j < N; ++j)
-        for (int n = 0; n < 2; ++n) {
-            unsigned words[8];
-            for (int k = 0; k < 8; ++k) words[k] = described_word(b, j * 8 + t * 2 + n, k);
-            for (int m = 0; m < 2; ++m) {
-                float& sum = c[j][m * 2 + n];
-                sum = add_tf32_products(adds ? sum : 0.0f, rows[m], words);
-            }
-        }
-}
-}  // namespace emulator
 
 // Atomics.
 

@@ -4,7 +4,10 @@
 // A fiber runs until it waits for others. In a random order it also yields occasionally before a
 // memory access. Each access is checked: it must lie in device memory, and a barrier must order it
 // with accesses of other threads to the same bytes.
-#include <setjmp.h>
+//
+// Most of the time goes to these checks and to switches between fibers. So the shadow memory is not
+// cleared between launches, a fiber resumes the next one without returning to a scheduler, and the
+// last lane that arrives at an operation of a warp computes it for all lanes.
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -19,55 +22,97 @@
 #define EMULATOR_RUNTIME
 #include "emulator.h"
 
-// Constant for kernels; the runtime changes them between threads.
+// threadIdx, blockIdx, blockDim and gridDim: constant for kernels, changed between threads.
 struct Place { unsigned x, y, z; };
-Place thread_place, block_place, block_extent, grid_extent;
-extern const uint3 threadIdx __attribute__((alias("thread_place")));
-extern const uint3 blockIdx __attribute__((alias("block_place")));
-extern const dim3 blockDim __attribute__((alias("block_extent")));
-extern const dim3 gridDim __attribute__((alias("grid_extent")));
+extern "C" {
+Place emulator_places[4];
+}
+asm(".globl threadIdx, blockIdx, blockDim, gridDim\n"
+    ".set threadIdx, emulator_places\n"
+    ".set blockIdx, emulator_places + 12\n"
+    ".set blockDim, emulator_places + 24\n"
+    ".set gridDim, emulator_places + 36\n");
 
 namespace emulator {
 namespace {
 
+Place &thread_place = emulator_places[0], &block_place = emulator_places[1];
+Place &block_extent = emulator_places[2], &grid_extent = emulator_places[3];
+
 constexpr size_t stack_bytes = 64 << 10, largest_shared = 227 << 10, most_threads = 1024;
-constexpr int gives_way_one_in = 8;
+constexpr int gives_way_one_in = 8, lanes_of_warp = 32;
 
 enum class State { ready, at_block_barrier, at_warp_barrier, done };
 
+// Where a fiber continues. The compiler's functions are several times as fast as setjmp and longjmp.
+using Continuation = void* [5];
+
+// An operation of the lanes in `mask`: operands[i] is what lane i passes, or null if lane i takes no
+// part or has returned.
+using WarpOperation = void (*)(unsigned mask, void* const* operands);
+
 struct Fiber {
-    jmp_buf at;
+    Continuation at;
     ucontext_t start;
     Place index;
     State state;
     int line, warp_phase;
     unsigned mask;
-    uint64_t value;
+    WarpOperation operation;
+    void* operand;
     bool predicate, orders_memory;
 };
 
-// The last access to a byte in this launch. Phases are the intervals between barriers, numbered
-// from 1 over all blocks. Bytes of an aligned word that is accessed as a whole share the shadow of
-// the first one, unless that is `split`.
+struct Warp { unsigned waiting, absent; };  // Bits of lanes; absent: returned, or beyond the block.
+
+// The last accesses to a word or byte. Phases are the intervals between barriers, numbered over all
+// blocks and launches, so that the shadow of earlier launches is known to be old.
 struct Touch { uint32_t phase; uint16_t thread, warp_phase; };
-struct Shadow { Touch write, read; bool many_read, split; };
+constexpr uint16_t several_readers = 1 << 15;  // Flag in the thread of a read.
+
+// Shadow of an aligned word. If `write.phase` is `split_phase` and `read.phase` the first phase of
+// this launch, each byte has a shadow of its own instead.
+struct Shadow { Touch write, read; };
 constexpr size_t word_bytes = 4;
-struct Region { char *start, *stop; Shadow* shadow; };
+constexpr uint32_t split_phase = ~0u;
+
+struct Region {
+    char *start, *stop;
+    Shadow *words, *bytes;
+    uint32_t first_phase;  // Earlier accesses do not count.
+    bool is_shared;
+    size_t offset(const char* address) const {
+        return address - start + reinterpret_cast<uintptr_t>(start) % word_bytes;
+    }
+    bool contains(const char* address, size_t size) const {
+        return address >= start && address + size <= stop;
+    }
+};
 
 std::vector<Fiber> fibers;
 std::vector<Region> regions;
+Warp warps[most_threads / lanes_of_warp];
+Region* last_region[2];  // Of reads and of writes.
+Shadow *word_shadows, *byte_shadows;
+size_t num_shadows;
 char* stacks;
 ucontext_t bootstrap;
-jmp_buf scheduler;
+Continuation scheduler;
 Fiber* self;
+Touch now;
+bool has_failed;
 Library library;
 Invoke kernel;
 void** kernel_args;
-uint32_t phase, block_start;
+uint32_t phase, block_start, launch_start;
 uint64_t random_state;
-bool random_order;
+bool random_order, block_predicate;
 char message[400];
 alignas(1024) char dynamic[largest_shared];
+
+// Numbers of the fibers that can run: a ring, or in a random order the first elements of an array.
+uint16_t ready[most_threads];
+unsigned first_ready, num_ready;
 
 uint64_t draw() {  // splitmix64
     uint64_t z = random_state += 0x9e3779b97f4a7c15u;
@@ -76,8 +121,23 @@ uint64_t draw() {  // splitmix64
     return z ^ (z >> 31);
 }
 
-void shuffle_order(std::vector<int>& order) {
-    for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[draw() % i]);
+int number_of(const Fiber& fiber) { return int(&fiber - fibers.data()); }
+
+unsigned num_threads() { return block_extent.x * block_extent.y * block_extent.z; }
+
+void describe_failure(const char* text) {
+    Place t = self->index, b = block_place;
+    snprintf(message, sizeof message, "block (%u, %u, %u), thread (%u, %u, %u): %s", b.x, b.y, b.z,
+             t.x, t.y, t.z, text);
+    has_failed = true;
+}
+
+// Fibers.
+
+__attribute__((noinline)) void jump(Continuation& to) { __builtin_longjmp(to, 1); }
+
+__attribute__((noinline)) void switch_to(Continuation& from, Continuation& to) {
+    if (!__builtin_setjmp(from)) jump(to);
 }
 
 [[noreturn]] void fail(const char* format, ...) {
@@ -86,25 +146,74 @@ void shuffle_order(std::vector<int>& order) {
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    Place t = self->index, b = block_place;
-    snprintf(message, sizeof message, "block (%u, %u, %u), thread (%u, %u, %u): %s", b.x, b.y, b.z,
-             t.x, t.y, t.z, text);
-    _longjmp(scheduler, 2);
+    describe_failure(text);
+    jump(scheduler);
+    __builtin_unreachable();
 }
 
-// Fibers.
+void set_ready(Fiber& fiber) {
+    fiber.state = State::ready;
+    ready[(first_ready + num_ready++) % most_threads] = uint16_t(number_of(fiber));
+}
 
-__attribute__((noinline)) void wait() {
-    if (!_setjmp(self->at)) _longjmp(scheduler, 1);
+void set_self(Fiber& fiber) {
+    self = &fiber;
+    thread_place = fiber.index;
+    now = {phase, uint16_t(number_of(fiber)), uint16_t(fiber.warp_phase)};
+}
+
+// Let others run; the caller is among those that are ready, or waits for a barrier.
+void wait() {
+    Fiber& from = *self;
+    if (num_ready == 0) return switch_to(from.at, scheduler);
+    if (random_order)
+        std::swap(ready[first_ready % most_threads],
+                  ready[(first_ready + draw() % num_ready) % most_threads]);
+    num_ready--;
+    Fiber& to = fibers[ready[first_ready++ % most_threads]];
+    set_self(to);
+    if (&to != &from) switch_to(from.at, to.at);
+}
+
+// Resume the lanes that wait with this mask if all have arrived, after the last one has computed
+// the operation for all.
+void release_warp(unsigned mask, int warp) {
+    if (mask & ~(warps[warp].waiting | warps[warp].absent)) return;
+    Fiber* lanes = &fibers[warp * lanes_of_warp];
+    const unsigned present = mask & ~warps[warp].absent;
+    void* operands[lanes_of_warp] = {};
+    Fiber* any = &lanes[__builtin_ctz(present)];
+    for (int i = 0; i < lanes_of_warp; i++) {
+        if (!(present >> i & 1)) continue;
+        if (lanes[i].mask != mask) return;
+        if (lanes[i].operation != any->operation)
+            fail("waits at a different operation of its warp than other lanes");
+        operands[i] = lanes[i].operand;
+    }
+    if (any->operation) any->operation(mask, operands);
+    warps[warp].waiting &= ~present;
+    for (int i = 0; i < lanes_of_warp; i++) {
+        if (!(present >> i & 1)) continue;
+        lanes[i].warp_phase += lanes[i].orders_memory;
+        set_ready(lanes[i]);
+    }
+}
+
+void finish() {
+    const int number = number_of(*self), warp = number / lanes_of_warp;
+    self->state = State::done;
+    warps[warp].absent |= 1u << number % lanes_of_warp;
+    for (int i = 0; i < lanes_of_warp; i++)
+        if (warps[warp].waiting >> i & 1) release_warp(fibers[warp * lanes_of_warp + i].mask, warp);
+    wait();
 }
 
 void fiber_main(int number) {
     Fiber& me = fibers[number];
-    if (!_setjmp(me.at)) swapcontext(&me.start, &bootstrap);
+    if (!__builtin_setjmp(me.at)) swapcontext(&me.start, &bootstrap);
     for (;;) {
         kernel(kernel_args);
-        me.state = State::done;
-        wait();
+        finish();
     }
 }
 
@@ -126,317 +235,461 @@ void make_fibers(int count) {
     }
 }
 
-// Return 0 if no thread is waiting any more, 2 after a failure.
-__attribute__((noinline)) int resume(Fiber& fiber) {
-    self = &fiber;
-    thread_place = fiber.index;
-    int how = _setjmp(scheduler);
-    if (how == 0) _longjmp(fiber.at, 1);
-    return how;
+// Resume the fibers that are ready, until all wait or one fails.
+__attribute__((noinline)) void run_fibers() {
+    if (__builtin_setjmp(scheduler)) return;
+    if (random_order)
+        std::swap(ready[first_ready % most_threads],
+                  ready[(first_ready + draw() % num_ready) % most_threads]);
+    num_ready--;
+    Fiber& first = fibers[ready[first_ready++ % most_threads]];
+    set_self(first);
+    jump(first.at);
 }
 
-// Resume the warps whose lanes are all waiting. Lanes that have returned or do not exist count as
-// waiting.
-bool release_warps(int count) {
-    bool any = false;
-    for (int first = 0; first < count; first += 32) {
-        int lanes = std::min(32, count - first);
-        for (int i = 0; i < lanes; i++) {
-            Fiber& fiber = fibers[first + i];
-            if (fiber.state != State::at_warp_barrier) continue;
-            bool all = true;
-            for (int j = 0; j < lanes; j++) {
-                Fiber& other = fibers[first + j];
-                if (!(fiber.mask >> j & 1) || other.state == State::done) continue;
-                all &= other.state == State::at_warp_barrier && other.mask == fiber.mask;
-            }
-            if (!all) continue;
-            for (int j = 0; j < lanes; j++) {
-                Fiber& other = fibers[first + j];
-                if (!(fiber.mask >> j & 1) || other.state == State::done) continue;
-                other.state = State::ready;
-                other.warp_phase += other.orders_memory;
-            }
-            any = true;
-        }
-    }
-    return any;
-}
-
-// Return nullptr, or an error message.
-const char* release_block(int count) {
+// Let the threads continue that wait at a barrier of the block; all others have returned.
+void release_block(int count) {
     int line = 0;
-    for (int i = 0; i < count; i++) {
+    block_predicate = false;
+    for (int i = 0; i < count && !has_failed; i++) {
         Fiber& fiber = fibers[i];
         if (fiber.state == State::done) continue;
         self = &fiber;
         if (fiber.state == State::at_warp_barrier)
-            return "waits for lanes of its warp that never arrive";
-        if (line && fiber.line != line) return "waits at a different __syncthreads than other threads";
+            describe_failure("waits for lanes of its warp that never arrive");
+        else if (line && fiber.line != line)
+            describe_failure("waits at a different __syncthreads than other threads");
         line = fiber.line;
+        block_predicate |= fiber.predicate;
+        set_ready(fiber);
     }
-    for (int i = 0; i < count; i++)
-        if (fibers[i].state == State::at_block_barrier) fibers[i].state = State::ready;
     phase++;
-    return nullptr;
 }
 
 bool run_block(int count, unsigned shared_bytes) {
     memset(library.shared, 0xff, library.stop - library.shared);
     memset(dynamic, 0xff, shared_bytes);
     block_start = ++phase;
+    regions[0].first_phase = regions[1].first_phase = block_start;
+    for (Warp& warp : warps) warp = {0, 0};
+    for (unsigned i = count; i < most_threads; i++)
+        warps[i / lanes_of_warp].absent |= 1u << i % lanes_of_warp;
+    first_ready = num_ready = 0;
     for (int i = 0; i < count; i++) {
         Fiber& fiber = fibers[i];
         unsigned x = block_extent.x, y = block_extent.y;
         fiber.index = {i % x, i / x % y, i / x / y};
-        fiber.state = State::ready;
         fiber.warp_phase = 0;
-        // Value that other lanes receive from a lane that has returned.
-        fiber.value = ~uint64_t(0);
+        set_ready(fiber);
     }
-    std::vector<int> order;
-    for (;;) {
-        order.clear();
-        bool waits = false;
-        for (int i = 0; i < count; i++) {
-            if (fibers[i].state == State::ready) order.push_back(i);
-            waits |= fibers[i].state != State::done;
-        }
-        if (!waits) return true;
-        if (order.empty() && !release_warps(count)) {
-            if (const char* wrong = release_block(count)) {
-                if (!_setjmp(scheduler)) fail("%s", wrong);
-                return false;
-            }
-        }
-        if (random_order) shuffle_order(order);
-        for (int i : order)
-            if (resume(fibers[i]) == 2) return false;
+    while (num_ready > 0) {
+        run_fibers();
+        if (!has_failed) release_block(count);
+        if (has_failed) return false;
     }
+    return true;
 }
 
 // Accesses.
 
-Region* find_region(const char* address, size_t size) {
+Region* find_region(const char* address, size_t size, bool write) {
+    Region*& last = last_region[write];
+    if (last->contains(address, size)) return last;
     for (Region& region : regions)
-        if (address >= region.start && address + size <= region.stop) return &region;
+        if (region.contains(address, size)) return last = &region;
     return nullptr;
 }
 
-bool same_moment(const Touch& touch, int thread) {
-    if (touch.phase != phase || touch.thread == thread) return false;
-    // Barriers of a warp also order the lanes of that warp.
-    bool together = touch.thread / 32 == thread / 32;
-    return !together || touch.warp_phase == self->warp_phase;
+// Return true if no barrier separates a touch of this phase from the current access by another
+// thread. Barriers of a warp order the lanes of that warp.
+bool is_concurrent(Touch touch) {
+    const unsigned thread = touch.thread & ~several_readers;
+    if (touch.phase != phase || thread == now.thread) return false;
+    return thread / lanes_of_warp != now.thread / lanes_of_warp || touch.warp_phase == now.warp_phase;
 }
 
-// Return true if an earlier access by another thread is not ordered before the current one.
-// Different blocks are never ordered, but each has shared memory of its own.
-bool conflicts(const Touch& touch, int thread, bool shared) {
-    if (touch.phase == 0 || (shared && touch.phase < block_start)) return false;
-    return touch.phase < block_start || same_moment(touch, thread);
+// Return true if an earlier access is not ordered before the current one. Different blocks are never
+// ordered, but each has shared memory of its own.
+bool conflicts(Touch touch, const Region& region) {
+    if (touch.phase < region.first_phase) return false;
+    return touch.phase < block_start || is_concurrent(touch);
 }
 
-void note(Shadow& shadow, bool write, bool shared) {
-    int thread = int(self - fibers.data());
-    const char* where = shared ? "in shared memory" : "in global memory";
-    if (conflicts(shadow.write, thread, shared))
-        fail("race: %s data that another thread writes, %s", write ? "writes" : "reads", where);
-    bool read = shadow.many_read && shadow.read.phase == phase;
-    if (write && (read || conflicts(shadow.read, thread, shared)))
-        fail("race: writes data that another thread reads, %s", where);
-    Touch now = {phase, uint16_t(thread), uint16_t(self->warp_phase)};
-    if (write) {
-        shadow.write = now;
+[[noreturn]] __attribute__((noinline)) void fail_race(const char* what, const Region& region) {
+    fail("race: %s, in %s memory", what, region.is_shared ? "shared" : "global");
+}
+
+void note(Shadow& shadow, bool write, const Region& region) {
+    if (conflicts(shadow.write, region))
+        fail_race(write ? "writes data that another thread writes" :
+                          "reads data that another thread writes", region);
+    const bool several = shadow.read.phase == phase && shadow.read.thread & several_readers;
+    if (!write) {
+        const bool concurrent = several || is_concurrent(shadow.read);
+        shadow.read = now;
+        if (concurrent) shadow.read.thread |= several_readers;
         return;
     }
-    bool again = shadow.read.phase == phase;
-    shadow.many_read = again && (shadow.many_read || same_moment(shadow.read, thread));
-    shadow.read = now;
+    if (several || conflicts(shadow.read, region))
+        fail_race("writes data that another thread reads", region);
+    shadow.write = now;
 }
 
-// Note an access to a whole word. After a write, its bytes have the same shadow again: a conflict
-// with an earlier access to one of them would also be one with the write.
-void note_word(Shadow* shadow, bool write, bool shared) {
-    if (!shadow->split) return note(*shadow, write, shared);
-    for (size_t i = 0; i < word_bytes; i++) note(shadow[i], write, shared);
-    shadow->split = !write;
+bool is_split(const Shadow& word) {
+    return word.write.phase == split_phase && word.read.phase == launch_start;
 }
 
-// Let each byte of the word that contains `address` have a shadow of its own.
-void split_word(const Region& region, const char* address) {
-    const char* word = address - reinterpret_cast<uintptr_t>(address) % word_bytes;
-    if (word < region.start || word + word_bytes > region.stop) return;
-    Shadow* shadow = region.shadow + (word - region.start);
-    if (shadow->split) return;
-    shadow->split = true;
-    for (size_t i = 1; i < word_bytes; i++) shadow[i] = *shadow;
+// Let each byte of a word have a shadow of its own.
+Shadow* split(Shadow& word, const Region& region) {
+    Shadow* bytes = region.bytes + (&word - region.words) * word_bytes;
+    if (!is_split(word)) {
+        if (word.write.phase == split_phase) word = {};
+        for (size_t i = 0; i < word_bytes; i++) bytes[i] = word;
+        word = {{split_phase, 0, 0}, {launch_start, 0, 0}};
+    }
+    return bytes;
 }
 
-// Return true for threadIdx, blockIdx, blockDim and gridDim.
-bool is_place(const char* address) {
-    for (Place* place : {&thread_place, &block_place, &block_extent, &grid_extent})
-        if (size_t(address - reinterpret_cast<char*>(place)) < sizeof(Place)) return true;
-    return false;
+// Note an access to a whole word whose bytes had shadows of their own. After a write they share one
+// again: a conflict with an earlier access to one of them would also be one with the write.
+__attribute__((noinline)) void note_split_word(Shadow& word, bool write, const Region& region) {
+    if (!is_split(word)) {  // In an earlier launch.
+        word = {};
+        return note(word, write, region);
+    }
+    Shadow* bytes = split(word, region);
+    for (size_t i = 0; i < word_bytes; i++) note(bytes[i], write, region);
+    if (write) word = bytes[0];
 }
 
-void access(const void* pointer, size_t size, bool write) {
+__attribute__((noinline)) void note_bytes(const char* address, size_t size, bool write,
+                                          const Region& region) {
+    for (size_t at = region.offset(address), end = at + size; at < end; at++)
+        note(split(region.words[at / word_bytes], region)[at % word_bytes], write, region);
+}
+
+// Check an access to device memory; return false if the address is none.
+inline __attribute__((always_inline)) bool check(const char* address, size_t size, bool write) {
+    Region* region = find_region(address, size, write);
+    if (!region) return false;
+    if ((reinterpret_cast<uintptr_t>(address) | size) % word_bytes != 0) {
+        note_bytes(address, size, write, *region);
+        return true;
+    }
+    Shadow* word = region->words + region->offset(address) / word_bytes;
+    for (size_t i = 0; i < size / word_bytes; i++) {
+        if (word[i].write.phase == split_phase)
+            note_split_word(word[i], write, *region);
+        else
+            note(word[i], write, *region);
+    }
+    return true;
+}
+
+[[noreturn]] __attribute__((noinline)) void fail_outside(const char* what, size_t size) {
+    fail("%s %zu bytes outside of the device's memory", what, size);
+}
+
+inline __attribute__((always_inline)) void access(const void* pointer, size_t size, bool write) {
     if (!self) return;
     const char* address = static_cast<const char*>(pointer);
     char here;
     // Accesses to the thread's own stack and to constants of the library are not checked.
     if (size_t(address - (&here - stack_bytes)) < 2 * stack_bytes) return;
-    Region* region = find_region(address, size);
-    if (!region) {
-        if (!write && (is_place(address) || (address >= library.start && address < library.stop)))
-            return;
-        fail("%s %zu bytes outside of the device's memory", write ? "writes" : "reads", size);
+    const size_t place = address - reinterpret_cast<const char*>(emulator_places);
+    if (!write && place < sizeof emulator_places) return;
+    if (!check(address, size, write)) {
+        if (!write && address >= library.start && address < library.stop) return;
+        fail_outside(write ? "writes" : "reads", size);
     }
-    Shadow* shadow = region->shadow + (address - region->start);
-    const bool shared = region < &regions[2];
-    if ((reinterpret_cast<uintptr_t>(address) | size) % word_bytes == 0) {
-        for (size_t i = 0; i < size; i += word_bytes) note_word(shadow + i, write, shared);
-    } else {
-        for (size_t i = 0; i < size; i++) {
-            split_word(*region, address + i);
-            note(shadow[i], write, shared);
-        }
+    if (random_order && draw() % gives_way_one_in == 0) {
+        set_ready(*self);
+        wait();
     }
-    if (random_order && draw() % gives_way_one_in == 0) wait();
 }
 
-void add_region(char* start, char* stop) {
-    regions.push_back({start, stop, static_cast<Shadow*>(nullptr)});
+// Check a read of shared memory by a lane of this warp.
+unsigned read_word(int lane, const void* address) {
+    Fiber& caller = *self;
+    set_self(fibers[number_of(caller) / lanes_of_warp * lanes_of_warp + lane]);
+    if (!check(static_cast<const char*>(address), word_bytes, false)) fail_outside("reads", word_bytes);
+    set_self(caller);
+    return *static_cast<const unsigned*>(address);
+}
+
+void add_region(char* start, char* stop, bool is_shared) {
+    regions.push_back({start, stop, nullptr, nullptr, launch_start, is_shared});
+}
+
+// Give each region a part of the shadow memory.
+void assign_shadows() {
+    size_t size = 0;
+    for (Region& region : regions) size += (region.offset(region.stop) + word_bytes) / word_bytes;
+    if (size > num_shadows) {
+        free(word_shadows), free(byte_shadows);
+        num_shadows = 2 * size;
+        word_shadows = static_cast<Shadow*>(calloc(num_shadows, sizeof(Shadow)));
+        byte_shadows = static_cast<Shadow*>(calloc(num_shadows, word_bytes * sizeof(Shadow)));
+    }
+    size_t at = 0;
+    for (Region& region : regions) {
+        region.words = word_shadows + at, region.bytes = byte_shadows + at * word_bytes;
+        at += (region.offset(region.stop) + word_bytes) / word_bytes;
+    }
+    last_region[0] = last_region[1] = regions.data();
+}
+
+void wait_for_warp(unsigned mask, WarpOperation operation, void* operand, bool orders_memory) {
+    const int number = number_of(*self), lane = number % lanes_of_warp;
+    if (!(mask >> lane & 1)) fail("is not in the mask that it passes");
+    self->state = State::at_warp_barrier;
+    self->mask = mask, self->operation = operation, self->operand = operand;
+    self->orders_memory = orders_memory;
+    warps[number / lanes_of_warp].waiting |= 1u << lane;
+    release_warp(mask, number / lanes_of_warp);
+    wait();
 }
 
 }  // namespace
 
-void block_barrier(int line) {
+void block_barrier(int line) { block_or(line, false); }
+
+bool block_or(int line, bool predicate) {
     self->state = State::at_block_barrier;
     self->line = line;
+    self->predicate = predicate;
     wait();
+    return block_predicate;
 }
 
-unsigned lane() { return unsigned(self - fibers.data()) % 32; }
+unsigned lane() { return unsigned(number_of(*self)) % lanes_of_warp; }
 
-void warp_barrier(unsigned mask, bool orders_memory) {
-    if (!(mask >> lane() & 1)) fail("is not in the mask that it passes");
-    self->state = State::at_warp_barrier;
-    self->mask = mask;
-    self->orders_memory = orders_memory;
-    wait();
-}
+void warp_barrier(unsigned mask) { wait_for_warp(mask, nullptr, nullptr, true); }
 
 uint64_t exchange(unsigned mask, uint64_t value, int source) {
-    self->value = value;
-    warp_barrier(mask, false);
-    size_t other = (self - fibers.data()) / 32 * 32 + source;
-    unsigned count = block_extent.x * block_extent.y * block_extent.z;
-    uint64_t got = other < count ? fibers[other].value : ~uint64_t(0);
-    if (other < count && !(mask >> source & 1)) fail("reads from a lane that is not in the mask");
-    warp_barrier(mask, false);
-    return got;
+    struct Operand { uint64_t value, received; int source; } own = {value, 0, source};
+    const unsigned first = number_of(*self) / lanes_of_warp * lanes_of_warp;
+    if (first + source < num_threads() && !(mask >> source & 1))
+        fail("reads from a lane that is not in the mask");
+    const auto give = [](unsigned, void* const* operands) {
+        for (int i = 0; i < lanes_of_warp; i++) {
+            if (!operands[i]) continue;
+            Operand& to = *static_cast<Operand*>(operands[i]);
+            const auto* from = static_cast<const Operand*>(operands[to.source % lanes_of_warp]);
+            to.received = from ? from->value : ~uint64_t(0);  // All ones of a lane that has returned.
+        }
+    };
+    wait_for_warp(mask, give, &own, false);
+    return own.received;
 }
 
 unsigned ballot(unsigned mask, bool predicate) {
-    self->predicate = predicate;
-    warp_barrier(mask, false);
-    unsigned result = 0, count = block_extent.x * block_extent.y * block_extent.z;
-    size_t first = (self - fibers.data()) / 32 * 32;
-    for (unsigned i = 0; i < 32 && first + i < count; i++)
-        if (mask >> i & 1 && fibers[first + i].state != State::done)
-            result |= unsigned(fibers[first + i].predicate) << i;
-    warp_barrier(mask, false);
-    return result;
+    struct Operand { bool predicate; unsigned received; } own = {predicate, 0};
+    const auto vote = [](unsigned, void* const* operands) {
+        unsigned result = 0;
+        for (int i = 0; i < lanes_of_warp; i++)
+            if (operands[i]) result |= unsigned(static_cast<Operand*>(operands[i])->predicate) << i;
+        for (int i = 0; i < lanes_of_warp; i++)
+            if (operands[i]) static_cast<Operand*>(operands[i])->received = result;
+    };
+    wait_for_warp(mask, vote, &own, false);
+    return own.received;
 }
 
-bool block_or(int line, bool predicate) {
-    self->predicate = predicate;
-    block_barrier(line);
-    unsigned count = block_extent.x * block_extent.y * block_extent.z;
-    bool result = false;
-    for (unsigned i = 0; i < count; i++)
-        result |= fibers[i].state != State::done && fibers[i].predicate;
-    block_barrier(line);
-    return result;
+// Matrices in shared memory.
+
+namespace {
+
+struct Rows {
+    unsigned* words;
+    const char* row;
+    Rows(unsigned (&to)[4], const void* from) : words(to), row(static_cast<const char*>(from)) {
+        if (reinterpret_cast<uintptr_t>(from) % 16) fail("passes a row that is not aligned");
+    }
+};
+
+const void* word_of(void* const* operands, int lane, int word) {
+    if (!operands[lane]) fail("reads a matrix with lanes that have returned");
+    return static_cast<Rows*>(operands[lane])->row + word * word_bytes;
 }
+
+}  // namespace
+
+void ldmatrix_x4(unsigned (&words)[4], const void* row) {
+    Rows own(words, row);
+    const auto load = [](unsigned, void* const* operands) {
+        for (int i = 0; i < lanes_of_warp; i++)
+            for (int q = 0; q < 4; q++)
+                static_cast<Rows*>(operands[i])->words[q] =
+                    read_word(i, word_of(operands, q * 8 + i / 4, i % 4));
+    };
+    wait_for_warp(~0u, load, &own, false);
+}
+
+void ldmatrix_x4_transposed(unsigned (&words)[4], const void* row) {
+    Rows own(words, row);
+    const auto load = [](unsigned, void* const* operands) {
+        for (int i = 0; i < lanes_of_warp; i++)
+            for (int q = 0; q < 4; q++) {
+                unsigned result = 0;
+                for (int half = 0; half < 2; half++) {
+                    const int source = q * 8 + i % 4 * 2 + half, column = i / 4;
+                    const unsigned word = read_word(i, word_of(operands, source, column / 2));
+                    result |= (column % 2 ? word >> 16 : word & 0xFFFF) << half * 16;
+                }
+                static_cast<Rows*>(operands[i])->words[q] = result;
+            }
+    };
+    wait_for_warp(~0u, load, &own, false);
+}
+
+// Tensor cores.
 
 namespace {
 
 float tf32(unsigned word) { return emulated_bits<float>(word & 0xFFFFE000u); }
 
+float bf16(unsigned word, int k) {
+    return emulated_bits<float>(k ? word & 0xFFFF0000u : word << 16);
+}
+
+int biased_exponent(double x) { return int(emulated_bits<uint64_t>(x) >> 52 & 0x7FF); }
+
+double power_of_two(int exponent) {
+    return emulated_bits<double>(uint64_t(exponent + 1023) << 52);
+}
+
 // c + the sum of N products as tensor cores of sm_80 compute it: products are exact, all terms
 // are truncated to a multiple of 2^-24 of the power of two above the largest, and the sum is
 // truncated to float32. Source: Fasi et al., "Numerical behavior of NVIDIA tensor cores", 2021.
-template <int N> float add_products(float c, const float (&a)[N], const float (&b)[N]) {
+template <int N> float add_products(float c, const float* a, const float* b) {
     double terms[N + 1] = {c};
     for (int k = 0; k < N; k++) terms[k + 1] = double(a[k]) * b[k];
     double plain = 0;
-    int most = -2000;
-    for (double term : terms) {
-        plain += term;
-        int exponent;
-        if (term != 0 && std::isfinite(term)) frexp(term, &exponent), most = std::max(most, exponent);
-    }
-    if (!std::isfinite(plain) || most == -2000) return float(plain);
-    double unit = ldexp(1.0, std::max(most, -125) - 25), sum = 0;
-    for (double term : terms) sum += trunc(term / unit);
-    sum *= unit;
-    float result = float(sum);
-    return fabs(double(result)) > fabs(sum) ? nextafterf(result, 0) : result;
+    int most = 0;
+    for (double term : terms) plain += term, most = std::max(most, biased_exponent(term));
+    if (most == 0 || most == 0x7FF) return float(plain);  // Zero, infinite or not a number.
+    const int unit = std::max(most - 1022, -125) - 25;
+    const double inverse = power_of_two(-unit);
+    int64_t sum = 0;
+    for (double term : terms) sum += int64_t(term * inverse);
+    const double exact = double(sum) * power_of_two(unit);
+    const float result = float(exact);
+    return fabs(double(result)) > fabs(exact) ?
+               emulated_bits<float>(emulated_bits<unsigned>(result) - 1) : result;
 }
 
-}  // namespace
+// c + the sum of 2 N products, of which half are added at once.
+template <int N> float add_halves(float c, const float* a, const float* b) {
+    return add_products<N>(add_products<N>(c, a, b), a + N, b + N);
+}
 
-namespace {
+// Row g of A has the words of lanes 4 g to 4 g + 3, column n of B those of lanes 4 n to 4 n + 3.
+// Element e of C of lane 4 g + t is in row g + e / 2 · 8 and column 2 t + e % 2.
+struct Fragments { float* c; unsigned a[4], b[2]; };
 
-// c += A B for fragments of 32-bit words, of which half of the terms are added at once. Call
-// number(word, k) returns term k of a word.
+// c += A B, with TERMS terms in a word. number(word, k) returns term k of a word.
 template <int TERMS, class Convert>
-void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Convert number) {
-    struct Operands { unsigned a[4], b[2]; } own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-    self->value = reinterpret_cast<uint64_t>(&own);
-    warp_barrier(~0u, false);
-    const Fiber* lanes = &fibers[(self - fibers.data()) / 32 * 32];
-    const auto operands = [&](int i) { return reinterpret_cast<const Operands*>(lanes[i].value); };
-    int g = lane() / 4, t = lane() % 4;
-    for (int e = 0; e < 4; e++)
-        for (int half = 0; half < 2; half++) {
-            float as[4 * TERMS], bs[4 * TERMS];
-            for (int k = 0; k < 4 * TERMS; k++) {
-                as[k] = number(operands(g * 4 + k / TERMS)->a[e / 2 + half * 2], k % TERMS);
-                bs[k] = number(operands((t * 2 + e % 2) * 4 + k / TERMS)->b[half], k % TERMS);
+void multiply_fragments(void* const* operands, Convert number) {
+    constexpr int DEPTH = 8 * TERMS;
+    float a[16][DEPTH], b[8][DEPTH];
+    for (int i = 0; i < lanes_of_warp; i++) {
+        if (!operands[i]) fail("multiplies matrices with lanes that have returned");
+        const Fragments& own = *static_cast<Fragments*>(operands[i]);
+        for (int half = 0; half < 2; half++)
+            for (int k = 0; k < TERMS; k++) {
+                const int at = (half * 4 + i % 4) * TERMS + k;
+                for (int m = 0; m < 2; m++) a[i / 4 + m * 8][at] = number(own.a[half * 2 + m], k);
+                b[i / 4][at] = number(own.b[half], k);
             }
-            c[e] = add_products(c[e], as, bs);
+    }
+    for (int i = 0; i < lanes_of_warp; i++)
+        for (int e = 0; e < 4; e++) {
+            float& sum = static_cast<Fragments*>(operands[i])->c[e];
+            sum = add_halves<DEPTH / 2>(sum, a[i / 4 + e / 2 * 8], b[i % 4 * 2 + e % 2]);
         }
-    warp_barrier(~0u, false);
 }
 
 }  // namespace
 
 void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    mma<1>(c, a, b0, b1, [](unsigned word, int) { return tf32(word); });
+    Fragments own = {c, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const auto multiply = [](unsigned, void* const* operands) {
+        multiply_fragments<1>(operands, [](unsigned word, int) { return tf32(word); });
+    };
+    wait_for_warp(~0u, multiply, &own, false);
 }
 
 void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    mma<2>(c, a, b0, b1, [](unsigned word, int k) {
-        return emulated_bits<float>(k ? word & 0xFFFF0000u : word << 16);
-    });
+    Fragments own = {c, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const auto multiply = [](unsigned, void* const* operands) {
+        multiply_fragments<2>(operands, bf16);
+    };
+    wait_for_warp(~0u, multiply, &own, false);
 }
 
-float add_tf32_products(float c, const unsigned* a, const unsigned* b) {
-    for (int half = 0; half < 2; half++) {
-        float as[4], bs[4];
-        for (int k = 0; k < 4; k++) as[k] = tf32(a[half * 4 + k]), bs[k] = tf32(b[half * 4 + k]);
-        c = add_products(c, as, bs);
+namespace {
+
+struct WarpGroupOperands {
+    float (*c)[4];
+    const unsigned* a;
+    unsigned long long b;
+    int eights;
+    bool adds;
+};
+
+// Offset in shared memory of 32-bit word k of a column of operand B of wgmma, which a matrix
+// descriptor describes. Source: PTX ISA, "Matrix descriptor format" and "Strides" of wgmma, K-major.
+unsigned described_offset(unsigned long long descriptor, int column, int k) {
+    const auto field = [&](int bit) { return unsigned(descriptor >> bit & 0x3FFF) * 16; };
+    const unsigned first = field(0), along = field(16), across = field(32);
+    const unsigned mode = unsigned(descriptor >> 62);
+    unsigned at = first + column / 8 * across;
+    if (mode == 0) return at + k / 4 * along + column % 8 * 16 + k % 4 * 4;
+    const unsigned row_bytes = 256 >> mode;  // 1: 128-byte swizzle, 2: 64, 3: 32.
+    at += column % 8 * row_bytes + k * 4;
+    return at ^ (at >> 3 & (row_bytes - 16));
+}
+
+void multiply_described(void* const* operands) {
+    float a[16][8], b[8][8];
+    for (int i = 0; i < lanes_of_warp; i++) {
+        if (!operands[i]) fail("multiplies matrices with lanes that have returned");
+        for (int q = 0; q < 4; q++)
+            a[i / 4 + q % 2 * 8][q / 2 * 4 + i % 4] =
+                tf32(static_cast<WarpGroupOperands*>(operands[i])->a[q]);
     }
-    return c;
+    const WarpGroupOperands& first = *static_cast<WarpGroupOperands*>(operands[0]);
+    for (int j = 0; j < first.eights; j++) {
+        for (int n = 0; n < 8; n++)
+            for (int k = 0; k < 8; k++) {
+                const char* address = dynamic + described_offset(first.b, j * 8 + n, k);
+                // Two lanes, so that a write by any lane is a race.
+                for (int g = 0; g < 2; g++) b[n][k] = tf32(read_word(g * 4 + n / 2, address));
+            }
+        for (int i = 0; i < lanes_of_warp; i++) {
+            const WarpGroupOperands& own = *static_cast<WarpGroupOperands*>(operands[i]);
+            for (int e = 0; e < 4; e++) {
+                float& sum = own.c[j][e];
+                sum = add_halves<4>(own.adds ? sum : 0.0f, a[i / 4 + e / 2 * 8],
+                                    b[i % 4 * 2 + e % 2]);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void wgmma_tf32(float (*c)[4], int eights, const unsigned (&a)[4], unsigned long long b, bool adds) {
+    WarpGroupOperands own = {c, a, b, eights, adds};
+    const auto multiply = [](unsigned, void* const* operands) { multiply_described(operands); };
+    wait_for_warp(~0u, multiply, &own, false);
 }
 
 void* dynamic_shared() { return dynamic; }
 
 void check_atomic(const void* address, size_t size) {
-    if (!find_region(static_cast<const char*>(address), size))
+    if (!find_region(static_cast<const char*>(address), size, true))
         fail("atomic on %zu bytes outside of the device's memory", size);
 }
 
@@ -444,34 +697,31 @@ const char* launch(Library of, Invoke invoke, void** args, const unsigned* exten
                    const uint64_t* memory, int num_regions, uint64_t seed) {
     grid_extent = {extents[0], extents[1], extents[2]};
     block_extent = {extents[3], extents[4], extents[5]};
-    int count = int(extents[3] * extents[4] * extents[5]);
     library = of, kernel = invoke, kernel_args = args;
     random_state = seed, random_order = seed != 0;
+    has_failed = false;
+    launch_start = ++phase;
     regions.clear();
-    add_region(library.shared, library.stop);
-    add_region(dynamic, dynamic + shared_bytes);
+    add_region(library.shared, library.stop, true);
+    add_region(dynamic, dynamic + shared_bytes, true);
     for (int i = 0; i < num_regions; i++)
         add_region(reinterpret_cast<char*>(memory[2 * i]),
-                   reinterpret_cast<char*>(memory[2 * i + 1]));
-    for (Region& region : regions)
-        region.shadow =
-            static_cast<Shadow*>(calloc(region.stop - region.start + 1, sizeof(Shadow)));
-    make_fibers(count);
-    phase = 0;
+                   reinterpret_cast<char*>(memory[2 * i + 1]), false);
+    assign_shadows();
+    make_fibers(int(num_threads()));
     std::vector<int> blocks(extents[0] * extents[1] * extents[2]);
     for (size_t i = 0; i < blocks.size(); i++) blocks[i] = int(i);
-    if (random_order) shuffle_order(blocks);
-    bool good = true;
+    if (random_order)
+        for (size_t i = blocks.size(); i > 1; i--) std::swap(blocks[i - 1], blocks[draw() % i]);
     for (int b : blocks) {
         unsigned x = grid_extent.x, y = grid_extent.y;
         block_place = {b % x, b / x % y, b / x / y};
-        if (!(good = run_block(count, shared_bytes))) break;
+        if (!run_block(int(num_threads()), shared_bytes)) break;
     }
     // Fibers that did not finish are created again.
-    if (!good) fibers.clear();
+    if (has_failed) fibers.clear();
     self = nullptr;
-    for (Region& region : regions) free(region.shadow);
-    return good ? nullptr : message;
+    return has_failed ? message : nullptr;
 }
 
 }  // namespace emulator
@@ -505,7 +755,5 @@ ACCESSES(16)
 void __tsan_read_range(void* p, size_t size) { emulator::access(p, size, false); }
 void __tsan_write_range(void* p, size_t size) { emulator::access(p, size, true); }
 void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
 void __tsan_vptr_update(void*, void*) {}
 }
