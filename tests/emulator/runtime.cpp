@@ -100,6 +100,8 @@ ucontext_t bootstrap;
 Continuation scheduler;
 Fiber* self;
 Touch now;
+const char* unchecked;  // The stack of `self`; without a thread, the whole memory.
+size_t unchecked_bytes = ~size_t(0);
 bool has_failed;
 Library library;
 Invoke kernel;
@@ -158,6 +160,8 @@ void set_ready(Fiber& fiber) {
 
 void set_self(Fiber& fiber) {
     self = &fiber;
+    unchecked = stacks + number_of(fiber) * stack_bytes;
+    unchecked_bytes = stack_bytes;
     thread_place = fiber.index;
     now = {phase, uint16_t(number_of(fiber)), uint16_t(fiber.warp_phase)};
 }
@@ -390,22 +394,36 @@ inline __attribute__((always_inline)) bool check(const char* address, size_t siz
     fail("%s %zu bytes outside of the device's memory", what, size);
 }
 
-inline __attribute__((always_inline)) void access(const void* pointer, size_t size, bool write) {
-    if (!self) return;
-    const char* address = static_cast<const char*>(pointer);
-    char here;
-    // Accesses to the thread's own stack and to constants of the library are not checked.
-    if (size_t(address - (&here - stack_bytes)) < 2 * stack_bytes) return;
+template <size_t SIZE, bool WRITE> __attribute__((noinline)) void access_memory(const char* address) {
     const size_t place = address - reinterpret_cast<const char*>(emulator_places);
-    if (!write && place < sizeof emulator_places) return;
-    if (!check(address, size, write)) {
-        if (!write && address >= library.start && address < library.stop) return;
-        fail_outside(write ? "writes" : "reads", size);
+    if (!WRITE && place < sizeof emulator_places) return;
+    if (!check(address, SIZE, WRITE)) {
+        // Constants of the library are not checked.
+        if (!WRITE && address >= library.start && address < library.stop) return;
+        fail_outside(WRITE ? "writes" : "reads", SIZE);
     }
     if (random_order && draw() % gives_way_one_in == 0) {
         set_ready(*self);
         wait();
     }
+}
+
+// Accesses of a thread to its own stack are frequent and not checked.
+bool is_unchecked(const void* pointer) {
+    return size_t(static_cast<const char*>(pointer) - unchecked) < unchecked_bytes;
+}
+
+template <size_t SIZE, bool WRITE> void access(const void* pointer) {
+    if (!is_unchecked(pointer)) access_memory<SIZE, WRITE>(static_cast<const char*>(pointer));
+}
+
+template <bool WRITE> void access_range(const void* pointer, size_t size) {
+    if (is_unchecked(pointer)) return;
+    const char* address = static_cast<const char*>(pointer);
+    const bool whole_words = (reinterpret_cast<uintptr_t>(address) | size) % word_bytes == 0;
+    for (size_t i = 0; i < size; i += whole_words ? word_bytes : 1)
+        whole_words ? access_memory<word_bytes, WRITE>(address + i) :
+                      access_memory<1, WRITE>(address + i);
 }
 
 // Check a read of shared memory by a lane of this warp.
@@ -720,7 +738,7 @@ const char* launch(Library of, Invoke invoke, void** args, const unsigned* exten
     }
     // Fibers that did not finish are created again.
     if (has_failed) fibers.clear();
-    self = nullptr;
+    self = nullptr, unchecked = nullptr, unchecked_bytes = ~size_t(0);
     return has_failed ? message : nullptr;
 }
 
@@ -739,21 +757,18 @@ extern "C" void __ubsan_handle_out_of_bounds(SourcePlace* place, size_t index) {
 
 // Handlers of -fsanitize=thread.
 
-#define ACCESSES(size)                                                                            \
-    void __tsan_read##size(void* p) { emulator::access(p, size, false); }                         \
-    void __tsan_write##size(void* p) { emulator::access(p, size, true); }                         \
-    void __tsan_unaligned_read##size(void* p) { emulator::access(p, size, false); }               \
-    void __tsan_unaligned_write##size(void* p) { emulator::access(p, size, true); }               \
-    void __tsan_volatile_read##size(void* p) { emulator::access(p, size, false); }                \
-    void __tsan_volatile_write##size(void* p) { emulator::access(p, size, true); }
+#define ACCESS(name, size) \
+    void __tsan_##name##read##size(void* p) { emulator::access<size, false>(p); }                 \
+    void __tsan_##name##write##size(void* p) { emulator::access<size, true>(p); }
+#define ACCESSES(size) ACCESS(, size) ACCESS(unaligned_, size) ACCESS(volatile_, size)
 extern "C" {
 ACCESSES(1)
 ACCESSES(2)
 ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
-void __tsan_read_range(void* p, size_t size) { emulator::access(p, size, false); }
-void __tsan_write_range(void* p, size_t size) { emulator::access(p, size, true); }
+void __tsan_read_range(void* p, size_t size) { emulator::access_range<false>(p, size); }
+void __tsan_write_range(void* p, size_t size) { emulator::access_range<true>(p, size); }
 void __tsan_init() {}
 void __tsan_vptr_update(void*, void*) {}
 }
