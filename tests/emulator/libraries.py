@@ -1,4 +1,4 @@
-"""Shared libraries of emulated kernels, compiled by g++ and cached.
+"""Shared libraries of emulated kernels, compiled by g++, and the cache of compiled files.
 
 A library is compiled if its source, a file that the source includes, a macro, the emulator's header
 or the compiler has changed. Copies of the source tree share the cache.
@@ -58,7 +58,7 @@ def load_library(folder: Path, file: str, name: str, macros: Macros) -> ctypes.C
 
 def compiled_library(folder: Path, file: str, name: str, macros: Macros) -> Path:
     """Return the path of the shared library of one kernel, compiled if necessary."""
-    sources = _translated_sources(folder, file)
+    sources = translated_sources(folder, file)
     sources[file] += f"\nEMULATED_KERNEL({name})\n"
     flags = [f"-D{macro}={value}" for macro, value in macros]
 
@@ -72,10 +72,10 @@ def compiled_library(folder: Path, file: str, name: str, macros: Macros) -> Path
         run([_tool("-print-prog-name=ld"), "-shared", "kernel.o", str(_runtime()),
              _tool("-print-libgcc-file-name"), "-o", "result"], work)  # fmt: skip
 
-    return _cached("{}.so", build, sources, flags, INSTRUMENTED)
+    return cached("{}.so", build, sources, flags, INSTRUMENTED, *_language())
 
 
-def _translated_sources(folder: Path, file: str) -> dict[str, str]:
+def translated_sources(folder: Path, file: str) -> dict[str, str]:
     """Return the text of a file and of the files that it includes, for g++."""
     found: dict[str, str] = {}
     names = [file]
@@ -108,7 +108,7 @@ def _runtime() -> Path:
         run([*COMPILER, "-O2", "-shared", f"-Wl,-soname,{RUNTIME}", str(HERE / "runtime.cpp"),
              "-o", "result"], work)  # fmt: skip
 
-    return _cached("runtime-{}.so", build, (HERE / "runtime.cpp").read_text())
+    return cached("runtime-{}.so", build, (HERE / "runtime.cpp").read_text(), *_language())
 
 
 @functools.cache
@@ -119,18 +119,18 @@ def _header() -> Path:
         shutil.copy(HERE / "emulator.h", work)
         run([*COMPILER, *INSTRUMENTED, "-x", "c++-header", "emulator.h", "-o", "result"], work)
 
-    return _cached("emulator-{}.h.gch", build, INSTRUMENTED).with_suffix("")
+    return cached("emulator-{}.h.gch", build, INSTRUMENTED, *_language()).with_suffix("")
 
 
-def _cached(name: str, build: Callable[[Path], None], *parts: object) -> Path:
+def cached(name: str, build: Callable[[Path], None], *parts: object) -> Path:
     """Return the path of the file that `build` writes as ``result``, from the cache if possible.
 
     Args:
         name: name of the file in the cache, with a placeholder for a hash.
         build: writes the file in an empty folder.
-        parts: what the file depends on, besides the emulator's header and the compiler.
+        parts: what the file depends on.
     """
-    digest = hashlib.sha256(repr((*parts, *_common_parts())).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
     target = cache_folder() / name.format(digest)
     while not target.exists():
         with cache.claim(target) as is_ours:
@@ -146,7 +146,8 @@ def _cached(name: str, build: Callable[[Path], None], *parts: object) -> Path:
 
 
 @functools.cache
-def _common_parts() -> tuple[object, ...]:
+def _language() -> tuple[object, ...]:
+    """Return what all compiled files of the emulator depend on."""
     return COMPILER, _tool("--version"), (HERE / "emulator.h").read_text()
 
 

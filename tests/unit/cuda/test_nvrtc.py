@@ -5,6 +5,9 @@ The wheel ``nvidia-cuda-nvrtc-cu12`` of the extra ``test`` contains the compiler
 
 from __future__ import annotations
 
+import functools
+import itertools
+import re
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -35,12 +38,73 @@ from dptrain.backends.cuda.nvrtc import (
 from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile
 from dptrain.backends.cuda.wgrad_tiles import select_wgrad_tile
 from dptrain.errors import UserError
+from tests.emulator import libraries
+from tests.tiers import tiered
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
 VECTORED = ["dropout.cu", "elementwise.cu", "normalization.cu", "pooling.cu", "optimizers.cu"]
-COMPILED = ((70, 12), (80, 12), (90, 13), (100, 12))
-"""Architectures and versions of CUDA. Sources distinguish architectures from 80, from 90, and 90a.
-CUDA 13 treats functions without annotations as host functions; CUDA 12 does not."""
+COMPILED = {90: 13, 100: 12, 80: 12, 70: 12}
+"""Architectures and versions of CUDA. CUDA 13 treats functions without annotations as host
+functions; CUDA 12 does not."""
+
+FEATURES = "__CUDA_ARCH_FEAT_SM90_ALL"
+"""Macro of sm_90a only."""
+
+
+@functools.cache
+def source(file: str) -> str:
+    """Return the text of a source and of the files that it includes."""
+    return "\n".join(libraries.translated_sources(KERNELS, file).values())
+
+
+def boundaries(text: str) -> list[int]:
+    """Return the architectures from which on a source differs."""
+    compared = re.findall(r"__CUDA_ARCH__\s*([<>=!]=?)\s*(\d+)", text)
+    assert {operator for operator, _ in compared} <= {">="}
+    return sorted({int(number) // 10 for _, number in compared})
+
+
+def variant(text: str, architecture: int) -> tuple[bool, ...]:
+    """Return what a source distinguishes about an architecture."""
+    above = (architecture >= boundary for boundary in boundaries(text))
+    return (*above, FEATURES in text and architecture == 90)
+
+
+def architectures(file: str) -> list[int]:
+    """Return one architecture for each variant of a source, the first of `COMPILED`."""
+    text = source(file)
+    return list({variant(text, number): number for number in reversed(COMPILED)}.values())
+
+
+def test_the_compiled_architectures_are_all_that_sources_distinguish() -> None:
+    text = "\n".join(map(source, SOURCES))
+    known = boundaries(text)
+    assert len(known) > 1
+    intervals = [sum(number >= boundary for boundary in known) for number in COMPILED]
+    assert set(intervals) == set(range(len(known) + 1))
+    assert [number for number in COMPILED if variant(text, number)[-1]] == [90]
+    assert intervals.count(intervals[0]) == 2  # With the features of sm_90a and without.
+    for file in SOURCES:
+        found = {variant(source(file), number) for number in architectures(file)}
+        assert found == {variant(source(file), number) for number in COMPILED}
+
+
+def machine_code(
+    file: str, architecture: int, defines: Mapping[str, int] | None = None, version: int = 12
+) -> bytes:
+    """Return the machine code of a kernel, from the tests' cache if it was compiled before."""
+    compiler, defines = find_compiler([version]), defines or {}
+    assert compiler.version[0] == version
+
+    def build(folder: Path) -> None:
+        code = compiler.compile(KERNELS / file, architecture, defines)
+        assert SERIALIZED not in compiler.log
+        (folder / "result").write_bytes(code)
+
+    digest = nvrtc.source_digest(compiler, file, architecture, defines)
+    code = libraries.cached("{}.cubin", build, digest).read_bytes()
+    assert code.startswith(b"\x7fELF")
+    return code
 
 
 @pytest.fixture(scope="module")
@@ -48,45 +112,40 @@ def compiler() -> Compiler:
     return find_compiler([12])
 
 
-def test_there_are_kernels() -> None:
-    assert SOURCES
+@pytest.mark.parametrize(
+    ("file", "architecture"),
+    tiered([(f, n) for f in SOURCES for n in architectures(f)], [(f, 90) for f in SOURCES]),
+)
+def test_every_kernel_compiles(file: str, architecture: int) -> None:
+    machine_code(file, architecture, version=COMPILED[architecture])
 
 
-@pytest.mark.parametrize(("architecture", "version"), COMPILED)
-@pytest.mark.parametrize("file", SOURCES)
-def test_every_kernel_compiles(file: str, architecture: int, version: int) -> None:
-    compiler = find_compiler([version])
-    assert compiler.version[0] == version
-    assert compiler.compile(KERNELS / file, architecture).startswith(b"\x7fELF")
-
-
-@pytest.mark.parametrize("architecture", [70, 90])
+@pytest.mark.more
 @pytest.mark.parametrize("file", VECTORED)
-def test_kernels_compile_for_vectors(file: str, architecture: int, compiler: Compiler) -> None:
+def test_kernels_compile_for_vectors(file: str) -> None:
+    """Architectures differ in bfloat16 only."""
     variants = {}, {"VECTOR": 4}, {"VECTOR": 8, "PRECISION": 2}
-    codes = {compiler.compile(KERNELS / file, architecture, defines) for defines in variants}
-    assert len(codes) == 3
+    codes = {machine_code(file, 90, defines) for defines in variants}
+    assert len(codes | {machine_code(file, 70, variants[-1])}) == 4
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kernel", ["normalization.cu", "pooling.cu"])
-def test_pooling_compiles_for_a_layer(kernel: str, compiler: Compiler) -> None:
+def test_pooling_compiles_for_a_layer(kernel: str) -> None:
     layer = dict(zip(GEOMETRY_MACROS, (24, 24, 64, 12, 12, 64, 3, 3, 2, 2, 0, 0), strict=True))
-    defines = {"VECTOR": 8, "PRECISION": 2, **layer}
-    assert compiler.compile(KERNELS / kernel, 90, defines).startswith(b"\x7fELF")
+    assert machine_code(kernel, 90, {"VECTOR": 8, "PRECISION": 2, **layer})
 
 
-@pytest.mark.parametrize("architecture", [70, 90])
-def test_all_reduce_compiles_for_every_number_of_ranks(
-    architecture: int, compiler: Compiler
-) -> None:
-    path = KERNELS / "all_reduce.cu"
-    codes = {compiler.compile(path, architecture, {"RANKS": n}) for n in (2, 3, 8)}
+@pytest.mark.more
+def test_all_reduce_compiles_for_every_number_of_ranks() -> None:
+    codes = {machine_code("all_reduce.cu", 90, {"RANKS": n}) for n in (2, 3, 8)}
     assert len(codes) == 3
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("file", ["batch_norm_statistics.cu", "batch_norm_backward_statistics.cu"])
-def test_statistics_compile_for_several_ranks(file: str, compiler: Compiler) -> None:
-    codes = {compiler.compile(KERNELS / file, 90, {"ACROSS_RANKS": n}) for n in (0, 1)}
+def test_statistics_compile_for_several_ranks(file: str) -> None:
+    codes = {machine_code(file, 90, {"ACROSS_RANKS": n}) for n in (0, 1)}
     assert len(codes) == 2
 
 
@@ -98,24 +157,25 @@ PRODUCTS = [(0, 90, tile) for tile in THREAD_TILES] + [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("precision", "architecture", "tile"), PRODUCTS, ids=str)
 @pytest.mark.parametrize("kernel", ["forward", "backward_weight", "backward_input"])
 def test_every_tile_compiles_for_a_layer(
-    kernel: str, precision: int, architecture: int, tile: GemmTile, compiler: Compiler
+    kernel: str, precision: int, architecture: int, tile: GemmTile
 ) -> None:
     """From sm_80 on with tensor cores, before without."""
     layer = dict(zip(GEOMETRY_MACROS, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 1, 1), strict=True))
     steps = {"IN_VECTOR": 1, "OUT_VECTOR": 8 if precision == 2 else 4}
     epilogue = {"PRECISION": precision, "EPILOGUE": 2 if kernel == "forward" else 1}
-    path = KERNELS / f"conv2d_{kernel}.cu"
-    code = compiler.compile(path, architecture, {**tile.defines, **layer, **steps, **epilogue})
-    assert code.startswith(b"\x7fELF")
+    defines = {**tile.defines, **layer, **steps, **epilogue}
+    assert machine_code(f"conv2d_{kernel}.cu", architecture, defines)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("precision", "architecture"), [(0, 90), (1, 90), (2, 90), (0, 80), (1, 80), (2, 70)]
 )
-def test_skinny_gemm_compiles(precision: int, architecture: int, compiler: Compiler) -> None:
+def test_skinny_gemm_compiles(precision: int, architecture: int) -> None:
     name = ("fp32", "tf32", "bf16")[precision]
     forward, backward = (
         skinny_gemm.select_forward_config(name, 32, 33856, 128, DEFAULT_LIMITS).tile,
@@ -129,15 +189,13 @@ def test_skinny_gemm_compiles(precision: int, architecture: int, compiler: Compi
             "EPILOGUE_DROPOUT": 1,
             "PREFETCH_WEIGHTS": 1,
         }
-        path = KERNELS / "skinny_gemm.cu"
-        code = compiler.compile(path, architecture, {"PRECISION": precision, **steps, **defines})
-        assert code.startswith(b"\x7fELF")
+        defines = {"PRECISION": precision, **steps, **defines}
+        assert machine_code("skinny_gemm.cu", architecture, defines)
     if name == "fp32":
         return  # The general kernel computes the weight gradient.
     gradient = skinny_gemm.wgrad_config(name, 64, 128).tile.defines
-    path = KERNELS / "skinny_gemm_backward_weight.cu"
     steps = {"IN_VECTOR": 4, "OUT_VECTOR": 2, "EPILOGUE": 1, "PRECISION": precision}
-    assert compiler.compile(path, architecture, {**steps, **gradient}).startswith(b"\x7fELF")
+    assert machine_code("skinny_gemm_backward_weight.cu", architecture, {**steps, **gradient})
 
 
 # The second convolution of solar, and one with 32 filters that is not pooled.
@@ -145,10 +203,11 @@ WIDE = (48, 48, 32, 46, 46, 64, 3, 3, 1, 1, 0, 0), (12, 12, 64, 12, 12, 32, 5, 5
 WINDOWS = [(1, 90), (2, 90), (2, 80), (1, 80), (2, 70)]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("layer", WIDE, ids=["pooled", "plain"])
 @pytest.mark.parametrize(("precision", "architecture"), WINDOWS)
 def test_halo_kernels_compile_for_a_layer(
-    precision: int, architecture: int, layer: tuple[int, ...], compiler: Compiler
+    precision: int, architecture: int, layer: tuple[int, ...]
 ) -> None:
     """sm_90 uses wgmma and TMA, GPUs from sm_80 on mma.sync, older ones neither.
 
@@ -186,19 +245,18 @@ def test_halo_kernels_compile_for_a_layer(
         "conv2d_backward_weight_halo.cu": weight.defines,
     }
     for file, defines in kernels.items():
-        code = compiler.compile(KERNELS / file, architecture, {**common, **defines})
-        assert code.startswith(b"\x7fELF")
-        assert SERIALIZED not in compiler.log
+        assert machine_code(file, architecture, {**common, **defines})
 
 
 # The first convolutions of cifar and of model0.
 NARROW = (24, 24, 3, 24, 24, 64, 5, 5, 1, 1, 2, 2), (32, 32, 3, 32, 32, 16, 3, 3, 1, 1, 1, 1)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("layer", NARROW, ids=["plain", "pooled"])
 @pytest.mark.parametrize(("precision", "architecture"), WINDOWS)
 def test_few_channel_kernels_compile_for_a_layer(
-    precision: int, architecture: int, layer: tuple[int, ...], compiler: Compiler
+    precision: int, architecture: int, layer: tuple[int, ...]
 ) -> None:
     name, size = ("tf32", 4) if precision == 1 else ("bf16", 2)
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
@@ -211,15 +269,17 @@ def test_few_channel_kernels_compile_for_a_layer(
         "IN_VECTOR": 1,
     }
     common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
-    path = KERNELS / "conv2d_forward_few_channels.cu"
     tiles = list(few_channel_candidates(view, (1, 1), name, DEFAULT_LIMITS, pooled=pooled))
     for tile in tiles[:: len(tiles) // 3]:
-        code = compiler.compile(path, architecture, {**common, **tile.defines})
-        assert code.startswith(b"\x7fELF")
+        defines = {**common, **tile.defines}
+        assert machine_code("conv2d_forward_few_channels.cu", architecture, defines)
 
 
-@pytest.mark.parametrize("layer", WIDE + NARROW, ids=str)
-@pytest.mark.parametrize("precision", [1, 2])
+@pytest.mark.parametrize(
+    ("precision", "layer"),
+    tiered(itertools.product([1, 2], WIDE + NARROW), [(2, WIDE[1])]),
+    ids=str,
+)
 def test_wgmma_instructions_are_not_serialized(precision: int, layer: tuple[int, ...]) -> None:
     """Weight gradients, whose fragments compilers tend to compute between the products."""
     name, step = ("tf32", 4) if precision == 1 else ("bf16", 8)
@@ -230,13 +290,12 @@ def test_wgmma_instructions_are_not_serialized(precision: int, layer: tuple[int,
     assert tile is not None
     steps = {"IN_VECTOR": step if channels > 3 else 1, "OUT_VECTOR": step}
     common = {"PRECISION": precision, "EPILOGUE": epilogue, **steps}
-    compiler = find_compiler([13])
-    layer_defines = dict(zip(GEOMETRY_MACROS, layer, strict=True))
-    path = KERNELS / "conv2d_backward_weight_halo.cu"
-    compiler.compile(path, 90, {**tile.defines, **common, **layer_defines})
-    assert SERIALIZED not in compiler.log
+    common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
+    defines = {**tile.defines, **common}
+    assert machine_code("conv2d_backward_weight_halo.cu", 90, defines, version=13)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("shape", wgmma_gemm_tiles.TILES, ids=str)
 @pytest.mark.parametrize("precision", [1, 2])
 def test_large_dense_kernels_compile_without_serialized_instructions(
@@ -245,23 +304,19 @@ def test_large_dense_kernels_compile_without_serialized_instructions(
     tile, step = WgmmaTile(*shape, transposed=precision == 1), 4 * precision
     common = {"PRECISION": precision, "EPILOGUE": 1, "IN_VECTOR": step, "OUT_VECTOR": step}
     defines = {**tile.defines, **common, "EPILOGUE_DROPOUT": 1, "TENSOR_MAPS": 2}
-    compiler = find_compiler([13])
-    assert compiler.compile(KERNELS / "dense_wgmma.cu", 90, defines).startswith(b"\x7fELF")
-    assert "serialized" not in compiler.log
+    assert machine_code("dense_wgmma.cu", 90, defines, version=13)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("precision", "architecture"), [(1, 90), (2, 90), (2, 80), (1, 80)])
-def test_the_weight_gradient_of_a_first_layer_compiles(
-    precision: int, architecture: int, compiler: Compiler
-) -> None:
+def test_the_weight_gradient_of_a_first_layer_compiles(precision: int, architecture: int) -> None:
     name, layer = "tf32" if precision == 1 else "bf16", NARROW[1]
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
     view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
     tile = rank_few_channel_wgrad_tiles(view, name, 2048, DEFAULT_LIMITS)[0]
     common = {"PRECISION": precision, "EPILOGUE": 2, "IN_VECTOR": 1, "OUT_VECTOR": 4 * precision}
     defines = {**tile.defines, **common, **dict(zip(GEOMETRY_MACROS, layer, strict=True))}
-    path = KERNELS / f"{tile.KERNEL}.cu"
-    assert compiler.compile(path, architecture, defines).startswith(b"\x7fELF")
+    assert machine_code(f"{tile.KERNEL}.cu", architecture, defines)
 
 
 def test_a_serialized_kernel_is_compiled_with_a_scheduling_barrier(
