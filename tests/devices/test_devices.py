@@ -13,6 +13,7 @@ from dptrain.plan.plan import make_plan
 from tests.devices.compile_kernels import Usage, compile_unit, kernel_usages, problems
 from tests.devices.networks import planned_networks
 from tests.devices.planned import Launch, PlannedDevice, step_launches
+from tests.tiers import tiered
 
 NETWORKS = planned_networks()
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -24,7 +25,7 @@ SUPPORTED = [
 ]
 
 
-@pytest.mark.parametrize(("device", "precision"), SUPPORTED)
+@pytest.mark.parametrize(("device", "precision"), tiered(SUPPORTED, [("T4", "fp32")]))
 def test_all_launches_of_a_step_are_within_the_limits(device: str, precision: str) -> None:
     for name, network in NETWORKS.items():
         for batch_size in (32, 256):

@@ -11,6 +11,7 @@ from dptrain.backends.cuda.wgmma_gemm_tiles import TILES, WgmmaTile, is_worthwhi
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from dptrain.plan.lowering import Phase
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
@@ -41,8 +42,11 @@ def in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_random_order")
-@pytest.mark.parametrize("precision", ELEMENT_BYTES)
-@pytest.mark.parametrize(("shape", "split"), [((128, 64, 4, 2), False), ((64, 128, 4, 2), True)])
+@pytest.mark.parametrize("precision", tiered(ELEMENT_BYTES, ["bf16"]))
+@pytest.mark.parametrize(
+    ("shape", "split"),
+    tiered([((128, 64, 4, 2), False), ((64, 128, 4, 2), True)], [((64, 128, 4, 2), True)]),
+)
 def test_every_phase_computes_what_the_general_kernels_do(
     precision: str, shape: tuple[int, int, int, int], split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ from dptrain.network import (
     get_network,
 )
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
@@ -103,8 +105,12 @@ def expected(
     return np.maximum(largest, 0), np.where(largest > 0, members.argmax(-1), NO_MAXIMUM)
 
 
-@pytest.mark.parametrize("precision", ELEMENT_BYTES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("precision", "case"),
+    tiered(
+        itertools.product(ELEMENT_BYTES, CASES), [("tf32", "far apart"), ("bf16", "5x5, pooled")]
+    ),
+)
 def test_every_tile_is_exact(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads and blocks in every order; a few blocks iterate over all strips.
 
@@ -147,6 +153,7 @@ LAYERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("precision", ELEMENT_BYTES)
 def test_a_network_trains_as_with_gathering_kernels(
     precision: str, monkeypatch: pytest.MonkeyPatch

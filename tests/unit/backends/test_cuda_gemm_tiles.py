@@ -24,6 +24,7 @@ from dptrain.backends.cuda.gemm_tiles import (
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, batch, rounding
@@ -43,7 +44,9 @@ PRODUCTS = [("fp32", tile) for tile in THREAD_TILES] + [
 ]
 
 
-@pytest.mark.parametrize(("precision", "tile"), PRODUCTS, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("precision", "tile"), tiered(PRODUCTS, [PRODUCTS[0], PRODUCTS[-1]]), ids=str
+)
 def test_every_tile_computes_the_same(
     precision: str, tile: GemmTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +71,7 @@ def test_every_tile_computes_the_same(
         assert_close(ours.gradients[name], value, tolerance, name)
 
 
+@pytest.mark.more
 def test_specialized_kernels_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     general = make_replica(ODD, "cuda", 3)
     emulator = Emulator(specializes=True)
@@ -85,7 +89,7 @@ POOLED = Network(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", tiered(["fp32", "bf16"], ["bf16"]))
 def test_gradients_of_pooled_outputs_are_equal_if_unpooled_separately(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

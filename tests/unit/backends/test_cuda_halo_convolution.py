@@ -52,6 +52,7 @@ from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.plan import Plan
 from dptrain.plan.random import dropout_keep
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
@@ -207,7 +208,9 @@ def in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
 
 
-@pytest.mark.parametrize(("number", "precision"), TILES_BY_PRECISION)
+@pytest.mark.parametrize(
+    ("number", "precision"), tiered(TILES_BY_PRECISION, [TILES_BY_PRECISION[3]])
+)
 def test_every_tile_configuration_computes_the_same(
     number: int, precision: str, in_random_order: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +230,10 @@ def test_every_tile_configuration_computes_the_same(
 
 @pytest.mark.parametrize(
     ("network", "number", "precision"),
-    [(NARROW, 2, "tf32"), (STRIDED, 5, "bf16"), (POINTWISE, 2, "bf16"), (POINTWISE, 5, "tf32")],
+    tiered(
+        [(NARROW, 2, "tf32"), (STRIDED, 5, "bf16"), (POINTWISE, 2, "bf16"), (POINTWISE, 5, "tf32")],
+        [(STRIDED, 5, "bf16"), (POINTWISE, 2, "bf16")],
+    ),
     ids=["narrow", "strided", "pointwise", "pointwise-persistent"],
 )
 def test_any_channels_filters_and_strides(
@@ -252,7 +258,7 @@ def test_any_channels_filters_and_strides(
 
 @pytest.mark.parametrize(
     ("number", "precision"),
-    [(0, "bf16"), (1, "tf32"), (2, "fp32"), (3, "bf16"), (5, "tf32")],
+    tiered([(0, "bf16"), (1, "tf32"), (2, "fp32"), (3, "bf16"), (5, "tf32")], [(0, "bf16")]),
 )
 def test_rows_of_several_samples(
     number: int, precision: str, in_random_order: None, monkeypatch: pytest.MonkeyPatch
@@ -272,6 +278,7 @@ def test_rows_of_several_samples(
     assert_steps_as_gathered(ours, (5, 2))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("network", "margin", "number", "precision"),
     [
@@ -393,9 +400,14 @@ def assert_steps_as_gathered(ours: Replica, counts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted", [(1, 1, 3, 2), (1, 3, 2, 1), (1, 4, 1, 1), (2, 5, 1, 1), (4, 1, 1, 2)], ids=str
+    "wanted",
+    tiered(
+        [((1, 1, 3, 2),), ((1, 3, 2, 1),), ((1, 4, 1, 1),), ((2, 5, 1, 1),), ((4, 1, 1, 2),)],
+        [((2, 5, 1, 1),)],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("filters", [32, 96])
+@pytest.mark.parametrize("filters", tiered([32, 96], [96]))
 def test_lanes_that_share_random_numbers_drop_the_right_elements(
     filters: int, wanted: tuple[int, ...], in_random_order: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,7 +455,7 @@ class Mapping(Emulator):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("number", range(len(TILES)))
+@pytest.mark.parametrize("number", tiered(range(len(TILES)), [0, 3]))
 def test_boxes_have_the_size_that_kernels_expect(
     number: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,6 +493,7 @@ def test_boxes_have_the_size_that_kernels_expect(
     assert found >= {0, 1}
 
 
+@pytest.mark.more
 def test_devices_with_little_shared_memory_use_smaller_tiles_or_gather(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from dptrain.backends.cuda.skinny_gemm import (
 )
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
@@ -37,9 +39,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skinny_gemm, "MIN_WEIGHTS", 0)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("columns", COLUMN_CHOICES)
-@pytest.mark.parametrize("n", [5, TILE_SAMPLES + 3])
+@pytest.mark.parametrize(
+    ("precision", "columns", "n"),
+    tiered(
+        itertools.product(PRECISIONS, COLUMN_CHOICES, [5, TILE_SAMPLES + 3]),
+        [("fp32", COLUMN_CHOICES[0], 5), ("bf16", COLUMN_CHOICES[-1], TILE_SAMPLES + 3)],
+    ),
+)
 def test_every_tile_computes_the_same(
     precision: str, columns: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +73,7 @@ def test_every_tile_computes_the_same(
         assert_close(ours.gradients[name], value, tolerance, name)
 
 
+@pytest.mark.more
 def test_a_device_with_little_shared_memory_computes_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,6 +6,7 @@ The emulator multiplies with the alignment and truncation of tensor cores (`runt
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.wgrad_tiles import select_wgrad_tile
 from dptrain.backends.replica import Replica
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, MeanSquaredError, Network, ReLU
+from tests.tiers import tiered
 
 MAPS = Network(
     (32, 5, 6), [Conv2d(32), ReLU(), MaxPool2d(2), Conv2d(32, 2, padding="same"), Flatten()],
@@ -102,6 +104,7 @@ def chain(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     return total
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("kernels", "n"), [("general", 67), ("skinny", 35)])
 def test_errors_are_below_those_of_a_chain_of_multiply_adds(
     kernels: str, n: int, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +129,7 @@ def test_errors_are_below_those_of_a_chain_of_multiply_adds(
         assert error < plain
 
 
+@pytest.mark.more
 @every_algorithm
 def test_errors_of_convolutions_are_like_those_of_fused_multiply_adds(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +144,7 @@ def test_errors_of_convolutions_are_like_those_of_fused_multiply_adds(
     assert max(ours.values()) < 3e-7
 
 
+@pytest.mark.more
 @every_algorithm
 @pytest.mark.parametrize("value", [math.inf, math.nan, 3.4e38])
 def test_operands_that_are_not_finite_have_the_results_of_float32(
@@ -170,6 +175,7 @@ def test_operands_that_are_not_finite_have_the_results_of_float32(
     assert not np.isfinite(plain["output"]).all() or value == 3.4e38
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("value", [math.inf, math.nan, 3.4e38])
 def test_skinny_products_that_are_not_finite_are_those_of_float32(
     value: float, monkeypatch: pytest.MonkeyPatch
@@ -190,9 +196,16 @@ def test_skinny_products_that_are_not_finite_are_those_of_float32(
     assert not np.isfinite(plain["output"]).all() or value == 3.4e38
 
 
-@pytest.mark.parametrize("algorithm", ["mma.sync", "wgmma"])
 @pytest.mark.parametrize(
-    "wanted", [(1, 1, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2), (3, 1, 1, 1), (1, 2, 1, 4)], ids=str
+    ("algorithm", "wanted"),
+    tiered(
+        itertools.product(
+            ["mma.sync", "wgmma"],
+            [(1, 1, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2), (3, 1, 1, 1), (1, 2, 1, 4)],
+        ),
+        [("mma.sync", (2, 2, 1, 1)), ("wgmma", (1, 1, 2, 2))],
+    ),
+    ids=str,
 )
 def test_every_tile_configuration_computes_the_same(
     wanted: tuple[int, ...], algorithm: str, monkeypatch: pytest.MonkeyPatch

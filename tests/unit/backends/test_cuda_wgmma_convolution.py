@@ -28,6 +28,7 @@ from dptrain.network import (
 )
 from dptrain.plan.plan import Plan
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 from tests.unit.backends.test_cuda_halo_convolution import assert_steps_as_gathered
 
 H100 = DEVICES["H100"]
@@ -139,10 +140,13 @@ def assert_results_of_tile(
 @pytest.mark.usefixtures("in_random_order")
 @pytest.mark.parametrize(
     ("network", "precision", "number", "splits"),
-    [
-        (BLOCK, "bf16", 3, True), (BLOCK, "tf32", 4, False), (PLAIN, "bf16", 4, False),
-        (PLAIN, "tf32", 2, True),
-    ],
+    tiered(
+        [
+            (BLOCK, "bf16", 3, True), (BLOCK, "tf32", 4, False), (PLAIN, "bf16", 4, False),
+            (PLAIN, "tf32", 2, True),
+        ],
+        [(PLAIN, "tf32", 2, True)],
+    ),
     ids=["block-bf16", "block-tf32", "plain-bf16", "plain-tf32"],
 )  # fmt: skip
 def test_every_phase_computes_what_the_gathering_kernels_do(
@@ -156,6 +160,7 @@ def test_every_phase_computes_what_the_gathering_kernels_do(
     assert_results_of_tile(network, precision, number, monkeypatch, splits=splits)
 
 
+@pytest.mark.more
 def test_other_kernels_compute_classes_without_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps with one row have no odd rows, which a tensor map cannot describe."""
     layers = [
@@ -168,6 +173,7 @@ def test_other_kernels_compute_classes_without_pixels(monkeypatch: pytest.Monkey
     assert_steps_as_gathered(replica, (3, 2))
 
 
+@pytest.mark.more
 def test_split_sums_receive_the_bias_of_a_folded_normalisation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -187,6 +193,7 @@ def test_split_sums_receive_the_bias_of_a_folded_normalisation(
     assert inference.evaluate(x, y)[0] == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.more
 def test_recomputed_activations_have_the_same_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums that a convolution writes again are not read."""
     monkeypatch.setattr(wgmma_convolution_tiles, "MAX_FEW_PARTS", 1)
@@ -215,6 +222,7 @@ def test_recomputed_activations_have_the_same_statistics(monkeypatch: pytest.Mon
         np.testing.assert_array_equal(results[1][1][name], gradient, name)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("in_random_order")
 @pytest.mark.parametrize("number", range(len(TILES)), ids=[str(tile) for tile in TILES])
 def test_gradients_are_summed_where_they_are_computed(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.nvrtc import Compiler, find_compiler
 from tests.emulator.fake_cudnn_functions import to_bfloat16
+from tests.tiers import tiered
 from tests.unit.cuda.launching import SEEDS, THREADS, ints, launch, launch_in_every_order
 
 
@@ -37,7 +38,10 @@ def test_conversions_round_to_nearest_and_are_exact(vector: int, seed: int) -> N
 @pytest.mark.parametrize("precision", [0, 2])
 @pytest.mark.parametrize(
     ("channels", "vector", "lanes", "pixels", "part"),
-    [(1, 1, 1, 700, 256), (3, 1, 4, 100, 100), (16, 4, 4, 1000, 256), (150, 1, 32, 37, 16)],
+    tiered(
+        [(1, 1, 1, 700, 256), (3, 1, 4, 100, 100), (16, 4, 4, 1000, 256), (150, 1, 32, 37, 16)],
+        [(16, 4, 4, 1000, 256)],
+    ),
 )
 def test_bias_gradients_are_reproducible(
     precision: int, channels: int, vector: int, lanes: int, pixels: int, part: int
@@ -59,7 +63,7 @@ def test_bias_gradients_are_reproducible(
         assert (np.abs(sums - terms.sum(0)) <= bound).all()
 
 
-@pytest.mark.parametrize(("outputs", "lanes"), [(2, 2), (10, 16), (50, 32)])
+@pytest.mark.parametrize(("outputs", "lanes"), tiered([(2, 2), (10, 16), (50, 32)], [(10, 16)]))
 @pytest.mark.parametrize("backward", [0, 1])
 def test_the_loss_is_summed_from_log_softmax(outputs: int, lanes: int, backward: int) -> None:
     """1000 samples are several blocks; the largest of each row occurs twice."""
@@ -106,6 +110,7 @@ def _expect_smoothed(
     np.testing.assert_allclose(dlogs, expected, rtol=1e-6)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("smoothed", [0, 1])
 def test_losses_compile(smoothed: int) -> None:
     compiler: Compiler = find_compiler([12])
@@ -113,6 +118,7 @@ def test_losses_compile(smoothed: int) -> None:
     assert compiler.compile(KERNELS / "losses.cu", 90, defines).startswith(b"\x7fELF")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("lanes", [1, 32])
 @pytest.mark.parametrize("precision", [0, 2])
 def test_bias_gradients_compile_for_every_width(lanes: int, precision: int) -> None:

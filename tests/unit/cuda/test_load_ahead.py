@@ -28,6 +28,7 @@ from dptrain.plan import SGD, Adam, make_buckets, make_plan
 from dptrain.training.engines import DeviceEngine, StepResult, make_engine
 from dptrain.training.engines import device as device_engine
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +201,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", tiered(CASES, ["evaluation after a smaller one"]))
 def test_the_bits_are_those_of_loads_between_steps(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,8 +218,8 @@ def test_the_bits_are_those_of_loads_between_steps(
     assert any(b == a + 1 for a, b in pairwise(loads))
 
 
-@pytest.mark.parametrize("passes", [2, 3, 4])
-@pytest.mark.parametrize("timed", [(None, 1), (0, 1)])
+@pytest.mark.parametrize("passes", tiered([2, 3, 4], [3]))
+@pytest.mark.parametrize("timed", tiered([((None, 1),), ((0, 1),)], [((None, 1),)]))
 def test_several_passes_make_the_update_of_one(passes: int, timed: tuple[int | None, int]) -> None:
     counts = [4, 4, 3, 4, 4, 1, 4]
     expected, losses = train(Emulator(), counts, Adam(clip_norm=0.5))

@@ -23,6 +23,7 @@ from dptrain.plan import SGD, Adam, make_buckets, make_plan
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine, StepResult, make_engine
 from dptrain.training.engines.series import Series
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 
 NETWORK = Network(
     (2, 6, 6),
@@ -178,8 +179,8 @@ def test_streamed_images_are_the_cached_ones() -> None:
         np.testing.assert_array_equal(streamed.replica.parameters[name], value, name)
 
 
-@pytest.mark.parametrize("device", [Emulator, LatestLoads])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("device", tiered([Emulator, LatestLoads], [LatestLoads]))
+@pytest.mark.parametrize("case", tiered(CASES, ["evaluation", "streamed images with cutouts"]))
 def test_the_bits_are_those_of_single_steps(
     case: str, device: Callable[[], Device], lengths: list[int]
 ) -> None:
@@ -202,7 +203,7 @@ def test_a_stop_request_ends_the_series(lengths: list[int]) -> None:
     assert lengths
 
 
-@pytest.mark.parametrize("fails", [0, 5, 7, 8, 12])
+@pytest.mark.parametrize("fails", tiered([0, 5, 7, 8, 12], [7]))
 def test_a_failure_within_a_series_ends_training_and_its_minibatch_remains(fails: int) -> None:
     engine = engine_on(LatestLoads())
     engine.time_stages(None)

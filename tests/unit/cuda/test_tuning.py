@@ -26,6 +26,7 @@ from dptrain.plan.plan import Plan, make_plan, with_selection
 from dptrain.plan.selection import MAX_CANDIDATES, KernelSelection, RankedSelection
 from tests.devices.planned import PlannedDevice
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 
 SMALL = Network(
     (32, 8, 8), [Conv2d(32), ReLU(), MaxPool2d(2), Flatten(), Dense(24), ReLU(), Dense(4)],
@@ -71,8 +72,8 @@ def test_the_fastest_candidate_of_each_stage_is_selected() -> None:
     assert tuned.stages != plan.stages
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("network", ["resnet18-cifar", "resnet20", "strided"])
+@pytest.mark.parametrize("precision", tiered(["tf32", "bf16"], ["bf16"]))
+@pytest.mark.parametrize("network", tiered(["resnet18-cifar", "resnet20", "strided"], ["strided"]))
 def test_all_candidates_of_a_stage_can_compute_it(network: str, precision: str) -> None:
     """A plan uses the candidate that is selected, of whichever kernel."""
     backend = CudaBackend(PlannedDevice(DEVICES["H100"]))
@@ -209,6 +210,7 @@ def test_damaged_files_are_ignored_with_one_line(
     assert Tuning.from_dict(json.loads(path.read_text())["stages"]) == first
 
 
+@pytest.mark.more
 def test_candidates_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     emulator = Emulator(seed=3)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dptrain.backends.cuda.wgrad_tiles import (
 )
 from dptrain.network import Conv2d, get_network
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 from tests.unit.cuda.launching import BF16, FP32, ints
 
 NO_EPILOGUE, RELU, POOLING = range(3)
@@ -75,7 +77,11 @@ def key(tile: WgradTile) -> tuple[int, int, int, int, bool, int, int]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("view", "epilogue", "precision", "wanted"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("view", "epilogue", "precision", "wanted"),
+    tiered(CASES, [CASES[0], CASES[7], CASES[18]]),
+    ids=str,
+)
 def test_weight_gradients_equal_float64(
     view: InputView,
     epilogue: int,
@@ -90,8 +96,10 @@ def test_weight_gradients_equal_float64(
     check_gradients(tile, view, (1, 1), precision, epilogue)
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("epilogue", [NO_EPILOGUE, RELU, POOLING])
+@pytest.mark.parametrize(
+    ("epilogue", "precision"),
+    tiered(itertools.product([NO_EPILOGUE, RELU, POOLING], ["tf32", "bf16"]), [(RELU, "bf16")]),
+)
 @pytest.mark.parametrize(
     ("view", "strides"),
     [
@@ -114,10 +122,13 @@ TINY = InputView(2, 2, 32, 1, 0, 2, 1, 32, 3, 2)
 HALVED = InputView(7, 8, 20, 1, 1, 4, 4, 44, 3, 3)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("precision", tiered(["fp32", "tf32", "bf16"], ["bf16"]))
 @pytest.mark.parametrize(
     ("view", "strides", "samples"),
-    [(NARROW, (1, 1), 5), (UNEVEN, (1, 1), 9), (TINY, (1, 1), 3), (HALVED, (2, 2), 7)],
+    tiered(
+        [(NARROW, (1, 1), 5), (UNEVEN, (1, 1), 9), (TINY, (1, 1), 3), (HALVED, (2, 2), 7)],
+        [(TINY, (1, 1), 3)],
+    ),
     ids=str,
 )
 def test_strips_of_several_samples(
@@ -307,6 +318,7 @@ def test_fp32_requires_wgmma() -> None:
         assert supports_wgrad_tiles(ODD, "fp32", DEVICES[name]) == (name == "H100")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("view", "strides", "epilogue", "precision", "contiguous"),
     [
