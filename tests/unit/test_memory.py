@@ -54,11 +54,16 @@ def test_other_errors_are_shown() -> None:
     ("arguments", "needed"),
     [
         (("--batch-size", "1000000000"), " TiB of memory, but "),
-        (("--batch-size", str(10**18)), " EiB"),
-        (("--data", "synthetic?samples=1000000000000"), " of memory, but "),
-        (("--data", f"synthetic?samples={10**18}"), " of memory, but "),
-        (("--data", f"synthetic?samples={10**25}"), "expected a whole number of at most"),
-        (("--network", "wide.toml", "--data", "synthetic"), " TiB of memory, but "),
+        *(
+            pytest.param(*values, marks=pytest.mark.more)
+            for values in (
+                (("--batch-size", str(10**18)), " EiB"),
+                (("--data", "synthetic?samples=1000000000000"), " of memory, but "),
+                (("--data", f"synthetic?samples={10**18}"), " of memory, but "),
+                (("--data", f"synthetic?samples={10**25}"), "expected a whole number of at most"),
+                (("--network", "wide.toml", "--data", "synthetic"), " TiB of memory, but "),
+            )
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_one_line(

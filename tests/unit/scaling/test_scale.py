@@ -90,6 +90,7 @@ def test_a_study_from_command_to_files(
         assert (Path("study") / name).exists()
 
 
+@pytest.mark.more
 def test_weak_points_train_until_the_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale("--launches", "3", "--until-accuracy", "0.9", "--epochs", "8") == 0
     said = capsys.readouterr().out
@@ -122,6 +123,7 @@ def test_weak_points_train_until_the_accuracy(capsys: pytest.CaptureFixture[str]
     assert "time_to_accuracy.time_s.value" in Path("study/points.csv").read_text()
 
 
+@pytest.mark.more
 def test_an_accuracy_that_is_not_reached_is_stated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +188,7 @@ def test_rounds_are_added_until_efficiencies_are_known(
     assert (stored.launches, stored.until, stored.most_launches) == (4, 0.02, 30)
 
 
+@pytest.mark.more
 def test_a_study_with_added_rounds_continues_with_its_first_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -216,11 +219,13 @@ def test_a_limit_below_the_launches_is_refused(capsys: pytest.CaptureFixture[str
     assert not Path("study").exists()
 
 
+@pytest.mark.more
 def test_equal_launches_need_no_more_rounds() -> None:
     assert scale("--launches", "4", "--until", "0.02") == 0
     assert len(Study.read(Path("study/study.json")).points[0].launches) == 4
 
 
+@pytest.mark.more
 def test_rounds_end_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     # Two launches have no interval.
     assert scale("--until", "0.02", "--most-launches", "3") == 0
@@ -258,6 +263,7 @@ def test_two_groups_of_launches_need_no_more_rounds(
     assert (_widest(Path("study"), design) == "") is ends
 
 
+@pytest.mark.more
 def test_all_launches_read_ahead_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, expected in ((2, 0), (3, 2)):
         monkeypatch.setattr("dptrain.scaling.running.available_cores", lambda n=cores: n)
@@ -271,6 +277,7 @@ def test_all_launches_read_ahead_alike(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(f"--prefetch {expected}" in command for command in commands)
 
 
+@pytest.mark.more
 def test_json_is_the_record_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale("--json") == 0
     said = capsys.readouterr()
@@ -301,6 +308,7 @@ def test_a_launcher_that_starts_nothing_is_refused_before_anything_is_written(
     assert not Path("study").exists()
 
 
+@pytest.mark.more
 def test_more_launches_are_added() -> None:
     assert scale() == 0
     assert run(["scale", "--output", "study", "--launches", "3"], is_rank_zero=True) == 0
@@ -344,6 +352,7 @@ def test_a_failing_launch_ends_the_study_and_names_its_cause_once(
     assert kept >= 3
 
 
+@pytest.mark.more
 def test_parts_are_made_apart_and_collected(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale("--part", "1/2") == 0
     assert not Path("study/study.json").exists()
@@ -360,6 +369,7 @@ def test_parts_are_made_apart_and_collected(capsys: pytest.CaptureFixture[str]) 
     assert not any("missing" in note for note in study.notes)
 
 
+@pytest.mark.more
 def test_parts_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     first, launcher = begin(monkeypatch, hang="t1-b", part="1/2")
     monkeypatch.delenv("FAKE_HANG")
@@ -370,6 +380,7 @@ def test_parts_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends(launcher)
 
 
+@pytest.mark.more
 def test_what_was_prepared_is_no_launch() -> None:
     assert scale("--launches", "1") == 0
     for place in ("prepare-a-1/t1-b32", "begun/prepare-a-1/t1-b32"):
@@ -381,6 +392,7 @@ def test_what_was_prepared_is_no_launch() -> None:
     assert all(len(point.launches) == 1 for point in points)
 
 
+@pytest.mark.more
 def test_a_study_is_collected_whatever_lies_beside_its_profiles() -> None:
     assert scale("--launches", "1") == 0
     Path("study/launches/weak-r1-t1-1/launch.json").write_text('[1, "x"]')
@@ -390,6 +402,7 @@ def test_a_study_is_collected_whatever_lies_beside_its_profiles() -> None:
     assert len(Study.read(Path("all/study.json")).points) == 4
 
 
+@pytest.mark.more
 def test_a_file_in_the_place_of_the_study_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale("--launches", "1") == 0
     Path("file").touch()
@@ -400,6 +413,7 @@ def test_a_file_in_the_place_of_the_study_is_a_mistake(capsys: pytest.CaptureFix
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.more
 def test_collected_studies_lie_apart_from_their_launches() -> None:
     assert scale() == 0
     Path("one").mkdir()
@@ -451,6 +465,7 @@ def test_nothing_of_the_users_is_replaced(capsys: pytest.CaptureFixture[str]) ->
     assert Path("study/study.json").read_text() == "mine"
 
 
+@pytest.mark.more
 def test_a_launch_is_made_by_one_process_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale("--only", "weak-r2-t1", "--launches", "1") == 0
     place = Path("study/launches/weak-r2-t1-1")
@@ -463,6 +478,7 @@ def test_a_launch_is_made_by_one_process_at_a_time(capsys: pytest.CaptureFixture
     assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], is_rank_zero=True) == 0
 
 
+@pytest.mark.more
 def test_ranks_that_will_share_cores_are_announced(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -511,6 +527,7 @@ def ends(pid: int) -> bool:
     return False
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_study_that_is_stopped_takes_its_children_along_and_goes_on(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
