@@ -45,6 +45,8 @@ LEAST_TIMEOUT_S, MOST_TIMEOUT_S, SLOWER = 60, 900, 5
 COMPILING_S = 240
 """Time to compile kernels again that have a fault."""
 REST_TIMEOUT_S = 1800
+MOST_CHARACTERS = 100
+"""Of a line of output that does not name a test."""
 
 NUMBA = "dptrain/backends/numba/"
 """Folder whose sources are all in the key of the cache of compiled kernels."""
@@ -72,10 +74,11 @@ class Run:
 
     @property
     def failed(self) -> str:
-        """The first test that failed, or the last line of the output."""
-        found = re.search(r"^(?:FAILED|ERROR) (\S+)|^(\S+::.+) failed on rank", self.output, re.M)
-        lines = self.output.strip().splitlines() or [""]
-        return (found[1] or found[2]) if found else lines[-1]
+        """The first test that failed, or the beginning of the last line of the output."""
+        pattern = r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$|^(\S+::.+) failed on rank"
+        found = re.search(pattern, self.output, re.MULTILINE)
+        last = self.output.strip().rpartition("\n")[2]
+        return (found[1] or found[2]) if found else last[:MOST_CHARACTERS]
 
 
 @dataclass(frozen=True)

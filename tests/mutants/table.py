@@ -47,7 +47,8 @@ class Mutant:
     @property
     def test_files(self) -> list[str]:
         """Paths of the files of the tests."""
-        return [name.partition("::")[0] for name in self.tests.partition(" -k ")[0].split()]
+        names = self.tests.partition(" -k ")[0].split()
+        return [name.partition("::")[0] for name in names if not name.startswith("-")]
 
     def apply(self, text: str) -> str:
         """Return the text of the file with the change.

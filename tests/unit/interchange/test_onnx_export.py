@@ -24,6 +24,7 @@ from dptrain.interchange.onnx_import import read_onnx
 from dptrain.interchange.onnx_layers import OPERATORS
 from dptrain.network import (
     LAYERS,
+    BatchNorm2d,
     Conv2d,
     Dense,
     Flatten,
@@ -97,6 +98,13 @@ def test_every_layer_has_operators() -> None:
 @every_case
 def test_every_layer_computes_the_same(case: Case, tmp_path: Path) -> None:
     compare(case.network, plain(case.network), tmp_path)
+
+
+def test_batch_normalisations_keep_their_settings(tmp_path: Path) -> None:
+    layer = BatchNorm2d(momentum=0.3, epsilon=0.01)
+    network = Network((3, 4, 5), [layer, Flatten(), Dense(2)], name="settings")
+    (path,) = model_of(network, plain(network)).export(tmp_path / "model.onnx")
+    assert read_onnx(path).network.nodes[0].layer == layer
 
 
 def random_case(seed: int) -> tuple[Network, Preprocessing]:
