@@ -15,6 +15,11 @@ from tests.unit.backends import test_operations as shared
 
 VARIANTS = ("backend", "precision")
 HERE = [(name, p) for name in ("cuda", "cudnn") for p in load_backend(name).precisions]
+CASES = [
+    pytest.param(case, *variant, id="-".join((case.name, *variant)))
+    for case in shared.CASES for variant in HERE if case.is_implemented(variant[0])
+]  # fmt: skip
+"""All cases in all precisions, because a GPU is fast."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,17 +42,11 @@ def _for_gpus(test: Any) -> Callable[..., None]:
 
 
 def _restricted(mark: pytest.Mark) -> pytest.Mark:
-    """Return a mark with those of its parameters whose backend is for GPUs."""
-    if mark.name != "parametrize" or not set(VARIANTS) <= set(mark.args[0]):
-        return mark
-    names, sets = mark.args
-    backend, precision = map(names.index, VARIANTS)
-
-    def is_here(parameters: Any) -> bool:
-        values = getattr(parameters, "values", parameters)
-        return (values[backend], values[precision]) in HERE
-
-    return pytest.mark.parametrize(names, list(filter(is_here, sets)), **mark.kwargs).mark
+    """Return a mark with the parameters for GPUs."""
+    for names, values in ((VARIANTS, HERE), (("case", *VARIANTS), CASES)):
+        if mark.args[:1] == (names,):
+            return pytest.mark.parametrize(names, values).mark
+    return mark
 
 
 globals().update(_tests_of_backends())
