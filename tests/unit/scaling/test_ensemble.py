@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
+from dptrain.scaling import ensemble
 from dptrain.scaling.allreduce import (
     ALGORITHMS,
     DOUBLING,
@@ -12,7 +16,7 @@ from dptrain.scaling.allreduce import (
     fit_networks,
     selected,
 )
-from dptrain.scaling.ensemble import FARTHEST, LATENESS, WIDEST
+from dptrain.scaling.ensemble import FARTHEST, LATENESS, TOLERATED, WIDEST
 from dptrain.scaling.forecast import make_forecast, make_series
 from dptrain.scaling.points import Measured, base_of, make_groups
 from dptrain.scaling.study import Forecast
@@ -103,6 +107,19 @@ def test_hindcasts_see_only_smaller_points() -> None:
     assert forecast.points == ()
     assert forecast.hindcasts[-1][1] == pytest.approx(forecast_of(launches).hindcasts[-1][1])
     assert "8 ranks takes 60 ms" in forecast.withheld
+
+
+def test_assumptions_that_forecast_worse_have_less_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {"best": 0.01, "fair": 0.05, "worst": 0.2}
+    monkeypatch.setattr(
+        ensemble, "hindcasts", lambda points, member: [SimpleNamespace(error=errors[member])]
+    )
+    weights, error = ensemble._weights([], list(errors))  # type: ignore[arg-type]
+    tolerated = TOLERATED**2 + errors["best"] ** 2
+    excess = [found**2 - errors["best"] ** 2 for found in errors.values()]
+    assert weights / weights[0] == pytest.approx(np.exp(np.multiply(excess, -0.5 / tolerated)))
+    assert weights.sum() == pytest.approx(1.0)
+    assert error == pytest.approx(errors["best"])
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,13 @@ def test_launches_that_do_not_differ_leave_no_doubt() -> None:
     assert median_of_launches([2.0] * 5) == Estimate(2.0, 2.0, 2.0, 5)
 
 
+def test_two_equal_groups_have_twice_the_degrees_of_freedom() -> None:
+    times = [1.0, 1.1, 1.2, 1.3, 1.4]
+    one, ratio = median_of_launches(times), ratio_of_launches(times, times)
+    wider = math.log(ratio.high / ratio.value) / math.log(one.high / one.value)
+    assert wider == pytest.approx(math.sqrt(2) * student(8) / student(4))
+
+
 def test_quantiles_are_students() -> None:
     assert [student(n) for n in (1, 4, 20)] == [STUDENT[0], STUDENT[3], STUDENT[19]]
     # From tables; between numbers of the table a little too large, never too small.

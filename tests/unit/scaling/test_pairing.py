@@ -170,6 +170,9 @@ def test_two_studies_of_the_same_points_agree() -> None:
     assert np.mean(agree.reshape(-1, 20).sum(axis=1) >= 17) > 0.95
 
 
-def test_without_an_interval_there_is_no_difference() -> None:
-    found = difference(Estimate(1.0, 0.0, np.inf, 2), Estimate(1.0, 0.9, 1.1, 5))
+@pytest.mark.parametrize("without", [Estimate(1.0, 0.9, 1.1, 2), Estimate(1.0, 0.0, np.inf, 5)])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_without_an_interval_there_is_no_difference(without: Estimate, is_first: bool) -> None:
+    known = Estimate(1.0, 0.9, 1.1, 5)
+    found = difference(without, known) if is_first else difference(known, without)
     assert (found.low, found.high) == (-np.inf, np.inf)
