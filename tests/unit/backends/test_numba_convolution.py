@@ -234,6 +234,16 @@ def test_pooled(name, pool):
         check_weight_gradients(case, case.backward_weight(work, argmax))
 
 
+@pytest.mark.parametrize("pool", ["2/2", "2/3"])
+def test_the_first_of_equals_is_the_maximum(pool):
+    case = Case(CASES["20 filters"], pool=POOLS[pool])
+    case.w[:] = 0
+    case.b[:] = 1
+    y, argmax = case.forward(WORKS[2])
+    assert (y == 1).all()
+    assert not argmax.any()
+
+
 @pytest.mark.parametrize(
     ("name", "pool"),
     [

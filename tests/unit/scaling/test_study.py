@@ -87,6 +87,7 @@ def test_shared_cores_are_told_apart_from_other_losses(study: Study) -> None:
     crowded = point(study, "weak-r16-t1")
     assert crowded.possible == 0.5
     assert crowded.shared_ms == pytest.approx(crowded.ideal.compute, rel=0.1)
+    assert abs(crowded.contention_ms or 0) < 0.1 * crowded.ideal.compute
     assert point(study, "weak-r8-t1").shared_ms == 0
     for p in study.points:
         parts = p.shared_ms + (p.contention_ms or 0) + (p.small_batch_ms or 0)
