@@ -24,7 +24,8 @@ class Gathered(World):
         self.reports = reports
 
     def all_gather_json(self, value: Any) -> list[Any]:
-        """Return the prepared values."""
+        """Return the prepared values, of which this rank sends one."""
+        assert value in self.reports
         return list(self.reports)
 
 
@@ -43,9 +44,10 @@ def refused(facts: Sequence[Mapping[str, Any]], errors: Sequence[str | None] = (
     """The error, the same on every rank."""
     everything = reports(facts, errors)
     messages = set()
-    for values in facts:
+    for values, report in zip(facts, everything, strict=True):
+        error = None if report["error"] is None else UserError(report["error"])
         with pytest.raises(AgreedError) as caught:
-            agree(Gathered(everything), values)
+            agree(Gathered(everything), values, error)
         messages.add(str(caught.value))
     (message,) = messages
     assert "\n" not in message
@@ -86,6 +88,7 @@ def test_versions_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_setting_that_a_rank_lacks_differs() -> None:
     assert "crop: 4 on rank 0; not set on rank 1;" in refused([{"crop": 4}, {}])
+    assert "crop: not set on rank 0; 4 on rank 1;" in refused([{}, {"crop": 4}])
     assert describe_differences([{"a": "not set"}, {}]) is not None
 
 
