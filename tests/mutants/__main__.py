@@ -32,6 +32,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutants.table import GENERATED, GPU, ROOT, WRITTEN, Mutant, load
+from tests.run import MORE, is_in
+from tests.run import QUICK as NOT_MORE
 
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 WITHOUT_SETTINGS = ("-c", os.devnull, "--rootdir=.", "--import-mode=importlib")
@@ -201,7 +203,7 @@ class Runner:
     def __init__(
         self, folder: Path, workers: int, *, on_gpu: bool, quick_only: bool, meets_rest: bool
     ) -> None:
-        tiers = ((QUICK, ("-m", "not more")), (PARTS, ("-m", "more")))
+        tiers = ((QUICK, ("-m", NOT_MORE)), (PARTS, ("-m", MORE)))
         self._tiers = ((GPU, WITHOUT_SETTINGS),) if on_gpu else tiers[: 1 if quick_only else 2]
         self._meets_rest, self._workers = meets_rest and not on_gpu, workers
         self._copies: SimpleQueue[Copy] = SimpleQueue()
@@ -227,6 +229,8 @@ class Runner:
         copy, selections = self._copies.get(), []
         try:
             for tier, options in self._tiers:
+                if tier != GPU and not any(is_in(options[-1], file) for file in mutant.test_files):
+                    continue
                 run = copy.test(mutant, options, MOST_TIMEOUT_S)
                 if run.status == NOT_COLLECTED:
                     continue
@@ -234,18 +238,10 @@ class Runner:
                     print(f"{run.output[-2000:]}\nwithout a fault, this fails: {mutant.tests}")
                     return []
                 selections.append(Selection(tier, options, run.seconds))
-                if not self._has_more(mutant):
-                    break
+                print(f"without a fault in {run.seconds:.0f} s: {mutant.tests}", flush=True)
         finally:
             self._copies.put(copy)
-        print(f"without a fault in {run.seconds:.0f} s: {mutant.tests}", flush=True)
         return selections
-
-    @staticmethod
-    def _has_more(mutant: Mutant) -> bool:
-        """Return whether the files of the tests of a row may have tests of the parts."""
-        texts = ((ROOT / file).read_text(encoding="utf-8") for file in mutant.test_files)
-        return any(re.search(r"\bmore\b", text) for text in texts)
 
     def _try(self, number: int, mutant: Mutant, count: int) -> Verdict:
         copy = self._copies.get()

@@ -109,6 +109,7 @@ def _options(node: Node) -> list[str]:
             "full padding": layer.padding == "full",
             "groups": layer.groups > 1,
             "one channel a group": layer.groups == layer.filters > 1,
+            "groups with other filters": layer.groups > 1 and layer.filters != node.input_shape[0],
             "groups, stride": layer.groups > 1 and down > 1,
             "groups, uneven stride": layer.groups > 1 and down != right,
             "no bias": not layer.bias,
