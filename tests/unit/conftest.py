@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -24,3 +28,13 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{library}.load_library", lambda: "libcudnn.so.9")
     monkeypatch.setattr(f"{library}.open_functions", lambda path: Functions())
     monkeypatch.setattr(f"{library}.import_frontend", lambda: Module())
+
+
+@pytest.fixture(autouse=True)
+def young_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trainers search only new objects for unreachable ones.
+
+    To search those of thousands of tests and of PyTorch takes longer than to train.
+    """
+    young = SimpleNamespace(collect=partial(gc.collect, 1), freeze=gc.freeze, unfreeze=gc.unfreeze)
+    monkeypatch.setattr("dptrain.training.trainer.gc", young)

@@ -31,7 +31,7 @@ NETWORKS = [
     Network(
         (3, 16, 16),
         [
-            Conv2d(16, 3), ReLU(), MaxPool2d(2), LocalResponseNorm(2), Conv2d(16, 5), ReLU(),
+            Conv2d(16, 3), ReLU(), MaxPool2d(2), LocalResponseNorm(2), Conv2d(16, 3), ReLU(),
             Conv2d(20, 4, stride=2, padding=1), ReLU(), Flatten(), Dropout(0.25), Dense(40),
             ReLU(), Dropout(0.5), Dense(10),
         ],

@@ -75,6 +75,7 @@ def test_transpose(rows, columns):
     np.testing.assert_array_equal(target, expected)
 
 
+@pytest.mark.more
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_kernels_are_right_on(processor, tmp_path):
@@ -120,6 +121,7 @@ KINDS = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums_of_a_tile_stay_in_registers(kind):
     """No vector is kept on the stack: one too many would cost a load and a store for each step."""
@@ -177,6 +179,7 @@ def test_products_replace_their_rows(vectors, rows):
     np.testing.assert_array_equal(a[outside], expected[outside])
 
 
+@pytest.mark.more
 def test_sums_in_place_stay_in_registers():
     arrays = [np.ones(99, np.float32) for _ in range(2)]
     _multiply_in_place(arrays[0], 0, 16, arrays[1], 0, compiled_registers().width, 0, 0)
@@ -186,6 +189,7 @@ def test_sums_in_place_stay_in_registers():
     assert not re.search(r"[yz]mm.*\(%rsp\)|\(%rsp\).*[yz]mm", "".join(tiles))
 
 
+@pytest.mark.more
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other instructions")
 @pytest.mark.parametrize("name", ["haswell", "znver3"])
 def test_sums_stay_in_registers_on_other_processors(name, tmp_path):

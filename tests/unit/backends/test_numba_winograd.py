@@ -39,18 +39,20 @@ CASES = {
     "five, odd maps": (2, (9, 7, 16), 48, (5, 5), (1, 1), ((1, 3), (0, 2))),
     "five, uneven channels": (2, (9, 7, 20), 37, (5, 5), (1, 1), ((2, 2), (2, 2))),
 }
-POOLED = [
-    (name, pool)
-    for name in (
-        "blocks of several samples",
-        "samples of several blocks",
-        "channels that do not fill vectors",
-        "four, odd maps",
-        "five, odd maps",
-        "rows of several panels",
-    )
-    for pool in vectors.POOLS
-]
+
+
+def with_tiers(names):
+    """Leave filters of 4 × 4 and 5 × 5 to the parts: only constants differ, but all is compiled."""
+    return [
+        pytest.param(name, marks=pytest.mark.more if name.startswith(("four", "five")) else [])
+        for name in names
+    ]
+
+
+POOLED = (
+    "blocks of several samples", "samples of several blocks", "channels that do not fill vectors",
+    "four, odd maps", "five, odd maps", "rows of several panels",
+)  # fmt: skip
 
 
 class Case(vectors.Case):
@@ -70,7 +72,7 @@ def work(case, threads=2, rows=2):
     return Work(len(case.x), threads, rows)
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=with_tiers(CASES))
 def case(request):
     return Case(request.param)
 
@@ -90,7 +92,8 @@ def test_backward_weight(case):
     vectors.check_weight_gradients(case, case.backward_weight(work(case)))
 
 
-@pytest.mark.parametrize(("name", "pool"), POOLED)
+@pytest.mark.parametrize("pool", vectors.POOLS)
+@pytest.mark.parametrize("name", with_tiers(POOLED))
 def test_pooled(name, pool):
     case = Case(name, pool)
     y, argmax = case.forward(work(case))
@@ -112,8 +115,12 @@ BATCHES = [
     ((32, (8, 10, 16), 32, (3, 3), (1, 1), SAME), "2/2"),
     ((32, (9, 7, 20), 24, (3, 3), (1, 1), SAME), "3/2 same"),
     ((32, (5, 6, 32), 24, (3, 3), (1, 1), SAME), None),
-    ((32, (7, 8, 20), 24, (4, 4), (1, 1), ((1, 2), (1, 2))), "2/2"),
-    ((32, (6, 6, 16), 32, (5, 5), (1, 1), ((2, 2), (2, 2))), "3/1"),
+    pytest.param(
+        (32, (7, 8, 20), 24, (4, 4), (1, 1), ((1, 2), (1, 2))), "2/2", marks=pytest.mark.more
+    ),
+    pytest.param(
+        (32, (6, 6, 16), 32, (5, 5), (1, 1), ((2, 2), (2, 2))), "3/1", marks=pytest.mark.more
+    ),
     ((32, (8, 8, 64), 120, (3, 3), (1, 1), SAME), "2/2"),
     ((32, (9, 9, 16), 16, (3, 3), (1, 1), SAME), None),
     ((32, (6, 7, 20), 30, (3, 3), (1, 1), SAME), "2/2"),
@@ -199,7 +206,9 @@ def test_small_batches_have_work_for_every_thread():
         assert winograd.plan(shape, phase, Work(1, 4)).units == 4
 
 
-@pytest.mark.parametrize("name", ["blocks that end in samples", "four, no pads", "five"])
+@pytest.mark.parametrize(
+    "name", with_tiers(["blocks that end in samples", "four, no pads", "five"])
+)
 def test_rms_errors_are_as_documented(name):
     """RMS errors are at most 4 times those of PyTorch in float32."""
     case = Case(name)

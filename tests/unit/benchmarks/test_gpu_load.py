@@ -11,6 +11,7 @@ from dptrain.network import Dense, Flatten, Network
 from tests.emulator.emulator import Emulator
 
 
+@pytest.mark.more
 def test_every_variant_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("IMAGES", 20), ("STEPS", 6), ("REPEATS", 1)):
         monkeypatch.setattr(gpu_load, name, value)

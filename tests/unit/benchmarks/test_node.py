@@ -75,6 +75,7 @@ def test_waiting_for_the_slowest_copy_by_stage_and_by_step() -> None:
     }
 
 
+@pytest.mark.more
 def test_stages_of_threads_and_copies_are_timed() -> None:
     cores = tuple(sorted(own_cores()))
     counts = tuple(sorted({1, min(2, len(cores))}))

@@ -263,6 +263,7 @@ def test_a_stop_request_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
     assert trainer.summary["test_loss"] > 0.0
 
 
+@pytest.mark.more
 def test_a_stop_request_when_training_ends_early_stops_nothing() -> None:
     trainer = tiny(validation=0.2, patience=1, learning_rate=1e-20)
     steps = trainer.spec.job.epoch_steps
@@ -314,6 +315,7 @@ def test_the_run_directory_holds_the_specification(tmp_path: Path) -> None:
     assert "train_accuracy" in metrics
 
 
+@pytest.mark.more
 def test_without_a_run_directory_no_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,7 +479,7 @@ def test_only_whole_minibatches_count_in_the_baseline(backend: str) -> None:
     ("samples", "first"),
     # With 80 samples all minibatches are whole; with 85 the 11th is smaller; with 17 every third
     # is, and with 9 every other one, so that whole ones have two slots and one.
-    [(80, 10), (85, 11), (17, 10), (9, 10)],
+    [(85, 11), (17, 10), *(pytest.param(n, 10, marks=pytest.mark.more) for n in (80, 9))],
 )
 def test_the_first_timed_step_is_whole_and_captured(
     samples: int, first: int, monkeypatch: pytest.MonkeyPatch
@@ -496,6 +498,7 @@ def test_the_first_timed_step_is_whole_and_captured(
     assert all(stage["time_ms"]["n"] == 1 for stage in trainer.summary["stages"])
 
 
+@pytest.mark.more
 def test_the_short_minibatch_of_an_epoch_has_one_slot() -> None:
     """Its graph is valid for one slot, and every epoch would otherwise capture another one."""
     trainer = Trainer(
@@ -603,6 +606,7 @@ def test_the_specification_is_readable() -> None:
     assert max(map(len, lines)) < 120
 
 
+@pytest.mark.more
 def test_history_documents_its_columns() -> None:
     from dptrain.training import history
 
@@ -690,6 +694,7 @@ def test_a_resumed_run_that_reached_the_accuracy_makes_no_steps(
         assert higher.step > reached
 
 
+@pytest.mark.more
 def test_an_accuracy_that_is_not_reached_makes_all_steps() -> None:
     trainer = train_until(1.0, learning_rate=1e-9)
     assert trainer.summary is not None
