@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
+from dptrain.backends.cuda import group_norm
 from dptrain.backends.cuda import replica as cuda_replica
 from dptrain.backends.cuda.device import Device
 from dptrain.backends.cuda.replica import CudaReplica, early_update
@@ -35,6 +36,7 @@ from dptrain.network import (
     Dense,
     Dropout,
     Flatten,
+    GroupNorm,
     LocalResponseNorm,
     MaxPool2d,
     MeanSquaredError,
@@ -179,6 +181,18 @@ def test_inference_needs_no_training(network: Network) -> None:
         loss, correct = replica.evaluate(x, y)
         assert_close(loss, reference.evaluate(x, y)[0], tolerance)
         assert correct == reference.evaluate(x, y)[1]
+
+
+def test_blocks_normalise_groups_as_warps_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every warp of a block has elements of a group."""
+    network = Network((3, 16, 16), [Conv2d(8), GroupNorm(groups=2), Flatten(), Dense(3)])
+    warps = make_replica(network, "cuda", 2)
+    monkeypatch.setattr(group_norm, "MAX_WARP_ELEMENTS", 0)
+    blocks = make_replica(network, "cuda", 2)
+    tolerance = rounding(network, 2)
+    assert_close(step(blocks, 2, 0), step(warps, 2, 0), tolerance)
+    for name, value in warps.gradients.items():
+        assert_close(blocks.gradients[name], value, tolerance, name)
 
 
 def test_evaluation_leaves_the_sums_of_the_step() -> None:
