@@ -180,6 +180,11 @@ def test_a_deadlock_is_reported() -> None:
         launch("lonely_shuffle", threads=2, kind=np.int32)
 
 
+def test_lanes_that_wait_at_different_operations_are_reported() -> None:
+    with pytest.raises(EmulatorError, match="a different operation of its warp than other lanes"):
+        launch("mixed_operations", threads=32, kind=np.int32)
+
+
 def test_accesses_outside_of_memory_are_reported() -> None:
     device = Emulator(folder=PLANTED)
     x, y = put(device, numbers(100)), device.zeros((100,), np.float32)

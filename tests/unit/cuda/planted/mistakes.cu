@@ -88,3 +88,9 @@ extern "C" __global__ void parts_of_words(float* y, int missing) {
     if (missing != 2) __syncthreads();
     y[i] = halves[63 - i];
 }
+
+// Half of the lanes vote, the others exchange values.
+extern "C" __global__ void mixed_operations(int* y) {
+    const int t = threadIdx.x;
+    y[t] = t % 2 ? __ballot_sync(0xffffffffu, t > 8) : __shfl_sync(0xffffffffu, t, 0);
+}
