@@ -23,6 +23,7 @@ from dptrain.training.balance import Balancer, Shares
 from dptrain.training.callbacks import AfterStep, Callback
 from dptrain.training.engines import alone as alone_engines
 from tests.ranks.test_peer import Device
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.mpi
 
@@ -144,11 +145,9 @@ def test_any_shares_train_to_the_result_of_one_rank(
 
 @pytest.mark.parametrize(
     ("transport", "backend"),
-    [
-        pytest.param("auto", "numba", marks=pytest.mark.more),
-        pytest.param("auto", "reference"),
-        pytest.param("mpi", "reference", marks=pytest.mark.more),
-    ],
+    tiered(
+        [("auto", "numba"), ("auto", "reference"), ("mpi", "reference")], [("auto", "reference")]
+    ),
 )
 def test_with_micro_shards_any_shares_compute_the_same_bits(
     connected: World, scripted: Any, transport: str, backend: str
@@ -206,7 +205,7 @@ def test_engines_of_former_calls_of_fit_are_released(connected: World) -> None:
     assert set(numbers) == {2}, "parameters, and sums of statistics"
 
 
-@pytest.mark.parametrize("shards", [0, pytest.param(8, marks=pytest.mark.more)])
+@pytest.mark.parametrize("shards", tiered([0, 8], [0]))
 def test_shares_follow_the_speeds(connected: World, paced: Any, shards: int) -> None:
     """Rank 0 takes a third of the time of the others for a sample."""
     if connected.size == 1:
@@ -307,7 +306,7 @@ def _only_last(ranks: int) -> str:
     return ",".join(["0"] * (ranks - 1) + ["1"])
 
 
-@pytest.mark.parametrize("every_s", [0.0, pytest.param(100.0, marks=pytest.mark.more)])
+@pytest.mark.parametrize("every_s", tiered([0.0, 100.0], [0.0]))
 def test_a_rank_with_all_samples_computes_the_bits_of_one_rank(
     connected: World, monkeypatch: pytest.MonkeyPatch, every_s: float
 ) -> None:
@@ -357,7 +356,7 @@ def test_energy_is_not_measured_on_ranks_that_do_not_know_when_steps_end(
     assert meter.missing == ([] if is_last else [energy.LATE])
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.more), -1])
+@pytest.mark.parametrize("rank", tiered([0, -1], [-1]))
 def test_any_rank_can_stop_the_rank_with_all_samples(
     connected: World, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
@@ -385,7 +384,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(connected: World) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("shares", ["2,1", pytest.param("1,0", marks=pytest.mark.more)])
+@pytest.mark.parametrize("shares", tiered(["2,1", "1,0"], ["2,1"]))
 def test_different_backends_train_to_the_result_of_one_rank(
     connected: World, shares: str, scripted: Any
 ) -> None:

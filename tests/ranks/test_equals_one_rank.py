@@ -21,6 +21,7 @@ from dptrain.plan import SGD, Adam, AdamW, Optimizer, make_buckets, make_plan
 from dptrain.training.averaging import averaged_parameters
 from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.mpi
 
@@ -159,7 +160,7 @@ def test_several_passes_equal_one_pass_of_one_rank(
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.more), "central"])
+@pytest.mark.parametrize("strategy", tiered(STRATEGIES, ["central"]))
 def test_no_rank_predicts_with_an_old_average(connected: World, strategy: str) -> None:
     random = np.random.default_rng(5)
     x, y = random.normal(size=(12, 2, 6, 6)).astype(np.float32), random.integers(0, 3, size=12)

@@ -30,6 +30,7 @@ from dptrain.plan import SGD, make_buckets, make_plan
 from dptrain.plan.flat import STOP
 from dptrain.training.engines import StepResult, make_engine
 from tests.emulator.emulator import DeviceArray, Emulator
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.mpi
 
@@ -111,7 +112,7 @@ def in_order(parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:
 @pytest.mark.parametrize("two_shot", [False, True], ids=["one-shot", "two-shot"])
 @pytest.mark.parametrize(
     "count",
-    [pytest.param(4, marks=pytest.mark.more), 20, pytest.param(400, marks=pytest.mark.more), 1028],
+    tiered([4, 20, 400, 1028], [20, 1028]),
 )
 def test_sums_are_added_in_the_order_of_ranks(
     connected: World, devices: None, count: int, two_shot: bool, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ from dptrain.training.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
 from tests.ranks.attempts import repeat_if_disturbed
 from tests.ranks.test_peer import Device
+from tests.tiers import tiered
 from tests.unit.measure.test_profile import unknown_keys
 from tests.unit.measure.test_trace import check_trace
 
@@ -34,7 +35,7 @@ LATE_S = 0.02
 """Far more than a step of this network, and than what other programs take from it."""
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("central", marks=pytest.mark.more)])
+@pytest.mark.parametrize("strategy", tiered(STRATEGIES, ["mirrored"]))
 def test_a_straggler_is_named_by_its_own_time(
     connected: World, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

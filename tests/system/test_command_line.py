@@ -7,18 +7,19 @@ import json
 import pytest
 
 from tests.system.launch import launch
+from tests.tiers import tiered
+
+MISTAKES = [
+    (["train", "--batchsize", "3"], "No such option '--batchsize'"),
+    (["train", "--batch-size", "0"], "--batch-size is 0; expected a whole number"),
+    (["describe", "model9"], "no network 'model9'"),
+]
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.more), 4])
+@pytest.mark.parametrize("ranks", tiered([0, 4], [4]))
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        pytest.param(
-            ["train", "--batchsize", "3"], "No such option '--batchsize'", marks=pytest.mark.more
-        ),
-        (["train", "--batch-size", "0"], "--batch-size is 0; expected a whole number"),
-        pytest.param(["describe", "model9"], "no network 'model9'", marks=pytest.mark.more),
-    ],
+    tiered(MISTAKES, MISTAKES[1:2]),
 )
 def test_a_mistake_is_said_once(arguments: list[str], message: str, ranks: int) -> None:
     done = launch(*arguments, ranks=ranks)

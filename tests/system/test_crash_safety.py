@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from dptrain.training.checkpoints import CheckpointStore
+from tests.tiers import tiered
 
 REPEATS = 2
 """Saves of each step, so that whole checkpoints are replaced too and not only added."""
 
 
-@pytest.mark.parametrize("attack", [pytest.param("random", marks=pytest.mark.more), "everywhere"])
+@pytest.mark.parametrize("attack", tiered(["random", "everywhere"], ["everywhere"]))
 def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path: Path, attack: str) -> None:
     # One thread, so that forking is safe.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

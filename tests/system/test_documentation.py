@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launch import ROOT, environment
+from tests.tiers import tiered
 
 PAGES = {
     "tutorials/research.md": (
@@ -34,9 +35,7 @@ QUICK = ("how-to/citing.md",)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[] if page in QUICK else pytest.mark.more) for page in PAGES]
-)
+@pytest.mark.parametrize("page", tiered(PAGES, QUICK))
 def test_examples(page: str, tmp_path: Path) -> None:
     outputs = run_page(page, tmp_path)
     for name in PAGES[page]:

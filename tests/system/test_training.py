@@ -34,6 +34,7 @@ from tests.system.launch import (
     succeed_together,
     wait_until_ended,
 )
+from tests.tiers import tiered
 from tests.unit.measure.test_profile import keys
 
 onnxruntime = LazyModule("onnxruntime")
@@ -394,7 +395,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     wait_until_ended(ranks)
 
 
-@pytest.mark.parametrize("ranks", [0, pytest.param(3, marks=pytest.mark.more)])
+@pytest.mark.parametrize("ranks", tiered([0, 3], [0]))
 def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_layer(
     tmp_path: Path, ranks: int
 ) -> None:

@@ -33,6 +33,7 @@ from dptrain.network import (
 from dptrain.plan import MicroShards
 from dptrain.plan.shards import add_in_order, rank_contributions
 from tests.lazy import LazyModule
+from tests.tiers import tiered
 from tests.unit.backends import cases, pytorch_reference
 from tests.unit.backends.cases import Case, spread
 from tests.unit.backends.gemm_tile import gather_first_layers, use_one_gemm_tile
@@ -47,10 +48,8 @@ HOST_BACKENDS = sorted({
 
 def _with_tiers(*features: str) -> list[Any]:
     """Return the variants with `features`; emulated GPUs belong to the parts."""
-    return [
-        pytest.param(*variant, marks=[] if variant[0] in HOST_BACKENDS else pytest.mark.more)
-        for variant in cases.variants(*features)
-    ]
+    variants = cases.variants(*features)
+    return tiered(variants, [variant for variant in variants if variant[0] in HOST_BACKENDS])
 
 
 every_variant = pytest.mark.parametrize(("backend", "precision"), _with_tiers("batchnorm"))

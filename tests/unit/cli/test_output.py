@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import tiered
+
 TRAIN = ("train", "--network", "mlp-5", "--data", "irradiance?samples=64", "--backend",
          "reference", "--baseline-steps", "0", "--steps", "6", "--checkpoint-every", "2",
          "--schedule", "constant")  # fmt: skip
@@ -80,7 +82,7 @@ def test_a_reader_that_ends_early_is_no_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "closed",
-    ["<&- >&- 2>&-", *(pytest.param(c, marks=pytest.mark.more) for c in ("<&-", ">&-", "2>&-"))],
+    tiered(["<&-", ">&-", "2>&-", "<&- >&- 2>&-"], ["<&- >&- 2>&-"]),
 )
 def test_closed_standard_streams_do_not_end_training(tmp_path: Path, closed: str) -> None:
     program = [sys.executable, "-m", "dptrain", *TRAIN, "--run-dir", "run"]

@@ -18,6 +18,7 @@ from dptrain.data.base import Dataset
 from dptrain.data.objects import dataset_from
 from dptrain.data.workers import Workers, WorkerSamples, with_workers
 from dptrain.errors import UserError
+from tests.tiers import tiered
 
 COUNT = 60
 
@@ -56,7 +57,7 @@ def read(samples: Any, indices: Any, shape: tuple[int, ...]) -> tuple[np.ndarray
     return x, y
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.more), 3])
+@pytest.mark.parametrize("count", tiered([1, 3], [3]))
 def test_samples_are_those_that_the_rank_reads(net: Any, images: Path, count: int) -> None:
     alone = open_data(f"folder:{images}", net((3, 12, 11), 2))
     data = with_workers(alone, count)

@@ -21,6 +21,7 @@ from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network
 from dptrain.training import trainer
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
+from tests.tiers import tiered
 
 CONFIG = Settings(network="model-small", data="digits", steps=4, batch_size=8).with_recipe()
 AXES = {"stride": ("1", "2"), "first-pool": ("3/1",)}
@@ -138,9 +139,7 @@ def test_kinds_are_sorted_by_time_and_add_up() -> None:
     assert conv.forward_bytes == 40
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.more), signal.SIGTERM]
-)
+@pytest.mark.parametrize("number", tiered([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM]))
 def test_a_stopped_study_continues(
     number: signal.Signals,
     tmp_path: Path,

@@ -16,6 +16,7 @@ from dptrain.network import get_network
 from dptrain.network.zoo import NETWORKS
 from dptrain.network.zoo.studies import PERCEPTRONS
 from dptrain.training.model import TrainedModel
+from tests.tiers import tiered
 from tests.unit.interchange.models import (
     assert_agree,
     model_of,
@@ -73,11 +74,9 @@ def test_only_wide_perceptrons_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [
-        pytest.param(name, backend, marks=() if (name, backend) in QUICK else pytest.mark.more)
-        for backend, names in (("reference", TESTED), ("numba", COMPILED))
-        for name in names
-    ],
+    tiered(
+        [*((name, "reference") for name in TESTED), *((name, "numba") for name in COMPILED)], QUICK
+    ),
 )
 def test_files_of_the_zoo_compute_the_same(name: str, backend: str, tmp_path: Path) -> None:
     model = zoo_model(name, backend)

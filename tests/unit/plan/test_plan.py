@@ -31,14 +31,11 @@ from dptrain.network import (
 from dptrain.plan import SGD, Adam, Optimizer, Phase, Plan, arena, make_buckets, make_plan
 from dptrain.plan.buckets import updatable_prefixes
 from dptrain.plan.flat import ALIGNMENT, SUMS
+from tests.tiers import tiered
 from tests.unit.backends import pytorch_reference
 from tests.unit.plan.networks import networks
 
-QUICK = ("numba", "cuda")
-every_backend = pytest.mark.parametrize(
-    "backend",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.more) for name in BACKENDS],
-)
+every_backend = pytest.mark.parametrize("backend", tiered(BACKENDS, ["numba", "cuda"]))
 # Derandomised: every run uses the same examples, so that only a change can cause a failure.
 examples = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 

@@ -25,6 +25,7 @@ from dptrain.training.engines.device import SHORT_SLOT
 from dptrain.training.engines.device_times import DeviceTimes
 from dptrain.training.run import train
 from dptrain.training.settings import load_settings
+from tests.tiers import tiered
 
 TINY: dict[str, Any] = {"backend": "reference", "progress": False}
 
@@ -479,7 +480,7 @@ def test_only_whole_minibatches_count_in_the_baseline(backend: str) -> None:
     ("samples", "first"),
     # With 80 samples all minibatches are whole; with 85 the 11th is smaller; with 17 every third
     # is, and with 9 every other one, so that whole ones have two slots and one.
-    [(85, 11), (17, 10), *(pytest.param(n, 10, marks=pytest.mark.more) for n in (80, 9))],
+    tiered([(80, 10), (85, 11), (17, 10), (9, 10)], [(85, 11), (17, 10)]),
 )
 def test_the_first_timed_step_is_whole_and_captured(
     samples: int, first: int, monkeypatch: pytest.MonkeyPatch
