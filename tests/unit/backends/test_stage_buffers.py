@@ -29,6 +29,7 @@ from dptrain.network import (
 )
 from dptrain.plan import MicroShards
 from dptrain.plan.lowering import Phase
+from tests.tiers import tiered
 from tests.unit.backends.test_random_graphs import random_network
 from tests.unit.backends.test_recomputation import CHAIN
 
@@ -105,7 +106,7 @@ def _state(replica: Replica) -> dict[str, Any]:
     return {"parameters": found[0], "gradients": found[1], "statistics": found[2]}
 
 
-@pytest.mark.parametrize("backend", ["reference", "numba"])
+@pytest.mark.parametrize("backend", tiered(["reference", "numba"], ["numba"]))
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("options", [{}, {"recompute": True}, {"shards": 3}], ids=str)
 def test_training_reads_and_writes_the_listed_buffers(
@@ -134,7 +135,7 @@ def test_training_reads_and_writes_the_listed_buffers(
         assert guarded.output().tobytes() == plain.output().tobytes()
 
 
-@pytest.mark.parametrize("backend", ["reference", "numba"])
+@pytest.mark.parametrize("backend", tiered(["reference", "numba"], ["numba"]))
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_inference_reads_and_writes_the_listed_buffers(network: Network, backend: str) -> None:
     """Folded weights are kept until parameters or statistics change."""

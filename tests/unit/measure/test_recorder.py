@@ -108,6 +108,27 @@ def test_steps_last_from_completion_to_completion(monkeypatch: pytest.MonkeyPatc
     assert recorder.totals_ns == {EVALUATION: 30, CHECKPOINT: 5}
 
 
+def test_busy_times_are_those_of_whole_minibatches_without_sums_and_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0
+    monkeypatch.setattr("dptrain.measure.recorder.perf_counter_ns", lambda: now)
+    recorder = StepRecorder([])
+    for samples, exposed, evaluation, recorder.timed in (
+        (4, 5, 0, False), (4, 7, 11, True), (2, 0, 0, True), (4, 1, 0, False),
+    ):  # fmt: skip
+        if evaluation:
+            with recorder.between(EVALUATION):
+                now += evaluation
+        recorder.begin()
+        now += 100
+        recorder.end(exposed_ns=exposed, hidden_ns=0, samples=samples, global_count=samples)
+    whole = [[4, 95, 5], [4, 93, 7], [4, 99, 1]]
+    assert recorder.busy_times(0, only_timed=False).tolist() == whole
+    assert recorder.busy_times(0, only_timed=True).tolist() == whole[1:2]
+    assert recorder.busy_times(2, only_timed=False).tolist() == whole[2:]
+
+
 def test_only_the_last_steps_are_kept_and_all_are_counted(replica: api.Replica) -> None:
     recorder = StepRecorder(replica.plan.stages, capacity=4)
     for i in range(7):
