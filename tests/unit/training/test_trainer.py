@@ -112,6 +112,14 @@ def test_several_passes_train_as_one(passes: int) -> None:
         np.testing.assert_allclose(parts.parameters[name], values, rtol=0, atol=1e-12)
 
 
+def test_passes_of_micro_shards_train_to_the_same_bits() -> None:
+    """With four passes, the sums of two are stored at the same time."""
+    whole, parts = tiny(shards=4), tiny(shards=4, accumulate=4)
+    assert whole.fit()["train_loss"] == parts.fit()["train_loss"]
+    for name, values in whole.parameters.items():
+        np.testing.assert_array_equal(parts.parameters[name], values)
+
+
 def test_averaged_parameters_are_those_of_evaluations_and_files(tmp_path: Path) -> None:
     options: dict[str, Any] = {"momentum": 0.9, "optimizer": "sgd", "schedule": "constant"}
     plain, trainer = tiny(**options), tiny(**options, average_weights=0.9)
