@@ -21,6 +21,7 @@ from dptrain.backends.numba.jit import KernelError, kernel
 from dptrain.backends.numba.threads import ALONE, ASLEEP, MISSED, OWNER_SLEEPS, ThreadPool
 from dptrain.machine import own_cores
 from dptrain.network import Network, ReLU
+from tests.tiers import tiered
 
 SIZE = 1000
 
@@ -186,6 +187,7 @@ print(switches() - before)
 """
 
 
+@pytest.mark.more
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs affinity masks")
 def test_threads_that_share_a_core_seldom_switch() -> None:
     """Other threads compute the ranges of those that have no core, and seldom wake them."""
@@ -193,6 +195,7 @@ def test_threads_that_share_a_core_seldom_switch() -> None:
     assert int(out) < 2000  # 7 threads that wake in each of 2000 launches switch 14,000 times
 
 
+@pytest.mark.more
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs affinity masks")
 def test_a_pool_starts_no_more_threads_than_cores() -> None:
     process = start(
@@ -343,7 +346,7 @@ print("done", flush=True)
     assert (out, process.returncode) == ("done\n", 0)
 
 
-@pytest.mark.parametrize("asleep", [False, True])
+@pytest.mark.parametrize("asleep", tiered([False, True], [True]))
 def test_a_process_ends_whatever_its_threads_do(asleep: bool) -> None:
     body = "import time; time.sleep(0.1)" if asleep else "print('end', flush=True)"
     process = start(body)
@@ -351,6 +354,7 @@ def test_a_process_ends_whatever_its_threads_do(asleep: bool) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.more
 def test_a_killed_process_ends() -> None:
     process = start("print('ready', flush=True)\nwhile True: work(100)")
     assert process.stdout is not None

@@ -10,6 +10,8 @@ from benchmarks.forecast.coverage import CAUSES, Checked, check, count_given
 from benchmarks.forecast.simulate import TRUTHS, draw
 from dptrain.scaling.ensemble import WIDEST
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def checked() -> list[Checked]:
@@ -17,7 +19,6 @@ def checked() -> list[Checked]:
     return [found for case in json.loads(TRUTHS.read_text())[::4] for found in check(case)]
 
 
-@pytest.mark.more
 def test_intervals_contain_nine_of_ten_truths(checked: list[Checked]) -> None:
     known = [found for found in checked if found.predicted]
     assert len(known) >= 20

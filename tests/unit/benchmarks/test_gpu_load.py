@@ -10,8 +10,9 @@ from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.network import Dense, Flatten, Network
 from tests.emulator.emulator import Emulator
 
+pytestmark = pytest.mark.more
 
-@pytest.mark.more
+
 def test_every_variant_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("IMAGES", 20), ("STEPS", 6), ("REPEATS", 1)):
         monkeypatch.setattr(gpu_load, name, value)

@@ -260,6 +260,7 @@ def test_a_missing_program_does_not_end_the_run(worker: Worker) -> None:
     }
 
 
+@pytest.mark.more
 def test_processes_are_bound_to_cores_and_end() -> None:
     cores = sorted(os.sched_getaffinity(0))
     with Processes(cores) as processes:
@@ -345,6 +346,7 @@ def test_the_summary_names_the_case_that_is_farthest_from_its_target() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.more
 def test_reports_are_written_read_and_combined(tmp_path: Path) -> None:
     first, second = make_report(), make_report()
     second.rows = {"sums": second.rows["sums"][:2]}
@@ -358,6 +360,7 @@ def test_reports_are_written_read_and_combined(tmp_path: Path) -> None:
     assert combined.about["date"] == ["2026-01-02T03:04", "2026-01-03T00:00"]
 
 
+@pytest.mark.more
 def test_a_case_of_a_later_report_replaces_all_programs_of_an_earlier_one(tmp_path: Path) -> None:
     one, two = make_report(), make_report()
     last = one.rows["threads"][-1]

@@ -198,6 +198,7 @@ def fake(
     return Measurement(name, needs, (name.upper(),), many_cores, measure)
 
 
+@pytest.mark.more
 def test_a_run_continues_after_a_failure_and_keeps_what_is_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

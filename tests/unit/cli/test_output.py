@@ -42,6 +42,7 @@ def assert_complete(run: Path, steps: int) -> None:
     assert (run / "metrics.jsonl").stat().st_size
 
 
+@pytest.mark.more
 def test_a_closed_pipe_does_not_end_training(tmp_path: Path) -> None:
     pipe, run = closed_pipe(), tmp_path / "run"
     code, errors = start(

@@ -95,6 +95,7 @@ def test_minibatches_are_the_same_for_any_number_of_workers(
         np.testing.assert_array_equal(y, other_y)
 
 
+@pytest.mark.more
 def test_the_first_sample_that_fails_is_named_and_others_can_still_be_read(
     net: Any, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

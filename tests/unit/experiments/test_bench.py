@@ -34,7 +34,6 @@ from dptrain.files import dump_json, parse_json
 from dptrain.measure.analysis import spread
 from dptrain.measure.console import make_console
 from dptrain.network.random_batch import random_batch
-from tests.tiers import tiered
 
 SETTINGS = BenchSettings(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=True,
                     seconds_per_case=0.02, memory=2_000_000)  # fmt: skip
@@ -138,7 +137,8 @@ def test_a_failed_allocation_is_a_result(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "the allocation failed" in result.why
 
 
-@pytest.mark.parametrize("number", tiered([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
+@pytest.mark.more
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_benchmark_continues(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

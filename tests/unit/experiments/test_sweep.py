@@ -90,16 +90,16 @@ def test_an_axis_is_parsed() -> None:
 
 def test_a_sweep_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     axes = {"learning_rate": ("0.01", "0.1")}
-    found = sweep(axes, 2, tmp_path)
+    found = sweep(axes, 3, tmp_path)
     first, second = found["results"]
-    assert [r["runs"] for r in (first, second)] == [2, 2]
+    assert [r["runs"] for r in (first, second)] == [3, 3]
     assert first["low"] <= first["score"] <= first["high"]
     assert first["parameters"] == make({}).load_network().num_parameters
     scores = [
         json.loads(path.read_text())["validation_accuracy"]
         for path in tmp_path.glob("runs/learning_rate=0.1*/summary.json")
     ]
-    assert second["score"] == pytest.approx(sum(scores) / 2)
+    assert second["score"] == pytest.approx(sum(scores) / 3)
     with (tmp_path / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["learning_rate"] for row in rows] == ["0.01", "0.1"]

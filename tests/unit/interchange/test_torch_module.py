@@ -77,6 +77,7 @@ def test_every_preprocessing_is_in_the_module(name: str, tmp_path: Path) -> None
     compare(*preprocessings()[name], tmp_path)
 
 
+@pytest.mark.more
 def test_the_module_needs_nothing_of_dptrain(tmp_path: Path) -> None:
     network = get_network("resnet20")
     model = model_of(network, preprocessing_of("resnet20"), batch_size=2)

@@ -167,7 +167,7 @@ CHANGED_EARLY = Network.from_nodes(
 )  # fmt: skip
 
 
-@settings(max_examples=400, derandomize=True, database=None)
+@settings(max_examples=200, derandomize=True, database=None)
 @example(CHANGED_EARLY, True, False)
 @given(graphs(), st.booleans(), st.booleans())
 def test_each_group_reads_the_sum_of_all_contributions(

@@ -65,6 +65,7 @@ def test_the_same_study_gives_the_same_bytes(folder: Path, tmp_path: Path) -> No
     }
 
 
+@pytest.mark.more
 def test_a_report_is_replaced_and_nothing_else_is(folder: Path, tmp_path: Path) -> None:
     study = Study.read(folder / "study.json")
     replace(study, profiles={}, forecasts=()).write(tmp_path / "study.json")

@@ -102,6 +102,7 @@ def test_a_short_run_has_a_report_without_times(tmp_path: Path) -> None:
     assert "Training was stopped after 45 of 180 steps." in page.text
 
 
+@pytest.mark.more
 def test_the_scaling_efficiency_of_a_run_has_its_interval(tmp_path: Path) -> None:
     scaling = {"weak": 0.91, "strong": 0.8, "weak_interval": [0.88, 0.94], "strong_interval": None}
     page = Reader(write_report(write_run(tmp_path / "run", ranks=2, scaling=scaling)))
@@ -281,6 +282,7 @@ def test_numbers_below_the_axis_of_changes_are_whole(tmp_path: Path, step_ms: fl
         assert half <= float(x) <= float(width) - half, text
 
 
+@pytest.mark.more
 def test_a_difference_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", accuracy=0.94),
             write_run(tmp_path / "c", accuracy=0.5)]  # fmt: skip
@@ -332,6 +334,7 @@ def test_results_of_different_kinds_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.more
 def test_studies_are_compared_at_common_points(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     write_study(one, Law(cores=16, noise=0.01), (1, 2, 4))

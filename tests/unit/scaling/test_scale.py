@@ -169,6 +169,7 @@ def test_ranks_that_slurm_starts_are_no_other_programs(monkeypatch: pytest.Monke
     assert others("weak-r2-t1") is None
 
 
+@pytest.mark.more
 def test_rounds_are_added_until_efficiencies_are_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +337,7 @@ def test_a_changed_configuration_is_refused(
     assert Path("study/study.json").read_text() == written
 
 
+@pytest.mark.more
 def test_a_failing_launch_ends_the_study_and_names_its_cause_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
