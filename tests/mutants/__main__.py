@@ -128,6 +128,7 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._own_cache: dict[str, str] = {}
+        self._process: subprocess.Popen[str] | None = None
         shutil.copytree(ROOT, folder, ignore=_ignored, symlinks=True)
 
     def run(self, command: Sequence[str], timeout_s: float) -> Run:
@@ -147,13 +148,19 @@ class Copy:
             start_new_session=True,
         )  # fmt: skip
         status: int | None = None
+        self._process = process
         try:
             output, _ = process.communicate(timeout=timeout_s)
             status = process.returncode
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            self.end()
             output, _ = process.communicate()
         return Run(status, time.perf_counter() - begin, output)
+
+    def end(self) -> None:
+        """End the present command with all its processes."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def test(self, mutant: Mutant, options: Sequence[str], timeout_s: float) -> Run:
         """Run the tests of a row."""
@@ -205,21 +212,28 @@ class Runner:
     ) -> None:
         tiers = ((QUICK, ("-m", NOT_MORE)), (PARTS, ("-m", MORE)))
         self._tiers = ((GPU, WITHOUT_SETTINGS),) if on_gpu else tiers[: 1 if quick_only else 2]
-        self._meets_rest, self._workers = meets_rest and not on_gpu, workers
+        self._meets_rest = meets_rest and not on_gpu
+        self._all = [Copy(folder / f"copy-{number}") for number in range(workers)]
         self._copies: SimpleQueue[Copy] = SimpleQueue()
-        for number in range(workers):
-            self._copies.put(Copy(folder / f"copy-{number}"))
+        for copy in self._all:
+            self._copies.put(copy)
         self._selections: dict[tuple[str, int], list[Selection]] = {}
 
     def run(self, mutants: Sequence[Mutant]) -> list[Verdict]:
         """Run rows, and print a line for each."""
         distinct = {(mutant.tests, mutant.ranks): mutant for mutant in mutants}
-        with ThreadPoolExecutor(self._workers) as pool:
-            found = pool.map(self._select, distinct.values())
-            self._selections = dict(zip(distinct, found, strict=True))
-            longest_first = sorted(mutants, key=lambda mutant: -self._seconds(mutant))
-            numbered = enumerate(longest_first, 1)
-            return list(pool.map(lambda pair: self._try(*pair, len(mutants)), numbered))
+        with ThreadPoolExecutor(len(self._all)) as pool:
+            try:
+                found = pool.map(self._select, distinct.values())
+                self._selections = dict(zip(distinct, found, strict=True))
+                longest_first = sorted(mutants, key=lambda mutant: -self._seconds(mutant))
+                tried = pool.map(self._try, longest_first, range(1, len(mutants) + 1))
+                return list(tried)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for copy in self._all:
+                    copy.end()
+                raise
 
     def _seconds(self, mutant: Mutant) -> float:
         return sum(each.seconds for each in self._selections[mutant.tests, mutant.ranks])
@@ -243,7 +257,7 @@ class Runner:
             self._copies.put(copy)
         return selections
 
-    def _try(self, number: int, mutant: Mutant, count: int) -> Verdict:
+    def _try(self, mutant: Mutant, number: int) -> Verdict:
         copy = self._copies.get()
         try:
             copy.change(mutant, number)
@@ -251,7 +265,7 @@ class Runner:
         finally:
             copy.restore(mutant)
             self._copies.put(copy)
-        print(f"[{number}/{count}] {verdict}", flush=True)
+        print(f"[{number}] {verdict}", flush=True)
         return verdict
 
     def _verdict(self, copy: Copy, mutant: Mutant) -> Verdict:
@@ -305,7 +319,8 @@ def main() -> int:
     parser.add_argument(
         "--gpu", action="store_true", help="faults of code that only a GPU executes"
     )
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="rows at the same time")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--workers", type=int, default=cores, help="rows at the same time")
     chosen = parser.parse_args()
     rows = load(GPU) if chosen.gpu else (*load(WRITTEN), *load(GENERATED))
     unknown = sorted(set(chosen.ids) - {row.id for row in rows})
@@ -314,6 +329,8 @@ def main() -> int:
     mutants = [
         row for row in rows if not row.equivalent and (row.id in chosen.ids or not chosen.ids)
     ]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"{len(mutants)} mutants, {chosen.workers} at a time", flush=True)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="dptrain-mutants-") as folder:
         runner = Runner(
