@@ -98,7 +98,7 @@ def meeting_copy(spec: Spec, session: Session) -> Runner:
     copy = engine({**spec, "ranks": 1, "batch": share, "launched": False}, session)
     own = [(0, gates.GATE_BYTES)] if world.first_on_node() else []
     gate = np.frombuffer(map_segment(world, gates.GATE_BYTES, own), np.int32)
-    arrive, pass_gate = gates.interpreted_arrive(), gates.interpreted_pass()
+    arrive, pass_gate = gates.request_arrive().result, gates.request_pass().result
 
     def step() -> None:
         copy.step()

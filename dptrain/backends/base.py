@@ -252,15 +252,22 @@ class Backend(ABC):
         """Return the number of compiled kernels, and of all; (0, 0) if they are not counted."""
         return 0, 0
 
-    def prepare(self, plan: Plan) -> None:
-        """Store on disk what binding `plan` needs, such as compiled kernels.
+    def compile_kernels(self, processes: int = 1) -> None:
+        """Compile the kernels that were bound, unless binding compiles them.
 
-        If several processes of a machine need the same plan, one of them calls this first, and the
-        others find the compiled kernels in the cache.
+        Processes of a machine that call this at the same time divide the work.
+
+        Args:
+            processes: largest number of processes that compile for this one, including itself.
         """
 
     def make_replica(
-        self, plan: Plan, *, seed: int = 0, arrays: FlatArrays | None = None
+        self,
+        plan: Plan,
+        *,
+        seed: int = 0,
+        arrays: FlatArrays | None = None,
+        compiles: bool = True,
     ) -> Replica:
         """Allocate memory for `plan`, bind its stages, and draw the initial parameters.
 
@@ -268,6 +275,7 @@ class Backend(ABC):
             plan: buffers and stages.
             seed: of the initial parameters and the dropout masks.
             arrays: flat arrays to use, see `allocate`. Only their owner draws parameters.
+            compiles: False leaves it to the caller to call `compile_kernels`.
         """
         keeps_activations = plan.training and not plan.setting.recompute
         others = ", or --recompute" if keeps_activations else ""
@@ -280,4 +288,6 @@ class Backend(ABC):
         replica = self.allocate(plan, seed=seed, arrays=arrays)
         for parameter in plan.network.parameters if replica.owns_parameters else ():
             replica.parameters.fill(parameter.name, partial(draw, parameter, seed))
+        if compiles:
+            self.compile_kernels()
         return replica

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from contextlib import ExitStack, redirect_stdout
@@ -36,7 +37,19 @@ def main() -> None:
             silence = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(silence))
         output = stack.enter_context(safe_output())
-        sys.exit(output.exit_code(run(sys.argv[1:], is_rank_zero=is_rank_zero)))
+        code = output.exit_code(run(sys.argv[1:], is_rank_zero=is_rank_zero))
+        end_if_compiling(code)
+        sys.exit(code)
+
+
+def end_if_compiling(code: int) -> None:
+    """End the process without destructors if a thread still compiles after an interruption."""
+    compilation = sys.modules.get("dptrain.backends.numba.compilation")
+    if compilation is not None and compilation.is_compiling():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def run(arguments: list[str], *, is_rank_zero: bool) -> int:

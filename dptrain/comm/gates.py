@@ -6,11 +6,14 @@ A rank arrives at a gate, may work, and then waits until all ranks of its node h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.entries import address_of
-from dptrain.backends.numba.gates import ROUND, interpreted_arrive, interpreted_pass
+from dptrain.backends.numba.gates import ROUND, request_arrive, request_pass
 from dptrain.comm.deadline import Deadline
 from dptrain.comm.world import World
 
@@ -30,16 +33,25 @@ class Gates:
     """Gates in memory that the ranks of a node share.
 
     Args:
-        world: the ranks; the first rank of a node makes its object before the others, so that it
-            compiles and the others read the cache.
+        world: the ranks.
         gates: int32 (gates, 64), zeros at first.
     """
 
     def __init__(self, world: World, gates: NDArray[np.int32]) -> None:
         self._world, self._gates = world, gates
         self._addresses = [address_of(gate) for gate in gates]
-        self._arrive, self._pass = interpreted_arrive(), interpreted_pass()
+        self._requests = request_arrive(), request_pass()
         self._spins = OVERSUBSCRIBED_SPINS if world.is_crowded else SPINS
+
+    @cached_property
+    def _arrive(self) -> Callable[[int, int], int]:
+        arrive: Callable[[int, int], int] = self._requests[0].result
+        return arrive
+
+    @cached_property
+    def _pass(self) -> Callable[[int, int, int, int], int]:
+        pass_: Callable[[int, int, int, int], int] = self._requests[1].result
+        return pass_
 
     def __len__(self) -> int:
         return len(self._addresses)

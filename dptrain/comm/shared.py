@@ -220,9 +220,6 @@ class SharedSum(GradientSum):
         self._own_loss_sums = self._arrays.gradients[:, size:]
         self._published_loss_sums = self._arrays.loss_sums[first:last]
         self._slices = [self._slices_of(bucket) for bucket in buckets]
-        # One rank compiles, the others then find the kernels in the cache.
-        if not world.first_on_node():
-            world.node_barrier()
         self._gates = Gates(world, self._arrays.gates)
         assert len(buckets) < len(self._gates), "more buckets than gates"
         mine = [slices[world.local_rank] for slices in self._slices]
@@ -235,8 +232,6 @@ class SharedSum(GradientSum):
             np.arange(len(self._loss_sums), dtype=np.int64) * ALIGNMENT,
             self._arrays.merges,
         )
-        if world.first_on_node():
-            world.node_barrier()
         self._parts = [part for part in mine if part.stop > part.start]
 
     def _slices_of(self, bucket: Bucket) -> list[slice]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
+
+from dptrain.errors import UserError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ctrl-C; a batch system's end or `kill`; Slurm's warning (``#SBATCH --signal=USR1@120``); the end
@@ -31,6 +35,41 @@ def remember_early_signals() -> None:
 def _remember(number: int, frame: FrameType | None) -> None:
     global _early
     _early = _early or signal.Signals(number)
+
+
+class StoppedError(UserError):
+    """A signal ended a run before its first step; the same command starts it again."""
+
+    exit_code = 75
+
+
+@contextlib.contextmanager
+def end_on(number: signal.Signals, when: str) -> Iterator[None]:
+    """Let a signal end the block at once, instead of being kept for the training loop.
+
+    Programs that do not handle the signal are ended by it as before.
+
+    Args:
+        number: the signal.
+        when: the end of the message, such as "while kernels were compiled".
+
+    Raises:
+        StoppedError: the signal was received.
+    """
+
+    def end(received: int, frame: FrameType | None) -> None:
+        raise StoppedError(f"{signal.Signals(received).name} {when}")
+
+    previous = signal.getsignal(number)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or previous in (signal.SIG_DFL, signal.SIG_IGN, None):
+        yield
+        return
+    signal.signal(number, end)
+    try:
+        yield
+    finally:
+        signal.signal(number, previous)
 
 
 class StopRequest:

@@ -78,13 +78,8 @@ class SharedStatisticsSum(StatisticsSum):
         ).reshape(shape)
         self._own = self._halves[:, first : first + counts[world.local_rank]]
         self._half = 0
-        # One rank compiles, the others then find the kernels in the cache.
-        if not world.first_on_node():
-            world.node_barrier()
         self._gates = Gates(world, gates)
         self._bind()
-        if world.first_on_node():
-            world.node_barrier()
 
     def _bind(self) -> None:
         """Bind what adds the rows of each half."""

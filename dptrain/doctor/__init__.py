@@ -247,7 +247,7 @@ def settings_finding(environment: Mapping[str, str]) -> Finding:
 def _cache_folder() -> str | None:
     if importlib.util.find_spec("numba") is None:
         return None
-    from dptrain.backends.numba.jit import cache_folder
+    from dptrain.backends.numba.kernel_cache import cache_folder
 
     folder = cache_folder()
     return None if folder is None else str(folder)

@@ -29,7 +29,7 @@ from dptrain.plan.shares import (
     proportional_counts,
     step_time,
 )
-from dptrain.training.resources import make_replica, open_shared_arrays, share_state
+from dptrain.training.resources import compile_kernels, open_shared_arrays, share_state
 from dptrain.training.settings import MEASURED, OFF
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ def with_counts(chosen: Settings, world: World, old: Replica, counts: Counts) ->
     if old.arrays.is_shared:
         arrays = open_shared_arrays(replace(chosen, transport="shared"), world, old.backend, plan)
         plan = plan.with_update_share(world.local_size)
-    replica = make_replica(world, old.backend, plan, chosen.seed, arrays)
+    replica = old.backend.make_replica(plan, seed=chosen.seed, arrays=arrays, compiles=False)
+    compile_kernels(world, old.backend, quiet=True)
     if replica.owns_parameters:
         replica.flat_parameters[...] = old.flat_parameters
         for name, flat in replica.flat_state.items():

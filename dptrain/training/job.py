@@ -54,13 +54,14 @@ from dptrain.training.persistence import (
     starts_from_weights,
 )
 from dptrain.training.resources import (
+    COMPILING,
     bucket_bytes,
     check_memory,
     choose_prefetch,
+    compile_kernels,
     compute_threads,
     describe_ranks,
     find_transport,
-    make_replica,
     notice_if_slow,
     open_backend,
     open_shared_arrays,
@@ -76,7 +77,6 @@ from dptrain.training.weights import check_weights, load_weights
 from dptrain.training.workers import are_mixed, check_mixed
 
 DECODING = "decoding images, which then stay in memory"
-COMPILING = "compiling kernels; the first run of a network on a machine takes longer"
 
 
 @dataclass
@@ -247,7 +247,7 @@ def assemble(
         run = call_on_rank_zero(world, lambda: open_run(chosen, inputs.network, inputs.dataset))
     plan, kernels = select_kernels(chosen, world, inputs.backend, inputs.plan, run, quiet=quiet)
     inputs = replace(inputs, plan=plan)
-    replica = _compile(chosen, world, inputs, quiet=quiet)
+    replica = _make_replica(chosen, world, inputs, quiet=quiet)
     is_mixed = inputs.augmentation is not None and inputs.augmentation.mixup > 0.0
     # Replicas load samples that are not mixed.
     cached = None if is_mixed else _cache_images(replica, inputs, world, chosen)
@@ -255,6 +255,7 @@ def assemble(
     streams = not is_mixed and cached is None and _streams_pixels(replica, images, world)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
     run_spec = replace(run_spec, kernels=kernels)
+    compile_kernels(world, inputs.backend, quiet=quiet)
 
     def restore() -> Checkpoint | None:
         if chosen.weights is not None and starts_from_weights(chosen):
@@ -278,6 +279,7 @@ def assemble(
     buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
     recorder = StepRecorder(plan.stages, recorded_steps)
     engine = _engine(spec, world, replica, buckets, recorder, shares, mixed=inputs.is_mixed)
+    compile_kernels(world, inputs.backend, quiet=quiet)
     return Job(
         settings=chosen, spec=spec, run_spec=run_spec, world=world, network=inputs.network,
         dataset=inputs.dataset, backend=inputs.backend, plan=plan, replica=replica,
@@ -290,15 +292,15 @@ def assemble(
     )  # fmt: skip
 
 
-def _compile(chosen: Settings, world: World, inputs: _Inputs, *, quiet: bool) -> Replica:
-    """Compile the kernels of the plan; return the replica of this rank."""
+def _make_replica(chosen: Settings, world: World, inputs: _Inputs, *, quiet: bool) -> Replica:
+    """Return the replica of this rank; backends on devices compile their kernels here."""
     plan = inputs.plan
     notice = "" if quiet or not world.is_rank_zero else COMPILING
     with notice_if_slow(notice, inputs.backend.compilation_progress):
         arrays = open_shared_arrays(chosen, world, inputs.backend, plan, mixed=inputs.is_mixed)
         if arrays is not None:
             plan = plan.with_update_share(world.local_size)
-        return make_replica(world, inputs.backend, plan, chosen.seed, arrays)
+        return inputs.backend.make_replica(plan, seed=chosen.seed, arrays=arrays, compiles=False)
 
 
 def _open_inputs(

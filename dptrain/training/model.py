@@ -28,8 +28,8 @@ from dptrain.training.persistence import load_checkpoint
 from dptrain.training.resources import (
     broadcast_flat,
     broadcast_statistics,
+    compile_kernels,
     compute_threads,
-    make_replica,
     open_backend,
 )
 from dptrain.training.settings import Settings
@@ -235,7 +235,8 @@ def load_on_all_ranks(
         threads=compute_threads(chosen, world),
         micro_shards=_micro_shards(facts, backend),
     )
-    replica = make_replica(world, backend, plan, facts.seed)
+    replica = backend.make_replica(plan, seed=facts.seed, compiles=False)
+    compile_kernels(world, backend)
 
     def restore() -> None:
         assert found is not None, "rank 0 has read the checkpoint"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +20,7 @@ from dptrain.backends.canonical import CanonicalOrder
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks
+from dptrain.comm.signals import end_on
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
 from dptrain.data.base import Samples
@@ -177,8 +180,9 @@ def check_memory(backend: Backend, plan: Plan, num_samples: int, world: World) -
         require_memory(ranks * sum(plan.memory.values()), purpose, advice)
 
 
+COMPILING = "compiling kernels; the first run of a network on a machine takes longer"
 COMPILATION_TIMEOUT_S = 3600.0
-"""Longest wait for the rank that compiles. On a machine that others use, it took over 5 minutes."""
+"""Longest wait for the ranks that compile. On a machine that others use, it took over 5 minutes."""
 
 NOTICE_AFTER_S, PROGRESS_EVERY_S = 2.0, 5.0
 
@@ -192,12 +196,12 @@ def notice_if_slow(
     Args:
         text: the line; empty prints nothing.
         progress: returns the number of compiled kernels and of all, which are then printed every
-            five seconds; (0, 0) prints nothing.
+            five seconds with the time; (0, 0) prints nothing.
     """
     if not text:
         yield
         return
-    has_ended = threading.Event()
+    has_ended, start = threading.Event(), time.monotonic()
 
     def report() -> None:
         if has_ended.wait(NOTICE_AFTER_S):
@@ -206,7 +210,11 @@ def notice_if_slow(
         while not has_ended.wait(PROGRESS_EVERY_S):
             done, count = progress()
             if count:
-                print(f"dptrain: {done} of {count} kernels are compiled", file=sys.stderr)
+                current, time_s = min(done + 1, count), time.monotonic() - start
+                print(
+                    f"dptrain: compiling {current} of {count} kernels, {time_s:.0f} s",
+                    file=sys.stderr,
+                )
 
     threading.Thread(target=report, name="dptrain-notice", daemon=True).start()
     try:
@@ -215,15 +223,21 @@ def notice_if_slow(
         has_ended.set()
 
 
-def make_replica(
-    world: World, backend: Backend, plan: Plan, seed: int, arrays: FlatArrays | None = None
-) -> Replica:
-    """Return a replica; the first rank of a node compiles, the others read the cached kernels."""
-    if world.local_size > 1:
-        if world.first_on_node():
-            backend.prepare(plan)
+def compile_kernels(world: World, backend: Backend, *, quiet: bool = False) -> None:
+    """Compile the kernels that were bound; the ranks of a node divide the work.
+
+    Args:
+        world: the ranks; every rank calls this function.
+        backend: of this rank.
+        quiet: True prints nothing if this takes long.
+    """
+    notice = "" if quiet or not world.is_rank_zero else COMPILING
+    with (
+        end_on(signal.SIGTERM, "while kernels were compiled; the next run continues with the rest"),
+        notice_if_slow(notice, backend.compilation_progress),
+    ):
+        backend.compile_kernels(max(1, world.node_cores() // world.local_size))
         world.node_barrier(COMPILATION_TIMEOUT_S)
-    return backend.make_replica(plan, seed=seed, arrays=arrays)
 
 
 def share_state(world: World, replica: Replica, root: int = 0, *, mixed: bool = False) -> None:

@@ -27,6 +27,7 @@ from dptrain.backends.numba import (
     weighted,
 )
 from dptrain.backends.numba.clock import has_native_clock
+from dptrain.backends.numba.compilation import compile_requested, progress
 from dptrain.backends.numba.operations import GRAIN, Operation, grain_of
 from dptrain.backends.numba.programs import Program, StageKernel
 from dptrain.backends.numba.reduction import sum_partials
@@ -284,9 +285,11 @@ class NumbaBackend(Backend):
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         return NumbaReplica(self, plan, seed=seed, arrays=arrays)
 
-    def prepare(self, plan: Plan) -> None:
-        # Binding compiles. Memory that is never written has no cost, whatever the plan's size.
-        self.allocate(plan, seed=0)
+    def compile_kernels(self, processes: int = 1) -> None:
+        compile_requested(processes=processes)
+
+    def compilation_progress(self) -> tuple[int, int]:
+        return progress.counts()
 
 
 def _bind_sum_of_shards(replica: Replica, shard_sums: NDArray[np.float32]) -> Launch:
@@ -326,6 +329,7 @@ class NumbaReplica(CropWindowReplica):
         self._transpose = self.thread_pool.bind(
             elementwise.channels_last, target.reshape(n, height * width, channels),
             varying=(staged,), grain=grain_of(channels * min(height * width, elementwise.BAND)),
+            eager=not plan.training,
         )  # fmt: skip
         self._input_bands = elementwise.num_bands(height * width)
         self.programs = {name: Program(kernels) for name, kernels in self._stage_kernels().items()}

@@ -9,10 +9,8 @@ so that a process can work in between.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 from dptrain.backends.numba.atomics import add32, load32, store32
+from dptrain.backends.numba.compilation import Request
 from dptrain.backends.numba.jit import interpreted, native
 from dptrain.backends.numba.waiting import wait_while, wake
 
@@ -65,13 +63,11 @@ def _pass(gate: int, number: int, spins: int, timeout_ns: int) -> int:
     return passed
 
 
-@functools.cache
-def interpreted_arrive() -> Callable[[int, int], int]:
-    """Return `_arrive` for Python."""
+def request_arrive() -> Request:
+    """Request `_arrive` for Python."""
     return interpreted(_arrive, 2)
 
 
-@functools.cache
-def interpreted_pass() -> Callable[[int, int, int, int], int]:
-    """Return `_pass` for Python; it releases the interpreter's lock."""
+def request_pass() -> Request:
+    """Request `_pass` for Python; it releases the interpreter's lock."""
     return interpreted(_pass, 4)

@@ -10,7 +10,7 @@ ranks, the program returns to the interpreter there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -118,7 +118,15 @@ class Program:
         self.times = np.zeros(1 + len(records), np.int64)
         self._addresses = address_of(self._records), address_of(self.times)
         self._last_launches = np.array(last_launches, np.int64)
-        self._run_all = interpreted(run_all, 3)
+        self._native = interpreted(run_all, 3)
+
+    @cached_property
+    def _run_all(self) -> Callable[[int, int, int], int]:
+        """The native function that runs launches, after these were made ready."""
+        for launch in self._launches:
+            launch.make_ready()
+        run_all: Callable[[int, int, int], int] = self._native.result
+        return run_all
 
     def run(self, context: Context) -> None:
         """Run the stages for the minibatch that `context` describes."""

@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from dptrain.backends.numba.atomics import (
     store32,
 )
 from dptrain.backends.numba.clock import monotonic_ns
+from dptrain.backends.numba.compilation import Request
 from dptrain.backends.numba.entries import Record, address_of
 from dptrain.backends.numba.jit import Kernel, KernelError, inlined, interpreted, native
 from dptrain.backends.numba.waiting import wait_while, wake
@@ -332,8 +334,11 @@ class Launch:
 
     `set` and then `run` do the same as a call. `run` returns after all items have been computed.
 
+    The kernel is compiled at the latest before the first launch.
+
     Args:
         pool: the threads. The launch keeps them and the record alive.
+        entry: request for the kernel's entry.
         record: what the native code reads: header, items, arguments.
         varying: number of the arguments, the last ones, that `set` replaces.
         name: of the kernel.
@@ -343,15 +348,29 @@ class Launch:
         failure: message of the error if the kernel fails.
     """
 
-    __slots__ = ("_counts", "_pool", "_run", "_slots", "failure", "record")
-
-    def __init__(self, pool: ThreadPool, record: Record, varying: int, name: str) -> None:
-        self._pool, self.record, self._run = pool, record, interpreted(_run, 1)
+    def __init__(
+        self, pool: ThreadPool, entry: Request, record: Record, varying: int, name: str
+    ) -> None:
+        self._pool, self._entry, self.record = pool, entry, record
+        self._native = interpreted(_run, 1)
         self.failure = f"kernel {name} raised an exception"
         self._counts = record.slots[ITEMS // 8]
         # `zip` in a launch took 3 µs in a step, because its code is not cached between stages.
         slots = record.slots[len(record.slots) - varying :]
         self._slots = [(*slot, i) for i, slot in enumerate(slots)]
+
+    @cached_property
+    def _run(self) -> Callable[[int], int]:
+        """The native function that runs a record, after this one was made ready."""
+        self.make_ready()
+        run: Callable[[int], int] = self._native.result
+        return run
+
+    def make_ready(self) -> None:
+        """Compile the kernel, and start the threads, if necessary. `run` calls this."""
+        words, index = self.record.slots[ENTRY // 8]
+        words[index] = self._entry.result
+        self._pool.start()
 
     def set_items(self, count: int) -> None:
         """Set the number of items."""
@@ -412,23 +431,34 @@ class ThreadPool:
         workers = max(0, min(workers, threads - 1))
         self._memory = aligned_zeros((1 + workers) * LINE // 4, "int32").reshape(1 + workers, -1)
         self._memory[0, ALONE // 4] = workers == 0
-        # Both are compiled now: a garbage collection may end the pool while Numba compiles.
-        serve, close = interpreted(_serve, 3), interpreted(_close, 2)
-        self._threads = [
-            threading.Thread(
-                target=_live, args=(serve, self._memory, i), name=f"dptrain-{i}", daemon=True
-            )
-            for i in range(1, 1 + workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._workers = workers
+        self._serve = interpreted(_serve, 3) if workers else None
+        close = interpreted(_close, 2) if workers else None
+        self._threads: list[threading.Thread] = []
         # The threads have no reference to the pool, so that the pool can be garbage-collected.
         self.close: Callable[[], object] = weakref.finalize(
             self, _dismiss, close, self._memory, self._threads
         )
-        if self._threads and hasattr(os, "register_at_fork"):
+        if workers and hasattr(os, "register_at_fork"):
             memory = weakref.ref(self._memory)
             os.register_at_fork(after_in_child=lambda: _forget(memory()))
+
+    def start(self) -> None:
+        """Start the threads, unless they run already or the pool is closed."""
+        if self._serve is None or self._threads:
+            return
+        serve = self._serve.result
+        with _starting:
+            if self._threads or self._memory[0, ALONE // 4]:
+                return
+            self._threads += [
+                threading.Thread(
+                    target=_live, args=(serve, self._memory, i), name=f"dptrain-{i}", daemon=True
+                )
+                for i in range(1, 1 + self._workers)
+            ]
+            for thread in self._threads:
+                thread.start()
 
     @contextmanager
     def log_chunks(self, capacity: int) -> Iterator[NDArray[np.int64]]:
@@ -455,9 +485,14 @@ class ThreadPool:
             memory[LOG // 8] = 0
 
     def bind(
-        self, kernel: Kernel, *args: Any, varying: tuple[Any, ...] = (), grain: int = 1
+        self,
+        kernel: Kernel,
+        *args: Any,
+        varying: tuple[Any, ...] = (),
+        grain: int = 1,
+        eager: bool = True,
     ) -> Launch:
-        """Compile `kernel` for `args` and return the launch that runs it on them.
+        """Return the launch that runs `kernel` on `args`.
 
         Args:
             kernel: a kernel made by `dptrain.backends.numba.jit.kernel`.
@@ -466,9 +501,13 @@ class ThreadPool:
             grain: number of items for which one more thread is worth its start; a launch has no
                 more than ⌈items / grain⌉ ranges, and no smaller chunks.
         """
-        head = kernel.compile(*args, *varying), address_of(self._memory), len(self._memory), grain
+        entry = kernel.request(*args, *varying, eager=eager)
+        head = 0, address_of(self._memory), len(self._memory), grain
         record = Record((*head, 0, *args, *varying))
-        return Launch(self, record, len(varying), kernel.py_func.__name__)
+        return Launch(self, entry, record, len(varying), kernel.py_func.__name__)
+
+
+_starting = threading.Lock()
 
 
 def _live(serve: Callable[[int, int, int], int], memory: NDArray[np.int32], thread: int) -> None:
@@ -476,9 +515,12 @@ def _live(serve: Callable[[int, int, int], int], memory: NDArray[np.int32], thre
 
 
 def _dismiss(
-    close: Callable[[int, int], int], memory: NDArray[np.int32], threads: list[threading.Thread]
+    close: Request | None, memory: NDArray[np.int32], threads: list[threading.Thread]
 ) -> None:
-    close(address_of(memory), len(memory))
+    if close is None or not threads:
+        memory[0, ALONE // 4] = 1
+        return
+    close.result(address_of(memory), len(memory))
     for thread in threads:
         # Any thread may drop the last reference to a pool, including one of the pool's own.
         if thread is not threading.current_thread():
