@@ -329,7 +329,6 @@ class NumbaReplica(CropWindowReplica):
         self._transpose = self.thread_pool.bind(
             elementwise.channels_last, target.reshape(n, height * width, channels),
             varying=(staged,), grain=grain_of(channels * min(height * width, elementwise.BAND)),
-            eager=not plan.training,
         )  # fmt: skip
         self._input_bands = elementwise.num_bands(height * width)
         self.programs = {name: Program(kernels) for name, kernels in self._stage_kernels().items()}

@@ -70,7 +70,7 @@ class Request:
     def result(self) -> Any:
         """What `find` returns; everything that was requested is compiled before."""
         if self._result is None:
-            compile_requested(self)
+            compile_requested()
         return self._result
 
     def compile(self) -> None:
@@ -119,26 +119,19 @@ def _names(code: CodeType) -> Iterator[str]:
 
 _lock = threading.RLock()
 _requests: weakref.WeakValueDictionary[Any, Request] = weakref.WeakValueDictionary()
-_requested: weakref.WeakSet[Request] = weakref.WeakSet()
 
 
-def request(
-    dispatcher: Any, signature: tuple[Any, ...], find: Callable[[Any], Any], *, eager: bool = True
-) -> Request:
+def request(dispatcher: Any, signature: tuple[Any, ...], find: Callable[[Any], Any]) -> Request:
     """Request the machine code of a function. The request ends with its last reference.
 
     Args:
         dispatcher, signature, find: see `Request`.
-        eager: False if the program may never call the function; `compile_requested` then leaves it
-            out.
     """
     key = dispatcher, signature
     with _lock:
         found = _requests.get(key)
         if found is None:
             found = _requests[key] = Request(dispatcher, signature, find)
-        if eager and not found.is_done:
-            _requested.add(found)
     return found
 
 
@@ -160,30 +153,27 @@ class Progress:
 progress = Progress()
 
 
-def compile_requested(*others: Request, processes: int = 1) -> None:
+def compile_requested(processes: int = 1) -> None:
     """Compile everything that was requested and is not compiled.
 
     Args:
-        others: further requests, which are not eager.
         processes: number of processes that compile, including this one.
     """
     with _lock:
-        requests = {*_requested, *others}
-        _requested.clear()
-        missing = [each for each in requests if not each.is_done]
+        missing = [each for each in list(_requests.values()) if not each.is_done]
         for each in missing:
             if each.is_stored:
                 each.compile()
         missing = [each for each in missing if not each.is_done]
         missing.sort(key=lambda each: (-each.code_length, repr(each.signature)))
-        if missing:
-            try:
-                progress.requests = tuple(missing)
-                with helpers(missing, processes - 1):
-                    _call_in_thread(_compile_all, missing)
-            finally:
-                progress.requests = ()
-                _requested.update(each for each in requests if not each.is_done)
+        if not missing:
+            return
+        progress.requests = tuple(missing)
+        try:
+            with helpers(missing, processes - 1):
+                _call_in_thread(_compile_all, missing)
+        finally:
+            progress.requests = ()
 
 
 def _call_in_thread(

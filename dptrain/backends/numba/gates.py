@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dptrain.backends.numba.atomics import add32, load32, store32
 from dptrain.backends.numba.compilation import Request
-from dptrain.backends.numba.jit import interpreted, native
+from dptrain.backends.numba.jit import native, request_interpreted
 from dptrain.backends.numba.waiting import wait_while, wake
 
 ARRIVED, SLEEPERS, ROUND = 0, 4, 128
@@ -65,9 +65,9 @@ def _pass(gate: int, number: int, spins: int, timeout_ns: int) -> int:
 
 def request_arrive() -> Request:
     """Request `_arrive` for Python."""
-    return interpreted(_arrive, 2)
+    return request_interpreted(_arrive, 2)
 
 
 def request_pass() -> Request:
     """Request `_pass` for Python; it releases the interpreter's lock."""
-    return interpreted(_pass, 4)
+    return request_interpreted(_pass, 4)

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from dptrain.backends.numba.entries import address_of
-from dptrain.backends.numba.jit import KernelError, interpreted
+from dptrain.backends.numba.jit import KernelError, request_interpreted
 from dptrain.backends.numba.threads import Launch, run_all
 from dptrain.backends.replica import Context
 
@@ -118,7 +118,7 @@ class Program:
         self.times = np.zeros(1 + len(records), np.int64)
         self._addresses = address_of(self._records), address_of(self.times)
         self._last_launches = np.array(last_launches, np.int64)
-        self._native = interpreted(run_all, 3)
+        self._native = request_interpreted(run_all, 3)
 
     @cached_property
     def _run_all(self) -> Callable[[int, int, int], int]:

@@ -43,7 +43,7 @@ from dptrain.backends.numba.atomics import (
 from dptrain.backends.numba.clock import monotonic_ns
 from dptrain.backends.numba.compilation import Request
 from dptrain.backends.numba.entries import Record, address_of
-from dptrain.backends.numba.jit import Kernel, KernelError, inlined, interpreted, native
+from dptrain.backends.numba.jit import Kernel, KernelError, inlined, native, request_interpreted
 from dptrain.backends.numba.waiting import wait_while, wake
 from dptrain.machine import own_cores
 
@@ -352,7 +352,7 @@ class Launch:
         self, pool: ThreadPool, entry: Request, record: Record, varying: int, name: str
     ) -> None:
         self._pool, self._entry, self.record = pool, entry, record
-        self._native = interpreted(_run, 1)
+        self._native = request_interpreted(_run, 1)
         self.failure = f"kernel {name} raised an exception"
         self._counts = record.slots[ITEMS // 8]
         # `zip` in a launch took 3 µs in a step, because its code is not cached between stages.
@@ -432,8 +432,8 @@ class ThreadPool:
         self._memory = aligned_zeros((1 + workers) * LINE // 4, "int32").reshape(1 + workers, -1)
         self._memory[0, ALONE // 4] = workers == 0
         self._workers = workers
-        self._serve = interpreted(_serve, 3) if workers else None
-        close = interpreted(_close, 2) if workers else None
+        self._serve = request_interpreted(_serve, 3) if workers else None
+        close = request_interpreted(_close, 2) if workers else None
         self._threads: list[threading.Thread] = []
         # The threads have no reference to the pool, so that the pool can be garbage-collected.
         self.close: Callable[[], object] = weakref.finalize(
@@ -485,12 +485,7 @@ class ThreadPool:
             memory[LOG // 8] = 0
 
     def bind(
-        self,
-        kernel: Kernel,
-        *args: Any,
-        varying: tuple[Any, ...] = (),
-        grain: int = 1,
-        eager: bool = True,
+        self, kernel: Kernel, *args: Any, varying: tuple[Any, ...] = (), grain: int = 1
     ) -> Launch:
         """Return the launch that runs `kernel` on `args`.
 
@@ -501,7 +496,7 @@ class ThreadPool:
             grain: number of items for which one more thread is worth its start; a launch has no
                 more than ⌈items / grain⌉ ranges, and no smaller chunks.
         """
-        entry = kernel.request(*args, *varying, eager=eager)
+        entry = kernel.request(*args, *varying)
         head = 0, address_of(self._memory), len(self._memory), grain
         record = Record((*head, 0, *args, *varying))
         return Launch(self, entry, record, len(varying), kernel.py_func.__name__)

@@ -175,12 +175,10 @@ def _wake(address: int, count: int, shared: int) -> int:
 @functools.cache
 def interpreted_wait_while() -> Callable[[int, int, int, int, int], int]:
     """Return `wait_while` for Python; it releases the interpreter's lock, and signals end it."""
-    wait: Callable[[int, int, int, int, int], int] = interpreted(_wait_while, 5).result
-    return wait
+    return interpreted(_wait_while, 5)
 
 
 @functools.cache
 def interpreted_wake() -> Callable[[int, int, int], int]:
     """Return `wake` for Python."""
-    call: Callable[[int, int, int], int] = interpreted(_wake, 3).result
-    return call
+    return interpreted(_wake, 3)

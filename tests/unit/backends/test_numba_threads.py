@@ -281,6 +281,8 @@ def test_threads_end_with_the_replica() -> None:
     replica = make_replica(
         Network((3,), [ReLU()]), "numba", batch_size=2, threads=4, training=False
     )
+    assert set(threading.enumerate()) == before
+    replica.predict(np.zeros((2, 3), np.float32))
     started = set(threading.enumerate()) - before
     assert len(started) == min(3, len(own_cores()) - 1)
     del replica
@@ -383,6 +385,7 @@ if child:
 
 def test_launches_that_end_before_a_thread_wakes_up_are_not_missed() -> None:
     pool = ThreadPool(2, workers=1)
+    pool.start()
     marks = Marks(pool)
     for _ in range(30):
         sleep(pool)
@@ -394,10 +397,11 @@ def test_launches_that_end_before_a_thread_wakes_up_are_not_missed() -> None:
 
 def test_the_end_of_a_pool_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ThreadPool(2, workers=1)
+    pool.start()
 
     def compile_nothing(*arguments: object) -> None:
         raise AssertionError("the garbage collector may end a pool while Numba compiles")
 
-    monkeypatch.setattr("dptrain.backends.numba.threads.interpreted", compile_nothing)
+    monkeypatch.setattr("dptrain.backends.numba.compilation.compile_requested", compile_nothing)
     pool.close()
     assert not any(thread.is_alive() for thread in pool._threads)

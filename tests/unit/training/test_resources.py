@@ -163,6 +163,6 @@ def test_a_slow_block_prints_its_progress(
         assert is_over.wait(60)
     assert capsys.readouterr().err.splitlines() == [
         "dptrain: compiling kernels",
-        "dptrain: 3 of 22 kernels are compiled",
-        "dptrain: 4 of 22 kernels are compiled",
+        "dptrain: compiling 4 of 22 kernels, 0 s",
+        "dptrain: compiling 5 of 22 kernels, 0 s",
     ]
