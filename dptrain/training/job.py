@@ -255,7 +255,6 @@ def assemble(
     streams = not is_mixed and cached is None and _streams_pixels(replica, images, world)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
     run_spec = replace(run_spec, kernels=kernels)
-    compile_kernels(world, inputs.backend, quiet=quiet)
 
     def restore() -> Checkpoint | None:
         if chosen.weights is not None and starts_from_weights(chosen):
@@ -270,16 +269,17 @@ def assemble(
     if shares.counts != inputs.shares.counts:
         replica = with_counts(chosen, world, replica, shares.counts)
     plan = replica.plan
+    buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
+    recorder = StepRecorder(plan.stages, recorded_steps)
+    engine = _engine(spec, world, replica, buckets, recorder, shares, mixed=inputs.is_mixed)
+    # A signal that ends the compilation leaves no run directory.
+    compile_kernels(world, inputs.backend, quiet=quiet)
     evaluations, best = list[Record](), None
     if run is not None:
         evaluations = start_run(run, chosen, run_spec, inputs.network, world, first_step)
         best = find_best(run, Selection.of(spec, evaluations, first_step))
     # A run whose best checkpoint was lost selects among the evaluations from now on.
     evaluations = world.broadcast_json(evaluations if best is not None else [])
-    buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
-    recorder = StepRecorder(plan.stages, recorded_steps)
-    engine = _engine(spec, world, replica, buckets, recorder, shares, mixed=inputs.is_mixed)
-    compile_kernels(world, inputs.backend, quiet=quiet)
     return Job(
         settings=chosen, spec=spec, run_spec=run_spec, world=world, network=inputs.network,
         dataset=inputs.dataset, backend=inputs.backend, plan=plan, replica=replica,

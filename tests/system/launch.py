@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ from typing import Any
 
 import dptrain
 from dptrain.comm.watch import process_state
-from dptrain.training.job import COMPILING
 
 ROOT = Path(dptrain.__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
@@ -70,7 +70,7 @@ def launch(
 
 def without_notice(errors: str) -> str:
     """Remove the line that a job prints if the compilation of its kernels takes more than 2 s."""
-    return errors.replace(f"dptrain: {COMPILING}\n", "")
+    return re.sub(r"^dptrain: compiling .*\n", "", errors, flags=re.MULTILINE)
 
 
 def succeed(*arguments: Any, **options: Any) -> str:

@@ -26,11 +26,15 @@ from dptrain.backends.numba.threads import ThreadPool
 
 a, b, c = np.linspace(-1, 1, 9, dtype=np.float32), np.ones(9, np.float32), np.ones(9, np.float32)
 pool = ThreadPool(1)
-pool.bind(kernels.relu_forward, a, b)(9)
-pool.bind(kernels.relu_mask, a, b, 0.5)(9)
-pool.bind(kernels.relu_backward, a, b, c)(9)
-pool.bind(kernels.sigmoid_forward, c, a)(9)
-pool.bind(kernels.sigmoid_backward, a, b, c)(9)
+launches = [
+    pool.bind(kernels.relu_forward, a, b),
+    pool.bind(kernels.relu_mask, a, b, 0.5),
+    pool.bind(kernels.relu_backward, a, b, c),
+    pool.bind(kernels.sigmoid_forward, c, a),
+    pool.bind(kernels.sigmoid_backward, a, b, c),
+]
+for launch in launches:
+    launch(9)
 all_ = [k.dispatcher for k in vars(kernels).values() if isinstance(k, Kernel)]
 all_ = [kernel for kernel in all_ if kernel.signatures]
 assert all(len(kernel.signatures) == 1 for kernel in all_)
@@ -147,6 +151,16 @@ def test_nothing_is_stored_if_sources_change_after_their_import(
     process = start(cache, program=program)
     assert finish(process) == (KERNELS, 0, result)
     assert not list(cache.rglob("elementwise.*.nbc"))
+
+
+def test_processes_that_start_together_compile_each_kernel_once(
+    filled: tuple[Path, float], tmp_path: Path
+) -> None:
+    processes = [start(tmp_path) for _ in range(2)]
+    found = [finish(process) for process in processes]
+    assert sum(compiled for compiled, _, _ in found) == KERNELS
+    assert sum(loaded for _, loaded, _ in found) == KERNELS
+    assert {result for _, _, result in found} == {filled[1]}
 
 
 def test_many_at_once_and_one_killed(filled: tuple[Path, float], tmp_path: Path) -> None:

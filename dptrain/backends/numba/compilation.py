@@ -29,6 +29,8 @@ from dptrain.backends.numba.compilation_helper import helpers
 
 POLL_S = 0.01
 """Time between two attempts to load what another process compiles."""
+SIGNAL_POLL_S = 0.1
+"""Longest time until a signal is handled."""
 INTRINSIC_LENGTH = 600
 """What an intrinsic adds to `code_length`."""
 
@@ -76,6 +78,8 @@ class Request:
     def compile(self) -> None:
         """Load the function from the cache, or compile and store it."""
         self.dispatcher.compile(self.signature)
+        # While the collector is paused, this releases what the compiler left, and nothing older.
+        gc.collect(0)
         self._result = self._find(self.dispatcher.overloads[self.signature])
 
     def compile_unless_claimed(self) -> bool:
@@ -184,26 +188,30 @@ def _call_in_thread(
     A function of LLVM takes up to some seconds. If a signal's handler raises an exception here, the
     thread ends after the function that it compiles.
     """
-    stop, errors = threading.Event(), list[BaseException]()
+    stop, has_ended, errors = threading.Event(), threading.Event(), list[BaseException]()
 
     def run() -> None:
         try:
             function(requests, stop)
         except BaseException as error:
             errors.append(error)
+        finally:
+            _running.discard(has_ended)
+            has_ended.set()
 
-    thread = threading.Thread(target=run, name="dptrain-compilation", daemon=True)
-    _threads.add(thread)
-    thread.start()
+    _running.add(has_ended)
+    threading.Thread(target=run, name="dptrain-compilation", daemon=True).start()
     try:
-        thread.join()
+        # A signal that arrives just before a wait begins does not end the wait.
+        while not has_ended.wait(SIGNAL_POLL_S):
+            pass
     finally:
         stop.set()
     if errors:
         raise errors[0]
 
 
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_running: set[threading.Event] = set()
 
 
 def is_compiling() -> bool:
@@ -211,7 +219,7 @@ def is_compiling() -> bool:
 
     The process must then end without destructors of C++, which would run next to the compiler.
     """
-    return any(thread.is_alive() for thread in _threads)
+    return bool(_running)
 
 
 def _compile_all(requests: Iterable[Request], stop: threading.Event) -> None:

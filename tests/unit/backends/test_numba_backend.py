@@ -390,15 +390,16 @@ def test_a_steady_step_allocates_nothing(name: str, threads: int) -> None:
     assert peak - held < 2_000  # views and numbers: an array of any stage is larger
 
 
-def test_prepare_takes_no_memory_for_a_large_plan() -> None:
+def test_binding_takes_no_memory_for_a_large_plan() -> None:
     """Hundreds of megabytes of parameters are planned, none of them is written."""
     network = Network((50,), [Dense(8192), ReLU(), Dense(8192), ReLU(), Dense(1)],
                       MeanSquaredError())  # fmt: skip
     backend = NumbaBackend()
     plan = make_plan(network, backend, 2, precision="fp32")
     resident = _resident_bytes()
-    backend.prepare(plan)
+    replica = backend.allocate(plan, seed=0)
     assert _resident_bytes() - resident < plan.memory["parameters"] / 4
+    assert replica.plan is plan
 
 
 def _resident_bytes() -> int:
