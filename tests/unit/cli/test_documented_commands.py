@@ -48,7 +48,8 @@ def check(arguments: list[str]) -> None:
         name, *arguments = arguments
         assert name in command.commands, name
         command = command.commands[name]
-    parser = command.make_parser(click.Context(command))
+    # Commands keep the names of the option for help, which they inherit.
+    parser = command.make_parser(click.Context(command, parent=cli.make_context("dptrain", [])))
     parser.parse_args(list(arguments))
 
 
