@@ -272,7 +272,7 @@ def assemble(
     buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
     recorder = StepRecorder(plan.stages, recorded_steps)
     engine = _engine(spec, world, replica, buckets, recorder, shares, mixed=inputs.is_mixed)
-    # A signal that ends the compilation leaves no run directory.
+    # A signal that ends the compilation leaves the run directory empty.
     compile_kernels(world, inputs.backend, quiet=quiet)
     evaluations, best = list[Record](), None
     if run is not None:
