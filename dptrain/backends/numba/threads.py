@@ -240,8 +240,8 @@ def _lock(memory):  # type: ignore[no-untyped-def]
         wait_while(memory + BUSY, 1, SPINS, 0, 100_000)
 
 
-@native
-def _run(record: int) -> int:
+@inlined
+def _run(record):  # type: ignore[no-untyped-def]
     """Run a kernel on chunks that cover its items; return whether it failed.
 
     Args:
@@ -352,7 +352,10 @@ class Launch:
         self, pool: ThreadPool, entry: Request, record: Record, varying: int, name: str
     ) -> None:
         self._pool, self._entry, self.record = pool, entry, record
-        self._native = request_interpreted(_run, 1)
+        # A list of one launch, so that a second native function need not be compiled.
+        self._list = np.array([record.address], np.int64)
+        self._list_address = address_of(self._list)
+        self._native = request_interpreted(run_all, 3)
         self.failure = f"kernel {name} raised an exception"
         self._counts = record.slots[ITEMS // 8]
         # `zip` in a launch took 3 µs in a step, because its code is not cached between stages.
@@ -360,11 +363,11 @@ class Launch:
         self._slots = [(*slot, i) for i, slot in enumerate(slots)]
 
     @cached_property
-    def _run(self) -> Callable[[int], int]:
-        """The native function that runs a record, after this one was made ready."""
+    def _run_all(self) -> Callable[[int, int, int], int]:
+        """The native function `run_all`, after this launch was made ready."""
         self.make_ready()
-        run: Callable[[int], int] = self._native.result
-        return run
+        function: Callable[[int, int, int], int] = self._native.result
+        return function
 
     def make_ready(self) -> None:
         """Compile the kernel, and start the threads, if necessary. `run` calls this."""
@@ -403,7 +406,7 @@ class Launch:
         Raises:
             KernelError: the kernel raised an exception.
         """
-        if self._run(self.record.address):
+        if self._run_all(self._list_address, 1, 0):
             raise KernelError(self.failure)
 
     def __call__(self, count: int, *rest: Any) -> None:
