@@ -206,8 +206,7 @@ def test_a_wrong_file_is_refused_before_compilation(
     def compile_nothing(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a replica is made")
 
-    for module in ("job", "model"):
-        monkeypatch.setattr(f"dptrain.training.{module}.make_replica", compile_nothing)
+    monkeypatch.setattr("dptrain.backends.base.Backend.make_replica", compile_nothing)
     with pytest.raises(UserError, match=r"dense2.bias has shape \(11,\); expected \(10,\)"):
         Trainer("model-small", "digits", backend="reference", weights=path)
     with pytest.raises(UserError, match=r"dense2.bias has shape \(11,\); expected \(10,\)"):
