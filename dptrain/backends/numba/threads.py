@@ -505,7 +505,8 @@ class ThreadPool:
         return Launch(self, entry, record, len(varying), kernel.py_func.__name__)
 
 
-_starting = threading.Lock()
+# A garbage collection while threads are started may end another pool.
+_starting = threading.RLock()
 
 
 def _live(serve: Callable[[int, int, int], int], memory: NDArray[np.int32], thread: int) -> None:
@@ -515,9 +516,10 @@ def _live(serve: Callable[[int, int, int], int], memory: NDArray[np.int32], thre
 def _dismiss(
     close: Request | None, memory: NDArray[np.int32], threads: list[threading.Thread]
 ) -> None:
-    if close is None or not threads:
-        memory[0, ALONE // 4] = 1
-        return
+    with _starting:
+        if close is None or not threads:
+            memory[0, ALONE // 4] = 1
+            return
     close.result(address_of(memory), len(memory))
     for thread in threads:
         # Any thread may drop the last reference to a pool, including one of the pool's own.

@@ -87,6 +87,7 @@ def _ranges(items: int, choose: random.Random) -> list[tuple[int, int]]:
 
 def run_chunks(launch: Launch, choose: random.Random) -> None:
     """Run a launch, each chunk on the memory from before the launch."""
+    launch.make_ready()
     name, slots = launch.failure.split()[1], launch.record.slots
     entry, items = (words[i] for words, i in (slots[ENTRY // 8], slots[ITEMS // 8]))
     call, arguments = CALL(entry), launch.record.address + ARGUMENTS
