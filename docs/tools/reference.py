@@ -147,7 +147,8 @@ def _group_of(name: str) -> str:
 
 
 def _command(command: click.Command, path: str) -> str:
-    context = click.Context(command, info_name=path)
+    # The help option is kept by the command, so it must have the names that it inherits.
+    context = click.Context(command, info_name=path, **cli.context_settings)
     usage = " ".join(command.collect_usage_pieces(context))
     parts = [f"## {path}", f"```text\n{path} {usage}\n```"]
     parts += _paragraphs(command.help or "")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import hashlib
 import os
 import re
@@ -49,8 +50,8 @@ def _stamp(path: str) -> tuple[int, ...]:
 
 
 def _stamps() -> dict[str, tuple[int, ...]]:
-    paths = (os.path.join(folder, name) for folder, _, names in os.walk(_PACKAGE) for name in names)  # noqa: PTH118
-    return {path: _stamp(path) for path in paths if path.endswith(".py")}
+    paths = glob.iglob(f"{glob.escape(str(_PACKAGE))}/**/*.py", recursive=True)  # noqa: PTH207
+    return {path: _stamp(path) for path in paths}
 
 
 _IMPORTED = _stamps()

@@ -41,7 +41,7 @@ from dptrain.backends.numba.atomics import (
     store32,
 )
 from dptrain.backends.numba.clock import monotonic_ns
-from dptrain.backends.numba.compilation import Request
+from dptrain.backends.numba.compilation import Request, collector_paused
 from dptrain.backends.numba.entries import Record, address_of
 from dptrain.backends.numba.jit import Kernel, KernelError, inlined, native, request_interpreted
 from dptrain.backends.numba.waiting import wait_while, wake
@@ -438,9 +438,10 @@ class ThreadPool:
         self._serve = request_interpreted(_serve, 3) if workers else None
         close = request_interpreted(_close, 2) if workers else None
         self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
         # The threads have no reference to the pool, so that the pool can be garbage-collected.
         self.close: Callable[[], object] = weakref.finalize(
-            self, _dismiss, close, self._memory, self._threads
+            self, _dismiss, close, self._memory, self._threads, self._starting
         )
         if workers and hasattr(os, "register_at_fork"):
             memory = weakref.ref(self._memory)
@@ -451,7 +452,8 @@ class ThreadPool:
         if self._serve is None or self._threads:
             return
         serve = self._serve.result
-        with _starting:
+        # A garbage collection could end another pool while `threading` holds its locks.
+        with self._starting, collector_paused():
             if self._threads or self._memory[0, ALONE // 4]:
                 return
             self._threads += [
@@ -505,18 +507,17 @@ class ThreadPool:
         return Launch(self, entry, record, len(varying), kernel.py_func.__name__)
 
 
-# A garbage collection while threads are started may end another pool.
-_starting = threading.RLock()
-
-
 def _live(serve: Callable[[int, int, int], int], memory: NDArray[np.int32], thread: int) -> None:
     serve(address_of(memory), thread, len(memory))
 
 
 def _dismiss(
-    close: Request | None, memory: NDArray[np.int32], threads: list[threading.Thread]
+    close: Request | None,
+    memory: NDArray[np.int32],
+    threads: list[threading.Thread],
+    starting: threading.Lock,
 ) -> None:
-    with _starting:
+    with starting:
         if close is None or not threads:
             memory[0, ALONE // 4] = 1
             return

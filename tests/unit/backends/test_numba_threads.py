@@ -405,3 +405,24 @@ def test_the_end_of_a_pool_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("dptrain.backends.numba.compilation.compile_requested", compile_nothing)
     pool.close()
     assert not any(thread.is_alive() for thread in pool._threads)
+
+
+@pytest.mark.timeout(60)
+def test_a_pool_may_end_in_a_thread_that_another_pool_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A garbage collection ends a pool in whichever thread it runs."""
+    other = ThreadPool(2, workers=1)
+    other.start()
+    ended, cycle = other._threads, [other]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del other, cycle
+    set_ident = threading.Thread._set_ident  # type: ignore[attr-defined]
+
+    def collect_first(thread: threading.Thread) -> None:
+        gc.collect()
+        set_ident(thread)
+
+    monkeypatch.setattr(threading.Thread, "_set_ident", collect_first)
+    ThreadPool(2, workers=1).start()
+    assert not any(thread.is_alive() for thread in ended)
