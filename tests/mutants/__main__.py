@@ -218,16 +218,18 @@ class Runner:
         for copy in self._all:
             self._copies.put(copy)
         self._selections: dict[tuple[str, int], list[Selection]] = {}
+        self._count = 0
 
     def run(self, mutants: Sequence[Mutant]) -> list[Verdict]:
         """Run rows, and print a line for each."""
+        self._count = len(mutants)
         distinct = {(mutant.tests, mutant.ranks): mutant for mutant in mutants}
         with ThreadPoolExecutor(len(self._all)) as pool:
             try:
                 found = pool.map(self._select, distinct.values())
                 self._selections = dict(zip(distinct, found, strict=True))
                 longest_first = sorted(mutants, key=lambda mutant: -self._seconds(mutant))
-                tried = pool.map(self._try, longest_first, range(1, len(mutants) + 1))
+                tried = pool.map(self._try, longest_first, range(1, self._count + 1))
                 return list(tried)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -265,7 +267,7 @@ class Runner:
         finally:
             copy.restore(mutant)
             self._copies.put(copy)
-        print(f"[{number}] {verdict}", flush=True)
+        print(f"[{number}/{self._count}] {verdict}", flush=True)
         return verdict
 
     def _verdict(self, copy: Copy, mutant: Mutant) -> Verdict:
