@@ -50,9 +50,8 @@ REST_TIMEOUT_S = 1800
 MOST_CHARACTERS = 100
 """Of a line of output that does not name a test."""
 
-NUMBA = "dptrain/backends/numba/"
-"""Folder whose sources are all in the key of the cache of compiled kernels."""
-COMPILED = (NUMBA, "dptrain/kernels/")
+COMPILED = ("dptrain/backends/numba/", "dptrain/kernels/")
+"""Folders of kernels, which are compiled again if they have a fault."""
 
 PACKAGES = tuple(
     str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path
@@ -127,7 +126,6 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._own_cache: dict[str, str] = {}
         self._process: subprocess.Popen[str] | None = None
         shutil.copytree(ROOT, folder, ignore=_ignored, symlinks=True)
 
@@ -139,7 +137,6 @@ class Copy:
             "PYTHONPATH": os.pathsep.join((str(self.folder), *PACKAGES)),
             "OMP_NUM_THREADS": "1",
             "DPTRAIN_ALLOW_SINGLE": "1",
-            **self._own_cache,
         }
         begin = time.perf_counter()
         process = subprocess.Popen(
@@ -176,16 +173,10 @@ class Copy:
         path.write_text(mutant.apply(path.read_text(encoding="utf-8")), encoding="utf-8")
         # Python compares the time in whole seconds, and the size, with those of its bytecode.
         os.utime(path, (changed, changed))
-        if mutant.file.startswith(NUMBA):
-            # A fault in one of these files is a cache of its own, which nobody reads again.
-            self._own_cache = {"DPTRAIN_CACHE_DIR": f"{self.folder}-cache"}
 
     def restore(self, mutant: Mutant) -> None:
         """Remove the fault."""
         shutil.copy2(ROOT / mutant.file, self.folder / mutant.file)
-        if self._own_cache:
-            self._own_cache = {}
-            shutil.rmtree(f"{self.folder}-cache", ignore_errors=True)
 
 
 def _ignored(folder: str, names: list[str]) -> set[str]:
