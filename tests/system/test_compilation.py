@@ -53,7 +53,10 @@ def test_helpers_compile_what_this_process_then_loads(tmp_path: Path) -> None:
     assert finish(start(tmp_path / "alone", program=ALONE)) == (2, 0, result)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="finds helper processes in /proc, which only Linux has",
+)
 def test_helpers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     parent = start(tmp_path, "wait", program=HELPERS)
     assert parent.stdout is not None
