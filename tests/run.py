@@ -374,7 +374,8 @@ def choose(arguments: argparse.Namespace) -> tuple[str, dict[str, Suite]]:
     known = suites()
     for name in arguments.suites:
         if name not in known:
-            sys.exit(f"no suite '{name}'; there are {', '.join(known)}")
+            print(f"no suite '{name}'; there are {', '.join(known)}", file=sys.stderr)
+            sys.exit(2)
     if arguments.suites:
         return ", ".join(arguments.suites), {name: known[name] for name in arguments.suites}
     if arguments.part:
