@@ -30,6 +30,7 @@ import llvmlite
 import llvmlite.binding
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.runtime import rtsys
 
 from dptrain.backends.cache import sealed, unsealed, writable_folder
 
@@ -197,6 +198,16 @@ class _FunctionCache(FunctionCache):  # type: ignore[misc]
         self._impl_class = type("_Impl", (CompileResultCacheImpl,), {"_locator_classes": [locator]})
         super().__init__(function)
         self._cache_file = _Entries(folder, self._impl.filename_base, digest)
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return an entry; None if there is none.
+
+        Numba first reads the rules for types and instructions, which takes 0.7 s and which only a
+        compilation uses. Compiled code uses the allocator of Numba's runtime.
+        """
+        rtsys.initialize(target)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(signature, target)
 
     def path(self, signature: Any, target: Any) -> Path:
         return self._cache_file.path(self._index_key(signature, target.codegen()))
