@@ -427,6 +427,7 @@ def test_gpus_train_with_any_shares(
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
 
 
+@pytest.mark.more
 def test_a_resumed_run_continues_with_its_shares(
     connected: World, scripted: Any, tmp_path: Path
 ) -> None:

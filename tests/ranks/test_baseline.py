@@ -24,6 +24,7 @@ def fit(world: World, **settings: Any) -> Trainer:
     return trainer
 
 
+@pytest.mark.more
 def test_blocks_alternate_with_the_job_and_change_nothing(
     connected: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,13 +140,13 @@ def statistics_of(device: Device, channels: int, *, has_count: bool) -> SummedSt
 
 @pytest.mark.mpi(min_size=2)
 def test_statistics_are_added_in_the_order_of_ranks(connected: World, devices: None) -> None:
-    """Several arrays of different lengths; 600 channels take every thread of a block 19 times."""
+    """Several arrays of different lengths; 200 channels take every thread of a block 7 times."""
     replica = small_replica()
     memory, rank = replica.memory, connected.rank
     assert isinstance(memory, Device)
     every = [
         statistics_of(memory, channels, has_count=has_count)
-        for channels in (600, 1, 7) for has_count in (False, True)
+        for channels in (200, 1, 7) for has_count in (False, True)
     ]  # fmt: skip
     peers = Peers(connected, replica, Shared(statistics=every))
     for turn in range(3):

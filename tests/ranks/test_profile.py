@@ -35,7 +35,7 @@ LATE_S = 0.02
 """Far more than a step of this network, and than what other programs take from it."""
 
 
-@pytest.mark.parametrize("strategy", tiered(STRATEGIES, ["mirrored"]))
+@pytest.mark.parametrize("strategy", tiered(STRATEGIES, []))
 def test_a_straggler_is_named_by_its_own_time(
     connected: World, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

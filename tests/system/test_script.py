@@ -42,6 +42,7 @@ def run(script: str, tmp_path: Path, ranks: int = 0) -> subprocess.CompletedProc
     return launch(ranks=ranks, program=(str(file),), cwd=tmp_path, PYTHONPATH=str(ROOT))
 
 
+@pytest.mark.more
 def test_a_short_script_reaches_97_percent_on_the_digits(tmp_path: Path) -> None:
     done = run(FIVE_LINES.format(epochs=8, folder="one"), tmp_path)
     assert done.returncode == 0, done.stderr

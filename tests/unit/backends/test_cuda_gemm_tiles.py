@@ -44,7 +44,9 @@ PRODUCTS = [("fp32", tile) for tile in THREAD_TILES] + [
 ]
 
 
-@pytest.mark.parametrize(("precision", "tile"), tiered(PRODUCTS, [PRODUCTS[-1]]), ids=str)
+@pytest.mark.parametrize(
+    ("precision", "tile"), tiered(PRODUCTS, [PRODUCTS[0], PRODUCTS[-1]]), ids=str
+)
 def test_every_tile_computes_the_same(
     precision: str, tile: GemmTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

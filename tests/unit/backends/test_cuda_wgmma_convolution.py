@@ -107,21 +107,23 @@ def algorithms(plan: Plan) -> list[str]:
 
 def assert_results_of_tile(
     network: Network, precision: str, number: int, monkeypatch: pytest.MonkeyPatch, *,
-    splits: bool = False,
+    splits: bool = False, batch: int = 3, samples: tuple[int, ...] = (3, 2),
 ) -> None:  # fmt: skip
-    """Compare steps of one tile with the gathering kernels; the second one has fewer samples.
+    """Compare steps of one tile with the gathering kernels.
 
     Args:
         network, precision: the replica.
         number: of the tile.
         monkeypatch: selects the tile.
         splits: whether sums are divided into split-K parts.
+        batch: samples for which the replica has memory.
+        samples: of each step.
     """
     monkeypatch.setattr(wgmma_convolution_tiles, "TILES", (TILES[number],))
     # Split-K seems to be free, or is not tried.
     monkeypatch.setattr(wgmma_convolution_tiles, "SECOND_PASS", -1e9 if splits else 0)
     monkeypatch.setattr(wgmma_convolution_tiles, "MAX_FEW_PARTS", 4 if splits else 1)
-    ours = make_replica(network, "cuda", 3, precision=precision)
+    ours = make_replica(network, "cuda", batch, precision=precision)
     assert algorithms(ours.plan).count(WgmmaTile.ALGORITHM) == (12 if network is BLOCK else 3)
     divided = {
         name for name in ours.plan.buffers
@@ -134,7 +136,7 @@ def assert_results_of_tile(
         assert summed == {"conv1", "middle", "left", "right"} - (steps if splits else set())
         assert "middle.input_partial" in divided or not splits
     assert bool(divided) == splits
-    assert_steps_as_gathered(ours, (3, 2))
+    assert_steps_as_gathered(ours, samples)
 
 
 @pytest.mark.usefixtures("in_random_order")
@@ -156,8 +158,8 @@ def test_every_phase_computes_what_the_gathering_kernels_do(
     splits: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Several tiles, and asymmetric padding."""
-    assert_results_of_tile(network, precision, number, monkeypatch, splits=splits)
+    """Several tiles, asymmetric padding, and a minibatch that is smaller than the memory."""
+    assert_results_of_tile(network, precision, number, monkeypatch, splits=splits, samples=(2,))
 
 
 @pytest.mark.more
@@ -231,15 +233,18 @@ def test_recomputed_activations_have_the_same_statistics(monkeypatch: pytest.Mon
 def test_gradients_are_summed_where_they_are_computed(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_gradients_are_summed(number, monkeypatch)
+    assert_gradients_are_summed(number, monkeypatch, samples=(2,))
 
 
-def assert_gradients_are_summed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare with sums by kernels of their own; the second step has fewer samples.
+def assert_gradients_are_summed(
+    number: int, monkeypatch: pytest.MonkeyPatch, *, samples: tuple[int, ...] = (3, 2)
+) -> None:
+    """Compare with sums by kernels of their own.
 
     Args:
         number: of the tile.
         monkeypatch: selects the tile.
+        samples: of each step. A replica has memory for three.
     """
     monkeypatch.setattr(wgmma_convolution_tiles, "TILES", (TILES[number],))
     monkeypatch.setattr(wgmma_convolution_tiles, "MAX_FEW_PARTS", 1)
@@ -254,9 +259,9 @@ def assert_gradients_are_summed(number: int, monkeypatch: pytest.MonkeyPatch) ->
     separate = make_replica(RESIDUAL, "cuda", 3, precision="tf32")
     assert not any(group.normalization for group in separate.plan.groups)
     x = np.random.default_rng(6).standard_normal((3, *RESIDUAL.input_shape), np.float32) + 1.0
-    for samples in (3, 2):
+    for count in samples:
         for replica in (summing, separate):
-            replica.forward_backward(x[:samples], np.arange(samples))
+            replica.forward_backward(x[:count], np.arange(count))
         for name, gradient in separate.gradients.items():
             # Sums in another order can round a factor of tf32 differently, by 2^-11 at most.
             limit = 2e-3 * np.abs(gradient).max()

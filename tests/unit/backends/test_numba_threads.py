@@ -232,7 +232,7 @@ def test_closed_in_the_middle(size: tuple[int, int]) -> None:
     Each time, the end of the pool finds the threads at another point of their work.
     """
     deadline = time.monotonic() + 60
-    for _ in range(30):
+    for _ in range(10):
         pool = ThreadPool(*size)
         marks = Marks(pool)
         closer = threading.Timer(0.01, pool.close)

@@ -63,16 +63,21 @@ def _blocks() -> Network:
 
 NETWORKS = (CHAIN, _blocks())
 BATCH = 5
+SLOW = {("cuda", "bf16"), ("cuda", "tf32")}
+"""Products of matrix units, which take the emulator longest. The plan is that of float32."""
 
 
 def _variants(*, sharded: bool = False) -> list[object]:
     return [
-        pytest.param(network, backend, precision, id=f"{network.name}-{backend}-{precision}")
+        pytest.param(
+            network, backend, precision, id=f"{network.name}-{backend}-{precision}",
+            marks=pytest.mark.more if (backend, precision) in SLOW else (),
+        )
         for network in NETWORKS
         for backend, precision in cases.variants()
         if Case(network.name, network, 1).is_implemented(backend)
         and (not sharded or load_backend(backend).supports_shards)
-    ]
+    ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

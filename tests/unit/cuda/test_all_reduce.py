@@ -13,15 +13,15 @@ from tests.unit.cuda.launching import ints
 
 EMPTY = 0xFFFFFFFF
 COUNT = 12
-INTERVAL_S = 0.3
+INTERVAL_S = 0.15
 
 
-@pytest.mark.parametrize(("sent", "timeout_s"), [(COUNT, 3.0), (2, 2.0)])
+@pytest.mark.parametrize(("sent", "timeout_s"), [(COUNT, 1.5), (2, 1.0)])
 def test_the_timeout_counts_from_the_last_progress(sent: int, timeout_s: float) -> None:
     """A slow sender is no timeout; a sender that stops is one.
 
-    One thread receives all packets. The first case takes 3.6 s in total, longer than its timeout,
-    but a packet takes about 0.3 s. On a busy machine it may take longer.
+    One thread receives all packets. The first case takes 1.8 s in total, longer than its timeout,
+    but a packet takes about 0.15 s. On a busy machine it may take longer.
     """
     device = Emulator()
     x = device.zeros((COUNT, 4), np.uint32)

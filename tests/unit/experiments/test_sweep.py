@@ -88,6 +88,7 @@ def test_an_axis_is_parsed() -> None:
         parse_axis("batch-size")
 
 
+@pytest.mark.more
 def test_a_sweep_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     axes = {"learning_rate": ("0.01", "0.1")}
     found = sweep(axes, 3, tmp_path)
