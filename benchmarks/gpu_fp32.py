@@ -94,7 +94,9 @@ def stage_us(replica: Any, backend: CudaBackend) -> dict[tuple[str, Phase], floa
     """Return the times of the products, and of separate backward stages, by layer and phase."""
     found = {}
     for group in products(replica.plan):
-        for phase, kernel in backend.bind(group, replica._group_arrays(group), replica).items():
+        phases = backend.needs(group, replica.plan.setting).phases
+        arrays = replica._group_arrays(group)
+        for phase, kernel in backend.bind(group, phases, arrays, replica).items():
             if phase in (*PHASES, Phase.BACKWARD):
                 found[group.head.name, phase] = timed(
                     [partial(kernel, replica.context)],

@@ -96,8 +96,10 @@ def variant(backend: CudaBackend, case: str, margin: float) -> Variant:
                 operation = backend.operation(group, plan.setting)
                 arrays = replica._group_arrays(group)
                 configs: Any = operation.configs(group, plan.setting)  # type: ignore[attr-defined]
+                phases = operation.needs(group, plan.setting).phases
                 found[group.name] = Convolution(
-                    group, arrays, operation(group, arrays, replica).kernels(),  # type: ignore[arg-type]
+                    group, arrays,
+                    operation(group, arrays, replica).kernels(phases),  # type: ignore[arg-type]
                     {phase: config.tile for phase, config in configs.items()},
                 )  # fmt: skip
     wgrad_tiles.select_wgrad_tile.cache_clear()

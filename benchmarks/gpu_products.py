@@ -131,7 +131,9 @@ def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, K
     """Return the kernels of a group, optionally with a given tile."""
     backend, setting = replica.backend, replica.plan.setting
     if tile is None:
-        chosen: Mapping[Phase, Kernel] = backend.bind(group, replica._group_arrays(group), replica)
+        arrays = replica._group_arrays(group)
+        phases = backend.needs(group, setting).phases
+        chosen: Mapping[Phase, Kernel] = backend.bind(group, phases, arrays, replica)
         return chosen
     with ExitStack() as stack:
         for special in (HaloConvolution, SkinnyDenseGemm, WgmmaDenseGemm):
@@ -148,7 +150,8 @@ def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, K
             spec = backend.needs(group, setting).buffers.get(name)
             if spec is not None:
                 arrays[name] = replica.device.zeros(spec.shape, spec.dtype)
-        tried: Mapping[Phase, Kernel] = backend.bind(group, arrays, replica)
+        phases = backend.needs(group, setting).phases
+        tried: Mapping[Phase, Kernel] = backend.bind(group, phases, arrays, replica)
         return tried
 
 

@@ -8,7 +8,7 @@ backends have in common.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -141,8 +141,18 @@ class Backend(ABC):
         raise NotImplementedError(f"backend {self.name} does not measure kernels")
 
     @abstractmethod
-    def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
-        """Return a kernel for every phase of this group's needs, bound to `arrays`."""
+    def bind(
+        self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica
+    ) -> Mapping[Phase, Kernel]:
+        """Return a kernel for each of `phases`, bound to `arrays`.
+
+        Args:
+            group: the layers.
+            phases: those of the stages that the plan has for the group; they alone decide what is
+                bound. `BACKWARD_RECOMPUTE` is `FORWARD` with other arrays.
+            arrays: have every array that these stages access.
+            replica: has the memory.
+        """
 
     def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
         """Return the kernel that adds contributions to gradients, one after another.

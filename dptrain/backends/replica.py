@@ -6,10 +6,10 @@ A replica owns the memory of a plan and the stages that a backend has bound to i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +26,7 @@ from dptrain.errors import UserError
 from dptrain.network.initializers import Constant
 from dptrain.network.layers import Shape
 from dptrain.plan.flat import ALIGNMENT, STOP, SUMS
-from dptrain.plan.lowering import Group, Phase
+from dptrain.plan.lowering import FORWARD_PHASES, Group, Phase
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
 from dptrain.plan.shards import add_in_order
 
@@ -74,14 +74,40 @@ class Context:
 Kernel = Callable[[Context], None]
 """A stage bound to memory: computes for the first `Context.n` samples."""
 
-Arrays = Mapping[str, NDArray[Any]]
-"""Arrays of one group by local name: ``x``, ``y``, ``dx``, ``dy``, its own buffers, and for each
-parameter ``weight``, ``bias`` and their gradients ``dweight``, ``dbias``, in storage layout. If
-several layers of a group have parameters, the names carry the layer: ``dense2.weight``.
 
-Backends with micro-shards also receive ``bounds`` (`Context.bounds`), ``merges`` (`Plan.merges`),
-``gradient_slots`` (`Replica.gradient_slots`), and ``dweight_slots`` and ``dbias_slots``: one
-dimension, in which the gradient of slot s starts at element s · ``gradient_slots.shape[1]``."""
+class Arrays(Protocol):
+    """Arrays of one group by local name: ``x``, ``y``, ``dx``, ``dy``, its own buffers, and for
+    each parameter ``weight``, ``bias`` and their gradients ``dweight``, ``dbias``, in storage
+    layout. If several layers of a group have parameters, the names carry the layer:
+    ``dense2.weight``.
+
+    Backends with micro-shards also receive ``bounds`` (`Context.bounds`), ``merges``
+    (`Plan.merges`), ``gradient_slots`` (`Replica.gradient_slots`), and ``dweight_slots`` and
+    ``dbias_slots``: one dimension, in which the gradient of slot s starts at element
+    s · ``gradient_slots.shape[1]``.
+
+    Arrays can be looked up, but neither listed nor searched: what a group computes follows from the
+    plan, not from the arrays that exist.
+    """
+
+    def __getitem__(self, name: str, /) -> NDArray[Any]:
+        """Return the array with a local name."""
+
+
+class ReplacedArrays:
+    """Arrays of which some are replaced.
+
+    Args:
+        arrays: all arrays.
+        replaced: those used instead, by local name.
+    """
+
+    def __init__(self, arrays: Arrays, replaced: Mapping[str, NDArray[Any]]) -> None:
+        self._arrays, self._replaced = arrays, replaced
+
+    def __getitem__(self, name: str, /) -> NDArray[Any]:
+        return self._replaced[name] if name in self._replaced else self._arrays[name]
+
 
 SumStatistics = Callable[[NDArray[np.float64], NDArray[np.float64]], None]
 """Adds numbers over all micro-shards of all ranks, during the forward or the backward pass.
@@ -296,10 +322,8 @@ class Replica:
         plan = self.plan
         kernels: dict[tuple[str, Phase], Kernel] = {}
         for group in plan.groups:
-            bound = self.backend.bind(group, self._group_arrays(group), self)
+            bound = self._bind_group(group)
             kernels.update({(group.name, phase): kernel for phase, kernel in bound.items()})
-            if plan.recomputed:
-                kernels.update(self._bind_backward(group))
         for name, additions in plan.additions.items():
             kernels[name, Phase.BACKWARD_ADD] = self.backend.bind_additions(
                 self,
@@ -321,17 +345,29 @@ class Replica:
         outside = (Phase.LOAD, Phase.UPDATE)
         return [(s, kernels[s.group, s.phase]) for s in plan.stages if s.phase not in outside]
 
-    def _bind_backward(self, group: Group) -> dict[tuple[str, Phase], Kernel]:
-        """Return the kernels of the backward pass of a group, which reads recomputed buffers."""
-        locals_ = {*group.tensors, *self.backend.needs(group, self.plan.setting).buffers}
-        names = self.plan.tensor_name, self.plan.backward_tensor_name
-        if all(names[0](group, local) == names[1](group, local) for local in locals_):
+    def _bind_group(self, group: Group) -> Mapping[Phase, Kernel]:
+        """Return the kernel of each stage that the plan has for a group, but for additions."""
+        phases = [stage.phase for stage in self.plan.stages if stage.group == group.name]
+        phases = [phase for phase in phases if phase is not Phase.BACKWARD_ADD]
+        if not self.plan.recomputed:
+            return self._bind_phases(group, phases)
+        # The backward pass reads recomputed buffers.
+        backward = [phase for phase in phases if phase not in FORWARD_PHASES]
+        bound = dict(self._bind_phases(group, [each for each in phases if each not in backward]))
+        again = Phase.BACKWARD_RECOMPUTE
+        replaced = [Phase.FORWARD if phase is again else phase for phase in backward]
+        for phase, kernel in self._bind_phases(group, replaced, backward=True).items():
+            bound[again if phase is Phase.FORWARD else phase] = kernel
+        return bound
+
+    def _bind_phases(
+        self, group: Group, phases: Collection[Phase], *, backward: bool = False
+    ) -> Mapping[Phase, Kernel]:
+        """Return the kernels of phases of a group, bound to the arrays of one direction."""
+        if not phases:
             return {}
-        bound = dict(self.backend.bind(group, self._group_arrays(group, backward=True), self))
-        if Phase.FORWARD in bound:
-            bound[Phase.BACKWARD_RECOMPUTE] = bound.pop(Phase.FORWARD)
-        bound.pop(Phase.STATISTICS, None)
-        return {(group.name, phase): kernel for phase, kernel in bound.items()}
+        arrays = self._group_arrays(group, backward=backward)
+        return self.backend.bind(group, phases, arrays, self)
 
     def __repr__(self) -> str:
         plan = self.plan

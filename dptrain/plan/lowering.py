@@ -112,6 +112,8 @@ class Group:
             if it does not.
         gradient_sums_of: name of the group whose ``gradient_sums`` this group reads. Its dy is then
             the gradient before the ReLU. Empty if it computes them from dy.
+        untrained: local names of the inputs whose gradient is not read: those that depend on no
+            parameter, and all in a plan without training.
     """
 
     nodes: tuple[Node, ...]
@@ -121,6 +123,7 @@ class Group:
     sums_of: str = ""
     normalization: Group | None = None
     gradient_sums_of: str = ""
+    untrained: frozenset[str] = frozenset()
 
     @cached_property
     def name(self) -> str:
@@ -152,11 +155,15 @@ class Group:
 
     @cached_property
     def tensors(self) -> dict[str, str]:
-        """Names of the tensors by local name: inputs, output and their gradients."""
+        """Names of the tensors by local name: inputs, output and the gradients that are read."""
         locals_ = {"y": self.tail.name}
         for number, name in enumerate(self.inputs, 1):
             locals_[input_name(number)] = name
-        gradients = {f"d{local}": f"d{name}" for local, name in locals_.items()}
+        gradients = {
+            f"d{local}": f"d{name}"
+            for local, name in locals_.items()
+            if local not in self.untrained
+        }
         gradients.update({local: f"{self.name}.{local}" for local in self.separate})
         others: dict[str, str] = {}
         if self.sums_of:
@@ -167,6 +174,15 @@ class Group:
             others["normalized"] = self.normalization.inputs[0]
             others["normalized_moments"] = f"{self.normalization.name}.moments"
         return {**locals_, **gradients, **others}
+
+    @cached_property
+    def gradients(self) -> tuple[str, ...]:
+        """Local names of the input gradients that the group computes: ``dx``, ``dx2``, ….
+
+        Phases write no others, and a phase that computes nothing else is absent without them.
+        """
+        numbers = range(1, len(self.inputs) + 1)
+        return tuple(f"d{name}" for name in map(input_name, numbers) if name not in self.untrained)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -200,7 +216,9 @@ class GroupNeeds:
     """The buffers that a group needs, and how its phases access them.
 
     Attributes:
-        phases: accesses by phase. A phase that is absent has no stage.
+        phases: accesses by phase. The plan has a stage for each phase that is present, and the
+            backend binds exactly the stages of the plan. Input gradients that are written are those
+            of `Group.gradients`.
         buffers: buffers of the group alone, by local name. Other groups reuse the memory before the
             first write and after the last read.
         kept: names of buffers whose content the next step reads; no other group uses their memory.

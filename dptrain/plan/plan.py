@@ -19,7 +19,7 @@ from dptrain.network.network import INPUT as INPUT
 from dptrain.network.network import Network, Node
 from dptrain.plan.arena import Buffer, assign_offsets
 from dptrain.plan.flat import ALIGNMENT, FlatLayout, make_layout
-from dptrain.plan.gradients import Addition, Gradients, collect_gradients
+from dptrain.plan.gradients import Addition, Gradients, collect_gradients, trained_tensors
 from dptrain.plan.lowering import (
     BACKWARD_ORDER,
     GRADIENT_PHASES,
@@ -262,6 +262,22 @@ def _make_groups(
     return tuple(sorted(groups, key=lambda group: group.tail.index))
 
 
+def _with_untrained(groups: tuple[Group, ...], *, training: bool) -> tuple[Group, ...]:
+    """Return the groups with the inputs whose gradient is not read, see `Group.untrained`."""
+    trained = trained_tensors(groups) if training else frozenset()
+    return tuple(
+        replace(
+            group,
+            untrained=frozenset(
+                input_name(number)
+                for number, name in enumerate(group.inputs, 1)
+                if name not in trained
+            ),
+        )
+        for group in groups
+    )
+
+
 def _with_sums(groups: tuple[Group, ...], backend: Lowering, setting: Setting) -> tuple[Group, ...]:
     """Return the groups, of which some compute the sums for the statistics of others."""
     places = {group.tail.name: place for place, group in enumerate(groups)}
@@ -292,7 +308,10 @@ def _with_gradient_sums(gradients: Gradients, backend: Lowering, setting: Settin
         normalization = found[places[name]]
         # The gradient of an addend is dy, which is then the gradient before the ReLU.
         addends = normalization.inputs[1:]
-        shares = all(gradients.shared.get(f"d{each}") == f"d{name}" for each in addends)
+        shares = all(
+            gradients.shared.get(f"d{each}") == f"d{name}" or each not in gradients.trained
+            for each in addends
+        )
         if shares and backend.sums_gradient(group, normalization, setting):
             found[place] = replace(group, normalization=normalization)
             found[places[name]] = replace(normalization, gradient_sums_of=group.name)
@@ -358,6 +377,7 @@ class _Planner:
         self.segment_share, self.cuts = segment_share, tuple(cuts)
         self.recomputation = Recomputation()
         groups = _make_groups(network, backend, fused=setting.fused, training=setting.training)
+        groups = _with_untrained(groups, training=setting.training)
         if setting.training:
             groups = _with_sums(groups, backend, setting)
         needs = {g.name: backend.needs(g, setting) for g in groups}
@@ -485,7 +505,8 @@ class _Planner:
 
     def declare(self) -> None:
         """Record the shapes of all tensors and of the buffers of groups."""
-        maps = {INPUT: self.network.nodes[0].input_maps}
+        # The first layer may combine the input with itself, so its shape is that of the network.
+        maps: dict[str, Shape] = {INPUT: (*self.network.input_shape, 1, 1)[:3]}
         self._tensor(INPUT, maps[INPUT])
         if self.staged:
             self.specs[STAGED] = BufferSpec(self.staged, "uint8")
@@ -612,21 +633,15 @@ class _Planner:
         for position in range(len(self.groups) - 1, -1, -1):
             for again in self.recomputation.before(position):
                 self.add_group(self.groups[again], Phase.BACKWARD_RECOMPUTE)
-            if self.groups[position].tail.name in self.gradients.trained:
-                self.add_backward(self.groups[position])
+            self.add_backward(self.groups[position])
         arrays = 2 + len(optimizer.state)  # Parameters, gradients and state.
         flat = (("parameters", layout.size * arrays),)
         self.add("update", Phase.UPDATE, (), (), layout.size * (2 + 4 * len(optimizer.state)), flat)
 
     def add_backward(self, group: Group) -> None:
-        """Append the stages of the backward pass of `group`.
-
-        What contributes only to gradients that no layer needs is omitted.
-        """
-        has_gradients = not self.gradients.trained.isdisjoint(group.inputs)
+        """Append the stages of the backward pass of `group`."""
         for phase in BACKWARD_ORDER:
-            if has_gradients or phase is not Phase.BACKWARD_INPUT:
-                self.add_group(group, phase)
+            self.add_group(group, phase)
         additions = self.gradients.additions.get(group.name, ())
         if not additions:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -324,12 +324,14 @@ class CudaBackend(Backend):
     ) -> KernelSelection:
         return load_or_tune(self, plan, say, report=report).selection
 
-    def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
+    def bind(
+        self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica
+    ) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, CudaReplica)
         operation = self.operation(group, replica.plan.setting)
         if folds_batch_norm(group):
             return bind_folded(operation, group, arrays, replica)
-        return operation(group, arrays, replica).kernels()
+        return operation(group, arrays, replica).kernels(phases)
 
     def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
         assert isinstance(replica, CudaReplica)

@@ -14,7 +14,7 @@ from dptrain.backends.cuda.channels import ChannelLaunch
 from dptrain.backends.cuda.device import Array, Function
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.launching import launch
-from dptrain.backends.cuda.operation import Kernels, Operation
+from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.combining import Add
@@ -43,6 +43,19 @@ SUMMED_CHANNELS = 8
 many threads for each, and are a sector of memory of 32 bytes."""
 
 
+def _stored_gradient(group: Group) -> tuple[str, ...]:
+    """Return the local name of the gradient before the ReLU if a phase stores it, or ().
+
+    It is the gradient of the other tensor. If no stage reads that, it replaces dy, unless dy is the
+    gradient before the ReLU already.
+    """
+    if Add not in group.kinds:
+        return ()
+    if "dx2" in group.gradients:
+        return ("dx2",)
+    return ("dy",) if ReLU in group.kinds and not group.gradient_sums_of else ()
+
+
 @dataclass(frozen=True)
 class SumKernel:
     """A kernel that adds statistics over samples, and over ranks if it is compiled for that.
@@ -66,8 +79,8 @@ class SumKernel:
 class BatchNormOperation(Operation):
     """BatchNorm2d, optionally with the addition of another tensor, optionally with ReLU.
 
-    With an addition, the gradient after the ReLU is that of the other tensor. It is written while
-    the statistics are computed, and the gradient of x continues from it.
+    With an addition, the gradient before the ReLU is that of the other tensor. It is written while
+    the statistics are computed, and the gradient of x continues from it (`_stored_gradient`).
     """
 
     @classmethod
@@ -112,6 +125,7 @@ class BatchNormOperation(Operation):
             "backward_totals": BufferSpec(pair, "float64"),
             "tickets": sums.tickets,
         }
+        stored = _stored_gradient(group)
         # With sums of another group, dy is the gradient before the ReLU, and dx2 is dy.
         gradients = ("gradient_sums",) if group.gradient_sums_of else ("dy", "x", "tickets")
         mask = ("y",) if own and relu_mask(group) == MASK_FROM_Y else ()
@@ -120,23 +134,14 @@ class BatchNormOperation(Operation):
             Phase.FORWARD: Access((*inputs, "moments"), ("y",)),
             Phase.BACKWARD_STATISTICS: Access(
                 (*gradients, *mask, "moments", "totals"),
-                ("backward_sums", "backward_totals", *own, *(("dx2",) if adds else ())),
+                ("backward_sums", "backward_totals", *own, *stored),
             ),
-            Phase.BACKWARD_INPUT: Access(
-                ("dx2" if adds else "dy", "x", "moments", "backward_sums"), ("dx",)
-            ),
-        }  # fmt: skip
-        return GroupNeeds(phases, buffers, kept=("tickets",), overwrites_dy="dx2" if adds else None)
-
-    def kernels(self) -> Kernels:
-        kernels = {Phase.FORWARD: self._forward()}
-        if "moments" in self.arrays:
-            kernels[Phase.STATISTICS] = self._statistics()
-        if "dy" in self.arrays:
-            kernels[Phase.BACKWARD_STATISTICS] = self._backward_statistics()
-        if "dx" in self.arrays:
-            kernels[Phase.BACKWARD_INPUT] = self._backward_input()
-        return kernels
+        }
+        if "dx" in group.gradients:
+            dz = next(iter(stored), "dy")
+            phases[Phase.BACKWARD_INPUT] = Access((dz, "x", "moments", "backward_sums"), ("dx",))
+        overwrites = "dx2" if "dx2" in stored else None
+        return GroupNeeds(phases, buffers, kept=("tickets",), overwrites_dy=overwrites)
 
     @property
     def _channels(self) -> int:
@@ -155,7 +160,8 @@ class BatchNormOperation(Operation):
     def _launch(self, *, sums: bool) -> ChannelLaunch:
         return ChannelLaunch.of(self._channels, self.replica.plan.setting, sums=sums)
 
-    def _statistics(self) -> Kernel:
+    def statistics(self) -> Kernel:
+        """Return the stage that writes the moments of x."""
         size = np.int32(self._channels)
         moments = self.arrays["moments"], self.arrays["running_mean"], self.arrays["running_var"]
         constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
@@ -241,7 +247,8 @@ class BatchNormOperation(Operation):
         compiled = partial(self.function, file, name, **SUMS_LAUNCH)
         return SumKernel(compiled, enqueue, SUMMED_CHANNELS)
 
-    def _forward(self) -> Kernel:
+    def forward(self) -> Kernel:
+        """Return the stage that writes y."""
         a, layout, channels = self.arrays, self._launch(sums=False), self._channels
         function = layout.function(
             self, "batch_norm_forward.cu", "batch_norm_forward",
@@ -250,10 +257,11 @@ class BatchNormOperation(Operation):
         arrays = a["x"], a["x2"] if self._adds else a["x"], a["y"]
         parameters = a["weight"], a["bias"]
         running: tuple[Any, ...] = a["running_mean"], a["running_var"]
-        minibatch = (a["moments"][0], a["moments"][1]) if "moments" in a else running
+        trains = self.replica.plan.training
+        minibatch = (a["moments"][0], a["moments"][1]) if trains else running
 
         def run(context: Context) -> None:
-            count, training = context.n * self._pixels, context.training and "moments" in a
+            count, training = context.n * self._pixels, context.training and trains
             if count:
                 layout.enqueue(function, count, [
                     *arrays, *(minibatch if training else running), *parameters, np.int32(count),
@@ -262,7 +270,10 @@ class BatchNormOperation(Operation):
 
         return run
 
-    def _backward_statistics(self) -> Kernel:
+    def backward_statistics(self) -> Kernel:
+        """Return the stage that writes the gradients of the parameters, and that before the ReLU
+        if it is stored.
+        """
         a, layout, channels = self.arrays, self._launch(sums=True), self._channels
         count = a["totals"][:1]
         function = layout.function(self, BACKWARD_FILE, "batch_norm_backward_sums")
@@ -282,7 +293,7 @@ class BatchNormOperation(Operation):
         """Return the kernel that sums over the gradient."""
         a, mask, layout = self.arrays, relu_mask(self.group), self._launch(sums=True)
         y = a["y"] if mask == MASK_FROM_Y else a["dy"]
-        maps = [a["dy"], y, a["x"], a["dx2"] if self._adds else a["dy"]]
+        maps = [a["dy"], y, a["x"], a[self._before_relu]]
         constants = [a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"]]
         channels, pixels = np.int32(self._channels), self._pixels
 
@@ -293,7 +304,7 @@ class BatchNormOperation(Operation):
 
         compiled = partial(
             layout.function, self, BACKWARD_FILE, "batch_norm_backward_statistics",
-            RELU_MASK=mask, STORE_DZ=int(self._adds),
+            RELU_MASK=mask, STORE_DZ=int(len(_stored_gradient(self.group)) > 0),
         )  # fmt: skip
         return SumKernel(compiled, enqueue, layout.vectors * layout.width)
 
@@ -304,14 +315,20 @@ class BatchNormOperation(Operation):
             [self.arrays["moments"], *results],
         )  # fmt: skip
 
-    def _backward_input(self) -> Kernel:
+    @property
+    def _before_relu(self) -> str:
+        """The array of the gradient before the ReLU, if it is stored."""
+        return next(iter(_stored_gradient(self.group)), "dy")
+
+    def backward_input(self) -> Kernel:
+        """Return the stage that writes dx."""
         a, layout, channels = self.arrays, self._launch(sums=False), self._channels
         is_masked = self._adds or self.group.gradient_sums_of
         mask = NO_MASK if is_masked else relu_mask(self.group)
         function = layout.function(
             self, "batch_norm_backward_input.cu", "batch_norm_backward_input", RELU_MASK=mask
         )
-        dz = a["dx2"] if self._adds else a["dy"]
+        dz = a[self._before_relu]
         arrays = (
             dz, dz, a["x"], a["dx"], a["moments"], a["weight"], a["bias"], a["backward_sums"],
         )  # fmt: skip

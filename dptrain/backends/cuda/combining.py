@@ -10,7 +10,7 @@ import numpy as np
 from dptrain.backends.cuda.channels import ChannelLaunch
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.launching import launch
-from dptrain.backends.cuda.operation import Kernels, Operation, SingleLayerOperation, vector_width
+from dptrain.backends.cuda.operation import Operation, SingleLayerOperation, vector_width
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Context, GradientAddition, Kernel
 from dptrain.network.layers import ReLU
@@ -68,14 +68,15 @@ class AddOperation(Operation):
             {Phase.FORWARD: Access(_inputs(group), ("y",))}, shares_gradient=setting.training
         )
 
-    def kernels(self) -> Kernels:
+    def forward(self) -> Kernel:
+        """Return the stage that writes y."""
         x, x2, *others = [self.arrays[local] for local in _inputs(self.group)]
         y, last = self.arrays["y"], len(others)
         stages = [
             addition(self.replica, *terms, y, relu=ReLU in self.group.kinds and number == last)
             for number, terms in enumerate([(x, x2), *((y, other) for other in others)])
         ]
-        return {Phase.FORWARD: _sequence(stages)}
+        return _sequence(stages)
 
 
 class ConcatenateOperation(Operation):
@@ -85,26 +86,27 @@ class ConcatenateOperation(Operation):
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         inputs = _inputs(group)
         phases = {Phase.FORWARD: Access(inputs, ("y",))}
-        if setting.training:
-            gradients = tuple(f"d{local}" for local in inputs)
-            phases[Phase.BACKWARD] = Access(("dy",), gradients)
+        if group.gradients:
+            phases[Phase.BACKWARD] = Access(("dy",), group.gradients)
         return GroupNeeds(phases)
 
-    def kernels(self) -> Kernels:
-        kernels = {Phase.FORWARD: self._copies(backward=False)}
-        if "dy" in self.arrays:
-            kernels[Phase.BACKWARD] = self._copies(backward=True)
-        return kernels
+    def forward(self) -> Kernel:
+        """Return the stage that writes y."""
+        return self._copies("y", _inputs(self.group), backward=False)
 
-    def _copies(self, *, backward: bool) -> Kernel:
-        """Return the stage that copies the channels of every input to y, or from dy."""
+    def backward(self) -> Kernel:
+        """Return the stage that writes the gradients of the inputs."""
+        return self._copies("dy", self.group.gradients, backward=True)
+
+    def _copies(self, whole: str, parts: Sequence[str], *, backward: bool) -> Kernel:
+        """Return the stage that copies the channels of `parts` of inputs to y, or from dy."""
         stages, first = list[Kernel](), 0
-        whole = self.arrays["dy" if backward else "y"]
-        for local in _inputs(self.group):
-            channels = self.arrays[local].shape[-1]
-            part = self.arrays.get(f"d{local}" if backward else local)
-            if part is not None:
-                stages.append(self._copy(part, whole, channels, first, backward=backward))
+        for name in _inputs(self.group):
+            channels = self.arrays[name].shape[-1]
+            local = f"d{name}" if backward else name
+            if local in parts:
+                arrays = self.arrays[local], self.arrays[whole]
+                stages.append(self._copy(*arrays, channels, first, backward=backward))
             first += channels
         return _sequence(stages)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import limits_of
-from dptrain.backends.cuda.operation import Kernels
 from dptrain.backends.cuda.weighted import (
     NO_EPILOGUE,
     RELU,
@@ -71,7 +71,15 @@ class GatherConvolution(WeightedOperation):
         """Return whether the gradient before fused pooling is written to `dmaps`."""
         head = group.head
         size = setting.batch_size * math.prod(head.output_shape)
-        return pools_in_kernel(group) and head.index > 0 and size >= MIN_UNPOOL_ELEMENTS
+        has_reader = "dx" in group.gradients
+        return pools_in_kernel(group) and has_reader and size >= MIN_UNPOOL_ELEMENTS
+
+    @classmethod
+    def writes_dz(cls, group: Group, setting: Setting) -> bool:
+        """Return whether a phase of its own writes the gradient before ReLU and epilogue to
+        `dmaps`.
+        """
+        return separate_epilogue(group) is not None or cls.unpools_separately(group, setting)
 
     @classmethod
     def wgrad_pixels(cls, group: Group, setting: Setting) -> int:
@@ -84,7 +92,7 @@ class GatherConvolution(WeightedOperation):
         """Return the tile of the weight gradient; None if operands are gathered."""
         layer = group.head.layer
         assert isinstance(layer, Conv2d)
-        written = separate_epilogue(group) is not None or cls.unpools_separately(group, setting)
+        written = cls.writes_dz(group, setting)
         stage = stage_name(group.name, Phase.BACKWARD_WEIGHT)
         if pools_in_kernel(group) and not written and layer.strides == (1, 1):
             pooled = (
@@ -114,7 +122,7 @@ class GatherConvolution(WeightedOperation):
         """Return the arguments of `wgrad_tiles.select_wgrad_tile`."""
         layer = group.head.layer
         assert isinstance(layer, Conv2d)
-        written = separate_epilogue(group) is not None or cls.unpools_separately(group, setting)
+        written = cls.writes_dz(group, setting)
         return (
             InputView.forward(group.head), setting.precision, layer.strides,
             NO_EPILOGUE if written else fused_epilogue(group), setting.batch_size,
@@ -187,26 +195,31 @@ class GatherConvolution(WeightedOperation):
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
-        if dz == ("dmaps",):
+        if cls.writes_dz(group, setting):
             buffers["dmaps"] = maps
             reads = ("argmax",) if separate is None else separate.reads
             phases[Phase.BACKWARD] = Access(("dy", *reads), ("dmaps",))
         cls.add_partial_buffer(group, setting, buffers)
         partial = ("partial",) if "partial" in buffers else ()
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
-        phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
+        if group.gradients:
+            phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
         return GroupNeeds(phases, buffers)
 
-    def kernels(self) -> Kernels:
-        kernels = dict(super().kernels())
+    def backward(self) -> Kernel:
+        """Return the stage that writes `dmaps`."""
         epilogue = epilogue_of(self.group)
-        if epilogue is not None and "dmaps" in self.arrays:
-            kernels[Phase.BACKWARD] = epilogue(self).backward()
-        return kernels
+        assert epilogue is not None
+        return epilogue(self).backward()
+
+    @cached_property
+    def reads_dmaps(self) -> bool:
+        """True if backward kernels read the gradient before ReLU and epilogue from `dmaps`."""
+        return self.writes_dz(self.group, self.setting)
 
     @property
     def undone_epilogue(self) -> int:
-        return NO_EPILOGUE if "dmaps" in self.arrays else fused_epilogue(self.group)
+        return NO_EPILOGUE if self.reads_dmaps else fused_epilogue(self.group)
 
     @property
     def geometry(self) -> list[np.int32]:
@@ -222,7 +235,7 @@ class GatherConvolution(WeightedOperation):
     def dz(self) -> tuple[Array, Array, np.float32]:
         """The arrays and the factor from which kernels compute dz, the gradient before ReLU."""
         a = self.arrays
-        if "dmaps" in a:
+        if self.reads_dmaps:
             return a["dmaps"], a["dmaps"], np.float32(1.0)
         mask = a["argmax" if self.undone_epilogue == RELU_POOL else "y"]
         return a["dy"], mask, self.dropout_factor

@@ -60,7 +60,8 @@ class DenseGemm(WeightedOperation):
         partial = ("partial",) if "partial" in buffers else ()
         dz = ("dy", "y") if ReLU in group.kinds else ("dy",)
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
-        phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
+        if group.gradients:
+            phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
         return GroupNeeds(phases, buffers)
 
     @property

@@ -11,7 +11,6 @@ from dptrain.backends.cuda.dense import DenseGemm, dense_shape
 from dptrain.backends.cuda.device import Array, Function
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, ceil_div
 from dptrain.backends.cuda.hardware import limits_of
-from dptrain.backends.cuda.operation import Kernels
 from dptrain.backends.cuda.weighted import joined_maps
 from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile, select_config, step_terms
 from dptrain.backends.cuda.wgmma_operands import padded_pitch, rounded_weights
@@ -99,14 +98,9 @@ class WgmmaDenseGemm(DenseGemm):
         reads = ("dy", "y") if ReLU in group.kinds else ("dy",)
         phases[Phase.BACKWARD] = Access(reads, tuple(gradients))
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", dz, "db_partial"))
-        phases[Phase.BACKWARD_INPUT] = Access(("dy", *weights), ("dx",))
+        if group.gradients:
+            phases[Phase.BACKWARD_INPUT] = Access(("dy", *weights), ("dx",))
         return GroupNeeds(phases, buffers)
-
-    def kernels(self) -> Kernels:
-        kernels = dict(super().kernels())
-        if "dy" in self.arrays:
-            kernels[Phase.BACKWARD] = self.backward()
-        return kernels
 
     def forward(self) -> Kernel:
         a, config = self.arrays, self.forward_config(self.group, self.setting)
@@ -149,7 +143,7 @@ class WgmmaDenseGemm(DenseGemm):
             EPILOGUE=self.undone_epilogue,
         )  # fmt: skip
         # An unused argument is any array.
-        transposed = a.get("transposed", a["dy"])
+        transposed = a["transposed" if self._is_tf32 else "dy"]
         args = a["dy"], a["y"], self.dropout_factor, a["dy"], transposed, a["db_partial"]
 
         def run(context: Context) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cuda.replica import CudaReplica
-from dptrain.backends.replica import Arrays, Context, Kernel
+from dptrain.backends.replica import Arrays, Context, Kernel, ReplacedArrays
 from dptrain.network.layers import Conv2d, Layer, ReLU
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase
@@ -54,17 +54,19 @@ def bind_folded(
     layer: Any = group.nodes[1].layer
     weight = arrays[f"{convolution}.weight"]
     beta = arrays[f"{norm}.bias"]
-    bias = arrays.get(f"{convolution}.bias", beta)
+    convolution_layer: Any = group.head.layer
+    bias = arrays[f"{convolution}.bias"] if convolution_layer.bias else beta
     folded = arrays["folded_weight"], arrays["folded_bias"]
     function = replica.device.function("fold_batch_norm.cu", "fold_batch_norm")
-    has_bias = np.int32(f"{convolution}.bias" in arrays)
+    has_bias = np.int32(convolution_layer.bias)
     arguments = (
         weight, bias, arrays[f"{norm}.weight"], beta, arrays["running_mean"],
         arrays["running_var"], *folded, np.float32(layer.epsilon), has_bias,
         np.int32(group.head.output_maps[0]), np.int32(weight.size),
     )  # fmt: skip
-    own = {**arrays, "weight": folded[0].reshape(weight.shape), "bias": folded[1]}
-    convolve = operation(group, own, replica).kernels()[Phase.FORWARD]
+    replaced = {"weight": folded[0].reshape(weight.shape), "bias": folded[1]}
+    own = ReplacedArrays(arrays, replaced)
+    convolve = operation(group, own, replica).kernels((Phase.FORWARD,))[Phase.FORWARD]
 
     def run(context: Context) -> None:
         if context.n:

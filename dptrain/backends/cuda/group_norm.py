@@ -10,7 +10,7 @@ from dptrain.backends.cuda.channels import ChannelLaunch
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.hardware import WARP_SIZE
 from dptrain.backends.cuda.launching import THREADS
-from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
+from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.normalization import GroupNorm
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -44,21 +44,22 @@ class GroupNormOperation(Operation):
         buffers["tickets"] = sums.tickets
         reads = "dy", "x", "moments"
         phases[Phase.BACKWARD_WEIGHT] = Access((*reads, "tickets"), ("partial", "tickets"))
-        phases[Phase.BACKWARD_INPUT] = Access(reads, ("dx",))
+        if group.gradients:
+            phases[Phase.BACKWARD_INPUT] = Access(reads, ("dx",))
         return GroupNeeds(phases, buffers, kept=("tickets",))
 
-    def kernels(self) -> Kernels:
+    def forward(self) -> Kernel:
+        """Return the stage that writes y."""
         a = self.arrays
         arrays = a["x"], a["y"], a["weight"], a["bias"], a["moments"]
         epsilon = np.float32(self.layer.epsilon)
-        kernels = {Phase.FORWARD: self._by_instance("group_norm_forward", *arrays, last=(epsilon,))}
-        if "dy" in a:
-            kernels[Phase.BACKWARD_WEIGHT] = self._backward_weight()
-        if "dx" in a:
-            kernels[Phase.BACKWARD_INPUT] = self._by_instance(
-                "group_norm_backward_input", a["dy"], a["x"], a["dx"], a["weight"], a["moments"]
-            )
-        return kernels
+        return self._by_instance("group_norm_forward", *arrays, last=(epsilon,))
+
+    def backward_input(self) -> Kernel:
+        """Return the stage that writes dx."""
+        a = self.arrays
+        arrays = a["dy"], a["x"], a["dx"], a["weight"], a["moments"]
+        return self._by_instance("group_norm_backward_input", *arrays)
 
     def _sizes(self, n: int) -> list[np.int32]:
         """Return samples, pixels, channels and groups as the kernels receive them."""
@@ -85,7 +86,8 @@ class GroupNormOperation(Operation):
 
         return run
 
-    def _backward_weight(self) -> Kernel:
+    def backward_weight(self) -> Kernel:
+        """Return the stage that writes the gradients of the parameters."""
         a, channels = self.arrays, self.group.head.output_maps[0]
         layout = ChannelLaunch.of(channels, self.replica.plan.setting, sums=True)
         function = layout.function(self, "group_norm.cu", "group_norm_backward_weight")

@@ -13,7 +13,7 @@ from dptrain.backends.cuda.gemm_tiles import SplitK, ceil_div, split_terms
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import THREADS, launch, launch_reduction
-from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
+from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Node
@@ -66,26 +66,22 @@ class GroupedConvolution(Operation):
         buffers = cls.wgrad_buffers(group, setting)
         kept = tuple(name for name in buffers if name == "tickets")
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy", *kept), tuple(buffers))
-        phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx",))
+        if group.gradients:
+            phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx",))
         return GroupNeeds(phases, buffers, kept=kept)
 
-    def kernels(self) -> Kernels:
+    def forward(self) -> Kernel:
+        """Return the stage that writes y."""
         a = self.arrays
         arrays = a["x"], a["weight"], a["bias"], a["y"]
         has_bias = np.int32(self.layer.bias or folds_batch_norm(self.group))
-        kernels = {
-            Phase.FORWARD: self._elementwise(
-                "forward", self.size, *arrays, *self._leading, has_bias
-            )
-        }
-        if "dy" in a:
-            kernels[Phase.BACKWARD_WEIGHT] = self._backward_weight()
-        if "dx" in a:
-            size = math.prod(self.group.head.input_maps)
-            kernels[Phase.BACKWARD_INPUT] = self._elementwise(
-                "backward_input", size, a["dy"], a["weight"], a["dx"], *self._leading
-            )
-        return kernels
+        return self._elementwise("forward", self.size, *arrays, *self._leading, has_bias)
+
+    def backward_input(self) -> Kernel:
+        """Return the stage that writes dx."""
+        a, size = self.arrays, math.prod(self.group.head.input_maps)
+        arrays = a["dy"], a["weight"], a["dx"]
+        return self._elementwise("backward_input", size, *arrays, *self._leading)
 
     @property
     def _leading(self) -> tuple[np.int32, ...]:
@@ -115,7 +111,8 @@ class GroupedConvolution(Operation):
 
         return run
 
-    def _backward_weight(self) -> Kernel:
+    def backward_weight(self) -> Kernel:
+        """Return the stage that writes the gradients of the parameters."""
         a, filters = self.arrays, self.group.head.output_maps[0]
         split_k = _wgrad_split(self.group, self.replica.plan.setting)
         multiply = self.function(self.FILE, f"{self.NAME}_backward_weight", **self._defines)
@@ -166,7 +163,7 @@ class DepthwiseConvolution(GroupedConvolution):
     def _width(self) -> int:
         return self.vector_width(self.group.head.output_maps[0])
 
-    def _backward_weight(self) -> Kernel:
+    def backward_weight(self) -> Kernel:
         a, (channels, *sides) = self.arrays, self.group.head.output_maps
         layout = ChannelLaunch.of(channels, self.replica.plan.setting, sums=True)
         r, s = self.layer.window

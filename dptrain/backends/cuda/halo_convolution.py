@@ -197,8 +197,7 @@ class HaloConvolution(GatherConvolution):
             phases[Phase.FORWARD] = replace(forward, writes=(*forward.writes, "sums"))
         for phase, name in PACKED.items():
             tile = cls.select_tile(group, setting, phase)
-            runs = phase is Phase.FORWARD or (phase in phases and group.head.index > 0)
-            if tile is not None and runs:
+            if tile is not None and phase in phases:
                 buffers[name] = BufferSpec((tile.packed_elements,), setting.activations)
                 forward, reader = phases[Phase.FORWARD], phases[phase]
                 # The forward stage packs the weights of both phases.
@@ -258,10 +257,8 @@ class HaloConvolution(GatherConvolution):
 
     def _with_packed_weights(self, forward_stage: Kernel) -> Kernel:
         """Return a stage that packs the weights for both phases and then runs `forward_stage`."""
-        tiles = {
-            phase: tile for phase, name in PACKED.items()
-            if name in self.arrays and (tile := self._tile(phase)) is not None
-        }  # fmt: skip
+        phases = (Phase.FORWARD, Phase.BACKWARD_INPUT) if self.group.gradients else (Phase.FORWARD,)
+        tiles = {phase: tile for phase in phases if (tile := self._tile(phase)) is not None}
         if not tiles:
             return forward_stage
         forward, backward = (tiles.get(phase) for phase in PACKED)
@@ -279,7 +276,7 @@ class HaloConvolution(GatherConvolution):
         function = self.device.function("pack_weights.cu", "pack_weights", **defines)
         # A phase without packed weights passes the other buffer, which its threads do not write.
         weight, unused = self.arrays["weight"], self.arrays[PACKED[next(iter(tiles))]]
-        packed = [self.arrays.get(name, unused) for name in PACKED.values()]
+        packed = [self.arrays[name] if phase in tiles else unused for phase, name in PACKED.items()]
         vectors = forward.packed_vectors if forward is not None else 0
         all_vectors = vectors + (backward.packed_vectors if backward is not None else 0)
         sizes = vectors, all_vectors, *weight.shape, *self.layer.strides

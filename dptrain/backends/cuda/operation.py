@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,7 +46,7 @@ class Operation(ABC):
 
     Args:
         group: the layers.
-        arrays: device arrays by local name, without those that no stage of the plan uses.
+        arrays: device arrays by local name.
         replica: provides the device, the batch size and the context.
 
     Attributes:
@@ -113,9 +113,9 @@ class Operation(ABC):
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         """Return the buffers of the group, and what each phase reads and writes."""
 
-    @abstractmethod
-    def kernels(self) -> Kernels:
-        """Return the bound kernels of every phase in the plan."""
+    def kernels(self, phases: Iterable[Phase]) -> Kernels:
+        """Return the bound kernel of each phase, from the method with the name of the phase."""
+        return {phase: getattr(self, phase.value)() for phase in phases}
 
     def relu_backward(self, factor: float) -> Kernel:
         """Return a stage that replaces dy by dy · factor if y > 0 and by 0 otherwise."""
@@ -147,15 +147,9 @@ class SingleLayerOperation(Operation):
         shape = (setting.batch_size, *group.tail.output_maps)
         buffers = cls.buffers(shape, setting)
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
-        if setting.training:
+        if group.gradients:
             phases[Phase.BACKWARD] = Access(("dy", *cls.reads, *buffers), ("dx",))
         return GroupNeeds(phases, buffers)
-
-    def kernels(self) -> Kernels:
-        kernels = {Phase.FORWARD: self.forward()}
-        if "dx" in self.arrays:
-            kernels[Phase.BACKWARD] = self.backward()
-        return kernels
 
     @abstractmethod
     def forward(self) -> Kernel:
@@ -172,9 +166,6 @@ class FlattenOperation(Operation):
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         return GroupNeeds(alias=True)
-
-    def kernels(self) -> Kernels:
-        return {}
 
 
 class _ElementwiseOperation(SingleLayerOperation):
@@ -217,9 +208,10 @@ class BiasAddOperation(Operation):
         assert not setting.training, "biases are layers only in inference"
         return GroupNeeds({Phase.FORWARD: Access(("x",), ("y",))})
 
-    def kernels(self) -> Kernels:
+    def forward(self) -> Kernel:
+        """Return the stage that writes y."""
         a, channels = self.arrays, np.int32(self.group.tail.output_shape[0])
-        return {Phase.FORWARD: self.elementwise("add_bias", a["x"], a["bias"], a["y"], channels)}
+        return self.elementwise("add_bias", a["x"], a["bias"], a["y"], channels)
 
 
 class ReLUOperation(_ElementwiseOperation):

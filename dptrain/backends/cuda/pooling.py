@@ -88,7 +88,7 @@ class MaxPoolOperation(SingleLayerOperation):
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         argmax = BufferSpec((setting.batch_size, *group.head.output_maps), argmax_dtype(group.head))
         phases = {Phase.FORWARD: Access(("x",), ("y", "argmax"))}
-        if setting.training:
+        if group.gradients:
             phases[Phase.BACKWARD] = Access(("dy", "argmax"), ("dx",))
         return GroupNeeds(phases, {"argmax": argmax})
 

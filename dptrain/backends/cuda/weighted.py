@@ -23,7 +23,7 @@ from dptrain.backends.cuda.gemm_tiles import (
 )
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch_reduction
-from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
+from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
@@ -95,6 +95,7 @@ class WeightedOperation(Operation):
         configs = {Phase.FORWARD: cls.forward_config(group, setting)}
         if setting.training:
             configs[Phase.BACKWARD_WEIGHT] = cls.wgrad_config(group, setting)
+        if group.gradients:
             configs[Phase.BACKWARD_INPUT] = cls.backward_input_config(group, setting)
         return configs
 
@@ -154,15 +155,6 @@ class WeightedOperation(Operation):
             select_gemm_config(*product, split=split),
             lambda: rank_gemm_configs(*product, split=split),
         )
-
-    def kernels(self) -> Kernels:
-        kernels = {Phase.FORWARD: self.forward()}
-        if "dy" not in self.arrays:
-            return kernels
-        kernels[Phase.BACKWARD_WEIGHT] = self.backward_weight()
-        if "dx" in self.arrays:
-            kernels[Phase.BACKWARD_INPUT] = self.backward_input()
-        return kernels
 
     def forward(self) -> Kernel:
         """Return the stage that writes y."""

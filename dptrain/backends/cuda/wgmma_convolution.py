@@ -250,9 +250,15 @@ class WgmmaConvolution(HaloConvolution):
     @classmethod
     def reads_operand_weights(cls, group: Group, setting: Setting, phase: Phase) -> bool:
         """Return whether a phase reads the weights from the buffer `OPERAND`."""
-        if phase is Phase.BACKWARD_INPUT and (setting.precision == "tf32" or group.head.index == 0):
+        if phase is Phase.BACKWARD_INPUT and (setting.precision == "tf32" or not group.gradients):
             return False
         return cls.wgmma_config(group, setting, phase) is not None
+
+    @classmethod
+    def operand_readers(cls, group: Group, setting: Setting) -> list[Phase]:
+        """Return the phases that read the weights from the buffer `OPERAND`."""
+        phases = Phase.FORWARD, Phase.BACKWARD_INPUT
+        return [phase for phase in phases if cls.reads_operand_weights(group, setting, phase)]
 
     @classmethod
     def parts(cls, group: Group, setting: Setting, phase: Phase) -> int:
@@ -270,18 +276,14 @@ class WgmmaConvolution(HaloConvolution):
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         needs = super().needs(group, setting)
         phases, buffers = dict(needs.phases), dict(needs.buffers)
-        readers = [
-            phase for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT)
-            if phase in phases and cls.reads_operand_weights(group, setting, phase)
-        ]  # fmt: skip
+        readers = cls.operand_readers(group, setting)
         if readers:
             size = group.head.parameters[0].size
             buffers[OPERAND] = BufferSpec((size,), setting.activations)
             forward = phases[Phase.FORWARD]
             phases[Phase.FORWARD] = replace(forward, writes=(*forward.writes, OPERAND))
         for phase, name in PARTS.items():
-            runs = phase is Phase.FORWARD or (phase in phases and group.head.index > 0)
-            parts = cls.parts(group, setting, phase) if runs else 1
+            parts = cls.parts(group, setting, phase) if phase in phases else 1
             if parts > 1:
                 shape = (
                     group.head.output_shape if phase is Phase.FORWARD else group.head.input_shape
@@ -311,7 +313,7 @@ class WgmmaConvolution(HaloConvolution):
 
     def forward(self) -> Kernel:
         forward_stage = super().forward()
-        if OPERAND not in self.arrays:
+        if not self.operand_readers(self.group, self.setting):
             return forward_stage
         convert = transposed_weights if self.precision == "tf32" else rounded_weights
         prepare = convert(self, self.arrays["weight"], self.arrays[OPERAND])
@@ -338,10 +340,11 @@ class WgmmaConvolution(HaloConvolution):
             shape, box = (terms, filters), (step, step)
         maps = [*patches, *self._matrix_map(weights, shape, box)]
         y, epilogue = self.outputs[0], fused_epilogue(self.group)
+        result = y if config.split_k.count == 1 else a[PARTS[Phase.FORWARD]]
         product = self.product(
             FILE, "conv2d_forward_wgmma", config,
             math.prod(self.group.head.output_maps[1:]), filters,
-            (a["x"], weights, a["bias"], a.get(PARTS[Phase.FORWARD], y)), self.geometry,
+            (a["x"], weights, a["bias"], result), self.geometry,
             epilogue=epilogue, tensor_maps=maps, summed=self.output_sums,
             split_terms=_split_terms(config),
         )  # fmt: skip
@@ -359,10 +362,11 @@ class WgmmaConvolution(HaloConvolution):
         maps = list(self._matrix_map(weights, shape, box))
         for grid in class_grids(head):
             maps += self._patch_map(self._dz, grid, tile.rows, self.batch_size)
+        result = a["dx" if config.split_k.count == 1 else PARTS[Phase.BACKWARD_INPUT]]
         product = self.product(
             FILE, "conv2d_backward_input_wgmma", config,
             max(each.pixels for each in pixel_classes(head)), channels,
-            (a[self._dz], weights, a.get(PARTS[Phase.BACKWARD_INPUT], a["dx"])), self.geometry,
+            (a[self._dz], weights, result), self.geometry,
             epilogue=NO_EPILOGUE, tensor_maps=maps, adds="dx" in self.group.adds,
             classes=math.prod(self.layer.strides), split_terms=_split_terms(config),
             **self._gradient_sums(),
@@ -422,7 +426,7 @@ class WgmmaConvolution(HaloConvolution):
             return super().backward_weight()
         a, head, step = self.arrays, self.group.head, self._step
         filters, pixels = head.output_maps[0], math.prod(head.output_maps[1:])
-        transposes = TRANSPOSED in a
+        transposes = self.transposes_gradient(self.group, self.setting)
         dz = a[TRANSPOSED if transposes else self._dz]
         known: dict[int, Maps] = {}
 
@@ -459,7 +463,7 @@ class WgmmaConvolution(HaloConvolution):
     @property
     def _dz(self) -> str:
         """The array of the gradient of the convolution's result."""
-        return "dmaps" if "dmaps" in self.arrays else "dy"
+        return "dmaps" if self.reads_dmaps else "dy"
 
     @property
     def _step(self) -> int:

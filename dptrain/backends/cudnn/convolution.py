@@ -12,7 +12,7 @@ from dptrain.backends.cuda.epilogues import epilogue_of
 from dptrain.backends.cuda.gemm_tiles import SplitK, ceil_div, split_terms
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch, launch_reduction
-from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
+from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.cudnn.activation import relu_backward
 from dptrain.backends.cudnn.engines import Plan
 from dptrain.backends.cudnn.graphs import (
@@ -54,7 +54,7 @@ class CudnnConvolution(Operation):
         epilogue, parameters = epilogue_of(group), group.head.parameters
         maps = BufferSpec((setting.batch_size, *group.head.output_maps), setting.activations)
         buffers = {"maps": maps, **epilogue.buffers(group, setting)} if epilogue else {}
-        converts = setting.activations != setting.dtype
+        converts = _converts(setting)
         if converts:
             for name, parameter in zip(BF16_PARAMETERS, parameters, strict=False):
                 buffers[name] = BufferSpec((parameter.size,), setting.activations)
@@ -75,34 +75,31 @@ class CudnnConvolution(Operation):
             scratch["partial"] = BufferSpec((split_k.count, parameters[1].size), "float32")
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", dz), tuple(scratch))
         weights = ("bf16_weight",) if converts else ()
-        phases[Phase.BACKWARD_INPUT] = Access((dz, *weights), ("dx",))
+        if group.gradients:
+            phases[Phase.BACKWARD_INPUT] = Access((dz, *weights), ("dx",))
         return GroupNeeds(phases, {**buffers, **scratch})
 
-    def kernels(self) -> Kernels:
-        a, kernels = self.arrays, {Phase.FORWARD: self._forward()}
-        if "dy" not in a:
-            return kernels
-        if epilogue := epilogue_of(self.group):
-            kernels[Phase.BACKWARD] = epilogue(self).backward()
-        elif ReLU in self.group.kinds:
-            kernels[Phase.BACKWARD] = self._relu_backward()
-        kernels[Phase.BACKWARD_WEIGHT] = self._backward_weight()
-        if "dx" in a:
-            arrays = self._dz, a.get("bf16_weight", a["weight"]), a["dx"]
-            kernels[Phase.BACKWARD_INPUT] = self._by_cudnn(
-                Phase.BACKWARD_INPUT, BACKWARD_INPUT, arrays
-            )
-        return kernels
+    def backward(self) -> Kernel:
+        """Return the stage that writes the gradient before ReLU and epilogue."""
+        epilogue = epilogue_of(self.group)
+        return epilogue(self).backward() if epilogue else self._relu_backward()
+
+    def backward_input(self) -> Kernel:
+        """Return the stage that writes dx."""
+        a, converts = self.arrays, _converts(self.replica.plan.setting)
+        arrays = self._dz, a["bf16_weight" if converts else "weight"], a["dx"]
+        return self._by_cudnn(Phase.BACKWARD_INPUT, BACKWARD_INPUT, arrays)
 
     @property
     def _dz(self) -> Array:
         """The gradient of the convolution's output."""
         return self.arrays["dmaps" if epilogue_of(self.group) else "dy"]
 
-    def _forward(self) -> Kernel:
+    def forward(self) -> Kernel:
+        """Return the stage that writes y."""
         a, epilogue, kernels = self.arrays, epilogue_of(self.group), list[Kernel]()
-        names = [name for name in BF16_PARAMETERS.values() if name in a]
-        if "bf16_weight" in a:
+        names = ["weight", "bias"] if self.layer.bias else ["weight"]
+        if _converts(self.replica.plan.setting):
             copies = {copy: name for copy, name in BF16_PARAMETERS.items() if name in names}
             kernels = [
                 self._convert("float_to_bfloat16", a[name], a[copy])
@@ -120,15 +117,16 @@ class CudnnConvolution(Operation):
             return relu_backward(self.replica, self.arrays["dy"], self.arrays["y"])
         return self.relu_backward(1.0)
 
-    def _backward_weight(self) -> Kernel:
+    def backward_weight(self) -> Kernel:
+        """Return the stage that writes the gradients of the parameters."""
         a, clear = self.arrays, self._clear()
-        bf16_dweight = a.get("bf16_dweight")
-        result = a["dweight"] if bf16_dweight is None else bf16_dweight
+        converts = _converts(self.replica.plan.setting)
+        result = a["bf16_dweight" if converts else "dweight"]
         arrays = a["x"], self._dz, result
         kernels = [self._by_cudnn(Phase.BACKWARD_WEIGHT, BACKWARD_WEIGHT, arrays)]
-        if bf16_dweight is not None:
-            kernels.append(self._convert("bfloat16_to_float", bf16_dweight, a["dweight"]))
-        if "dbias" in a:
+        if converts:
+            kernels.append(self._convert("bfloat16_to_float", result, a["dweight"]))
+        if self.layer.bias:
             kernels.append(self._backward_bias())
         whole = _sequence(*kernels)
         return lambda context: (whole if context.n else clear)(context)
@@ -198,11 +196,16 @@ class CudnnConvolution(Operation):
     def _clear(self) -> Kernel:
         """Return the stage that writes the gradients of an empty batch, which are 0."""
         dw = self.arrays["dweight"].reshape(-1)
-        db = self.arrays.get("dbias", dw)
-        bias_size = db.size if "dbias" in self.arrays else 0
+        db = self.arrays["dbias"] if self.layer.bias else dw
+        bias_size = db.size if self.layer.bias else 0
         function = self.device.function("split_k_reduce.cu", "split_k_reduce")
         arguments = dw, np.int32(0), dw, np.int32(dw.size), db, np.int32(bias_size)
         return lambda context: launch_reduction(function, dw.size + bias_size, *arguments)
+
+
+def _converts(setting: Setting) -> bool:
+    """Return whether weights and their gradients are converted from and to activations' type."""
+    return setting.activations != setting.dtype
 
 
 def _sequence(*kernels: Kernel) -> Kernel:

@@ -6,7 +6,7 @@ Source of the idea: tinygrad's null device, ``tinygrad/runtime/ops_null.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -32,8 +32,9 @@ class NullBackend(NumbaBackend):
     name = "null"
     threaded = False
 
-    def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
-        phases = {stage.phase for stage in replica.plan.stages if stage.group == group.name}
+    def bind(
+        self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica
+    ) -> Mapping[Phase, Kernel]:
         return dict.fromkeys(phases, _do_nothing)
 
     def bind_loss(

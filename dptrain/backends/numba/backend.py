@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -175,13 +175,15 @@ class NumbaBackend(Backend):
         special = operation_of(group).explain(group, setting)
         return {phase: special.get(phase, only) for phase in needed}
 
-    def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
+    def bind(
+        self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica
+    ) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, NumbaReplica)
         operation = operation_of(group)
         pool = replica.thread_pool
         if folding.folds_batch_norm(group):
             return folding.bind_folded(operation, group, arrays, pool, replica)
-        return operation(group, arrays, pool, replica).kernels()
+        return operation(group, arrays, pool, replica).kernels(phases)
 
     def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
         assert isinstance(replica, NumbaReplica)

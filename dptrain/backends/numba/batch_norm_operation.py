@@ -18,7 +18,7 @@ from dptrain.backends.numba.channel_passes import (
     STORED,
     SUM,
 )
-from dptrain.backends.numba.operations import Kernels, Operation, grain_of
+from dptrain.backends.numba.operations import Operation, grain_of
 from dptrain.backends.numba.programs import HostCall, StageKernel
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.threads import Launch, ThreadPool
@@ -87,7 +87,8 @@ class BatchNormalization(ChannelNormalization):
 
     The output of the normalisation before ReLU is not stored. With Add, the gradient of the second
     input is the gradient before ReLU, which the sums of the backward pass store and the gradient of
-    the first input reads. Without Add, both compute the sign of the output again, from the input.
+    the first input reads (`_stored_gradient`). Without Add, both compute the sign of the output
+    again, from the input.
     """
 
     @classmethod
@@ -107,7 +108,7 @@ class BatchNormalization(ChannelNormalization):
             "backward_partial": partial, "gradient_scratch": scratch, "input_scratch": scratch,
         }  # fmt: skip
         masks = ("y",) if Add in group.kinds and ReLU in group.kinds else ()
-        stored = ("dx2",) if Add in group.kinds else ()
+        stored = _stored_gradient(group)
         phases = {
             Phase.STATISTICS: Access(("x",), ("moments", "partial", "statistics_scratch")),
             Phase.FORWARD: Access((*inputs, "moments"), written),
@@ -115,11 +116,12 @@ class BatchNormalization(ChannelNormalization):
                 ("dy", "x", "moments", *masks),
                 ("backward_sums", "backward_partial", "gradient_scratch", *stored),
             ),
-            Phase.BACKWARD_INPUT: Access(
-                ("x", *(stored or ("dy",)), "moments", "backward_sums"), ("dx", "input_scratch")
-            ),
         }
-        return GroupNeeds(phases, buffers, overwrites_dy="dx2" if stored else "dx")
+        if "dx" in group.gradients:
+            phases[Phase.BACKWARD_INPUT] = Access(
+                ("x", *(stored or ("dy",)), "moments", "backward_sums"), ("dx", "input_scratch")
+            )
+        return GroupNeeds(phases, buffers, overwrites_dy="dx2" if "dx2" in stored else "dx")
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
@@ -129,20 +131,11 @@ class BatchNormalization(ChannelNormalization):
         only = Explanation("channels in registers", units=units, reason="the only algorithm")
         return dict.fromkeys(Phase, only)
 
-    def kernels(self) -> Kernels:
-        c = self.channels
-        self.bands = batch_norm.num_bands(self.map_pixels, c)
-        self.grain = grain_of(-(-self.map_pixels // self.bands) * c)
-        kernels = {Phase.FORWARD: self._forward()}
-        if not self.setting.training:
-            return kernels
-        self.totals = np.zeros(1 + 2 * c)
-        kernels[Phase.STATISTICS] = self._statistics()
-        if "dy" in self.arrays:
-            kernels[Phase.BACKWARD_STATISTICS] = self._backward_statistics()
-        if "dx" in self.arrays:
-            kernels[Phase.BACKWARD_INPUT] = self._backward_input()
-        return kernels
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.bands = batch_norm.num_bands(self.map_pixels, self.channels)
+        self.grain = grain_of(-(-self.map_pixels // self.bands) * self.channels)
+        self.totals = np.zeros(1 + 2 * self.channels)
 
     def _constants(self) -> tuple[NDArray[Any], ...]:
         a = self.arrays
@@ -151,7 +144,8 @@ class BatchNormalization(ChannelNormalization):
     def _bind(self, kernel: Any, *operands: Any) -> Launch:
         return self.thread_pool.bind(kernel, *operands, grain=self.grain)
 
-    def _forward(self) -> StageKernel:
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
         a, adds = self.arrays, Add in self.group.kinds
         variant = (SUM if adds else 0) | (RELU if ReLU in self.group.kinds else 0)
         x2 = self.maps("x2" if adds else "x")
@@ -180,7 +174,8 @@ class BatchNormalization(ChannelNormalization):
         add = ThreadPool(1).bind(batch_norm.add_parts, parts, steps, results, totals)
         return exchange, add
 
-    def _statistics(self) -> StageKernel:
+    def statistics(self) -> StageKernel:
+        """Return the stage that writes the moments of x."""
         a = self.arrays
         bands = self._bind(
             batch_norm.sum_bands, self.maps("x"), a["partial"], self.bands, a["statistics_scratch"]
@@ -200,16 +195,24 @@ class BatchNormalization(ChannelNormalization):
         return StageKernel(launches, prepare, every_step=True)
 
     def _gradient_variant(self) -> int:
-        if Add in self.group.kinds:
+        if _stored_gradient(self.group):
             return STORED if ReLU in self.group.kinds else COPIED
         return COMPUTED if ReLU in self.group.kinds else DY
 
-    def _backward_statistics(self) -> StageKernel:
+    @property
+    def _before_relu(self) -> str:
+        """The array of the gradient before the ReLU, if it is stored."""
+        return next(iter(_stored_gradient(self.group)), "dy")
+
+    def backward_statistics(self) -> StageKernel:
+        """Return the stage that writes the gradients of the parameters, and that before the ReLU
+        if it is stored.
+        """
         a, variant = self.arrays, self._gradient_variant()
-        y, dx2 = ("y" if variant == STORED else "x"), ("dx2" if "dx2" in a else "dy")
+        y = "y" if variant == STORED else "x"
         bands = self._bind(
             batch_norm.sum_gradient_bands, self.maps("x"), self.maps("dy"), self.maps(y),
-            self.maps(dx2), *self._constants(), a["backward_partial"], self.bands,
+            self.maps(self._before_relu), *self._constants(), a["backward_partial"], self.bands,
             a["gradient_scratch"], variant,
         )  # fmt: skip
         exchange, add = self._total_launches()
@@ -224,17 +227,30 @@ class BatchNormalization(ChannelNormalization):
         launches = bands, samples, *self.gradient_launches(), exchange, add, means
         return StageKernel(launches, prepare, every_step=True)
 
-    def _backward_input(self) -> StageKernel:
-        a, adds = self.arrays, Add in self.group.kinds
-        variant = DY if adds else self._gradient_variant()
+    def backward_input(self) -> StageKernel:
+        """Return the stage that writes dx."""
+        a = self.arrays
+        variant = DY if _stored_gradient(self.group) else self._gradient_variant()
         variant |= ADDS if "dx" in self.group.adds else 0
         moments, weight, bias = self._constants()
         launch = self._bind(
-            batch_norm.propagate_bands, self.maps("x"), self.maps("dx2" if adds else "dy"),
+            batch_norm.propagate_bands, self.maps("x"), self.maps(self._before_relu),
             self.maps("dx"), moments, a["backward_sums"], weight, bias, self.bands,
             a["input_scratch"], variant,
         )  # fmt: skip
         return StageKernel((launch,), lambda context: launch.set_items(context.n * self.bands))
+
+
+def _stored_gradient(group: Group) -> tuple[str, ...]:
+    """Return the local name of the gradient before the ReLU if a phase stores it, or ().
+
+    It is the gradient of the second input. If no stage reads that, it replaces dy.
+    """
+    if Add not in group.kinds:
+        return ()
+    if "dx2" in group.gradients:
+        return ("dx2",)
+    return ("dy",) if ReLU in group.kinds else ()
 
 
 def fuses_batch_norm(nodes: tuple[Node, ...]) -> bool:

@@ -17,7 +17,7 @@ from dptrain.backends.numba.jit import kernel
 from dptrain.backends.numba.operations import Operation
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.threads import ThreadPool
-from dptrain.backends.replica import UNKNOWN_VERSION, Arrays, Context, Replica
+from dptrain.backends.replica import UNKNOWN_VERSION, Arrays, Context, ReplacedArrays, Replica
 from dptrain.network.layers import Conv2d, Layer, ReLU
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase
@@ -68,20 +68,19 @@ def bind_folded(
         group, arrays, pool, replica: see `Operation`.
     """
     convolution, norm = group.nodes[0].name, group.nodes[1].name
+    convolution_layer: Any = group.head.layer
     layer: Any = group.nodes[1].layer
     weight, beta = arrays[f"{convolution}.weight"], arrays[f"{norm}.bias"]
     filters = len(beta)
+    has_bias = convolution_layer.bias
     launch = pool.bind(
         fold, weight.reshape(-1, filters),
-        arrays.get(f"{convolution}.bias", np.zeros(filters, np.float32)),
+        arrays[f"{convolution}.bias"] if has_bias else np.zeros(filters, np.float32),
         arrays[f"{norm}.weight"], beta, arrays["running_mean"], arrays["running_var"],
         layer.epsilon, arrays["folded_weight"].reshape(-1, filters), arrays["folded_bias"],
     )  # fmt: skip
-    own = {
-        **arrays,
-        "weight": arrays["folded_weight"].reshape(weight.shape),
-        "bias": arrays["folded_bias"],
-    }
+    folded_weight = arrays["folded_weight"].reshape(weight.shape)
+    own = ReplacedArrays(arrays, {"weight": folded_weight, "bias": arrays["folded_bias"]})
     folded_version: int | None = None
 
     def prepare(context: Context) -> None:
@@ -94,5 +93,5 @@ def bind_folded(
             launch.set_items(0)
         folded_version = version
 
-    convolve = operation(group, own, pool, replica).kernels()[Phase.FORWARD]
+    convolve = operation(group, own, pool, replica).kernels((Phase.FORWARD,))[Phase.FORWARD]
     return {Phase.FORWARD: joined(StageKernel((launch,), prepare), convolve)}

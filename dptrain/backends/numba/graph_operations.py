@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dptrain.backends.numba import combining, elementwise
-from dptrain.backends.numba.operations import GRAIN, Kernels, Operation, each, grain_of
+from dptrain.backends.numba.operations import GRAIN, Operation, each, grain_of
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.threads import ThreadPool
 from dptrain.backends.replica import GradientAddition
@@ -28,7 +28,8 @@ class Addition(Operation):
         forward = Access(_inputs(group), ("y",))
         return GroupNeeds({Phase.FORWARD: forward}, shares_gradient=True)
 
-    def kernels(self) -> Kernels:
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
         y, total, stages = self.flat("y"), self.flat("x"), []
         *others, last = _inputs(self.group)[1:]
         for name in (*others, last):
@@ -37,7 +38,7 @@ class Addition(Operation):
             bound = self.thread_pool.bind(combining.add, *arrays, relu, grain=GRAIN)
             stages.append(each(bound, self.size))
             total = y
-        return {Phase.FORWARD: joined(*stages)}
+        return joined(*stages)
 
 
 class Concatenation(Operation):
@@ -46,25 +47,27 @@ class Concatenation(Operation):
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         phases = {Phase.FORWARD: Access(_inputs(group), ("y",))}
-        if setting.training:
-            gradients = tuple(f"d{name}" for name in _inputs(group))
-            phases[Phase.BACKWARD] = Access(("dy",), gradients)
+        if group.gradients:
+            phases[Phase.BACKWARD] = Access(("dy",), group.gradients)
         return GroupNeeds(phases)
 
-    def kernels(self) -> Kernels:
-        kernels = {Phase.FORWARD: self._copies("y", "", is_forward=True)}
-        if "dy" in self.arrays:
-            kernels[Phase.BACKWARD] = self._copies("dy", "d", is_forward=False)
-        return kernels
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
+        return self._copies("y", _inputs(self.group), is_forward=True)
 
-    def _copies(self, whole: str, prefix: str, *, is_forward: bool) -> StageKernel:
-        """Return the copies between the channels of a map and the maps of all inputs."""
+    def backward(self) -> StageKernel:
+        """Return the stage that writes the gradients of the inputs."""
+        return self._copies("dy", self.group.gradients, is_forward=False)
+
+    def _copies(self, whole: str, parts: Sequence[str], *, is_forward: bool) -> StageKernel:
+        """Return the copies between the channels of a map and the maps `parts` of inputs."""
         stages, first = [], 0
         _, height, width = self.group.head.output_maps
         for name in _inputs(self.group):
             channels = self.arrays[name].shape[-1]
-            if prefix + name in self.arrays:
-                part, all_ = (self.pixels(prefix + name), 0), (self.pixels(whole), first)
+            local = name if is_forward else f"d{name}"
+            if local in parts:
+                part, all_ = (self.pixels(local), 0), (self.pixels(whole), first)
                 source, target = (part, all_) if is_forward else (all_, part)
                 launch = self.thread_pool.bind(
                     combining.copy_channels, *source, *target, channels, grain=grain_of(channels)
@@ -80,7 +83,7 @@ class GlobalAverage(Operation):
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         phases = {Phase.FORWARD: Access(("x",), ("y",))}
-        if setting.training:
+        if group.gradients:
             phases[Phase.BACKWARD] = Access(("dy",), ("dx",))
         return GroupNeeds(phases)
 
@@ -88,17 +91,17 @@ class GlobalAverage(Operation):
         array = self.arrays[name]
         return array.reshape(len(array), -1, array.shape[-1])
 
-    def kernels(self) -> Kernels:
-        x, y = self._maps("x"), self.rows("y")
-        grain = grain_of(x[0].size)
-        forward = self.thread_pool.bind(combining.mean_of_pixels, x, y, grain=grain)
-        kernels = {Phase.FORWARD: each(forward, 1)}
-        if "dx" in self.arrays:
-            backward = self.thread_pool.bind(
-                combining.mean_of_pixels_backward, self.rows("dy"), self._maps("dx"), grain=grain
-            )
-            kernels[Phase.BACKWARD] = each(backward, 1)
-        return kernels
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
+        return self._stage(combining.mean_of_pixels, self._maps("x"), self.rows("y"))
+
+    def backward(self) -> StageKernel:
+        """Return the stage that writes dx."""
+        return self._stage(combining.mean_of_pixels_backward, self.rows("dy"), self._maps("dx"))
+
+    def _stage(self, kernel: Any, *arrays: NDArray[Any]) -> StageKernel:
+        grain = grain_of(self._maps("x")[0].size)
+        return each(self.thread_pool.bind(kernel, *arrays, grain=grain), 1)
 
 
 def bind_additions(pool: ThreadPool, additions: Sequence[GradientAddition]) -> StageKernel:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from dptrain.backends.numba import grouped_convolution
 from dptrain.backends.numba.operations import each, grain_of
 from dptrain.backends.numba.programs import StageKernel
@@ -26,7 +24,8 @@ class GroupedConvolution(Convolution):
         if ReLU in group.kinds:
             phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"), ("partial",))
-        phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx",))
+        if group.gradients:
+            phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx",))
         rows = work_of(setting).rows
         return GroupNeeds(phases, {"partial": BufferSpec((rows, weight.size + filters), "float32")})
 
@@ -50,16 +49,15 @@ class GroupedConvolution(Convolution):
         weight, (_, _, width) = self.arrays["weight"], self.group.head.output_shape
         return grain_of(width * weight.size)
 
-    def _forward(self) -> StageKernel:
+    def forward(self) -> StageKernel:
         a, height = self.arrays, self.group.head.output_shape[1]
-        bias = a.get("bias", np.zeros(a["weight"].shape[-1], np.float32))
         launch = self.thread_pool.bind(
-            grouped_convolution.grouped_forward, a["x"], a["weight"], bias, a["y"],
+            grouped_convolution.grouped_forward, a["x"], a["weight"], self.bias(), a["y"],
             self._geometry(), ReLU in self.group.kinds, grain=self._grain(),
         )  # fmt: skip
         return each(launch, height)
 
-    def _backward_weight(self) -> StageKernel:
+    def backward_weight(self) -> StageKernel:
         a, sums, bounds = self.arrays, self.arrays["partial"], self._bounds()
         accumulate = self.thread_pool.bind(
             grouped_convolution.grouped_backward_weight, a["x"], a["dy"], sums, bounds,
@@ -71,7 +69,7 @@ class GroupedConvolution(Convolution):
             (accumulate, self._reduction()), lambda context: self._divide(bounds, context)
         )
 
-    def _backward_input(self) -> StageKernel:
+    def backward_input(self) -> StageKernel:
         a = self.arrays
         launch = self.thread_pool.bind(
             grouped_convolution.grouped_backward_input, a["dy"], a["weight"], a["dx"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,7 +81,7 @@ class Operation(ABC):
 
     Args:
         group: the layers.
-        arrays: memory by local name, without arrays that no stage of the plan uses.
+        arrays: memory by local name.
         thread_pool: the threads that run the kernels.
         replica: has the seed of the dropout masks, the plan's setting and the sum of statistics.
     """
@@ -106,9 +106,9 @@ class Operation(ABC):
         """Return the algorithm of each phase for which there are several."""
         return {}
 
-    @abstractmethod
-    def kernels(self) -> Kernels:
-        """Return compiled kernels for every phase that the plan may run."""
+    def kernels(self, phases: Iterable[Phase]) -> Kernels:
+        """Return the compiled kernel of each phase, from the method with the name of the phase."""
+        return {phase: getattr(self, phase.value)() for phase in phases}
 
     def flat(self, name: str) -> NDArray[Any]:
         """Return an array in one dimension."""
@@ -151,15 +151,9 @@ class _Single(Operation):
         shape = (setting.batch_size, *group.tail.output_maps)
         buffers = cls.buffers(group.head.layer, shape, setting)
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
-        if setting.training:
+        if group.gradients:
             phases[Phase.BACKWARD] = Access(("dy", *cls.reads, *buffers), ("dx",))
         return GroupNeeds(phases, buffers, in_place=cls.in_place)
-
-    def kernels(self) -> Kernels:
-        kernels = {Phase.FORWARD: self.forward()}
-        if "dx" in self.arrays:
-            kernels[Phase.BACKWARD] = self.backward()
-        return kernels
 
     @abstractmethod
     def forward(self) -> StageKernel:
@@ -177,9 +171,6 @@ class Alias(Operation):
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         return GroupNeeds(alias=True)
 
-    def kernels(self) -> Kernels:
-        return {}
-
 
 class BiasAddition(Operation):
     """y = x + bias of the channel or unit."""
@@ -189,10 +180,11 @@ class BiasAddition(Operation):
         assert not setting.training, "biases are layers only in inference"
         return GroupNeeds({Phase.FORWARD: Access(("x",), ("y",))})
 
-    def kernels(self) -> Kernels:
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
         x, bias, y = self.pixels("x"), self.arrays["bias"], self.pixels("y")
         launch = self.thread_pool.bind(elementwise.add_bias, x, bias, y, grain=grain_of(bias.size))
-        return {Phase.FORWARD: each(launch, self.size // bias.size)}
+        return each(launch, self.size // bias.size)
 
 
 class Rectifier(_Single):
@@ -346,9 +338,6 @@ class Drop(_Single):
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
         return {"mask": DropoutMask.spec(shape)}
 
-    def kernels(self) -> Kernels:
-        return super().kernels() if "mask" in self.arrays else {}
-
     def _mask(self) -> DropoutMask:
         index, bits = self.group.head.index, self.arrays["mask"]
         return DropoutMask(self.layer, index, bits, self.thread_pool, self.seed)
@@ -437,7 +426,7 @@ class ResponseNorm(_Single):
         # Two buffers, each of which is needed in one stage only.
         buffers = {"scratch": BufferSpec(shape, "float32")}
         phases = {Phase.FORWARD: Access(("x",), ("y", "scratch"))}
-        if setting.training:
+        if group.gradients:
             buffers["backward_scratch"] = buffers["scratch"]
             phases[Phase.BACKWARD] = Access(("dy", "x"), ("dx", "backward_scratch"))
         return GroupNeeds(phases, buffers)

@@ -6,7 +6,7 @@ from typing import Any
 
 from dptrain.backends.numba import batch_norm, sample_norms
 from dptrain.backends.numba.batch_norm_operation import ChannelNormalization
-from dptrain.backends.numba.operations import Kernels, each, grain_of
+from dptrain.backends.numba.operations import each, grain_of
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.threads import Launch
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -37,19 +37,22 @@ class GroupNormalization(ChannelNormalization):
             }  # fmt: skip
             reads = "x", "dy", "moments"
             phases[Phase.BACKWARD_WEIGHT] = Access(reads, ("sums", "weight_scratch"))
-            phases[Phase.BACKWARD_INPUT] = Access((*reads, "sums"), ("dx", "input_scratch"))
+            if group.gradients:
+                phases[Phase.BACKWARD_INPUT] = Access((*reads, "sums"), ("dx", "input_scratch"))
         return GroupNeeds(phases, buffers)
 
-    def kernels(self) -> Kernels:
-        kernels = {Phase.FORWARD: each(self._forward(), 1)}
-        if "dy" in self.arrays:
-            sums = self.samples_launch("sums", 1), *self.gradient_launches()
-            kernels[Phase.BACKWARD_WEIGHT] = joined(
-                each(self._sums(), 1), StageKernel(sums, lambda context: None)
-            )
-        if "dx" in self.arrays:
-            kernels[Phase.BACKWARD_INPUT] = each(self._backward_input(), 1)
-        return kernels
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
+        return each(self._forward(), 1)
+
+    def backward_weight(self) -> StageKernel:
+        """Return the stage that writes the gradients of the parameters."""
+        sums = self.samples_launch("sums", 1), *self.gradient_launches()
+        return joined(each(self._sums(), 1), StageKernel(sums, lambda context: None))
+
+    def backward_input(self) -> StageKernel:
+        """Return the stage that writes dx."""
+        return each(self._backward_input(), 1)
 
     def _bind(self, kernel: Any, *operands: Any) -> Launch:
         grain = grain_of(self.map_pixels * self.channels)

@@ -27,13 +27,13 @@ from dptrain.backends.numba.algorithms import (
 )
 from dptrain.backends.numba.dense_blocks import weight_gradient_grain
 from dptrain.backends.numba.explanation import explain, explain_dense
+from dptrain.backends.numba.folding import folds_batch_norm
 from dptrain.backends.numba.fused_pooling import NoPool
 from dptrain.backends.numba.matmul import DenseKernel
 from dptrain.backends.numba.operations import (
     DIRECT,
     GRAIN,
     DropoutMask,
-    Kernels,
     Operation,
     each,
     grain_of,
@@ -91,7 +91,8 @@ class Convolution(Operation):
             dz = ("dy", *pooled)
             written = "partial", *_memory(Phase.BACKWARD_WEIGHT)
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), written)
-            phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx", *_memory(Phase.BACKWARD_INPUT)))
+            if group.gradients:
+                phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx", *_memory(Phase.BACKWARD_INPUT)))
         kept = (_SHARED[Phase.FORWARD],) if work.keeps_weights else ()
         return GroupNeeds(phases, buffers, kept=kept)
 
@@ -114,16 +115,21 @@ class Convolution(Operation):
         )  # fmt: skip
         return algorithm.kernel in [module.conv2d_backward_input for module in modules]
 
-    def kernels(self) -> Kernels:
-        kernels = {Phase.FORWARD: self._forward()}
-        if "dy" not in self.arrays:
-            return kernels
-        if ReLU in self.group.kinds and "argmax" not in self.arrays:
-            kernels[Phase.BACKWARD] = self._backward()
-        kernels[Phase.BACKWARD_WEIGHT] = self._backward_weight()
-        if "dx" in self.arrays:
-            kernels[Phase.BACKWARD_INPUT] = self._backward_input()
-        return kernels
+    @property
+    def pools(self) -> bool:
+        """True if pooling is fused."""
+        return MaxPool2d in self.group.kinds
+
+    @property
+    def has_bias(self) -> bool:
+        """True if the convolution adds a bias: its own, or that of a folded normalisation."""
+        return bool(self.layer.bias) or folds_batch_norm(self.group)
+
+    def bias(self) -> NDArray[Any]:
+        """Return the bias, or zeros."""
+        if self.has_bias:
+            return self.arrays["bias"]
+        return np.zeros(self.arrays["weight"].shape[-1], np.float32)
 
     def _launches(
         self, phase: Phase, *operands: Any
@@ -159,11 +165,11 @@ class Convolution(Operation):
 
     def _operands(self, algorithm: Algorithm, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments of an algorithm's kernel before `shared` and `scratch`."""
-        relu, is_pooled = ReLU in self.group.kinds, "argmax" in self.arrays
-        pool = pool_geometry(self.group.tail) if is_pooled else None
+        relu = ReLU in self.group.kinds
+        pool = pool_geometry(self.group.tail) if self.pools else None
         division = algorithm.geometry, algorithm.units
         _, height, width = self.group.head.output_shape
-        adds, bias = int("dx" in self.group.adds), int("bias" in self.arrays)
+        adds, bias = int("dx" in self.group.adds), int(self.has_bias)
         return *operands, *division, pool or NoPool(height, width, int(relu), adds, bias)
 
     def _samples_stage(self, phase: Phase, *operands: Any) -> StageKernel:
@@ -192,23 +198,27 @@ class Convolution(Operation):
             transform.set_items(0)
         self._transformed_version = version
 
-    def _forward(self) -> StageKernel:
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
         a = self.arrays
-        argmax = a.get("argmax", _NO_ARGMAX)
-        bias = a.get("bias", np.zeros(a["weight"].shape[-1], np.float32))
-        return self._samples_stage(Phase.FORWARD, a["x"], a["weight"], bias, a["y"], argmax)
+        operands = a["x"], a["weight"], self.bias(), a["y"], self._argmax()
+        return self._samples_stage(Phase.FORWARD, *operands)
 
-    def _backward(self) -> StageKernel:
+    def backward(self) -> StageKernel:
+        """Return the stage that replaces dy by the gradient before the ReLU."""
         dy, y = self.flat("dy"), self.flat("y")
         launch = self.thread_pool.bind(elementwise.relu_mask, dy, y, 1.0, grain=GRAIN)
         return each(launch, self.size)
 
     def _gradient(self) -> tuple[NDArray[Any], ...]:
         """Return the arrays from which backward computes dz."""
-        a = self.arrays
-        return a["dy"], a.get("argmax", _NO_ARGMAX)
+        return self.arrays["dy"], self._argmax()
 
-    def _backward_weight(self) -> StageKernel:
+    def _argmax(self) -> NDArray[Any]:
+        return self.arrays["argmax"] if self.pools else _NO_ARGMAX
+
+    def backward_weight(self) -> StageKernel:
+        """Return the stage that writes the gradients of the parameters."""
         a, sums = self.arrays, self.arrays["partial"]
         rows, bounds = len(sums), self._bounds()
         transform, accumulate, algorithm = self._launches(
@@ -237,17 +247,18 @@ class Convolution(Operation):
         rows, size = len(sums), a["dweight"].size
         merges = a["merges"] if self.shards else np.minimum(np.arange(rows), 1)
         # Without biases, the sums of dz are not read.
-        dbias = a.get("dbias_slots", a["dweight_slots"])
+        dbias = a["dbias_slots" if self.layer.bias else "dweight_slots"]
         reduce = self.thread_pool.bind(
             sum_partials, sums, *addition_steps(merges), a["dweight_slots"], dbias, size,
             a["gradient_slots"].shape[1],
             # Rows come from the caches of other cores, so their elements count twice.
             grain=grain_of(2 * rows),
         )  # fmt: skip
-        reduce.set(sums.shape[1] if "dbias" in a else size)
+        reduce.set(sums.shape[1] if self.layer.bias else size)
         return reduce
 
-    def _backward_input(self) -> StageKernel:
+    def backward_input(self) -> StageKernel:
+        """Return the stage that writes dx."""
         a = self.arrays
         return self._samples_stage(Phase.BACKWARD_INPUT, *self._gradient(), a["weight"], a["dx"])
 
@@ -327,19 +338,9 @@ class FullyConnected(Operation):
             if ReLU in group.kinds:
                 phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"), ("weight_scratch",))
-            phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx", "input_scratch"))
+            if group.gradients:
+                phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx", "input_scratch"))
         return GroupNeeds(phases, buffers)
-
-    def kernels(self) -> Kernels:
-        kernels = {Phase.FORWARD: self._forward()}
-        if "dy" not in self.arrays:
-            return kernels
-        if ReLU in self.group.kinds:
-            kernels[Phase.BACKWARD] = self._backward()
-        kernels[Phase.BACKWARD_WEIGHT] = self._backward_weight()
-        if "dx" in self.arrays:
-            kernels[Phase.BACKWARD_INPUT] = self._backward_input()
-        return kernels
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
@@ -375,9 +376,10 @@ class FullyConnected(Operation):
 
         return StageKernel((launch,), prepare)
 
-    def _forward(self) -> StageKernel:
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
         dense = self._linear()
-        if "mask" not in self.arrays:
+        if Dropout not in self.group.kinds or not self.setting.training:
             return dense
         layer, index = self.group.tail.layer, self.group.tail.index
         assert isinstance(layer, Dropout)
@@ -388,7 +390,9 @@ class FullyConnected(Operation):
         """Return the stage before dropout."""
         relu, y = ReLU in self.group.kinds, self.rows("y")
         operands = self.rows("x"), self._weight("weight"), self.arrays["bias"]
-        if "chunk_sums" not in self.arrays:
+        samples, threads = len(self.arrays["x"]), self.thread_pool.threads
+        stages = _dense_kernels(self.group, samples, threads, self.shards)
+        if _num_chunks(self.group, stages) == 1:
             return self._block_stage(Phase.FORWARD, *operands, y[np.newaxis], relu)
         sums = self.arrays["chunk_sums"]
         accumulate = self._block_stage(Phase.FORWARD, *operands, sums, False)
@@ -399,14 +403,16 @@ class FullyConnected(Operation):
 
         return joined(accumulate, each(add, self.size))
 
-    def _backward(self) -> StageKernel:
+    def backward(self) -> StageKernel:
+        """Return the stage that replaces dy by the gradient before ReLU and dropout."""
         tail = self.group.tail.layer
         factor = 1.0 / (1.0 - tail.rate) if isinstance(tail, Dropout) else 1.0
         dy, y = self.flat("dy"), self.flat("y")
         launch = self.thread_pool.bind(elementwise.relu_mask, dy, y, factor, grain=GRAIN)
         return each(launch, self.size)
 
-    def _backward_weight(self) -> StageKernel:
+    def backward_weight(self) -> StageKernel:
+        """Return the stage that writes the gradients of the parameters."""
         a = self.arrays
         dw, samples = self._weight("dweight"), len(a["x"])
         stage, scratch = self._stage(Phase.BACKWARD_WEIGHT)
@@ -425,7 +431,8 @@ class FullyConnected(Operation):
         )
         return StageKernel((launch,), lambda context: launch.set(len(dw), context.n))
 
-    def _backward_input(self) -> StageKernel:
+    def backward_input(self) -> StageKernel:
+        """Return the stage that writes dx."""
         dy, dx = self.rows("dy"), self.rows("dx")
         return self._block_stage(Phase.BACKWARD_INPUT, dy, self._weight("weight"), dx)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -32,21 +32,22 @@ class ReferenceBackend(Backend):
     }
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        operation = OPERATIONS[type(group.head.layer)]
-        return operation.needs(group.head, setting)
+        return OPERATIONS[type(group.head.layer)].needs(group, setting)
 
-    def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
-        operation: OperationFactory = partial(OPERATIONS[type(group.head.layer)], group.head)
+    def bind(
+        self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica
+    ) -> Mapping[Phase, Kernel]:
+        operation: OperationFactory = partial(OPERATIONS[type(group.head.layer)], group)
         if isinstance(group.head.layer, BatchNorm2d):
             # The attribute is read in each step, because several engines may assign it.
             operation = partial(
                 BatchNormalization,
-                group.head,
+                group,
                 sum_statistics=lambda parts, totals: replica.sum_statistics(parts, totals),
             )
         if replica.plan.setting.shards:
-            return sharded_kernels(operation, arrays)
-        return operation(arrays).kernels()
+            return sharded_kernels(operation, phases, arrays)
+        return operation(arrays).kernels(phases)
 
     def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
         def run(context: Context) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Context
 from dptrain.network.network import Node
-from dptrain.plan.lowering import Access, GroupNeeds, Phase, Setting, input_name
+from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
 
 def _input_names(node: Node) -> tuple[str, ...]:
@@ -23,8 +23,8 @@ class Addition(Operation):
     """y = x + x2 + …. The gradient of each input is dy."""
 
     @classmethod
-    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
-        phases = {Phase.FORWARD: Access(_input_names(node), ("y",))}
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        phases = {Phase.FORWARD: Access(_input_names(group.head), ("y",))}
         return GroupNeeds(phases, shares_gradient=True)
 
     def forward(self, context: Context) -> None:
@@ -40,11 +40,10 @@ class Concatenation(Operation):
     """The channels of all inputs, one after another. Each input receives its part of dy."""
 
     @classmethod
-    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
-        names = _input_names(node)
-        phases = {Phase.FORWARD: Access(names, ("y",))}
-        if setting.training:
-            phases[Phase.BACKWARD] = Access(("dy",), tuple(f"d{name}" for name in names))
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        phases = {Phase.FORWARD: Access(_input_names(group.head), ("y",))}
+        if group.gradients:
+            phases[Phase.BACKWARD] = Access(("dy",), group.gradients)
         return GroupNeeds(phases)
 
     def forward(self, context: Context) -> None:
@@ -54,7 +53,8 @@ class Concatenation(Operation):
 
     def backward(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        gradients = [a[f"d{name}"] for name in _input_names(self.node)]
-        bounds = accumulate((dx.shape[1] for dx in gradients), initial=0)
-        for dx, (start, stop) in zip(gradients, pairwise(bounds), strict=True):
-            dx[:n] = a["dy"][:n, start:stop]
+        names = _input_names(self.node)
+        bounds = accumulate((a[name].shape[1] for name in names), initial=0)
+        for name, (start, stop) in zip(names, pairwise(bounds), strict=True):
+            if f"d{name}" in self.group.gradients:
+                a[f"d{name}"][:n] = a["dy"][:n, start:stop]

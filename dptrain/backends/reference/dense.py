@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.reference.operation import Operation, WeightedOperation
 from dptrain.backends.replica import Context
-from dptrain.network.network import Node
-from dptrain.plan.lowering import GroupNeeds, Setting
+from dptrain.plan.lowering import Group, GroupNeeds, Setting
 
 
 class FullyConnected(WeightedOperation):
@@ -41,9 +40,9 @@ class BiasAddition(Operation):
     """y = x + bias of the channel or unit."""
 
     @classmethod
-    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         assert not setting.training, "biases are layers only in inference"
-        return super().needs(node, setting)
+        return super().needs(group, setting)
 
     def forward(self, context: Context) -> None:
         a, n = self.arrays, context.n

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from dptrain.backends.reference.gradient_slots import write_gradient_slots
 from dptrain.backends.reference.operation import Operation, WeightedOperation
-from dptrain.backends.replica import Arrays, Context, Kernel, SumStatistics
+from dptrain.backends.replica import Arrays, Context, SumStatistics
 from dptrain.network.layers import LocalResponseNorm
-from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, Normalization
-from dptrain.plan.lowering import Access, BufferSpec, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 
 class ResponseNorm(Operation):
@@ -77,31 +76,25 @@ class BatchNormalization(Operation):
     """
 
     def __init__(
-        self, node: Node, arrays: Arrays, sum_statistics: SumStatistics = sum_own_parts
+        self, group: Group, arrays: Arrays, sum_statistics: SumStatistics = sum_own_parts
     ) -> None:
-        super().__init__(node, arrays)
+        super().__init__(group, arrays)
         self.sum_statistics = sum_statistics
 
     @classmethod
-    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         if not setting.training:
-            return super().needs(node, setting)
-        buffer = BufferSpec((2, node.output_shape[0]), "float64")
+            return super().needs(group, setting)
+        buffer = BufferSpec((2, group.head.output_shape[0]), "float64")
         phases = {
             Phase.STATISTICS: Access(("x",), ("moments",)),
             Phase.FORWARD: Access(("x", "moments"), ("y",)),
             Phase.BACKWARD_STATISTICS: Access(("x", "dy", "moments"), ("backward_sums",)),
-            Phase.BACKWARD_INPUT: Access(("x", "dy", "moments", "backward_sums"), ("dx",)),
         }
+        if group.gradients:
+            reads = "x", "dy", "moments", "backward_sums"
+            phases[Phase.BACKWARD_INPUT] = Access(reads, ("dx",))
         return GroupNeeds(phases, {"moments": buffer, "backward_sums": buffer})
-
-    def kernels(self) -> Mapping[Phase, Kernel]:
-        return {
-            Phase.STATISTICS: self.statistics,
-            Phase.FORWARD: self.forward,
-            Phase.BACKWARD_STATISTICS: self.backward_statistics,
-            Phase.BACKWARD_INPUT: self.backward_input,
-        }
 
     @property
     def _layer(self) -> BatchNorm2d:
@@ -196,10 +189,11 @@ class _SampleNormalization(WeightedOperation):
     axes: ClassVar[tuple[int, ...]]
 
     @classmethod
-    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         phases = {Phase.FORWARD: Access(("x",), ("y",))}
         if setting.training:
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"))
+        if group.gradients:
             phases[Phase.BACKWARD_INPUT] = Access(("x", "dy"), ("dx",))
         return GroupNeeds(phases)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from dptrain.backends.replica import Arrays, Context, Kernel
-from dptrain.network.network import Node
-from dptrain.plan.lowering import Access, BufferSpec, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 
 class Operation(ABC):
@@ -22,23 +21,23 @@ class Operation(ABC):
     backward_reads: ClassVar[tuple[str, ...]] = ()
     saved: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, node: Node, arrays: Arrays) -> None:
-        self.node, self.arrays = node, arrays
+    def __init__(self, group: Group, arrays: Arrays) -> None:
+        self.group, self.node, self.arrays = group, group.head, arrays
 
     @classmethod
-    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         """Return what each phase reads and writes; here of a layer without parameters."""
-        shape = (setting.batch_size, *node.output_maps)
+        shape = (setting.batch_size, *group.head.output_maps)
         buffers = {k: BufferSpec(shape, v) for k, v in cls.saved.items()}
         buffers = buffers if setting.training else {}
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
-        if setting.training:
-            phases[Phase.BACKWARD] = Access(("dy", *cls.backward_reads, *buffers), ("dx",))
+        if group.gradients:
+            phases[Phase.BACKWARD] = Access(("dy", *cls.backward_reads, *buffers), group.gradients)
         return GroupNeeds(phases, buffers)
 
-    def kernels(self) -> Mapping[Phase, Kernel]:
-        """Return the kernel of each phase."""
-        return {Phase.FORWARD: self.forward, Phase.BACKWARD: self.backward}
+    def kernels(self, phases: Iterable[Phase]) -> Mapping[Phase, Kernel]:
+        """Return the kernel of each phase: the method with the name of the phase."""
+        return {phase: getattr(self, phase.value) for phase in phases}
 
     @abstractmethod
     def forward(self, context: Context) -> None:
@@ -52,19 +51,13 @@ class WeightedOperation(Operation):
     """A layer with a weight, and in general a bias."""
 
     @classmethod
-    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         phases = {Phase.FORWARD: Access(("x",), ("y",))}
         if setting.training:
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"))
+        if group.gradients:
             phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx",))
         return GroupNeeds(phases)
-
-    def kernels(self) -> Mapping[Phase, Kernel]:
-        return {
-            Phase.FORWARD: self.forward,
-            Phase.BACKWARD_WEIGHT: self.backward_weight,
-            Phase.BACKWARD_INPUT: self.backward_input,
-        }
 
     @abstractmethod
     def backward_weight(self, context: Context) -> None:
@@ -79,11 +72,8 @@ class Alias(Operation):
     """Flatten: the same memory in another shape."""
 
     @classmethod
-    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         return GroupNeeds(alias=True)
-
-    def kernels(self) -> Mapping[Phase, Kernel]:
-        return {}
 
     def forward(self, context: Context) -> None:
         raise AssertionError("an alias has no stage")

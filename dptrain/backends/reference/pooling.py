@@ -49,7 +49,7 @@ class MaxPooling(_Pooling):
         a, n = self.arrays, context.n
         windows = self.windows(a["x"][:n], -np.inf)
         a["y"][:n] = windows.max(axis=-1)
-        if "argmax" in a:
+        if context.training:
             a["argmax"][:n] = windows.argmax(axis=-1)
 
     def backward(self, context: Context) -> None:

@@ -6,9 +6,12 @@ gradients are computed sample by sample, and parameter gradients micro-shard by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
+
+from numpy.typing import NDArray
 
 from dptrain.backends.reference.gradient_slots import write_gradient_slots
 from dptrain.backends.reference.operation import Operation
@@ -30,15 +33,18 @@ _STATISTICS = (Phase.STATISTICS, Phase.BACKWARD_STATISTICS)
 """Phases whose kernels sum micro-shard by micro-shard themselves."""
 
 
-def sharded_kernels(bind: OperationFactory, arrays: Arrays) -> Mapping[Phase, Kernel]:
+def sharded_kernels(
+    bind: OperationFactory, phases: Collection[Phase], arrays: Arrays
+) -> Mapping[Phase, Kernel]:
     """Return the kernels of an operation in a plan with micro-shards.
 
     Args:
         bind: makes the operation.
+        phases: those of the kernels.
         arrays: of the whole batch.
     """
     kernels: dict[Phase, Kernel] = {}
-    for phase, kernel in bind(arrays).kernels().items():
+    for phase, kernel in bind(arrays).kernels(phases).items():
         if phase in _STATISTICS:
             kernels[phase] = kernel
         else:
@@ -47,27 +53,34 @@ def sharded_kernels(bind: OperationFactory, arrays: Arrays) -> Mapping[Phase, Ke
     return kernels
 
 
-def _part(arrays: Arrays, start: int, stop: int) -> Arrays:
-    """Return the arrays of the samples start … stop."""
-    return {k: a if k in _SHARED else a[start:stop] for k, a in arrays.items()}
+class _Part:
+    """The arrays of the samples start … stop."""
+
+    def __init__(self, arrays: Arrays, start: int, stop: int) -> None:
+        self._arrays, self._samples = arrays, slice(start, stop)
+
+    def __getitem__(self, name: str, /) -> NDArray[Any]:
+        array = self._arrays[name]
+        return array if name in _SHARED else array[self._samples]
 
 
 def _run_samples(bind: OperationFactory, arrays: Arrays, phase: Phase) -> Kernel:
     def run(context: Context) -> None:
         for n in range(context.n):
-            kernel = bind(_part(arrays, n, n + 1)).kernels()[phase]
+            kernel = bind(_Part(arrays, n, n + 1)).kernels((phase,))[phase]
             kernel(replace(context, n=1, samples=context.samples[n : n + 1]))
 
     return run
 
 
 def _sum_shards(bind: OperationFactory, arrays: Arrays, phase: Phase) -> Kernel:
-    names = [name for name in _GRADIENTS if name in arrays]
+    names = [f"d{p.name.rpartition('.')[2]}" for p in bind(arrays).group.parameters]
 
     def run(context: Context) -> None:
         gradients = []
         for start, stop in pairwise(context.bounds.tolist()):
-            bind(_part(arrays, start, stop)).kernels()[phase](replace(context, n=stop - start))
+            kernel = bind(_Part(arrays, start, stop)).kernels((phase,))[phase]
+            kernel(replace(context, n=stop - start))
             gradients.append([arrays[name].copy() for name in names])
         for index, name in enumerate(names):
             write_gradient_slots(arrays, name, [shard[index] for shard in gradients])

@@ -188,7 +188,8 @@ def bind(
     plan = SimpleNamespace(batch_size=setting.batch_size, precision=precision, setting=setting)
     engines, notes = Engines(Library(), device), dict[str, str]()
     replica: Any = SimpleNamespace(device=device, plan=plan, engines=engines, notes=notes)
-    return device, memory, CudnnConvolution(group, memory, replica).kernels(), notes
+    phases = CudnnConvolution.needs(group, setting).phases
+    return device, memory, CudnnConvolution(group, memory, replica).kernels(phases), notes
 
 
 def widened(bits: NDArray[Any]) -> NDArray[np.float32]:

@@ -29,8 +29,8 @@ from dptrain.network import (
 )
 from dptrain.plan import MicroShards
 from dptrain.plan.lowering import Phase
+from tests.fuzz.networks import random_network
 from tests.tiers import tiered
-from tests.unit.backends.test_random_graphs import random_network
 from tests.unit.backends.test_recomputation import CHAIN
 
 BATCH = 5

@@ -37,8 +37,8 @@ from dptrain.network import (
 )
 from dptrain.training.model import TrainedModel
 from dptrain.training.weights import load_weights
+from tests.fuzz.networks import random_network
 from tests.unit.backends.cases import Case
-from tests.unit.backends.test_random_graphs import random_network
 from tests.unit.interchange.models import (
     assert_agree,
     every_case,

@@ -40,15 +40,12 @@ class Lowering(null.NullBackend):
         return self.adds
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        gradients = tuple(f"d{local}" for local in group.tensors if local.startswith("x"))
         forward = {Phase.FORWARD: Access(("x",), ("y",))}
         kind = group.kinds[0]
         if kind is Conv2d:
-            phases = {
-                **forward,
-                Phase.BACKWARD_WEIGHT: Access(("x", "dy")),
-                Phase.BACKWARD_INPUT: Access(("dy",), ("dx",)),
-            }
+            phases = {**forward, Phase.BACKWARD_WEIGHT: Access(("x", "dy"))}
+            if group.gradients:
+                phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx",))
             if len(group.nodes) > 1:
                 phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
             return GroupNeeds(phases)
@@ -57,8 +54,9 @@ class Lowering(null.NullBackend):
         if kind is Add:
             return GroupNeeds(forward, shares_gradient=True)
         overwrites = "dx2" if Add in group.kinds else "dx" if kind is Sigmoid else None
+        backward = {Phase.BACKWARD: Access(("dy",), group.gradients)} if group.gradients else {}
         return GroupNeeds(
-            {**forward, Phase.BACKWARD: Access(("dy",), gradients)},
+            {**forward, **backward},
             in_place=kind is Dropout,
             overwrites_dy=overwrites,
         )

@@ -1,0 +1,1 @@
+"""Random inputs, valid and damaged, whose results are compared with independent computations."""

@@ -1,0 +1,620 @@
+"""Random networks whose layers read any earlier tensor, compared with PyTorch in float64.
+
+    python -m tests.fuzz.networks --trials 2000                        numba
+    python -m tests.fuzz.networks --trials 1000 --backend cuda cudnn --precision fp32 tf32 bf16
+
+Up to four layers read the input. Without a GPU, `cuda` and `cudnn` compute on the emulator.
+
+A gradient that differs by more than rounding is a fault, or a maximum or an activation that
+rounding has flipped. It counts as flipped only if gradients in float64 at moved numbers agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dptrain.api
+from dptrain.backends import load_backend
+from dptrain.backends.replica import Replica
+from dptrain.errors import UserError
+from dptrain.network import (
+    GELU,
+    Add,
+    AveragePool2d,
+    BatchNorm2d,
+    Concatenate,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAveragePool2d,
+    GroupNorm,
+    Layer,
+    LayerNorm,
+    LeakyReLU,
+    LocalResponseNorm,
+    Loss,
+    MaxPool2d,
+    MeanSquaredError,
+    Network,
+    NodeSpec,
+    ReLU,
+    Shape,
+    Sigmoid,
+    SigmoidBinaryCrossEntropy,
+    SiLU,
+    SoftmaxCrossEntropy,
+    SumPool2d,
+    Tanh,
+)
+from dptrain.network.network import INPUT
+from tests.unit.backends import pytorch_reference
+
+MOST_INPUT_READERS = 4
+BATCH_SIZE, STEP = 4, 2
+WIDTHS = (4, 6)
+"""Channels and units: with and without vectors of four."""
+LARGEST_MAP, MOST_CHANNELS, OUTPUTS = 8, 12, 3
+
+TOLERANCES = {"fp64": 1e-9, "fp32": 1e-4, "fp32-direct": 1e-4, "tf32": 2e-2, "bf16": 1e-1}
+"""Largest difference by rounding, relative to the largest element of all gradients or outputs."""
+ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
+"""Of the operands of products; others are moved by `MOVED`."""
+MOVED, MOVES = 1e-4, 40
+"""Relative size and number of the moves that prove a flip."""
+AGREEMENT = 1e-3
+"""As `TOLERANCES`, of a gradient at moved inputs in float32."""
+SPREAD = 3.0
+"""Largest distance of a gradient in lower precision, relative to those at moved numbers."""
+MOST_FLIPPED = 0.01
+"""Largest share of trials with flips."""
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class _Builder:
+    """A network in the making, each of whose layers reads earlier tensors.
+
+    Args:
+        seed: of the choices.
+
+    Attributes:
+        shapes: of the tensors, by name, in order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.choose = random.Random(seed)
+        sizes = (self.choose.randint(3, 7), self.choose.randint(3, 7))
+        is_vector = self.choose.random() < 0.1
+        self.input_shape: Shape = (self.choose.choice(WIDTHS),) + (() if is_vector else sizes)
+        self.shapes: dict[str, Shape] = {INPUT: self.input_shape}
+        self.nodes: list[NodeSpec] = []
+        self.reads = dict.fromkeys(self.shapes, 0)
+
+    def add(self, layer: Layer, *inputs: str) -> str:
+        """Append a layer, and return its name.
+
+        Raises:
+            UserError: the layer does not accept the inputs.
+        """
+        shape = layer.output_shape(layer.combine_shapes(tuple(self.shapes[x] for x in inputs)))
+        name = f"t{len(self.nodes)}"
+        self.nodes.append(NodeSpec(layer, name, inputs))
+        self.shapes[name], self.reads[name] = shape, 0
+        for each in inputs:
+            self.reads[each] += 1
+        return name
+
+    def candidates(self, fits: Callable[[Shape], bool] = lambda shape: True) -> list[str]:
+        """Return the tensors that a layer may read; the input has at most four readers."""
+        return [
+            name
+            for name, shape in self.shapes.items()
+            if fits(shape) and (name != INPUT or self.reads[INPUT] < MOST_INPUT_READERS)
+        ]
+
+    def operand(self, fits: Callable[[Shape], bool] = lambda shape: True) -> str:
+        """Return a tensor: often the last one, often the input."""
+        names = self.candidates(fits)
+        kind = self.choose.random()
+        if names[0] == INPUT and kind < 0.3:
+            return INPUT
+        return names[-1] if kind < 0.75 else self.choose.choice(names[-5:])
+
+    def grow(self) -> None:
+        """Append a layer, or a few that backends compute together."""
+        name = self.operand() if self.nodes else INPUT
+        shape = self.shapes[name]
+        if self.choose.random() < 0.25:
+            self.combine(name)
+            return
+        for layer in self._chain() if len(shape) == 3 else self._vector_chain():
+            name = self._sum(name) if isinstance(layer, Add) else self.add(layer, name)
+            if max(self.shapes[name][1:], default=0) > LARGEST_MAP:
+                return
+
+    def combine(self, name: str) -> None:
+        """Append a sum or a concatenation of a tensor and others."""
+        shape = self.shapes[name]
+        if len(shape) == 1 or self.choose.random() < 0.6:
+            self._sum(name)
+            return
+        inputs = [name]
+        for _ in range(self.choose.randint(1, 2)):
+            self.reads[INPUT] += inputs[-1] == INPUT
+            other = self.operand(lambda each: each[1:] == shape[1:] and len(each) == 3)
+            self.reads[INPUT] -= inputs[-1] == INPUT
+            channels = sum(self.shapes[each][0] for each in (*inputs, other))
+            if channels <= MOST_CHANNELS and inputs.count(INPUT) < MOST_INPUT_READERS:
+                inputs.append(other)
+        if len(inputs) > 1 and self._may_read(inputs):
+            self.choose.shuffle(inputs)
+            self.add(Concatenate(len(inputs)), *inputs)
+
+    def _sum(self, name: str) -> str:
+        shape, inputs = self.shapes[name], [name]
+        for _ in range(self.choose.choice((1, 1, 1, 2))):
+            same = [each for each, other in self.shapes.items() if other == shape]
+            other = INPUT if self.input_shape == shape and self.choose.random() < 0.4 else None
+            inputs.append(other or self.choose.choice(same[-5:]))
+        inputs = inputs if self._may_read(inputs) else [each for each in inputs if each != INPUT]
+        if len(inputs) < 2:
+            return name
+        self.choose.shuffle(inputs)
+        return self.add(Add(len(inputs)), *inputs)
+
+    def _may_read(self, inputs: Sequence[str]) -> bool:
+        return self.reads[INPUT] + inputs.count(INPUT) <= MOST_INPUT_READERS
+
+    def _activation(self) -> Layer:
+        return self.choose.choice((
+            ReLU(), ReLU(), ReLU(), LeakyReLU(0.1), Sigmoid(), Tanh(), GELU(), SiLU(), Dropout(0.3),
+        ))  # fmt: skip
+
+    def _convolution(self, *, bias: bool | None = None) -> Conv2d:
+        pick = self.choose.choice
+        return Conv2d(
+            pick(WIDTHS), pick((1, 3, 3, 3, (3, 2), 5)), pick((1, 1, 1, 2, (2, 1))),
+            padding=pick(("same", "same", "same", "valid", "full", 1)),
+            groups=pick((1, 1, 1, 2, 4, 6)), rounding="floor",
+            bias=pick((True, True, False)) if bias is None else bias,
+        )  # fmt: skip
+
+    def _pooling(self) -> Layer:
+        pick = self.choose.choice
+        kind, window = pick((MaxPool2d, MaxPool2d, AveragePool2d, SumPool2d)), pick((2, 3, (2, 3)))
+        padding = pick(("valid", "same", "same", 1))
+        return kind(window, pick((1, 2, (2, 1))), padding=padding, rounding="floor")
+
+    def _normalization(self) -> Layer:
+        # Errors grow with 1 / standard deviation, so ε is large.
+        return self.choose.choice((
+            BatchNorm2d(epsilon=0.3), BatchNorm2d(epsilon=0.3), GroupNorm(2, epsilon=0.3),
+            LayerNorm(epsilon=0.3), LocalResponseNorm(1, alpha=0.2),
+        ))  # fmt: skip
+
+    def _chain(self) -> tuple[Layer, ...]:
+        """Return layers for maps; some are computed together by backends."""
+        norm, pool = BatchNorm2d(epsilon=0.3), MaxPool2d(2, 2, padding="same")
+        lrn = LocalResponseNorm(1, alpha=0.2)
+        return self.choose.choice((
+            (self._convolution(),), (self._convolution(),), (self._convolution(), ReLU()),
+            (self._convolution(), ReLU(), pool), (self._convolution(), ReLU(), self._pooling()),
+            (self._convolution(), ReLU(), lrn), (self._convolution(), ReLU(), lrn, pool),
+            (self._convolution(bias=False), norm, ReLU()), (norm, Add()), (norm, Add(), ReLU()),
+            (self._convolution(bias=False), norm, Add(), ReLU()), (norm, ReLU()),
+            (self._normalization(),), (self._normalization(),), (self._activation(),),
+            (self._activation(),), (self._pooling(),), (self._pooling(),),
+            (GlobalAveragePool2d(),) if self.choose.random() < 0.3 else (self._activation(),),
+            (Flatten(), Dense(self.choose.choice(WIDTHS))) if self.choose.random() < 0.3
+            else (self._convolution(),),
+        ))  # fmt: skip
+
+    def _vector_chain(self) -> tuple[Layer, ...]:
+        dense = Dense(self.choose.choice(WIDTHS))
+        return self.choose.choice((
+            (dense,), (dense, ReLU()), (dense, ReLU(), Dropout(0.3)), (self._activation(),),
+        ))  # fmt: skip
+
+    def finish(self, loss: Loss) -> None:
+        """Append what turns the tensors that no layer reads into one output."""
+        unread = [name for name, count in self.reads.items() if not count and name != INPUT]
+        if len(unread) == 1 and isinstance(loss, MeanSquaredError) and self.choose.random() < 0.5:
+            if len(self.shapes[unread[0]]) == 3:
+                self.add(Flatten(), unread[0])
+            return
+        heads = []
+        for name in unread:
+            if len(self.shapes[name]) == 3:
+                if self.choose.random() < 0.5:
+                    name = self.add(GlobalAveragePool2d(), name)
+                name = self.add(Flatten(), name)
+            heads.append(self.add(Dense(OUTPUTS), name))
+        if len(heads) > 1:
+            self.add(Add(len(heads)), *heads)
+
+
+def random_network(seed: int) -> Network:
+    """Return a network of up to about 25 layers of all kinds, and 1 to 4 readers of its input."""
+    builder = _Builder(seed)
+    loss = builder.choose.choice(
+        (SoftmaxCrossEntropy(), SigmoidBinaryCrossEntropy(), MeanSquaredError())
+    )
+    for _ in range(builder.choose.randint(3, 12)):
+        nodes, shapes, reads = list(builder.nodes), dict(builder.shapes), dict(builder.reads)
+        try:
+            builder.grow()
+        except UserError:  # The layer does not fit the shape.
+            builder.nodes, builder.shapes, builder.reads = nodes, shapes, reads
+    if not builder.nodes:
+        builder.add(ReLU(), INPUT)
+    builder.finish(loss)
+    if not any(layer_has_parameters(spec) for spec in builder.nodes):
+        builder.add(Dense(OUTPUTS), builder.nodes[-1].name or "")
+    return Network.from_nodes(builder.input_shape, builder.nodes, loss)
+
+
+def layer_has_parameters(spec: NodeSpec) -> bool:
+    """Return whether a layer is trained."""
+    trained = Conv2d | Dense | BatchNorm2d | GroupNorm | LayerNorm
+    return isinstance(spec.layer, trained)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network with parameters and a minibatch.
+
+    Attributes:
+        seed: of the choices.
+        network: the network.
+        parameters: by name, float32.
+        x, y: samples and targets.
+        statistics: running statistics for evaluation; empty until a step has updated them.
+    """
+
+    seed: int
+    network: Network
+    parameters: Arrays
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    statistics: Arrays = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[str, object]:
+        """What selects dropout masks."""
+        return {"seed": 0, "step": STEP, "samples": np.arange(len(self.x))}
+
+
+def random_problem(seed: int, network: Network | None = None) -> Problem:
+    """Return a network with random numbers; outputs are within ±4 or so."""
+    network = random_network(seed) if network is None else network
+    rng = np.random.default_rng(seed)
+    parameters = {}
+    for parameter in network.parameters:
+        values = rng.standard_normal(parameter.shape)
+        if len(parameter.shape) > 1:
+            values *= 1.2 / np.sqrt(parameter.fan_in)
+        else:
+            values = 0.3 * values + (parameter.name.endswith("weight"))
+        parameters[parameter.name] = values.astype(np.float32)
+    n = int(rng.integers(1, BATCH_SIZE + 1))
+    x = rng.standard_normal((n, *network.input_shape)).astype(np.float32)
+    outputs = (n, network.num_outputs)
+    y = {
+        "classes": rng.integers(0, network.num_outputs, n),
+        "binary": rng.integers(0, 2, outputs).astype(np.float32),
+        "values": rng.standard_normal(outputs).astype(np.float32),
+    }[network.loss.targets]
+    problem = Problem(seed, network, parameters, x, y)
+    largest = float(np.abs(_evaluated(problem)).max())
+    last = [name for name in parameters if name.rpartition(".")[0] in _last_layers(network)]
+    scaled = {name: parameters[name] * np.float32(min(1.0, 4.0 / largest)) for name in last}
+    return replace(problem, parameters={**parameters, **scaled})
+
+
+def _last_layers(network: Network) -> set[str]:
+    """Return the layers whose sum is the output, or the last layer."""
+    tail = network.nodes[-1]
+    return {*tail.inputs} if isinstance(tail.layer, Add) else {tail.name}
+
+
+OUTPUT, EVALUATED, LOSS = "output of training", "output of evaluation", "loss"
+"""Names of compared numbers that are no gradients."""
+
+Move = Callable[[Any], Any]
+"""Returns a tensor of PyTorch with other numbers, close to the given ones."""
+
+
+def exact_numbers(problem: Problem, move: Move | None = None, inputs: float = 0.0) -> Arrays:
+    """Return output, loss, gradients and the output of evaluation by PyTorch in float64.
+
+    Args:
+        problem: what is computed.
+        move: of all parameters, tensors and gradients; None for the exact numbers.
+        inputs: size of random differences that are added to the input.
+    """
+    torch = pytorch_reference.torch
+    changed = (lambda tensor: tensor) if move is None else move
+    x = problem.x + inputs * np.random.default_rng().standard_normal(problem.x.shape)
+    weights = {
+        name: torch.tensor(np.asarray(value, np.float64), requires_grad=True)
+        for name, value in problem.parameters.items()
+    }
+    moved = {name: changed(weight) for name, weight in weights.items()}
+    z = _forward(problem.network, x, moved, problem.keys, changed)
+    kind, y = problem.network.loss.targets, torch.tensor(np.asarray(problem.y, np.float64))
+    loss = pytorch_reference._loss(kind, z, y)
+    loss.backward()
+    numbers = {name: weight.grad.numpy() for name, weight in weights.items()}
+    if problem.statistics:
+        statistics = {
+            name: torch.tensor(np.asarray(value, np.float64))
+            for name, value in problem.statistics.items()
+        }
+        evaluated = _forward(problem.network, x, moved | statistics, {}, changed)
+        numbers[EVALUATED] = evaluated.detach().numpy()
+    return {**numbers, OUTPUT: z.detach().numpy(), LOSS: loss.detach().numpy()}
+
+
+def _forward(
+    network: Network, x: NDArray[Any], weights: Arrays, keys: Mapping[str, object], change: Move
+) -> Any:
+    tensors = {INPUT: change(pytorch_reference.torch.tensor(np.asarray(x, np.float64)))}
+    for node in network.nodes:
+        inputs = [tensors[name] for name in node.inputs]
+        tensors[node.name] = change(pytorch_reference._apply(node, inputs, weights, keys))
+    return tensors[network.nodes[-1].name]
+
+
+def rounding_move(roundoff: float, seed: int) -> Move:
+    """Return a function that changes every number, and its gradient, by up to its roundoff."""
+    torch = pytorch_reference.torch
+    generator = torch.Generator().manual_seed(seed)
+
+    def factor(tensor: Any) -> Any:
+        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        return 1.0 + roundoff * (2.0 * noise - 1.0)
+
+    def change(tensor: Any) -> Any:
+        moved = tensor * factor(tensor)
+        if moved.requires_grad:
+            moved.register_hook(lambda gradient: gradient * factor(gradient))
+        return moved
+
+    return change
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a trial.
+
+    Attributes:
+        error: description of a fault; None if there is none.
+        is_flipped: a maximum or an activation was flipped by rounding.
+    """
+
+    error: str | None = None
+    is_flipped: bool = False
+
+
+def compare(problem: Problem, backend: str, precision: str) -> Comparison:
+    """Compare a training step and the evaluation after it with PyTorch."""
+    threads = 1 + problem.seed % 2 if backend == "numba" else 1
+    kept, again, inference = (
+        dptrain.api.make_replica(
+            problem.network, backend, BATCH_SIZE, threads, precision=precision, **options
+        )
+        for options in ({}, {"recompute": True}, {"training": False})
+    )
+    for replica in (kept, again, inference):
+        for name, value in problem.parameters.items():
+            replica.parameters[name] = value
+    found, evaluated = _step(problem, kept), replace(problem, statistics=dict(kept.statistics))
+    for label, other in (("recomputed", _step(problem, again)), ("again", _step(problem, kept))):
+        for name, value in found.items():
+            if not np.array_equal(other[name], value, equal_nan=True):
+                return Comparison(f"{label}: {name} has other bits")
+    for name, value in evaluated.statistics.items():
+        kept.statistics[name] = inference.statistics[name] = value
+    outputs = [replica.forward(problem.x) for replica in (kept, inference)]
+    exact = exact_numbers(evaluated)
+    results = [{**found, EVALUATED: output} for output in outputs]
+    if not evaluated.statistics:
+        exact = {**exact, EVALUATED: _evaluated(problem)}
+    return _judge(evaluated, exact, results, precision)
+
+
+def _step(problem: Problem, replica: Replica) -> dict[str, NDArray[Any]]:
+    """Return loss, output and gradients of a step."""
+    loss = replica.forward_backward(problem.x, problem.y, step=STEP)
+    output = replica.output()
+    return {LOSS: np.array(loss), OUTPUT: output, **dict(replica.gradients)}
+
+
+def _evaluated(problem: Problem, move: Move = lambda tensor: tensor) -> NDArray[Any]:
+    """Return the output of evaluation of a network without running statistics."""
+    tensors = {
+        name: move(pytorch_reference.torch.tensor(np.asarray(value, np.float64)))
+        for name, value in problem.parameters.items()
+    }
+    output: NDArray[Any] = _forward(problem.network, problem.x, tensors, {}, move).numpy()
+    return output
+
+
+def _judge(
+    problem: Problem, exact: Arrays, results: Sequence[Arrays], precision: str
+) -> Comparison:
+    """Compare numbers with the exact ones, and prove flips."""
+    scales = _scales(exact)
+    tolerance = TOLERANCES[precision]
+    wrong = {
+        name: each
+        for each in results
+        for name, value in each.items()
+        if not _distance(value, exact[name]) <= tolerance * scales[name]
+    }
+    if not wrong:
+        return Comparison()
+    for name, result in wrong.items():
+        if not np.isfinite(np.asarray(result[name], np.float64)).all():
+            return Comparison(f"{name} is not finite")
+    if precision in ROUNDOFFS:
+        proved = _is_within_spread(problem, exact, wrong, ROUNDOFFS[precision])
+    else:
+        proved = _agrees_with_moved(problem, wrong, scales)
+    if proved:
+        return Comparison(is_flipped=True)
+    return Comparison("; ".join(
+        f"{name} differs by {_distance(result[name], exact[name]):.2g}, "
+        f"{_distance(result[name], exact[name]) / scales[name]:.2g} of the largest"
+        for name, result in wrong.items()
+    ))  # fmt: skip
+
+
+def _scales(exact: Arrays) -> dict[str, float]:
+    """Return the largest magnitude of all gradients, and of each other array."""
+    own = {OUTPUT, EVALUATED, LOSS}
+    largest = max(float(np.abs(v).max()) for name, v in exact.items() if name not in own)
+    largest = max(largest, 1e-6)
+    return {
+        name: 1.0 + float(np.abs(value).max()) if name in own else largest
+        for name, value in exact.items()
+    }
+
+
+def _distance(value: NDArray[Any], exact: NDArray[Any]) -> float:
+    return float(np.abs(np.asarray(value, np.float64) - exact).max())
+
+
+def _agrees_with_moved(
+    problem: Problem, wrong: Mapping[str, Arrays], scales: Mapping[str, float]
+) -> bool:
+    """Return whether the numbers in float64 at inputs moved by up to 1e-4 agree with the wrong."""
+    for number in range(MOVES):
+        moved = exact_numbers(problem, inputs=MOVED * 10.0 ** (-3.0 * number / MOVES))
+        if all(
+            name in moved and _distance(result[name], moved[name]) <= AGREEMENT * scales[name]
+            for name, result in wrong.items()
+        ):
+            return True
+    return False
+
+
+def _is_within_spread(
+    problem: Problem, exact: Arrays, wrong: Mapping[str, Arrays], roundoff: float
+) -> bool:
+    """Return whether the numbers are about as far from the exact ones as moved numbers are."""
+    farthest = dict.fromkeys(wrong, 0.0)
+    for number in range(MOVES):
+        move = rounding_move(roundoff, number)
+        moved = dict(exact_numbers(problem, move))
+        if EVALUATED not in moved:
+            moved[EVALUATED] = _evaluated(problem, move)
+        for name in farthest:
+            farthest[name] = max(farthest[name], _distance(moved[name], exact[name]))
+    return all(
+        _distance(result[name], exact[name]) <= SPREAD * farthest[name]
+        for name, result in wrong.items()
+    )
+
+
+@cache
+def _prepare(backend: str) -> None:
+    """Replace the GPU by the emulator if there is none."""
+    if backend not in ("cuda", "cudnn"):
+        return
+    try:
+        load_backend(backend).choose_device(0)
+    except UserError:
+        _emulate()
+
+
+@cache
+def _emulate() -> None:
+    import pytest
+
+    from tests.emulator.emulator import Emulator
+    from tests.emulator.fake_cudnn import Module
+    from tests.emulator.fake_cudnn_functions import Functions
+    from tests.unit.backends.gemm_tile import use_one_gemm_tile
+
+    emulator, patch = Emulator(), pytest.MonkeyPatch()
+    patch.setattr("dptrain.backends.cuda.backend.open_device", lambda local_rank: emulator)
+    library = "dptrain.backends.cudnn.library"
+    patch.setattr(f"{library}.load_library", lambda: "libcudnn.so.9")
+    patch.setattr(f"{library}.open_functions", lambda path: Functions())
+    patch.setattr(f"{library}.import_frontend", lambda: Module())
+    use_one_gemm_tile(patch)
+
+
+def run(seed: int, backend: str, precision: str | None = None) -> Comparison:
+    """Compare the network of a seed.
+
+    Args:
+        seed: of the network and the numbers.
+        backend: name of the backend.
+        precision: of the backend; None for one that the seed selects.
+    """
+    _prepare(backend)
+    pytorch_reference.torch.set_num_threads(1)  # Tensors have some hundred elements.
+    names = [*load_backend(backend).precisions]
+    chosen = names[seed // 2 % len(names)] if precision is None else precision
+    try:
+        return compare(random_problem(seed), backend, chosen)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return Comparison(f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")
+
+
+def trial(seed: int, backend: str, precision: str | None = None) -> str | None:
+    """Return the description of a fault that the network of a seed shows, or None; see `run`."""
+    found = run(seed, backend, precision)
+    return None if found.error is None else f"seed {seed}, {backend}: {found.error}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run trials; return 1 if one fails or more than 1% are flipped."""
+    parser = argparse.ArgumentParser("python -m tests.fuzz.networks", description=__doc__)
+    parser.add_argument("--trials", type=int, default=100, help="number of networks")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**9), help="of the first")
+    parser.add_argument("--backend", nargs="+", default=["numba"])
+    parser.add_argument("--precision", nargs="+", default=[None])
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="longest time")
+    options = parser.parse_args(arguments)
+    variants = [(b, p) for b in options.backend for p in options.precision]
+    start, failed, flipped, done = time.monotonic(), 0, 0, 0
+    print(f"seeds from {options.seed}", flush=True)
+    for seed, (backend, precision) in _trials(options.seed, options.trials, variants):
+        found = run(seed, backend, precision)
+        done, flipped = done + 1, flipped + found.is_flipped
+        if found.error is not None:
+            failed += 1
+            print(f"seed {seed}, {backend} {precision}: {found.error}", flush=True)
+        if time.monotonic() - start > options.seconds:
+            break
+    seconds = time.monotonic() - start
+    print(f"{done} networks in {seconds:.0f} s: {failed} failed, {flipped} flipped and proved")
+    return int(failed > 0 or flipped > MOST_FLIPPED * done + 1)
+
+
+def _trials(
+    seed: int, trials: int, variants: Sequence[tuple[str, str | None]]
+) -> Iterator[tuple[int, tuple[str, str | None]]]:
+    for number in range(trials):
+        yield seed + number, variants[number % len(variants)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
