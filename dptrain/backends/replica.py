@@ -25,6 +25,7 @@ from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
 from dptrain.network.initializers import Constant
 from dptrain.network.layers import Shape
+from dptrain.network.outputs import sigmoid, softmax
 from dptrain.plan.flat import ALIGNMENT, STOP, SUMS
 from dptrain.plan.lowering import FORWARD_PHASES, Group, Phase
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
@@ -687,11 +688,8 @@ class Replica:
         z = self.forward(x)
         kind = self.plan.network.loss.targets
         if kind == "classes":
-            e = np.exp(z - z.max(axis=1, keepdims=True))
-            return np.asarray(e / e.sum(axis=1, keepdims=True))
-        if kind == "binary":
-            return np.asarray(0.5 * (1.0 + np.tanh(0.5 * z)))
-        return z
+            return softmax(z)
+        return sigmoid(z) if kind == "binary" else z
 
     def evaluate(
         self, x: ArrayLike, y: ArrayLike, *, crop_windows: NDArray[np.int64] | None = None

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.network.losses import Loss
+from dptrain.network.outputs import are_right, most_probable
 
 
 def sample_losses(
@@ -26,11 +27,13 @@ def sample_losses(
     outputs = np.asarray(z, np.float64)
     if loss.targets == "classes":
         rows = np.arange(len(outputs))
-        shifted = outputs - outputs.max(axis=1, keepdims=True)
-        losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[rows, y]
-        return losses, np.asarray(z.argmax(axis=1) == y)
+        with np.errstate(invalid="ignore"):  # Infinite outputs have no loss.
+            shifted = outputs - outputs.max(axis=1, keepdims=True)
+            losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[rows, y]
+        return losses, most_probable(outputs) == y
     targets = np.asarray(y, np.float64).reshape(outputs.shape)
     if loss.targets == "binary":
-        each = np.maximum(outputs, 0) - outputs * targets + np.log1p(np.exp(-np.abs(outputs)))
-        return each.mean(axis=1), ((outputs > 0) == (targets > 0.5)).all(axis=1)
+        with np.errstate(invalid="ignore"):
+            each = np.maximum(outputs, 0) - outputs * targets + np.log1p(np.exp(-np.abs(outputs)))
+        return each.mean(axis=1), are_right(outputs, targets)
     return ((outputs - targets) ** 2).mean(axis=1), np.zeros(len(outputs), np.bool_)

@@ -27,8 +27,8 @@ __device__ inline void scale(const Number* dy, const Number* saved, Number* dx, 
     store(dx, i, gradient);
 }
 
-// σ(x) = (1 + tanh(x / 2)) / 2, which does not overflow.
-__device__ inline float sigmoid(float x) { return 0.5f + 0.5f * tanhf(0.5f * x); }
+// σ(x). At x < −88 the exponential overflows to infinity, and the result is 0.
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // Φ(x), the distribution function of the standard normal distribution.
 __device__ inline float normal_distribution(float x) {

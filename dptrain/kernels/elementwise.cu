@@ -59,13 +59,14 @@ extern "C" __global__ void relu_dropout_backward(Number* dy, const Number* y, fl
     store(dy, i, gradient);
 }
 
-// y = (1 + tanh(x / 2)) / 2, which does not overflow; x and y (count,).
+// y = 1 / (1 + exp(−x)); x and y (count,). At x < −88 the exponential overflows to infinity, and y
+// is 0.
 extern "C" __global__ void sigmoid_forward(const Number* x, Number* y, int count) {
     wait_for_previous_kernel();
     int i;
     if (!vector_index(count, i)) return;
     Floats values = load(x, i);
-    for (float& value : values.at) value = 0.5f + 0.5f * tanhf(0.5f * value);
+    for (float& value : values.at) value = 1.0f / (1.0f + expf(-value));
     store(y, i, values);
 }
 

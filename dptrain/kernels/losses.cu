@@ -122,8 +122,8 @@ struct RowMaximum {
     int index;
 };
 
-// Find the first of the largest elements of a row; the lanes of a sample share the work. fmaxf
-// ignores NaN, which shows in the sum of exponentials.
+// Find the first of the largest elements of a row; the lanes of a sample share the work. A row with
+// NaN has the index −1, which is no class; NaN also shows in the sum of exponentials.
 template <class T>
 __device__ inline RowMaximum row_maximum(const T* row, int outputs, int lane) {
     float own = -__int_as_float(0x7F800000);
@@ -131,6 +131,7 @@ __device__ inline RowMaximum row_maximum(const T* row, int outputs, int lane) {
     for (int k = lane; k < outputs; k += SAMPLE_LANES) {
         const float value = to_float(row[k]);
         if (value > own) own = value, best = k;
+        if (value != value) own = __int_as_float(0x7F800000), best = -1;
     }
     const float maximum = reduce_lanes(own, [](float a, float b) { return fmaxf(a, b); });
     best = reduce_lanes(own == maximum ? best : outputs, [](int a, int b) { return min(a, b); });
@@ -236,9 +237,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             // This form of max(z, 0) lets NaN pass.
             const float positive = value <= 0.0f ? 0.0f : value;
             own_sum.loss += positive - value * y + log1pf(expf(-fabsf(value)));
-            wrong += (value > 0.0f) != (y > 0.5f);
+            wrong += (value > 0.0f) != (y > 0.5f) || value != value;
             if (backward)
-                dz[i] = from_float<Number>((0.5f + 0.5f * tanhf(0.5f * value) - y) * factor);
+                dz[i] = from_float<Number>((1.0f / (1.0f + expf(-value)) - y) * factor);
         }
         wrong = reduce_lanes(wrong, [](int a, int b) { return a + b; });
         own_sum.correct += sample < n && lanes.lane == 0 && wrong == 0;

@@ -261,7 +261,8 @@ def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
 
     Returns:
         samples, loss, accuracy if there are labels; top5_accuracy for more than ten classes,
-        mean_f1, classes and confusion; mae, rmse and r2 for values.
+        mean_f1, classes and confusion, and unpredicted if outputs for so many samples contain NaN;
+        mae, rmse and r2 for values.
     """
     accuracy = {} if score.accuracy is None else {"accuracy": score.accuracy}
     more = {} if quality is None else quality.to_dict()

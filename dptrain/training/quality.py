@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dptrain.comm.world import World
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.network.network import Network
+from dptrain.network.outputs import NO_CLASS, are_among_most_probable, most_probable
 
 TOP = 5
 """A prediction counts for the top-5 accuracy if the class is among the 5 most probable ones."""
@@ -34,16 +35,25 @@ class ClassQuality:
         confusion: int64 (classes, classes), number of samples by class and predicted class.
         top5: share of samples whose class is among the five most probable ones; None for up to ten
             classes.
+        unpredicted: int64 (classes,), number of samples by class whose outputs contain NaN. They
+            have no predicted class and count as wrong; None if there are none.
     """
 
     names: tuple[str, ...]
     confusion: NDArray[np.int64]
     top5: float | None = None
+    unpredicted: NDArray[np.int64] | None = None
 
     @property
     def samples(self) -> NDArray[np.int64]:
         """Number of samples of each class, int64 (classes,)."""
-        return np.asarray(self.confusion.sum(axis=1))
+        predicted = np.asarray(self.confusion.sum(axis=1))
+        return predicted if self.unpredicted is None else predicted + self.unpredicted
+
+    @property
+    def num_unpredicted(self) -> int:
+        """Number of samples whose outputs contain NaN."""
+        return 0 if self.unpredicted is None else int(self.unpredicted.sum())
 
     @property
     def precision(self) -> NDArray[np.float64]:
@@ -77,7 +87,9 @@ class ClassQuality:
             }
             for name, (samples, *shares) in zip(self.names, columns, strict=True)
         ]
-        return {**self.results(), "classes": classes, "confusion": self.confusion.tolist()}
+        unpredicted = {"unpredicted": self.num_unpredicted} if self.num_unpredicted else {}
+        confusion = self.confusion.tolist()
+        return {**self.results(), **unpredicted, "classes": classes, "confusion": confusion}
 
 
 SHARES = ("precision", "recall", "f1")
@@ -101,21 +113,26 @@ class ValueQuality:
         """Return mean absolute error, root mean square error and coefficient of determination.
 
         With several outputs, the errors are means over all of them; R² compares the sum of the
-        squared errors with that of the deviations from the mean of each output.
+        squared errors with that of the deviations from the mean of each output. Outputs whose
+        targets are all equal have no deviation that a prediction could explain: R² leaves them out,
+        and is absent if there are no others.
         """
         errors = self.predicted - self.expected
-        deviations = self.expected - self.expected.mean(axis=0)
-        total = float(np.square(deviations).sum())
         found = {
             "mae": float(np.abs(errors).mean()),
             "rmse": float(np.sqrt(np.square(errors).mean())),
         }
-        # Equal targets have no deviation that a prediction could explain.
-        return {**found, "r2": 1 - float(np.square(errors).sum()) / total} if total else found
+        # The mean of equal numbers is rounded, so their deviations may differ from 0.
+        varies = (self.expected != self.expected[:1]).any(axis=0)
+        if not varies.any():
+            return found
+        deviations = (self.expected - self.expected.mean(axis=0))[:, varies]
+        unexplained = float(np.square(errors[:, varies]).sum())
+        return {**found, "r2": 1 - unexplained / float(np.square(deviations).sum())}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all results as plain JSON values."""
-        return dict(self.results())
+        """Return all results as plain JSON values; a number that is not finite is null."""
+        return {name: _number(value) for name, value in self.results().items()}
 
 
 Quality = ClassQuality | ValueQuality
@@ -161,20 +178,23 @@ class _ClassCollector(Collector):
 
     def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
         if outputs.shape[1] == 1:
-            labels, predicted = targets.reshape(-1) > 0.5, outputs[:, 0] > 0
+            labels = targets.reshape(-1) > 0.5
+            predicted = np.where(np.isnan(outputs[:, 0]), NO_CLASS, outputs[:, 0] > 0)
             in_top = labels == predicted
         else:
-            labels, predicted = targets, outputs.argmax(axis=1)
-            own = outputs[np.arange(len(outputs)), labels]
-            in_top = (outputs > own[:, None]).sum(axis=1) < TOP
+            labels, predicted = targets, most_probable(outputs)
+            in_top = are_among_most_probable(outputs, labels, TOP)
         self._table[indices] = np.stack([labels, predicted, in_top], axis=1)
 
     def result(self, world: World) -> ClassQuality:
         rows, count = self._rows(world).astype(np.int64), len(self._names)
-        pairs = rows[:, 0] * count + rows[:, 1]
+        labels, predicted, in_top = rows.T
+        known = predicted != NO_CLASS
+        pairs = labels[known] * count + predicted[known]
         confusion = np.bincount(pairs, minlength=count * count).reshape(count, count)
-        top5 = float(rows[:, 2].mean()) if count > MORE_THAN else None
-        return ClassQuality(self._names, confusion.astype(np.int64), top5)
+        top5 = float(in_top.mean()) if count > MORE_THAN else None
+        unpredicted = None if known.all() else np.bincount(labels[~known], minlength=count)
+        return ClassQuality(self._names, confusion.astype(np.int64), top5, unpredicted)
 
 
 class _ValueCollector(Collector):

@@ -24,6 +24,11 @@ def class_tables(quality: ClassQuality) -> list[Table | str]:
     ]
     columns = ("class", "samples", "precision", "recall", "F1")
     tables: list[Table | str] = [fitted_table("Classes", columns, rows, text=("class",))]
+    if quality.num_unpredicted:
+        tables.append(
+            f"The outputs for {quality.num_unpredicted:,} samples contain NaN; they have no "
+            "predicted class and count as wrong"
+        )
     if len(quality.names) <= MOST_CLASSES:
         cells = zip(quality.names, quality.confusion.tolist(), strict=True)
         matrix = [(name, *(f"{n:,}" if n else "·" for n in row)) for name, row in cells]

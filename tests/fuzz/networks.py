@@ -246,12 +246,16 @@ class _Builder:
             self.add(Add(len(heads)), *heads)
 
 
-def random_network(seed: int) -> Network:
-    """Return a network of up to about 25 layers of all kinds, and 1 to 4 readers of its input."""
+def random_network(seed: int, loss: Loss | None = None) -> Network:
+    """Return a network of up to about 25 layers of all kinds, and 1 to 4 readers of its input.
+
+    Args:
+        seed: of the choices.
+        loss: of the network; None for one that the seed selects.
+    """
     builder = _Builder(seed)
-    loss = builder.choose.choice(
-        (SoftmaxCrossEntropy(), SigmoidBinaryCrossEntropy(), MeanSquaredError())
-    )
+    losses = SoftmaxCrossEntropy(), SigmoidBinaryCrossEntropy(), MeanSquaredError()
+    loss = builder.choose.choice(losses) if loss is None else loss
     for _ in range(builder.choose.randint(3, 12)):
         nodes, shapes, reads = list(builder.nodes), dict(builder.shapes), dict(builder.reads)
         try:
@@ -309,7 +313,9 @@ def random_problem(seed: int, network: Network | None = None) -> Problem:
         else:
             values = 0.3 * values + (parameter.name.endswith("weight"))
         parameters[parameter.name] = values.astype(np.float32)
-    n = int(rng.integers(1, BATCH_SIZE + 1))
+    # PyTorch refuses statistics of a single element.
+    single = any(isinstance(layer, BatchNorm2d) for layer in network.layers)
+    n = int(rng.integers(1 + single, BATCH_SIZE + 1))
     x = rng.standard_normal((n, *network.input_shape)).astype(np.float32)
     outputs = (n, network.num_outputs)
     y = {

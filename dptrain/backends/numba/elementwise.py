@@ -5,6 +5,7 @@ Arrays are flat, so that the compiler sees one long loop. NaN passes through all
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -89,10 +90,10 @@ def relu_mask(start: int, stop: int, thread: int, dy: Array, y: Array, factor: f
 
 @kernel
 def sigmoid_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """Y = (1 + tanh(x / 2)) / 2, which never overflows."""
-    half = np.float32(0.5)
+    """Y = 1 / (1 + exp(−x)). At x < −88 the exponential overflows to infinity, and y is 0."""
+    one = np.float32(1.0)
     for i in range(np.uintp(start), np.uintp(stop)):
-        y[i] = half + half * np.tanh(half * x[i])
+        y[i] = one / (one + math.exp(-x[i]))
 
 
 @kernel

@@ -73,13 +73,14 @@ def _exp(x: float) -> Any:
 
 @inlined
 def _largest(z: Array, n: int) -> Any:
-    """Return the index of the first of the largest elements of row n."""
-    best, largest = 0, z[n, 0]
+    """Return the index of the first of the largest elements of row n, and whether one is NaN."""
+    best, largest, is_nan = 0, z[n, 0], z[n, 0] != z[n, 0]
     for k in range(1, z.shape[1]):
         value = z[n, k]
         best = k if value > largest else best
         largest = value if value > largest else largest
-    return best
+        is_nan |= value != value
+    return best, is_nan
 
 
 @kernel
@@ -99,9 +100,9 @@ def softmax_cross_entropy(
     for first in range(start, stop, len(powers)):
         rows = min(len(powers), stop - first)
         for n in range(first, first + rows):
-            best, label = _largest(z, n), labels[n]
+            (best, is_nan), label = _largest(z, n), labels[n]
             largest = np.float64(z[n, best])
-            found[n, 0], found[n, 1] = largest - z[n, label], best == label
+            found[n, 0], found[n, 1] = largest - z[n, label], best == label and not is_nan
             for k in range(classes):
                 powers[n - first, k] = z[n, k] - largest
         for i in range(np.uintp(rows * classes)):
@@ -160,7 +161,7 @@ def sigmoid_cross_entropy(
             positive = 0.0 if value <= 0.0 else value
             power = _exp(-abs(value))
             loss += positive - value * y + np.log1p(power)
-            right &= (value > 0.0) == (y > 0.5)
+            right &= (value > 0.0) == (y > 0.5) and value == value
             if backward:
                 share = (1.0 if value > 0.0 else power) / (1.0 + power)
                 gradient[n, k] = (share - y) * scale / outputs

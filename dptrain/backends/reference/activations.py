@@ -11,11 +11,7 @@ from numpy.typing import NDArray
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Context
 from dptrain.network.activations import NORMAL_DENSITY, SQRT_HALF, LeakyReLU
-
-
-def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
-    """Return σ(x), computed with tanh, which never overflows."""
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
+from dptrain.network.outputs import sigmoid
 
 
 class Rectifier(Operation):
@@ -39,7 +35,7 @@ class Logistic(Operation):
 
     def forward(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        a["y"][:n] = _sigmoid(a["x"][:n])
+        a["y"][:n] = sigmoid(a["x"][:n])
 
     def backward(self, context: Context) -> None:
         a, n = self.arrays, context.n
@@ -111,10 +107,10 @@ class SigmoidLinear(Operation):
 
     def forward(self, context: Context) -> None:
         x = self.arrays["x"][: context.n]
-        self.arrays["y"][: context.n] = x * _sigmoid(x)
+        self.arrays["y"][: context.n] = x * sigmoid(x)
 
     def backward(self, context: Context) -> None:
         a, n = self.arrays, context.n
         x = a["x"][:n]
-        sigmoid = _sigmoid(x)
-        a["dx"][:n] = a["dy"][:n] * sigmoid * (1.0 + x * (1.0 - sigmoid))
+        share = sigmoid(x)
+        a["dx"][:n] = a["dy"][:n] * share * (1.0 + x * (1.0 - share))

@@ -16,6 +16,7 @@ from dptrain.backends.reference.operations import OPERATIONS
 from dptrain.backends.reference.shards import OperationFactory, sharded_kernels
 from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica, segments
 from dptrain.network.normalization import BatchNorm2d
+from dptrain.network.outputs import are_right, most_probable, sigmoid
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Precision, Setting
 from dptrain.plan.optimizers import SGD, AdamW
 from dptrain.plan.shards import add_in_order
@@ -127,7 +128,7 @@ def _softmax(z: NDArray[Any], labels: NDArray[Any]) -> tuple[float, int, NDArray
     loss = float(np.sum(np.log(total[:, 0]) - shifted[rows, labels]))
     dz = e / total
     dz[rows, labels] -= 1
-    return loss, int(np.sum(z.argmax(axis=1) == labels)), dz
+    return loss, int(np.sum(most_probable(z) == labels)), dz
 
 
 def _smooth_labels(
@@ -143,9 +144,7 @@ def _smooth_labels(
 def _binary(z: NDArray[Any], y: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:
     # log(1 + exp(−|z|)) never overflows; max(z, 0) − z y makes up the rest.
     loss = float(np.sum(np.maximum(z, 0) - z * y + np.log1p(np.exp(-np.abs(z))))) / z.shape[1]
-    correct = int(np.sum(((z > 0) == (y > 0.5)).all(axis=1)))
-    sigmoid = 0.5 * (1.0 + np.tanh(0.5 * z))
-    return loss, correct, (sigmoid - y) / z.shape[1]
+    return loss, int(np.sum(are_right(z, y))), (sigmoid(z) - y) / z.shape[1]
 
 
 def _squared(z: NDArray[Any], y: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:

@@ -26,6 +26,7 @@ from dptrain.network import (
     Network,
     NodeSpec,
     ReLU,
+    SoftmaxCrossEntropy,
 )
 from dptrain.plan import MicroShards
 from dptrain.plan.lowering import Phase
@@ -62,7 +63,7 @@ def convolutions_with_batch_norm() -> Network:
 NETWORKS = {
     "chain": CHAIN,
     "batch norm": convolutions_with_batch_norm(),
-    **{f"random graph {seed}": random_network(seed) for seed in range(4)},
+    **{f"random graph {seed}": random_network(seed, SoftmaxCrossEntropy()) for seed in range(4)},
 }
 
 

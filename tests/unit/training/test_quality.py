@@ -9,8 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from sklearn.metrics import (
+    mean_absolute_error,
+    mean_squared_error,
+    precision_recall_fscore_support,
+    r2_score,
+)
 
 import dptrain
 from dptrain import Trainer
@@ -20,6 +28,7 @@ from dptrain.data.preprocessing import Preprocessing
 from dptrain.network import Dense, Flatten, Network
 from dptrain.report.quality_plots import confusion_plot, predicted_plot
 from dptrain.training.quality import ClassQuality, ValueQuality, make_collector
+from dptrain.training.quality_tables import class_tables
 
 CONFUSION = np.array([[5, 1, 0], [2, 2, 0], [1, 0, 0]], np.int64)
 
@@ -80,6 +89,77 @@ def test_other_classes_with_equal_outputs_are_counted_one_by_one() -> None:
     """Four classes precede class 4 of the first sample, and five class 5 of the second one."""
     outputs = np.array([[3.0] * 4 + [2.0] + [1.0] * 7, [3.0] * 5 + [2.0] + [1.0] * 6])
     assert [classes_of(outputs[i : i + 1], [4 + i]).top5 for i in (0, 1)] == [1.0, 0.0]
+
+
+def test_outputs_with_nan_are_no_class() -> None:
+    outputs = np.zeros((4, 12))
+    outputs[[0, 1, 2, 3], [3, 3, 5, 5]] = 1.0
+    outputs[1, 7] = outputs[2] = np.nan
+    found = classes_of(outputs, [3, 3, 0, 5])
+    assert found.top5 == 0.5
+    assert found.confusion.sum() == 2
+    assert found.num_unpredicted == 2
+    assert found.samples[[0, 3, 5]].tolist() == [1, 2, 1]
+    np.testing.assert_allclose(found.recall[[0, 3, 5]], [0, 0.5, 1])
+    assert found.to_dict()["unpredicted"] == 2
+    assert any("2 samples contain NaN" in str(table) for table in class_tables(found))
+
+
+@settings(max_examples=200, derandomize=True)
+@given(st.integers(0, 2**32), st.integers(1, 30), st.integers(2, 6), st.integers(0, 2))
+def test_classes_are_scored_as_by_scikit_learn(
+    seed: int, count: int, present: int, num_nan: int
+) -> None:
+    """Few of twelve classes occur, and outputs are often equal."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, present, count)
+    outputs = rng.integers(-2, 2, (count, 12)).astype(float)
+    outputs[:, 8:] = -3.0
+    outputs[rng.integers(0, count, num_nan), rng.integers(0, 12, num_nan)] = np.nan
+    found = classes_of(outputs, labels.tolist())
+    is_nan = np.isnan(outputs).any(axis=1)
+    # Another class than all stands for no prediction.
+    predicted = np.where(is_nan, 12, np.nan_to_num(outputs).argmax(axis=1))
+    every = np.arange(12)
+    *shares, samples = precision_recall_fscore_support(
+        labels, predicted, labels=every, zero_division=np.nan
+    )
+    np.testing.assert_array_equal(found.samples, samples)
+    for own, expected in zip((found.precision, found.recall, found.f1), shares, strict=True):
+        np.testing.assert_allclose(own, expected)
+    in_top = [
+        not bad and sorted(every, key=lambda k: (-row[k], k)).index(label) < 5
+        for bad, row, label in zip(is_nan, outputs, labels, strict=True)
+    ]
+    assert found.top5 == pytest.approx(np.mean(in_top))
+
+
+@settings(max_examples=200, derandomize=True)
+@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(1, 4), st.integers(0, 2))
+def test_values_are_scored_as_by_scikit_learn(
+    seed: int, count: int, outputs: int, constant: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    scale = 10.0 ** rng.integers(-6, 7, outputs)
+    expected = (rng.normal(size=(count, outputs)) + 5 * rng.normal(size=outputs)) * scale
+    expected[:, :constant] = 0.1
+    predicted = expected + rng.normal(size=expected.shape) * scale * rng.choice([0.1, 2.0])
+    found = ValueQuality(tuple("abcd"[:outputs]), expected, predicted).results()
+    assert found["mae"] == pytest.approx(mean_absolute_error(expected, predicted))
+    assert found["rmse"] == pytest.approx(np.sqrt(mean_squared_error(expected, predicted)))
+    if count < 2 or constant >= outputs:
+        assert "r2" not in found
+        return
+    wanted = r2_score(
+        expected[:, constant:], predicted[:, constant:], multioutput="variance_weighted"
+    )
+    assert found["r2"] == pytest.approx(wanted, abs=1e-9)
+
+
+def test_errors_that_are_not_finite_are_null_in_files() -> None:
+    expected = np.array([[1.0], [2.0]])
+    found = ValueQuality(("value",), expected, np.array([[np.nan], [2.0]]))
+    assert found.to_dict() == {"mae": None, "rmse": None, "r2": None}
 
 
 def train_binary(**settings: Any) -> Trainer:
