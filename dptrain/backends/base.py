@@ -7,6 +7,7 @@ backends have in common.
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -289,11 +290,16 @@ class Backend(ABC):
         """
         keeps_activations = plan.training and not plan.setting.recompute
         others = ", or --recompute" if keeps_activations else ""
+        size_bytes, available_bytes = sum(plan.memory.values()), self.free_bytes()
+        if available_bytes is not None and size_bytes > available_bytes:
+            # Replicas that are no longer used are parts of cycles, which still hold memory.
+            gc.collect()
+            available_bytes = self.free_bytes()
         require_memory(
-            sum(plan.memory.values()),
+            size_bytes,
             f"network {plan.network.name} with batch size {plan.batch_size:,}",
             f"use a smaller batch size or network{others}",
-            available_bytes=self.free_bytes(),
+            available_bytes=available_bytes,
         )
         replica = self.allocate(plan, seed=seed, arrays=arrays)
         for parameter in plan.network.parameters if replica.owns_parameters else ():

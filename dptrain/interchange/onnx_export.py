@@ -101,11 +101,20 @@ def _add_predictions(graph: OnnxGraph, contents: ModelContents, z: str, output: 
     if targets == "classes":
         z = graph.add("Softmax", z, axis=1)
     elif targets == "binary":
-        z = graph.add("Sigmoid", z)
+        z = _add_sigmoid(graph, z)
     if (preprocessing.target_scale, preprocessing.target_offset) != (1.0, 0.0):
         z = graph.add("Mul", z, graph.constant("scale", preprocessing.target_scale))
         z = graph.add("Add", z, graph.constant("offset", preprocessing.target_offset))
     graph.add("Identity", z, output=output)
+
+
+def _add_sigmoid(graph: OnnxGraph, z: str) -> str:
+    """Add 1 / (1 + exp(−z)).
+
+    ONNX Runtime computes the operator Sigmoid with an absolute error of 1e-7: it is 0 below −17.
+    """
+    power = graph.add("Exp", graph.add("Neg", z))
+    return graph.add("Reciprocal", graph.add("Add", power, graph.constant("one", 1.0)))
 
 
 def _element_type(dtype: str) -> int:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dptrain.errors import UserError, shown
 from dptrain.interchange.onnx_export import INPUT_TENSOR, OUTPUT_TENSOR
-from dptrain.interchange.onnx_operators import READERS, Match, match
+from dptrain.interchange.onnx_operators import READERS, Match, match, sigmoid_argument
 from dptrain.interchange.onnx_reading import ReadGraph, describe, read_graph
 from dptrain.network.layers import Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import (
@@ -121,7 +121,8 @@ def _output(graph: ReadGraph) -> tuple[str, Loss | None]:
         return str(node.input[0]), SoftmaxCrossEntropy()
     if node is not None and node.op_type == "Sigmoid":
         return str(node.input[0]), SigmoidBinaryCrossEntropy()
-    return name, None
+    z = sigmoid_argument(graph, name)
+    return (name, None) if z is None else (z, SigmoidBinaryCrossEntropy())
 
 
 def _default_loss(network: Network) -> Loss:

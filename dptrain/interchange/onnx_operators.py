@@ -228,6 +228,20 @@ def _pool(
     return Match((node.input[0],), make)
 
 
+def sigmoid_argument(graph: ReadGraph, tensor: str) -> str | None:
+    """Return z if a tensor is 1 / (1 + exp(−z)), as dptrain exports it; None if it is not."""
+    total = graph.node(tensor, "Reciprocal")
+    add = None if total is None else graph.node(total.input[0], "Add")
+    for power, one in () if add is None else ((0, 1), (1, 0)):
+        assert add is not None
+        exp, constant = graph.node(add.input[power], "Exp"), graph.constant(add.input[one])
+        negative = None if exp is None else graph.node(exp.input[0], "Neg")
+        is_one = constant is not None and constant.size == 1 and constant.reshape(-1)[0] == 1
+        if negative is not None and is_one:
+            return str(negative.input[0])
+    return None
+
+
 def _sum_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     for means, factor in (tuple(node.input), tuple(reversed(node.input))):
         before, size = graph.node(means, "AveragePool"), graph.constant(factor)
@@ -262,17 +276,31 @@ def _flatten(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     return Match((node.input[0],), _always(Flatten()))
 
 
-def _as_vector(node: onnx.NodeProto) -> Match:
-    return Match((node.input[0],), lambda shape: (Flatten(),) if len(shape) > 1 else ())
-
-
 def _reshape(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     target = graph.constant(node.input[1])
     before = graph.node(node.input[1], "Concat")
-    rank = target.size if target is not None else len(before.input) if before is not None else 0
-    if rank != 2:
+    if target is None and before is not None and len(before.input) == 2:
+        # The first size is that of the batch, the second may be computed from the map.
+        second = graph.constant(before.input[1])
+        target = np.array([0, -1 if second is None else np.ravel(second)[0]])
+    if target is None or target.size != 2:
         raise UserError("the new shape is no vector per sample; expected (N, F)")
-    return _as_vector(node)
+    batch, features = (int(size) for size in target.reshape(-1))
+    batches = {0, *(sizes[0] for sizes in graph.inputs.values() if sizes)}
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        count = math.prod(shape)
+        keeps = (batch == -1 and features == count) or (
+            batch in batches and features in (-1, count)
+        )
+        if not keeps:
+            raise UserError(
+                f"the new shape is ({batch}, {features}) for {count} numbers per sample; expected "
+                f"a vector per sample, (0, -1) or (-1, {count})"
+            )
+        return (Flatten(),) if len(shape) > 1 else ()
+
+    return Match((node.input[0],), make)
 
 
 def _squeeze(graph: ReadGraph, node: onnx.NodeProto) -> Match:

@@ -6,6 +6,7 @@ that computes the output. To export a new class, add a function and an entry in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -106,8 +107,10 @@ def _average_pool(node: Node, layer: AveragePool2d) -> Code:
 
 
 def _sum_pool(node: Node, layer: SumPool2d) -> Code:
+    # PyTorch's older exporter of ONNX files ignores divisor_override.
     x, padding = _padded(layer.pads(node.input_shape))
-    return Code(f"F.avg_pool2d({x}, {_windows(layer, padding)}, divisor_override=1)")
+    size = math.prod(layer.windows)
+    return Code(f"F.avg_pool2d({x}, {_windows(layer, padding)}) * {size}")
 
 
 def _windows(layer: MaxPool2d | AveragePool2d | SumPool2d, padding: str) -> str:

@@ -4,16 +4,17 @@ A network needs 15 to 40 sources, each of which compiles in 0.4 to 1.5 s. NVRTC 
 interpreter's lock and compiles several sources at the same time, so binding the stages of a plan
 only requests them: 22 sources took 14.7 s on one core and 7.4 s on two (cifar, bf16, CUDA 12.9).
 The ranks of a node, which need the same sources, share the work: a rank does not compile what
-another one is compiling, and reads it from the cache later.
+another one is compiling, and reads it from the cache later. The threads end when nothing is left to
+compile, so that a process may build any number of replicas.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from queue import SimpleQueue
 from typing import Any
 
 Source = tuple[str, tuple[tuple[str, int], ...]]
@@ -44,20 +45,22 @@ class Modules:
         self._compile, self._load, self._num_threads = compile, load, threads
         self._codes: dict[Source, Future[bytes]] = {}
         self._modules: dict[Source, Any] = {}
-        self._tasks: SimpleQueue[Task] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._tasks: deque[Task] = deque()
+        self._running = 0
 
     def request(self, file: str, defines: Mapping[str, int]) -> Source:
         """Let a thread compile a source, unless it was requested before; return its key."""
         source = file, tuple(sorted(defines.items()))
         if source not in self._codes:
             self._codes[source] = Future()
-            self._tasks.put((self._codes[source], source))
-            if len(self._threads) < self._num_threads:
+            with self._lock:
+                self._tasks.append((self._codes[source], source))
+                starts = self._running < self._num_threads
+                self._running += starts
+            if starts:
                 # A daemon, so that the end of the program does not wait for it.
-                thread = threading.Thread(target=self._work, name="dptrain-nvrtc", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                threading.Thread(target=self._work, name="dptrain-nvrtc", daemon=True).start()
         return source
 
     def module(self, source: Source) -> Any:
@@ -82,15 +85,24 @@ class Modules:
         return sum(future.done() for future in futures), len(futures)
 
     def _work(self) -> None:
-        while True:
-            future, (file, defines) = task = self._tasks.get()
+        """Compile until no task is left, so that the threads of a replica end."""
+        while (task := self._next()) is not None:
+            future, (file, defines) = task
             try:
                 code = self._compile(file, dict(defines))
             except BaseException as error:
                 future.set_exception(error)
                 continue
             if code is None:
-                self._tasks.put(task)
+                self._tasks.append(task)
                 time.sleep(POLL_S)
             else:
                 future.set_result(code)
+
+    def _next(self) -> Task | None:
+        """Return a task; None if there is none, and the thread that calls this ends."""
+        with self._lock:
+            if self._tasks:
+                return self._tasks.popleft()
+            self._running -= 1
+            return None

@@ -33,6 +33,7 @@ from dptrain.network import (
     SumPool2d,
 )
 from dptrain.network.network import Node
+from dptrain.plan.lowering import Group
 from dptrain.plan.random import dropout_keep, threshold
 from tests.lazy import LazyModule
 from tests.tiers import tiered
@@ -73,7 +74,7 @@ def expected(layer: Layer, x: Maps, dy: Maps) -> tuple[Maps, Maps]:
     arrays = {"x": first(x), "dy": first(dy), "dx": np.zeros((n, c, h, w))}
     arrays["y"] = np.zeros((n, *node.output_shape))
     arrays["argmax"] = np.zeros(arrays["y"].shape, np.int64)
-    bound = operation(node, arrays)
+    bound = operation(Group((node,)), arrays)
     context = Context(seed=1, n=n)
     bound.forward(context)
     bound.backward(context)  # type: ignore[attr-defined]
@@ -490,7 +491,9 @@ def test_dropout_is_a_layer_of_the_reference() -> None:
     x = np.ones((n, 1, 1, size))
     arrays = {"x": x, "y": 0 * x, "factor": 0 * x}
     samples = np.arange(n)
-    OPERATIONS[Dropout](node, arrays).forward(Context(seed=9, n=n, step=2, samples=samples))
+    OPERATIONS[Dropout](Group((node,)), arrays).forward(
+        Context(seed=9, n=n, step=2, samples=samples)
+    )
     keep = dropout_keep(0.3, size, seed=9, step=2, layer=node.index, samples=samples)
     np.testing.assert_array_equal(arrays["y"].reshape(n, size) > 0, keep)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import pytest
 
+import dptrain.api
 from dptrain.backends.cuda.modules import Modules
 from dptrain.backends.cuda.nvrtc import CompileError
+from dptrain.network import Conv2d, Dense, Flatten, Network, ReLU
+from tests.emulator.emulator import MEMORY_BYTES, Emulator
 
 
 def test_sources_compile_at_the_same_time_and_once() -> None:
@@ -75,3 +80,83 @@ def test_a_source_that_another_process_compiles_is_requested_again() -> None:
     assert modules.progress == (2, 2)
     assert requested.count("a.cu") == 3
     assert requested.count("b.cu") == 1
+
+
+free_bytes = Emulator.free_bytes
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait at most a minute: a thread ends a moment after its last task."""
+    end = time.monotonic() + 60
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert holds()
+
+
+def test_threads_end_when_nothing_is_left_to_compile() -> None:
+    before = threading.active_count()
+    for number in range(50):
+        modules = Modules(lambda file, defines: file.encode(), len, threads=4)
+        for name in "abcdef":
+            modules.request(f"{name}.cu", {"N": number})
+        modules.load_all()
+    wait_until(lambda: threading.active_count() <= before)
+
+
+def test_a_source_that_is_requested_after_the_threads_ended_is_compiled() -> None:
+    before = threading.active_count()
+    modules = Modules(lambda file, defines: file.encode(), bytes.decode, threads=2)
+    for name in ("first.cu", "second.cu", "third.cu"):
+        assert modules.module(modules.request(name, {})) == name
+        wait_until(lambda: threading.active_count() <= before)
+
+
+def test_dropped_replicas_end_their_threads_and_free_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Emulator()
+    compiled: list[Modules] = []
+
+    def open_device(index: int) -> Emulator:
+        """Compile as a GPU does: each replica has a device of its own."""
+        modules = Modules(lambda file, defines: file.encode(), len, threads=4)
+        for name in "abcd":
+            modules.request(f"{name}.cu", {})
+        compiled.append(modules)
+        return device
+
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", open_device)
+    network = Network((3, 6, 6), [Conv2d(4), ReLU(), Flatten(), Dense(3)])
+    gc.collect()
+    threads, free_bytes = threading.active_count(), device.free_bytes
+    for _ in range(20):
+        replica = dptrain.api.make_replica(network, "cuda", 4)
+        assert device.free_bytes < free_bytes
+        del replica
+    assert len(compiled) == 20
+    gc.collect()
+    assert device.free_bytes == free_bytes
+    wait_until(lambda: threading.active_count() <= threads)
+
+
+def test_memory_of_dropped_replicas_is_freed_if_another_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Emulator()
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda index: device)
+    network = Network((3, 6, 6), [Conv2d(4), ReLU(), Flatten(), Dense(3)])
+    gc.collect()
+    whole = device.free_bytes
+    first = dptrain.api.make_replica(network, "cuda", 4)
+    needed, used = sum(first.plan.memory.values()), whole - device.free_bytes
+    # A device on which one replica fits, and not two.
+    capacity = MEMORY_BYTES - used - needed // 2
+    monkeypatch.setattr(
+        Emulator, "free_bytes", property(lambda self: free_bytes.fget(self) - capacity)
+    )
+    gc.disable()
+    try:
+        del first
+        dptrain.api.make_replica(network, "cuda", 4)
+    finally:
+        gc.enable()

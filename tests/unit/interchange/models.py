@@ -64,9 +64,7 @@ def tolerance_of_sigmoids(network: Network) -> float:
 
     It is an approximation with an absolute error of 4e-8, even if the result is smaller.
     """
-    has_sigmoid = network.loss.targets == "binary" or any(
-        isinstance(layer, Sigmoid | SiLU) for layer in network.layers
-    )
+    has_sigmoid = any(isinstance(layer, Sigmoid | SiLU) for layer in network.layers)
     return 5e-7 if has_sigmoid else 0.0
 
 

@@ -100,6 +100,31 @@ def test_every_layer_computes_the_same(case: Case, tmp_path: Path) -> None:
     compare(case.network, plain(case.network), tmp_path)
 
 
+def test_small_probabilities_keep_their_precision(tmp_path: Path) -> None:
+    """The operator Sigmoid of ONNX Runtime is 0 below −17."""
+    network = Network((1,), [Dense(1)], SigmoidBinaryCrossEntropy(), name="rare")
+    model = model_of(network, plain(network))
+    model.replica.parameters["dense1.weight"] = np.ones((1, 1))
+    model.replica.parameters["dense1.bias"] = np.zeros(1)
+    (path,) = model.export(tmp_path / "model.onnx")
+    z = np.random.default_rng(3).uniform(-80.0, 40.0, (256, 1)).astype(np.float32)
+    exact = 1.0 / (1.0 + np.exp(-z.astype(np.float64)))
+    np.testing.assert_allclose(run_onnx(path, z), exact, 1e-5)
+    np.testing.assert_allclose(model.predict(z), exact, 1e-6)
+
+
+def test_a_sigmoid_at_the_end_is_recognised_without_metadata(tmp_path: Path) -> None:
+    network = Network((4,), [Dense(2)], SigmoidBinaryCrossEntropy(), name="pair")
+    (path,) = model_of(network, plain(network)).export(tmp_path / "model.onnx")
+    file = onnx.load(path)
+    del file.metadata_props[:]
+    file.producer_name = "another program"
+    onnx.save(file, path)
+    found = read_onnx(path).network
+    assert found.loss == SigmoidBinaryCrossEntropy()
+    assert [type(node.layer) for node in found.nodes] == [Dense]
+
+
 def test_batch_normalisations_keep_their_settings(tmp_path: Path) -> None:
     layer = BatchNorm2d(momentum=0.3, epsilon=0.01)
     network = Network((3, 4, 5), [layer, Flatten(), Dense(2)], name="settings")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -36,12 +40,13 @@ from dptrain.network import (
     SigmoidBinaryCrossEntropy,
     SiLU,
     SoftmaxCrossEntropy,
+    SumPool2d,
     get_network,
 )
 from dptrain.training.settings import Settings
 from dptrain.training.weights import load_weights
 from tests.lazy import LazyModule
-from tests.unit.interchange.models import model_of, plain
+from tests.unit.interchange.models import load_module, model_of, plain
 
 onnxruntime = LazyModule("onnxruntime")
 
@@ -217,6 +222,54 @@ def test_files_of_pytorch(tmp_path: Path) -> None:
     )  # fmt: skip
     network = check(path, (3, 13, 9))
     assert network.num_parameters == sum(p.numel() for p in model.parameters()) - 16
+
+
+@hypothesis_settings(max_examples=200, derandomize=True)
+@given(st.sampled_from([-1, 0, 1, 2, 4, 8, 24]), st.sampled_from([-1, 1, 4, 8, 12, 24, 48]),
+       st.sampled_from(["N", 2]))  # fmt: skip
+def test_a_new_shape_is_accepted_only_if_samples_stay_apart(
+    batch: int, features: int, samples: str | int
+) -> None:
+    """The oracle: NumPy gives the same vectors for two and for four samples."""
+
+    def vectors(count: int) -> NDArray[Any] | None:
+        x = np.arange(count * 24).reshape(count, 2, 3, 4)
+        size = count if batch == 0 else batch
+        try:
+            found = x.reshape(size, features)
+        except ValueError:
+            return None
+        return found if np.array_equal(found, x.reshape(count, 24)) else None
+
+    counts = (2, 4) if samples == "N" else (2,)
+    is_right = all(vectors(count) is not None for count in counts)
+    with tempfile.TemporaryDirectory() as folder:
+        constants = {"to": np.array([batch, features])}
+        nodes = [helper.make_node("Reshape", ["x", "to"], ["y"])]
+        path = file_of(Path(folder), nodes, constants, (samples, 2, 3, 4))
+        if is_right:
+            assert read_onnx(path).network.output_shape == (24,)
+        else:
+            with pytest.raises(UserError, match="expected a vector per sample"):
+                read_onnx(path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sums_of_windows_survive_the_older_exporter_of_pytorch(tmp_path: Path) -> None:
+    import torch
+
+    network = Network(
+        (2, 6, 6), [SumPool2d(3, 2, padding=1), SumPool2d((2, 1)), Flatten(), Dense(3)]
+    )
+    model = model_of(network, plain(network), batch_size=2)
+    source, _ = model.export(tmp_path / "model.py")
+    module, path = load_module(source).load(), tmp_path / "again.onnx"
+    x = np.random.default_rng(2).standard_normal((2, 2, 6, 6)).astype(np.float32)
+    torch.onnx.export(module, torch.tensor(x), str(path), dynamo=False)
+    found = read_onnx(path)
+    replica = make_replica(found.network, "reference", 2, training=False)
+    load_weights(replica, path)
+    np.testing.assert_allclose(replica.forward(x), model.replica.forward(x), 1e-4, 1e-5)
 
 
 def changed(change: Callable[[onnx.ModelProto], None], folder: Path) -> Path:
