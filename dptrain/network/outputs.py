@@ -55,6 +55,22 @@ def most_probable(outputs: NDArray[Any]) -> NDArray[np.int64]:
     return np.where(np.isnan(outputs).any(axis=1), NO_CLASS, outputs.argmax(axis=1))
 
 
+def predicted_classes(probabilities: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the index of the predicted class of each sample.
+
+    Args:
+        probabilities: (n, F), one for each class; or (n, 1), that of the second of two classes,
+            which is predicted above ½.
+
+    Returns:
+        int64 (n,); `NO_CLASS` for a sample whose probabilities contain NaN.
+    """
+    if probabilities.shape[1] > 1:
+        return most_probable(probabilities)
+    second = probabilities[:, 0]
+    return np.where(np.isnan(second), NO_CLASS, second > 0.5).astype(np.int64)
+
+
 def are_right(outputs: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.bool_]:
     """Return whether all outputs of each sample are on the side of ½ of their targets.
 

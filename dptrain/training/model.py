@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import UserError
 from dptrain.network.files import network_from_dict
 from dptrain.network.network import Network
+from dptrain.network.outputs import NO_CLASS, predicted_classes
 from dptrain.plan.plan import make_plan
 from dptrain.plan.shards import MicroShards
 from dptrain.training.checkpoints import CheckpointFacts, restore_replica
@@ -100,7 +101,8 @@ class TrainedModel:
     def predict_classes(self, x: ArrayLike) -> list[str]:
         """Return the name of the most probable class of each raw sample.
 
-        A network with one sigmoid output predicts the second class above a probability of 0.5.
+        A network with one sigmoid output predicts the second class above a probability of 0.5. The
+        name is empty if outputs contain NaN.
 
         Raises:
             UserError: as for `predict`, or the network predicts values.
@@ -108,14 +110,18 @@ class TrainedModel:
         targets, width = self.network.loss.targets, self.network.num_outputs
         if targets == "classes":
             names = self.preprocessing.output_names(self.network)
-            return [names[index] for index in self.predict(x).argmax(axis=1)]
+            return self._named(x, names)
         if targets == "binary" and width == 1:
-            names = self.classes or ("0", "1")
-            return [names[int(value > 0.5)] for value in self.predict(x)[:, 0]]
+            return self._named(x, self.classes or ("0", "1"))
         raise UserError(
             f"network {self.network.name} ends in {self.network.loss.kind} with {width} "
             f"output{'s' * (width > 1)}, so it has no most probable class; use predict"
         )
+
+    def _named(self, x: ArrayLike, names: Sequence[str]) -> list[str]:
+        """Return the names of the predicted classes."""
+        indices = predicted_classes(self.predict(x))
+        return ["" if index == NO_CLASS else names[index] for index in indices]
 
     def evaluate(self, data: Any = None) -> dict[str, Any]:
         """Evaluate the model; see `dptrain.training.evaluation.evaluate_model` for the result.

@@ -18,6 +18,7 @@ from dptrain.data.sharding import shard
 from dptrain.data.workers import read_by_workers
 from dptrain.errors import UserError
 from dptrain.files import write_whole
+from dptrain.network.outputs import NO_CLASS, predicted_classes
 from dptrain.training.evaluation import batches_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def _write_predictions(
     output: Path, inputs: RawInputs, predictions: NDArray[np.float64], model: TrainedModel
 ) -> None:
     """Write the columns sample, class and the probabilities, or sample and values; and target if a
-    target is known. One sigmoid output is the probability of the second class.
+    target is known. One sigmoid output is the probability of the second class. The class is empty
+    if the outputs contain NaN.
     """
     names, kind = model.preprocessing.output_names(model.network), model.network.loss.targets
     classes: Sequence[str] = names if kind == "classes" else ()
@@ -82,8 +84,8 @@ def _write_predictions(
     known = inputs.targets is not None
     writer.writerow(["sample", *header, *(["target"] if known else [])])
     targets = [[target] for target in inputs.targets or ()] or [[]] * len(predictions)
-    for name, row, target in zip(inputs.names, predictions, targets, strict=True):
-        index = int(row[0] > 0.5) if kind == "binary" else int(row.argmax())
-        chosen = [classes[index]] if classes else []
+    indices = predicted_classes(predictions)
+    for name, row, index, target in zip(inputs.names, predictions, indices, targets, strict=True):
+        chosen = ["" if index == NO_CLASS else classes[index]] if classes else []
         writer.writerow([name, *chosen, *(f"{value:.6g}" for value in row), *target])
     write_whole(output, lines.getvalue(), "--output")

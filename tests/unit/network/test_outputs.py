@@ -19,6 +19,7 @@ from dptrain.network.outputs import (
     are_among_most_probable,
     are_right,
     most_probable,
+    predicted_classes,
     sigmoid,
     softmax,
 )
@@ -120,3 +121,16 @@ def test_nan_is_on_no_side_of_a_half(outputs: NDArray[Any]) -> None:
 def test_equal_outputs_are_found_as_often_as_by_chance(count: int) -> None:
     labels = np.arange(24) % 12
     assert are_among_most_probable(np.zeros((24, 12)), labels, count).mean() == count / 12
+
+
+@settings(max_examples=EXAMPLES, derandomize=True)
+@given(st.integers(1, 4).flatmap(lambda f: arrays.arrays(np.float32, (3, f), elements=floats32)))
+def test_the_predicted_class_has_the_largest_probability(probabilities: NDArray[Any]) -> None:
+    found = predicted_classes(probabilities)
+    for row, index in zip(probabilities.tolist(), found.tolist(), strict=True):
+        if any(map(math.isnan, row)):
+            assert index == NO_CLASS
+        elif len(row) == 1:
+            assert index == (row[0] > 0.5)
+        else:
+            assert index == row.index(max(row))

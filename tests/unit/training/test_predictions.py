@@ -1,0 +1,36 @@
+"""Predicted classes of samples whose outputs contain NaN."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dptrain.comm.world import World
+from dptrain.network import Dense, Loss, Network, SigmoidBinaryCrossEntropy, SoftmaxCrossEntropy
+from dptrain.training.prediction import predict_to_file
+from tests.unit.interchange.models import model_of, plain
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs"), [(SoftmaxCrossEntropy(), 3), (SigmoidBinaryCrossEntropy(), 1)]
+)
+def test_outputs_with_nan_have_no_class(loss: Loss, outputs: int, tmp_path: Path) -> None:
+    network = Network((outputs,), [Dense(outputs)], loss, name="nan")
+    names = tuple(f"class {index}" for index in range(max(outputs, 2)))
+    model = model_of(network, plain(network, classes=names))
+    model.replica.parameters["dense1.weight"] = np.eye(outputs)
+    model.replica.parameters["dense1.bias"] = np.zeros(outputs)
+    x = np.zeros((3, outputs), np.float32)
+    x[0, -1], x[2] = 4.0, -1.0
+    model.replica.parameters["dense1.bias"] = np.zeros(outputs)
+    assert model.predict_classes(x) == [names[-1], names[0], names[0]]
+    model.replica.parameters["dense1.bias"] = np.full(outputs, np.nan)
+    assert model.predict_classes(x) == [""] * 3
+    np.save(tmp_path / "x.npy", x)
+    predict_to_file(model, tmp_path / "x.npy", tmp_path / "p.csv", World.single())
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert [row["class"] for row in rows] == [""] * 3
+    assert {row[f"probability_{names[-1]}"] for row in rows} == {"nan"}
