@@ -142,6 +142,10 @@ def evaluate(
               help="A .npy, .npz or .csv file, or a folder of images.")  # fmt: skip
 @click.option("-o", "--output", type=EXISTING, required=True, metavar="FILE",
               help="CSV file to write, with one line per sample.")  # fmt: skip
+@click.option("--classes", metavar="NAMES",
+              help="Names of the labels in INPUT, such as cat,dog for 0 and 1, 1:cat,2:dog, or a "
+              ".txt file with a name on each line.  [default: those of INPUT, or "
+              "integers]")  # fmt: skip
 @CHECKPOINT
 @WEIGHTS
 @WORKERS
@@ -149,6 +153,7 @@ def predict(
     run_dir: Path,
     source: Path,
     output: Path,
+    classes: str | None,
     checkpoint: int | None,
     weights: Path | None,
     workers: int,
@@ -167,7 +172,7 @@ def predict(
 
         world = World.of_launch(command="predict")
         model = load_on_all_ranks(run_dir, world, checkpoint, weights=weights)
-        count = predict_to_file(model, source, output, world, workers=workers)
+        count = predict_to_file(model, source, output, world, workers=workers, classes=classes)
         if world.is_rank_zero:
             print_warning(model.warning)
             click.echo(f"{count} predictions by the model of step {model.step} in {output}")

@@ -31,6 +31,12 @@ from dptrain.network.layers import Dense
 from dptrain.network.network import Network
 
 _FIT = {"fit": "resize|crop"}
+_CLASSES = {"classes": "NAMES"}
+_CLASSES_HELP = (
+    "classes=cat,dog names the labels 0 and 1, classes=1:cat,2:dog the labels 1 and 2,",
+    "classes=FILE.txt has a name on each line. A label without a name is the class that has the",
+    "number as its name.",
+)
 _FIT_HELP = "fit=resize scales images to the network's input, fit=crop cuts out their centre."
 
 SOURCES: dict[str, Source] = {
@@ -50,21 +56,26 @@ SOURCES: dict[str, Source] = {
         "MNIST and data sets in its format: four IDX files, gzipped or not",
         "mnist:mnist",
         "DIR",
-        _FIT,
-        details=("Files: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same for t10k.",),
+        {**_FIT, **_CLASSES},
+        details=(
+            "Files: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same for t10k.",
+            *_CLASSES_HELP,
+        ),
     ),
     "npz": Source(
         open_npz,
         "NumPy arrays x_train, y_train, x_test, y_test, or x and y",
         "npz:cells.npz",
         "FILE",
-        _FIT,
+        {**_FIT, **_CLASSES},
         details=(
             "x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). uint8 is",
             "converted from 0…255 to -1…1; other types are taken as they are.",
             "y: labels 0, 1, … (n,), one-hot rows (n, classes), or values (n,) or (n, F).",
             "With x and y only, a fifth of the samples, always the same, is the test split.",
-            "x_val and y_val next to the four arrays are the validation split.",
+            "x_val and y_val next to the four arrays are the validation split. An array classes",
+            "has the names of the labels 0, 1, ….",
+            *_CLASSES_HELP,
         ),
     ),
     "npy": Source(
@@ -72,11 +83,12 @@ SOURCES: dict[str, Source] = {
         "inputs and targets in two files, memory-mapped: may be larger than memory",
         "npy:x.npy,y.npy",
         "X.npy,Y.npy",
-        _FIT,
+        {**_FIT, **_CLASSES},
         details=(
             "Shapes and types are those of x and y in npz. npy:DIR reads the folder that `dptrain",
             "data convert` writes: x_train.npy, y_train.npy, x_test.npy, y_test.npy and",
             "classes.txt, one name on each line.",
+            *_CLASSES_HELP,
         ),
     ),
     "folder": Source(
@@ -102,6 +114,7 @@ SOURCES: dict[str, Source] = {
             "columns": "A,B,…",
             "lags": "0,1,…",
             "window": "ROWS",
+            **_CLASSES,
         },
         ("target",),
         details=(
@@ -114,6 +127,7 @@ SOURCES: dict[str, Source] = {
             "first, (1, L, F) a map with time on the vertical axis, (F, 1, L) a channel for each",
             "column. No row of a training sample is in a test sample.",
             "Inputs are standardised. The last fifth of the rows is the test split.",
+            "classes= names the labels of a target that is a class, as for npz.",
         ),
     ),
     "maps": Source(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,19 @@ from numpy.lib.format import MAGIC_PREFIX
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for, split_rows
+from dptrain.data.assembly import (
+    RawSplit,
+    adapt_request,
+    make_dataset,
+    preprocessing_for,
+    split_rows,
+)
 from dptrain.data.base import Dataset
+from dptrain.data.classes import Names, labels_in, names_from, read_names
 from dptrain.data.layout import channels_first
-from dptrain.data.spec import Request, existing
+from dptrain.data.spec import CLASSES, Request, existing
 from dptrain.data.stored import StoredInputs
-from dptrain.errors import UserError, shown
-from dptrain.files import MAX_TEXT_BYTES, read_regular
+from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 
@@ -52,7 +58,8 @@ def open_npz(request: Request) -> Dataset:
     (or _valid, _validation) next to the four arrays are the validation split.
     """
     path = request.existing("file")
-    return dataset_of_pairs(request, _read_npz(path), str(path))
+    pairs, names = _read_npz(path)
+    return dataset_of_pairs(request, pairs, str(path), names=names)
 
 
 def open_npy(request: Request) -> Dataset:
@@ -77,7 +84,7 @@ def training_pair(request: Request) -> Pair:
     """Return inputs and targets of the training split, or of all samples, as they are stored."""
     if request.name == "npz":
         path = request.existing("file")
-        return next(iter(_read_npz(path).values()))
+        return next(iter(_read_npz(path)[0].values()))
     folder, names = Path(request.path), request.path.split(",")
     if folder.is_dir():
         names = [str(folder / f"{name}.npy") for name in SPLIT_NAMES[:2]]
@@ -95,29 +102,9 @@ def _open_folder(request: Request, folder: Path) -> Dataset:
     arrays.update({k: np.asarray(array) for k, array in arrays.items() if k.startswith("y")})
     pairs = pairs_by_ending(arrays, str(folder))
     assert pairs is not None
-    classes = _read_classes(folder / CLASSES_FILE)
-    return dataset_of_pairs(request, pairs, str(folder), classes=classes, lazy=True)
-
-
-def _read_classes(path: Path) -> list[str] | None:
-    """Return the names in a file; None if there is no such file."""
-    try:
-        names = read_regular(path, MAX_TEXT_BYTES).decode("utf-8-sig").splitlines()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} cannot be read ({error}); expected the name of a class on each line, in UTF-8"
-        ) from None
-    for first, name in enumerate(names, 1):
-        if name in names[first:]:
-            raise UserError(
-                f"{path} has the class '{shown(name)}' in lines {first} and "
-                f"{names.index(name, first) + 1}; expected different names"
-            )
-    return names
+    file = folder / CLASSES_FILE
+    names = names_from(read_names(file), str(file)) if file.exists() else None
+    return dataset_of_pairs(request, pairs, str(folder), names=names, lazy=True)
 
 
 def pairs_by_ending(arrays: Mapping[str, Any], where: str) -> dict[str, tuple[Any, Any]] | None:
@@ -150,7 +137,7 @@ def dataset_of_pairs(
     where: str,
     *,
     both: str = "",
-    classes: Sequence[str] | None = None,
+    names: Names | None = None,
     lazy: bool = False,
 ) -> Dataset:
     """Make a data set of inputs and targets.
@@ -161,7 +148,7 @@ def dataset_of_pairs(
             without a split.
         where: name of the arrays' source, for messages.
         both: name of the pair x and y, for messages.
-        classes: names of the classes; None if they have none.
+        names: of the labels, if the data has them; names that the user states replace them.
         lazy: never cache the samples.
     """
     saved = request.preprocessing
@@ -173,8 +160,11 @@ def dataset_of_pairs(
         for tail, (x, y) in pairs.items()
     }
     x, y = next(iter(checked.values()))
+    names = names if request.names is None else request.names
+    sample = tuple(x.shape[1:])
+    request = adapt_request(request, sample, [y for _, y in checked.values()], where, names=names)
     if "" in checked:
-        rows = split_rows(request, len(y), where, _labels(y, request.network))
+        rows = split_rows(request, len(y), where, _labels(y, request.network, where))
         splits = [RawSplit(x, y, chosen) for chosen in rows]
     else:
         splits = [
@@ -189,8 +179,8 @@ def dataset_of_pairs(
         splits[0],
         splits[1],
         validation=splits[2] if len(splits) == 3 else None,
-        preprocessing=preprocessing_for(request, tuple(x.shape[1:]), x.dtype, classes=classes),
-        classes=classes,
+        preprocessing=preprocessing_for(request, sample, x.dtype, names=names),
+        names=names,
         origin=where if where.startswith("the ") else f"arrays of {where}",
         where=where,
         has_split="" not in checked,
@@ -198,9 +188,9 @@ def dataset_of_pairs(
     )
 
 
-def _labels(y: NDArray[Any], network: Network) -> NDArray[Any] | None:
+def _labels(y: NDArray[Any], network: Network, where: str) -> NDArray[Any] | None:
     """Return the labels by which a split is stratified; None for values."""
-    return y if y.ndim == 1 and network.loss.targets == "classes" else None
+    return labels_in(y, where).values if network.loss.targets == "classes" else None
 
 
 def _check_alike(train: StoredInputs, test: StoredInputs, where: str, name: str) -> None:
@@ -225,14 +215,24 @@ def _check(x: StoredInputs, y: NDArray[Any], where: str, expected: Shape) -> Pai
     return (channels_first(x, where, expected) if isinstance(x, np.ndarray) else x), y
 
 
-def _read_npz(path: Path) -> dict[str, Pair]:
+def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None]:
+    """Return inputs and targets, and the names of the labels if the file has an array of them."""
     expected = f"expected {', '.join(SPLIT_NAMES)}, or {' and '.join(WHOLE_NAMES)}"
     with opened_npz(path, expected) as file:
         pairs = pairs_by_ending(file, str(path))
         if pairs is not None:
-            return {end: (np.asarray(x), np.asarray(y)) for end, (x, y) in pairs.items()}
+            names = names_in(file, str(path))
+            return {end: (np.asarray(x), np.asarray(y)) for end, (x, y) in pairs.items()}, names
         found = ", ".join(file) or "nothing"
     raise UserError(f"{path} has {found}; {expected}")
+
+
+def names_in(arrays: Mapping[str, Any], where: str) -> Names | None:
+    """Return the names of the labels in the array or list ``classes``; None if there is none."""
+    if CLASSES not in arrays:
+        return None
+    names = np.asarray(arrays[CLASSES])
+    return names_from(names.tolist() if names.ndim == 1 else names, f"{CLASSES} of {where}")
 
 
 @contextmanager

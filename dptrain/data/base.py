@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.pixels import INPUTS, PixelFormat
+from dptrain.data.classes import Classes
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.network.layers import Shape
 from dptrain.network.losses import TargetKind
@@ -188,6 +189,11 @@ class Dataset:
     def target_shape(self) -> Shape:
         """Shape of one target: () for class labels, else (F,)."""
         return () if self.targets == "classes" else (self.num_outputs,)
+
+    @property
+    def class_list(self) -> Classes | None:
+        """The classes; None for values, and for several labels of a sample."""
+        return Classes.of(self.targets, self.num_outputs, self.classes)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.input_shape))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for
+from dptrain.data.assembly import RawSplit, adapt_request, make_dataset, preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
 from dptrain.errors import UserError
@@ -78,14 +78,17 @@ def open_cifar10(request: Request) -> Dataset:
         records = Records([folder / name for name in names])
         labels = records.labels()
         splits.append(RawSplit(records, labels, np.arange(len(labels))))
+    label_names, targets = dict(enumerate(CLASSES)), [split.targets for split in splits]
+    request = adapt_request(
+        request, SHAPE, targets, request.path, names=label_names, are_labels=True
+    )
     return make_dataset(
         request,
         *splits,
-        preprocessing=preprocessing_for(request, SHAPE, np.dtype(np.uint8), classes=CLASSES),
+        preprocessing=preprocessing_for(request, SHAPE, np.dtype(np.uint8), names=label_names),
+        names=label_names,
         origin="CIFAR-10",
         where=request.path,
         has_split=True,
-        classes=CLASSES,
-        are_labels=True,
         white=255,
     )

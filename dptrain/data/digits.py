@@ -13,7 +13,13 @@ from importlib.resources import files
 
 import numpy as np
 
-from dptrain.data.assembly import RawSplit, fixed_split, make_dataset, preprocessing_for
+from dptrain.data.assembly import (
+    RawSplit,
+    adapt_request,
+    fixed_split,
+    make_dataset,
+    preprocessing_for,
+)
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
 
@@ -28,6 +34,11 @@ def open_digits(request: Request) -> Dataset:
     train, test = (
         RawSplit(images, labels, rows) for rows in fixed_split(len(images), "digits", labels)
     )
+    # The digits are repeated to the channels of any network: figures of different networks remain
+    # comparable.
+    channels = request.network.input_shape[0]
+    sample = (channels, *images.shape[2:])
+    request = adapt_request(request, sample, [labels], "digits", are_labels=True)
     return make_dataset(
         request,
         train,
@@ -36,6 +47,5 @@ def open_digits(request: Request) -> Dataset:
         origin="handwritten digits, UCI (Alpaydin and Kaynak, CC BY 4.0)",
         where="digits",
         has_split=True,
-        are_labels=True,
         white=WHITE,
     )

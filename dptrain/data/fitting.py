@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from dptrain.data.arrays import training_pair
-from dptrain.data.folder import class_folders, split_folders
 from dptrain.data.layout import channels_first
 from dptrain.data.spec import Request
 from dptrain.data.table import linear_network
@@ -20,24 +21,28 @@ IMAGES = (3, 32, 32)
 def fitting_network(request: Request) -> Network | None:
     """Return a linear network for the samples of a data set; None if any network's shape will do.
 
+    Opening the data gives the network the number of classes, and of channels of image files.
+
     Raises:
         UserError: a file is missing or damaged.
     """
     if request.name == "csv":
         return linear_network(request)
     if request.name == "folder":
-        folder = request.existing("directory")
-        classes = class_folders(next(iter(split_folders(folder)), folder))
-        return _linear(IMAGES, max(len(classes), 2), SoftmaxCrossEntropy())
+        request.existing("directory")
+        return _linear(IMAGES, SoftmaxCrossEntropy())
     if request.name in ("npz", "npy"):
         x, y = training_pair(request)
         shape = tuple((channels_first(x, request.text) if isinstance(x, np.ndarray) else x).shape)
-        if y.ndim == 1 and y.dtype.kind in "iub":
-            return _linear(shape[1:], max(int(y.max(initial=1)) + 1, 2), SoftmaxCrossEntropy())
-        return _linear(shape[1:], int(np.prod(y.shape[1:])), MeanSquaredError())
+        are_labels = (y.ndim == 1 and y.dtype.kind in "iub") or request.names is not None
+        return _linear(shape[1:], SoftmaxCrossEntropy() if are_labels else MeanSquaredError())
     return None
 
 
-def _linear(shape: Shape, outputs: int, loss: Loss) -> Network:
+def _linear(shape: Shape, loss: Loss) -> Network:
+    return Network.of_family(partial(_linear_for, loss), shape, 2)
+
+
+def _linear_for(loss: Loss, shape: Shape, outputs: int) -> Network:
     flatten = [Flatten()] if len(shape) == 3 else []
     return Network(shape, [*flatten, Dense(outputs)], loss, name="linear")

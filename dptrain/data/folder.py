@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.pixels import PixelFormat
-from dptrain.data.assembly import preprocessing_for, split_rows, targets_of
+from dptrain.data.assembly import adapt_request, preprocessing_for, split_rows, targets_of
 from dptrain.data.base import Dataset, Samples, count_text
+from dptrain.data.colour import has_colour
 from dptrain.data.images import Adapter
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
@@ -220,26 +221,34 @@ def open_folder(request: Request) -> Dataset:
     The names of the folders are the names of the classes. A folder ``val``, ``valid`` or
     ``validation`` next to ``train`` and ``test`` is the validation split; without ``test`` it is
     the test split. Without a split dptrain chooses a fifth of the images for the test, always the
-    same. A network with one input channel reads images as grey,
-    one with three as colour; images are resized to its height and width.
+    same. A network of the zoo gets an output for each class, and three input channels if one of the
+    images has colours, else one. A network of the user's own with one input channel reads images as
+    grey, one with three as colour. Images are resized to the network's height and width.
     """
     folder = request.existing("directory")
-    network = request.network
-    shape = network.input_shape
+    shape = request.network.input_shape
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise UserError(
-            f"{folder} has images, but network {network.name} takes {shape}; "
+            f"{folder} has images, but network {request.network.name} takes {shape}; "
             "expected (1, H, W) or (3, H, W)"
         )
     where = str(folder)
     classes, splits, has_split = _splits(request, folder)
-    classes = tuple(map(printable, classes))
-    preprocessing = preprocessing_for(request, None, np.dtype(np.uint8), classes=classes)
+    names = dict(enumerate(map(printable, classes)))
+    channels = shape[0]
+    if request.network.family is not None and request.preprocessing is None:
+        channels = 3 if any(has_colour(paths) for paths, _ in splits) else 1
+    labels_of_splits = [labels for _, labels in splits]
+    request = adapt_request(
+        request, (channels, *shape[1:]), labels_of_splits, where, names=names, are_labels=True
+    )
+    network, shape = request.network, request.network.input_shape
+    preprocessing = preprocessing_for(request, None, np.dtype(np.uint8), names=names)
     check_takes_images(preprocessing, where)
     train, test, *validation = (
         FolderSamples(
             tuple(paths),
-            targets_of(request, preprocessing, labels, classes, where, are_labels=True),
+            targets_of(request, preprocessing, labels, names, where),
             preprocessing,
         )
         for paths, labels in splits

@@ -82,9 +82,8 @@ def _read(
         (len(indices), *dataset.target_shape), np.int32 if is_class else np.float32
     )
     samples.read(indices, x, y)
-    if is_class:
-        names = dataset.classes or ()
-        return x, [names[i] if i < len(names) else str(i) for i in y.tolist()]
+    if (classes := dataset.class_list) is not None:
+        return x, [classes.name(int(index)) for index in y.reshape(-1)]
     values = dataset.preprocessing.to_values(y).reshape(len(y), -1)
     return x, [f"{value:.3g}" if len(row) == 1 else "" for row in values for value in row[:1]]
 

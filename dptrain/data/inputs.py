@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.arrays import map_npy, opened_npz
+from dptrain.data.arrays import map_npy, names_in, opened_npz
 from dptrain.data.base import Samples
+from dptrain.data.classes import MOST_NAMES, Classes, Names, labels_in
 from dptrain.data.folder import SUFFIXES, check_takes_images, is_image, printable, read_image
 from dptrain.data.images import Adapter
 from dptrain.data.layout import channels_first
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.rows import RowSamples
+from dptrain.data.spec import CLASSES
 from dptrain.data.stored import StoredInputs
 from dptrain.data.table import check_takes_tables, read_columns, read_targets
 from dptrain.errors import UserError
@@ -85,7 +87,9 @@ class ImageInputs(Samples):
             read_image(self.paths[index], self.preprocessing, x[row : row + 1])
 
 
-def open_inputs(source: Path, preprocessing: Preprocessing) -> RawInputs:
+def open_inputs(
+    source: Path, preprocessing: Preprocessing, names: Names | None = None
+) -> RawInputs:
     """Open samples to predict from.
 
     Args:
@@ -95,31 +99,34 @@ def open_inputs(source: Path, preprocessing: Preprocessing) -> RawInputs:
             array y or y_test of a .npz file, the target column of a .csv file, or the names of
             folders that are classes of the model.
         preprocessing: of the model.
+        names: of the labels in the source; None if it has names for them, or integers.
 
     Raises:
-        UserError: the source does not exist, is damaged, or does not match the model.
+        UserError: the source does not exist, is damaged, or does not match the model, or its labels
+            do not match the model's classes.
     """
     try:
         if not source.exists():
             raise UserError(f"{source} does not exist; {EXPECTED}")
         if source.is_dir() or is_image(source):
             return _open_images(source, preprocessing)
-        return _open_array(source, preprocessing)
+        return _open_array(source, preprocessing, names)
     except OSError as error:
         raise UserError(
             f"{error.filename or source} cannot be read: {error.strerror or error}"
         ) from None
 
 
-def _open_array(source: Path, preprocessing: Preprocessing) -> RawInputs:
+def _open_array(source: Path, preprocessing: Preprocessing, names: Names | None) -> RawInputs:
     suffix, where = source.suffix.lower(), str(source)
     targets: list[str] | None = None
     if suffix == ".csv":
         check_takes_tables(preprocessing, where)
-        return _open_table(source, preprocessing)
+        return _open_table(source, preprocessing, names)
     if suffix in (".npy", ".npz"):
-        stored, y = (map_npy(source), None) if suffix == ".npy" else _read_npz(source)
-        targets = None if y is None else _target_texts(y, len(stored), preprocessing)
+        stored, y, own = (map_npy(source), None, None) if suffix == ".npy" else _read_npz(source)
+        if y is not None:
+            targets = _target_texts(y, len(stored), preprocessing, names or own, where)
         expected = preprocessing.stored_shape or preprocessing.input_shape
         array: NDArray[Any] = channels_first(stored, where, expected)
     else:
@@ -130,16 +137,18 @@ def _open_array(source: Path, preprocessing: Preprocessing) -> RawInputs:
     if preprocessing.kind == "table":
         array = preprocessing.rows.arrange(preprocessing.standardise(array))
     adapter = preprocessing.adapter(array.shape[1:], array.dtype)
-    names = tuple(str(row) for row in range(len(array)))
-    return RawInputs(ArrayInputs(array, adapter, preprocessing, where), names, targets)
+    rows = tuple(str(row) for row in range(len(array)))
+    return RawInputs(ArrayInputs(array, adapter, preprocessing, where), rows, targets)
 
 
-def _open_table(source: Path, preprocessing: Preprocessing) -> RawInputs:
+def _open_table(source: Path, preprocessing: Preprocessing, names: Names | None) -> RawInputs:
     """Open the rows of a table that have a complete sample."""
     where, layout = str(source), preprocessing.rows
     check_takes_tables(preprocessing, where)
     table = preprocessing.standardise(read_columns(source, preprocessing.columns))
     targets = read_targets(source, preprocessing.target, preprocessing.horizon)
+    if targets is not None and preprocessing.classes is not None:
+        targets = _names_of_texts(targets, Classes(preprocessing.classes), names, where)
     if len(table) <= layout.depth:
         raise UserError(
             f"{where} has {len(table)} rows; expected at least {layout.depth + 1}, because a "
@@ -164,8 +173,9 @@ def _open_images(source: Path, preprocessing: Preprocessing) -> RawInputs:
         raise UserError(f"{source} has no images; expected {', '.join(SUFFIXES)}")
     names = tuple(printable(path.relative_to(source).as_posix()) for path in paths)
     folders = [printable(path.parent.name) for path in paths]
-    known = preprocessing.classes or ()
-    targets = [name if name in known else "" for name in folders]
+    classes = Classes(preprocessing.classes or ())
+    found = [classes.find(name) for name in folders]
+    targets = ["" if index is None else classes.name(index) for index in found]
     return RawInputs(ImageInputs(paths, preprocessing), names, targets if any(targets) else None)
 
 
@@ -174,27 +184,51 @@ def _is_included(path: Path, folder: Path) -> bool:
     return not hidden and is_image(path)
 
 
-def _target_texts(y: NDArray[Any], count: int, preprocessing: Preprocessing) -> list[str] | None:
+def _target_texts(
+    y: NDArray[Any], count: int, preprocessing: Preprocessing, names: Names | None, where: str
+) -> list[str] | None:
     """Return targets as text; None if they are not one label or number for each sample."""
-    classes = preprocessing.classes
-    if classes is not None and y.shape == (count, len(classes)):
-        y = y.argmax(axis=1)
-    flat = y.reshape(-1)
-    if len(flat) != count or flat.dtype.kind not in "iufb":
+    if len(y) != count or y.dtype.kind not in "iufb":
         return None
-    if classes is None:
-        return [f"{value:.6g}" for value in flat]
-    in_range = (flat >= 0) & (flat < len(classes)) & (flat == np.trunc(flat))
-    return [classes[int(v)] if ok else "" for v, ok in zip(flat, in_range, strict=True)]
+    if preprocessing.classes is None:
+        flat = y.reshape(-1)
+        return [f"{value:.6g}" for value in flat] if len(flat) == count else None
+    classes = Classes(preprocessing.classes)
+    return classes.names_of(labels_in(y, where, names), where, _example(classes))
 
 
-def _read_npz(source: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Return inputs, and targets if the file has them."""
+def _names_of_texts(
+    texts: Sequence[str], classes: Classes, names: Names | None, where: str
+) -> list[str]:
+    """Return the names of the classes of labels in a table; "" for text that is no label."""
+    numbers = [float(text) if _is_whole(text) else None for text in texts]
+    known = np.array([number for number in numbers if number is not None], np.float64)
+    found = iter(classes.names_of(labels_in(known, where, names), where, _example(classes)))
+    return ["" if number is None else next(found) for number in numbers]
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return float(text).is_integer()
+    except (ValueError, OverflowError):
+        return False
+
+
+def _example(classes: Classes) -> str:
+    """Return how a user of ``dptrain predict`` states the names of labels."""
+    return f"--classes {','.join(classes.names[:MOST_NAMES])}"
+
+
+def _read_npz(source: Path) -> tuple[NDArray[Any], NDArray[Any] | None, Names | None]:
+    """Return inputs, and targets and the names of labels if the file has them."""
     expected = f"expected an array {' or '.join(ARRAY_NAMES)}, or a single one"
     with opened_npz(source, expected) as file:
-        found = [name for name in ARRAY_NAMES if name in file] or file.files
+        names = names_in(file, str(source))
+        others = [name for name in file.files if name != CLASSES]
+        found = [name for name in ARRAY_NAMES if name in file] or others
         if len(found) == 1 or found[:1] == ["x"]:
             name = f"y{found[0].removeprefix('x')}"
             has_targets = found[0] in ARRAY_NAMES and name in file
-            return np.asarray(file[found[0]]), np.asarray(file[name]) if has_targets else None
+            y = np.asarray(file[name]) if has_targets else None
+            return np.asarray(file[found[0]]), y, names
     raise UserError(f"{source} has {', '.join(found) or 'nothing'}; {expected}")

@@ -102,7 +102,7 @@ def _batches(
 
 
 def _add_targets(report: SplitReport, dataset: Dataset, y: NDArray[Any]) -> None:
-    if dataset.targets == "classes":
+    if dataset.class_list is not None:
         for label, count in zip(*np.unique(y, return_counts=True), strict=True):
             report.classes[int(label)] = report.classes.get(int(label), 0) + int(count)
     elif y.size:
@@ -136,11 +136,9 @@ def describe_data(dataset: Dataset) -> dict[str, Any]:
 
 
 def _plain(report: SplitReport, dataset: Dataset) -> dict[str, Any]:
-    names = dataset.classes or ()
-    counts = {
-        names[label] if label < len(names) else str(label): count
-        for label, count in sorted(report.classes.items())
-    }
+    classes = dataset.class_list
+    found = sorted(report.classes.items()) if classes is not None else ()
+    counts = {classes.name(label): count for label, count in found} if classes else {}
     return {
         "name": report.name,
         "samples": report.samples,
@@ -183,8 +181,7 @@ def find_problems(
 
 
 def _missing_classes(dataset: Dataset, training: SplitReport) -> list[str]:
-    if dataset.targets != "classes":
-        return []
-    names = dataset.classes or tuple(map(str, range(dataset.num_outputs)))
+    classes = dataset.class_list
+    names = () if classes is None else classes.names
     missing = [name for label, name in enumerate(names) if not training.classes.get(label)]
     return [f"no training sample has the class {', '.join(missing)}"] if missing else []

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, make_dataset
+from dptrain.data.assembly import RawSplit, adapt_request, make_dataset
 from dptrain.data.base import Dataset
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
@@ -88,7 +88,8 @@ def open_irradiance(request: Request) -> Dataset:
     count = request.number("samples", 8192)
     horizon = request.number("horizon", 10)
     network = request.network
-    if network.loss.targets != "values" or network.num_outputs != 1:
+    is_one = network.family is not None or network.num_outputs == 1
+    if network.loss.targets != "values" or not is_one:
         raise UserError(
             f"irradiance predicts one value, but network {network.name} ends in "
             f"{network.num_outputs} × {network.loss.kind}; expected one output and "
@@ -110,6 +111,8 @@ def open_irradiance(request: Request) -> Dataset:
         inputs = windows.transpose(0, 2, 1)[:, None]
         what = "maps of the last 50 s"
     shape = tuple(inputs.shape[1:])
+    request = adapt_request(request, shape, [ahead], "irradiance")
+    network = request.network
     preprocessing = request.preprocessing or Preprocessing(
         kind="image" if len(shape) == 3 else "vector",
         input_shape=network.input_shape,

@@ -6,7 +6,7 @@ Anything of the following can be trained on:
 - a tuple ``(x, y)``, ``(x_train, y_train, x_test, y_test)`` or ``(x_train, y_train, x_val, y_val,
   x_test, y_test)`` of arrays, or a tuple of pairs ``((x_train, y_train), (x_test, y_test))``;
 - a mapping with the keys x and y, or x_train, y_train, x_test and y_test, and perhaps x_val and
-  y_val, such as an open npz file;
+  y_val, and classes, the names of the labels 0, 1, …, such as an open npz file;
 - an object with ``len(data)`` and ``data[i] -> (x, y)``: a list of pairs, or a PyTorch ``Dataset``.
   x is an image (an array or a PIL image) or a vector, always of the same shape; y is a label or
   numbers. ``data[i]`` must return the same sample each time: samples are read once if they fit in
@@ -29,13 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data import open_data
-from dptrain.data.arrays import VALIDATION, Pair, dataset_of_pairs, pairs_by_ending
+from dptrain.data.arrays import VALIDATION, Pair, dataset_of_pairs, names_in, pairs_by_ending
 from dptrain.data.base import Dataset
+from dptrain.data.classes import names_from
 from dptrain.data.layout import as_numbers, channels_first
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.spec import Request
+from dptrain.data.spec import CLASSES, Request
 from dptrain.data.stored import cache_limit_bytes
 from dptrain.errors import UserError
+from dptrain.network.adaptation import resize
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 
@@ -93,12 +95,16 @@ def dataset_from(
     ranks_per_node: int = 1,
     preprocessing: Preprocessing | None = None,
     split: bool = True,
+    classes: Any = None,
 ) -> Dataset:
     """Return a data set for a network from a spec, arrays or another object.
 
     Args:
         data: one of the objects that this module describes.
         network, seed, ranks_per_node, preprocessing, split: as for `open_data`.
+        classes: names of the labels of Python objects: a list in the order of the labels 0, 1, …,
+            or a mapping from label to name; None if they have none, or if a mapping of arrays names
+            them.
 
     Raises:
         UserError: the object is of none of these kinds, or does not match the network or the
@@ -112,6 +118,11 @@ def dataset_from(
         >>> dataset_from((x, y), network)
         <Dataset arrays: 40 training and 10 test samples of 1×8×8>
     """
+    if classes is not None and isinstance(data, str | Dataset):
+        raise UserError(
+            "classes names the labels of arrays and other Python objects; name those of a file in "
+            "its specification, such as npz:f.npz?classes=cat,dog"
+        )
     if isinstance(data, str):
         return open_data(
             data,
@@ -124,11 +135,16 @@ def dataset_from(
     if isinstance(data, Dataset):
         return _checked_dataset(data, network)
     name = "samples" if _array_pairs(data) is None else "arrays"
-    request = Request(name, "", {}, network, seed, ranks_per_node, preprocessing, split)
+    if classes is None and isinstance(data, Mapping):
+        names = names_in(data, "the data")
+    else:
+        names = None if classes is None else names_from(classes, CLASSES)
+    request = Request(name, "", {}, network, seed, ranks_per_node, preprocessing, split, names)
     return dataset_of_pairs(request, _pairs(request, data), f"the {name}")
 
 
 def _checked_dataset(data: Dataset, network: Network) -> Dataset:
+    network = resize(network, data.input_shape, data.num_outputs)
     found = (data.input_shape, data.targets, data.num_outputs)
     expected = (network.input_shape, network.loss.targets, network.num_outputs)
     if found != expected:

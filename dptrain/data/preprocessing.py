@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.data.classes import Classes
 from dptrain.data.images import Adapter
 from dptrain.data.layout import channels_first
 from dptrain.data.rows import RowLayout
@@ -326,39 +327,19 @@ class Preprocessing:
 
     # Classes.
 
-    def labels_of(self, classes: Sequence[str], where: str) -> NDArray[np.int64]:
-        """Return this model's label for each of another data set's classes, matched by name.
+    def class_list(self, network: Network) -> Classes | None:
+        """Return the classes of a network that was trained with this preprocessing.
 
-        Args:
-            classes: names in the other data set, in the order of its labels.
-            where: name of the other data set, for messages.
-
-        Raises:
-            UserError: a class is missing or unknown.
+        Returns:
+            None if the network predicts values, or several labels for each sample.
         """
-        own = self.classes
-        if own is None:
-            raise UserError(
-                f"{where} has classes, but the network was trained on the values of "
-                f"{self.trained_on}; expected data with values"
-            )
-        missing = [name for name in own if name not in classes]
-        unknown = [name for name in classes if name not in own]
-        if missing or unknown:
-            raise UserError(
-                f"{where} has the classes {', '.join(classes)}; the network was trained on "
-                f"{', '.join(own)}"
-                + (f"; missing: {', '.join(missing)}" if missing else "")
-                + (f"; unknown: {', '.join(unknown)}" if unknown else "")
-            )
-        return np.array([own.index(name) for name in classes], np.int64)
+        return Classes.of(network.loss.targets, network.num_outputs, self.classes)
 
     def output_names(self, network: Network) -> tuple[str, ...]:
         """Return a name for each output of a network that was trained with this preprocessing."""
-        count = network.num_outputs
-        if network.loss.targets == "classes":
-            names = self.classes or ()
-            return (*names, *(str(label) for label in range(len(names), count)))
+        count, classes = network.num_outputs, self.class_list(network)
+        if classes is not None and network.loss.targets == "classes":
+            return classes.names
         if count == 1:
             return ("value",)
         return tuple(f"value_{index}" for index in range(count))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for
+from dptrain.data.assembly import RawSplit, adapt_request, make_dataset, preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
 
@@ -163,14 +163,15 @@ def open_shapes(request: Request) -> Dataset:
     for number, stream in ((count, _TRAIN), (max(10, count // 5), _TEST)):
         images, labels = generate(number, seed, stream)
         splits.append(RawSplit(images, labels, np.arange(number)))
+    names, targets = dict(enumerate(CLASSES)), [split.targets for split in splits]
+    request = adapt_request(request, SHAPE, targets, "shapes", names=names, are_labels=True)
     return make_dataset(
         request,
         *splits,
-        preprocessing=preprocessing_for(request, SHAPE, np.dtype(np.uint8), classes=CLASSES),
+        preprocessing=preprocessing_for(request, SHAPE, np.dtype(np.uint8), names=names),
+        names=names,
         origin="generated curves with 2 to 6 lobes",
         where="shapes",
         has_split=True,
-        classes=CLASSES,
-        are_labels=True,
         white=255,
     )

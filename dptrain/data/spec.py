@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dptrain.data.base import Dataset
+from dptrain.data.classes import MOST_NAMES, NAMES_SUFFIX, Names, parse_names
 from dptrain.data.preprocessing import FITS, Preprocessing
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.network import Network
+
+CLASSES = "classes"
+"""The option with the names of labels."""
 
 PYTHON_DATA = ("arrays", "samples")
 """Names of data sets that were made from Python objects; see `dptrain.data.objects`."""
@@ -29,6 +33,7 @@ class Request:
         ranks_per_node: ranks on this node that open the data set, each with its own copy.
         preprocessing: saved with the model; None if it is to be determined.
         split: False if a data set without a split of its own is used as a whole.
+        names: of the labels, if the user states them.
     """
 
     name: str
@@ -39,11 +44,23 @@ class Request:
     ranks_per_node: int = 1
     preprocessing: Preprocessing | None = None
     split: bool = True
+    names: Names | None = None
 
     @property
     def text(self) -> str:
         """Name of the data without its options, for messages."""
         return f"{self.name}:{self.path}" if self.path else self.name
+
+    def example_of_names(self, names: Sequence[str]) -> str:
+        """Return how a user states the names of the labels of this data."""
+        if self.name in PYTHON_DATA:
+            return f"classes={list(names[:MOST_NAMES])}"
+        if len(names) > MOST_NAMES or any("," in name or "&" in name for name in names):
+            value = f"NAMES{NAMES_SUFFIX}, a file with a name on each line"
+        else:
+            value = ",".join(names)
+        options = "".join(f"{key}={text}&" for key, text in self.options.items())
+        return f"{self.text}?{options}classes={value}"
 
     @property
     def fit(self) -> str:
@@ -154,7 +171,13 @@ def absolute(spec: str, base: Path | None = None) -> str:
     parts = path.split(",") if name in ("npy", "maps") else [path]
     base = base or Path()
     path = ",".join(str((base / _expand_home(part)).absolute()) for part in parts)
-    return f"{name}:{path}{question}{tail}"
+    options = []
+    for option in tail.split("&"):
+        key, _, value = option.partition("=")
+        if key == CLASSES and value.endswith(NAMES_SUFFIX):
+            option = f"{key}={(base / _expand_home(value)).absolute()}"
+        options.append(option)
+    return f"{name}:{path}{question}{'&'.join(options)}"
 
 
 def parse(
@@ -206,4 +229,7 @@ def parse(
         if not equals or not value or key in options:
             raise UserError(f"data '{spec}': expected {key}={source.options[key]}, once")
         options[key] = value
-    return Request(name, path, options, network, seed, ranks_per_node, preprocessing, split)
+    names = None
+    if CLASSES in options:
+        names = parse_names(_expand_home(options[CLASSES]), f"{name}: {CLASSES}")
+    return Request(name, path, options, network, seed, ranks_per_node, preprocessing, split, names)

@@ -13,7 +13,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, class_names, make_dataset
+from dptrain.data.assembly import RawSplit, adapt_request, class_names, make_dataset
 from dptrain.data.base import Dataset
 from dptrain.data.lags import lags_of
 from dptrain.data.preprocessing import Preprocessing
@@ -21,7 +21,7 @@ from dptrain.data.rows import RowLayout, RowSamples
 from dptrain.data.sensor_maps import positions_of, read_positions
 from dptrain.data.spec import Request, existing
 from dptrain.errors import UserError, shown, suggest
-from dptrain.network.layers import Dense
+from dptrain.network.layers import Dense, Shape
 from dptrain.network.losses import MeanSquaredError
 from dptrain.network.network import Network
 
@@ -130,6 +130,7 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
             f"{path}: column {shown(target)} is its own input; expected a horizon of 1 or more, or "
             "lags without 0"
         )
+    request = _adapt(request, table[horizon:, -1], len(inputs), lags, positions, str(path))
     layout = RowLayout(len(inputs), lags, request.network.input_shape, positions)
     names = [shown(name) for name in inputs]
     where = f"{path} ({len(names)} input columns: {list_some(names)}; target {shown(target)})"
@@ -146,12 +147,31 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
         train,
         test,
         preprocessing=preprocessing,
+        names=request.names,
         origin=f"{path}, {len(names)} columns{rows} standardised, {shown(target)} {horizon} rows "
         "ahead",
         where=where,
         has_split=False,
         gap=horizon + layout.depth or None,
     )
+
+
+def _adapt(
+    request: Request,
+    targets: NDArray[np.float64],
+    columns: int,
+    lags: Sequence[int],
+    positions: Sequence[float],
+    where: str,
+) -> Request:
+    """Return the request for a network with the input of the table's samples, see `RowLayout`."""
+    rows, shape = len(lags) or 1, request.network.input_shape
+    sample: Shape = (rows * columns,)
+    if positions and len(shape) == 3:
+        sample = (rows, *shape[1:])
+    elif lags and len(shape) == 3 and request.network.family is not None:
+        sample = (1, rows, columns)
+    return adapt_request(request, sample, [targets], where, names=request.names)
 
 
 def linear_network(request: Request) -> Network:
@@ -266,7 +286,7 @@ def _standardising(
         horizon=_horizon(request),
         lags=layout.lags,
         positions=layout.positions,
-        classes=class_names(network, None),
+        classes=class_names(network, request.names),
         source=request.text,
     )
 

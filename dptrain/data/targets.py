@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.classes import check_numbers
 from dptrain.errors import UserError
 from dptrain.network.network import Network
-from dptrain.network.targets import class_labels
 
 
 def targets_for(y: NDArray[Any], network: Network, where: str) -> NDArray[Any]:
     """Check targets and convert them to the type that the network's loss reads.
 
     Args:
-        y: (n,), (n, 1) or (n, F); class labels may be one-hot rows.
+        y: (n,) classes as `Classes.indices` returns them, or values (n,), (n, 1) or (n, F).
         network: its loss determines the kind of the targets.
         where: name of the data, for messages.
 
@@ -24,15 +24,11 @@ def targets_for(y: NDArray[Any], network: Network, where: str) -> NDArray[Any]:
         int32 (n,) for ``classes``, else float32 (n, F).
 
     Raises:
-        UserError: the wrong shape or type, labels out of range, values that are not finite.
+        UserError: the wrong shape or type, or values that are not finite.
     """
-    if y.dtype.kind not in "biuf":
-        raise UserError(f"{where}: targets are of type {y.dtype}; expected numbers")
-    if not np.isfinite(y).all():
-        row = int(np.argwhere(~np.isfinite(y))[0][0])
-        raise UserError(f"{where}: the target of sample {row} is not a finite number")
     if network.loss.targets == "classes":
-        return class_labels(y, network, where).astype(np.int32)
+        return y.astype(np.int32)
+    check_numbers(y, where)
     width = network.num_outputs
     if y.ndim > 2 or y.shape[1:] not in ((), (width,)) or (y.ndim == 1 and width != 1):
         raise UserError(
@@ -49,13 +45,3 @@ def targets_for(y: NDArray[Any], network: Network, where: str) -> NDArray[Any]:
     if largest > float(np.finfo(np.float32).max):
         raise UserError(f"{where}: targets reach {largest:.3g}; expected numbers that fit float32")
     return y.reshape(len(y), width).astype(np.float32)
-
-
-def labels_for(labels: NDArray[Any], network: Network, where: str) -> NDArray[Any]:
-    """Return `targets_for` of class labels; refuse networks that predict values."""
-    if network.loss.targets == "values":
-        raise UserError(
-            f"{where} has classes, but network {network.name} predicts values; use a network that "
-            "ends in softmax_cross_entropy, or data with values"
-        )
-    return targets_for(labels, network, where)

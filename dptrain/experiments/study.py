@@ -23,6 +23,7 @@ from dptrain.network.layers import Conv2d
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.training.engines import FIRST_TIMED
+from dptrain.training.job import open_network
 from dptrain.training.settings import Settings
 
 NAME = "variants"
@@ -129,7 +130,7 @@ def study_variants(
         UserError: a mistake that the user can correct; the same on every rank. An error of a later
             variant alone becomes its result.
     """
-    network = call_on_all_ranks(world, config.load_network)
+    network = call_on_all_ranks(world, lambda: open_network(config, world.local_size))
     variants = call_on_all_ranks(world, lambda: list_variants(network, axes, cross=cross))
     config = replace(
         config,

@@ -31,6 +31,7 @@ from dptrain.measure.environment import environment
 from dptrain.measure.statistics import FEWEST, Estimate, student
 from dptrain.network.network import Network
 from dptrain.runs.records import read_record
+from dptrain.training.job import open_network
 from dptrain.training.settings import DIRECTORY_SETTINGS, Settings, settings
 
 NAME = "sweep"
@@ -100,7 +101,10 @@ class PointResult:
 
 
 def list_cases(
-    make: MakeSettings, axes: Mapping[str, Sequence[str]], seeds: Sequence[int]
+    make: MakeSettings,
+    axes: Mapping[str, Sequence[str]],
+    seeds: Sequence[int],
+    ranks_per_node: int = 1,
 ) -> list[Case]:
     """Return all combinations of the values of the axes, each with all seeds.
 
@@ -109,20 +113,26 @@ def list_cases(
         axes: values by the name of a setting, or by a change of the network (see
             `dptrain.experiments.variants.AXES`).
         seeds: the seeds.
+        ranks_per_node: ranks on this node that call this function at the same time.
 
     Raises:
         UserError: an axis or a value is invalid, or a network is not possible.
     """
     for name in axes:
         _check_axis(name)
-    cases = []
+    cases: list[Case] = []
+    networks: dict[tuple[str, str | None], Network] = {}
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
         changes = {name: value for name, value in point.items() if name in AXES}
         rest = {name: value for name, value in point.items() if name not in AXES}
         for seed in seeds:
             chosen = make({**rest, "seed": str(seed)})
-            network = change_layers(chosen.load_network(), changes) if changes else None
+            network, key = None, (chosen.network, chosen.data)
+            if changes:
+                if key not in networks:
+                    networks[key] = open_network(chosen, ranks_per_node)
+                network = change_layers(networks[key], changes)
             cases.append(Case(point, seed, chosen, network))
     return cases
 
@@ -169,7 +179,7 @@ def run_sweep(
         UserError: a mistake that the user can correct; the same on every rank. An error of a later
             case alone becomes its result.
     """
-    cases = call_on_all_ranks(world, lambda: list_cases(make, axes, seeds))
+    cases = call_on_all_ranks(world, lambda: list_cases(make, axes, seeds, world.local_size))
     facts = _facts(make, axes, seeds, environment(world))
     call_on_rank_zero(world, lambda: Ledger.open(folder, NAME, facts))
     own = part_of(cases, part)

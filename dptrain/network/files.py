@@ -38,7 +38,7 @@ from dptrain.errors import UserError, shown, suggest
 from dptrain.foreign import ONNX, is_onnx, refuse_foreign
 from dptrain.network.field_types import type_options
 from dptrain.network.kinds import LAYERS
-from dptrain.network.layers import Layer
+from dptrain.network.layers import Layer, Shape
 from dptrain.network.losses import LOSSES, Loss
 from dptrain.network.network import INPUT, Network, NodeSpec, default_names
 from dptrain.network.zoo import build_network
@@ -51,29 +51,43 @@ NODE_KEYS = ("name", "inputs")
 """Keys of a layer that belong to its node, not to its class."""
 
 
-def get_network(name_or_path: str | Path) -> Network:
+def get_network(
+    name_or_path: str | Path,
+    *,
+    input_shape: Shape | None = None,
+    outputs: int | None = None,
+) -> Network:
     """Return a network by its name, or read it from a TOML or ONNX file.
+
+    Training adapts a network that was named to the data, see `dptrain.network.adaptation`.
 
     Args:
         name_or_path: a name in `dptrain.network.zoo.NETWORKS`, ``mlp-A-B-C`` for a perceptron with
             hidden layers of A, B and C units, or the path of a file that ends in ``.toml`` or
             ``.onnx``; see `dptrain.interchange.onnx_import`.
+        input_shape: (C, H, W) or (F,) of a network that is named; None for the published one.
+        outputs: number of outputs of a network that is named; None for the published one.
 
     Raises:
-        UserError: there is no network of this name, the file does not exist, or the file does not
-            describe a network.
+        UserError: there is no network of this name or size, the file does not exist, or the file
+            does not describe a network.
 
     Examples:
         >>> get_network("model0").num_parameters
         210998
+        >>> get_network("model0", input_shape=(1, 28, 28), outputs=5).output_shape
+        (5,)
     """
     text = str(name_or_path)
     refuse_foreign(Path(text), ONNX)
+    is_file = is_onnx(Path(text)) or text.endswith(".toml")
+    if is_file and not (input_shape is None and outputs is None):
+        raise UserError(f"{text} describes one network; change the sizes in the file")
     if is_onnx(Path(text)):
         from dptrain.interchange.onnx_files import read_onnx_file
 
-        return read_onnx_file(Path(text)).network
-    return read_network(text) if text.endswith(".toml") else build_network(text)
+        return read_onnx_file(Path(text)).network.read_from(text)
+    return read_network(text) if is_file else build_network(text, input_shape, outputs)
 
 
 def read_network(path: Path | str) -> Network:
@@ -89,7 +103,7 @@ def read_network(path: Path | str) -> Network:
     path = Path(path)
     values = read_toml(path)
     try:
-        return _network(values, path.stem)
+        return _network(values, path.stem).read_from(str(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -99,10 +113,14 @@ def write_network(network: Network, path: Path | str) -> None:
 
     Fields that have their defaults are omitted, and so are names and inputs of a chain.
     """
+    Path(path).write_text(network_to_toml(network), encoding="utf-8")
+
+
+def network_to_toml(network: Network) -> str:
+    """Return the text that `write_network` writes."""
     import tomli_w
 
-    values = network_to_dict(network)
-    Path(path).write_text(tomli_w.dumps(values), encoding="utf-8")
+    return tomli_w.dumps(network_to_dict(network))
 
 
 def network_to_dict(network: Network) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +33,10 @@ DEFAULT_LOSS = SoftmaxCrossEntropy()
 
 Connections = tuple[tuple[str, tuple[str, ...]], ...]
 """Name and inputs of every layer."""
+
+
+Family = Callable[[Shape, int], "Network"]
+"""A function that returns a network for the shape of an input and a number of outputs."""
 
 
 class NodeSpec(NamedTuple):
@@ -103,6 +108,9 @@ class Network:
 
     Attributes:
         nodes: the layers in topological order, with names, inputs and shapes.
+        family: the function of the zoo that returns this network and that of another size, see
+            `dptrain.network.adaptation`; None for a network of the user's own.
+        file: path of the file that it was read from; "" if there is none.
 
     Raises:
         UserError: the shape of an input does not fit the layer; the message names the layer.
@@ -126,6 +134,26 @@ class Network:
         default=None, kw_only=True
     )
     nodes: tuple[Node, ...] = field(init=False, repr=False, compare=False)
+    # A changed copy of a network belongs to no family and to no file, so neither is an argument.
+    family: Family | None = field(default=None, init=False, repr=False, compare=False)
+    file: str = field(default="", init=False, repr=False, compare=False)
+
+    @classmethod
+    def of_family(cls, family: Family, input_shape: Shape, outputs: int) -> Network:
+        """Return the network of a family for the shape of an input and a number of outputs.
+
+        Raises:
+            UserError: there is no such network, for example because the input is too small.
+        """
+        network = family(make_input_shape(input_shape), outputs)
+        object.__setattr__(network, "family", family)
+        return network
+
+    def read_from(self, file: str) -> Network:
+        """Return the network with the path of the file that it was read from."""
+        network = copy.copy(self)
+        object.__setattr__(network, "file", file)
+        return network
 
     @classmethod
     def from_nodes(

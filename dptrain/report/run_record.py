@@ -18,7 +18,8 @@ from dptrain.measure.profile import Parts, Spread, StageProfile, StepParts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.differences import share
 from dptrain.report.forms import BOOLEAN, NUMBER, PAIR, Form, Optional, check_form, form_of
-from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SPECIFICATION, SUMMARY
+from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SUMMARY
+from dptrain.training.settings import SPECIFICATION_FILE as SPECIFICATION
 
 METRICS = "metrics.jsonl"
 

@@ -201,6 +201,7 @@ def open_test_data(
     world: World,
     *,
     seed: int,
+    classes: Any = None,
 ) -> tuple[Samples, str]:
     """Open the samples on which a trained network is evaluated; every rank calls this function.
 
@@ -214,6 +215,7 @@ def open_test_data(
         preprocessing: saved with the network.
         world: the ranks.
         seed: of the run.
+        classes: names of the labels of an object, see `dataset_from`.
 
     Returns:
         The samples, and a description of them such as "all 120 samples of folder:shapes".
@@ -233,6 +235,7 @@ def open_test_data(
             ranks_per_node=world.local_size,
             preprocessing=preprocessing,
             split=own,
+            classes=classes,
         )
         return dataset, data_fingerprint(dataset)
 
@@ -270,12 +273,12 @@ def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
 
 
 def evaluate_model(
-    model: TrainedModel, data: Any, world: World, *, workers: int = 0
+    model: TrainedModel, data: Any, world: World, *, workers: int = 0, classes: Any = None
 ) -> tuple[dict[str, Any], Quality | None]:
     """Evaluate a trained model on a data set; every rank calls this function.
 
     The data is preprocessed as the model's saved preprocessing requires. Its classes and columns
-    are matched by name.
+    are matched by name, and labels without names by their value, see `dptrain.data.classes`.
 
     Args:
         model: the trained model, on every rank.
@@ -283,6 +286,7 @@ def evaluate_model(
             an object, see `dptrain.data.objects`.
         world: the ranks.
         workers: processes of each rank that decode samples; 0 decodes in the rank itself.
+        classes: names of the labels of an object, see `dataset_from`.
 
     Returns:
         The same on every rank: network, data, step, scored (a description of the samples), samples,
@@ -294,8 +298,9 @@ def evaluate_model(
     """
     trained_on = model.facts.data
     samples, scored = open_test_data(
-        data, trained_on, model.network, model.preprocessing, world, seed=model.facts.seed
-    )
+        data, trained_on, model.network, model.preprocessing, world, seed=model.facts.seed,
+        classes=classes,
+    )  # fmt: skip
     network = model.network
     target_shape = () if network.loss.targets == "classes" else (network.num_outputs,)
     with read_by_workers(samples, workers, network.input_shape, target_shape) as read:

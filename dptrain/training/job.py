@@ -28,6 +28,7 @@ from dptrain.errors import UserError
 from dptrain.measure.energy import EnergyMeter
 from dptrain.measure.input_times import InputTimes
 from dptrain.measure.recorder import StepRecorder
+from dptrain.network.adaptation import resize
 from dptrain.network.files import network_to_dict
 from dptrain.network.network import Network
 from dptrain.plan.buckets import Bucket, make_buckets
@@ -311,12 +312,14 @@ def _open_inputs(
     if chosen.tune:
         call_on_all_ranks(world, backend.require_tuning)
     graph = network or call_on_all_ranks(world, chosen.load_network)
+    call_on_all_ranks(world, partial(chosen.check_until_accuracy, graph))
+    data = dataset or _open_data(chosen, graph, world)
+    graph = call_on_all_ranks(world, partial(resize, graph, data.input_shape, data.num_outputs))
     is_mixed = are_mixed(chosen, world, backend)
     if is_mixed:
         check_mixed(chosen, graph)
     call_on_rank_zero(world, lambda: _check_weights(chosen, graph))
-    call_on_all_ranks(world, lambda: chosen.check_until_accuracy(graph))
-    data = _with_validation(chosen, dataset or _open_data(chosen, graph, world), world)
+    data = _with_validation(chosen, data, world)
     fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
     named = {f"data {name}": value for name, value in fingerprint.items()}
     agree(world, {"network": digest(network_to_dict(graph)), **named})
@@ -490,6 +493,23 @@ def _open_data(chosen: Settings, network: Network, world: World) -> Dataset:
             str(chosen.data), network, seed=chosen.seed, ranks_per_node=world.local_size
         ),
     )
+
+
+def open_network(chosen: Settings, ranks_per_node: int = 1) -> Network:
+    """Return the network that the settings train: one of the zoo has the size of the data.
+
+    Args:
+        chosen: settings with the recipe of the network filled in.
+        ranks_per_node: ranks on this node that call this function at the same time.
+
+    Raises:
+        UserError: the network or the data does not exist, or they do not fit.
+    """
+    network = chosen.load_network()
+    if network.family is None:
+        return network
+    data = open_data(str(chosen.data), network, seed=chosen.seed, ranks_per_node=ranks_per_node)
+    return resize(network, data.input_shape, data.num_outputs)
 
 
 def _engine(

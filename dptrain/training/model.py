@@ -20,7 +20,6 @@ from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import UserError
 from dptrain.network.files import network_from_dict
 from dptrain.network.network import Network
-from dptrain.network.outputs import NO_CLASS, predicted_classes
 from dptrain.plan.plan import make_plan
 from dptrain.plan.shards import MicroShards
 from dptrain.training.checkpoints import CheckpointFacts, restore_replica
@@ -107,30 +106,26 @@ class TrainedModel:
         Raises:
             UserError: as for `predict`, or the network predicts values.
         """
-        targets, width = self.network.loss.targets, self.network.num_outputs
-        if targets == "classes":
-            names = self.preprocessing.output_names(self.network)
-            return self._named(x, names)
-        if targets == "binary" and width == 1:
-            return self._named(x, self.classes or ("0", "1"))
+        width = self.network.num_outputs
+        classes = self.preprocessing.class_list(self.network)
+        if classes is not None:
+            return classes.predicted(self.predict(x))
         raise UserError(
             f"network {self.network.name} ends in {self.network.loss.kind} with {width} "
             f"output{'s' * (width > 1)}, so it has no most probable class; use predict"
         )
 
-    def _named(self, x: ArrayLike, names: Sequence[str]) -> list[str]:
-        """Return the names of the predicted classes."""
-        indices = predicted_classes(self.predict(x))
-        return ["" if index == NO_CLASS else names[index] for index in indices]
-
-    def evaluate(self, data: Any = None) -> dict[str, Any]:
+    def evaluate(self, data: Any = None, *, classes: Any = None) -> dict[str, Any]:
         """Evaluate the model; see `dptrain.training.evaluation.evaluate_model` for the result.
 
         Args:
             data: None for the test split of the training data; else the name of a data set as for
                 ``dptrain evaluate --data``, or an object as for `Trainer`.
+            classes: names of the labels of an object: a list in the order of the labels 0, 1, …, or
+                a mapping from label to name. Integers without names are matched with the classes of
+                the network by their value, never by their position.
         """
-        return evaluate_model(self, data, self._world)[0]
+        return evaluate_model(self, data, self._world, classes=classes)[0]
 
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and statistics to a safetensors file with PyTorch's names and shapes.

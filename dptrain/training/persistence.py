@@ -170,7 +170,7 @@ def find_best(run: RunDirectory, selection: Selection) -> Checkpoint | None:
 def _is_listed(name: str, network: Network) -> bool:
     """Return True if dptrain builds this network by its name, so that it needs no file."""
     try:
-        return build_network(name) == network
+        return build_network(name, network.input_shape, network.num_outputs) == network
     except UserError:
         return False
 

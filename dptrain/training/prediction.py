@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,12 @@ from numpy.typing import NDArray
 
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
+from dptrain.data.classes import parse_names
 from dptrain.data.inputs import RawInputs, open_inputs
 from dptrain.data.sharding import shard
 from dptrain.data.workers import read_by_workers
 from dptrain.errors import UserError
 from dptrain.files import write_whole
-from dptrain.network.outputs import NO_CLASS, predicted_classes
 from dptrain.training.evaluation import batches_of
 
 if TYPE_CHECKING:
@@ -26,7 +25,13 @@ if TYPE_CHECKING:
 
 
 def predict_to_file(
-    model: TrainedModel, source: Path, output: Path, world: World, *, workers: int = 0
+    model: TrainedModel,
+    source: Path,
+    output: Path,
+    world: World,
+    *,
+    workers: int = 0,
+    classes: str | None = None,
 ) -> int:
     """Write predictions for new samples to a CSV file, one line for each sample.
 
@@ -39,6 +44,8 @@ def predict_to_file(
         world: the ranks; every rank calls this function. Each one predicts its shard, and rank 0
             writes.
         workers: processes of each rank that decode images; 0 decodes in the rank itself.
+        classes: names of the labels in the source, see `dptrain.data.classes.parse_names`; None if
+            it has names for them, or integers.
 
     Returns:
         Number of samples.
@@ -46,7 +53,12 @@ def predict_to_file(
     Raises:
         UserError: the source cannot be read or does not match the model, or the output exists.
     """
-    inputs = call_on_all_ranks(world, lambda: open_inputs(source, model.preprocessing))
+
+    def open_source() -> RawInputs:
+        names = None if classes is None else parse_names(classes, "--classes")
+        return open_inputs(source, model.preprocessing, names)
+
+    inputs = call_on_all_ranks(world, open_source)
     call_on_rank_zero(world, lambda: _refuse_existing(output))
     predictions = np.zeros((len(inputs.samples), model.network.num_outputs))
     mine = shard(len(predictions), world.rank, world.size)
@@ -73,19 +85,19 @@ def _write_predictions(
     if the outputs contain NaN.
     """
     names, kind = model.preprocessing.output_names(model.network), model.network.loss.targets
-    classes: Sequence[str] = names if kind == "classes" else ()
-    if kind == "binary" and len(names) == 1:
-        classes = model.classes or ("0", "1")
-        names = classes[1:]
+    classes = model.preprocessing.class_list(model.network)
+    if classes is not None and len(names) == 1:
+        names = classes.names[1:]
     header = [*names] if kind == "values" else [f"probability_{name}" for name in names]
-    header = ["class", *header] if classes else header
+    header = header if classes is None else ["class", *header]
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     known = inputs.targets is not None
     writer.writerow(["sample", *header, *(["target"] if known else [])])
     targets = [[target] for target in inputs.targets or ()] or [[]] * len(predictions)
-    indices = predicted_classes(predictions)
-    for name, row, index, target in zip(inputs.names, predictions, indices, targets, strict=True):
-        chosen = ["" if index == NO_CLASS else classes[index]] if classes else []
-        writer.writerow([name, *chosen, *(f"{value:.6g}" for value in row), *target])
+    chosen = [[]] * len(predictions) if classes is None else (
+        [[name] for name in classes.predicted(predictions)]
+    )  # fmt: skip
+    for name, row, own, target in zip(inputs.names, predictions, chosen, targets, strict=True):
+        writer.writerow([name, *own, *(f"{value:.6g}" for value in row), *target])
     write_whole(output, lines.getvalue(), "--output")

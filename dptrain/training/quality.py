@@ -217,11 +217,8 @@ def make_collector(count: int, network: Network, preprocessing: Preprocessing) -
     """Return a collector for `count` samples; None if a sample may have several labels."""
     if network.loss.targets == "values":
         return _ValueCollector(count, preprocessing.output_names(network), preprocessing)
-    if network.loss.targets == "classes":
-        return _ClassCollector(count, preprocessing.output_names(network))
-    if network.num_outputs == 1:
-        return _ClassCollector(count, preprocessing.classes or ("0", "1"))
-    return None
+    classes = preprocessing.class_list(network)
+    return None if classes is None else _ClassCollector(count, classes.names)
 
 
 def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ from dptrain.comm.signals import EARLY_SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.measure.console import make_console
 from dptrain.measure.tables import fitted_table
+from dptrain.network.adaptation import describe_adaptation
 from dptrain.training.callbacks import Progress
 from dptrain.training.job import assemble
 from dptrain.training.persistence import restore_run
@@ -55,6 +56,9 @@ def dry_run(chosen: Settings, world: World) -> None:
         console = make_console()
         for table in specification_tables(job.run_spec):
             console.print(table)
+        adaptation = describe_adaptation(job.network)
+        if adaptation:
+            console.print(f"network: {job.network.name} {adaptation}", soft_wrap=True)
         console.print(f"data: {job.dataset.description}", soft_wrap=True)
         console.print(f"preprocessing: {job.dataset.preprocessing}", soft_wrap=True)
         total = sum(job.memory_bytes.values()) / 2**20

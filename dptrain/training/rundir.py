@@ -48,10 +48,11 @@ from dptrain.network.files import write_network
 from dptrain.network.network import Network
 from dptrain.training.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import CONFIG_FILE as CONFIG
+from dptrain.training.settings import SPECIFICATION_FILE as SPECIFICATION
 from dptrain.training.settings import read_settings
 
 ENVIRONMENT, SUMMARY, NETWORK, LOCK = "env.json", "summary.json", "network.toml", ".lock"
-SPECIFICATION, BEST = "spec.json", "best"
+BEST = "best"
 LAST_CHECKPOINT = ".last_checkpoint"
 
 

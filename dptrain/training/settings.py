@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from dptrain.backends import BACKENDS
 from dptrain.comm import BATCH_NORM_MODES, TRANSPORTS
 from dptrain.errors import UserError, suggest
+from dptrain.files import MAX_TEXT_BYTES, parse_json, read_regular
 from dptrain.toml import read_toml
 from dptrain.training.labels import parse_tags
 from dptrain.training.presets import find_config
@@ -37,6 +38,7 @@ OTHER_VARIABLES = {
 """Environment variables with the prefix that are not settings of a job, and their meanings."""
 
 CONFIG_FILE = "config.toml"
+SPECIFICATION_FILE = "spec.json"
 """Name of the file in a run directory that holds the settings of the run."""
 
 NETWORK_SUFFIXES = (".toml", ".onnx")
@@ -532,10 +534,15 @@ class Settings:
         return replace(self, **filled, origins=origins)
 
     def load_network(self) -> Network:
-        """Return the network that the setting `network` names."""
+        """Return the network that the setting `network` names.
+
+        A run that is resumed has the network that it began with, whatever the zoo or the data would
+        be now.
+        """
         from dptrain.network.files import get_network
 
-        return get_network(self.network)
+        resumed = None if self.resume is None else _network_of_run(self.resume, self.network)
+        return get_network(self.network) if resumed is None else resumed
 
     def check_until_accuracy(self, network: Network) -> None:
         """Raise `UserError` if an accuracy is requested, but the network predicts values."""
@@ -595,6 +602,17 @@ class Settings:
             for name, value in values.items()
             if value is not None and name not in DIRECTORY_SETTINGS
         }
+
+
+def _network_of_run(run_dir: Path, name: str) -> Network | None:
+    """Return the network of a run by the same name; None if the run has not begun."""
+    from dptrain.network.files import network_from_dict
+
+    with suppress(OSError, ValueError, KeyError, TypeError):  # The run directory is checked later.
+        found = parse_json(read_regular(run_dir / SPECIFICATION_FILE, MAX_TEXT_BYTES))
+        if found["job"]["network"] == name:
+            return network_from_dict(found["network"]).read_from(str(run_dir))
+    return None
 
 
 def _first(value: Any, otherwise: Any) -> Any:

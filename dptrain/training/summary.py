@@ -20,6 +20,7 @@ from dptrain.measure.load import Clock, is_busy
 from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import layers_table, notes_table, parts_table
+from dptrain.network.adaptation import describe_adaptation
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shares import alone
 from dptrain.training.display import Display
@@ -70,6 +71,9 @@ def introduce(job: Job, display: Display, step: int) -> None:
         f"dptrain {__version__}: {job.network.name} ({job.network.num_parameters:,} parameters, "
         f"{memory:.1f} MiB per rank), {_backends(job)}"
     )
+    adaptation = describe_adaptation(job.network)
+    if adaptation:
+        display.print(f"network: {job.network.name} {adaptation}")
     display.print(f"data: {job.dataset.description}")
     transport = f", transport {spec.transport}" if world.size > 1 else ""
     shards = f" in {_count(spec.shards, 'micro-shard')}" if spec.shards else ""

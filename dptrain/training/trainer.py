@@ -78,7 +78,11 @@ class Trainer:
             .onnx file, which also contains the initial parameters.
         data: the name of a data set as for ``dptrain train --data``; None for the one of the
             network's recipe; arrays ``(x_train, y_train, x_test, y_test)`` or ``(x, y)``; a
-            mapping with these names; or any object that `dptrain.data.objects` describes.
+            mapping with these names; or any object that `dptrain.data.objects` describes. A network
+            that is named gets the channels or columns of the data and its number of classes or
+            target columns; one of your own must have them.
+        classes: names of the labels of arrays and objects: a list in the order of the labels 0, 1,
+            …, or a mapping from label to name; None if labels are integers without names.
         callbacks: objects that run after steps and epochs; see `dptrain.training.callbacks`.
         progress: show the progress on standard output of rank 0.
         world: the ranks; None for all ranks that the launcher started.
@@ -108,6 +112,7 @@ class Trainer:
         network: Network | str = "model0",
         data: Any = None,
         *,
+        classes: Any = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = True,
         world: World | None = None,
@@ -122,7 +127,9 @@ class Trainer:
             world, lambda: _settings(network, data, settings).with_recipe(graph)
         )
         keeps_run = chosen.run_dir is not None
-        job = _assemble(chosen, world, graph, data, keeps_run=keeps_run, quiet=not progress)
+        job = _assemble(
+            chosen, world, graph, data, classes, keeps_run=keeps_run, quiet=not progress
+        )
         self._start([*([Progress()] if progress else []), *callbacks], job)
 
     @classmethod
@@ -131,6 +138,7 @@ class Trainer:
         run_dir: str | os.PathLike[str],
         data: Any = None,
         *,
+        classes: Any = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = True,
         world: World | None = None,
@@ -141,6 +149,7 @@ class Trainer:
         Args:
             run_dir: the run directory.
             data: the data of the run if it was made of Python objects; None opens it by its name.
+            classes: as for the class.
             callbacks: as for the class.
             progress: as for the class.
             world: as for the class.
@@ -153,7 +162,7 @@ class Trainer:
         )
         trainer = cls.__new__(cls)
         graph = call_on_all_ranks(world, chosen.load_network)
-        job = _assemble(chosen, world, graph, data, keeps_run=True, quiet=not progress)
+        job = _assemble(chosen, world, graph, data, classes, keeps_run=True, quiet=not progress)
         trainer._start([*([Progress()] if progress else []), *callbacks], job)
         return trainer
 
@@ -524,13 +533,15 @@ class Trainer:
 
     # Evaluation and prediction.
 
-    def evaluate(self, data: Any = None) -> dict[str, Any]:
+    def evaluate(self, data: Any = None, *, classes: Any = None) -> dict[str, Any]:
         """Evaluate the network on the test split of its data, or on other data.
 
         Every rank calls this method and evaluates a share of the samples.
 
         Args:
             data: None for the test split; else as for the class.
+            classes: names of the labels of `data`, as for the class. Integers without names are
+                matched with the classes of the network by their value, never by their position.
 
         Returns:
             ``scored`` (which samples were evaluated), ``samples`` (their number), ``loss`` (mean
@@ -550,6 +561,7 @@ class Trainer:
                 job.dataset.preprocessing,
                 job.world,
                 seed=job.spec.seed,
+                classes=classes,
             )
         with self._averaged_parameters():
             found = score_in_detail(
@@ -679,12 +691,25 @@ def connect_ranks(timeout: float | None = None) -> World:
 
 
 def _assemble(
-    chosen: Settings, world: World, network: Network, data: Any, *, keeps_run: bool, quiet: bool
+    chosen: Settings,
+    world: World,
+    network: Network,
+    data: Any,
+    classes: Any,
+    *,
+    keeps_run: bool,
+    quiet: bool,
 ) -> Job:
     def open_objects() -> Dataset | None:
-        if data is None or isinstance(data, str):
+        if classes is None and (data is None or isinstance(data, str)):
             return None
-        return dataset_from(data, network, seed=chosen.seed, ranks_per_node=world.local_size)
+        return dataset_from(
+            chosen.data if data is None else data,
+            network,
+            seed=chosen.seed,
+            ranks_per_node=world.local_size,
+            classes=classes,
+        )
 
     dataset = call_on_all_ranks(world, open_objects)
     return assemble(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from dptrain.errors import UserError, suggest
+from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 from dptrain.network.zoo import alexnet, mobilenet, resnet, studies, vgg, wide_resnet
 from dptrain.network.zoo.recipes import ADAMW_DECAY, BINARY, CLASSES, VALUES, Entry, Recipe
@@ -21,22 +22,28 @@ NETWORKS: Mapping[str, Entry] = MappingProxyType({
     **alexnet.NETWORKS,
     **studies.PERCEPTRONS,
 })  # fmt: skip
-"""The networks by name. ``mlp-A-B-C`` with any positive numbers is a network as well."""
+"""The networks by name. ``mlp-A-B-C`` with any positive numbers is a network as well. Each is a
+function of the shape of its input and of its number of outputs."""
 
 
-def build_network(name: str) -> Network:
+def build_network(
+    name: str, input_shape: Shape | None = None, outputs: int | None = None
+) -> Network:
     """Build the network called `name`; `dptrain.get_network` also reads files.
 
     Args:
         name: one of `NETWORKS`, or ``mlp-`` and the widths of the hidden layers.
+        input_shape: (C, H, W) or (F,); None for that of the published network.
+        outputs: number of outputs; None for that of the published network.
 
     Raises:
         UserError: there is no such network; the message suggests the closest name.
     """
     if name in NETWORKS:
-        return NETWORKS[name].build()
+        return NETWORKS[name].build(input_shape, outputs)
     if re.fullmatch(r"mlp(-[1-9][0-9]{0,8})+", name):
-        return studies.perceptron([int(width) for width in name.split("-")[1:]])
+        entry = studies.perceptron([int(width) for width in name.split("-")[1:]])
+        return entry.build(input_shape, outputs)
     names = [known for known in NETWORKS if not known.startswith("mlp-")]
     raise UserError(
         f"no network '{name}'; expected {', '.join(names)}, mlp-A-B-C, or the path of a file that "

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dptrain.network.combining import GlobalAveragePool2d
 from dptrain.network.functional import Input, Tensor, name_scope
-from dptrain.network.layers import Dense, Flatten, ReLU
+from dptrain.network.layers import Dense, Flatten, ReLU, Shape
 from dptrain.network.network import Network
 from dptrain.network.normalization import BatchNorm2d
-from dptrain.network.zoo.recipes import IMAGENET, Entry
+from dptrain.network.zoo.recipes import IMAGENET, IMAGENET_SIZE, Entry
 from dptrain.network.zoo.resnet import convolution
 
 DECAY = 1e-4
@@ -27,9 +27,9 @@ def _active(x: Tensor, name: str) -> Tensor:
     return ReLU()(BatchNorm2d()(x, name=name))
 
 
-def mobilenet() -> Network:
-    """Return MobileNet with width 1 for 1,000 classes of images of 224×224 pixels."""
-    y = _active(convolution(Input((3, 224, 224)), 32, 3, 2, "conv1", DECAY), "bn1")
+def mobilenet(input_shape: Shape, outputs: int) -> Network:
+    """Return MobileNet with width 1 for images of some shape and some number of classes."""
+    y = _active(convolution(Input(input_shape), 32, 3, 2, "conv1", DECAY), "bn1")
     for number, (filters, stride) in enumerate(_BLOCKS):
         with name_scope(f"block{number}"):
             # A depthwise filter has nine weights; they are not decayed.
@@ -38,11 +38,11 @@ def mobilenet() -> Network:
             y = convolution(_active(y, "bn1"), filters, 1, 1, "pointwise", DECAY)
             y = _active(y, "bn2")
     y = Flatten()(GlobalAveragePool2d()(y))
-    output = Dense(1000, weight_decay=DECAY)(y, name="fc")
+    output = Dense(outputs, weight_decay=DECAY)(y, name="fc")
     return Network.from_output(output, name="mobilenet-v1")
 
 
 NETWORKS = {
     # The paper trains by RMSProp on many asynchronous workers; this is the recipe of ResNets.
-    "mobilenet-v1": Entry("3×224×224, depthwise", mobilenet, IMAGENET),
+    "mobilenet-v1": Entry("3×224×224, depthwise", mobilenet, *IMAGENET_SIZE, IMAGENET),
 }

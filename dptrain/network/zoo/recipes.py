@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dptrain.network.network import Network
+from dptrain.network.layers import Shape
+from dptrain.network.network import Family, Network
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,30 @@ IMAGENET = Recipe(
 30 and after 60 epochs. Its random resized crops are replaced by shifts of up to 16 pixels, the
 224×224 windows of images of 256×256."""
 
+IMAGENET_SIZE: tuple[Shape, int] = (3, 224, 224), 1000
+"""Shape of the images and number of classes of ImageNet."""
+CIFAR_SIZE: tuple[Shape, int] = (3, 32, 32), 10
+"""Shape of the images and number of classes of CIFAR-10."""
+
 
 @dataclass(frozen=True)
 class Entry:
-    """A network of the zoo: description, constructor and default training settings."""
+    """A network of the zoo: a function of the shape of its input and of its number of outputs.
+
+    Attributes:
+        description: one line of help.
+        family: the function.
+        input_shape, outputs: its arguments for the published network.
+        recipe: default training settings.
+    """
 
     description: str
-    build: Callable[[], Network]
+    family: Family
+    input_shape: Shape
+    outputs: int
     recipe: Recipe
+
+    def build(self, input_shape: Shape | None = None, outputs: int | None = None) -> Network:
+        """Return the published network, or the one of another size."""
+        shape = self.input_shape if input_shape is None else input_shape
+        return Network.of_family(self.family, shape, self.outputs if outputs is None else outputs)

@@ -15,10 +15,10 @@ from functools import partial
 
 from dptrain.network.combining import Add, GlobalAveragePool2d
 from dptrain.network.functional import Input, Tensor, name_scope
-from dptrain.network.layers import Conv2d, Dense, Flatten, MaxPool2d, ReLU
-from dptrain.network.network import Network
+from dptrain.network.layers import Conv2d, Dense, Flatten, MaxPool2d, ReLU, Shape
+from dptrain.network.network import Family, Network
 from dptrain.network.normalization import BatchNorm2d
-from dptrain.network.zoo.recipes import IMAGENET, Entry, Recipe
+from dptrain.network.zoo.recipes import CIFAR_SIZE, IMAGENET, IMAGENET_SIZE, Entry, Recipe
 
 Block = Callable[[Tensor, int, int, float], Tensor]
 
@@ -75,21 +75,29 @@ def _stages(
     return x
 
 
-def imagenet_resnet(name: str, block: Block, counts: Sequence[int]) -> Network:
-    """Return a network for 1,000 classes of images of 224×224 pixels, as torchvision defines it."""
+def imagenet_resnet(
+    name: str, block: Block, counts: Sequence[int], input_shape: Shape, outputs: int
+) -> Network:
+    """Return a network for images of about 224×224 pixels, as torchvision defines it."""
     decay = 1e-4
-    x = Input((3, 224, 224))
+    x = Input(input_shape)
     y = ReLU()(BatchNorm2d()(convolution(x, 64, 7, 2, "conv1", decay), name="bn1"), name="relu")
     y = MaxPool2d(3, 2, padding=1)(y, name="maxpool")
     y = _stages(y, block, counts, (64, 128, 256, 512), decay)
     y = Flatten()(GlobalAveragePool2d()(y, name="avgpool"))
-    return Network.from_output(Dense(1000, weight_decay=decay)(y, name="fc"), name=name)
+    return Network.from_output(Dense(outputs, weight_decay=decay)(y, name="fc"), name=name)
 
 
 def small_resnet(
-    name: str, counts: Sequence[int], widths: Sequence[int], last: str, decay: float
+    name: str,
+    counts: Sequence[int],
+    widths: Sequence[int],
+    last: str,
+    decay: float,
+    input_shape: Shape,
+    outputs: int,
 ) -> Network:
-    """Return a network for 10 classes of images of 32×32 pixels, with a 3×3 stem and no pooling.
+    """Return a network for images of about 32×32 pixels, with a 3×3 stem and no pooling.
 
     Args:
         name: name of the network.
@@ -97,17 +105,19 @@ def small_resnet(
         widths: channels of each stage.
         last: name of the last layer.
         decay: weight decay of convolutions and of the last layer.
+        input_shape: (C, H, W).
+        outputs: number of classes.
     """
-    x = Input((3, 32, 32))
+    x = Input(input_shape)
     y = convolution(x, widths[0], 3, 1, "conv1", decay)
     y = ReLU()(BatchNorm2d()(y, name="bn1"), name="relu")
     y = _stages(y, basic_block, counts, widths, decay)
     y = Flatten()(GlobalAveragePool2d()(y, name="avgpool"))
-    return Network.from_output(Dense(10, weight_decay=decay)(y, name=last), name=name)
+    return Network.from_output(Dense(outputs, weight_decay=decay)(y, name=last), name=name)
 
 
-def _cifar_resnet(n: int) -> Network:
-    return small_resnet(f"resnet{6 * n + 2}", (n, n, n), (16, 32, 64), "fc", 1e-4)
+def _cifar_resnet(n: int) -> Family:
+    return partial(small_resnet, f"resnet{6 * n + 2}", (n, n, n), (16, 32, 64), "fc", 1e-4)
 
 
 CIFAR = Recipe(
@@ -120,17 +130,19 @@ _LONG = replace(CIFAR, epochs=200, schedule="cosine", step_at=None)
 """Recipe of https://github.com/kuangliu/pytorch-cifar."""
 
 NETWORKS = {
-    "resnet20": Entry("3×32×32, residual", partial(_cifar_resnet, 3), CIFAR),
-    "resnet56": Entry("3×32×32, residual", partial(_cifar_resnet, 9), CIFAR),
+    "resnet20": Entry("3×32×32, residual", _cifar_resnet(3), *CIFAR_SIZE, CIFAR),
+    "resnet56": Entry("3×32×32, residual", _cifar_resnet(9), *CIFAR_SIZE, CIFAR),
     "resnet18-cifar": Entry(
         "3×32×32, residual, wide",
         partial(small_resnet, "resnet18-cifar", (2, 2, 2, 2), (64, 128, 256, 512), "fc", 5e-4),
+        *CIFAR_SIZE,
         _LONG,
     ),
     **{
         name: Entry(
             "3×224×224, residual",
             partial(imagenet_resnet, name, block, counts),
+            *IMAGENET_SIZE,
             IMAGENET,
         )
         for name, block, counts in (

@@ -32,19 +32,20 @@ def dense_layers(units: Sequence[int]) -> list[Layer]:
 
 
 def _convolutional(
-    name: str, input_shape: Shape, filters: Sequence[int], units: Sequence[int]
+    name: str, filters: Sequence[int], units: Sequence[int], input_shape: Shape, outputs: int
 ) -> Network:
     """Return a network of [conv 3×3, ReLU, max-pool 2] for each of `filters`, then dense layers."""
     layers: list[Layer] = []
     for count in filters:
         layers += [Conv2d(count, padding=1), ReLU(), MaxPool2d(2)]
-    return Network(input_shape, [*layers, Flatten(), *dense_layers(units)], name=name)
+    layers += [Flatten(), *dense_layers([*units, outputs])]
+    return Network(input_shape, layers, name=name)
 
 
-def _solar() -> Network:
+def _solar(input_shape: Shape, outputs: int) -> Network:
     # The network ends in a ReLU. If the last unit were negative for every map at the start, its
     # gradient would be 0 and it would never learn, so it starts close to one half.
-    last = Dense(1, weight_init=Normal(0.01), bias_init=Constant(0.5))
+    last = Dense(outputs, weight_init=Normal(0.01), bias_init=Constant(0.5))
     layers = [
         Conv2d(32, padding="valid"), ReLU(),
         Conv2d(64, padding="valid"), ReLU(),
@@ -52,10 +53,10 @@ def _solar() -> Network:
         Dense(128), ReLU(), Dropout(0.5),
         last, ReLU(),
     ]  # fmt: skip
-    return Network((1, 50, 50), layers, MeanSquaredError(), "solar")
+    return Network(input_shape, layers, MeanSquaredError(), "solar")
 
 
-def _cifar() -> Network:
+def _cifar(input_shape: Shape, outputs: int) -> Network:
     start, tenth = Normal(0.05), Constant(0.1)
     wide = partial(Dense, weight_init=Normal(0.04), bias_init=tenth, weight_decay=0.004)
     layers = [
@@ -64,15 +65,21 @@ def _cifar() -> Network:
         Conv2d(64, 5, weight_init=start, bias_init=tenth), ReLU(),
         LocalResponseNorm(), MaxPool2d(3, 2, "same"), Flatten(),
         wide(384), ReLU(), wide(192), ReLU(),
-        Dense(10, weight_init=Normal(1 / 192)),
+        Dense(outputs, weight_init=Normal(1 / 192)),
     ]  # fmt: skip
-    return Network((3, 24, 24), layers, name="cifar")
+    return Network(input_shape, layers, name="cifar")
 
 
-def perceptron(hidden: Sequence[int]) -> Network:
-    """Return a perceptron with 50 inputs, hidden layers of these widths, and one output."""
+def perceptron(hidden: Sequence[int]) -> Entry:
+    """Return perceptrons with hidden layers of these widths, by default for 50 inputs."""
+    layers = f"{len(hidden)} hidden layer{'s' if len(hidden) > 1 else ''}"
+    family = partial(_perceptron, tuple(hidden))
+    return Entry(f"perceptron, {layers}", family, (50,), 1, VALUES)
+
+
+def _perceptron(hidden: Sequence[int], input_shape: Shape, outputs: int) -> Network:
     name = "-".join(["mlp", *map(str, hidden)])
-    return Network((50,), dense_layers([*hidden, 1]), MeanSquaredError(), name)
+    return Network(input_shape, dense_layers([*hidden, outputs]), MeanSquaredError(), name)
 
 
 def _perceptrons() -> dict[str, Entry]:
@@ -81,29 +88,37 @@ def _perceptrons() -> dict[str, Entry]:
     for depth in (1, 2, 3):
         for i in range(10):
             hidden = [width * 2**i for width in (50, 25, 13)[:depth]]
-            layers = f"{depth} hidden layer{'s' if depth > 1 else ''}"
-            built = perceptron(hidden).name
-            entries[built] = Entry(f"perceptron, {layers}", partial(perceptron, hidden), VALUES)
+            entries["-".join(["mlp", *map(str, hidden)])] = perceptron(hidden)
     return entries
 
 
 def _model(
     description: str, name: str, size: int, filters: Sequence[int], units: Sequence[int]
 ) -> dict[str, Entry]:
-    build = partial(_convolutional, name, (3, size, size), filters, units)
-    return {name: Entry(description, build, IMAGES)}
+    family = partial(_convolutional, name, filters, units)
+    return {name: Entry(description, family, (3, size, size), 10, IMAGES)}
 
 
 NETWORKS = {
-    **_model("3×32×32, two convolutions", "model0", 32, (16, 32), (100, 10)),
-    **_model("3×40×40, two convolutions", "model1", 40, (16, 32), (100, 10)),
-    **_model("3×40×40, three convolutions", "model2", 40, (16, 32, 32), (128, 50, 10)),
-    **_model("3×16×16, two convolutions", "model-small", 16, (8, 16), (50, 10)),
-    **_model("3×64×64, three convolutions", "model-large", 64, (32, 64, 64), (256, 100, 10)),
-    "cifar": Entry("3×24×24, two wide convolutions", _cifar, replace(IMAGES, learning_rate=0.01)),
+    **_model("3×32×32, two convolutions", "model0", 32, (16, 32), (100,)),
+    **_model("3×40×40, two convolutions", "model1", 40, (16, 32), (100,)),
+    **_model("3×40×40, three convolutions", "model2", 40, (16, 32, 32), (128, 50)),
+    **_model("3×16×16, two convolutions", "model-small", 16, (8, 16), (50,)),
+    **_model("3×64×64, three convolutions", "model-large", 64, (32, 64, 64), (256, 100)),
+    "cifar": Entry(
+        "3×24×24, two wide convolutions",
+        _cifar,
+        (3, 24, 24),
+        10,
+        replace(IMAGES, learning_rate=0.01),
+    ),
     # At 1e-3, Adam makes the last unit negative for every map within ten steps, and it stays so.
     "solar": Entry(
-        "1×50×50 map to one value", _solar, replace(VALUES, learning_rate=1e-4, epochs=3)
+        "1×50×50 map to one value",
+        _solar,
+        (1, 50, 50),
+        1,
+        replace(VALUES, learning_rate=1e-4, epochs=3),
     ),
 }
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 
 from dptrain.network.initializers import Normal
-from dptrain.network.layers import Conv2d, Dense, Dropout, Flatten, Layer, MaxPool2d, ReLU
+from dptrain.network.layers import Conv2d, Dense, Dropout, Flatten, Layer, MaxPool2d, ReLU, Shape
 from dptrain.network.network import Network, NodeSpec
 from dptrain.network.normalization import BatchNorm2d
-from dptrain.network.zoo.recipes import IMAGENET, Entry
+from dptrain.network.zoo.recipes import IMAGENET, IMAGENET_SIZE, Entry
 
 DECAY = 1e-4
 
@@ -24,12 +24,14 @@ def sequence(scope: str, layers: Sequence[Layer]) -> list[NodeSpec]:
     return [NodeSpec(layer, f"{scope}.{number}") for number, layer in enumerate(layers)]
 
 
-def vgg(name: str, stages: Sequence[Sequence[int]]) -> Network:
-    """Return a network for 1,000 classes of images of 224×224 pixels.
+def vgg(name: str, stages: Sequence[Sequence[int]], input_shape: Shape, outputs: int) -> Network:
+    """Return a network for images.
 
     Args:
         name: name of the network.
         stages: filters of the convolutions before each pooling.
+        input_shape: (C, H, W).
+        outputs: number of classes.
     """
     features: list[Layer] = []
     for stage in stages:
@@ -38,13 +40,13 @@ def vgg(name: str, stages: Sequence[Sequence[int]]) -> Network:
             features += [convolution, BatchNorm2d(), ReLU()]
         features.append(MaxPool2d(2))
     dense = partial(Dense, weight_init=Normal(0.01), weight_decay=DECAY)
-    classifier = [dense(4096), ReLU(), Dropout(), dense(4096), ReLU(), Dropout(), dense(1000)]
+    classifier = [dense(4096), ReLU(), Dropout(), dense(4096), ReLU(), Dropout(), dense(outputs)]
     nodes = [
         *sequence("features", features),
         NodeSpec(Flatten(), "flatten"),
         *sequence("classifier", classifier),
     ]
-    return Network.from_nodes((3, 224, 224), nodes, name=name)
+    return Network.from_nodes(input_shape, nodes, name=name)
 
 
 _RECIPE = replace(IMAGENET, learning_rate=0.01)
@@ -54,6 +56,6 @@ _CONFIGURATIONS = {
 }
 
 NETWORKS = {
-    name: Entry("3×224×224, batch norm", partial(vgg, name, stages), _RECIPE)
+    name: Entry("3×224×224, batch norm", partial(vgg, name, stages), *IMAGENET_SIZE, _RECIPE)
     for name, stages in _CONFIGURATIONS.items()
 }

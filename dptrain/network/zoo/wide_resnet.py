@@ -10,10 +10,10 @@ from functools import partial
 
 from dptrain.network.combining import Add, GlobalAveragePool2d
 from dptrain.network.functional import Input, Tensor, name_scope
-from dptrain.network.layers import Dense, Flatten, ReLU
+from dptrain.network.layers import Dense, Flatten, ReLU, Shape
 from dptrain.network.network import Network
 from dptrain.network.normalization import BatchNorm2d
-from dptrain.network.zoo.recipes import Entry, Recipe
+from dptrain.network.zoo.recipes import CIFAR_SIZE, Entry, Recipe
 from dptrain.network.zoo.resnet import convolution
 
 DECAY = 5e-4
@@ -28,17 +28,17 @@ def _block(x: Tensor, width: int, stride: int) -> Tensor:
     return Add()(y, x)
 
 
-def wide_resnet(depth: int, widening: int) -> Network:
-    """Return WRN-depth-widening for 10 classes of images of 32×32 pixels, without dropout."""
+def wide_resnet(depth: int, widening: int, input_shape: Shape, outputs: int) -> Network:
+    """Return WRN-depth-widening for images of some shape, without dropout."""
     count = (depth - 4) // 6
-    y = convolution(Input((3, 32, 32)), 16, 3, 1, "conv1", DECAY)
+    y = convolution(Input(input_shape), 16, 3, 1, "conv1", DECAY)
     for stage, width in enumerate((16 * widening, 32 * widening, 64 * widening), 1):
         for number in range(count):
             with name_scope(f"block{stage}.layer.{number}"):
                 y = _block(y, width, 2 if stage > 1 and number == 0 else 1)
     y = ReLU()(BatchNorm2d()(y, name="bn1"), name="relu")
     y = Flatten()(GlobalAveragePool2d()(y))
-    output = Dense(10, weight_decay=DECAY)(y, name="fc")
+    output = Dense(outputs, weight_decay=DECAY)(y, name="fc")
     return Network.from_output(output, name=f"wrn-{depth}-{widening}")
 
 
@@ -49,5 +49,7 @@ _RECIPE = Recipe(
 """Section 3 of the paper: a fifth of the rate after 60, 120 and 160 epochs."""
 
 NETWORKS = {
-    "wrn-28-10": Entry("3×32×32, wide residual", partial(wide_resnet, 28, 10), _RECIPE),
+    "wrn-28-10": Entry(
+        "3×32×32, wide residual", partial(wide_resnet, 28, 10), *CIFAR_SIZE, _RECIPE
+    ),
 }

@@ -87,7 +87,8 @@ def test_the_network_of_a_data_set_has_its_shape(tmp_path: Path) -> None:
     for spec, (shape, outputs, targets) in expected.items():
         network = network_for(spec)
         assert network is not None
-        assert (network.input_shape, network.num_outputs) == (shape, outputs)
+        data = open_data(spec, network)
+        assert (data.input_shape, data.num_outputs) == (shape, outputs)
         assert network.loss.targets == targets
         if not spec.startswith("folder"):
             assert open_data(spec, network).input_shape == shape

@@ -1,0 +1,181 @@
+"""Networks of the zoo for the data: its channels or columns, and its classes or target columns.
+
+A network of the zoo is a function of the shape of its input and of its number of outputs
+(`Network.family`), and the data supplies both. Images keep the height and width of the published
+network: they are resized or cropped. A network of the user's own is never changed; `edit_outputs`
+and `edit_input` return the change that the user must make.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dptrain.errors import UserError
+from dptrain.network.layers import Conv2d, Dense, Layer, Shape
+from dptrain.network.network import INPUT, Network, NodeSpec
+
+
+def adapt(network: Network, sample: Shape, outputs: int) -> Network:
+    """Return a network of the zoo for some data; a network of the user's own is not changed.
+
+    Args:
+        network: the network.
+        sample: shape of a sample of the data, (C, H, W) or (F,).
+        outputs: number of classes, or of predicted values.
+
+    Raises:
+        UserError: the family has no network for these samples.
+
+    Example:
+        >>> from dptrain.network import get_network
+        >>> adapt(get_network("model0"), (1, 28, 28), 5).input_shape
+        (1, 32, 32)
+        >>> adapt(get_network("mlp-16"), (8, 2, 2), 3).input_shape
+        (32,)
+    """
+    return resize(network, _input_shape(network.input_shape, sample), outputs)
+
+
+def resize(network: Network, input_shape: Shape, outputs: int) -> Network:
+    """Return a network of the zoo with another input and other outputs; leave others as they are.
+
+    Raises:
+        UserError: the family has no network for such an input.
+    """
+    is_right = (network.input_shape, network.num_outputs) == (input_shape, outputs)
+    if network.family is None or is_right:
+        return network
+    return Network.of_family(network.family, input_shape, outputs)
+
+
+def _input_shape(own: Shape, sample: Shape) -> Shape:
+    """Return the input of a network of the zoo for samples of some shape."""
+    if len(own) == 1:
+        return (math.prod(sample),)
+    return (sample[0], *own[1:]) if len(sample) == 3 else own
+
+
+def describe_adaptation(network: Network) -> str:
+    """Return in words what a network of the zoo took from its data; "" if it is the published one.
+
+    Example:
+        >>> from dptrain.network import get_network
+        >>> describe_adaptation(adapt(get_network("model0"), (3, 28, 28), 5))
+        'adapted to the data: layer dense2 with 5 outputs (published: 10)'
+    """
+    from dptrain.network.zoo import build_network
+
+    if network.family is None:
+        return ""
+    published = build_network(network.name)
+    parts = []
+    channels, before = network.input_shape[0], published.input_shape[0]
+    if network.input_shape != published.input_shape:
+        what = "input channel" if len(network.input_shape) == 3 else "input"
+        plural = "s" if channels > 1 else ""
+        size = f"input {_times(network.input_shape)} (published: {_times(published.input_shape)})"
+        same_size = network.input_shape[1:] == published.input_shape[1:]
+        parts.append(f"{channels} {what}{plural} (published: {before})" if same_size else size)
+    if network.num_outputs != published.num_outputs:
+        count = network.num_outputs
+        plural = "s" if count > 1 else ""
+        parts.append(
+            f"layer {output_layer(network)} with {count} output{plural} "
+            f"(published: {published.num_outputs})"
+        )
+    return f"adapted to the data: {', '.join(parts)}" if parts else ""
+
+
+# Networks of the user's own.
+
+
+def output_layer(network: Network) -> str | None:
+    """Return the name of the layer whose units or filters are the outputs; None if there is none.
+
+    It is the last dense layer or convolution before the loss with nothing but layers of one input
+    after it.
+    """
+    nodes = {node.name: node for node in network.nodes}
+    node = network.nodes[-1]
+    while not isinstance(node.layer, Dense | Conv2d):
+        if len(node.inputs) != 1 or node.inputs[0] == INPUT:
+            return None
+        node = nodes[node.inputs[0]]
+    return node.name
+
+
+def with_outputs(network: Network, outputs: int) -> Network | None:
+    """Return the network with another size of its output layer; None if that is not enough.
+
+    Example:
+        >>> from dptrain.network import Dense, Network, ReLU
+        >>> with_outputs(Network((4,), [Dense(8), ReLU(), Dense(10)]), 3).num_outputs
+        3
+    """
+    name = output_layer(network)
+
+    def changed(layer: Layer, found: str) -> Layer:
+        if found != name:
+            return layer
+        key = "units" if isinstance(layer, Dense) else "filters"
+        return replace(layer, **{key: outputs})  # type: ignore[type-var]
+
+    try:
+        specs = [NodeSpec(changed(n.layer, n.name), n.name, n.inputs) for n in network.nodes]
+        other = Network.from_nodes(network.input_shape, specs, network.loss, network.name)
+    except UserError:
+        return None
+    return other if other.num_outputs == outputs else None
+
+
+def edit_outputs(network: Network, outputs: int) -> str:
+    """Return the change with which a network of the user's own has another number of outputs.
+
+    Example:
+        >>> from dptrain.network import Dense, Network, ReLU
+        >>> edit_outputs(Network((4,), [Dense(8), ReLU(), Dense(10)]), 3)
+        'set units=3 in layer "dense2"'
+    """
+    name = output_layer(network)
+    if network.file and not network.file.endswith((".toml", ".onnx")):
+        return (
+            f"it is the network of the run in {network.file}, so restore the data of the "
+            "run, or start a new one"
+        )
+    if name is None or with_outputs(network, outputs) is None:
+        return f"end it in a dense layer with {outputs} units{_in_file(network)}"
+    layer = next(node.layer for node in network.nodes if node.name == name)
+    key = "units" if isinstance(layer, Dense) else "filters"
+    if network.file.endswith(".onnx"):
+        return (
+            f'export it again with {outputs} outputs of its last layer, or write it with "dptrain '
+            f'describe {network.file} --toml" to a TOML file and set {key} = {outputs} in '
+            f'layer "{name}"'
+        )
+    is_toml = network.file.endswith(".toml")
+    equals = " = " if is_toml else "="
+    return f'set {key}{equals}{outputs} in layer "{name}"{_in_file(network)}'
+
+
+def edit_input(network: Network, shapes: Sequence[Shape]) -> str:
+    """Return the change with which a network of the user's own reads samples of one of some shapes.
+
+    Example:
+        >>> from dptrain.network import Dense, Network
+        >>> edit_input(Network((4,), [Dense(10)]), [(3,)])
+        'set its input shape to (3,)'
+    """
+    if network.file.endswith(".toml"):
+        texts = (f"input = {list(shape)}" for shape in shapes)
+        return f"set {' or '.join(texts)}{_in_file(network)}"
+    return f"set its input shape to {' or '.join(map(str, shapes))}"
+
+
+def _in_file(network: Network) -> str:
+    return f" of {network.file}" if network.file.endswith(".toml") else ""
+
+
+def _times(shape: Shape) -> str:
+    return "×".join(map(str, shape))
