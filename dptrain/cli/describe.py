@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from dptrain.cli.options import GroupedCommand, network_of
 from dptrain.cli.parsing import parse_names
 from dptrain.errors import UserError
 
+if TYPE_CHECKING:
+    from dptrain.network.network import Network
+
 
 @click.command(
     cls=GroupedCommand,
@@ -19,6 +22,7 @@ from dptrain.errors import UserError
     epilog=examples(
         "dptrain describe",
         "dptrain describe model0",
+        "dptrain describe model0 --data folder:flowers --toml > mine.toml",
         "dptrain describe mlp-25600-12800-6656 --batch-size 1000 --optimizer adam",
     ),
 )
@@ -39,11 +43,22 @@ from dptrain.errors import UserError
 @click.option("--accumulate", type=int, default=1, show_default=True, metavar="N",
               help="Process the samples of a step in this many passes, whose gradients are "
               "added.")  # fmt: skip
+@click.option("--data", metavar="SPEC",
+              help="Data to which a network that is named is adapted, as in train.  [default: the "
+              "published size]")  # fmt: skip
+@click.option(
+    "--toml",
+    "as_toml",
+    is_flag=True,
+    help="Print the network as a TOML file, from which one of your own can start.",
+)
 @JSON
 def describe(
     name: str | None,
     network: str | None,
     threads: int | None,
+    data: str | None,
+    as_toml: bool,
     as_json: bool,
     inference: bool,
     **choices: Any,
@@ -63,11 +78,29 @@ def describe(
         return
     from dptrain.describe import describe_plan, plan_for
     from dptrain.machine import available_cores
+    from dptrain.network.files import network_to_toml
+
+    described = _network_for(chosen, data)
+    if as_toml:
+        click.echo(network_to_toml(described), nl=False)
+        return
+    choices["threads"] = available_cores() if threads is None else threads
+    plan = plan_for(described, training=not inference, **choices)
+    print_description(describe_plan(plan), as_json=as_json)
+
+
+def _network_for(name: str, data: str | None) -> Network:
+    """Return a network; with data, the one that would be trained on it."""
     from dptrain.network.files import get_network
 
-    choices["threads"] = available_cores() if threads is None else threads
-    plan = plan_for(get_network(chosen), training=not inference, **choices)
-    print_description(describe_plan(plan), as_json=as_json)
+    network = get_network(name)
+    if data is None:
+        return network
+    from dptrain.data import open_data
+    from dptrain.network.adaptation import resize
+
+    found = open_data(data, network)
+    return resize(network, found.input_shape, found.num_outputs)
 
 
 @click.command(

@@ -18,7 +18,7 @@ from dptrain.data.spec import Request
 from dptrain.data.stored import StoredInputs, StoredSamples, cache_limit_bytes, cache_samples
 from dptrain.data.targets import targets_for
 from dptrain.errors import UserError, shown
-from dptrain.network.adaptation import adapt, edit_outputs
+from dptrain.network.adaptation import adapt, edit_input, edit_outputs
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 
@@ -299,7 +299,9 @@ def make_dataset(
             continue
         if not len(raw.rows):
             raise UserError(f"{where} has no {name} samples")
-        preprocessing.check(tuple(raw.inputs.shape[1:]), raw.inputs.dtype, where)
+        shape = tuple(raw.inputs.shape[1:])
+        advice = edit_input(network, shape) if request.preprocessing is None else ""
+        preprocessing.check(shape, raw.inputs.dtype, where, advice)
         y = targets_of(request, preprocessing, raw.targets, names, where)
         splits.append(StoredSamples(raw.inputs, y, raw.rows, preprocessing, where, white))
     size = sum(

@@ -89,8 +89,8 @@ def labels_in(y: NDArray[Any], where: str, names: Names | None = None) -> Labels
         )
     if (y != np.floor(y)).any():
         raise UserError(
-            f"{where}: targets are not whole numbers, but the network distinguishes classes; use a "
-            "network with mean_squared_error to predict values"
+            f"{where}: targets are not whole numbers, but the network distinguishes classes; to "
+            "predict values, use a network that ends in mean_squared_error, such as mlp-64-32"
         )
     if y.size and (y.min() < -(2**62) or y.max() > 2**62):
         raise UserError(f"{where}: labels from {y.min()} to {y.max()}; expected smaller numbers")

@@ -21,7 +21,7 @@ IMAGES = (3, 32, 32)
 def fitting_network(request: Request) -> Network | None:
     """Return a linear network for the samples of a data set; None if any network's shape will do.
 
-    Opening the data gives the network the number of classes, and of channels of image files.
+    Opening the data determines the number of classes, and of channels of image files.
 
     Raises:
         UserError: a file is missing or damaged.

@@ -48,18 +48,23 @@ class Adapter:
     scale: float = 1.0
     offset: float = 0.0
 
-    def check(self, where: str) -> None:
-        """Raise `UserError` unless samples can be converted to the network's input shape."""
+    def check(self, where: str, advice: str = "") -> None:
+        """Raise `UserError` unless samples can be converted to the network's input shape.
+
+        Args:
+            where: name of the data, for messages.
+            advice: what to do about another shape; "" if the network is trained already.
+        """
         source, target = self.source, self.target
         misfit = f"{where} has samples of shape {source}, but the network's input is {target}"
         if len(target) == 1 or len(source) == 1:
             if math.prod(source) != target[0] or len(target) != 1:
-                raise UserError(f"{misfit}; use a network with the shape of the samples")
+                raise UserError(f"{misfit}; {advice or 'expected samples of this shape'}")
             return
         if source[0] != target[0] and source[0] != 1 and (source[0], target[0]) != (3, 1):
             raise UserError(
-                f"{misfit}; dptrain converts 1 channel to any number and 3 channels to 1; "
-                f"use a network with an input of {source[0]} channels"
+                f"{misfit}; dptrain converts 1 channel to any number and 3 channels to 1"
+                + (f"; {advice}" if advice else "")
             )
         if self.crop and (source[1] < target[1] or source[2] < target[2]):
             raise UserError(f"{misfit}; fit=crop needs larger images, try fit=resize")

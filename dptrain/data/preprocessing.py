@@ -199,13 +199,14 @@ class Preprocessing:
                 scale, offset = 2.0 / (self.white if white is None else white), -1.0
         return Adapter(shape, self.input_shape, self.fit == "crop", scale, offset)
 
-    def check(self, shape: Shape, dtype: np.dtype[Any], where: str) -> None:
+    def check(self, shape: Shape, dtype: np.dtype[Any], where: str, advice: str = "") -> None:
         """Raise `UserError` if raw samples of this shape and type are of another kind.
 
         Args:
             shape: of a raw sample.
             dtype: of the raw numbers.
             where: name of the raw data, for messages.
+            advice: what to do about another shape; "" if the network is trained already.
         """
         stored = self.stored_shape if self.kind == "image" else None
         grey = stored is not None and self.is_grey
@@ -226,7 +227,7 @@ class Preprocessing:
                 f"{len(self.columns)} columns: {', '.join(self.columns)}{rows}"
             )
         is_arranged = self.kind == "table" and not self.rows.is_plain
-        self.adapter(self.input_shape if is_arranged else shape, dtype).check(where)
+        self.adapter(self.input_shape if is_arranged else shape, dtype).check(where, advice)
 
     def check_values(
         self, x: NDArray[np.float32], names: Sequence[object] | NDArray[Any], where: str

@@ -9,7 +9,6 @@ and `edit_input` return the change that the user must make.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from dptrain.errors import UserError
@@ -159,18 +158,22 @@ def edit_outputs(network: Network, outputs: int) -> str:
     return f'set {key}{equals}{outputs} in layer "{name}"{_in_file(network)}'
 
 
-def edit_input(network: Network, shapes: Sequence[Shape]) -> str:
-    """Return the change with which a network of the user's own reads samples of one of some shapes.
+def edit_input(network: Network, sample: Shape) -> str:
+    """Return the change with which a network reads samples of some shape, (C, H, W) or (F,).
 
     Example:
         >>> from dptrain.network import Dense, Network
-        >>> edit_input(Network((4,), [Dense(10)]), [(3,)])
-        'set its input shape to (3,)'
+        >>> edit_input(Network((4,), [Dense(10)]), (3,))
+        'use a network with input shape (3,)'
     """
+    if network.family is not None:
+        kind = "rows of numbers, such as mlp-64-32" if len(sample) == 1 else "images"
+        return f"use a network for {kind}, or one of your own with input shape {sample}"
+    same_kind = len(sample) == len(network.input_shape) == 3
+    shape = _input_shape(network.input_shape, sample) if same_kind else sample
     if network.file.endswith(".toml"):
-        texts = (f"input = {list(shape)}" for shape in shapes)
-        return f"set {' or '.join(texts)}{_in_file(network)}"
-    return f"set its input shape to {' or '.join(map(str, shapes))}"
+        return f"set input = {list(shape)}{_in_file(network)}"
+    return f"use a network with input shape {shape}"
 
 
 def _in_file(network: Network) -> str:

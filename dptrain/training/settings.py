@@ -605,7 +605,7 @@ class Settings:
 
 
 def _network_of_run(run_dir: Path, name: str) -> Network | None:
-    """Return the network of a run by the same name; None if the run has not begun."""
+    """Return the network of a run by the same name; None if it has no specification."""
     from dptrain.network.files import network_from_dict
 
     with suppress(OSError, ValueError, KeyError, TypeError):  # The run directory is checked later.

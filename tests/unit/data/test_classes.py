@@ -1,0 +1,229 @@
+"""A label is matched with a class by name or by value, never by position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dptrain.data import Dataset, Preprocessing
+from dptrain.data.classes import Classes, Labels, labels_in, names_from, parse_names
+from dptrain.data.inputs import _target_texts as target_texts
+from dptrain.data.inputs import open_inputs
+from dptrain.data.objects import dataset_from
+from dptrain.errors import UserError
+from dptrain.network import Dense, Network, SigmoidBinaryCrossEntropy
+
+TEXTS = st.text(st.characters(whitelist_categories=["L", "Nd", "Pd", "Zs"]), min_size=1).map(
+    lambda text: f"class {text}"
+)
+FORMS = ("labels", "column", "float", "narrow", "one-hot")
+
+
+@st.composite
+def integer_names(draw: st.DrawFn) -> tuple[str, ...]:
+    """Names that are different integers, in any order, perhaps with zeros before them."""
+    largest = draw(st.sampled_from([3, 12, 30, 120]))
+    values = draw(
+        st.lists(st.integers(0, largest), min_size=2, max_size=largest + 1, unique=True)
+        | st.permutations(range(largest))
+    )
+    width = draw(st.sampled_from([0, 0, 2, 3]))
+    return tuple(f"{value:0{width}}" for value in values)
+
+
+def trained(names: tuple[str, ...]) -> tuple[Network, Preprocessing]:
+    """Return a network with these classes, in this order, and its preprocessing."""
+    network = Network((2,), [Dense(len(names))], name="trained")
+    preprocessing = Preprocessing("vector", (2,), (2,), "float32", classes=names)
+    return network, preprocessing
+
+
+def in_form(labels: np.ndarray, form: str, count: int) -> np.ndarray:
+    if form == "one-hot":
+        return np.eye(count, dtype=np.int8)[labels]
+    if form == "column":
+        return labels[:, None]
+    return labels.astype({"float": np.float64, "narrow": np.int16}.get(form, np.int64))
+
+
+def evaluated(network: Network, preprocessing: Preprocessing, y: Any, **more: Any) -> np.ndarray:
+    """Return the classes that an evaluation compares with."""
+    data = (np.zeros((len(y), 2), np.float32), y)
+    dataset = dataset_from(data, network, preprocessing=preprocessing, split=False, **more)
+    return targets(dataset)
+
+
+def targets(dataset: Dataset) -> np.ndarray:
+    known = dataset.test.known_targets()
+    assert known is not None
+    return known
+
+
+def predicted(preprocessing: Preprocessing, y: np.ndarray, names: Any = None) -> Any:
+    """Return the column target of `dptrain predict`."""
+    return target_texts(y, len(y), preprocessing, names, "new.npz")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("classes")
+
+
+@settings(max_examples=200)
+@given(names=integer_names(), form=st.sampled_from(FORMS), data=st.data())
+def test_integers_are_matched_by_value(names, form, data) -> None:
+    values = [int(name) for name in names]
+    labels = np.array(data.draw(st.lists(st.sampled_from(values), min_size=2, max_size=9)))
+    network, preprocessing = trained(names)
+    is_complete = set(values) == set(range(len(values)))
+    y = in_form(labels, form, max(values) + 1)
+    if form == "one-hot" and not is_complete:
+        if y.shape[1] == 1:
+            return
+        with pytest.raises(UserError, match="columns"):
+            evaluated(network, preprocessing, y)
+        return
+    found = evaluated(network, preprocessing, y)
+    assert [int(names[index]) for index in found] == labels.tolist()
+    assert predicted(preprocessing, y) == [names[index] for index in found]
+
+
+@settings(max_examples=200)
+@given(
+    names=st.lists(TEXTS | st.sampled_from(["0", "1", "2"]), min_size=2, max_size=6, unique=True),
+    form=st.sampled_from(FORMS),
+    data=st.data(),
+)
+@example(names=["cat", "dog"], form="labels", data=None)
+@example(names=["1", "01"], form="float", data=None)
+def test_integers_are_never_matched_by_position(names, form, data) -> None:
+    values = {int(name) for name in names if name.isdigit()}
+    if len(values) == len(names):
+        return
+    labels = np.array([0, 1, 0])
+    if data is not None:
+        labels = np.array(
+            data.draw(st.lists(st.integers(0, len(names) - 1), min_size=2, max_size=9))
+        )
+    network, preprocessing = trained(tuple(names))
+    y = in_form(labels, form, len(names))
+    with pytest.raises(UserError, match=r"classes=\['"):
+        evaluated(network, preprocessing, y)
+    with pytest.raises(UserError, match="--classes "):
+        predicted(preprocessing, y)
+
+
+@settings(max_examples=200)
+@given(
+    names=st.lists(TEXTS, min_size=2, max_size=7, unique=True),
+    as_mapping=st.booleans(),
+    data=st.data(),
+)
+def test_names_that_the_user_states_are_matched_by_name(names, as_mapping, data) -> None:
+    order = data.draw(st.permutations(names))
+    first = data.draw(st.integers(0, 3)) if as_mapping else 0
+    stated = {first + i: name for i, name in enumerate(order)}
+    labels = np.array(data.draw(st.lists(st.sampled_from(sorted(stated)), min_size=2, max_size=9)))
+    network, preprocessing = trained(tuple(names))
+    classes = stated if as_mapping else list(order)
+    found = evaluated(network, preprocessing, labels, classes=classes)
+    assert [names[index] for index in found] == [stated[label] for label in labels.tolist()]
+    texts = predicted(preprocessing, labels, names_from(classes, "classes"))
+    assert texts == [stated[label] for label in labels.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("cat,dog", {0: "cat", 1: "dog"}),
+        ("cat, dog", {0: "cat", 1: "dog"}),
+        ("1:cat,2:dog", {1: "cat", 2: "dog"}),
+        ("a:b,c", {0: "a:b", 1: "c"}),
+    ],
+)
+def test_names_in_an_option(text: str, names: dict[int, str]) -> None:
+    assert parse_names(text, "classes") == names
+
+
+def test_names_in_a_file_and_in_an_array(folder: Path) -> None:
+    (folder / "names.txt").write_text("dog\ncat\n", encoding="utf-8")
+    assert parse_names(str(folder / "names.txt"), "classes") == {0: "dog", 1: "cat"}
+    arrays = {"x": np.zeros((4, 2), np.float32), "y": np.array([0, 1, 1, 0])}
+    np.savez(folder / "named.npz", **arrays, classes=np.array(["dog", "cat"]))
+    network, preprocessing = trained(("cat", "dog"))
+    for spec in ("named.npz", f"named.npz?classes={folder / 'names.txt'}"):
+        data = dataset_from(
+            f"npz:{folder / spec}", network, preprocessing=preprocessing, split=False
+        )
+        assert targets(data).tolist() == [1, 0, 0, 1]
+    texts = open_inputs(folder / "named.npz", preprocessing).targets
+    assert texts == ["dog", "cat", "cat", "dog"]
+
+
+def test_a_mapping_of_arrays_names_its_classes_in_training() -> None:
+    data = {"x": np.zeros((20, 2), np.float32), "y": np.arange(20) % 2, "classes": ["no", "yes"]}
+    network = Network((2,), [Dense(1)], SigmoidBinaryCrossEntropy(), name="question")
+    dataset = dataset_from(data, network)
+    assert dataset.classes == ("no", "yes")
+    assert dataset.class_list == Classes(("no", "yes"))
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ("cat,dog", "in this order"),
+        (["cat", 3], "in this order"),
+        (["cat", "cat"], "'cat' 2 times"),
+        (["cat", ""], "different name"),
+        (3, "in this order"),
+        ({"cat": 0}, "in this order"),
+    ],
+)
+def test_names_that_are_none(stated: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        names_from(stated, "classes")
+
+
+def test_labels_without_a_class_are_named() -> None:
+    classes = Classes(("0", "1", "2"))
+    with pytest.raises(UserError, match="data: label 3 is no class; expected 0 to 2"):
+        classes.indices(Labels(np.array([1, 3])), "data")
+    assert classes.names_of(Labels(np.array([1, 3])), "data") == ["1", ""]
+    with pytest.raises(UserError, match="missing: 2"):
+        classes.indices(Labels(np.array([0]), {0: "0", 1: "1"}), "data")
+    with pytest.raises(UserError, match="unknown: 3"):
+        classes.indices(Labels(np.array([0]), dict(enumerate("0123"))), "data")
+
+
+def test_a_name_is_the_same_name_in_both_forms_of_unicode() -> None:
+    classes = Classes(("caf\u00e9", "tea"))
+    stated = {0: "tea", 1: "cafe\u0301"}
+    assert classes.indices(Labels(np.array([1, 0]), stated), "data").tolist() == [0, 1]
+
+
+def test_targets_of_one_sigmoid_output_are_matched_too() -> None:
+    network = Network((2,), [Dense(1)], SigmoidBinaryCrossEntropy(), name="question")
+    for names, labels, expected in ((("2", "1"), [1, 2], [1, 0]), (None, [1, 0], [1, 0])):
+        preprocessing = Preprocessing("vector", (2,), (2,), "float32", classes=names)
+        found = evaluated(network, preprocessing, np.array(labels))
+        assert found.ravel().tolist() == expected
+    preprocessing = Preprocessing("vector", (2,), (2,), "float32", classes=("cat", "dog"))
+    with pytest.raises(UserError, match="cat, dog; state the name"):
+        evaluated(network, preprocessing, np.array([0, 1]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_labels_in_any_form_give_the_same_split(form: str) -> None:
+    labels = np.random.default_rng(3).integers(0, 4, 60)
+    x = np.arange(120, dtype=np.float32).reshape(60, 2)
+    network = Network((2,), [Dense(4)], name="small")
+    first = dataset_from((x, labels), network)
+    other = dataset_from((x, in_form(labels, form, 4)), network)
+    for one, two in zip(first.splits, other.splits, strict=True):
+        np.testing.assert_array_equal(one.known_targets(), two.known_targets())
+    assert labels_in(in_form(labels, form, 4), "data").values.tolist() == labels.tolist()
