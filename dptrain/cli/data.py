@@ -77,11 +77,23 @@ def describe(spec: str, network: str | None, as_json: bool) -> None:
     from dptrain.cli.printing import print_data, print_values
     from dptrain.data.inspection import describe_data
 
-    found = describe_data(_open(spec, network))
+    dataset = _open(spec, network)
+    found = describe_data(dataset)
     if as_json:
         print_values(found, as_json=True)
-    else:
-        print_data(found)
+        return
+    print_data(found)
+    chosen = network or _trainable(dataset)
+    if chosen is not None:
+        click.echo(f"train with: dptrain train --network {chosen} --data {shlex.quote(spec)}")
+
+
+def _trainable(dataset: Dataset) -> str | None:
+    """Return a network of the zoo that training adapts to the data; None if there is none."""
+    is_image = len(dataset.input_shape) == 3
+    if dataset.targets == "classes":
+        return NETWORK if is_image else None
+    return None if dataset.targets == "binary" else "solar" if is_image else "mlp-64-32"
 
 
 @data.command(cls=GroupedCommand, epilog=EXAMPLES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -201,10 +202,13 @@ def _check_several_classes(labels: Sequence[Labels], outputs: int, where: str) -
     different = np.unique(np.concatenate([part.values for part in labels]))
     if names is not None and len(names) == 1:
         only = next(iter(names.values()))
+        inner = Path(where) / only
+        has_folders = inner.is_dir() and any(path.is_dir() for path in inner.iterdir())
         raise UserError(
             f"{where} has only the class {shown(only)}; a network distinguishes at least two, so "
-            "add a folder or a label of another class"
-        )
+            + (f"use folder:{inner} if its folders are the classes" if has_folders else
+               "add samples of another class")
+        )  # fmt: skip
     if len(different) == 1 and names is None and labels[0].count is None:
         raise UserError(
             f"{where}: all labels are {different[0]}; a network distinguishes at least two "

@@ -541,8 +541,11 @@ class Settings:
         """
         from dptrain.network.files import get_network
 
-        resumed = None if self.resume is None else _network_of_run(self.resume, self.network)
-        return get_network(self.network) if resumed is None else resumed
+        if self.resume is None:
+            return get_network(self.network)
+        found = _network_of_run(self.resume, self.network) or get_network(self.network)
+        is_kept = Path(self.network).absolute().parent == Path(self.resume).absolute()
+        return found.read_from(str(self.resume)) if is_kept else found
 
     def check_until_accuracy(self, network: Network) -> None:
         """Raise `UserError` if an accuracy is requested, but the network predicts values."""

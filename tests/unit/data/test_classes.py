@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dptrain.data.inputs import _target_texts as target_texts
 from dptrain.data.inputs import open_inputs
 from dptrain.data.objects import dataset_from
 from dptrain.errors import UserError
-from dptrain.network import Dense, Network, SigmoidBinaryCrossEntropy
+from dptrain.network import Dense, Flatten, Network, SigmoidBinaryCrossEntropy
 
 TEXTS = st.text(st.characters(whitelist_categories=["L", "Nd", "Pd", "Zs"]), min_size=1).map(
     lambda text: f"class {text}"
@@ -227,3 +228,66 @@ def test_the_same_labels_in_any_form_give_the_same_split(form: str) -> None:
     for one, two in zip(first.splits, other.splits, strict=True):
         np.testing.assert_array_equal(one.known_targets(), two.known_targets())
     assert labels_in(in_form(labels, form, 4), "data").values.tolist() == labels.tolist()
+
+
+def idx(array: np.ndarray) -> bytes:
+    """Return an IDX file of bytes."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes((0, 0, 8, array.ndim)) + sizes + array.astype(np.uint8).tobytes()
+
+
+def sources(folder: Path, labels: np.ndarray) -> dict[str, tuple[str, Network]]:
+    """Write labels in every form that has no names; return specifications and networks."""
+    count, rows = len(labels), Network((2,), [Dense(3)], name="trained")
+    x = np.arange(2 * count, dtype=np.float32).reshape(count, 2)
+    np.savez(folder / "whole.npz", x=x, y=labels)
+    np.savez(folder / "split.npz", x_train=x, y_train=labels, x_test=x, y_test=labels)
+    np.savez(folder / "onehot.npz", x=x, y=np.eye(3)[labels])
+    np.save(folder / "x.npy", x)
+    np.save(folder / "y.npy", labels[:, None])
+    lines = (f"{a},{b},{label}" for (a, b), label in zip(x, labels, strict=True))
+    (folder / "table.csv").write_text("\n".join(["a,b,kind", *lines]), encoding="utf-8")
+    for split in ("train", "t10k"):
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(idx(np.zeros((count, 4, 4))))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(idx(labels))
+    images = Network((1, 4, 4), [Flatten(), Dense(3)], name="trained")
+    return {
+        "npz": (f"npz:{folder / 'whole.npz'}", rows),
+        "split": (f"npz:{folder / 'split.npz'}", rows),
+        "onehot": (f"npz:{folder / 'onehot.npz'}", rows),
+        "npy": (f"npy:{folder / 'x.npy'},{folder / 'y.npy'}", rows),
+        "csv": (f"csv:{folder / 'table.csv'}?target=kind", rows),
+        "mnist": (f"mnist:{folder}", images),
+    }
+
+
+@pytest.mark.parametrize("kind", ["npz", "split", "onehot", "npy", "csv", "mnist"])
+def test_every_source_of_labels_without_names(tmp_path: Path, kind: str) -> None:
+    labels = np.array([2, 0, 1, 1, 0, 2, 2, 1, 0, 2])
+    spec, network = sources(tmp_path, labels)[kind]
+    saved = dataset_from(spec, network).preprocessing
+
+    def classes_of(spec: str, names: tuple[str, ...]) -> list[str]:
+        preprocessing = replace(saved, classes=names)
+        data = dataset_from(spec, network, preprocessing=preprocessing, split=False)
+        return [names[index] for index in targets(data)]
+
+    assert classes_of(spec, ("2", "0", "1")) == [str(label) for label in labels]
+    with pytest.raises(UserError) as error:
+        classes_of(spec, ("cat", "dog", "eel"))
+    stated = f"{spec}{'&' if '?' in spec else '?'}classes=cat,dog,eel"
+    assert str(error.value).endswith(f"that of label 0 first: {stated}")
+    named = stated.replace("cat,dog,eel", "eel,cat,dog")
+    assert classes_of(named, ("cat", "dog", "eel")) == [("eel", "cat", "dog")[i] for i in labels]
+    # In training, the names are those of the classes.
+    assert dataset_from(named, network).classes == ("eel", "cat", "dog")
+
+
+def test_targets_of_a_table_are_named_in_predictions(tmp_path: Path) -> None:
+    spec, network = sources(tmp_path, np.array([2, 0, 1, 1, 0, 2, 2, 1, 0, 2]))["csv"]
+    preprocessing = dataset_from(f"{spec}&classes=eel,cat,dog", network).preprocessing
+    (tmp_path / "new.csv").write_text("a,b,kind\n1,2,2\n1,3,\n2,2,0.0\n", encoding="utf-8")
+    with pytest.raises(UserError, match="--classes eel,cat,dog"):
+        open_inputs(tmp_path / "new.csv", preprocessing)
+    names = parse_names("eel,cat,dog", "--classes")
+    assert open_inputs(tmp_path / "new.csv", preprocessing, names).targets == ["dog", "", "eel"]
