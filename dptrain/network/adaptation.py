@@ -49,6 +49,11 @@ def resize(network: Network, input_shape: Shape, outputs: int) -> Network:
     return Network.of_family(network.family, input_shape, outputs)
 
 
+def fixed(network: Network, file: str) -> Network:
+    """Return a network of the zoo that keeps its size, that of the weights in a file."""
+    return replace(network, layers=network.layers).read_from(file)
+
+
 def _input_shape(own: Shape, sample: Shape) -> Shape:
     """Return the input of a network of the zoo for samples of some shape."""
     if len(own) == 1:
@@ -138,6 +143,11 @@ def edit_outputs(network: Network, outputs: int) -> str:
         'set units=3 in layer "dense2"'
     """
     name = output_layer(network)
+    if network.file.endswith(".safetensors"):
+        return (
+            f"that is the size of the weights in {network.file}, so train without --weights, or "
+            f"with weights for {outputs} outputs"
+        )
     if network.file and not network.file.endswith((".toml", ".onnx")):
         return (
             f"it is the network of the run in {network.file}, so restore the data of the "

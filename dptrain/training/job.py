@@ -28,7 +28,7 @@ from dptrain.errors import UserError
 from dptrain.measure.energy import EnergyMeter
 from dptrain.measure.input_times import InputTimes
 from dptrain.measure.recorder import StepRecorder
-from dptrain.network.adaptation import resize
+from dptrain.network.adaptation import fixed, resize
 from dptrain.network.files import network_to_dict
 from dptrain.network.network import Network
 from dptrain.plan.buckets import Bucket, make_buckets
@@ -74,7 +74,7 @@ from dptrain.training.selection import Selection
 from dptrain.training.settings import MEASURED, OFF, Settings
 from dptrain.training.spec import JobSpec, RunSpec, digest, job_settings, resolve_job
 from dptrain.training.tuning import select_kernels
-from dptrain.training.weights import check_weights, load_weights
+from dptrain.training.weights import check_weights, load_weights, size_of_weights
 from dptrain.training.workers import are_mixed, check_mixed
 
 DECODING = "decoding images, which then stay in memory"
@@ -312,6 +312,7 @@ def _open_inputs(
     if chosen.tune:
         call_on_all_ranks(world, backend.require_tuning)
     graph = network or call_on_all_ranks(world, chosen.load_network)
+    graph = with_size_of_weights(chosen, graph, world)
     call_on_all_ranks(world, partial(chosen.check_until_accuracy, graph))
     data = dataset or _open_data(chosen, graph, world)
     graph = call_on_all_ranks(world, partial(resize, graph, data.input_shape, data.num_outputs))
@@ -356,6 +357,22 @@ def _open_inputs(
         backend, graph, data, fingerprint, plan, augmentation, schedule, shares, is_mixed,
         epoch_steps,
     )  # fmt: skip
+
+
+def with_size_of_weights(chosen: Settings, network: Network, world: World) -> Network:
+    """Return the network with the inputs and outputs of the weights with which the run begins.
+
+    A network that begins with random weights, or of the user's own, is returned as it is.
+    """
+    path = chosen.weights
+    if path is None or network.family is None:
+        return network
+    begins = call_on_rank_zero(world, lambda: starts_from_weights(chosen))
+    size = call_on_rank_zero(world, lambda: size_of_weights(network, path) if begins else None)
+    size = world.broadcast_json(size)
+    if size is None:
+        return network
+    return fixed(resize(network, tuple(size[0]), size[1]), str(path))
 
 
 def _check_weights(chosen: Settings, network: Network) -> None:

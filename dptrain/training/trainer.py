@@ -59,7 +59,7 @@ from dptrain.training.evaluation import (
     score_in_detail,
 )
 from dptrain.training.history import History
-from dptrain.training.job import Job, assemble
+from dptrain.training.job import Job, assemble, with_size_of_weights
 from dptrain.training.persistence import checkpoint_facts, load_checkpoint
 from dptrain.training.progress import Progress as RunningState
 from dptrain.training.resources import average_statistics, share_state
@@ -700,6 +700,8 @@ def _assemble(
     keeps_run: bool,
     quiet: bool,
 ) -> Job:
+    network = with_size_of_weights(chosen, network, world)
+
     def open_objects() -> Dataset | None:
         if classes is None and (data is None or isinstance(data, str)):
             return None

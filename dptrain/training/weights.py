@@ -23,6 +23,7 @@ from dptrain.backends.replica import Replica
 from dptrain.errors import UserError, shown
 from dptrain.files import replacing, require_regular
 from dptrain.foreign import SAFETENSORS, is_onnx, refuse_foreign
+from dptrain.network.adaptation import output_layer, resize
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 
@@ -43,18 +44,46 @@ def check_weights(network: Network, path: str | os.PathLike[str]) -> None:
             the first array that differs.
     """
     path = Path(path)
-    if is_onnx(path):
-        shapes = {name: values.shape for name, values in _onnx_arrays(path).items()}
-        types = dict.fromkeys(shapes, TYPES[0])
-    else:
-        with _open(path) as file:
-            names = [n for n in file.keys() if not n.endswith(IGNORED_SUFFIX)]  # noqa: SIM118
-            slices = {name: file.get_slice(name) for name in names}
-            shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}
-            types = {name: str(each.get_dtype()) for name, each in slices.items()}
-    mismatch = _mismatch(network, shapes, types)
+    mismatch = _mismatch(network, *_contents(path))
     if mismatch is not None:
         raise UserError(_do_not_fit(path, network, mismatch))
+
+
+def size_of_weights(network: Network, path: str | os.PathLike[str]) -> tuple[Shape, int] | None:
+    """Return the input shape and the number of outputs with which weights fit a network of the zoo.
+
+    Raises:
+        UserError: the file cannot be read.
+
+    Returns:
+        None if they fit no size of the network; `check_weights` then names the difference.
+    """
+    shapes, types = _contents(Path(path))
+    last = shapes.get(f"{output_layer(network)}.weight", ())
+    first = next(node for node in network.nodes if node.parameters)
+    weight, input_shape = shapes.get(f"{first.name}.weight", ()), network.input_shape
+    if not last or len(weight) < 2:
+        return None
+    width = weight[1] * getattr(first.layer, "groups", 1)
+    size = ((width, *input_shape[1:]), last[0])
+    try:
+        fits = _mismatch(resize(network, *size), shapes, types) is None
+    except UserError:
+        return None
+    return size if fits else None
+
+
+def _contents(path: Path) -> tuple[dict[str, Shape], dict[str, str]]:
+    """Return the shapes and the types of the arrays in a file, without reading their numbers."""
+    if is_onnx(path):
+        shapes = {name: values.shape for name, values in _onnx_arrays(path).items()}
+        return shapes, dict.fromkeys(shapes, TYPES[0])
+    with _open(path) as file:
+        names = [n for n in file.keys() if not n.endswith(IGNORED_SUFFIX)]  # noqa: SIM118
+        slices = {name: file.get_slice(name) for name in names}
+        shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}
+        types = {name: str(each.get_dtype()) for name, each in slices.items()}
+    return shapes, types
 
 
 def load_weights(replica: Replica, path: str | os.PathLike[str]) -> None:

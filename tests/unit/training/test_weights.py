@@ -256,3 +256,16 @@ def test_statistics_are_trained_saved_and_loaded(tmp_path: Path) -> None:
         other.statistics["bn.running_var"], model.statistics["bn.running_var"]
     )
     assert other.evaluate()["loss"] == pytest.approx(model.evaluate()["loss"], rel=1e-5)
+
+
+def test_weights_decide_on_the_size_of_a_network_of_the_zoo(tmp_path: Path) -> None:
+    """Labels without names are then numbers of the outputs that the weights have."""
+    path = tmp_path / "w.safetensors"
+    network = get_network("model-small", input_shape=(3, 16, 16), outputs=12)
+    save_weights(make_replica(network, "reference", seed=1), path)
+    data = np.zeros((20, 8, 8), np.uint8), np.arange(20) % 5
+    settings = {"backend": "reference", "progress": False, "steps": 1, "weights": path}
+    trainer = Trainer("model-small", data, **settings)
+    assert (trainer.network.input_shape, trainer.network.num_outputs) == ((3, 16, 16), 12)
+    with pytest.raises(UserError, match=r"that is the size of the weights in .*, so train without"):
+        Trainer("model-small", data, classes=list("abcde"), **settings)
