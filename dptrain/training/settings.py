@@ -125,8 +125,9 @@ class Settings:
     network: str = _setting(
         "model",
         "model0",
-        "A network that `dptrain describe` lists, a .toml file, or an .onnx file, which also "
-        "contains the initial parameters.",
+        "A network that `dptrain describe` lists, which gets the channels or columns and the "
+        "classes of the data, a .toml file, or an .onnx file, which also contains the initial "
+        "parameters.",
     )
     backend: str = _setting(
         "model", "numba", "Implementation of the layers. `null` computes nothing; it measures "
