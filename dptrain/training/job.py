@@ -30,6 +30,7 @@ from dptrain.measure.input_times import InputTimes
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.adaptation import fixed, resize
 from dptrain.network.files import network_to_dict
+from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 from dptrain.plan.buckets import Bucket, make_buckets
 from dptrain.plan.plan import Plan, make_plan
@@ -362,15 +363,20 @@ def _open_inputs(
 def with_size_of_weights(chosen: Settings, network: Network, world: World) -> Network:
     """Return the network with the inputs and outputs of the weights with which the run begins.
 
-    A network that begins with random weights, or of the user's own, is returned as it is.
+    A network that begins with random weights, or of the user's own, is returned as it is. All ranks
+    call this function after they agreed on the settings.
     """
     path = chosen.weights
-    if path is None or network.family is None:
+    if path is None:
         return network
-    begins = call_on_rank_zero(world, lambda: starts_from_weights(chosen))
-    size = call_on_rank_zero(world, lambda: size_of_weights(network, path) if begins else None)
-    size = world.broadcast_json(size)
-    if size is None:
+
+    def size_on_rank_zero() -> tuple[Shape, int] | None:
+        if network.family is None or not starts_from_weights(chosen):
+            return None
+        return size_of_weights(network, path)
+
+    size = world.broadcast_json(call_on_rank_zero(world, size_on_rank_zero))
+    if size is None or network.family is None:
         return network
     return fixed(resize(network, tuple(size[0]), size[1]), str(path))
 

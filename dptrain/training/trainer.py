@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dptrain.backends.replica import Replica
+from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.signals import SIGNALS, StopRequest
@@ -66,7 +67,7 @@ from dptrain.training.resources import average_statistics, share_state
 from dptrain.training.rundir import BEST
 from dptrain.training.selection import Selection
 from dptrain.training.settings import Settings, load_settings
-from dptrain.training.spec import RunSpec
+from dptrain.training.spec import RunSpec, job_settings
 from dptrain.training.summary import Conclusion, conclude
 
 
@@ -700,6 +701,7 @@ def _assemble(
     keeps_run: bool,
     quiet: bool,
 ) -> Job:
+    agree(world, job_settings(chosen))
     network = with_size_of_weights(chosen, network, world)
 
     def open_objects() -> Dataset | None:
