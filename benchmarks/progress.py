@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dptrain.measure.console import make_console
+from dptrain.measure.tables import fitted_table
 
 if TYPE_CHECKING:
     from benchmarks.tables import Table
-
-WIDTH = 170
-"""Columns of the widest table."""
 
 
 class Progress:
@@ -20,8 +18,6 @@ class Progress:
 
     def __init__(self) -> None:
         self._console = make_console()
-        # Tables wider than the window are wrapped, not cropped.
-        self._console.width = max(self._console.width, WIDTH)
         self._start = time.perf_counter()
         self._status = self._console.status("") if self._console.is_terminal else None
         if self._status is not None:
@@ -45,19 +41,8 @@ class Progress:
         print(text, flush=True)
 
     def show(self, tables: Iterable[Table]) -> None:
-        """Print tables: with frames and colours on a terminal, otherwise plain."""
-        from rich import box
-        from rich.table import Table as Frame
-
-        terminal = self._console.is_terminal
+        """Print tables."""
         for table in tables:
-            frame = Frame(
-                title=table.title, title_justify="left", box=box.SIMPLE if terminal else None
+            self._console.print(
+                fitted_table(table.title, table.columns, table.rows, text=table.columns[:1])
             )
-            for i, column in enumerate(table.columns):
-                frame.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
-            for row in table.rows:
-                style = "yellow" if row[-1].endswith("target") else None
-                frame.add_row(*row, style=style)
-            self._console.print(frame, crop=False)
-            self._console.print()

@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dptrain.measure.console import make_console
-
-MAX_WIDTH = 400
-"""Columns of the widest table in a pipe or file."""
+from dptrain.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dptrain.doctor.finding import Finding
     from dptrain.measure.layers import LayerTimes
     from dptrain.measure.losses import Losses
@@ -83,9 +79,10 @@ def print_networks(
     if as_json:
         return _print_json({"networks": rows, "presets": presets})
     table = _table("Networks", ["network", "description", "parameters", "data"], {2})
-    table.padding = (0, 1, 0, 0)
     for row in rows:
-        table.add_row(row["network"], row["description"], f"{row['parameters']:,}", row["data"])
+        table.add_row(
+            row["network"], row["description"], f"{row['parameters']:,}", row["data"] or ""
+        )
     print_tables([table])
     console = make_console()
     console.print(
@@ -93,7 +90,6 @@ def print_networks(
         "train --network NETWORK --dry-run` shows the recipe."
     )
     table = _table("Presets", ["preset", "description"], set())
-    table.padding = (0, 1, 0, 0)
     for preset in presets:
         table.add_row(preset["preset"], preset["description"])
     print_tables([table])
@@ -211,10 +207,8 @@ def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> No
         return click.echo(profile.text())
     from dptrain.measure.profile_tables import profile_report
 
-    console = make_console()
-    print_tables(profile_report(profile, console.width))
-    if output is not None:
-        console.print(f"written: {output}", soft_wrap=True)
+    written = [] if output is None else [f"written: {output}"]
+    print_tables([*profile_report(profile), *written])
     return None
 
 
@@ -224,9 +218,8 @@ def print_losses(losses: Losses, output: Path | None, *, as_json: bool) -> None:
         return click.echo(losses.text())
     from dptrain.measure.loss_tables import losses_report
 
-    print_tables(losses_report(losses))
-    if output is not None:
-        make_console().print(f"written: {output}", soft_wrap=True)
+    written = [] if output is None else [f"written: {output}"]
+    print_tables([*losses_report(losses), *written])
     return None
 
 
@@ -236,22 +229,14 @@ def print_study(study: Study, folder: Path, *, as_json: bool) -> None:
         return click.echo(study.text())
     from dptrain.scaling.tables import study_report
 
-    console = make_console()
-    print_tables(study_report(study, console.width))
-    console.print(f"written: {folder}", soft_wrap=True)
+    print_tables([*study_report(study), f"written: {folder}"])
     return None
 
 
 def print_tables(parts: Iterable[Any]) -> None:
-    """Print tables and text; in a pipe or file, tables take their natural width."""
-    from rich.measure import Measurement
-
+    """Print tables and text."""
     console = make_console()
     for part in parts:
-        if not console.is_terminal and not isinstance(part, str):
-            unlimited = console.options.update(max_width=MAX_WIDTH, width=MAX_WIDTH)
-            natural = Measurement.get(console, unlimited, part).maximum
-            console.width = max(console.width, min(natural, MAX_WIDTH))
         console.print(part, soft_wrap=isinstance(part, str))
 
 
@@ -259,15 +244,10 @@ def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _table(title: str, columns: Iterable[str], right: Iterable[int]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+def _table(title: str, columns: Sequence[str], right: Iterable[int]) -> Table:
+    """Return an empty table with numbers in the columns `right`."""
     numbers = set(right)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i in numbers else "left", overflow="fold")
-    return table
+    return Table(title, columns, [name for i, name in enumerate(columns) if i not in numbers])
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -305,7 +285,7 @@ def _layer_table(description: Mapping[str, Any]) -> Table:
 
     for row in rows:
         add(row["name"], _shape(row["output_shape"]), row)
-    table.add_section()
+    table.add_line()
     keys = ("parameters", "forward_flops", "backward_flops")
     add("total", "", {key: sum(row[key] for row in rows) for key in keys})
     return table
@@ -331,6 +311,6 @@ def _memory_table(description: Mapping[str, Any]) -> Table:
     total = memory.pop("total")
     for name, size in memory.items():
         table.add_row(name, f"{size / 1e6:,.3f}")
-    table.add_section()
+    table.add_line()
     table.add_row("total", f"{total / 1e6:,.3f}")
     return table

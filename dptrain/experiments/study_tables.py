@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from dptrain.experiments.measuring import size_text
 from dptrain.experiments.tables import digits, duration
-from dptrain.measure.tables import plain_table
 from dptrain.network.network import Network
+from dptrain.tables import Table
 from dptrain.training.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dptrain.experiments.study import VariantResult
 
 
@@ -32,12 +30,9 @@ def study_report(
 def variants_table(network: Network, config: Settings, results: Sequence[VariantResult]) -> Table:
     """Return accuracy, time per step and memory, a row for each variant."""
     classifies = any(result.accuracy is not None for result in results)
-    table = plain_table(f"{network.name} on {config.data}")
-    table.collapse_padding = True
-    table.add_column("variant", no_wrap=True, overflow="ellipsis")
     score = "accuracy" if classifies else "test loss"
-    for column in (score, "time per step", "conv forward", "share", "100k steps", "memory"):
-        table.add_column(column, justify="right")
+    columns = ("variant", score, "time per step", "conv forward", "share", "100k steps", "memory")
+    table = Table(f"{network.name} on {config.data}", columns, text=("variant",))
     for r in results:
         if not r.possible:
             table.add_row(r.variant, "–")
@@ -51,19 +46,15 @@ def variants_table(network: Network, config: Settings, results: Sequence[Variant
         )  # fmt: skip
     steps = max((r.steps for r in results), default=0)
     table.caption = (
-        f"conv forward, share: stages with a convolution in a forward pass; {steps:,} steps\n"
+        f"conv forward, share: stages with a convolution in a forward pass; {steps:,} steps"
     )
-    table.caption_justify = "left"
     return table
 
 
 def kinds_table(results: Sequence[VariantResult]) -> Table:
     """Return the times of a forward pass, a row for each variant and kind of operation."""
-    table = plain_table("A forward pass by kind of operation")
-    table.add_column("variant", no_wrap=True, overflow="ellipsis")
-    table.add_column("kind", no_wrap=True)
-    for column in ("time ms", "share", "cumulative", "read + written"):
-        table.add_column(column, justify="right")
+    columns = ("variant", "kind", "time ms", "share", "cumulative", "read + written")
+    table = Table("A forward pass by kind of operation", columns, text=columns[:2], keys=2)
     for result in results:
         for i, kind in enumerate(result.kinds):
             table.add_row(
@@ -72,5 +63,5 @@ def kinds_table(results: Sequence[VariantResult]) -> Table:
                 size_text(kind.forward_bytes),
             )  # fmt: skip
         if result.kinds:
-            table.add_section()
+            table.add_line()
     return table

@@ -13,9 +13,8 @@ from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import fitted_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dptrain.experiments.sweep import PointResult
+    from dptrain.tables import Table
 
 
 def sweep_table(results: Sequence[PointResult]) -> Table:
@@ -29,11 +28,11 @@ def sweep_table(results: Sequence[PointResult]) -> Table:
     best = best_point(results)
     rows = [_row(result, axes, scored, is_best=result is best) for result in results]
     table = fitted_table("Points of the sweep", heads, rows, text=())
+    table.keys = len(axes)
     table.caption = (
         "Means over seeds; 95% interval by Student's distribution from 3 seeds on. * marks the "
         "best mean; points whose intervals overlap with it may be as good."
     )
-    table.caption_justify = "left"
     return table
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from dptrain.experiments.cases import INFERENCE, TRAINING
 from dptrain.experiments.findings import SATURATION_TOLERANCE, Finding, View, by_configuration, find
 from dptrain.experiments.measuring import Result, size_text
 from dptrain.experiments.memory_budget import HOST_TOO_SMALL
-from dptrain.measure.tables import plain_table
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from dptrain.tables import Table
 
 
 def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
@@ -68,10 +64,9 @@ def _comparison(
     groups: Sequence[tuple[str, str, int]],
     title: str,
 ) -> Table:
-    table = plain_table(title)
     names = [f"{backend} {precision}" + (f" x{threads}" if threads > 1 else "")
              for backend, precision, threads in groups]  # fmt: skip
-    _columns(table, "network", "batch", *names, "fastest")
+    table = _table(title, "network", "batch", *names, "fastest")
     before = ""
     for (_, network, samples), times in sorted(rows.items()):
         fastest = min(times, key=times.__getitem__)
@@ -84,16 +79,16 @@ def _comparison(
         gain = f"{name}, {slowest / times[fastest]:.1f}×" if len(times) > 1 else ""
         table.add_row(network if network != before else "", f"{samples:,}", *cells, gain)
         before = network
-    _explain(table, "×: speed relative to the slowest in the row")
+    table.caption = "×: speed relative to the slowest in the row"
     return table
 
 
 def training_table(results: Sequence[Result], view: View, configuration: str) -> Table:
     """Return the times of training steps, a row for each network and batch size."""
-    table = plain_table(f"Training, {configuration}")
     epochs = "epoch" if view.epochs == 1 else f"{view.epochs:,} epochs"
     energy = _energy_column(results)
-    _columns(table, "network", "batch", "step ms", "outliers", "samples/s", epochs, *energy)
+    title = f"Training, {configuration}"
+    table = _table(title, "network", "batch", "step ms", "outliers", "samples/s", epochs, *energy)
     for r, name in zip(results, _names(results), strict=True):
         if r.timing is None:
             _refused(table, r, name, 4 + len(energy))
@@ -101,17 +96,19 @@ def training_table(results: Sequence[Result], view: View, configuration: str) ->
         table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.samples_per_s:,.0f}",
                       duration(view.training_s(r)), *[_energy(r)] * len(energy))  # fmt: skip
     budget = size_text(min(r.available_bytes for r in results))
-    _explain(table, f"epoch: {view.epoch_samples:,} samples, estimated from the time per step; "
-                    f"memory budget: {budget}")  # fmt: skip
+    table.caption = (
+        f"epoch: {view.epoch_samples:,} samples, estimated from the time per step; memory budget: "
+        f"{budget}"
+    )
     return table
 
 
 def inference_table(results: Sequence[Result], view: View, configuration: str) -> Table:
     """Return the times of forward passes, a row for each network and batch size."""
-    table = plain_table(f"Inference, {configuration}")
     limit = f"within {duration(view.within_s)}"
     energy = _energy_column(results)
-    _columns(table, "network", "batch", "time ms", "outliers", "samples/s", limit, *energy)
+    title = f"Inference, {configuration}"
+    table = _table(title, "network", "batch", "time ms", "outliers", "samples/s", limit, *energy)
     for r, name in zip(results, _names(results), strict=True):
         if r.timing is None:
             _refused(table, r, name, 4 + len(energy))
@@ -126,8 +123,8 @@ def inference_table(results: Sequence[Result], view: View, configuration: str) -
 def largest_table(results: Sequence[Result], configuration: str) -> Table:
     """Return the largest batches, a row for each network and task."""
     budget = size_text(min(r.available_bytes for r in results))
-    table = plain_table(f"Largest batch in {budget}, {configuration}")
-    _columns(table, "network", "task", "batch", "memory", "next batch", "time of a run")
+    title = f"Largest batch in {budget}, {configuration}"
+    table = _table(title, "network", "task", "batch", "memory", "next batch", "time of a run")
     for r, name in zip(results, _names(results), strict=True):
         task = TRAINING if r.case.trains else INFERENCE
         if r.largest is None or not r.fits:
@@ -143,11 +140,9 @@ def largest_table(results: Sequence[Result], configuration: str) -> Table:
 
 def findings_table(findings: Sequence[Finding], view: View, configuration: str) -> Table:
     """Return a summary of the times, a row for each network."""
-    table = plain_table(f"Summary, {configuration}")
-    table.add_column("network", no_wrap=True)
     within = f"within {duration(view.within_s)}"
-    for column in ("parameters", "saturates at", "best samples/s", within):
-        table.add_column(column, justify="right")
+    columns = ("network", "parameters", "saturates at", "best samples/s", within)
+    table = Table(f"Summary, {configuration}", columns, text=("network",))
     for f in findings:
         size = f.saturation_batch_size
         saturation = "not reached" if size is None else f"{size:,}"
@@ -157,21 +152,15 @@ def findings_table(findings: Sequence[Finding], view: View, configuration: str) 
         table.add_row(
             f.network, f"{f.parameters:,}", saturation if f.batches > 1 else "", best, in_time
         )  # fmt: skip
-    _explain(
-        table,
+    table.caption = (
         "saturates at: batch size beyond which the time per sample no longer falls by more than "
-        f"{SATURATION_TOLERANCE:.0%}",
+        f"{SATURATION_TOLERANCE:.0%}"
     )
     return table
 
 
 def _short(why: str) -> str:
     return "exceeds host memory" if why == HOST_TOO_SMALL else "exceeds index range"
-
-
-def _explain(table: Table, text: str) -> None:
-    # A table without a caption ends with an empty line; one with a caption needs its own.
-    table.caption, table.caption_justify = f"{text}\n", "left"
 
 
 def _energy_column(results: Sequence[Result]) -> list[str]:
@@ -225,13 +214,10 @@ def _names(results: Sequence[Result]) -> list[str]:
             for name, before in zip(names, ["", *names], strict=False)]  # fmt: skip
 
 
-def _columns(table: Table, name: str, *columns: str) -> None:
-    # The longest rows then fit 80 columns.
-    table.collapse_padding = True
-    table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for column in columns:
-        is_text = column in ("task", "time of a run", "fastest") or column.startswith("within")
-        table.add_column(column, justify="left" if is_text else "right")
+def _table(title: str, *columns: str) -> Table:
+    texts = ("network", "task", "time of a run", "fastest")
+    text = [column for column in columns if column in texts or column.startswith("within")]
+    return Table(title, columns, text, keys=2)
 
 
 def _refused(table: Table, result: Result, name: str, cells: int) -> None:

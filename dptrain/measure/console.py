@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
-    from rich.table import Table
+
+    from dptrain.tables import Table
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
-PLAIN_WIDTH = 100
-MIN_WIDTH = 60
+PLAIN_WIDTH = 100_000
+"""Width of output that goes to no terminal: no line is wrapped or cut."""
+MIN_WIDTH = 20
 """Least width of a terminal, in characters, for which output is formatted."""
 
 V = TypeVar("V", bound="ProgressPrinter")

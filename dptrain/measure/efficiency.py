@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dptrain.measure.statistics import Estimate, ratio_of_blocks
-from dptrain.measure.tables import plain_table
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from dptrain.tables import Table
 
 
 @dataclass(frozen=True)
@@ -91,12 +87,9 @@ def efficiency(
 def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
     """Return a table of weak and strong efficiency with their intervals."""
     baseline = efficiency.baseline
-    table = plain_table(f"Scaling efficiency at {size} ranks (measured)")
-    table.add_column("scaling")
-    table.add_column("E", justify="right")
-    table.add_column("95% interval", justify="right")
-    table.add_column("definition")
-    table.add_column("blocks", justify="right")
+    title = f"Scaling efficiency at {size} ranks (measured)"
+    columns = ("scaling", "E", "95% interval", "definition", "blocks")
+    table = Table(title, columns, text=("scaling", "definition"))
 
     def row(name: str, value: Estimate | None, definition: str) -> None:
         if value is not None:
@@ -117,5 +110,5 @@ def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
             f"The ranks share cores, so the efficiency is at most {efficiency.possible:.2f} on "
             "this machine."
         )
-    table.caption, table.caption_justify = " ".join(lines), "left"
+    table.caption = " ".join(lines)
     return table

@@ -12,7 +12,7 @@ from dptrain.plan.lowering import Explanation, Phase
 from dptrain.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from dptrain.tables import Table
 
 UNKNOWN = Explanation("unknown", reason="the backend selects the kernel on the device")
 """Explanation of a stage whose kernel the backend selects on the device."""

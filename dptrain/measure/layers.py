@@ -15,17 +15,15 @@ import numpy as np
 
 from dptrain.backends import load_backend
 from dptrain.machine import available_cores
-from dptrain.measure.tables import plain_table
 from dptrain.network.biases import separate_biases
 from dptrain.network.network import Network
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.lowering import FORWARD_PHASES, Phase, join_names
 from dptrain.plan.optimizers import SGD
 from dptrain.plan.plan import Plan, make_plan
+from dptrain.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dptrain.backends.replica import Replica
 
 FORWARD, BACKWARD, OTHER = "forward", "backward", ""
@@ -197,17 +195,14 @@ def layers_table(rows: Sequence[LayerTimes], title: str) -> Table:
     """Return the table of times in µs (± half the interquartile range), rates and ratios."""
     backends = list(rows[0].by_backend) if rows else []
     first, others = backends[:1], backends[1:]
-    table = plain_table(title)
-    table.add_column("layers", no_wrap=True, overflow="ellipsis")
-    table.add_column("")
-    for name in backends:
-        table.add_column(f"{name} µs", justify="right")
-    table.add_column(f"{first[0]} GFLOP/s" if first else "", justify="right")
-    for name in others:
-        table.add_column(f"{first[0]} / {name}", justify="right")
+    columns = [
+        "layers", "", *(f"{name} µs" for name in backends), *(f"{name} GFLOP/s" for name in first),
+        *(f"{first[0]} / {name}" for name in others),
+    ]  # fmt: skip
+    table = Table(title, columns, text=("layers", ""))
     for row in rows:
         table.add_row(row.layers, row.direction, *_cells(row, backends))
-    table.add_section()
+    table.add_line()
     total = {b: sum(r.by_backend[b].median for r in rows if b in r.by_backend) for b in backends}
     ratios = [f"{total[first[0]] / total[name]:.2f}" for name in others]
     table.add_row("sum of all", "", *(f"{1e3 * t:.1f}" for t in total.values()), "",

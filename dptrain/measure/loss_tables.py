@@ -19,7 +19,7 @@ from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import fitted_table, ms_cell
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from dptrain.tables import Table
 
 MEANINGS = {
     "contention": "all ranks work, without sums or waiting",

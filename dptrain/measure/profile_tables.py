@@ -24,16 +24,7 @@ from dptrain.measure.tables import (
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-WIDE = 100
-"""Least width of a terminal, in characters, for all columns."""
-
-KIND_COLUMNS = {
-    "calls": True, "ms": False, "±": True, "share": False, "cum.": False, "MB": False,
-    "buffers MB": True, "GFLOP/s": False, "GB/s": True, "roofline": False,
-}  # fmt: skip
-"""Columns of the table of kinds; True for columns that only a wide terminal shows."""
+    from dptrain.tables import Table
 
 LEGEND = {
     "±": "half of the interquartile range / mean",
@@ -63,14 +54,9 @@ STRAGGLER_SHARE = 0.05
 """A rank that is later than the median rank by more than this share of a step is a straggler."""
 
 
-def profile_report(profile: Profile, width: int) -> list[str | Table]:
-    """Return the lines and tables of a profile, in order.
-
-    Args:
-        profile: the profile.
-        width: width of the terminal in characters.
-    """
-    wide, noun = width >= WIDE, "pass" if _is_inference(profile) else "step"
+def profile_report(profile: Profile) -> list[str | Table]:
+    """Return the lines and tables of a profile, in order."""
+    noun = "pass" if _is_inference(profile) else "step"
     found: list[str | Table] = [
         parts_table(
             profile.step_ms,
@@ -79,11 +65,11 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
             what="A forward pass" if _is_inference(profile) else "A step",
         ),
         f"{profile.samples_per_s:,.0f} samples/s",
-        _layers_table(profile, wide),
+        _layers_table(profile),
     ]
-    found.append(_kinds_table(profile, wide))
+    found.append(_kinds_table(profile))
     if len(profile.ranks) > 1:
-        found.append(_ranks_table(profile, wide))
+        found.append(_ranks_table(profile))
         if not _is_inference(profile):
             found += [straggler_line(profile), *_sum_lines(profile), *_statistics_line(profile)]
     if profile.pop is not None:
@@ -139,7 +125,6 @@ def pop_table(pop: Pop) -> Table:
     table = fitted_table("Parallel efficiency (POP)", columns, rows, text=(columns[0], columns[3]))
     if not math.isfinite(pop.serialisation.high):
         table.caption = "too few independent steps for all intervals; use more --steps"
-        table.caption_justify = "left"
     return table
 
 
@@ -167,17 +152,17 @@ def straggler_line(profile: Profile) -> str:
     return f"stragglers, later than the median rank at the gradient sum: {'; '.join(named)}{more}"
 
 
-def _layers_table(profile: Profile, wide: bool) -> Table:
+def _layers_table(profile: Profile) -> Table:
     groups: dict[str, list[StageProfile]] = {}
     for stage in profile.stages:
         groups.setdefault(stage.group, []).append(stage)
     order = sorted(groups, key=lambda name: -typical_ms(groups[name]))
     columns = ["layers", "forward ms", "backward ms", "±", "slowest rank ms", "balance",
                "share", "cum.", "GFLOP/s", "roofline"]  # fmt: skip
-    if not wide or len(profile.ranks) == 1:
+    if len(profile.ranks) == 1:
         columns.remove("slowest rank ms")
     balances = {} if profile.pop is None else {b.name: b for b in profile.pop.layers}
-    if not wide or not balances:
+    if not balances:
         columns.remove("balance")
     if profile.roofs is None:
         columns.remove("roofline")
@@ -198,7 +183,7 @@ def _layers_table(profile: Profile, wide: bool) -> Table:
     passes = "passes" if _is_inference(profile) else "steps"
     title = f"Layers, slowest first (mean of typical {passes})"
     table = fitted_table(title, columns, rows, text=("layers",))
-    table.caption, table.caption_justify = _legend(columns), "left"
+    table.caption = _legend(columns)
     return table
 
 
@@ -219,13 +204,14 @@ def _group_cells(stages: Sequence[StageProfile]) -> dict[str, str]:
     }
 
 
-def _kinds_table(profile: Profile, wide: bool) -> Table:
-    columns = ["kind", *(name for name, only_wide in KIND_COLUMNS.items() if wide or not only_wide)]
+def _kinds_table(profile: Profile) -> Table:
+    columns = ["kind", "calls", "ms", "±", "share", "cum.", "MB", "buffers MB", "GFLOP/s", "GB/s",
+               "roofline"]  # fmt: skip
     if profile.roofs is None:
         columns.remove("roofline")
     rows = [[_kind_cells(kind)[column] for column in columns] for kind in profile.kinds]
     table = fitted_table("Kinds of operation, slowest first", columns, rows, text=("kind",))
-    table.caption, table.caption_justify = _legend(columns), "left"
+    table.caption = _legend(columns)
     return table
 
 
@@ -245,14 +231,12 @@ def _kind_cells(kind: StageProfile) -> dict[str, str]:
     }
 
 
-def _ranks_table(profile: Profile, wide: bool) -> Table:
+def _ranks_table(profile: Profile) -> Table:
     ranks = sorted(profile.ranks, key=lambda rank: -rank.delay_ms)
     left = f", the {MAX_RANKS} with the largest delay" if len(ranks) > MAX_RANKS else ""
     columns = ["rank", "host", "samples", "busy", "delay", "computation", "data wait",
                "communication", "waiting", "busy share"]  # fmt: skip
-    if not wide:
-        columns.remove("samples")
-    if not wide or profile.pop is None:
+    if profile.pop is None:
         columns.remove("busy share")
     shares = () if profile.pop is None else profile.pop.ranks
     rows = []

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from dptrain.measure.console import MIN_WIDTH
 from dptrain.measure.profile import Spread, StageProfile, StepParts
 from dptrain.plan.lowering import Phase
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-
-def plain_table(title: str) -> Table:
-    """Return an empty table in the style of all reports."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    line = Text(title, style="bold")
-    if len(title) <= MIN_WIDTH:  # The title may be wider than the columns.
-        line.no_wrap, line.overflow = True, "ignore"
-    return Table(title=line, title_justify="left", box=box.SIMPLE_HEAD)
+from dptrain.tables import Table
 
 
 def fitted_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: Sequence[str]
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: Collection[str]
 ) -> Table:
-    """Return a table that shortens texts but never numbers if the terminal is too small.
+    """Return a table.
 
     Args:
         title: title above the table.
@@ -36,20 +20,7 @@ def fitted_table(
         rows: cells; an empty row draws a line.
         text: headings of the columns that contain text.
     """
-    table, cells = plain_table(title), list(rows)
-    table.padding = (0, 1, 0, 0)
-    for index, column in enumerate(columns):
-        if column in text:
-            table.add_column(column, overflow="ellipsis")
-        else:
-            width = max([len(column), *(len(row[index]) for row in cells if row)])
-            table.add_column(column, justify="right", no_wrap=True, min_width=width)
-    for row in cells:
-        if row:
-            table.add_row(*row)
-        else:
-            table.add_section()
-    return table
+    return Table(title, columns, text, rows=list(rows))
 
 
 PART_NAMES = {
@@ -103,7 +74,6 @@ def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A st
         f"{plural} whose duration is closest to the median; share: of these. All {plural}: share "
         f"of the time of all {plural}, slow ones included."
     )
-    table.caption_justify = "left"
     return table
 
 
@@ -167,12 +137,9 @@ def notes_table(stages: Sequence[StageProfile]) -> Table | None:
     noted = [stage for stage in stages if stage.note]
     if not noted:
         return None
-    table = plain_table("Algorithms of the stages")
-    for column in ("stage", "algorithm", "ms"):
-        table.add_column(column, justify="right" if column == "ms" else "left")
-    for stage in noted:
-        table.add_row(stage.name, stage.note, ms_cell(stage.typical_ms))
-    return table
+    rows = [(stage.name, stage.note, ms_cell(stage.typical_ms)) for stage in noted]
+    columns = ("stage", "algorithm", "ms")
+    return fitted_table("Algorithms of the stages", columns, rows, text=columns[:2])
 
 
 def ms_cell(value: float) -> str:

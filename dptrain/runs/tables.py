@@ -11,7 +11,7 @@ from dptrain.runs.comparison import Comparison
 from dptrain.runs.records import Record
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from dptrain.tables import Table
 
 COLUMNS = (
     "run", "state", "network", "data", "ranks", "batch_size", "seed", "steps",
@@ -24,7 +24,7 @@ TEXT = {
     "optimizer", "schedule", "strategy", "transport", "version", "commit", "digest",
     "data_digest", "host", "cpu", "weights", "step_at", "batch_norm",
 }  # fmt: skip
-"""Columns that contain text, which a small terminal shortens."""
+"""Columns that contain text."""
 
 
 def runs_table(records: Sequence[Record], columns: Sequence[str] = ()) -> Table:

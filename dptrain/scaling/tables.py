@@ -7,37 +7,27 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.measure.statistics import FEWEST, Estimate
-from dptrain.measure.tables import fitted_table, plain_table
+from dptrain.measure.tables import fitted_table
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from dptrain.tables import Table
 
-WIDE = 112
-"""Width of a terminal, in characters, from which the tables have all columns."""
 NAMES = ("computation", "data wait", "communication", "waiting", "other")
 """Headers of `PARTS`."""
 BASE = "base"
 """Cell of the base in columns that compare points with it."""
-SHORT_NAMES = ("comp.", "data", "comm.", "waiting", "other")
-"""Headers of `PARTS` on a terminal with fewer than `WIDE` characters per line."""
 
 
-def study_report(study: Study, width: int) -> list[str | Table]:
-    """Return the printed form of a study: the conclusion, then the tables and the notes.
-
-    Args:
-        study: the study.
-        width: width of the terminal in characters.
-    """
-    wide = width >= WIDE
+def study_report(study: Study) -> list[str | Table]:
+    """Return the printed form of a study: the conclusion, then the tables and the notes."""
     found: list[str | Table] = [_heading(study), "", *study.conclusion, ""]
     for scaling in (WEAK, STRONG):
         points = [point for point in study.points if point.scaling == scaling]
         if points:
-            found += [_points_table(scaling, points, wide), _loss_table(scaling, points, wide)]
+            found += [_points_table(scaling, points), _loss_table(scaling, points)]
             found += _pop_tables(scaling, points)
             found += _accuracy_tables(points)
     if study.fits:
@@ -69,8 +59,8 @@ def series_name(of: Fit | Forecast) -> str:
     return f"{of.scaling} scaling" + (f", {of.threads} threads" if of.threads > 1 else "")
 
 
-def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
-    """Return a table with a row per point; the speed-up is shown on wide terminals only."""
+def _points_table(scaling: str, points: Sequence[Point]) -> Table:
+    """Return a table with a row per point."""
     serial = any(point.karp_flatt is not None for point in points)
     shares = any(point.possible < 1 for point in points)
     columns = {
@@ -78,10 +68,10 @@ def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
         "batch": [f"{point.batch_size:,}" for point in points],
         "step ms": [_interval(point.step_ms, _number) for point in points],
         "samples/s": [_number(point.samples_per_s.value) for point in points],
-        "speed-up": _relative(points, "speed_up", _number) if wide else [],
+        "speed-up": _relative(points, "speed_up", _number),
         "efficiency": _relative(points, "efficiency", _share),
         "limit": [f"{point.possible:.0%}" for point in points] if shares else [],
-        "serial": [_fraction(p.karp_flatt, wide) for p in points] if serial else [],
+        "serial": [_fraction(p.karp_flatt) for p in points] if serial else [],
         "J/sample": _joules(points),
         "n": [str(len(point.launches)) for point in points],
     }
@@ -94,7 +84,6 @@ def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
     captions += ["serial: serial fraction (Karp–Flatt)"] * serial
     if captions:
         table.caption = "; ".join([*captions, "n: launches"])
-        table.caption_justify = "left"
     return table
 
 
@@ -109,26 +98,21 @@ def _ranks(points: Sequence[Point]) -> list[str]:
     return [f"{point.ranks}×{point.threads}" if threads else str(point.ranks) for point in points]
 
 
-def _loss_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
+def _loss_table(scaling: str, points: Sequence[Point]) -> Table:
     """Return the table of the ideal step and the loss of each part, which sum to the step."""
-    columns = ["ranks", "ideal", *(NAMES if wide else SHORT_NAMES), "= step"]
+    columns = ["ranks", "ideal", *NAMES, "= step", "| shared", "contention", "smaller batch"]
     rows = []
     for ranks, point in zip(_ranks(points), points, strict=True):
         lost = [_lost(getattr(point.loss, name)) for name in PARTS]
-        rows.append([ranks, f"{point.ideal.total:.3f}", *lost, f"{point.step_ms.value:.3f}"])
-        if wide:
-            rows[-1] += [_lost(point.shared_ms), _lost(point.contention_ms),
-                         _lost(point.small_batch_ms)]  # fmt: skip
+        causes = map(_lost, (point.shared_ms, point.contention_ms, point.small_batch_ms))
+        step = f"{point.step_ms.value:.3f}"
+        rows.append([ranks, f"{point.ideal.total:.3f}", *lost, step, *causes])
     title = f"{scaling.capitalize()} scaling: ideal step + loss by part = step, ms"
-    if wide:
-        columns += ["| shared", "contention", "smaller batch"]
     table = fitted_table(title, columns, rows, text=())
-    if wide:
-        table.caption = (
-            "after |: causes of the loss of compute: shared cores, contention for memory and "
-            "caches, smaller batch per rank"
-        )
-        table.caption_justify = "left"
+    table.caption = (
+        "after |: causes of the loss of compute: shared cores, contention for memory and caches, "
+        "smaller batch per rank"
+    )
     return table
 
 
@@ -158,7 +142,6 @@ def _pop_tables(scaling: str, points: Sequence[Point]) -> list[Table]:
     title = f"{scaling.capitalize()} scaling: POP efficiencies (95% interval)"
     table = fitted_table(title, columns, rows, text=())
     table.caption = "efficiency ≈ parallel efficiency × computation scaling"
-    table.caption_justify = "left"
     return [table]
 
 
@@ -180,7 +163,6 @@ def _accuracy_tables(points: Sequence[Point]) -> list[Table]:
     title = f"Weak scaling: time to {wanted}; mean (95% interval)"
     table = fitted_table(title, columns, rows, text=())
     table.caption = "reached: launches; speed-up: s of the base / s; geometric means"
-    table.caption_justify = "left"
     return [table]
 
 
@@ -202,14 +184,9 @@ def _fits_table(fits: Sequence[Fit]) -> Table:
         ]
         for fit in fits
     ]  # fmt: skip
-    table = plain_table("Models, with the error of predicting the largest point from the others")
-    table.padding = (0, 1, 0, 0)
-    for name in ("scaling", "model", "parameters", "error"):
-        table.add_column(name, overflow="fold", justify="right" if name == "error" else "left",
-                         no_wrap=name != "parameters")  # fmt: skip
-    for row in rows:
-        table.add_row(*row)
-    return table
+    columns = ("scaling", "model", "parameters", "error")
+    title = "Models, with the error of predicting the largest point from the others"
+    return fitted_table(title, columns, rows, text=columns[:3])
 
 
 def _forecast_table(forecast: Forecast) -> Table:
@@ -223,7 +200,6 @@ def _forecast_table(forecast: Forecast) -> Table:
     columns = ["ranks", "step ms", "efficiency", "95% interval"]
     table = fitted_table(f"Forecast of {series_name(forecast)}", columns, rows, text=())
     table.caption = _basis(forecast)
-    table.caption_justify = "left"
     return table
 
 
@@ -246,11 +222,8 @@ def _interval(value: Estimate, text: Callable[[float], str]) -> str:
     return f"{text(value.value)} ({text(value.low)}–{text(value.high)})"
 
 
-def _fraction(value: Estimate | None, wide: bool) -> str:
-    def text(number: float) -> str:
-        return f"{number:.2f}"
-
-    return "" if value is None else _interval(value, text) if wide else text(value.value)
+def _fraction(value: Estimate | None) -> str:
+    return "" if value is None else _interval(value, "{:.2f}".format)
 
 
 def _share(value: float) -> str:

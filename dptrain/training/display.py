@@ -10,8 +10,8 @@ from dptrain.measure.console import ProgressPrinter, make_console
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import ProgressColumn
-    from rich.table import Table
 
+    from dptrain.tables import Table
     from dptrain.training.progress import Progress
 
 LINE_EVERY_S = 10.0

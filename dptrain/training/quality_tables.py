@@ -9,7 +9,7 @@ from dptrain.measure.tables import fitted_table
 from dptrain.training.quality import ClassQuality
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from dptrain.tables import Table
 
 MOST_CLASSES = 20
 """Largest number of classes whose confusion matrix is printed."""

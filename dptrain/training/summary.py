@@ -32,7 +32,7 @@ from dptrain.training.resources import possible_efficiency
 from dptrain.training.schedules import Schedule
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from dptrain.tables import Table
 
 
 TEST_LABELS = {

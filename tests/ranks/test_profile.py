@@ -151,7 +151,7 @@ def check_waiting(found: Profile, transport: str, last: int, late_ms: float) -> 
 
 
 def statistics_line(found: Profile) -> str:
-    [line] = [line for line in profile_report(found, 120) if "batch statistics" in str(line)]
+    [line] = [line for line in profile_report(found) if "batch statistics" in str(line)]
     return str(line)
 
 

@@ -51,11 +51,10 @@ def test_the_command_times_every_layer(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_first_backend_is_compared_with_the_others() -> None:
     rows = time_layers(get_network("mlp-5"), ["numba", "reference"], batch_size=2)
     table = layers_table(rows, "title")
-    headers = [column.header for column in table.columns]
-    assert headers[2:] == ["numba µs", "reference µs", "numba GFLOP/s", "numba / reference"]
+    assert table.columns[2:] == ["numba µs", "reference µs", "numba GFLOP/s", "numba / reference"]
     first = rows[0].by_backend
     ratio = first["numba"].median / first["reference"].median
-    assert next(iter(table.columns[-1].cells)) == f"{ratio:.2f}"
+    assert table.rows[0][-1] == f"{ratio:.2f}"
 
 
 def test_what_cannot_be_timed_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def test_only_algorithms_that_save_operations_exceed_the_roof(measured: Profile)
     shares = {s.name: (s.roofline_share, s.note) for s in (*measured.stages, *measured.kinds)}
     above = {name for name, (share, note) in shares.items() if (share or 0.0) > 1.0}
     assert all("Winograd" in shares[name][1] for name in above), shares
-    text = "\n".join(map(str, profile_report(measured, 120)))
+    text = "\n".join(map(str, profile_report(measured)))
     assert ("Winograd algorithms need fewer operations" in text) == any(
         "Winograd" in note for _, note in shares.values()
     )
@@ -134,7 +134,7 @@ def test_tables_fit_the_terminal_and_name_every_layer(measured: Profile, width: 
 
     console = Console(width=width, highlight=False, markup=False)
     with console.capture() as capture:
-        for part in profile_tables.profile_report(measured, width):
+        for part in profile_tables.profile_report(measured):
             console.print(part, soft_wrap=isinstance(part, str))
     text = capture.get()
     for group in {stage.group for stage in measured.stages}:

@@ -82,7 +82,7 @@ def test_tables_and_the_file_contain_them(tmp_path: Path) -> None:
     study = analyse(launches())
     study.write(tmp_path / "study.json")
     assert Study.read(tmp_path / "study.json") == study
-    titles = [str(part.title) for part in study_report(study, 120) if not isinstance(part, str)]
+    titles = [str(part.title) for part in study_report(study) if not isinstance(part, str)]
     assert any("POP efficiencies" in title for title in titles)
     for scaling in (WEAK, STRONG):
         table = pop_table(study, scaling)
@@ -114,8 +114,8 @@ def test_counters_are_medians_over_launches_or_have_a_reason(tmp_path: Path) -> 
         if point.pop is not None:
             assert point.pop.ghz is not None
             assert point.pop.ghz.value == 3.0
-    lines = [part for part in study_report(study, 120) if not isinstance(part, str)]
-    assert any(column.header == "J/sample" for table in lines for column in table.columns)
+    lines = [part for part in study_report(study) if not isinstance(part, str)]
+    assert any("J/sample" in table.columns for table in lines)
     study.write(tmp_path / "study.json")
     assert Study.read(tmp_path / "study.json") == study
     missing = Energy(None, None, (), ("RAPL: no",))

@@ -114,7 +114,7 @@ def test_a_study_names_the_range_of_two_groups() -> None:
     point = study.points[1]
     assert point.two_groups
     assert point.efficiency.low == pytest.approx(10.05 / 14.1)
-    text = "\n".join(line for line in study_report(study, 120) if isinstance(line, str))
+    text = "\n".join(line for line in study_report(study) if isinstance(line, str))
     assert "weak-r2-t1 fall into two groups, 3 with 11 to 11.1 ms and 2 with 14 to 14.1 ms" in text
     assert "range of the launches 71% to" in text
 
@@ -137,7 +137,7 @@ def test_step_times_in_two_groups_leave_the_interval_of_paired_efficiencies() ->
     assert not point.has_range("efficiency")
     assert point.step_ms.high / point.step_ms.low > 1.3
     assert point.efficiency.high / point.efficiency.low < 1.01
-    text = "\n".join(line for line in study_report(study, 120) if isinstance(line, str))
+    text = "\n".join(line for line in study_report(study) if isinstance(line, str))
     assert "the interval of its step time is the range" in text
     assert "95% interval 9" in text
     assert "range of the launches 9" not in text

@@ -1,0 +1,136 @@
+"""Tables lose nothing, whatever they contain and however wide the output is."""
+
+from __future__ import annotations
+
+import ast
+import io
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dptrain.measure.console import make_console
+from dptrain.tables import MARGIN, Table, width_of, wrap
+
+ROOT = Path(__file__).parents[2]
+LETTERS = "abcdefghij0123456789.,%±–×+/_-=ü猫😀"
+
+
+def cell(random_: random.Random) -> str:
+    """Return words of random lengths; some are long, some have several lines."""
+    words = ["".join(random_.choices(LETTERS, k=random_.choice((1, 4, 9, 30))))
+             for _ in range(random_.choice((0, 1, 1, 1, 2, 12)))]  # fmt: skip
+    return random_.choice((" ", " ", "\n")).join(words)
+
+
+def random_table(random_: random.Random) -> Table:
+    """Return a table of up to 12 columns and 8 rows, without title and caption."""
+    columns = [f"{i} {cell(random_)}" for i in range(random_.randint(1, 12))]
+    text = [name for name in columns if random_.random() < 0.4]
+    rows = [[cell(random_) for _ in columns] for _ in range(random_.randint(0, 8))]
+    kept = [row if random_.random() < 0.9 else [] for row in rows]
+    return Table("", columns, text, rows=kept, keys=random_.randint(1, len(columns)))
+
+
+def letters(texts: list[str]) -> Counter[str]:
+    """Return how often each character occurs that is no space and no line."""
+    return Counter(letter for text in texts for letter in text if letter not in " \n─")
+
+
+@pytest.mark.parametrize("first", range(0, 240, 60))
+def test_every_character_of_every_cell_is_printed(first: int) -> None:
+    for seed in range(first, first + 60):
+        random_ = random.Random(seed)
+        table, width = random_table(random_), random_.randint(20, 200)
+        lines = table.lines(width)
+        assert max(map(width_of, lines)) <= width, seed
+        # The first columns are repeated in each block, and each block has the same lines.
+        rules = sum(set(line.strip()) == {"─"} for line in lines)
+        blocks, rest = divmod(rules, 1 + sum(not row for row in table.rows))
+        assert not rest, seed
+        contents = [list(row) for row in (table.columns, *table.rows) if row]
+        possible = [
+            letters([text for row in contents for text in row[:keys] * blocks + row[keys:]])
+            for keys in range(1, table.keys + 1)
+        ]
+        assert letters(lines) in possible, seed
+
+
+def test_a_table_has_its_natural_width_if_it_may() -> None:
+    for seed in range(200):
+        table = random_table(random.Random(seed))
+        natural = table.lines()
+        assert table.lines(max(map(width_of, natural)) + 20) == natural, seed
+        cells = [line for row in table.rows for text in row for line in text.split("\n")]
+        assert all(any(cell.rstrip() in line for line in natural) for cell in cells), seed
+
+
+def test_numbers_are_broken_only_if_two_do_not_fit_next_to_each_other() -> None:
+    for seed in range(200):
+        random_ = random.Random(seed)
+        columns = ("run", *(f"column {i}" for i in range(random_.randint(1, 9))))
+        rows = [
+            ["a b c" * random_.randint(1, 9), *(f"{random_.random():.9f}" for _ in columns[1:])]
+            for _ in range(5)
+        ]
+        table, width = Table("", columns, ("run",), rows=list(rows)), random_.randint(28, 200)
+        words = " ".join(table.lines(width)).split()
+        assert all(number in words for row in rows for number in row[1:]), seed
+
+
+def test_wrapping_keeps_words_and_widths() -> None:
+    for seed in range(300):
+        random_ = random.Random(seed)
+        text, width = cell(random_).strip(), random_.randint(2, 40)
+        lines = wrap(text, width)
+        assert letters(lines) == letters([text]), seed
+        assert all(width_of(line) <= width for line in lines), seed
+        short = [word for word in text.split() if width_of(word) <= width]
+        assert all(word in " ".join(lines).split() for word in short), seed
+
+
+def test_long_titles_and_captions_are_wrapped() -> None:
+    table = Table("title " * 40, ("a",), caption="caption " * 40)
+    for width in (None, 20, 80, 500):
+        lines = table.lines(width)
+        assert max(map(len, lines)) <= min(width or 100, 100)
+        words = " ".join(lines).split()
+        assert (words.count("title"), words.count("caption")) == (40, 40)
+
+
+def test_a_pipe_receives_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = [f"column{i}" for i in range(60)]
+    table = Table("", columns, rows=[[str(i) * 9 for i in range(60)]])
+    make_console().print(table)
+    header, rule, row, *_ = capsys.readouterr().out.splitlines()
+    assert header.split() == columns
+    assert row.split() == table.rows[0]
+    assert len(rule) == len(row) > 600
+    assert rule == " " * MARGIN + "─" * (len(row) - MARGIN)
+
+
+@pytest.mark.parametrize("width", [10, 20, 40, 80])
+def test_a_terminal_receives_lines_that_fit(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dptrain.measure.console.terminal_width", lambda descriptor: width)
+    console = make_console()
+    console.file = io.StringIO()
+    console.print(Table("a title", [f"column{i}" for i in range(9)], rows=[["12345678"] * 9]))
+    text = console.file.getvalue()
+    plain = [line.rstrip() for line in text.replace("\x1b[1m", "").split("\n")]
+    assert max(len(line.replace("\x1b[0m", "")) for line in plain) <= max(width, 20)
+    assert text.count("12345678") >= 9
+
+
+def test_no_module_prints_tables_of_another_kind() -> None:
+    """`dptrain.tables` is the only mechanism: Rich's own tables cut what does not fit."""
+    paths = [path for folder in ("dptrain", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    assert len(paths) > 400
+    found = [
+        f"{path}: {node.lineno}"
+        for path in paths
+        if "rich" in (text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and node.module in ("rich.table", "rich.columns")
+    ]
+    assert not found
