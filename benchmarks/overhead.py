@@ -138,7 +138,7 @@ def frozen_objects() -> Iterator[None]:
 def show(rows: Sequence[Overhead], steps: int) -> None:
     """Print a table."""
     print(f"{NETWORK}, batch {BATCH_SIZE}, digits, 1 rank, 1 thread; µs per step, {steps} steps")
-    heads = ("backend", "q1", "median", "q3", "best block", "data wait")
+    heads = ("backend", "q1", "median", "q3", "best block", "waiting for data")
     print("{:26}{:>10}{:>10}{:>10}{:>12}{:>11}".format(*heads))
     for row in rows:
         numbers = (*row.quartiles, row.best_block, row.data_wait)

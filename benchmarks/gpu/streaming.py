@@ -51,7 +51,7 @@ class StreamResult:
         bare_us: µs of a step that repeats one batch in GPU memory.
         link_us: µs of the copy of a minibatch of images from pinned memory to the GPU.
         reading_us: µs in which the loader alone reads, and decodes, a minibatch.
-        says: what the run states about input.
+        says: what the run states to limit it.
     """
 
     source: str
@@ -138,8 +138,8 @@ def measure_stream(
     reading_us = _reading_us(trainer)
     fit(trainer)
     assert trainer.summary is not None
-    found = trainer.summary["input_limit"]
-    says = "" if found is None else f"{found['part'] or 'no limit'}, {found['share']:.0%}"
+    found = trainer.summary["limit"]
+    says = "" if found is None else f"{found['part']}, {found['share']:.0%}"
     on_gpu, samples = trainer.job.replica.memory.on_gpu, trainer.data.train
     numbers = int(np.prod(samples.readable_shape or trainer.data.input_shape))
     image_bytes = numbers * samples.pixels.itemsize

@@ -3,8 +3,8 @@
 Weak scaling keeps the work per rank: E = T(1) / T(p), where T(1) is the time in which rank 0 alone
 processes its own shard of the minibatch. Strong scaling keeps the minibatch: E = T(1) / (p · T(p)),
 where T(1) is the time in which rank 0 alone processes all of it. The other ranks idle meanwhile.
-Both times are whole training steps on the same clock: data wait, computation, communication and
-update. They are measured in turns, in blocks of steps.
+Both times are whole training steps on the same clock: waiting for data, computation, communication
+and update. They are measured in turns, in blocks of steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether input limits training, and which part of input."""
+"""How long input takes, and which part of it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from time import perf_counter_ns
 from typing import Any
 
 NEGLIGIBLE = 0.1
-"""Share of a step that input may take without limiting training."""
+"""Share of a step that is too small to be reported."""
 
 MIN_STEPS = 10
-"""Number of steps, without the first one, from which a run reports whether input limited it."""
+"""Number of steps, without the first one, from which a run reports the times of input."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class InputTimes:
 
 
 @dataclass(frozen=True)
-class InputLimit:
+class InputCost:
     """Times of input in milliseconds per step, means over the ranks.
 
     Attributes:
@@ -86,12 +86,13 @@ class InputLimit:
         if not self.step_ms:
             return 0.0
         alone_ms = self.wait_ms + self.copy_ms
-        if self._copies_all_the_time:
+        if self.copies_all_the_time:
             alone_ms = max(alone_ms, self.early_copy_ms)
         return min(alone_ms / self.step_ms, 1.0)
 
     @property
-    def _copies_all_the_time(self) -> bool:
+    def copies_all_the_time(self) -> bool:
+        """True if copying a minibatch during earlier steps takes about as long as a step."""
         return self.early_copy_ms > (1.0 - NEGLIGIBLE) * self.step_ms
 
     @property
@@ -101,14 +102,9 @@ class InputLimit:
         return min(max(ahead_ms / self.step_ms, 0.0), 1.0) if self.step_ms else 0.0
 
     @property
-    def limits(self) -> bool:
-        """True if input limited training."""
-        return self.share > NEGLIGIBLE
-
-    @property
     def part(self) -> str:
         """The part of input that takes longest: ``reading``, ``assembling`` or ``copying``."""
-        early_ms = self.early_copy_ms if self._copies_all_the_time else 0.0
+        early_ms = self.early_copy_ms if self.copies_all_the_time else 0.0
         if max(self.copy_ms, early_ms) > self.wait_ms:
             return "copying"
         return "reading" if self.reading_ms >= self.assembling_ms else "assembling"
@@ -116,8 +112,7 @@ class InputLimit:
     def to_dict(self) -> dict[str, Any]:
         """Return the values for ``summary.json``."""
         return {
-            "limits": self.limits,
-            "part": self.part if self.limits else None,
+            "part": self.part,
             "share": self.share,
             "wait_ms": self.wait_ms,
             "reading_ms": self.reading_ms,
@@ -125,28 +120,11 @@ class InputLimit:
             "copying_ms": self.copy_ms + self.early_copy_ms,
         }
 
-    def __str__(self) -> str:
-        """Return one line for people."""
-        times = (
-            f"per minibatch {self.reading_ms:.3g} ms of reading and decoding, "
-            f"{self.assembling_ms:.3g} ms of assembling, "
-            f"{self.copy_ms + self.early_copy_ms:.3g} ms of copying, "
-            f"{self.wait_ms:.3g} ms of waiting"
-        )
-        if not self.limits:
-            line = f"input did not limit training: it took {self.share:.1%} of a step ({times})"
-            if self.ahead > NEGLIGIBLE:
-                line += (
-                    f"; minibatches were read ahead for {self.ahead:.0%} of the time, which slows "
-                    "computation and communication unless the reader has a core of its own"
-                )
-            return line
-        names = {
-            "reading": "reading and decoding samples",
-            "assembling": "assembling minibatches on the host",
-            "copying": "copying minibatches to the network's input",
-        }
+    def ahead_line(self) -> str:
+        """Return a line about minibatches that are read ahead; empty if that takes little time."""
+        if self.ahead <= NEGLIGIBLE:
+            return ""
         return (
-            f"input limited training: it took {self.share:.0%} of a step, mostly "
-            f"{names[self.part]} ({times})"
+            f"minibatches were read ahead for {self.ahead:.0%} of the time, which slows "
+            "computation and communication unless the reader has a core of its own"
         )

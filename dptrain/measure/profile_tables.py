@@ -234,7 +234,7 @@ def _kind_cells(kind: StageProfile) -> dict[str, str]:
 def _ranks_table(profile: Profile) -> Table:
     ranks = sorted(profile.ranks, key=lambda rank: -rank.delay_ms)
     left = f", the {MAX_RANKS} with the largest delay" if len(ranks) > MAX_RANKS else ""
-    columns = ["rank", "host", "samples", "busy", "delay", "computation", "data wait",
+    columns = ["rank", "host", "samples", "busy", "delay", "computation", "waiting for data",
                "communication", "waiting", "busy share"]  # fmt: skip
     if profile.pop is None:
         columns.remove("busy share")
@@ -255,7 +255,7 @@ def _rank_cells(rank: RankProfile) -> dict[str, str]:
         "busy": ms_cell(rank.busy_ms),
         "delay": ms_cell(rank.delay_ms),
         "computation": ms_cell(rank.compute_ms),
-        "data wait": ms_cell(rank.data_wait_ms),
+        "waiting for data": ms_cell(rank.data_wait_ms),
         "communication": ms_cell(max(rank.exposed_ms - rank.imbalance_ms, 0.0)),
         "waiting": ms_cell(rank.imbalance_ms),
     }

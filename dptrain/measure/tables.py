@@ -27,7 +27,7 @@ PART_NAMES = {
     "compute": "computation",
     "transfer": "communication",
     "imbalance": "waiting",
-    "data_wait": "data wait",
+    "data_wait": "waiting for data",
     "checkpoint": "checkpoint",
     "evaluation": "evaluation",
     "other": "other",

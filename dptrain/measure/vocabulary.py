@@ -340,21 +340,25 @@ TRAINING = (
     Term("digest", "", "SHA-256 of the agreed part of the run specification."),
     Term("first_step_s", "s", "Age of the process at the end of its first step."),
     Term("stopped", "", "True if a signal ended training early."),
-    Term("input_limit", "", "What input takes in a step, means over the ranks, with the "
+    Term("limit", "", "The part that takes most of the time of all steps, with checkpoints and "
+         "evaluations, with the following keys; null if fewer than 10 steps were timed by stage."),
+    Term("limit.part", "", "The name of the part, see step_parts.all_steps."),
+    Term("limit.share", "1", "Its share of all steps."),
+    Term("limit.text", "", "The line that the run prints, with the settings that reduce the part."),
+    Term("input_times", "", "What input takes in a step, means over the ranks, with the "
          "following keys, without the first step after a start; null if fewer than 10 others are "
          "left to count."),
-    Term("input_limit.limits", "", "True if share is more than 10%."),
-    Term("input_limit.part", "", "The part of input that takes longest, if it limits training: "
-         "reading, assembling or copying."),
-    Term("input_limit.share", "1", "Share of a step in which nothing but input happens: waiting "
-         "and copying. Copies to a GPU during earlier steps count if they take more than 90% of a "
-         "step."),
-    Term("input_limit.wait_ms", "ms", "Waiting for the minibatch."),
-    Term("input_limit.reading_ms", "ms", "Reading a minibatch from memory or files, with "
+    Term("input_times.part", "", "The part of input that takes longest: reading, assembling or "
+         "copying."),
+    Term("input_times.share", "1", "Share of a step, without checkpoints and evaluations, in which "
+         "nothing but input happens: waiting and copying. Copies to a GPU during earlier steps "
+         "count if they take more than 90% of a step."),
+    Term("input_times.wait_ms", "ms", "Waiting for the minibatch."),
+    Term("input_times.reading_ms", "ms", "Reading a minibatch from memory or files, with "
          "decoding; it may overlap with the step."),
-    Term("input_limit.assembling_ms", "ms", "Drawing random numbers and changing images on the "
+    Term("input_times.assembling_ms", "ms", "Drawing random numbers and changing images on the "
          "host; it may overlap with the step."),
-    Term("input_limit.copying_ms", "ms", "Copying the minibatch to the network's input (stage "
+    Term("input_times.copying_ms", "ms", "Copying the minibatch to the network's input (stage "
          "load, and on a GPU the transfer before it); 0 if no step was timed by stage."),
     Term("scaling", "", "Efficiency relative to steps of rank 0 alone, with the following keys."),
     Term("weak", "1", "T(1) / T(p), T(1) with a rank's share of the minibatch."),

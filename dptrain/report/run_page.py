@@ -100,12 +100,8 @@ def _text(run: TrainingRun) -> list[str]:
         found.append(f"{step_sentence('A step', step)}.{where}")
     found += _accuracy_text(run)
     found += _scaling_text(run)
-    limit = run.summary.get("input_limit")
-    if limit and limit.get("limits"):
-        found.append(
-            f"Input limits training: {limit['part']} takes {percent(limit['share'], decimals=0)} "
-            "of a step."
-        )
+    if limit := run.summary.get("limit"):
+        found.append(sentence(limit["text"]))
     return found
 
 

@@ -17,7 +17,7 @@ from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Parts, Spread, StageProfile, StepParts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.differences import share
-from dptrain.report.forms import BOOLEAN, NUMBER, PAIR, Form, Optional, check_form, form_of
+from dptrain.report.forms import BOOLEAN, NUMBER, PAIR, TEXT, Form, Optional, check_form, form_of
 from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SUMMARY
 from dptrain.training.settings import SPECIFICATION_FILE as SPECIFICATION
 
@@ -44,6 +44,7 @@ FORMS: Mapping[str, Form] = {
         "requested": NUMBER, "reached": BOOLEAN,
         "epochs": Optional(NUMBER), "time_s": Optional(NUMBER),
     }),
+    "limit": Optional({"text": TEXT}),
     "step_ms": Optional(form_of(Spread)),
     "step_parts": Optional(form_of(StepParts)),
     "stages": [form_of(StageProfile)],

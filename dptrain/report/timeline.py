@@ -37,7 +37,7 @@ KINDS = {
     "forward": ("blue", "forward"),
     "backward": (PHASES["backward_weight"][0], "backward"),
     "rest": ("grey", "load, loss, update"),
-    "data wait": (PARTS["data_wait"], "data wait"),
+    "data wait": (PARTS["data_wait"], "waiting for data"),
     "transfer": (PARTS["transfer"], "communication"),
     "imbalance": (PARTS["imbalance"], "waiting"),
     "sum": ("ink", "all-reduce active"),

@@ -1,6 +1,6 @@
 """A model of the step time that is built from its parts and not fitted to step times.
 
-T(p) = ((compute + data wait) c + all-reduce − overlap) / possible + imbalance + other
+T(p) = ((compute + waiting for data) c + all-reduce − overlap) / possible + imbalance + other
 
 - compute is linear in the samples of a rank; its constant part is the update of the base point. c
   is the slowdown of the same work with as many compute threads on a node.

@@ -15,7 +15,7 @@ from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
 if TYPE_CHECKING:
     from dptrain.tables import Table
 
-NAMES = ("computation", "data wait", "communication", "waiting", "other")
+NAMES = ("computation", "waiting for data", "communication", "waiting", "other")
 """Headers of `PARTS`."""
 BASE = "base"
 """Cell of the base in columns that compare points with it."""

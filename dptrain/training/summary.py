@@ -15,7 +15,7 @@ from dptrain.measure.analysis import Measured, profile_efficiencies, spread, sta
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.energy import energy_lines, energy_of, meter_facts
 from dptrain.measure.gathering import gather_measured
-from dptrain.measure.input_times import MIN_STEPS, InputLimit
+from dptrain.measure.input_times import MIN_STEPS, InputCost
 from dptrain.measure.load import Clock, is_busy
 from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
@@ -27,6 +27,7 @@ from dptrain.training.display import Display
 from dptrain.training.energy import samples_between
 from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.job import Job
+from dptrain.training.limits import TrainingLimit, training_limit
 from dptrain.training.progress import Progress
 from dptrain.training.resources import possible_efficiency
 from dptrain.training.schedules import Schedule
@@ -163,13 +164,15 @@ def conclude(
         has_captures = job.replica.memory.asynchronous and job.recorder.steps > 2 * FIRST_TIMED
         skip = FIRST_TIMED if has_captures else 0
         measured = gather_measured(timed, job.recorder, ahead=in_flight, skip=skip)
-    summary, tables = None, tuple[Any, ...]()
-    limit = _input_limit(job, timed, in_flight, skip) if job.recorder.steps else None
+    summary, tables, limit = None, tuple[Any, ...](), None
+    times = _input_cost(job, timed, in_flight, skip) if job.recorder.steps else None
     others = _cores_of_others(world, load)
     if world.is_rank_zero:
         scaling = efficiency(baseline, world.size, possible=possible, other_cores=others)
         summary = _summary(job, progress, measured, scaling)
-        summary["input_limit"] = None if limit is None else limit.to_dict()
+        limit = _limit(job, measured, times)
+        summary["limit"] = None if limit is None else limit.to_dict()
+        summary["input_times"] = None if times is None else times.to_dict()
         tables = _tables(job, measured, scaling)
     meters = world.gather_json(meter_facts(job.meter))
     energy = None if meters is None or not job.recorder.steps else energy_of(meters)
@@ -178,6 +181,8 @@ def conclude(
     lines = _closing_lines(job, progress)
     if energy is not None:
         lines = (*energy_lines(energy), *lines)
+    if times is not None and (ahead := times.ahead_line()):
+        lines = (ahead, *lines)
     if limit is not None:
         lines = (str(limit), *lines)
     return Conclusion(dict(world.broadcast_json(summary)), tables, lines)
@@ -207,7 +212,7 @@ def _cores_of_others(world: World, before: Clock | None) -> float | None:
     return replace(after, ours_s=before.ours_s + of_ranks).others_since(before)
 
 
-def _input_limit(job: Job, world: World, in_flight: int, skip: int) -> InputLimit | None:
+def _input_cost(job: Job, world: World, in_flight: int, skip: int) -> InputCost | None:
     """Return the times of input on rank 0; None on other ranks, and if there were few steps.
 
     Args:
@@ -236,7 +241,14 @@ def _input_limit(job: Job, world: World, in_flight: int, skip: int) -> InputLimi
     reading_ms, assembling_ms, early_copy_ms = np.mean(loader_times, axis=0).tolist()
     if job.engine.loads_ahead:
         copy_ms, early_copy_ms = 0.0, early_copy_ms + copy_ms
-    return InputLimit(step_ms, wait_ms, copy_ms, reading_ms, assembling_ms, early_copy_ms)
+    return InputCost(step_ms, wait_ms, copy_ms, reading_ms, assembling_ms, early_copy_ms)
+
+
+def _limit(job: Job, measured: Measured | None, times: InputCost | None) -> TrainingLimit | None:
+    """Return what limits training; None if few steps were timed by stage."""
+    if measured is None or not measured.by_stage or len(measured.step_times) < MIN_STEPS:
+        return None
+    return training_limit(measured.step_parts, job.spec, job.dataset, times)
 
 
 def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[str | Table, ...]:

@@ -1,4 +1,4 @@
-"""Whether input limits training, from measured times."""
+"""What input takes, and what limits training, from measured times."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from dptrain.data.loader import Loader
 from dptrain.data.sharding import Sampler
 from dptrain.files import parse_json
 from dptrain.measure.gathering import gather_measured
-from dptrain.measure.input_times import InputLimit, InputTimes
+from dptrain.measure.input_times import InputCost, InputTimes
 from dptrain.training.callbacks import AfterStep
 from dptrain.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(
-    ("times", "part", "text"),
+    ("times", "part", "share"),
     [
-        ((10.0, 0.7, 0.2, 3.0, 1.0), None, "input did not limit training: it took 9.0% of a step"),
-        ((10.0, 4.0, 0.1, 8.0, 2.0), "reading", "41% of a step, mostly reading and decoding"),
-        ((10.0, 4.0, 0.1, 2.0, 8.0), "assembling", "mostly assembling minibatches on the host"),
-        ((10.0, 0.1, 4.0, 8.0, 2.0), "copying", "mostly copying minibatches to the network"),
-        ((10.0, 0.1, 0.2, 7.0, 1.1), None, "minibatches were read ahead for 80% of the time"),
-        ((0.0, 0.0, 0.0, 0.0, 0.0), None, "did not limit"),
+        ((10.0, 4.0, 0.1, 8.0, 2.0), "reading", 0.41),
+        ((10.0, 4.0, 0.1, 2.0, 8.0), "assembling", 0.41),
+        ((10.0, 0.1, 4.0, 8.0, 2.0), "copying", 0.41),
+        ((0.0, 0.0, 0.0, 0.0, 0.0), "reading", 0.0),
         # Copies that overlap with steps cost nothing until they take as long.
-        ((10.0, 0.1, 0.2, 2.0, 1.0, 4.0), None, "it took 3.0% of a step"),
-        ((10.0, 0.1, 0.2, 2.0, 1.0, 9.5), "copying", "it took 95% of a step, mostly copying"),
-        ((10.0, 4.0, 0.0, 8.0, 2.0, 5.0), "reading", "it took 40% of a step, mostly reading"),
+        ((10.0, 0.1, 0.2, 2.0, 1.0, 4.0), "copying", 0.03),
+        ((10.0, 0.1, 0.2, 2.0, 1.0, 9.5), "copying", 0.95),
+        ((10.0, 4.0, 0.0, 8.0, 2.0, 5.0), "reading", 0.4),
     ],
 )
-def test_the_longest_part_is_named_if_input_takes_more_than_a_tenth(
-    times: tuple[float, ...], part: str | None, text: str
+def test_the_longest_part_and_the_share_of_a_step(
+    times: tuple[float, ...], part: str, share: float
 ) -> None:
-    limit = InputLimit(*times)
-    assert limit.to_dict()["part"] == part
-    assert text in str(limit)
-    assert "\n" not in str(limit)
+    cost = InputCost(*times)
+    assert cost.part == part
+    assert cost.share == pytest.approx(share)
+
+
+def test_reading_ahead_is_reported_if_it_takes_time() -> None:
+    assert "read ahead for 80% of the time" in InputCost(10.0, 0.1, 0.2, 7.0, 1.1).ahead_line()
+    assert not InputCost(10.0, 0.7, 0.2, 0.3, 1.0).ahead_line()
 
 
 class Clock(threading.local):
@@ -79,24 +81,27 @@ def test_a_loader_counts_reading_and_batches(depth: int, monkeypatch: pytest.Mon
     assert times.mean_ms() == (3.0, 0.0)
 
 
-def test_a_run_reports_its_limit(tmp_path: Path) -> None:
+def test_a_run_reports_its_longest_part(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((40, 50), dtype=np.float32)
     trainer = Trainer("mlp-5", (x, x[:, :1]), steps=11, run_dir=str(tmp_path / "r"))
     trainer.fit()
-    facts = parse_json((tmp_path / "r" / "summary.json").read_text())["input_limit"]
-    assert set(facts) == {
-        "limits", "part", "share", "wait_ms", "reading_ms", "assembling_ms", "copying_ms",
+    summary = parse_json((tmp_path / "r" / "summary.json").read_text())
+    assert set(summary["input_times"]) == {
+        "part", "share", "wait_ms", "reading_ms", "assembling_ms", "copying_ms",
     }  # fmt: skip
-    assert facts["limits"] == (facts["share"] > 0.1)
+    parts = summary["step_parts"]["all_steps"]
+    limit = summary["limit"]
+    assert limit["part"] == max(parts, key=parts.get)
+    assert limit["share"] == pytest.approx(parts[limit["part"]] / sum(parts.values()))
 
 
 @pytest.mark.parametrize("backend", ["numba", "cuda"])
-def test_a_run_of_few_steps_reports_no_limit(backend: str) -> None:
+def test_a_run_of_few_steps_reports_no_input_times(backend: str) -> None:
     x = np.random.default_rng(0).standard_normal((40, 50), dtype=np.float32)
     trainer = Trainer("mlp-5", (x, x[:, :1]), steps=10, backend=backend, progress=False)
     trainer.fit()
     assert trainer.summary is not None
-    assert trainer.summary["input_limit"] is None
+    assert trainer.summary["input_times"] is None
 
 
 def test_the_first_step_after_a_start_does_not_count() -> None:

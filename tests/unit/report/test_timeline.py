@@ -110,5 +110,5 @@ def test_the_plot_has_a_row_for_each_rank(tmp_path: Path) -> None:
     assert found is not None
     drawn = timeline(found, "", "")
     assert "Step 2" in drawn.caption
-    for word in ("forward", "backward", "communication", "data wait", "all-reduce active"):
+    for word in ("forward", "backward", "communication", "waiting for data", "all-reduce active"):
         assert f">{word}</text>" in drawn.svg
