@@ -9,8 +9,32 @@ from dataclasses import dataclass
 from dptrain.experiments.cases import INFERENCE, TRAINING
 from dptrain.experiments.measuring import Result
 
-SATURATION_TOLERANCE = 0.1
-"""Training is saturated if the time per sample is at most this share above its minimum."""
+SATURATED = 0.9
+"""Training is saturated if the throughput is at least this share of the highest one."""
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """For which batch sizes the throughput is close to the highest one.
+
+    Attributes:
+        batch_size: the smallest of these sizes.
+        end: the largest of these sizes.
+        smallest, largest: of all sizes that were measured.
+    """
+
+    batch_size: int
+    end: int
+    smallest: int
+    largest: int
+
+    def __str__(self) -> str:
+        """Return ``128``, ``128; slower beyond 256``, ``8 or less`` or ``above 512``."""
+        if self.batch_size == self.largest:
+            return f"above {self.largest:,}"
+        least = " or less" if self.batch_size == self.smallest else ""
+        beyond = f"; slower beyond {self.end:,}" if self.end < self.largest else ""
+        return f"{self.batch_size:,}{least}{beyond}"
 
 
 @dataclass(frozen=True)
@@ -43,9 +67,8 @@ class Finding:
     Attributes:
         network: name of the network.
         parameters: number of its parameters.
-        batches: number of batch sizes of training that were measured.
-        saturation_batch_size: batch size beyond which the time per sample no longer falls; None if
-            it still falls at the largest one, or if fewer than two were measured.
+        saturation: batch sizes of training with the highest throughput; None if fewer than two
+            were measured.
         samples_per_s: highest throughput of training.
         in_time, too_slow: batch sizes of inference within the time limit, and beyond it.
         largest_training, largest_inference: largest batches that fit; None if not searched.
@@ -53,8 +76,7 @@ class Finding:
 
     network: str
     parameters: int
-    batches: int
-    saturation_batch_size: int | None
+    saturation: Saturation | None
     samples_per_s: float
     in_time: tuple[int, ...]
     too_slow: tuple[int, ...]
@@ -93,10 +115,7 @@ def _finding(network: str, results: Sequence[Result], view: View) -> Finding:
     return Finding(
         network=network,
         parameters=results[0].parameters,
-        batches=len(trained),
-        saturation_batch_size=saturation_batch_size(
-            {r.samples: r.median_ms / r.samples for r in trained}
-        ),
+        saturation=saturation({r.samples: r.median_ms / r.samples for r in trained}),
         samples_per_s=max((r.samples_per_s for r in trained), default=0.0),
         in_time=tuple(r.samples for r in inference if view.in_time(r)),
         too_slow=tuple(r.samples for r in inference if not view.in_time(r)),
@@ -105,24 +124,25 @@ def _finding(network: str, results: Sequence[Result], view: View) -> Finding:
     )
 
 
-def saturation_batch_size(sample_ms: dict[int, float]) -> int | None:
-    """Return the batch size beyond which the time per sample no longer falls.
-
-    It is the smallest batch size such that for it and all larger ones the time per sample is at
-    most `SATURATION_TOLERANCE` above the minimum.
+def saturation(sample_ms: dict[int, float]) -> Saturation | None:
+    """Return the batch sizes whose throughput is at least `SATURATED` of the highest one.
 
     Args:
         sample_ms: milliseconds per sample by batch size.
 
     Returns:
-        None if only the largest batch size qualifies, or if there are fewer than two.
+        None if there are fewer than two batch sizes.
+
+    Example:
+        >>> rates = {32: 799, 64: 882, 128: 1086, 256: 979, 512: 383}
+        >>> print(saturation({n: 1e3 / rate for n, rate in rates.items()}))
+        128; slower beyond 256
     """
-    sizes = sorted(sample_ms)
-    least = min(sample_ms.values(), default=0.0)
-    limit = (1 + SATURATION_TOLERANCE) * least
-    saturated = [n for i, n in enumerate(sizes) if all(sample_ms[m] <= limit for m in sizes[i:])]
-    found = saturated[0] if saturated and len(sizes) > 1 else None
-    return None if found in sizes[-1:] else found
+    if len(sample_ms) < 2:
+        return None
+    limit = min(sample_ms.values()) / SATURATED
+    found = [size for size, ms in sample_ms.items() if ms <= limit]
+    return Saturation(min(found), max(found), min(sample_ms), max(sample_ms))
 
 
 def rows(results: Sequence[Result], view: View) -> list[dict[str, object]]:

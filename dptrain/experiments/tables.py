@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dptrain.experiments.cases import INFERENCE, TRAINING
-from dptrain.experiments.findings import SATURATION_TOLERANCE, Finding, View, by_configuration, find
+from dptrain.experiments.findings import SATURATED, Finding, View, by_configuration, find
 from dptrain.experiments.measuring import Result, size_text
 from dptrain.experiments.memory_budget import HOST_TOO_SMALL
 from dptrain.tables import Table
@@ -144,17 +144,15 @@ def findings_table(findings: Sequence[Finding], view: View, configuration: str) 
     columns = ("network", "parameters", "saturates at", "best samples/s", within)
     table = Table(f"Summary, {configuration}", columns, text=("network",))
     for f in findings:
-        size = f.saturation_batch_size
-        saturation = "not reached" if size is None else f"{size:,}"
+        saturation = "" if f.saturation is None else str(f.saturation)
         too_slow = f", not {_list(f.too_slow)}" if f.too_slow else ""
         in_time = f"{_list(f.in_time) or 'none'}{too_slow}" if f.in_time or f.too_slow else ""
         best = f"{f.samples_per_s:,.0f}" if f.samples_per_s else ""
         table.add_row(
-            f.network, f"{f.parameters:,}", saturation if f.batches > 1 else "", best, in_time
+            f.network, f"{f.parameters:,}", saturation, best, in_time
         )  # fmt: skip
     table.caption = (
-        "saturates at: batch size beyond which the time per sample no longer falls by more than "
-        f"{SATURATION_TOLERANCE:.0%}"
+        f"saturates at: the smallest batch size with at least {SATURATED:.0%} of the best samples/s"
     )
     return table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 import re
 import signal
 from dataclasses import asdict, replace
@@ -19,7 +20,7 @@ from dptrain.errors import UserError
 from dptrain.experiments import bench as module
 from dptrain.experiments.bench import bench
 from dptrain.experiments.cases import INFERENCE, LARGEST, TRAINING, BenchSettings, Case
-from dptrain.experiments.findings import View, find, rows, saturation_batch_size
+from dptrain.experiments.findings import View, find, rows, saturation
 from dptrain.experiments.measuring import (
     Result,
     TimeEstimator,
@@ -199,12 +200,49 @@ def result_of(task: str, samples: int, ms: float, network: str = "net") -> Resul
                   timing=timing, samples_per_s=samples / ms * 1e3)  # fmt: skip
 
 
-def test_time_per_sample_stays_near_its_minimum_beyond_saturation() -> None:
-    assert saturation_batch_size({2: 10.0, 8: 1.05, 32: 1.2, 64: 1.05, 128: 1.0}) == 64
-    assert saturation_batch_size({2: 10.0, 8: 5.0, 32: 1.0}) is None
-    assert saturation_batch_size({2: 1.0, 8: 1.0}) == 2
-    assert saturation_batch_size({2: 1.0}) is None
-    assert saturation_batch_size({}) is None
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [
+        ({32: 799, 64: 882, 128: 1086, 256: 979, 512: 383}, "128; slower beyond 256"),
+        ({2: 10, 8: 95, 32: 83, 64: 95, 128: 100}, "8"),
+        ({2: 10, 8: 20, 32: 100}, "above 32"),
+        ({2: 100, 8: 100}, "2 or less"),
+        ({2: 100, 8: 50}, "2 or less; slower beyond 2"),
+        ({1000: 1, 2000: 100, 4000: 100}, "2,000"),
+        ({2: 100}, "None"),
+        ({}, "None"),
+    ],
+)
+def test_the_text_of_saturation(rates: dict[int, float], text: str) -> None:
+    assert str(saturation({n: 1e3 / rate for n, rate in rates.items()})) == text
+
+
+def test_saturation_is_where_no_larger_batch_is_much_faster() -> None:
+    """Random curves that rise, fall again, or scatter."""
+    for seed in range(500):
+        random_ = random.Random(seed)
+        sizes = sorted(random_.sample(range(1, 4096), random_.randint(2, 10)))
+        peak = random_.choice(sizes)
+        falls = random_.choice((0, 0.5, 3))
+        rates = {
+            n: min(n / peak, 1) / (1 + falls * max(n - peak, 0) / peak) * random_.uniform(0.9, 1)
+            for n in sizes
+        }
+        found = saturation({n: 1 / rate for n, rate in rates.items()})
+        assert found is not None
+        text = str(found)
+        # The definition by larger batches: none of them is faster by more than a ninth.
+        first = next(
+            n
+            for n in sizes
+            if all(0.9 * rates[m] <= rates[n] * (1 + 1e-12) for m in sizes if m > n)
+        )
+        best = max(sizes, key=lambda n: rates[n])
+        assert found.batch_size == first <= best, seed
+        slower = [n for n in sizes if n > found.end]
+        assert all(rates[n] < 0.9 * rates[best] for n in slower), seed
+        assert ("slower beyond" in text) == bool(slower), seed
+        assert text.startswith("above") == (first == sizes[-1]), seed
 
 
 def test_findings_summarise_the_results() -> None:
@@ -219,7 +257,7 @@ def test_findings_summarise_the_results() -> None:
     ]  # fmt: skip
     view = View(within_s=1.0, epoch_samples=1000, epochs=5)
     (finding,) = find(results, view)
-    assert finding.saturation_batch_size == 64
+    assert str(finding.saturation) == "64"
     assert finding.samples_per_s == 1000.0
     assert (finding.in_time, finding.too_slow) == ((2, 512), (1024,))
     assert (finding.largest_training, finding.largest_inference) == (700, None)
