@@ -15,11 +15,11 @@ COMPARISON = Path("comparison")
 
 @click.command(
     cls=GroupedCommand,
-    short_help="Write the report of a training run, a profile or a study, or compare several.",
+    short_help="Write the report of a run, a profile, a study or a sweep, or compare several.",
     epilog=examples(
         "dptrain report RUN_DIR                   # results of dptrain train",
         "dptrain report PROFILE_DIR               # results of dptrain profile --output",
-        "dptrain report STUDY_DIR                 # results of dptrain scale",
+        "dptrain report STUDY_DIR                 # results of dptrain scale or dptrain study",
         "dptrain report RUN_A RUN_B --output DIR  # the second compared with the first",
     ),
 )
@@ -32,9 +32,10 @@ COMPARISON = Path("comparison")
 def report(folders: tuple[Path, ...], output: Path | None, replace: bool) -> None:
     """Write report.html and its plots from the results of a run, a profile or a study.
 
-    DIR contains a training run that has ended, the profile.json of one job, or the study.json of a
-    scaling study. Several results of one kind are compared with the first one. The page is one
-    file that needs no network connection. Its plots are also written as SVG and PNG files.
+    DIR contains a training run that has ended, the profile.json of one job, the study.json of a
+    scaling study, or the results of `dptrain study sweep` or `dptrain study variants`. Several
+    runs, profiles or scaling studies are compared with the first one. The page is one file that
+    needs no network connection. Its plots are also written as SVG and PNG files.
     """
     from dptrain.report.files import write_comparison, write_report
 

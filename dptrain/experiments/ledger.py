@@ -112,11 +112,21 @@ def _create(path: Path, text: str) -> None:
             write_whole(path, text, OUTPUT)
 
 
-def _refuse_other(path: Path, current: Mapping[str, Any]) -> None:
+def read_settings(folder: Path, name: str) -> dict[str, Any]:
+    """Return the settings of the experiment in a folder.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    path = folder / f"{name}.json"
     try:
-        found = dict(parse_json(path.read_bytes()))
+        return dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}); choose another --output") from None
+
+
+def _refuse_other(path: Path, current: Mapping[str, Any]) -> None:
+    found = read_settings(path.parent, path.stem)
     for name in dict.fromkeys([*current, *found]):
         was, now = found.get(name), current.get(name)
         if was != now:

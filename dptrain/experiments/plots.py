@@ -191,18 +191,28 @@ def plot_variants(network: str, results: Sequence[VariantResult], folder: Path) 
     with figure(folder / "accuracy-by-time", written, x="time per step, ms",
                 y="test accuracy, %" if classifies else "test loss",
                 title=f"Variants of {network}") as axes:  # fmt: skip
-        for i, result in enumerate(trained):
-            score = result.test_loss if result.accuracy is None else 100 * result.accuracy
-            below, above = result.step_ms - result.step_q1_ms, result.step_q3_ms - result.step_ms
-            axes.errorbar(
-                result.step_ms, score, xerr=[[below], [above]], color=COLOURS[i % len(COLOURS)],
-                marker=MARKERS[i % len(MARKERS)], markersize=6, linestyle="none", capsize=2,
-                label=result.variant,
-            )  # fmt: skip
-        axes.set_xscale("log")
-        _label_decades(axes.xaxis)
+        draw_variants(axes, trained)
         _legend_outside(axes)
     return written
+
+
+def plain_label(text: str) -> str:
+    """Return a label in which dollar signs begin no formula."""
+    return text.replace("$", r"\$")
+
+
+def draw_variants(axes: Axes, trained: Sequence[VariantResult]) -> None:
+    """Draw the test accuracy in percent, or the test loss, against the time per step."""
+    for i, result in enumerate(trained):
+        score = result.test_loss if result.accuracy is None else 100 * result.accuracy
+        below, above = result.step_ms - result.step_q1_ms, result.step_q3_ms - result.step_ms
+        axes.errorbar(
+            result.step_ms, score, xerr=[[below], [above]], color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)], markersize=6, linestyle="none", capsize=2,
+            label=plain_label(result.variant),
+        )  # fmt: skip
+    axes.set_xscale("log")
+    _label_decades(axes.xaxis)
 
 
 def _label_decades(axis: Axis) -> None:

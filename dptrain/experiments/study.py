@@ -11,14 +11,15 @@ from typing import Any
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.experiments.case_runs import CaseRuns, work
 from dptrain.experiments.display import CaseDisplay
-from dptrain.experiments.ledger import OUTPUT, Ledger, machine, write_csv
+from dptrain.experiments.ledger import OUTPUT, Ledger, machine, read_settings, write_csv
 from dptrain.experiments.study_tables import study_report
 from dptrain.experiments.tables import duration
 from dptrain.experiments.variants import Variant, list_variants
 from dptrain.measure.environment import environment
+from dptrain.measure.metrics import MetricsFile
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
@@ -158,6 +159,29 @@ def study_variants(
         "results": [asdict(result) for result in found],
         "stopped": stopped,
     }
+
+
+def read_results(folder: Path) -> tuple[dict[str, Any], list[VariantResult]]:
+    """Return the settings and the results of a study in the order of training.
+
+    Raises:
+        UserError: no variant was trained, or a file cannot be read.
+    """
+    settings = read_settings(folder, NAME)
+    try:
+        records = MetricsFile(folder / f"{NAME}.jsonl").read()
+        found = [VariantResult.from_record(record) for record in records]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder} is not a study of this version of dptrain ({type(error).__name__}: "
+            f"{shown(error)}); repeat its `dptrain study variants` command with another {OUTPUT}"
+        ) from None
+    if not found:
+        raise UserError(
+            f"{folder} contains a study without results; repeat its `dptrain study variants` "
+            "command"
+        )
+    return settings, found
 
 
 def _settings(
@@ -357,3 +381,4 @@ def conclude(
         display.print(part)
     for path in written:
         display.print(f"written: {path}")
+    display.print(f"for one page with the table and the plot: dptrain report {folder}")

@@ -8,6 +8,8 @@ cases.
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import math
 import re
@@ -24,7 +26,7 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError, shown, suggest
 from dptrain.experiments.case_runs import CaseRuns, finished_run
 from dptrain.experiments.display import CaseDisplay
-from dptrain.experiments.ledger import Ledger, machine, write_csv
+from dptrain.experiments.ledger import Ledger, machine, read_settings, write_csv
 from dptrain.experiments.variants import AXES, change_layers
 from dptrain.files import write_whole
 from dptrain.measure.environment import environment
@@ -330,6 +332,52 @@ def _record(result: PointResult) -> dict[str, Any]:
     }
 
 
+def read_results(folder: Path) -> tuple[dict[str, Any], list[PointResult]]:
+    """Return the settings and the results that `conclude` has written.
+
+    Raises:
+        UserError: the sweep has not ended, or a file cannot be read.
+    """
+    if not (folder / f"{NAME}.csv").exists():
+        raise UserError(
+            f"{folder} contains a sweep without results, because not all runs have ended; repeat "
+            "its `dptrain study sweep` command without --part"
+        )
+    facts = read_settings(folder, NAME)
+    try:
+        rows = list(csv.DictReader(io.StringIO((folder / f"{NAME}.csv").read_text("utf-8"))))
+        if not rows or any(None in (*row, *row.values()) for row in rows):
+            raise ValueError("a row is not complete")
+        return facts, [_point(row, list(facts["axes"])) for row in rows]
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise UserError(
+            f"cannot read {folder / f'{NAME}.csv'} ({shown(error)}); repeat the `dptrain study "
+            "sweep` command, which writes it again"
+        ) from None
+
+
+def _point(row: Mapping[str, str], axes: Sequence[str]) -> PointResult:
+    """Return the result of a row of the CSV file."""
+    number = {name: float(text) if text else None for name, text in row.items()
+              if name not in (*axes, "scored")}  # fmt: skip
+    value, low, high = number["score"], number["low"], number["high"]
+    runs, memory, parameters = number["runs"] or 0, number["memory_bytes"], number["parameters"]
+    score = None if value is None else Estimate(
+        value, -math.inf if low is None else low, math.inf if high is None else high, int(runs)
+    )  # fmt: skip
+    return PointResult(
+        point={name: row[name] for name in axes},
+        runs=int(runs),
+        failed=int(number["failed"] or 0),
+        score=score,
+        scored=row["scored"],
+        step_ms=number["step_ms"],
+        training_s=number["training_s"],
+        memory_bytes=None if memory is None else int(memory),
+        parameters=None if parameters is None else int(parameters),
+    )
+
+
 def conclude(
     results: Sequence[PointResult], cases: Sequence[Case], folder: Path, display: CaseDisplay
 ) -> None:
@@ -345,6 +393,7 @@ def conclude(
     written += plot_sweep(results, folder)
     for path in written:
         display.print(f"written: {path}")
+    display.print(f"for one page with the table and the plot: dptrain report {folder}")
 
 
 def _value_text(name: str, value: float | None) -> str:

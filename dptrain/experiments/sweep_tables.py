@@ -13,6 +13,8 @@ from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import fitted_table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from dptrain.experiments.sweep import PointResult
     from dptrain.tables import Table
 
@@ -82,38 +84,55 @@ def plot_sweep(results: Sequence[PointResult], folder: Path) -> list[Path]:
     Returns:
         The files that were written; none if fewer than two points have a score.
     """
-    from dptrain.experiments.plots import COLOURS, MARKERS, figure
+    from dptrain.experiments.plots import figure
 
     found = [result for result in results if result.score is not None]
     if len(found) < 2:
         return []
     axis, *others = list(found[0].point)
-    places = _places([result.point[axis] for result in found])
-    lines: dict[str, list[PointResult]] = {}
-    for result in found:
-        label = ", ".join(f"{name.replace('_', ' ')} {result.point[name]}" for name in others)
-        lines.setdefault(label, []).append(result)
     written: list[Path] = []
     name = axis.replace("_", " ")
     title = f"{found[0].scored}: means over seeds with 95% intervals"
     with figure(folder / "sweep", written, x=name, y=found[0].scored, title=title) as axes:
-        for number, (label, line) in enumerate(lines.items()):
-            ordered = sorted(line, key=lambda result: places[result.point[axis]])
-            axes.errorbar(
-                [_aside(places, r.point[axis], number - (len(lines) - 1) / 2) for r in ordered],
-                [r.score.value for r in ordered if r.score is not None],
-                yerr=_bars(ordered),
-                marker=MARKERS[number % len(MARKERS)],
-                color=COLOURS[number % len(COLOURS)],
-                capsize=3,
-                label=label,
-            )
-        if found[0].scored.endswith("accuracy"):
-            axes.yaxis.set_major_formatter("{x:.1%}")
-        _ticks(axes, places)
+        draw_sweep(axes, found)
         if others:
             axes.legend(fontsize=8)
     return written
+
+
+def sweep_lines(results: Sequence[PointResult]) -> dict[str, list[PointResult]]:
+    """Return the points that have a score by the values of all axes but the first one."""
+    lines: dict[str, list[PointResult]] = {}
+    for result in results:
+        if result.score is not None:
+            others = list(result.point.items())[1:]
+            label = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in others)
+            lines.setdefault(label, []).append(result)
+    return lines
+
+
+def draw_sweep(axes: Axes, results: Sequence[PointResult]) -> None:
+    """Draw the score against the first axis; the values of the others are the labels of lines."""
+    from dptrain.experiments.plots import COLOURS, MARKERS, plain_label
+
+    lines = sweep_lines(results)
+    found = [result for line in lines.values() for result in line]
+    axis = next(iter(found[0].point))
+    places = _places([result.point[axis] for result in results if result.score is not None])
+    for number, (label, line) in enumerate(lines.items()):
+        ordered = sorted(line, key=lambda result: places[result.point[axis]])
+        axes.errorbar(
+            [_aside(places, r.point[axis], number - (len(lines) - 1) / 2) for r in ordered],
+            [r.score.value for r in ordered if r.score is not None],
+            yerr=_bars(ordered),
+            marker=MARKERS[number % len(MARKERS)],
+            color=COLOURS[number % len(COLOURS)],
+            capsize=3,
+            label=plain_label(label),
+        )
+    if found[0].scored.endswith("accuracy"):
+        axes.yaxis.set_major_formatter("{x:.1%}")
+    _ticks(axes, places)
 
 
 def _is_logarithmic(places: Mapping[str, float]) -> bool:
@@ -153,7 +172,9 @@ def _places(values: Sequence[str]) -> dict[str, float]:
 
 
 def _ticks(axes: Any, places: Mapping[str, float]) -> None:
+    from dptrain.experiments.plots import plain_label
+
     if _is_logarithmic(places):
         axes.set_xscale("log")
-    axes.set_xticks(list(places.values()), list(places))
+    axes.set_xticks(list(places.values()), list(map(plain_label, places)))
     axes.minorticks_off()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dptrain.measure.tables import PART_NAMES
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -57,13 +59,6 @@ PARTS = {
     "other": "grey",
 }
 """Role of the colour of each part of a step."""
-PART_NAMES = {
-    "compute": "computation",
-    "data_wait": "data wait",
-    "transfer": "communication",
-    "imbalance": "waiting",
-}
-"""Labels of parts of a step that differ from their names in the records."""
 PHASES = {
     "forward": ("blue", "o"),
     "backward": ("purple", "v"),

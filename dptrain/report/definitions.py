@@ -86,7 +86,7 @@ LABELS = {
     "compute_ms": "computation",
     "contention_ms": "contention",
     "cumulative_share": "cumulative",
-    "data_wait_ms": "data wait",
+    "data_wait_ms": "waiting for data",
     "delay_ms": "delay",
     "exposed_ms": "communication and waiting",
     "gb_per_s": "bandwidth",

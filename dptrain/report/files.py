@@ -19,6 +19,13 @@ from dptrain.report.comparison import (
     compare_runs,
     compare_studies,
 )
+from dptrain.report.experiment_page import (
+    Experiment,
+    Sweep,
+    Variants,
+    experiment_page,
+    read_experiment,
+)
 from dptrain.report.page import GENERATOR, Page, render
 from dptrain.report.profile_page import MeasuredProfile, profile_page
 from dptrain.report.run_page import run_page
@@ -31,17 +38,21 @@ from dptrain.training.settings import CONFIG_FILE
 REPORT, PLOTS = "report.html", "plots"
 FLAG = "--output"
 CURVES = "curves.csv"
-EXPECTED = "a folder of `dptrain train`, `dptrain profile --output` or `dptrain scale`"
+EXPECTED = (
+    "a folder of `dptrain train`, `dptrain profile --output`, `dptrain scale`, `dptrain study "
+    "sweep` or `dptrain study variants`"
+)
 _KINDS = {TrainingRun: "a training run", MeasuredProfile: "a profile", Study: "a study"}
 
 
 def write_report(folder: Path, output: Path | None = None, *, replace: bool = False) -> Path:
-    """Write the report of a training run, a profile or a study.
+    """Write the report of a training run, a profile, a study, a sweep or a study of variants.
 
     Equal records result in equal bytes.
 
     Args:
-        folder: contains ``study.json``, ``profile.json``, or a training run that has ended.
+        folder: contains ``study.json``, ``profile.json``, ``sweep.json``, ``variants.json``, or a
+            training run that has ended.
         output: folder of the report [default: `folder`].
         replace: whether to overwrite files that do not belong to a report.
 
@@ -61,6 +72,8 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
         tables = _tables(result)
     elif isinstance(result, MeasuredProfile):
         page = profile_page(result)
+    elif isinstance(result, Sweep | Variants):
+        page = experiment_page(result)
     else:
         page = run_page(result)
     return _write(target, page, {f"{PLOTS}/{name}": text for name, text in tables.items()},
@@ -90,13 +103,19 @@ def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = F
     for i, folder in enumerate(folders):
         if folder.resolve() in [other.resolve() for other in folders[:i]]:
             raise UserError(f"{folder} occurs twice; compare different folders")
-    results = [read_result(folder) for folder in folders]
+    found = [read_result(folder) for folder in folders]
+    results = [result for result in found if not isinstance(result, Sweep | Variants)]
+    if len(results) < len(found):
+        raise UserError(
+            "sweeps and studies of variants cannot be compared on a page; write the report of each "
+            "one (`dptrain report DIR`)"
+        )
     comparison = compare(folders, results)
     text = FORM.text(comparison) + "\n"
     return _write(output, compare_page(comparison, results), {FILE: text}, replace=replace)
 
 
-def read_result(folder: Path) -> Result:
+def read_result(folder: Path) -> Result | Experiment:
     """Return the result that a folder contains.
 
     Raises:
@@ -112,14 +131,14 @@ def read_result(folder: Path) -> Result:
         return MeasuredProfile.read(folder)
     if (folder / CONFIG_FILE).is_file():
         return TrainingRun.read(folder)
+    if experiment := read_experiment(folder):
+        return experiment
     if (folder / LOSSES).exists():
         raise UserError(
             f"{folder} contains only {LOSSES}, and a report also needs a profile: dptrain profile "
             f"--output {folder}"
         )
-    raise UserError(
-        f"{folder} contains neither {STUDY} nor {PROFILE} nor a training run; expected {EXPECTED}"
-    )
+    raise UserError(f"{folder} contains no results of these commands; expected {EXPECTED}")
 
 
 def compare(folders: Sequence[Path], results: Sequence[Result]) -> Comparison:

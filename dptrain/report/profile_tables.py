@@ -174,7 +174,7 @@ def _ranks(name: str, file: str, profile: Profile) -> Table:
     at = [f"ranks.{i}" for i in range(len(ranks))]
     fields = {
         "step": "step_ms", "busy": "busy_ms", "computation": "compute_ms",
-        "data wait": "data_wait_ms", "communication and waiting": "exposed_ms",
+        "waiting for data": "data_wait_ms", "communication and waiting": "exposed_ms",
         "waiting": "imbalance_ms", "delay": "delay_ms",
     }  # fmt: skip
     columns = [

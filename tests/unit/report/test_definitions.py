@@ -36,7 +36,7 @@ def test_a_profile_has_the_words_of_the_vocabulary_alone() -> None:
     own = dict(definitions(OF_PROFILES))
     assert set(own) < set(SECTIONS)
     assert dict(definitions(OF_STUDIES)).items() > own.items()
-    waiting = Definition("data wait", "data_wait, ms", "Waiting for the minibatch.")
+    waiting = Definition("waiting for data", "data_wait, ms", "Waiting for the minibatch.")
     assert waiting in own["Parts of a step"]
 
 

@@ -84,7 +84,7 @@ def test_a_report_is_replaced_and_nothing_else_is(folder: Path, tmp_path: Path) 
 
 
 def test_a_folder_without_records_has_no_report(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"contains neither study\.json nor profile\.json"):
+    with pytest.raises(UserError, match=r"contains no results of these commands"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -360,7 +360,7 @@ def test_studies_are_compared_at_common_points(tmp_path: Path) -> None:
     [
         ("absent", r"absent does not exist; expected a folder of `dptrain train`"),
         ("file", r"file is a file; expected a folder"),
-        ("empty", r"neither study\.json nor profile\.json nor a training run"),
+        ("empty", r"contains no results of these commands"),
         ("losses", r"contains only losses\.json, and a report also needs a profile"),
     ],
 )

@@ -1,0 +1,387 @@
+"""The pages of a sweep over settings and of a study of variants: a table and a plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dptrain.errors import UserError
+from dptrain.report.canvas import BOTTOM, HEIGHT, Plot, legend_below, legend_height, plot
+from dptrain.report.forms import NUMBER, TEXT, check_form
+from dptrain.report.numbers import percent, scaled_bytes, short
+from dptrain.report.page import Key, Page, Section, restrictions_section
+from dptrain.report.tables import Column, Number, Table, counts, estimates, texts, values
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from dptrain.experiments.study import VariantResult
+    from dptrain.experiments.sweep import PointResult
+
+SWEEP, VARIANTS, BENCH = "sweep", "variants", "bench"
+"""Names of the files of experiments, without suffix."""
+
+CONDITIONS = {"ranks": NUMBER, "processor": TEXT, "cores": NUMBER, "dptrain": TEXT}
+"""Where the runs of an experiment were made."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The results of `dptrain study sweep`.
+
+    Attributes:
+        settings: what is equal in all runs, and ``axes`` with the values of the others.
+        points: the results in the order of the table.
+    """
+
+    settings: Mapping[str, Any]
+    points: tuple[PointResult, ...]
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The results of `dptrain study variants`.
+
+    Attributes:
+        settings: the settings of the training, with the original network.
+        results: the results in the order of training.
+    """
+
+    settings: Mapping[str, Any]
+    results: tuple[VariantResult, ...]
+
+
+Experiment = Sweep | Variants
+
+
+def read_experiment(folder: Path) -> Experiment | None:
+    """Return the experiment that a folder contains; None if there is none.
+
+    Raises:
+        UserError: it has no results yet, cannot be read, or has no page.
+    """
+    if (folder / f"{SWEEP}.json").exists():
+        from dptrain.experiments import sweep
+
+        settings, points = sweep.read_results(folder)
+        check_form(settings, {**CONDITIONS, "seeds": [NUMBER]}, str(folder / f"{SWEEP}.json"))
+        return Sweep(settings, tuple(points))
+    if (folder / f"{VARIANTS}.json").exists():
+        from dptrain.experiments import study
+
+        settings, results = study.read_results(folder)
+        names = {**CONDITIONS, "network": TEXT, "data": TEXT}
+        check_form(settings, names, str(folder / f"{VARIANTS}.json"))
+        return Variants(settings, tuple(results))
+    if (folder / f"{BENCH}.json").exists():
+        raise UserError(
+            f"{folder} contains a benchmark, which has no report; `dptrain bench` with the same "
+            f"flags and --output {folder} prints its tables again, and {BENCH}.csv contains them"
+        )
+    return None
+
+
+def experiment_page(found: Experiment) -> Page:
+    """Return the page of an experiment."""
+    return _sweep_page(found) if isinstance(found, Sweep) else _variants_page(found)
+
+
+def _page(
+    found: Experiment, *, kind: str, name: str, title: str, about: str, headline: str,
+    plots: Sequence[Plot], text: Sequence[str], keys: Sequence[Key], notes: tuple[str, ...],
+    table: Table, reasons: Sequence[str] = (),
+) -> Page:  # fmt: skip
+    settings = found.settings
+    facts = tuple(
+        (key.replace("_", " "), _text(value))
+        for key, value in settings.items()
+        if key not in ("layers", "axes")
+    )
+    return Page(
+        kind=kind, title=title, about=about, headline=headline, lead=tuple(plots),
+        text=tuple(text), file=f"{name}.csv", keys=tuple(keys), notes=notes,
+        sections=(
+            Section(table.name, table.title, tables=(table,)),
+            *([Section("refused", "Not possible", lists=(("", tuple(reasons)),))] * bool(reasons)),
+            Section("settings", "Settings of all runs", facts=facts),
+            *restrictions_section(notes),
+        ),
+        closing=f"Written by dptrain from {name}.csv and {name}.json, which contain each number in "
+        "full precision.",
+    )  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _conditions(settings: Mapping[str, Any]) -> str:
+    ranks = int(settings["ranks"])
+    return (
+        f"{ranks} rank{'s' * (ranks != 1)} on {settings['processor']}, {settings['cores']} cores, "
+        f"dptrain {settings['dptrain']}"
+    )
+
+
+def _score(value: float, scored: str) -> str:
+    return percent(value) if scored.endswith("accuracy") else short(value)
+
+
+# Sweeps.
+
+
+def _sweep_page(found: Sweep) -> Page:
+    from dptrain.experiments.sweep_tables import best_point
+
+    settings, points = found.settings, found.points
+    axes = [name.replace("_", " ") for name in settings["axes"]]
+    best = best_point(points)
+    runs, seeds = sum(point.runs for point in points), len(settings["seeds"])
+    network = f" of {settings['network']}" if "network" in settings else ""
+    data = f" on {settings['data']}" if "data" in settings else ""
+    return _page(
+        found,
+        kind="dptrain sweep",
+        name=SWEEP,
+        title=f"Sweep over {' and '.join(axes)}{network}{data}",
+        about=f"{runs} runs of {len(points)} points, {seeds} seed{'s' * (seeds != 1)}; "
+        f"{_conditions(settings)}.",
+        headline="No run has a score." if best is None else best_sentence(best),
+        plots=_sweep_plots(points),
+        text=[] if best is None else [_overlap_sentence(best, points)],
+        keys=[] if best is None else _best_keys(best, points.index(best)),
+        notes=_sweep_notes(points, seeds),
+        table=_points_table(points),
+    )
+
+
+def _name(point: PointResult) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in point.point.items())
+
+
+def _has_interval(point: PointResult) -> bool:
+    return point.score is not None and math.isfinite(point.score.low)
+
+
+def best_sentence(best: PointResult) -> str:
+    """Return the score of the best point of a sweep, with its interval and its values."""
+    from dptrain.experiments.sweep_tables import limited
+
+    assert best.score is not None
+    score = limited(best.score, best.scored)
+    interval = ""
+    if _has_interval(best):
+        low, high = (_score(end, best.scored) for end in (score.low, score.high))
+        interval = f" (95% interval {low} to {high})"
+    extreme = "highest" if best.scored.endswith("accuracy") else "lowest"
+    return (
+        f"The {extreme} {best.scored} is {_score(score.value, best.scored)}{interval}, with "
+        f"{_name(best)}."
+    )
+
+
+def _overlap_sentence(best: PointResult, points: Sequence[PointResult]) -> str:
+    others = [p for p in points if p is not best and p.score is not None]
+    if not others:
+        return "No other point has a score."
+    known = [p for p in others if _has_interval(p)]
+    if not _has_interval(best) or not known:
+        return "Differences cannot be judged: an interval needs the runs of three seeds."
+    assert best.score is not None
+    alike = [p for p in known if p.score is not None and p.score.meets(best.score)]
+    if not alike:
+        return "The interval of no other point overlaps with that of the best one."
+    return (
+        f"{len(alike)} of {len(others)} other points may be as good, because "
+        f"{'its interval overlaps' if len(alike) == 1 else 'their intervals overlap'} with that of "
+        "the best one."
+    )
+
+
+def _best_keys(best: PointResult, row: int) -> list[Key]:
+    assert best.score is not None
+    score = Number(_score(best.score.value, best.scored), best.score.value, f"{row}.score")
+    keys = [Key(best.scored.capitalize(), (score,), (f"mean of {best.runs} runs",))]
+    if best.step_ms is not None:
+        step = Number(short(best.step_ms), best.step_ms, f"{row}.step_ms")
+        keys.append(Key("Step, median", (step, " ms"), ("of the best point",)))
+    if best.memory_bytes is not None:
+        size = Number(scaled_bytes(best.memory_bytes), best.memory_bytes, f"{row}.memory_bytes")
+        keys.append(Key("Memory", (size,), ("of a rank, best point",)))
+    return keys
+
+
+def _sweep_notes(points: Sequence[PointResult], seeds: int) -> tuple[str, ...]:
+    notes = []
+    failed = sum(point.failed for point in points)
+    if failed:
+        notes.append(f"{failed} run{'s' * (failed != 1)} failed, such as runs that diverged.")
+    if any(point.scored.startswith("test") for point in points):
+        notes.append(
+            "The points are compared on test data, because the data has no validation split. The "
+            "score of the best one is therefore too good."
+        )
+    if seeds < 3:
+        notes.append("There are no intervals: they need at least three seeds (--seeds 3).")
+    return tuple(notes)
+
+
+def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
+    from dptrain.experiments.sweep_tables import draw_sweep, sweep_lines
+
+    lines = sweep_lines(points)
+    scored = [point for line in lines.values() for point in line]
+    if len(scored) < 2:
+        return []
+    axis = next(iter(scored[0].point)).replace("_", " ")
+    rows = len(lines) if any(lines) else 0
+
+    def draw(axes: Axes) -> None:
+        draw_sweep(axes, points)
+        axes.set_xlabel(axis, labelpad=2)
+        if rows:
+            legend_below(axes, 1, lines=True)
+
+    alt = "; ".join(
+        f"{_name(p)}: {_score(p.score.value, p.scored)}" for p in scored if p.score is not None
+    )
+    legend = legend_height(rows, 1) if rows else 0.0
+    return [
+        plot(
+            SWEEP, f"{scored[0].scored.capitalize()} by {axis}", "mean over seeds", draw,
+            caption="Points are means over seeds, vertical lines their 95% intervals.",
+            alt=alt, height=HEIGHT + legend, bottom=BOTTOM + legend, left=44.0,
+        )
+    ]  # fmt: skip
+
+
+def _points_table(points: Sequence[PointResult]) -> Table:
+    from dptrain.experiments.sweep_tables import limited
+
+    rows = [str(row) for row in range(len(points))]
+    scored = next((p.scored for p in points if p.scored), "score")
+    accuracy = scored.endswith("accuracy")
+    columns: list[Column] = [
+        texts(name.replace("_", " "), [point.point[name] for point in points])
+        for name in points[0].point
+    ]
+    scores = [None if p.score is None else limited(p.score, p.scored) for p in points]
+    unit, scale = ("%", 100.0) if accuracy else ("", 1.0)
+    columns.append(estimates(scored, unit, scores, rows, scale=scale, centre="score"))
+    columns.append(counts("runs", [p.runs for p in points], [f"{row}.runs" for row in rows]))
+    if any(point.failed for point in points):
+        failed = [point.failed for point in points]
+        columns.append(counts("failed", failed, [f"{row}.failed" for row in rows]))
+    columns += [
+        values("step", "ms", [p.step_ms for p in points], [f"{row}.step_ms" for row in rows]),
+        values("training", "s", [p.training_s for p in points], [f"{r}.training_s" for r in rows]),
+        values("memory", "MB", [p.memory_bytes for p in points],
+               [f"{row}.memory_bytes" for row in rows], scale=1e-6),
+    ]  # fmt: skip
+    note = "Means over seeds; steps are medians. Training: steps × median step."
+    return Table("points", "Points of the sweep", f"{SWEEP}.csv", tuple(columns), note)
+
+
+# Variants.
+
+
+def _variants_page(found: Variants) -> Page:
+    settings, results = found.settings, found.results
+    trained = [result for result in results if result.possible]
+    classifies = any(result.accuracy is not None for result in trained)
+    refused = [result for result in results if not result.possible]
+    notes = ("Each variant was trained once; runs with other seeds have other results.",)
+    return _page(
+        found,
+        kind="dptrain study of variants",
+        name=VARIANTS,
+        title=f"Variants of {settings['network']} on {settings['data']}",
+        about=f"{len(trained)} variants trained, {len(refused)} not possible; "
+        f"{_conditions(settings)}.",
+        headline=_variants_headline(trained, classifies=classifies),
+        plots=_variants_plots(trained, classifies=classifies),
+        text=[],
+        keys=[],
+        notes=notes,
+        table=_variants_table(results, classifies=classifies),
+        reasons=[f"{result.variant}: {result.why}" for result in refused],
+    )
+
+
+def _variants_headline(trained: Sequence[VariantResult], *, classifies: bool) -> str:
+    if not trained:
+        return "No variant could be trained."
+    best = _best_variant(trained)
+    fastest = min(trained, key=lambda result: result.step_ms)
+    score = (
+        f"The highest test accuracy is {percent(best.accuracy or 0.0)}"
+        if classifies
+        else f"The lowest test loss is {short(best.test_loss)}"
+    )
+    return (
+        f"{score} (variant {best.variant}); the shortest step takes {short(fastest.step_ms)} ms "
+        f"(variant {fastest.variant})."
+    )
+
+
+def _best_variant(trained: Sequence[VariantResult]) -> VariantResult:
+    return min(trained, key=lambda r: r.test_loss if r.accuracy is None else -r.accuracy)
+
+
+def _variants_plots(trained: Sequence[VariantResult], *, classifies: bool) -> list[Plot]:
+    from dptrain.experiments.plots import draw_variants
+
+    if len(trained) < 2:
+        return []
+
+    def draw(axes: Axes) -> None:
+        draw_variants(axes, trained)
+        axes.set_xlabel("time per step, ms (log scale)", labelpad=2)
+        legend_below(axes, 1)
+
+    what = "test accuracy" if classifies else "test loss"
+    legend = legend_height(len(trained), 1)
+    alt = "; ".join(
+        f"{r.variant}: {short(r.step_ms)} ms, "
+        + (short(r.test_loss) if r.accuracy is None else percent(r.accuracy))
+        for r in trained
+    )
+    return [
+        plot(
+            "accuracy-by-time", f"{what.capitalize()} by time per step",
+            f"{what}, %" if classifies else what, draw,
+            caption="Lines are the quartiles of the time per step.",
+            alt=alt, height=HEIGHT + legend, bottom=BOTTOM + legend, left=40.0,
+        )
+    ]  # fmt: skip
+
+
+def _variants_table(results: Sequence[VariantResult], *, classifies: bool) -> Table:
+    def column(
+        head: str, unit: str, name: str, *, scale: float = 1.0, decimals: int | None = None
+    ) -> Column:
+        found = [float(getattr(r, name)) if r.possible else None for r in results]
+        sources = [f"{row}.{name}" for row in range(len(results))]
+        return values(head, unit, found, sources, scale=scale, decimals=decimals)
+
+    score = (
+        column("accuracy", "%", "accuracy", scale=100, decimals=1)
+        if classifies
+        else column("test loss", "", "test_loss")
+    )
+    columns = [
+        texts("variant", [result.variant for result in results]),
+        score,
+        column("step", "ms", "step_ms"),
+        column("convolutions, forward", "ms", "conv_forward_ms"),
+        column("share of forward", "%", "conv_forward_share", scale=100, decimals=0),
+        column("100 000 steps", "s", "many_steps_s", decimals=0),
+        column("memory", "MB", "memory_bytes", scale=1e-6),
+    ]
+    note = "Steps are medians. Convolutions: stages with a convolution in a forward pass."
+    return Table("variants", "Variants", f"{VARIANTS}.csv", tuple(columns), note)
