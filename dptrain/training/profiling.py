@@ -47,6 +47,7 @@ from dptrain.plan.plan import Plan
 from dptrain.training.baseline import open_loader
 from dptrain.training.board import TIMES, layer_memory, layer_times
 from dptrain.training.display import Display
+from dptrain.training.divergence import StableRate, raise_not_finite
 from dptrain.training.energy import block_bounds, metered_gpu, open_job_meter, samples_between
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
 from dptrain.training.job import Job, assemble
@@ -54,7 +55,6 @@ from dptrain.training.progress import Progress
 from dptrain.training.resources import possible_efficiency, share_of_cores
 from dptrain.training.settings import Settings
 from dptrain.training.summary import introduce
-from dptrain.training.trainer import raise_not_finite
 
 SUM_REPEATS, SUM_WARM_UP = 20, 3
 """Timed and untimed repetitions of a gradient sum outside a step."""
@@ -324,7 +324,7 @@ def _make_steps(
     if job.replica.memory.asynchronous:
         job.engine.time_stages(steps.timed)
     progress = Progress(0, job.network.loss.targets != "values")
-    world, batch_size = job.world, job.spec.batch_size
+    world, batch_size, stable = job.world, job.spec.batch_size, StableRate()
     blocks = block_bounds(steps.skip, steps.timed)
     with (
         open_loader(
@@ -350,7 +350,8 @@ def _make_steps(
             job.engine.step(batches, job.schedule.rate(number))
             for result in job.engine.results(wait=number + 1 == steps.last):
                 if not math.isfinite(result.loss):
-                    raise_not_finite(job, result)
+                    raise_not_finite(job, result, stable)
+                stable.add(result.loss, result.learning_rate)
                 progress.add(result)
                 display.step(progress)
         counter.stop(steps.last - steps.skip, job.plan.setting.threads)

@@ -30,7 +30,7 @@ from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.signals import SIGNALS, StopRequest
-from dptrain.comm.world import DivergedError, World
+from dptrain.comm.world import World
 from dptrain.data import Dataset
 from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
@@ -51,6 +51,7 @@ from dptrain.training.checkpoints import (
     replica_arrays,
     restore_replica,
 )
+from dptrain.training.divergence import StableRate, raise_not_finite
 from dptrain.training.energy import TrainingEnergy
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation import (
@@ -300,6 +301,7 @@ class Trainer:
             self._baseline = InterleavedBaseline(self.job, self.step)
             stack.callback(self._baseline.close)
             self._balancer = Balancer(self.job, self.step)
+            self._stable_rate = StableRate()
             load = Clock.now()
             self._train(request)
             self._end_training()
@@ -336,7 +338,8 @@ class Trainer:
             waits = self._needs_parameters(step + 1)
             for result in engine.results(wait=waits):
                 if not math.isfinite(result.loss):
-                    raise_not_finite(job, result)
+                    raise_not_finite(job, result, self._stable_rate)
+                self._stable_rate.add(result.loss, result.learning_rate)
                 self._after_step(result)
             if waits or self.progress.stopped:
                 if self._ends_early:
@@ -757,21 +760,3 @@ def _unknown_setting(error: TypeError) -> str:
 
     name = str(error).rpartition("argument ")[2].strip("'")
     return f"Trainer has no setting '{name}'{suggest(name, [s.name for s in settings()])}"
-
-
-def raise_not_finite(job: Job, result: StepResult) -> None:
-    """Raise the same error on every rank, with the first layer whose values are not finite."""
-    found = job.world.all_gather_json(job.replica.first_non_finite())
-    layers = {rank: layer for rank, layer in enumerate(found) if layer is not None}
-    if layers:
-        layer = next(iter(layers.values()))
-        ranks = [str(rank) for rank, other in layers.items() if other == layer]
-        where = f"first in {layer} (rank{'s' * (len(ranks) > 1)} {', '.join(ranks)})"
-    else:
-        where = "first in the loss itself"
-    advice = f"{result.learning_rate / 10:.2g}"
-    # All ranks have the same values, so they agree without another call.
-    raise DivergedError(
-        f"training diverged: the loss is {result.loss} at step {result.step + 1}, {where}; try a "
-        f"smaller learning rate, for example {advice}, or check the data for such values"
-    )
