@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 from dptrain.data import Dataset, Samples
 from dptrain.network import LOSSES, Dense, Flatten, Network
-from tests.fuzz.outcome import expect, expect_close
+from tests.fuzz.outcome import WrongResultError, expect, expect_close
 
 LUMA = (0.299, 0.587, 0.114)
 KINDS = {loss.targets: loss for loss in LOSSES.values()}
@@ -110,23 +111,20 @@ def check_union(
     wanted = expected[0].reshape(len(expected[0]), -1)
     targets = np.asarray(expected[1], np.float64).reshape(len(wanted), -1)
     expect(len(x) == len(wanted), f"{len(x)} samples are read; expected {len(wanted)}")
-    tolerances = np.broadcast_to(tolerance, len(wanted))
-    free = np.ones(len(wanted), np.bool_)
-    rows = np.zeros(len(x), np.int64)
-    for i in range(len(x)):
-        close = np.abs(wanted - x[i]).max(axis=1) <= tolerances
-        same = np.abs(targets - y[i]).max(axis=1) <= 1e-6 * max(1.0, np.abs(y[i]).max(initial=0.0))
-        rows[i] = int(np.argmax(free & close & same))
-        if not (free & close & same)[rows[i]]:
-            near = int(np.abs(wanted - x[i]).max(axis=1).argmin())
-            expect(
-                False,
-                f"sample {i} is none of the {int(free.sum())} that are left; the closest has "
-                f"number {near}, inputs that differ by {np.abs(wanted[near] - x[i]).max():.4g} "
-                f"and targets {targets[near][:4]}, not {y[i][:4]}",
-            )
-        free[rows[i]] = False
-    return rows
+    distances = np.abs(x[:, None] - wanted[None]).max(axis=2)
+    scale = max(1.0, float(np.abs(targets).max(initial=0.0)))
+    fits = distances <= np.broadcast_to(tolerance, len(wanted))
+    fits &= np.abs(y[:, None] - targets[None]).max(axis=2) <= 1e-6 * scale
+    _, rows = linear_sum_assignment(~fits)
+    found_rows = np.arange(len(x))
+    if not fits[found_rows, rows].all():
+        i = int(np.argmin(fits[found_rows, rows]))
+        near = int(distances[i].argmin())
+        raise WrongResultError(
+            f"sample {i} is none of the expected ones; the closest has number {near}, inputs that "
+            f"differ by {distances[i, near]:.4g}, and targets {targets[near][:4]}, not {y[i][:4]}"
+        )
+    return np.asarray(rows, np.int64)
 
 
 def check_stratified(labels: NDArray[Any], rows: NDArray[np.int64], num_train: int) -> None:
