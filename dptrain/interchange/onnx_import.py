@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from dptrain.errors import UserError, shown
 from dptrain.interchange.onnx_export import INPUT_TENSOR, OUTPUT_TENSOR
 from dptrain.interchange.onnx_operators import READERS, Match, match, sigmoid_argument
-from dptrain.interchange.onnx_reading import ReadGraph, describe, read_graph
+from dptrain.interchange.onnx_reading import ReadGraph, attributes, describe, read_graph
 from dptrain.network.layers import Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import (
     LOSSES,
@@ -113,16 +114,25 @@ def _output(graph: ReadGraph) -> tuple[str, Loss | None]:
         return own, None if loss is None else loss()
     if len(graph.outputs) != 1:
         raise UserError(f"the graph has {len(graph.outputs)} outputs; expected one")
-    (name,) = graph.outputs
-    while (same := graph.node(name, "Identity")) is not None:
-        name = same.input[0]
+    name = graph.before_identities(graph.outputs[0])
     node = graph.node(name)
-    if node is not None and node.op_type in ("Softmax", "LogSoftmax"):
-        return str(node.input[0]), SoftmaxCrossEntropy()
-    if node is not None and node.op_type == "Sigmoid":
-        return str(node.input[0]), SigmoidBinaryCrossEntropy()
-    z = sigmoid_argument(graph, name)
-    return (name, None) if z is None else (z, SigmoidBinaryCrossEntropy())
+    loss = None if node is None else _ENDS.get(node.op_type)
+    if node is None or loss is None:
+        z = sigmoid_argument(graph, name)
+        return (name, None) if z is None else (z, SigmoidBinaryCrossEntropy())
+    with _naming(node):
+        axis = attributes(node).get("axis", -1)
+        if loss is SoftmaxCrossEntropy and axis not in (1, -1):
+            raise UserError(f"axis is {axis}; expected 1, the classes")
+        return str(node.input[0]), loss()
+
+
+_ENDS: dict[str, type[Loss]] = {
+    "Softmax": SoftmaxCrossEntropy,
+    "LogSoftmax": SoftmaxCrossEntropy,
+    "Sigmoid": SigmoidBinaryCrossEntropy,
+}
+"""Operators at the end of a graph that are a part of the loss."""
 
 
 def _default_loss(network: Network) -> Loss:
@@ -144,6 +154,8 @@ def _matches(graph: ReadGraph, first: str, last: str) -> dict[str, tuple[onnx.No
             found[tensor] = _match(graph, tensor)
             stack += reversed(found[tensor][1].inputs)
             continue
+        if any(name != first and name not in ordered for name in found[tensor][1].inputs):
+            raise UserError(f"the graph has a cycle through '{shown(tensor)}'")
         ordered[tensor] = found[tensor]
         stack.pop()
     return ordered
@@ -154,17 +166,26 @@ def _match(graph: ReadGraph, tensor: str) -> tuple[onnx.NodeProto, Match]:
     if node is None:
         what = "a constant" if graph.constant(tensor) is not None else "another input"
         raise UserError(f"'{shown(tensor)}' is {what}; expected a tensor that a layer computes")
-    try:
+    with _naming(node):
         found = match(graph, node)
-    except UserError as error:
-        raise UserError(f"{describe(node)}: {error}") from None
-    except (LookupError, ValueError):
-        # onnx's checker would also refuse files that runtimes accept.
-        raise UserError(f"{describe(node)} lacks an input or an attribute") from None
     if found is None:
         known = "" if node.op_type in READERS else f"; expected {', '.join(sorted(READERS))}"
         raise UserError(f"{describe(node)} is no layer of dptrain in this place{known}")
     return node, found
+
+
+@contextmanager
+def _naming(node: onnx.NodeProto) -> Iterator[None]:
+    """Name the node in errors of its reader, and in those that a damaged node causes there."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{describe(node)}: {error}") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        # onnx's checker would also refuse files that runtimes accept.
+        raise UserError(
+            f"{describe(node)} lacks an input or an attribute, or has one that is not valid"
+        ) from None
 
 
 def _specs(
@@ -177,8 +198,8 @@ def _specs(
     arrays: dict[str, NDArray[np.float32]] = {}
     for tensor, (node, found) in matches.items():
         inputs = tuple(tensors[name] for name in found.inputs)
-        last = inputs[0]
-        try:
+        with _naming(node):
+            last = inputs[0]
             for number, layer in enumerate(found.make(shapes[last])):
                 read = inputs if not number else (last,)
                 combined = layer.combine_shapes(tuple(shapes[name] for name in read))
@@ -187,8 +208,6 @@ def _specs(
                 specs.append(NodeSpec(layer, last, read))
                 if not number:
                     arrays |= _arrays(layer, combined, last, found)
-        except UserError as error:
-            raise UserError(f"{describe(node)}: {error}") from None
         tensors[tensor] = last
     return specs, arrays
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
@@ -39,6 +40,9 @@ from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
 
 MakeLayers = Callable[[Shape], tuple[Layer, ...]]
 Arrays = dict[str, NDArray[Any]]
+
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+"""Types of elements that the network computes as its own type."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,13 @@ def _always(*layers: Layer) -> MakeLayers:
 
 def _same(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     return Match((node.input[0],), _always())
+
+
+def _cast(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    to = attributes(node)["to"]
+    if to not in FLOATS:
+        raise UserError("it converts to a type that is not floating-point, which rounds numbers")
+    return _same(graph, node)
 
 
 def _elementwise(layer: Layer, graph: ReadGraph, node: onnx.NodeProto) -> Match:
@@ -206,8 +217,12 @@ def _matmul_and_bias(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
 
 
 def _pool(
-    kind: type[MaxPool2d | AveragePool2d | SumPool2d], graph: ReadGraph, node: onnx.NodeProto
+    kind: type[MaxPool2d | AveragePool2d | SumPool2d],
+    counts_pads: bool | None,
+    graph: ReadGraph,
+    node: onnx.NodeProto,
 ) -> Match:
+    """Match a pooling whose mean counts positions outside the map, or not; None for a maximum."""
     values = attributes(node)
     _refuse_dilations(values)
     window = values["kernel_shape"]
@@ -215,14 +230,18 @@ def _pool(
         raise UserError(f"the window has {len(window)} axes; expected 2")
     stride = _plain(values.get("strides", (1, 1)))
     settings: dict[str, Any] = {"window": _plain(window), "stride": stride}
-    counts_pads = values.get("count_include_pad", 0) and any(values.get("pads", ()))
-    if kind is AveragePool2d and counts_pads:
-        raise UserError("count_include_pad is 1; expected a mean over positions inside the map")
 
     def make(shape: Shape) -> tuple[Layer, ...]:
         layer = _with_padding(partial(kind, **settings), values, shape, ("same",))
         if values.get("ceil_mode", 0) and not _fits(replace(layer, rounding="strict"), shape):
             raise UserError("ceil_mode is 1, and the windows leave rows or columns over")
+        counts = bool(values.get("count_include_pad", 0))
+        if counts_pads not in (None, counts) and np.any(layer.pads(shape)):
+            expected = "with" if counts_pads else "without"
+            raise UserError(
+                f"count_include_pad is {int(counts)}; expected a mean {expected} the positions "
+                "outside the map"
+            )
         return (layer,)
 
     return Match((node.input[0],), make)
@@ -247,10 +266,8 @@ def _sum_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
         before, size = graph.node(means, "AveragePool"), graph.constant(factor)
         if before is None or size is None or size.size != 1:
             continue
-        values = attributes(before)
-        counts_pads = values.get("count_include_pad", 0) or not any(values.get("pads", ()))
-        if counts_pads and float(size.reshape(-1)[0]) == math.prod(values["kernel_shape"]):
-            return _pool(SumPool2d, graph, before)
+        if float(size.reshape(-1)[0]) == math.prod(attributes(before)["kernel_shape"]):
+            return _pool(SumPool2d, True, graph, before)
     return None
 
 
@@ -277,19 +294,20 @@ def _flatten(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 
 
 def _reshape(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    target = graph.constant(node.input[1])
     before = graph.node(node.input[1], "Concat")
-    if target is None and before is not None and len(before.input) == 2:
-        # The first size is that of the batch, the second may be computed from the map.
-        second = graph.constant(before.input[1])
-        target = np.array([0, -1 if second is None else np.ravel(second)[0]])
-    if target is None or target.size != 2:
+    parts = [node.input[1]] if before is None else list(before.input)
+    sizes = [graph.constant(part) for part in parts]
+    rank = sum(1 if size is None else size.size for size in sizes)
+    if rank != 2 or (before is None and sizes[0] is None):
         raise UserError("the new shape is no vector per sample; expected (N, F)")
-    batch, features = (int(size) for size in target.reshape(-1))
+    # A first size that is computed is that of the batch, and a second one follows from the others.
+    batch = 0 if sizes[0] is None else int(sizes[0].reshape(-1)[0])
+    last = -1 if sizes[-1] is None else int(sizes[-1].reshape(-1)[-1])
     batches = {0, *(sizes[0] for sizes in graph.inputs.values() if sizes)}
 
     def make(shape: Shape) -> tuple[Layer, ...]:
-        count = math.prod(shape)
+        # 0 means that an axis keeps its size, -1 that it follows from the others.
+        count, features = math.prod(shape), shape[0] if last == 0 else last
         keeps = (batch == -1 and features == count) or (
             batch in batches and features in (-1, count)
         )
@@ -491,9 +509,9 @@ Reader = Callable[[ReadGraph, onnx.NodeProto], "Match | None"]
 
 READERS: Mapping[str, tuple[Reader, ...]] = {
     "Add": (_matmul_and_bias, _group_norm, _sum),
-    "AveragePool": (partial(_pool, AveragePool2d),),
+    "AveragePool": (partial(_pool, AveragePool2d, False),),
     "BatchNormalization": (_batch_norm,),
-    "Cast": (_same,),
+    "Cast": (_cast,),
     "Concat": (_concatenate,),
     "Conv": (_conv,),
     "Dropout": (_dropout,),
@@ -508,7 +526,7 @@ READERS: Mapping[str, tuple[Reader, ...]] = {
     "LRN": (_lrn,),
     "LeakyRelu": (_leaky_relu,),
     "MatMul": (_matmul,),
-    "MaxPool": (partial(_pool, MaxPool2d),),
+    "MaxPool": (partial(_pool, MaxPool2d, None),),
     "Mul": (_silu, _gelu, _sum_pool),
     "ReduceMean": (_mean,),
     "Relu": (partial(_elementwise, ReLU()),),

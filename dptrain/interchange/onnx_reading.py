@@ -33,8 +33,8 @@ class ReadGraph:
         self._constants = {c.name: c for c in graph.initializer}
         self._nodes: dict[str, onnx.NodeProto] = {}
         for node in graph.node:
-            for output in node.output:
-                self._nodes[output] = node
+            # Further outputs, such as the mask of a dropout, are no outputs of layers.
+            self._nodes.update((output, node) for output in node.output[:1])
         self._readers = Counter(name for node in graph.node for name in node.input)
         self.outputs = [value.name for value in graph.output]
         self.inputs = {
@@ -52,24 +52,41 @@ class ReadGraph:
 
     def constant(self, tensor: str) -> NDArray[Any] | None:
         """Return the values of a constant; None for tensors that depend on the input."""
-        if tensor in self._constants:
-            return np.asarray(numpy_helper.to_array(self._constants[tensor]))
-        node = self._nodes.get(tensor)
-        if node is None:
-            return None
-        if node.op_type == "Constant":
-            return _constant_value(node)
-        if node.op_type in ("Identity", "Unsqueeze", "Cast"):
+        *between, last = self._chain(tensor, ("Identity", "Unsqueeze", "Cast"))
+        node = self._nodes.get(last)
+        if last in self._constants:
+            values: NDArray[Any] | None = _values(self._constants[last])
+        else:
+            is_constant = node is not None and node.op_type == "Constant"
+            values = _constant_value(node) if node is not None and is_constant else None
+        for name in reversed(between):
             # The number of axes does not matter to readers.
-            return self.constant(node.input[0])
-        return None
+            if values is not None and self._nodes[name].op_type == "Cast":
+                to = attributes(self._nodes[name])["to"]
+                values = values.astype(helper.tensor_dtype_to_np_dtype(to))
+        return values
 
     def source(self, tensor: str) -> str:
         """Return the name of the constant that a tensor is, with other axes possibly."""
-        node = self._nodes.get(tensor)
-        if node is not None and node.op_type in ("Identity", "Unsqueeze"):
-            return self.source(node.input[0])
-        return tensor
+        return self._chain(tensor, ("Identity", "Unsqueeze"))[-1]
+
+    def before_identities(self, tensor: str) -> str:
+        """Return the tensor of which another one is the copy."""
+        return self._chain(tensor, ("Identity",))[-1]
+
+    def _chain(self, tensor: str, operators: tuple[str, ...]) -> list[str]:
+        """Return a tensor, and those from which such operators compute it, the first one last.
+
+        Raises:
+            UserError: they form a cycle.
+        """
+        chain: dict[str, None] = {tensor: None}
+        while (node := self._nodes.get(tensor)) is not None and node.op_type in operators:
+            tensor = node.input[0] if node.input else ""
+            if tensor in chain:
+                raise UserError(f"the graph has a cycle through '{shown(tensor)}'")
+            chain[tensor] = None
+        return list(chain)
 
 
 def read_graph(path: Path) -> ReadGraph:
@@ -111,11 +128,21 @@ def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
     return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
 
 
+def _values(constant: TensorProto) -> NDArray[Any]:
+    try:
+        return np.asarray(numpy_helper.to_array(constant))
+    except Exception as error:  # onnx has many classes of errors.
+        raise UserError(
+            f"the constant '{shown(constant.name)}' is damaged ({shown(error)}); export the model "
+            "again"
+        ) from None
+
+
 def _constant_value(node: onnx.NodeProto) -> NDArray[Any] | None:
     values: Mapping[str, Any] = attributes(node)
     for key, value in values.items():
         if isinstance(value, TensorProto):
-            return np.asarray(numpy_helper.to_array(value))
+            return _values(value)
         if key.startswith("value_"):
             return np.asarray(value)
     return None

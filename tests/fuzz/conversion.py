@@ -80,7 +80,9 @@ def read_split(dataset: Dataset, samples: Samples) -> Split:
     """Return all inputs and targets of a split."""
     count = len(samples)
     x = np.full((count, *dataset.input_shape), np.nan, np.float32)
-    y = np.full((count, *dataset.target_shape), -7, np.float32 if dataset.target_shape else np.int32)
+    y = np.full(
+        (count, *dataset.target_shape), -7, np.float32 if dataset.target_shape else np.int32
+    )
     samples.read(np.arange(count, dtype=np.int64), x, y)
     return x, y
 

@@ -96,7 +96,9 @@ def make_case(random: Random) -> Case:
     if random.random() < 0.5:
         case.lines.insert(0, 'name = "fuzz"')
     loss = losses[int(random.integers(len(losses)))]
-    case.lines.append(f'loss = "{loss}"' if random.random() < 0.7 else f'loss = {{type = "{loss}"}}')
+    case.lines.append(
+        f'loss = "{loss}"' if random.random() < 0.7 else f'loss = {{type = "{loss}"}}'
+    )
     for _ in range(int(random.integers(0, 7))):
         _add_random(random, case)
     if len(case.shape) == 3:

@@ -174,16 +174,16 @@ def _add_columns(random: np.random.Generator, case: Case) -> None:
             case.incomplete.append(name)
         at = int(random.integers(len(case.header) + 1))
         case.header.insert(at, name)
-        numbers = [float(i) for i in range(rows)] if kind in ("index", "unnamed") else [np.nan] * rows
+        numbers = (
+            [float(i) for i in range(rows)] if kind in ("index", "unnamed") else [np.nan] * rows
+        )
         case.values = np.insert(case.values, at, numbers, axis=1)
         for row, text in zip(case.cells, texts, strict=True):
             row.insert(at, text)
 
 
 def _choose_options(random: np.random.Generator, case: Case) -> None:
-    numeric = [
-        name for i, name in enumerate(case.header) if np.isfinite(case.values[:, i]).all()
-    ]
+    numeric = [name for i, name in enumerate(case.header) if np.isfinite(case.values[:, i]).all()]
     case.inputs = [name for name in numeric if name != case.target]
     if random.random() < 0.4:
         case.horizon = int(random.integers(1, 3))
@@ -268,7 +268,9 @@ def write(random: np.random.Generator, case: Case, path: Path) -> None:
 
 def compare(case: Case, splits: list[Split]) -> None:
     """Compare the samples of both splits with those computed by hand."""
-    for found, expected, name in zip(splits, expected_splits(case), ("training", "test"), strict=True):
+    for found, expected, name in zip(
+        splits, expected_splits(case), ("training", "test"), strict=True
+    ):
         scale = np.abs(expected[0]).max(initial=1.0)
         check_split(found, expected, 1e-5 * scale, name)
 

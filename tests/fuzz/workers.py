@@ -160,9 +160,7 @@ def _folder(scratch: Path, seed: int) -> Path:
     return scratch / str(seed)
 
 
-def _serve(
-    trial: Trial, connection: Connection, scratch: Path, limit_s: float, log: Path
-) -> None:
+def _serve(trial: Trial, connection: Connection, scratch: Path, limit_s: float, log: Path) -> None:
     """Run trials until the parent ends."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

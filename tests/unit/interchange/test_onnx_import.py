@@ -27,6 +27,7 @@ from dptrain.errors import UserError
 from dptrain.interchange.onnx_import import read_onnx
 from dptrain.network import (
     GELU,
+    AveragePool2d,
     Conv2d,
     Dense,
     Flatten,
@@ -302,6 +303,43 @@ def _square(model: onnx.ModelProto) -> None:
     node.input.append(node.input[0])
 
 
+def _cast(kind: int) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.node[1].op_type = "Cast"
+        _set(1, to=kind)(model)
+
+    return change
+
+
+def _cycle(operator: str) -> Callable[[onnx.ModelProto], None]:
+    """Let the output of a node be its own input, by way of another node."""
+
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.node[1].op_type = operator
+        model.graph.node[1].input[0] = "t3"
+        model.graph.node.append(helper.make_node(operator, ["t2"], ["t3"]))
+
+    return change
+
+
+def _copies_in_a_cycle(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input[1] = "w2"
+    for name, other in (("w2", "w3"), ("w3", "w2")):
+        model.graph.node.append(helper.make_node("Identity", [other], [name]))
+
+
+def _read_mask(model: onnx.ModelProto) -> None:
+    node = model.graph.node[1]
+    node.op_type = "Dropout"
+    node.output.append("mask")
+    model.graph.node[2].input[0] = "mask"
+
+
+def _softmax_of_samples(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Softmax", ["y"], ["z"], axis=0))
+    model.graph.output[0].name = "z"
+
+
 def _vary_height(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "H"
 
@@ -317,6 +355,14 @@ def _vary_height(model: onnx.ModelProto) -> None:
         (_rename(1, "Mul"), "node 't2' (Mul) lacks an input or an attribute"),
         (_square, "node 't2' (Mul) is no layer of dptrain in this place"),
         (_set(2, axis=2), "(Flatten): axis is 2; expected 1"),
+        (_set(0, strides=[1]), "node 't1' (Conv) lacks an input or an attribute, or has one that"),
+        (_set(0, pads=[1, 1]), "node 't1' (Conv) lacks an input or an attribute, or has one that"),
+        (_cast(TensorProto.INT64), "(Cast): it converts to a type that is not floating-point"),
+        (_read_mask, "'mask' is another input; expected a tensor that a layer computes"),
+        (_cycle("Relu"), "the graph has a cycle through 't"),
+        (_cycle("Identity"), "the graph has a cycle through 't"),
+        (_copies_in_a_cycle, "the graph has a cycle through 'w"),
+        (_softmax_of_samples, "node 'z' (Softmax): axis is 0; expected 1, the classes"),
         (_vary_height, "the input 'x' has shape (?, 3, ?, 6); expected (N, C, H, W) or (N, F)"),
     ],
 )
@@ -325,6 +371,47 @@ def test_what_dptrain_does_not_have_is_one_line(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         read_onnx(changed(change, tmp_path))
+
+
+def test_long_chains_of_copies_are_read(tmp_path: Path) -> None:
+    """No function calls itself for each node."""
+    copies = [helper.make_node("Identity", [f"w{i}"], [f"w{i + 1}"]) for i in range(3000)]
+    path = file_of(tmp_path, [*copies, *chain(("Conv", ["w3000"], {}), *ENDING)], {"w0": WEIGHT})
+    assert read_onnx(path).arrays["conv1.weight"].shape == WEIGHT.shape
+
+
+@pytest.mark.parametrize("pads", [{"auto_pad": "SAME_UPPER"}, {"pads": [1, 1, 1, 1]}])
+@pytest.mark.parametrize("counts_pads", [0, 1])
+def test_means_with_and_without_pads(
+    pads: dict[str, Any], counts_pads: int, tmp_path: Path
+) -> None:
+    """A mean that counts pads is a sum pooling times a constant, and no average pooling."""
+    settings = {"kernel_shape": [3, 3], "count_include_pad": counts_pads, **pads}
+    mean = ("AveragePool", [], settings)
+    scaled = file_of(tmp_path, chain(mean, ("Mul", ["n"], {}), *ENDING), {"n": np.float32(9)})
+    if counts_pads:
+        assert isinstance(check(scaled).nodes[0].layer, SumPool2d)
+    else:
+        with pytest.raises(UserError, match="count_include_pad is 0; expected a mean with the pos"):
+            read_onnx(scaled)
+    plain_mean = file_of(tmp_path, chain(mean, *ENDING))
+    if not counts_pads:
+        assert isinstance(check(plain_mean).nodes[0].layer, AveragePool2d)
+    else:
+        with pytest.raises(UserError, match="count_include_pad is 1; expected a mean without the"):
+            read_onnx(plain_mean)
+
+
+@pytest.mark.parametrize("size", [-1, 0, 144])
+def test_only_a_whole_sample_becomes_a_vector(size: int, tmp_path: Path) -> None:
+    to = {"to": np.array([-1 if size == 144 else 0, size])}
+    if size:
+        check(file_of(tmp_path, chain(("Reshape", ["to"], {})), to))
+        return
+    for sizes in ([0, 0], [-1, 72], [-1, 4]):
+        path = file_of(tmp_path, chain(("Reshape", ["to"], {})), {"to": np.array(sizes)})
+        with pytest.raises(UserError, match=r"the new shape is \(-?\d+, \d+\) for 144 numbers"):
+            read_onnx(path)
 
 
 def test_files_that_are_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
