@@ -277,12 +277,12 @@ def _write_png(
         digits = values.reshape(height, -1)[..., None] >> np.arange(bits - 1, -1, -1) & 1
         rows = [np.packbits(row.astype(np.uint8)).tobytes() for row in digits.reshape(height, -1)]
     header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
-    chunks = [(b"IHDR", header), *([extra] if extra else []),
-              (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))), (b"IEND", b"")]  # fmt: skip
+    data = zlib.compress(b"".join(b"\0" + row for row in rows))
+    chunks = [(b"IHDR", header), *([extra] if extra else []), (b"IDAT", data), (b"IEND", b"")]
     content = b"\x89PNG\r\n\x1a\n"
-    for name, data in chunks:
-        content += struct.pack(">I", len(data)) + name + data
-        content += struct.pack(">I", zlib.crc32(name + data))
+    for name, body in chunks:
+        content += struct.pack(">I", len(body)) + name + body
+        content += struct.pack(">I", zlib.crc32(name + body))
     path.write_bytes(content)
 
 

@@ -26,7 +26,8 @@ VALUES = (
 )  # fmt: skip
 KEYS = ("filters", "kernel", "stride", "padding", "groups", "units", "window", "rate", "inputs",
         "name", "type", "bias", "rounding", "weight_init", "weight_decay", "input", "loss",
-        "layer", "layers", "Type", "num_inputs", "epsilon", "radius", "a.b", '"a b"', "")  # fmt: skip
+        "layer", "layers", "Type", "num_inputs", "epsilon", "radius", "a.b", '"a b"',
+        "")  # fmt: skip
 
 
 @dataclass

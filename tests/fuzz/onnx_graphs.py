@@ -143,7 +143,7 @@ def _add_conv(random: Random, graph: Graph, oddness: float) -> None:
         out = [-(-size // step) for size, step in zip(sizes, strides, strict=True)]
     else:
         out = [(sizes[i] + pads[i] + pads[i + 2] - window[i]) // strides[i] + 1 for i in range(2)]
-    if min(out) < 1 or "dilations" in settings and min(sizes) < 6:
+    if min(out) < 1 or ("dilations" in settings and min(sizes) < 6):
         return
     if "dilations" in settings:
         out[0] = (sizes[0] + pads[0] + pads[2] - 2 * (window[0] - 1) - 1) // strides[0] + 1

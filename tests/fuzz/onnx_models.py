@@ -105,7 +105,7 @@ def _outputs(found: OnnxNetwork, path: Path, x: NDArray[np.float32]) -> NDArray[
     end = "" if node is None else node.op_type
     if end == "Sigmoid":
         return np.asarray(1.0 / (1.0 + np.exp(-z)))
-    if end in ("Softmax", "LogSoftmax") and not is_own or end == "Softmax":
+    if (end in ("Softmax", "LogSoftmax") and not is_own) or end == "Softmax":
         shifted = z - z.max(axis=1, keepdims=True)
         logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         return np.asarray(np.exp(logs) if end == "Softmax" else logs)

@@ -87,7 +87,7 @@ class Result:
         found = self.errors.strip().splitlines()
         if len(found) > lines:
             raise WrongResultError(f"{len(found)} lines of errors: {self.errors}")
-        return [refused(line, is_valid=is_valid) for line in found or [""]][0]
+        return next(refused(line, is_valid=is_valid) for line in found or [""])
 
 
 def call(*arguments: object) -> Result:

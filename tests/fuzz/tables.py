@@ -31,8 +31,9 @@ NOT_NUMBERS = ("", "NA", "n/a", "True", "5%", "1,234", "0,5", "0x1F", "nan", "in
 """Cells that make a column no input."""
 WORDS = ("north", "south", "east", "", "2026-01-02 03:04", "ok", '"', "a\nb")
 WRONG_OPTIONS = ("&target=wind", "&horizon=-1", "&horizon=x", "&horizon=99999", "&lags=1,1",
-                 "&lags=", "&window=0", "&columns=", "&columns=absent", "&colums=a", "&lags=0&window=2",
-                 "&horizon=1e3", "&window=9999999999999999999999", "&columns=wind,wind")  # fmt: skip
+                 "&lags=", "&window=0", "&columns=", "&columns=absent", "&colums=a",
+                 "&lags=0&window=2", "&horizon=1e3", "&window=9999999999999999999999",
+                 "&columns=wind,wind")  # fmt: skip
 
 
 @dataclass

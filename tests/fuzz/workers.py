@@ -104,7 +104,7 @@ def run_trials(
             ready = wait([worker.connection for worker in running], timeout=1.0)
             for index, worker in enumerate(running):
                 is_late = time.monotonic() - worker.started > limit_s + 5.0
-                if worker.connection not in ready and not is_late or worker.seed is None:
+                if (worker.connection not in ready and not is_late) or worker.seed is None:
                     continue
                 finished = _receive(worker, scratch)
                 if finished is None:
