@@ -60,7 +60,7 @@ def list_(
     """
     from dptrain.cli.printing import print_tables
     from dptrain.runs.records import list_runs
-    from dptrain.runs.tables import runs_table
+    from dptrain.runs.tables import resume_lines, runs_table
 
     if as_csv and as_json:
         raise UserError("--csv and --json are both given; use one of them")
@@ -72,6 +72,8 @@ def list_(
         _print_csv(records)
     else:
         print_tables([runs_table(records, _columns(columns, records))])
+        for line in resume_lines(records):
+            click.echo(line)
 
 
 @runs.command(cls=GroupedCommand, epilog=EXAMPLES)
@@ -85,7 +87,7 @@ def compare(folders: tuple[Path, ...], as_json: bool) -> None:
     from dptrain.cli.printing import print_tables
     from dptrain.runs.comparison import Comparison
     from dptrain.runs.records import list_runs
-    from dptrain.runs.tables import comparison_tables
+    from dptrain.runs.tables import comparison_tables, resume_lines
 
     records = [record for folder in folders for record in list_runs(folder)]
     if len(records) < 2:
@@ -95,6 +97,8 @@ def compare(folders: tuple[Path, ...], as_json: bool) -> None:
         click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
         return
     print_tables(comparison_tables(found))
+    for line in resume_lines(records):
+        click.echo(line)
 
 
 @runs.command(cls=GroupedCommand, epilog=EXAMPLES)

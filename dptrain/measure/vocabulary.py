@@ -314,6 +314,17 @@ TRAINING = (
     Term("selected_by", "", "The setting `best_by`: by what the parameters were chosen; none keeps "
          "the last ones."),
     Term("selected_step", "1", "Number of updates that made these parameters."),
+    Term("spans", "", "Steps that were made with equal settings, in order, with the following "
+         "keys; one, unless the run was resumed with other settings. Empty without a run "
+         "directory."),
+    Term("spans.first_step", "1", "Number of the first of these steps, from 1."),
+    Term("spans.last_step", "1", "Number of the last one."),
+    Term("spans.ranks", "1", "Number of ranks that made them."),
+    Term("spans.changed", "", "Settings that differ from those of the steps before, by name."),
+    Term("selected_span", "1", "Index in spans, from 0, of the steps that ended with the kept "
+         "parameters."),
+    Term("timed_steps", "1", "First and last step of the last start of the run, whose times "
+         "`summary.json` contains; null if it made none."),
     Term("out_of_patience", "", "True if training ended because of `--patience`."),
     Term("test_loss", "1", "Mean loss over the test data at the end of training; null if a signal "
          "stopped it."),

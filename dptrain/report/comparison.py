@@ -121,11 +121,27 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison:
     if not is_same_data:
         notes.insert(0, "The runs have different data, so the differences of accuracy and loss are "
                      "not stated.")  # fmt: skip
-    settings = _differing([
-        {**run.job, **_machine(run.environment), "threads": run.summary["threads"]}
-        for run in runs
-    ])  # fmt: skip
+    for run, name in zip(runs, short_names([run.folder for run in runs]), strict=True):
+        if run.spans.is_resumed:
+            times = f"; its times are those of {run.timed_steps}" if run.timed_steps else ""
+            notes.insert(0, f"{name} was resumed {run.spans.resumes(run.selected_step)}{times}.")
+    settings = _differing([_settings_of(run) for run in runs])
     return _comparison("training runs", [run.folder for run in runs], quantities, settings, notes)
+
+
+def _settings_of(run: TrainingRun) -> dict[str, Any]:
+    """Return the settings and the machine that made the kept parameters of a run."""
+    machine = {**_machine(run.environment), "threads": run.summary["threads"]}
+    if not run.spans.items:
+        return {**run.job, **machine}
+    texts = {name: run.setting(name) for name in run.job}
+    found = {"host": "host", "cpu": "cpu", "dptrain": "version"}
+    of_spans = {
+        name: run.setting(key)
+        for name, key in found.items()
+        if any(span.value(key) is not None for span in run.spans.items)
+    }
+    return {**machine, **texts, **of_spans}
 
 
 def _has_same_data(one: TrainingRun, two: TrainingRun) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dptrain.measure.energy import Energy, energy_lines
 from dptrain.measure.load import BUSY_SHARE
+from dptrain.measure.profile import Spread
 from dptrain.report.definitions import OF_RUNS
 from dptrain.report.numbers import fixed, percent, short
 from dptrain.report.page import Key, Page, Section, restrictions_section
@@ -23,7 +24,7 @@ from dptrain.report.run_plots import (
     time_plots,
 )
 from dptrain.report.run_record import TrainingRun
-from dptrain.report.run_tables import epochs_table, settings_table, time_tables
+from dptrain.report.run_tables import epochs_table, settings_table, spans_table, time_tables
 from dptrain.report.tables import Number
 from dptrain.training.rundir import SUMMARY
 
@@ -49,11 +50,13 @@ def run_page(run: TrainingRun) -> Page:
             Section("time", "Time of a step", plots=tuple(time_plots(run)),
                     tables=tuple(time_tables(run)), text=tuple(_time_text(run))),
             *restrictions_section(notes),
-            Section("settings", "Settings", tables=(settings_table(run),)),
-            environment_section(run.environment, [], _energy(run)),
+            Section("settings", "Settings", text=tuple(resume_text(run)), tables=(
+                *((spans_table(run),) if len(run.spans.items) > 1 else ()), settings_table(run),
+            )),
+            environment_section(run.environment, [], _environment_text(run)),
             definitions_section(OF_RUNS),
         ),
-        closing="Written by dptrain from summary.json, metrics.jsonl and spec.json, which contain "
+        closing="Written by dptrain from summary.json, metrics.jsonl and spans.json, which contain "
         "each number in full precision.",
     )  # fmt: skip
 
@@ -63,6 +66,9 @@ def about_line(run: TrainingRun) -> str:
     summary, job = run.summary, run.job
     ranks, threads = int(summary["ranks"]), int(summary["threads"])
     each = f"{ranks} rank{'s' * (ranks > 1)} × {threads} thread{'s' * (threads > 1)}"
+    if any(run.spans.items[-1].value(name) != span.value(name)
+           for span in run.spans.items for name in ("ranks", "threads")):  # fmt: skip
+        each += f" ({run.timed_steps})"
     return (
         f"{fixed(summary['parameters'], 0)} parameters, {summary['backend']} in "
         f"{summary['precision']}, {each}, minibatch {summary['batch_size']}, {job['optimizer']}, "
@@ -89,20 +95,34 @@ def _headline(run: TrainingRun) -> str:
     first = f"Test loss is {short(loss)} {after}" if loss is not None else (
         f"Training ended {after}, without an evaluation"
     )  # fmt: skip
-    return f"{first}." if step is None else f"{first}; {step_sentence('a step', step)}."
+    timed = f" in {run.timed_steps}" if run.timed_steps else ""
+    return f"{first}." if step is None else f"{first}; {step_sentence(f'a step{timed}', step)}."
 
 
 def _text(run: TrainingRun) -> list[str]:
-    found = _selection_text(run)
+    found = [*_selection_text(run), *resume_text(run)]
     step, parts = run.step_ms, run.step_parts
     if step is not None:
         where = "" if parts is None else f" Of all time, {shares(parts.all_steps)}."
-        found.append(f"{step_sentence('A step', step)}.{where}")
+        found.append(f"{_step_text(run, step)}.{where}")
     found += _accuracy_text(run)
     found += _scaling_text(run)
     if limit := run.summary.get("limit"):
         found.append(sentence(limit["text"]))
     return found
+
+
+def _step_text(run: TrainingRun, step: Spread) -> str:
+    """Return the time of a step; with the steps that were timed if the run was resumed."""
+    timed = run.timed_steps
+    return step_sentence(f"In {timed}, a step" if timed else "A step", step)
+
+
+def resume_text(run: TrainingRun) -> list[str]:
+    """Return after which steps the run was resumed, and what changed."""
+    if not run.spans.is_resumed:
+        return []
+    return [f"The run was resumed {run.spans.resumes(run.selected_step)}."]
 
 
 def _selection_text(run: TrainingRun) -> list[str]:
@@ -171,12 +191,17 @@ def _keys(run: TrainingRun) -> list[Key]:
     if step is not None:
         keys.append(Key("Step, median",
                         (Number(short(step.median), step.median, "step_ms.median"), " ms"),
-                        step_interval(step, "step_ms")))  # fmt: skip
+                        (*step_interval(step, "step_ms"), _timed(run))))  # fmt: skip
     rate = summary["samples_per_s"]
     if rate is not None:
         keys.append(Key("Throughput", (Number(fixed(rate, 0), rate, "samples_per_s"),),
-                        ("samples/s, with evaluation and checkpoints",)))  # fmt: skip
+                        (f"samples/s, with evaluation and checkpoints{_timed(run)}",)))  # fmt: skip
     return keys + _scaling_keys(run)
+
+
+def _timed(run: TrainingRun) -> str:
+    """Return the steps that were timed, after a semicolon; empty if they are all."""
+    return f"; {run.timed_steps}" if run.timed_steps else ""
 
 
 def _scaling_keys(run: TrainingRun) -> list[Key]:
@@ -200,7 +225,7 @@ def _scaling_keys(run: TrainingRun) -> list[Key]:
 
 def _notes(run: TrainingRun) -> list[str]:
     found = []
-    total = run.job["steps"]
+    total = run.planned_steps
     if run.summary["stopped"] or run.summary["steps"] < total:
         found.append(
             f"Training was stopped after {fixed(run.summary['steps'], 0)} of {fixed(total, 0)} "
@@ -230,6 +255,10 @@ def _time_text(run: TrainingRun) -> list[str]:
     ]
 
 
-def _energy(run: TrainingRun) -> tuple[str, ...]:
+def _environment_text(run: TrainingRun) -> tuple[str, ...]:
+    """Return the energy, and of which start the environment is."""
     found = run.summary.get("energy")
-    return tuple(map(sentence, energy_lines(Energy.from_record(found)))) if found else ()
+    energy = tuple(map(sentence, energy_lines(Energy.from_record(found)))) if found else ()
+    if run.spans.is_resumed:
+        return ("The machine, the versions and the command are those of the last start.", *energy)
+    return energy

@@ -73,12 +73,13 @@ def time_curve(run: TrainingRun) -> list[Plot]:
 def rate_plot(run: TrainingRun) -> Plot:
     """Return the learning rate by epoch."""
     found = step_column(run, "learning_rate")
-    job = run.job
-    warmup = f" with {job['warmup_steps']} steps of warm-up" if job["warmup_steps"] else ""
+    schedule = run.spans.value_text("schedule", int(run.summary["steps"]))
+    steps = run.job["warmup_steps"]
+    warmup = f" with {steps} steps of warm-up" if steps else ""
     return curves_plot(
         "learning-rate", "Learning rate", "learning rate", [Curve("learning rate", *found, "ink")],
         x="epoch", log=False,
-        caption=f"Schedule: {job['schedule']}{warmup}. Optimizer: {job['optimizer']}.",
+        caption=f"Schedule: {schedule}{warmup}. Optimizer: {run.setting('optimizer')}.",
         alt=f"Learning rate by epoch, at most {short(max(found[1], default=0.0))}.",
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from dptrain.measure.profile import Parts, Spread, StageProfile, StepParts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.differences import share
 from dptrain.report.forms import BOOLEAN, NUMBER, PAIR, TEXT, Form, Optional, check_form, form_of
+from dptrain.runs.spans import Spans, steps_text
 from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SUMMARY
 from dptrain.training.settings import SPECIFICATION_FILE as SPECIFICATION
 
@@ -75,6 +76,7 @@ class TrainingRun:
         environment: contents of ``env.json``.
         steps: records of single steps, in order.
         epochs: records of epochs, in order.
+        spans: which settings made which steps.
     """
 
     folder: Path
@@ -83,6 +85,7 @@ class TrainingRun:
     environment: Mapping[str, Any]
     steps: tuple[Record, ...]
     epochs: tuple[Record, ...]
+    spans: Spans = Spans()
 
     @classmethod
     def read(cls, folder: Path) -> TrainingRun:
@@ -101,6 +104,7 @@ class TrainingRun:
             _read(folder / ENVIRONMENT),
             tuple(r for r in records if "loss" in r.values),
             tuple(r for r in records if "train_loss" in r.values),
+            Spans.read(folder),
         )  # fmt: skip
         run._check()
         return run
@@ -116,7 +120,8 @@ class TrainingRun:
                 record.values, NUMBERS, f"{self.folder / METRICS}, line {record.index + 1}"
             )
         try:
-            _ = self.job, self.accuracy, self.step_ms, self.step_parts, self.stages, self.pop
+            _ = self.job, self.planned_steps, self.timed_steps
+            _ = self.accuracy, self.step_ms, self.step_parts, self.stages, self.pop
             for record in (*self.steps, *self.epochs):
                 float(record["step"]), float(record["epoch"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -127,8 +132,32 @@ class TrainingRun:
 
     @property
     def job(self) -> dict[str, Any]:
-        """The settings of the run, equal on all ranks."""
-        return dict(self.specification["job"])
+        """The settings that made the last step of the kept parameters; see `Spans`."""
+        span = self.spans.of_step(self.selected_step)
+        return dict(self.specification["job"] if span is None else span.settings)
+
+    @property
+    def selected_step(self) -> int:
+        """Number of updates that made the parameters with which training ended."""
+        return int(self.summary.get("selected_step") or self.summary["steps"])
+
+    @property
+    def planned_steps(self) -> int:
+        """Number of steps after which training ends."""
+        last = self.spans.of_step(None)
+        return int(self.job["steps"] if last is None else last.settings["steps"])
+
+    @property
+    def timed_steps(self) -> str:
+        """The steps whose times the summary has, ``steps 145–216``; empty if they are all."""
+        found = self.summary.get("timed_steps")
+        if not (self.spans.is_resumed and isinstance(found, list) and len(found) == 2):
+            return ""
+        return steps_text(*found)
+
+    def setting(self, name: str) -> str:
+        """Return a setting of the kept parameters; each value with its steps if it changed."""
+        return self.spans.value_text(name, self.selected_step)
 
     @property
     def num_test_samples(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dptrain.report.profile_tables import (
     efficiency_tables,
     memory_table,
@@ -10,6 +12,8 @@ from dptrain.report.profile_tables import (
 )
 from dptrain.report.run_record import METRICS, TrainingRun
 from dptrain.report.tables import Column, Table, counts, texts, values
+from dptrain.runs.spans import FILE as SPANS
+from dptrain.runs.spans import changed_text, steps_text, value_text
 from dptrain.training.rundir import SUMMARY
 
 MOST_EPOCHS = 60
@@ -65,18 +69,47 @@ def time_tables(run: TrainingRun) -> list[Table]:
     return tables
 
 
+def spans_table(run: TrainingRun) -> Table:
+    """Return the steps that were made with equal settings, and where."""
+    parts = run.spans.merged(int(run.summary["steps"]))
+    changed = ["" if i == 0 else changed_text(span.changes_from(parts[i - 1][2]))
+               for i, (_, _, span) in enumerate(parts)]  # fmt: skip
+    first = run.spans.items[0]
+    begin = ", ".join(f"{name} {value_text(first.settings[name])}"
+                      for name in ("optimizer", "learning_rate", "schedule", "batch_size")
+                      if name in first.settings)  # fmt: skip
+    columns = (
+        texts("steps", [steps_text(start, end).partition(" ")[2] for start, end, _ in parts],
+              kind="prose"),
+        texts("settings", [begin, *changed[1:]], kind="prose"),
+        texts("ranks", [value_text(span.value("ranks")) for _, _, span in parts], kind="prose"),
+        texts("host", [value_text(span.value("host")) for _, _, span in parts], kind="prose"),
+        texts("kept parameters", [
+            f"step {run.selected_step}" if start <= run.selected_step <= (end or math.inf) else ""
+            for start, end, _ in parts
+        ], kind="prose"),
+    )  # fmt: skip
+    note = "The run was resumed. Settings of later steps are those that changed."
+    return Table("spans", "Steps and their settings", SPANS, columns, note)
+
+
 def settings_table(run: TrainingRun) -> Table:
-    """Return all settings with their origins, those that differ from the default first."""
-    origins = run.specification.get("origins", {})
+    """Return all settings with their origins, those that differ from the default first.
+
+    A setting that changed has each value with the steps that it made, up to those of the kept
+    parameters.
+    """
+    span = run.spans.of_step(run.selected_step)
+    origins = run.specification.get("origins", {}) if span is None else span.origins
     job = run.job
     names = sorted(job, key=lambda name: name not in origins)
     columns = (
         texts("setting", [name.replace("_", " ") for name in names], kind="prose"),
-        texts("value", [setting_text(job[name]) for name in names], kind="prose"),
+        texts("value", [run.setting(name) for name in names], kind="prose"),
         texts("origin", [origins.get(name, "default or derived") for name in names],
               kind="prose"),
     )  # fmt: skip
-    return Table("settings", "Settings", "spec.json", columns)
+    return Table("settings", "Settings", SPANS, columns)
 
 
 def setting_text(value: object) -> str:

@@ -16,8 +16,9 @@ from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.files import MAX_TEXT_BYTES, parse_json, read_regular
+from dptrain.runs.spans import Span, Spans
 from dptrain.training.labels import Labels
-from dptrain.training.rundir import ENVIRONMENT, LOCK, SUMMARY
+from dptrain.training.rundir import LOCK, SUMMARY
 from dptrain.training.settings import CONFIG_FILE
 from dptrain.training.settings import SPECIFICATION_FILE as SPECIFICATION
 
@@ -48,8 +49,10 @@ def list_runs(
         tags: tags that a run must have.
 
     Returns:
-        Records with the names ``run`` (its directory), ``started``, ``state``, ``tags``, ``note``,
-        all settings of the job, and the results.
+        Records with the names ``run`` (its directory), ``started``, ``state``, ``resumed_after``
+        (steps), ``resumed``, ``tags``, ``note``, all settings, and the results. If a run was
+        resumed with other settings, the settings are those of the step whose parameters it kept,
+        ``selected_step``; ``resumed`` states what changed, and times are those of ``timed_steps``.
 
     Raises:
         UserError: a folder does not exist, or a condition is invalid.
@@ -99,31 +102,58 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 def read_record(folder: Path) -> Record:
     """Return the record of a run; values that its files do not have are None."""
-    spec, summary, env = (_read(folder / name) for name in (SPECIFICATION, SUMMARY, ENVIRONMENT))
+    spec, summary = (_read(folder / name) for name in (SPECIFICATION, SUMMARY))
     labels = Labels.read(folder)
-    job = _mapping(spec, "job")
     data = _mapping(spec, "data")
+    spans, selected = read_spans(folder), selected_step(summary)
+    span = spans.of_step(selected) or Span(1, {})
+    first, last = (spans.items[0], spans.items[-1]) if spans.items else (span, span)
     return {
         "run": str(folder),
-        "started": env.get("started"),
+        "started": first.environment.get("started"),
         "state": _state(folder, summary),
+        "resumed_after": ", ".join(str(span.first_step - 1) for span in spans.items[1:]),
+        "resumed": spans.resumes(selected),
         "tags": ",".join(labels.tags),
         "note": labels.note,
-        **job,
-        "planned_steps": job.get("steps"),
+        **span.settings,
+        "planned_steps": last.settings.get("steps"),
         "steps": summary.get("steps"),
-        "threads": summary.get("threads"),
+        "selected_step": selected,
+        "threads": span.settings.get("threads"),
         "parameters": summary.get("parameters"),
         "memory_bytes": sum(_mapping(summary, "memory").values()) or None,
         **{name: summary.get(name) for name in RESULTS},
         "step_ms": _mapping(summary, "step_ms").get("median"),
-        "version": spec.get("version"),
-        "commit": env.get("commit"),
-        "digest": spec.get("digest"),
+        "timed_steps": _timed_steps(summary) if spans.is_resumed else None,
+        "version": span.environment.get("version"),
+        "commit": span.environment.get("commit"),
+        "digest": spans.digest,
         "data_digest": data.get("content"),
-        "host": env.get("host"),
-        "cpu": env.get("cpu"),
+        "host": span.environment.get("host"),
+        "cpu": span.environment.get("cpu"),
     }
+
+
+def read_spans(folder: Path) -> Spans:
+    """Return the spans of a run; none if its files are damaged."""
+    with suppress(UserError):
+        return Spans.read(folder)
+    return Spans(is_complete=False)
+
+
+def selected_step(summary: Mapping[str, Any]) -> int | None:
+    """Return the step of the parameters that a run kept; None if it has not ended."""
+    found = summary.get("selected_step", summary.get("steps"))
+    return found if type(found) is int else None
+
+
+def _timed_steps(summary: Mapping[str, Any]) -> str | None:
+    """Return the steps whose times the summary contains, as a text."""
+    found = summary.get("timed_steps")
+    if not isinstance(found, list) or len(found) != 2:
+        return None
+    return "–".join(map(str, found))
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:

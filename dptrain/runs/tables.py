@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "run", "state", "network", "data", "ranks", "batch_size", "seed", "steps",
-    "validation_accuracy", "test_accuracy", "test_loss", "tags",
+    "validation_accuracy", "test_accuracy", "test_loss", "resumed_after",
+    "tags",
 )  # fmt: skip
 """Columns of the list of runs; those without a value are left out."""
 
 TEXT = {
-    "run", "started", "state", "tags", "note", "network", "data", "backend", "precision",
-    "optimizer", "schedule", "strategy", "transport", "version", "commit", "digest",
+    "run", "started", "state", "resumed_after", "tags", "note", "network", "data", "backend",
+    "precision", "optimizer", "schedule", "strategy", "transport", "version", "commit", "digest",
     "data_digest", "host", "cpu", "weights", "step_at", "batch_norm",
 }  # fmt: skip
 """Columns that contain text."""
@@ -42,6 +43,15 @@ def runs_table(records: Sequence[Record], columns: Sequence[str] = ()) -> Table:
     heads = [_heading(name) for name in shown]
     count = f"{len(records)} run{'s' if len(records) != 1 else ''}"
     return fitted_table(count, heads, rows, text=[_heading(n) for n in shown if n in TEXT])
+
+
+def resume_lines(records: Sequence[Record]) -> list[str]:
+    """Return a line for each run that was resumed: after which steps, and what changed then."""
+    return [
+        f"{record['run']} was resumed {record['resumed']}"
+        for record in records
+        if record["resumed"]
+    ]
 
 
 def comparison_tables(found: Comparison) -> list[Table]:

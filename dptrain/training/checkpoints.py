@@ -164,10 +164,16 @@ def other_setting(source: Path | str, name: str, then: Any, now: Any) -> UserErr
         then, now: its values in the checkpoint and in the resumed run.
     """
     flag = "--" + name.replace("_", "-")
+    is_unset = then in (None, "") or (type(then) in (int, float) and not then)
+    again = f"without {flag}" if is_unset else f"with {flag} {shown(then)}"
     return UserError(
-        f"checkpoint {source} was trained with {flag} {shown(then)}, but this run uses "
-        f"{shown(now)}; resume with {flag} {shown(then)}, or start a new run"
+        f"checkpoint {source} was trained with {flag} {_value(then)}, but this run uses "
+        f"{_value(now)}; resume {again}, or start a new run"
     )
+
+
+def _value(value: Any) -> str:
+    return "none" if value in (None, "") else shown(value)
 
 
 def _is_count(value: Any) -> bool:

@@ -36,6 +36,7 @@ from dptrain.plan.buckets import Bucket, make_buckets
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.plan.shards import MicroShards
 from dptrain.plan.shares import Counts, alone
+from dptrain.runs.spans import Spans
 from dptrain.training.balance import (
     Shares,
     first_shares,
@@ -101,6 +102,7 @@ class Job:
         shares: of the ranks in a minibatch.
         is_mixed: True if ranks have different backends or precisions.
         warning: one line if damaged checkpoints were skipped on resume.
+        spans: on rank 0 with a run directory, which settings made which steps of the run.
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
     """
@@ -129,6 +131,7 @@ class Job:
     shares: Shares = field(default_factory=Shares)
     is_mixed: bool = False
     warning: str | None = None
+    spans: Spans = field(default_factory=Spans)
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
 
@@ -266,6 +269,7 @@ def assemble(
     restored = call_on_rank_zero(world, restore)
     spec = run_spec.job
     first_step, stored = world.broadcast_json(_restored_progress(restored, spec))
+    _check_stop_after(chosen, first_step)
     share_state(world, replica, mixed=inputs.is_mixed)
     shares = Shares.from_dict(stored) if stored else inputs.shares
     if shares.counts != inputs.shares.counts:
@@ -276,9 +280,16 @@ def assemble(
     engine = _engine(spec, world, replica, buckets, recorder, shares, mixed=inputs.is_mixed)
     # A signal that ends the compilation leaves the run directory empty.
     compile_kernels(world, inputs.backend, quiet=quiet)
-    evaluations, best = list[Record](), None
-    if run is not None:
-        evaluations = start_run(run, chosen, run_spec, inputs.network, world, first_step)
+    evaluations, best, spans = list[Record](), None, Spans()
+
+    def start() -> tuple[list[Record], Spans]:
+        if run is None:
+            return [], Spans()
+        return start_run(run, chosen, run_spec, inputs.network, world, first_step)
+
+    started = call_on_rank_zero(world, start)
+    if started is not None and run is not None:
+        evaluations, spans = started
         best = find_best(run, Selection.of(spec, evaluations, first_step))
     # A run whose best checkpoint was lost selects among the evaluations from now on.
     evaluations = world.broadcast_json(evaluations if best is not None else [])
@@ -290,7 +301,7 @@ def assemble(
         keeps_run=keeps_run, run=run, first_step=first_step,
         selection=Selection.of(spec, evaluations, first_step), best=best, shares=shares,
         is_mixed=inputs.is_mixed,
-        warning=None if restored is None else restored.warning,
+        warning=None if restored is None else restored.warning, spans=spans,
     )  # fmt: skip
 
 
@@ -500,6 +511,15 @@ def _restored_progress(restored: Checkpoint | None, spec: JobSpec) -> tuple[int,
     if restored is None:
         return 0, {}
     return restored.step, stored_shares(restored.run_facts.shares, spec).to_dict()
+
+
+def _check_stop_after(chosen: Settings, first_step: int) -> None:
+    """Refuse to stop after a step that the run has made; all ranks call this with equal values."""
+    if chosen.stop_after is not None and chosen.stop_after <= first_step:
+        raise AgreedError(
+            f"--stop-after is {chosen.stop_after}, but the run has made {first_step} steps; use a "
+            "larger number, or remove it"
+        )
 
 
 def _best_by(chosen: Settings, inputs: _Inputs) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ from dptrain.data import Dataset
 from dptrain.errors import UserError, shown
 from dptrain.foreign import refuse_foreign
 from dptrain.measure.environment import environment
+from dptrain.network.files import network_from_dict, network_to_dict
 from dptrain.network.network import Network
 from dptrain.network.zoo import build_network
+from dptrain.runs.repeating import repeating_commands
+from dptrain.runs.spans import Span, Spans, changed_text, environment_of
+from dptrain.toml import read_toml
 from dptrain.training.checkpoints import (
     MANIFEST,
     Checkpoint,
@@ -30,7 +35,7 @@ from dptrain.training.labels import Labels, parse_tags
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.selection import Selection
 from dptrain.training.settings import CONFIG_FILE, Settings
-from dptrain.training.spec import JobSpec, RunSpec
+from dptrain.training.spec import JobSpec, RunSpec, all_settings
 
 
 def open_run(chosen: Settings, network: Network, dataset: Dataset) -> RunDirectory:
@@ -71,7 +76,7 @@ def restore_run(
     if chosen.resume is None or run is None or not run.has_checkpoint():
         return None
     checkpoint, spec = run.checkpoints.load(), run_spec.job
-    _refuse_other_network(checkpoint, spec, replica)
+    _refuse_other_network(checkpoint, run_spec, replica)
     checkpoint.run_facts.check_same_run(
         checkpoint.path,
         batch_size=spec.batch_size,
@@ -82,24 +87,133 @@ def restore_run(
     )
     _refuse_other_minibatches(checkpoint, spec)
     _refuse_other_data(checkpoint, run_spec)
+    _refuse_other_state(checkpoint, spec, replica)
+    _refuse_settings_without_effect(chosen, run, run_spec, checkpoint.step)
     restore_replica(replica, checkpoint)
     return checkpoint
 
 
-def _refuse_other_network(checkpoint: Checkpoint, spec: JobSpec, replica: Replica) -> None:
+def _refuse_other_network(checkpoint: Checkpoint, run_spec: RunSpec, replica: Replica) -> None:
     """Refuse another network, before differences of the data that follow from it."""
-    then = checkpoint.run_facts.spec.get("job", {}).get("network", spec.network)
-    if then != spec.network and not fits_replica(replica, checkpoint):
-        raise other_setting(checkpoint.path, "network", then, spec.network)
+    facts, spec = checkpoint.run_facts, run_spec.job
+    stored = facts.spec.get("network")
+    if not isinstance(stored, Mapping):
+        return
+    # Files of earlier versions leave out what has a default.
+    before = network_to_dict(network_from_dict(stored))
+    found = _first_difference(before, dict(run_spec.network))
+    if found is not None:
+        where, old, new = found
+        then = facts.spec.get("job", {}).get("network", spec.network)
+        if then != spec.network and not fits_replica(replica, checkpoint):
+            raise other_setting(checkpoint.path, "network", then, spec.network)
+        raise UserError(
+            f"checkpoint {checkpoint.path} was trained with another network than "
+            f"{shown(spec.network)}: {where} is {shown(new)} (so far {shown(old)}); restore the "
+            "network, or start a new run"
+        )
+
+
+def _first_difference(before: Any, now: Any, where: str = "") -> tuple[str, Any, Any] | None:
+    """Return the place and both values of the first difference of two networks."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys((*before, *now)):
+            if not where and key == "name":
+                continue
+            found = _first_difference(before.get(key), now.get(key), f"{where} {key}".strip())
+            if found is not None:
+                return found
+        return None
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, pair in enumerate(zip(before, now, strict=True), 1):
+            found = _first_difference(*pair, f"{where} {index}")
+            if found is not None:
+                return found
+        return None
+    return None if before == now else (where, before, now)
 
 
 def _refuse_other_minibatches(checkpoint: Checkpoint, spec: JobSpec) -> None:
     """Refuse settings with which the run would compute other bits, or on other minibatches."""
     before = checkpoint.run_facts.spec.get("job", {})
-    for name, default in (("shards", 0), ("validation", 0.0)):
+    for name, default in (("shards", 0), ("validation", 0.0), ("weights", "")):
         then, now = before.get(name, default), getattr(spec, name)
         if then != now:
             raise other_setting(checkpoint.path, name, then, now)
+
+
+def _refuse_other_state(checkpoint: Checkpoint, spec: JobSpec, replica: Replica) -> None:
+    """Refuse settings that need other arrays than the checkpoint holds."""
+    if fits_replica(replica, checkpoint):
+        return
+    before = checkpoint.run_facts.spec.get("job", {})
+    for name in ("precision", "optimizer", "momentum", "average_weights"):
+        then, now = before.get(name, getattr(spec, name)), getattr(spec, name)
+        if then != now:
+            raise other_setting(checkpoint.path, name, then, now)
+
+
+def _refuse_settings_without_effect(
+    chosen: Settings, run: RunDirectory, run_spec: RunSpec, step: int
+) -> None:
+    """Refuse other settings for a run that has no step left to make with them."""
+    spans = Spans.read(run.path)
+    if not (_is_over(run, run_spec.job, step) and spans.items):
+        return
+    last, now = spans.items[-1], plain(chosen.to_toml_values())
+    changes = span_of(run_spec, chosen, {}, step, spans).changes_from(last)
+    # What the machine decides, such as the number of threads, may differ.
+    given = {
+        name: values
+        for name, values in changes.items()
+        if name in chosen.origins and now.get(name) != last.config.get(name)
+    }
+    if given:
+        raise UserError(
+            f"the run in {run.path} has no step left after step {step}, so {changed_text(given)} "
+            "would have no effect; add --epochs or --steps, or resume without it"
+        )
+
+
+def _is_over(run: RunDirectory, spec: JobSpec, step: int) -> bool:
+    """Return True if a run that continues after step number `step` makes no further step."""
+    return step >= spec.steps or Selection.of(spec, _evaluations(run, step), step).ends_training
+
+
+def _evaluations(run: RunDirectory, step: int) -> list[Record]:
+    """Return the evaluations on the validation data up to a step."""
+    records = run.metrics.read()
+    return [r for r in records if r.get("validation_loss") is not None and r["step"] <= step]
+
+
+def span_of(
+    run_spec: RunSpec,
+    chosen: Settings,
+    env: Mapping[str, Any],
+    completed: int,
+    before: Spans,
+) -> Span:
+    """Return the span that begins after `completed` steps.
+
+    Args:
+        run_spec: the specification of this start.
+        chosen: its settings.
+        env: contents of ``env.json``; empty if only the settings matter.
+        completed: number of completed steps.
+        before: the spans of the run so far.
+    """
+    found = all_settings(run_spec, chosen)
+    if before.items:
+        # It is the same network, although its file is now in the run directory.
+        found["network"] = before.items[-1].settings.get("network", found["network"])
+    return Span(
+        completed + 1,
+        plain(found),
+        dict(chosen.origins),
+        digest=run_spec.digest,
+        ranks=[asdict(rank) for rank in run_spec.ranks],
+        environment=environment_of(env, run_spec.version),
+    )
 
 
 def _refuse_other_data(checkpoint: Checkpoint, run_spec: RunSpec) -> None:
@@ -120,28 +234,63 @@ def start_run(
     network: Network,
     world: World,
     first_step: int,
-) -> list[Record]:
+) -> tuple[list[Record], Spans]:
     """Write the settings, the specification and the environment; called on rank 0.
 
+    A run that has no step left keeps them, because they describe the steps that it made.
+
     Returns:
-        The evaluations on the validation data that the run made before it was resumed.
+        The evaluations on the validation data that the run made before it was resumed, and its
+        spans.
     """
-    values = chosen.to_toml_values()
-    # The configuration comes first: only a directory that has one counts as a run.
-    run.write_config(values, chosen.origins)
-    if not _is_listed(chosen.network, network):
-        run.write_config({**values, "network": run.keep_network(network)}, chosen.origins)
-    run.write_specification(run_spec.to_dict())
-    run.metrics.truncate_after(first_step)
-    run.write_environment(environment(world))
     if chosen.tags is not None or chosen.note is not None:
         labels = Labels.read(run.path).changed(parse_tags([chosen.tags or ""]), note=chosen.note)
         labels.write(run.path)
-    evaluations = [r for r in run.metrics.read() if r.get("validation_loss") is not None]
-    is_over = Selection.of(run_spec.job, evaluations, first_step).ends_training
-    if first_step < run_spec.job.steps and not is_over:
+    spans = Spans.read(run.path)
+    run.metrics.truncate_after(first_step)
+    evaluations = _evaluations(run, first_step)
+    if first_step and spans.items and _is_over(run, run_spec.job, first_step):
+        return evaluations, spans
+    env = environment(world)
+    spans = _write_settings(run, chosen, run_spec, network, env, spans, first_step)
+    run.write_specification(run_spec.to_dict())
+    run.write_environment(env)
+    if not _is_over(run, run_spec.job, first_step):
         run.remove_summary()
-    return evaluations
+    return evaluations, spans
+
+
+def _write_settings(
+    run: RunDirectory,
+    chosen: Settings,
+    run_spec: RunSpec,
+    network: Network,
+    env: Mapping[str, Any],
+    spans: Spans,
+    completed: int,
+) -> Spans:
+    """Add a span to a run, and write the settings with which the run began; return the spans."""
+    values = plain(chosen.to_toml_values())
+    if spans.items and not spans.items[0].config:
+        # The configuration file of an earlier version holds the settings of the last start.
+        first = replace(spans.items[0], config=read_toml(run.path / CONFIG_FILE))
+        spans = Spans((first, *spans.items[1:]), spans.is_complete)
+    span = span_of(run_spec, chosen, env, completed, spans)
+    # The configuration comes first: only a directory that has one counts as a run.
+    if not spans.until(completed).items:
+        run.write_config(values, chosen.origins)
+    if not _is_listed(chosen.network, network):
+        values["network"] = run.keep_network(network)
+    spans = spans.followed_by(replace(span, config=values))
+    run.write_spans(spans)
+    first = spans.items[0]
+    run.write_config(first.config, first.origins, repeating_commands(spans))
+    return spans
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as plain JSON values."""
+    return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
 
 
 def find_best(run: RunDirectory, selection: Selection) -> Checkpoint | None:

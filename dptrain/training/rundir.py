@@ -1,10 +1,11 @@
 """The directory of a run.
 
-config.toml       the settings with the recipe filled in; `dptrain train --config` starts the same
-                  run again
+config.toml       the settings with which the run began, with the recipe filled in; its first lines
+                  are the commands that repeat the run
 env.json          machine, versions and command
 metrics.jsonl     one record a line, written while training
 spec.json         the resolved specification: see `dptrain.training.spec.RunSpec`
+spans.json        which settings made which steps: see `dptrain.runs.spans`
 labels.toml       tags and a note: see `dptrain.training.labels`
 network.toml      the network, unless dptrain builds it by its name
 summary.json      results, written when the run ends
@@ -23,7 +24,7 @@ import os
 import re
 import socket
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -46,6 +47,8 @@ from dptrain.foreign import refuse_foreign
 from dptrain.measure.metrics import MetricsFile
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
+from dptrain.runs.spans import FILE as SPANS
+from dptrain.runs.spans import Spans
 from dptrain.training.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import CONFIG_FILE as CONFIG
 from dptrain.training.settings import SPECIFICATION_FILE as SPECIFICATION
@@ -240,15 +243,24 @@ class RunDirectory:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
 
     def write_config(
-        self, values: Mapping[str, Any], origins: Mapping[str, str] | None = None
+        self,
+        values: Mapping[str, Any],
+        origins: Mapping[str, str] | None = None,
+        commands: Sequence[str] = (),
     ) -> None:
         """Write `config.toml`; None is omitted, and paths become strings.
 
         Args:
             values: settings by name.
             origins: where values come from, by name; they become comments.
+            commands: what repeats the run, if it is more than one command.
         """
         lines = [f"# Starts the same run again: dptrain train --config {CONFIG}"]
+        if commands:
+            lines = [
+                "# The run began with these settings, and was resumed with others. To repeat it:",
+                *(f"#   {shown(command, 4000)}" for command in commands),
+            ]
         plain = _for_toml(values)
         tables = {name: value for name, value in plain.items() if isinstance(value, dict)}
         for name, value in plain.items():
@@ -257,6 +269,10 @@ class RunDirectory:
                 origin = (origins or {}).get(name)
                 lines.append(f"{line}  # {shown(origin)}" if origin else line)
         self._write(CONFIG, "\n".join(lines) + "\n" + tomli_w.dumps(tables))
+
+    def write_spans(self, spans: Spans) -> None:
+        """Write `spans.json`."""
+        self._write(SPANS, spans.text() + "\n")
 
     def write_specification(self, specification: Mapping[str, Any]) -> None:
         """Write `spec.json`; see `dptrain.training.spec.RunSpec`."""

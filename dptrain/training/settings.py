@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -46,6 +47,19 @@ NETWORK_SUFFIXES = (".toml", ".onnx")
 
 DIRECTORY_SETTINGS = ("run_dir", "resume", "tags", "note")
 """Settings about the directory of a run, not the job. The file of a run does not contain them."""
+
+START_SETTINGS = ("stop_after",)
+"""Settings of a single start of a run. The file of a run does not contain them."""
+
+ALTERNATIVE_SETTINGS = (("epochs", "steps"), ("step_at", "step_every"))
+"""Pairs of settings of which a run has one; the layer with precedence decides which."""
+
+DEPENDENT_SETTINGS = {
+    "schedule": {"step": ("step_every", "step_at")},
+    "optimizer": {"sgd": ("momentum", "nesterov")},
+}
+"""Settings that only one value of another setting uses: if a layer with precedence sets another
+value, those of lower layers do not count."""
 
 RANK_SETTINGS = ("threads", "workers", "share_gpus", "timeout")
 """Settings that may differ between ranks, because they describe a rank and not the job."""
@@ -362,6 +376,11 @@ class Settings:
         otherwise="none",
     )  # fmt: skip
     note: str | None = _setting("output", None, "A note about the run.", otherwise="none")
+    stop_after: int | None = _setting(
+        "output", None, "Stop after this step of the run with a checkpoint, as a signal does; "
+        "--resume continues. The learning rate is that of the whole run.", otherwise="make all "
+        "steps", at_least=1,
+    )  # fmt: skip
     checkpoint_every: int | None = _setting(
         "output", None, "Steps between two checkpoints.", otherwise="one epoch", at_least=1
     )
@@ -604,7 +623,7 @@ class Settings:
         return {
             name: str(value) if isinstance(value, Path) else value
             for name, value in values.items()
-            if value is not None and name not in DIRECTORY_SETTINGS
+            if value is not None and name not in (*DIRECTORY_SETTINGS, *START_SETTINGS)
         }
 
 
@@ -685,11 +704,14 @@ class Setting:
             texts = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
             value = texts.get(text.lower(), text)
         elif self.type in (int, float):
+            if self.optional and text.lower() == "none":
+                return None
             with suppress(ValueError):
                 value = self.type(text)
         return self.check(value, source)
 
 
+@cache
 def settings() -> tuple[Setting, ...]:
     """Return every setting of `Settings`, in order."""
     hints = get_type_hints(Settings)
@@ -710,9 +732,11 @@ def load_settings(
 ) -> Settings:
     """Combine the layers: defaults < file < environment < flags.
 
-    If one layer sets `epochs` and a higher one `steps`, or vice versa, the higher one counts. With
-    `resume`, the file is the one of that run; its `threads` is ignored, because it belongs to the
-    machine on which the run was started.
+    If one layer sets `epochs` and a higher one `steps`, or vice versa, the higher one counts; the
+    text ``none`` of a number removes the value of lower layers. With
+    `resume`, the lowest layer has the last settings of that run, without `threads`, which belong
+    to the machine on which the run was started. Values of its file that a user has edited take
+    precedence over them.
 
     Args:
         flags: the given flags by the name of their setting; text is converted.
@@ -743,20 +767,69 @@ def load_settings(
     if file is not None:
         file = find_config(file)
     values = {} if file is None else _from_file(read_settings(file), source)
-    if resume is not None:
-        values.pop("threads", None)
     origins = dict.fromkeys(values, source)
+    if resume is not None:
+        assert file is not None
+        values, origins = _continued(values, file)
     for layer, origin in (
         (variables, {name: by_name[name].variable for name in variables}),
         (given, {name: by_name[name].flag for name in given}),
     ):
-        for one, other in (("epochs", "steps"), ("steps", "epochs")):
-            if one in layer and other not in layer:
-                values.pop(other, None)
-                origins.pop(other, None)
-        values.update(layer)
-        origins.update(origin)
+        put_layer(values, origins, layer, origin)
     return Settings(**values, origins=origins).with_recipe()
+
+
+def put_layer(
+    values: dict[str, Any],
+    origins: dict[str, str],
+    layer: Mapping[str, Any],
+    origin: Mapping[str, str],
+) -> None:
+    """Add the values of a layer with precedence, and remove those that it replaces."""
+    replaced = [
+        other
+        for pair in ALTERNATIVE_SETTINGS
+        for one, other in (pair, pair[::-1])
+        if layer.get(one) is not None and other not in layer
+    ]
+    for name, users in DEPENDENT_SETTINGS.items():
+        if layer.get(name) is not None and layer[name] not in users:
+            replaced += [other for group in users.values() for other in group if other not in layer]
+    for name in replaced:
+        values.pop(name, None)
+        origins.pop(name, None)
+    values.update(layer)
+    origins.update(origin)
+
+
+def _continued(file_values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings with which a run continues, and their origins.
+
+    They are those of its last span. The file holds the settings of the first one; what a user has
+    edited in it since takes precedence.
+
+    Args:
+        file_values: values of the configuration file of the run, with absolute paths.
+        file: that file.
+    """
+    from dptrain.runs.spans import Spans
+
+    spans = Spans.read(file.parent)
+    if not spans.items or not spans.items[-1].config:
+        values, origins = dict(file_values), dict.fromkeys(file_values, str(file))
+    else:
+        first, last = spans.items[0], spans.items[-1]
+        values = _from_file(_resolved(dict(last.config), file.parent), str(file.parent))
+        origins = {k: v for k, v in last.origins.items() if k in values}
+        recorded = _from_file(_resolved(dict(first.config), file.parent), str(file.parent))
+        edited = {k: v for k, v in file_values.items() if recorded.get(k) != v}
+        for name in recorded.keys() - file_values.keys():
+            values.pop(name, None)
+            origins[name] = f"removed from {file}"
+        put_layer(values, origins, edited, dict.fromkeys(edited, f"{file}, edited"))
+    for found in (values, origins):
+        found.pop("threads", None)
+    return values, origins
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -764,16 +837,20 @@ def read_settings(file: Path) -> dict[str, Any]:
 
     The paths of a network, of data and of weights are relative to the folder of the file.
     """
+    return _resolved(read_toml(file), file.parent)
+
+
+def _resolved(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return values whose relative paths are relative to `folder`."""
     from dptrain.data.spec import absolute
 
-    values = read_toml(file)
     network, data, weights = (values.get(key) for key in ("network", "data", "weights"))
     if isinstance(network, str) and network.endswith(NETWORK_SUFFIXES):
-        values["network"] = str(file.parent / network)
+        values["network"] = str(folder / network)
     if isinstance(data, str):
-        values["data"] = absolute(data, file.parent)
+        values["data"] = absolute(data, folder)
     if isinstance(weights, str):
-        values["weights"] = str(file.parent / weights)
+        values["weights"] = str(folder / weights)
     return values
 
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.data.base import count_text
+from dptrain.runs.spans import threads_of
 from dptrain.training.settings import (
     DIRECTORY_SETTINGS,
     OFF,
     RANK_SETTINGS,
+    START_SETTINGS,
     WORKER_SETTINGS,
     Settings,
     settings,
@@ -209,6 +211,22 @@ class RunSpec:
 def digest(value: Any) -> str:
     """Return the SHA-256 of plain JSON values, independent of the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def all_settings(spec: RunSpec, chosen: Settings) -> dict[str, Any]:
+    """Return every setting of a run, resolved, as plain JSON values.
+
+    Args:
+        spec: the specification of the run.
+        chosen: the settings that belong to no job, such as the threads of a rank.
+    """
+    others = {
+        setting.name: getattr(chosen, setting.name)
+        for setting in settings()
+        if setting.name not in (*DIRECTORY_SETTINGS, *START_SETTINGS)
+    }
+    threads = threads_of([asdict(rank) for rank in spec.ranks])
+    return {**others, **asdict(spec.job), "threads": threads}
 
 
 def job_settings(chosen: Settings) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from dptrain.measure.tables import layers_table, notes_table, parts_table
 from dptrain.network.adaptation import describe_adaptation
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shares import alone
+from dptrain.runs.spans import changed_text
 from dptrain.training.display import Display
 from dptrain.training.energy import samples_between
 from dptrain.training.engines import FIRST_TIMED
@@ -91,6 +92,11 @@ def introduce(job: Job, display: Display, step: int) -> None:
         resumed = f", resumed after step {step}" if step else ""
         again = ", started again: it had no checkpoint" if job.settings.resume else ""
         display.print(f"run: {job.run.path}{resumed or again}")
+        *_, before, now = (None, None, *job.spans.items)
+        if step == job.first_step and before is not None and now is not None:
+            changes = now.changes_from(before)
+            if changes and now.first_step == step + 1:
+                display.print(f"changed settings: {changed_text(changes)}")
     if job.warning is not None:
         display.print(f"warning: {job.warning}")
     if spec.batch_size > len(job.dataset.train):
@@ -360,7 +366,7 @@ def _summary(
         "threads": job.plan.setting.threads,
         "batch_size": spec.batch_size,
         "seed": spec.seed,
-        "digest": job.run_spec.digest,
+        "digest": job.spans.until(progress.step).digest or job.run_spec.digest,
         "steps": progress.step,
         "stopped": progress.stopped,
         "train_loss": None if measured is None else progress.last_train_loss,
@@ -368,6 +374,7 @@ def _summary(
         "test_accuracy": None if score is None else score.accuracy,
         **progress.test_results,
         **_selected(job, progress),
+        **_spans(job, progress),
         "time_to_accuracy": _time_to_accuracy(job, progress),
         "samples_per_s": progress.samples_per_s,
         "first_step_s": progress.first_step_s,
@@ -378,6 +385,14 @@ def _summary(
         "memory": job.memory_bytes,
         **_times(job, measured),
     }
+
+
+def _spans(job: Job, progress: Progress) -> dict[str, Any]:
+    """Return the spans of the run, and the steps whose times this process measured."""
+    kept = progress.selection.best_step
+    kept = kept if kept > 0 else progress.step
+    timed = [job.first_step + 1, progress.step] if progress.step > job.first_step else None
+    return {**job.spans.to_summary(progress.step, kept), "timed_steps": timed}
 
 
 def _time_to_accuracy(job: Job, progress: Progress) -> dict[str, Any] | None:

@@ -159,8 +159,9 @@ class Trainer:
         """
         world = connect_ranks(settings.get("timeout")) if world is None else world
         _check_callbacks(callbacks)
+        named = {"data": data} if isinstance(data, str) else {}
         chosen = call_on_all_ranks(
-            world, lambda: load_settings({**settings, "resume": str(run_dir)}, {})
+            world, lambda: load_settings({**settings, **named, "resume": str(run_dir)}, {})
         )
         trainer = cls.__new__(cls)
         graph = call_on_all_ranks(world, chosen.load_network)
@@ -334,7 +335,8 @@ class Trainer:
         """
         job, engine, rate = self.job, self.job.engine, self.job.schedule.rate
         for step in range(self.step, job.spec.steps):
-            engine.step(batches, rate(step), stop=stop.requested)
+            stops = stop.requested or step + 1 == job.settings.stop_after
+            engine.step(batches, rate(step), stop=stops)
             waits = self._needs_parameters(step + 1)
             for result in engine.results(wait=waits):
                 if not math.isfinite(result.loss):
@@ -382,7 +384,8 @@ class Trainer:
     def _needs_parameters(self, step: int) -> bool:
         """Return True if anything reads the parameters after step number `step`."""
         spec = self.job.spec
-        if step == spec.steps or step in (self._baseline.due, self._balancer.due):
+        ends = (spec.steps, self.job.settings.stop_after)
+        if step in (*ends, self._baseline.due, self._balancer.due):
             return True
         if not step % spec.epoch_steps and self._evaluates_after(step):
             return True
