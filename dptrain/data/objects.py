@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from dptrain.data import open_data
 from dptrain.data.arrays import VALIDATION, Pair, dataset_of_pairs, names_in, pairs_by_ending
 from dptrain.data.base import Dataset
-from dptrain.data.classes import names_from
+from dptrain.data.classes import listed, names_from
 from dptrain.data.layout import as_numbers, channels_first
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import CLASSES, Request
@@ -133,7 +133,7 @@ def dataset_from(
             split=split,
         )
     if isinstance(data, Dataset):
-        return _checked_dataset(data, network)
+        return _checked_dataset(data, network, preprocessing)
     name = "samples" if _array_pairs(data) is None else "arrays"
     if classes is None and isinstance(data, Mapping):
         names = names_in(data, "the data")
@@ -143,7 +143,10 @@ def dataset_from(
     return dataset_of_pairs(request, _pairs(request, data), f"the {name}")
 
 
-def _checked_dataset(data: Dataset, network: Network) -> Dataset:
+def _checked_dataset(
+    data: Dataset, network: Network, preprocessing: Preprocessing | None
+) -> Dataset:
+    """Return the data set, which was preprocessed when it was opened, if it fits the network."""
     network = resize(network, data.input_shape, data.num_outputs)
     found = (data.input_shape, data.targets, data.num_outputs)
     expected = (network.input_shape, network.loss.targets, network.num_outputs)
@@ -151,6 +154,19 @@ def _checked_dataset(data: Dataset, network: Network) -> Dataset:
         raise UserError(
             f"the data set {data.name} was opened for a network with input, targets and outputs "
             f"{found}; network {network.name} has {expected}; open it for this network"
+        )
+    if preprocessing is None:
+        return data
+    own, classes = data.class_list, preprocessing.class_list(network)
+    if own != classes and own is not None and classes is not None:
+        raise UserError(
+            f"the data set {data.name} was opened with the classes {listed(own.names)}; those of "
+            f"the network are {listed(classes.names)}; pass the specification of the data instead"
+        )
+    if preprocessing.kind == "table" and preprocessing.digest() != data.preprocessing.digest():
+        raise UserError(
+            f"the data set {data.name} was opened with other columns, means or deviations than "
+            "those of the network; pass the specification of the data instead"
         )
     return data
 

@@ -291,3 +291,15 @@ def test_targets_of_a_table_are_named_in_predictions(tmp_path: Path) -> None:
         open_inputs(tmp_path / "new.csv", preprocessing)
     names = parse_names("eel,cat,dog", "--classes")
     assert open_inputs(tmp_path / "new.csv", preprocessing, names).targets == ["dog", "", "eel"]
+
+
+def test_a_data_set_that_was_opened_with_other_classes_is_refused() -> None:
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    data = np.zeros((6, 2), np.float32), labels
+    network, preprocessing = trained(("2", "0", "1"))
+    opened = dataset_from(data, network)
+    assert dataset_from(opened, network) is opened
+    with pytest.raises(UserError, match="opened with the classes 0, 1, 2; those of the network"):
+        dataset_from(opened, network, preprocessing=preprocessing)
+    same = replace(preprocessing, classes=("0", "1", "2"))
+    assert dataset_from(opened, network, preprocessing=same) is opened
