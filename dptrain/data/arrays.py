@@ -15,9 +15,9 @@ from numpy.lib.format import MAGIC_PREFIX
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from dptrain.data.adaptation import adapt_request
 from dptrain.data.assembly import (
     RawSplit,
-    adapt_request,
     make_dataset,
     preprocessing_for,
     split_rows,
@@ -160,7 +160,6 @@ def dataset_of_pairs(
         for tail, (x, y) in pairs.items()
     }
     x, y = next(iter(checked.values()))
-    names = names if request.names is None else request.names
     sample = tuple(x.shape[1:])
     request = adapt_request(request, sample, [y for _, y in checked.values()], where, names=names)
     if "" in checked:
@@ -179,8 +178,7 @@ def dataset_of_pairs(
         splits[0],
         splits[1],
         validation=splits[2] if len(splits) == 3 else None,
-        preprocessing=preprocessing_for(request, sample, x.dtype, names=names),
-        names=names,
+        preprocessing=preprocessing_for(request, sample, x.dtype),
         origin=where if where.startswith("the ") else f"arrays of {where}",
         where=where,
         has_split="" not in checked,

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, adapt_request, make_dataset, preprocessing_for
+from dptrain.data.adaptation import adapt_request
+from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
 from dptrain.errors import UserError
@@ -85,8 +86,7 @@ def open_cifar10(request: Request) -> Dataset:
     return make_dataset(
         request,
         *splits,
-        preprocessing=preprocessing_for(request, SHAPE, np.dtype(np.uint8), names=label_names),
-        names=label_names,
+        preprocessing=preprocessing_for(request, SHAPE, np.dtype(np.uint8)),
         origin="CIFAR-10",
         where=request.path,
         has_split=True,

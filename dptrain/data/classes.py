@@ -57,10 +57,10 @@ class Labels:
 
     @property
     def outputs(self) -> int:
-        """Number of outputs for the labels: one for each name, else for 0 to the largest."""
+        """Number of classes: of names, of columns, or of different integers."""
         if self.names is not None:
             return len(self.names)
-        return max(self.count or 0, int(self.values.max(initial=0)) + 1)
+        return self.count or len(np.unique(self.values))
 
 
 def labels_in(y: NDArray[Any], where: str, names: Names | None = None) -> Labels:

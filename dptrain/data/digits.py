@@ -13,9 +13,9 @@ from importlib.resources import files
 
 import numpy as np
 
+from dptrain.data.adaptation import adapt_request
 from dptrain.data.assembly import (
     RawSplit,
-    adapt_request,
     fixed_split,
     make_dataset,
     preprocessing_for,

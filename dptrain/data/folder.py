@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.pixels import PixelFormat
-from dptrain.data.assembly import adapt_request, preprocessing_for, split_rows, targets_of
+from dptrain.data.adaptation import adapt_request
+from dptrain.data.assembly import preprocessing_for, split_rows, targets_of
 from dptrain.data.base import Dataset, Samples, count_text
 from dptrain.data.colour import has_colour
 from dptrain.data.images import Adapter
@@ -243,12 +244,12 @@ def open_folder(request: Request) -> Dataset:
         request, (channels, *shape[1:]), labels_of_splits, where, names=names, are_labels=True
     )
     network, shape = request.network, request.network.input_shape
-    preprocessing = preprocessing_for(request, None, np.dtype(np.uint8), names=names)
+    preprocessing = preprocessing_for(request, None, np.dtype(np.uint8))
     check_takes_images(preprocessing, where)
     train, test, *validation = (
         FolderSamples(
             tuple(paths),
-            targets_of(request, preprocessing, labels, names, where),
+            targets_of(request, preprocessing, labels, where),
             preprocessing,
         )
         for paths, labels in splits

@@ -22,7 +22,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, adapt_request, make_dataset
+from dptrain.data.adaptation import adapt_request
+from dptrain.data.assembly import RawSplit, make_dataset
 from dptrain.data.base import Dataset
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request

@@ -17,7 +17,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, adapt_request, make_dataset, preprocessing_for
+from dptrain.data.adaptation import adapt_request
+from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
 from dptrain.errors import UserError
@@ -101,13 +102,12 @@ def open_mnist(request: Request) -> Dataset:
             f"{folder} has training images of shape {shapes[0]} and test images of {shapes[1]}; "
             "expected the same"
         )
-    names, targets = request.names, [split.targets for split in splits]
-    request = adapt_request(request, shapes[0], targets, request.path, names=names, are_labels=True)
+    targets = [split.targets for split in splits]
+    request = adapt_request(request, shapes[0], targets, request.path, are_labels=True)
     return make_dataset(
         request,
         *splits,
-        preprocessing=preprocessing_for(request, shapes[0], np.dtype(np.uint8), names=names),
-        names=names,
+        preprocessing=preprocessing_for(request, shapes[0], np.dtype(np.uint8)),
         origin=f"IDX files of {request.path}",
         where=request.path,
         has_split=True,

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, adapt_request, make_dataset, preprocessing_for
+from dptrain.data.adaptation import adapt_request
+from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
 
@@ -168,8 +169,7 @@ def open_shapes(request: Request) -> Dataset:
     return make_dataset(
         request,
         *splits,
-        preprocessing=preprocessing_for(request, SHAPE, np.dtype(np.uint8), names=names),
-        names=names,
+        preprocessing=preprocessing_for(request, SHAPE, np.dtype(np.uint8)),
         origin="generated curves with 2 to 6 lobes",
         where="shapes",
         has_split=True,

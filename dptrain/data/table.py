@@ -13,7 +13,8 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.assembly import RawSplit, adapt_request, class_names, make_dataset
+from dptrain.data.adaptation import adapt_request, class_names
+from dptrain.data.assembly import RawSplit, make_dataset
 from dptrain.data.base import Dataset
 from dptrain.data.lags import lags_of
 from dptrain.data.preprocessing import Preprocessing
@@ -147,7 +148,6 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
         train,
         test,
         preprocessing=preprocessing,
-        names=request.names,
         origin=f"{path}, {len(names)} columns{rows} standardised, {shown(target)} {horizon} rows "
         "ahead",
         where=where,
@@ -171,7 +171,7 @@ def _adapt(
         sample = (rows, *shape[1:])
     elif lags and len(shape) == 3 and request.network.family is not None:
         sample = (1, rows, columns)
-    return adapt_request(request, sample, [targets], where, names=request.names)
+    return adapt_request(request, sample, [targets], where)
 
 
 def linear_network(request: Request) -> Network:
@@ -286,7 +286,7 @@ def _standardising(
         horizon=_horizon(request),
         lags=layout.lags,
         positions=layout.positions,
-        classes=class_names(network, request.names),
+        classes=class_names(request),
         source=request.text,
     )
 

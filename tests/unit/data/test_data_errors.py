@@ -194,7 +194,7 @@ GOOD = {"x": np.zeros((10, 2)), "y": np.arange(10) % 3}
         ({"x": np.full((10, 2), np.inf)}, ["sample 0", "not finite"]),
         ({"x": np.array([[0, 0]] * 9 + [[0, np.nan]])}, ["sample 9", "not finite"]),
         ({"y": np.arange(10)}, ["0 to 9", "3 outputs", "units=10"]),
-        ({"y": np.arange(10) % 3 - 1}, ["label -1", "0 to 2"]),
+        ({"y": np.arange(10) % 3 - 1}, ["-1 to 1", "from 0 on", "classes="]),
         ({"y": np.arange(10) / 2}, ["whole numbers", "mean_squared_error"]),
         ({"y": np.full(10, np.nan)}, ["sample 0", "finite"]),
         ({"y": np.ones((10, 3))}, ["one-hot"]),

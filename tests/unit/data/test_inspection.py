@@ -123,9 +123,10 @@ def test_constant_inputs_are_a_problem(tmp_path: Path) -> None:
 
 def test_a_problem_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = np.random.default_rng(3).normal(size=(20, 3, 32, 32)).astype(np.float32)
-    np.savez(tmp_path / "a.npz", x=x, y=9 - np.arange(20) % 9)
+    arrays = {"x_train": x, "y_train": np.arange(20) % 9, "x_test": x / 2, "y_test": np.full(20, 9)}
+    np.savez(tmp_path / "a.npz", **arrays)
     assert run(["data", "check", f"npz:{tmp_path / 'a.npz'}"], is_rank_zero=True) == 2
-    assert capsys.readouterr().err == "dptrain: npz: no training sample has the class 0\n"
+    assert capsys.readouterr().err == "dptrain: npz: no training sample has the class 9\n"
     x[3, 0, 0, 0] = np.nan
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % 10)
     assert run(["data", "check", f"npz:{tmp_path / 'a.npz'}"], is_rank_zero=True) == 2

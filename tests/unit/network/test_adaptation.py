@@ -46,22 +46,28 @@ def test_every_network_of_the_zoo_is_a_function_of_input_and_outputs(name: str) 
 @settings(max_examples=200)
 @given(
     name=st.sampled_from(SMALL),
-    classes=st.integers(2, 40),
+    values=st.integers(2, 40).map(range)
+    | st.lists(st.integers(0, 3000), min_size=2, max_size=12, unique=True),
     shape=st.tuples(st.integers(1, 5), st.integers(3, 9), st.integers(3, 9)),
     columns=st.integers(1, 70),
     form=st.sampled_from(["labels", "one-hot", "float"]),
 )
-def test_a_named_network_fits_any_data(name, classes, shape, columns, form) -> None:
-    network = get_network(name)
+def test_a_named_network_fits_any_data(name, values, shape, columns, form) -> None:
+    network, classes = get_network(name), len(values)
     count = classes + 3
     if network.loss.targets == "values":
         shape = (columns,) if len(network.input_shape) == 1 else shape
         y, outputs = np.ones((count, classes), np.float32), classes
     else:
-        y, outputs = np.arange(count) % classes, classes
-        y = {"one-hot": np.eye(classes)[y], "float": y.astype(float)}.get(form, y)
+        index, outputs = np.arange(count) % classes, classes
+        labels = np.array(values)[index]
+        y = {"one-hot": np.eye(classes)[index], "float": labels.astype(float)}.get(form, labels)
     x = np.zeros((count, *shape), np.float32)
     dataset = dataset_from((x, y), network)
+    if dataset.targets == "classes":
+        named = [dataset.classes[i] for i in dataset.train.known_targets()]
+        rows = y.argmax(axis=1) if form == "one-hot" else y.astype(int)
+        assert set(named) <= {str(row) for row in rows}
     own = network.input_shape
     expected = shape if len(own) == 1 else (dataset.preprocessing.stored_shape[0], *own[1:])
     assert (dataset.input_shape, dataset.num_outputs) == (expected, outputs)
@@ -116,10 +122,11 @@ def test_a_changed_copy_belongs_to_the_user() -> None:
 @pytest.mark.parametrize(
     ("y", "words"),
     [
-        (np.zeros(30, int), "all labels are 0; a network distinguishes at least two"),
-        (np.arange(30) * 100, "30 different labels, the largest 2900"),
+        (np.zeros(300, int), "all labels are 0; a network distinguishes at least two"),
+        (np.arange(300), "300 different labels for 300 samples"),
+        (np.arange(300) % 3 - 1, "labels from -1 to 1; expected whole numbers from 0 on"),
     ],
 )
 def test_labels_that_number_no_classes(y: np.ndarray, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        dataset_from((np.zeros((30, 8, 8), np.uint8), y), get_network("model-small"))
+        dataset_from((np.zeros((300, 8, 8), np.uint8), y), get_network("model-small"))
