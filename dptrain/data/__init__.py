@@ -209,13 +209,14 @@ def open_data(
     Args:
         spec: ``name``, ``name:path`` or ``name:path?key=value&key=value``; see `DATA_HELP`.
         network: for which the data is preprocessed; `dptrain.data.images` describes how images are
-            converted.
+            converted. A network of the zoo is adapted to the data: the result has the input shape
+            and the number of outputs of `dptrain.network.adaptation.resize`.
         seed: of the run; generated data depends on it. Splits never depend on it.
         ranks_per_node: ranks on this node that open the data set. Each holds its own copy if all
             copies together fit into `dptrain.data.stored.HOST_SHARE` of the available memory.
         preprocessing: saved with a trained model. The data is then preprocessed as the training
-            data was, classes are matched by name, and data that does not match is refused. None:
-            it is determined from this data.
+            data was, classes are matched as `dptrain.data.classes` describes, and data that does
+            not match is refused. None: it is determined from this data.
         split: False uses a data set that has no split of its own as a whole: both splits of the
             result contain all samples.
 
