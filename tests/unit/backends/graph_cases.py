@@ -1,4 +1,5 @@
-"""Networks with branches: residual blocks, concatenations, and tensors that several layers read.
+"""Networks with branches: residual blocks, concatenations, and tensors that several layers read,
+the input among them.
 
 Like the chains of `cases`, each starts with a convolution whose output is its weight.
 """
@@ -27,6 +28,7 @@ from dptrain.network import (
     SoftmaxCrossEntropy,
     Tanh,
 )
+from dptrain.network.network import INPUT
 from tests.unit.backends.cases import Case
 
 START = "start"
@@ -187,4 +189,48 @@ def _branches() -> list[Case]:
     ]  # fmt: skip
 
 
-GRAPH_CASES = (*_residual_blocks(), *_branches())
+def _readers_of_the_input() -> list[Case]:
+    """Networks in which several layers read the input, which has no gradient.
+
+    Channel p of the input is set at pixel p alone. `START` has as many channels, so that sums and
+    normalisations of both are possible.
+    """
+    bare, norm = Conv2d(6, 3, bias=False), BatchNorm2d(epsilon=0.5)
+    return [
+        graph_case(
+            "the input next to a convolution of it",
+            (1, 6, 2, 3),
+            [
+                NodeSpec(ReLU(), "r", (START,)),
+                NodeSpec(Concatenate(), "both", ("r", INPUT)), NodeSpec(Conv2d(3, 3)),
+            ],
+        ),
+        graph_case(
+            "the input added to a normalised convolution",
+            (1, 6, 3, 2),
+            [
+                NodeSpec(bare, "a", (START,)), NodeSpec(norm, "na"),
+                NodeSpec(Add(), "sum", ("na", INPUT)), NodeSpec(ReLU()), NodeSpec(Conv2d(2, 1)),
+            ],
+        ),
+        graph_case(
+            "a convolution added to the normalised input",
+            (1, 6, 3, 2),
+            [
+                NodeSpec(norm, "n", (INPUT,)), NodeSpec(Add(), "sum", ("n", START)),
+                NodeSpec(ReLU()), NodeSpec(Conv2d(2, 1)),
+            ],
+        ),
+        graph_case(
+            "four readers of the input",
+            (1, 6, 2, 3),
+            [
+                NodeSpec(Tanh(), "t", (INPUT,)),
+                NodeSpec(MaxPool2d(3, 1, padding="same"), "p", (INPUT,)),
+                NodeSpec(Concatenate(4), "all", (START, INPUT, "t", "p")), NodeSpec(Conv2d(4, 3)),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+GRAPH_CASES = (*_residual_blocks(), *_branches(), *_readers_of_the_input())
