@@ -1,9 +1,12 @@
-"""Random networks whose layers read any earlier tensor, compared with PyTorch in float64.
+r"""Random networks whose layers read any earlier tensor, compared with PyTorch in float64.
 
     python -m tests.fuzz.networks --trials 2000                        numba
-    python -m tests.fuzz.networks --trials 1000 --backend cuda cudnn --precision fp32 tf32 bf16
+    python -m tests.fuzz.networks --trials 1000 --processes 12 \
+        --backend cuda cudnn --precision fp32 tf32 bf16                on a GPU
 
-Up to four layers read the input. Without a GPU, `cuda` and `cudnn` compute on the emulator.
+Up to four layers read the input. Without a GPU, `cuda` and `cudnn` compute on the emulator. On a
+GPU, only one network in ten has kernels that are compiled for its sizes, because compilation takes
+most of the time.
 
 A gradient that differs by more than rounding is a fault, or a maximum or an activation that
 rounding has flipped. It counts as flipped only if gradients in float64 at moved numbers agree.
@@ -12,14 +15,19 @@ rounding has flipped. It counts as flipped only if gradients in float64 at moved
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
 import secrets
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -68,8 +76,9 @@ WIDTHS = (4, 6)
 """Channels and units: with and without vectors of four."""
 LARGEST_MAP, MOST_CHANNELS, OUTPUTS = 8, 12, 3
 
-TOLERANCES = {"fp64": 1e-9, "fp32": 1e-4, "fp32-direct": 1e-4, "tf32": 2e-2, "bf16": 1e-1}
-"""Largest difference by rounding, relative to the largest element of all gradients or outputs."""
+TOLERANCES = {"fp64": 1e-9, "fp32": 2e-5, "fp32-direct": 2e-5, "tf32": 5e-3, "bf16": 4e-2}
+"""Largest difference by rounding, relative to the largest element of all gradients or outputs: five
+to twenty times the largest of 25 networks."""
 ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 """Of the operands of products; others are moved by `MOVED`."""
 MOVED, MOVES = 1e-4, 40
@@ -536,15 +545,34 @@ def _is_within_spread(
     )
 
 
-@cache
-def _prepare(backend: str) -> None:
-    """Replace the GPU by the emulator if there is none."""
+SPECIALIZED = 10
+"""One network in so many has kernels that are compiled for its sizes."""
+
+
+def _prepare(seed: int, backend: str) -> None:
+    """Share a GPU between trials, so that each kernel is compiled once, or use the emulator."""
     if backend not in ("cuda", "cudnn"):
         return
+    device = _device(backend)
+    if device is not None:
+        device.specializes = seed % SPECIALIZED == 0
+
+
+@cache
+def _device(backend: str) -> Any:
+    """Return the GPU that all trials use; None for the emulator."""
+    from dptrain.backends.cuda import backend as cuda
+
     try:
         load_backend(backend).choose_device(0)
     except UserError:
         _emulate()
+        return None
+    if not isinstance(cuda.open_device, FunctionType):  # Tests have replaced it.
+        return None
+    shared = cache(cuda.open_device)
+    cuda.open_device = shared
+    return shared(0)
 
 
 @cache
@@ -573,7 +601,7 @@ def run(seed: int, backend: str, precision: str | None = None) -> Comparison:
         backend: name of the backend.
         precision: of the backend; None for one that the seed selects.
     """
-    _prepare(backend)
+    _prepare(seed, backend)
     pytorch_reference.torch.set_num_threads(1)  # Tensors have some hundred elements.
     names = [*load_backend(backend).precisions]
     chosen = names[seed // 2 % len(names)] if precision is None else precision
@@ -597,29 +625,59 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**9), help="of the first")
     parser.add_argument("--backend", nargs="+", default=["numba"])
     parser.add_argument("--precision", nargs="+", default=[None])
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="longest time")
+    parser.add_argument("--seconds", type=float, default=1e9, help="longest time")
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args(arguments)
     variants = [(b, p) for b in options.backend for p in options.precision]
-    start, failed, flipped, done = time.monotonic(), 0, 0, 0
+    trials = [
+        (options.seed + number, *variants[number % len(variants)])
+        for number in range(options.trials)
+    ]
+    start, counts, flipped = time.monotonic(), Counter[str](), Counter[str]()
     print(f"seeds from {options.seed}", flush=True)
-    for seed, (backend, precision) in _trials(options.seed, options.trials, variants):
-        found = run(seed, backend, precision)
-        done, flipped = done + 1, flipped + found.is_flipped
+    failed = 0
+    for (seed, backend, precision), found in _results(
+        trials, options.processes, start + options.seconds
+    ):
+        variant = f"{backend} {precision or ''}".strip()
+        counts[variant] += 1
+        flipped[variant] += found.is_flipped
         if found.error is not None:
             failed += 1
-            print(f"seed {seed}, {backend} {precision}: {found.error}", flush=True)
-        if time.monotonic() - start > options.seconds:
-            break
-    seconds = time.monotonic() - start
-    print(f"{done} networks in {seconds:.0f} s: {failed} failed, {flipped} flipped and proved")
-    return int(failed > 0 or flipped > MOST_FLIPPED * done + 1)
+            print(f"seed {seed}, {variant}: {found.error}", flush=True)
+    seconds, done = time.monotonic() - start, counts.total()
+    for variant, count in sorted(counts.items()):
+        print(f"{variant}: {count} networks, {flipped[variant]} flipped and proved")
+    print(
+        f"{done} networks in {seconds:.0f} s: {failed} failed, {flipped.total()} flipped and proved"
+    )
+    return int(failed > 0 or flipped.total() > MOST_FLIPPED * done + 1)
 
 
-def _trials(
-    seed: int, trials: int, variants: Sequence[tuple[str, str | None]]
-) -> Iterator[tuple[int, tuple[str, str | None]]]:
-    for number in range(trials):
-        yield seed + number, variants[number % len(variants)]
+Variant = tuple[int, str, str | None]
+"""Seed, backend and precision."""
+
+
+def _results(
+    trials: Sequence[Variant], processes: int, end: float
+) -> Iterator[tuple[Variant, Comparison]]:
+    """Yield the results of trials, in any order, until a time of `time.monotonic`."""
+    if processes == 1:
+        for variant in trials:
+            if time.monotonic() > end:
+                return
+            yield variant, run(*variant)
+        return
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        left = iter(trials)
+        running = {pool.submit(run, *each): each for each in islice(left, 2 * processes)}
+        while running:
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), future.result()
+                following = None if time.monotonic() > end else next(left, None)
+                if following is not None:
+                    running[pool.submit(run, *following)] = following
 
 
 if __name__ == "__main__":
