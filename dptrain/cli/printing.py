@@ -40,11 +40,14 @@ def print_evaluation(result: Mapping[str, Any], quality: Quality | None, *, as_j
     """Print what `dptrain.training.evaluation.evaluate_model` returns."""
     from dptrain.training.quality import ClassQuality
     from dptrain.training.quality_tables import class_tables
+    from dptrain.training.regression import r2_remark
 
     if as_json:
         return _print_json(result)
     parts = ("classes", "confusion")
     print_values({k: v for k, v in result.items() if k not in parts}, as_json=False)
+    if remark := r2_remark(result.get("r2")):
+        click.echo(f"R²{remark}")
     if isinstance(quality, ClassQuality):
         click.echo()
         print_tables(class_tables(quality))

@@ -26,7 +26,14 @@ from dptrain.report.run_plots import (
 from dptrain.report.run_record import TrainingRun
 from dptrain.report.run_tables import epochs_table, settings_table, spans_table, time_tables
 from dptrain.report.tables import Number
+from dptrain.training.regression import r2_remark
 from dptrain.training.rundir import SUMMARY
+
+VALUE_RESULTS = (
+    ("test_r2", "Test R²", "1 is perfect, 0 is the mean"),
+    ("test_rmse", "Test RMSE", "in the unit of the data"),
+)
+"""Results of a regression in the summary, with their labels and explanations."""
 
 
 def run_page(run: TrainingRun) -> Page:
@@ -90,6 +97,12 @@ def _headline(run: TrainingRun) -> str:
             f"Test accuracy is {percent(accuracy.value)} (95% interval {percent(accuracy.low)} to "
             f"{percent(accuracy.high)}) {after}."
         )
+    rmse, r2 = run.summary.get("test_rmse"), run.summary.get("test_r2")
+    if rmse is not None:
+        results = f"RMSE is {short(rmse)}" if r2 is None else (
+            f"R² is {short(r2)} and RMSE {short(rmse)}"
+        )  # fmt: skip
+        return f"Test {results} {after}{r2_remark(r2)}."
     loss = run.summary["test_loss"]
     step = run.step_ms
     first = f"Test loss is {short(loss)} {after}" if loss is not None else (
@@ -182,6 +195,9 @@ def _keys(run: TrainingRun) -> list[Key]:
         number = Number(fixed(100 * accuracy.value, 1), accuracy.value, "test_accuracy")
         interval = f"95% interval {percent(accuracy.low)} to {percent(accuracy.high)}"
         keys.append(Key("Test accuracy", (number, "%"), (interval,)))
+    for name, label, detail in VALUE_RESULTS:
+        if (value := summary.get(name)) is not None:
+            keys.append(Key(label, (Number(short(value), value, name),), (detail,)))
     for name, label in (("test_loss", "Test loss"), ("train_loss", "Training loss")):
         if summary[name] is not None and len(keys) < 2:
             detail = "of the last epoch" if name == "train_loss" else (

@@ -32,7 +32,7 @@ NUMBERS = (
 """Values of ``metrics.jsonl`` that plots and tables show; each may be missing."""
 RESULTS = (
     "test_accuracy", "validation_accuracy", "train_loss", "validation_loss", "test_loss",
-    "samples_per_s", "other_cores",
+    "test_rmse", "test_r2", "samples_per_s", "other_cores",
 )  # fmt: skip
 """Values of ``summary.json`` that are numbers or null."""
 

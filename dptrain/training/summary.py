@@ -30,6 +30,7 @@ from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.job import Job
 from dptrain.training.limits import TrainingLimit, training_limit
 from dptrain.training.progress import Progress
+from dptrain.training.regression import r2_remark, target_warning
 from dptrain.training.resources import possible_efficiency
 from dptrain.training.schedules import Schedule
 
@@ -99,6 +100,8 @@ def introduce(job: Job, display: Display, step: int) -> None:
                 display.print(f"changed settings: {changed_text(changes)}")
     if job.warning is not None:
         display.print(f"warning: {job.warning}")
+    if warning := target_warning(job.dataset):
+        display.print(f"warning: {warning}")
     if spec.batch_size > len(job.dataset.train):
         display.print(
             f"warning: batch size {spec.batch_size} exceeds the {len(job.dataset.train):,} "
@@ -305,6 +308,7 @@ def _closing_lines(job: Job, progress: Progress) -> tuple[str, ...]:
         )
         lines.append(
             f"test: {accuracy}loss {score.loss:.4g}{more} on {_count(score.samples, 'sample')}"
+            f"{r2_remark(progress.test_results.get('test_r2'))}"
         )
     if job.spec.until_accuracy:
         lines.append(_accuracy_line(job, progress))
