@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 RANKS = 16
 """Largest number of ranks in a plot."""
 ROW_PT = 20.0
+VISIBLE = 0.02
+"""Share of a step from which a difference is visible in the plot."""
 KINDS = {
     "forward": ("blue", "forward"),
     "backward": (PHASES["backward_weight"][0], "backward"),
@@ -40,7 +42,7 @@ KINDS = {
     "data wait": (PARTS["data_wait"], "waiting for data"),
     "transfer": (PARTS["transfer"], "communication"),
     "imbalance": (PARTS["imbalance"], "waiting"),
-    "sum": ("ink", "all-reduce active"),
+    "sum": ("ink", "gradient sum in progress"),
 }
 """Role of the colour, and label, of each kind of span."""
 
@@ -248,12 +250,39 @@ def timeline(found: StepSpans, suffix: str, where: str, straggler: int | None = 
         height=TOP + bottom + max(ROW_PT * len(ranks), 56.0), bottom=bottom, left=24.0,
         caption=f"Step {found.step}, the most typical one, on a common clock. Waiting is the busy "
         "time of the slowest rank minus the own one."
+        + _sum_sentence(found)
         + _start_sentence(found)
         + _slowest_sentence(found, straggler)
         + (fewer if len(ranks) < len(all_ranks) else ""),
         alt=f"Timeline of step {found.step} over {len(all_ranks)} ranks, "
         f"{short(found.length)} ms long.",
     )  # fmt: skip
+
+
+def _sum_sentence(found: StepSpans) -> str:
+    """Return what communication outside the sums is, if that is visible in the plot."""
+    if time_outside_sums(found) < VISIBLE * found.length:
+        return ""
+    return (
+        " A gradient sum ends when the part that the rank updates is summed. Communication after "
+        "it exchanges the updated parameters, and lasts until all ranks have updated their parts."
+    )
+
+
+def time_outside_sums(found: StepSpans) -> float:
+    """Return the longest time in ms in which a rank communicates while no sum is in progress."""
+    longest = 0.0
+    for rank in found.bounds:
+        own = [span for span in found.spans if span.rank == rank]
+        sums = [span for span in own if span.kind == "sum"]
+        for span in own:
+            if sums and span.kind in ("transfer", "imbalance"):
+                # The sums of a rank follow each other and do not overlap.
+                inside = sum(
+                    max(0.0, min(span.end, s.end) - max(span.begin, s.begin)) for s in sums
+                )
+                longest = max(longest, span.end - span.begin - inside)
+    return longest
 
 
 def _start_sentence(found: StepSpans) -> str:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP
-from dptrain.report.timeline import read_step, timeline
+from dptrain.report.timeline import (
+    VISIBLE,
+    Span,
+    StepSpans,
+    _sum_sentence,
+    read_step,
+    time_outside_sums,
+    timeline,
+)
 
 
 def event(name: str, category: str, rank: int, thread: int, ts: float, dur: float,
@@ -110,5 +119,34 @@ def test_the_plot_has_a_row_for_each_rank(tmp_path: Path) -> None:
     assert found is not None
     drawn = timeline(found, "", "")
     assert "Step 2" in drawn.caption
-    for word in ("forward", "backward", "communication", "waiting for data", "all-reduce active"):
+    words = ("forward", "backward", "communication", "waiting for data", "gradient sum in progress")
+    for word in words:
         assert f">{word}</text>" in drawn.svg
+
+
+def test_communication_after_the_sums_is_explained_if_there_is_any() -> None:
+    """Random steps of ranks that sum in one or two intervals, with or without a rest after them."""
+    explained = 0
+    for seed in range(200):
+        random_ = random.Random(seed)
+        spans, bounds, longest = list[Span](), {}, 0.0
+        has_sums, rest = random_.random() < 0.8, random_.choice((0.0, 0.3))
+        for rank in range(random_.randint(2, 5)):
+            moment = random_.random()
+            begin = moment
+            for _ in range(random_.randint(1, 2)):
+                end = moment + random_.uniform(0.1, 1)
+                spans.append(Span(rank, random_.choice(("transfer", "imbalance")), moment, end))
+                spans += [Span(rank, "sum", moment, end)] * has_sums
+                moment = end + random_.uniform(0.01, 0.1)
+            left = rest * random_.random()
+            spans.append(Span(rank, "transfer", moment, moment + left))
+            longest = max(longest, left if has_sums else 0.0)
+            bounds[rank] = (begin, moment + left)
+        found = StepSpans(3, tuple(spans), bounds)
+        assert time_outside_sums(found) == pytest.approx(longest), seed
+        is_visible = longest > VISIBLE * found.length
+        caption = timeline(found, "", "").caption if seed < 10 else _sum_sentence(found)
+        assert ("exchanges the updated parameters" in caption) == is_visible, seed
+        explained += is_visible
+    assert 20 < explained < 180
