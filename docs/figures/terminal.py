@@ -22,7 +22,7 @@ from docs.figures.__main__ import IMAGES
 
 COMMAND = "mpirun -n 2 dptrain train --epochs 4"
 COLUMNS = 96
-OMITTED = re.compile(r"^(Medians of parts|half of the steps|All steps: share|energy not measured)")
+OMITTED = re.compile(r"^(Medians of parts|duration is closest|ones included|energy not measured)")
 THEME = TerminalTheme(
     (255, 255, 255), (27, 39, 51),
     [(27, 39, 51), (184, 50, 50), (47, 133, 90), (199, 125, 20), (43, 108, 176), (128, 70, 160),

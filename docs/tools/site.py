@@ -19,6 +19,10 @@ LINK = re.compile(
 )
 FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 
+BLOCK = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
+CODE = re.compile(r"<code>[^<]*</code>")
+FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+
 OUTSIDE = {
     ROOT / "CHANGELOG.md": "developers/changelog.md",
     ROOT / "CONTRIBUTING.md": "developers/contributing.md",
@@ -42,6 +46,30 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     sources = {name: path for path, name in OUTSIDE.items()}
     source = sources.get(page.file.src_uri, DOCS / site_name)
     return expand(rewrite_links(markdown, source, site_name))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep each flag in a sentence or in a table on one line."""
+    return keep_flags(html)
+
+
+def keep_flags(html: str) -> str:
+    """Return a page in which no line breaks within a flag; browsers break after hyphens.
+
+    Example:
+        >>> keep_flags("<code>train --dry-run</code>")
+        '<code>train <span class="flag">--dry-run</span></code>'
+    """
+
+    def mark(code: re.Match[str]) -> str:
+        return FLAG.sub(r'<span class="flag">\g<0></span>', code[0])
+
+    parts: list[str] = []
+    end = 0
+    for block in BLOCK.finditer(html):
+        parts += [CODE.sub(mark, html[end : block.start()]), block[0]]
+        end = block.end()
+    return "".join([*parts, CODE.sub(mark, html[end:])])
 
 
 def rewrite_links(markdown: str, source: Path, site_name: Path) -> str:

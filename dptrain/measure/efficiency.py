@@ -102,8 +102,8 @@ def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
     row("strong", efficiency.strong, "T(1) / (p T(p)), same global minibatch")
     lines = [
         "The steps of rank 0 alone alternate with those of the job and take "
-        f"{baseline.cost:.1%} of the run. A single launch cannot show how much launches differ "
-        "(other cores and memory pages); dptrain scale can."
+        f"{baseline.cost:.1%} of the run. One launch does not show how much the efficiency differs "
+        "between launches, which may run on other cores; dptrain scale measures that."
     ]
     if efficiency.possible < 1:
         lines.append(

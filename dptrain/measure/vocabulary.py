@@ -382,6 +382,8 @@ TRAINING = (
     Term("steps_alone", "1", "Number of steps of all blocks for T(1), weak scaling."),
     Term("steps_together", "1", "Number of steps of the job that they are compared with."),
     Term("cost", "1", "Share of the run that the blocks took."),
+    Term("scaling.why", "", "Why there are no such steps; null if there are, or if none were "
+         "requested."),
     Term("evaluation_s", "s", "Time of all evaluations on rank 0, with the one after the last "
          "step."),
     Term("checkpoint_s", "s", "Time of all checkpoints on rank 0, with the one after the last "

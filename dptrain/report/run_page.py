@@ -173,10 +173,8 @@ def _scaling_text(run: TrainingRun) -> list[str]:
         return []
     scaling = run.summary["scaling"]
     if scaling["weak"] is None:
-        return [
-            "The scaling efficiency was not measured: steps of rank 0 alone may take 2% of a run, "
-            "and this one was too short or did not request them."
-        ]
+        why = scaling.get("why") or "scaling efficiency not measured: --baseline-steps is 0"
+        return [sentence(why)]
     named = []
     for name in ("weak", "strong"):
         interval = scaling[f"{name}_interval"]

@@ -15,7 +15,7 @@ GOOD = 0.8
 CAUSES = {
     "compute": "slower computation",
     "data_wait": "waiting for data",
-    "transfer": "communication that is not overlapped",
+    "transfer": "exposed communication",
     "imbalance": "waiting for slower ranks",
     "other": "time between stages",
 }

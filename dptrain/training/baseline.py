@@ -48,11 +48,14 @@ FIRST_BLOCK = 50
 GOOD_BLOCKS, MAX_BLOCKS = 8, 16
 """Blocks get shorter until so many fit in, and there are never more than so many."""
 TOO_SHORT = (
-    "no scaling efficiency: this run is too short for steps of rank 0 alone, which may take 2% of "
-    "a run; a longer run measures it, and so does dptrain scale"
+    "scaling efficiency not measured: the run is too short to also time steps of rank 0 alone, "
+    "for which 2% of the run is reserved; train longer, or use dptrain scale"
 )
 
-NO_COMMON_WORK = "no scaling efficiency: it compares ranks of the same speed, without --balance"
+NO_COMMON_WORK = (
+    "scaling efficiency not measured: it is defined for equal shares, but --balance divides the "
+    "minibatch"
+)
 
 
 def whole_minibatches(batches: Iterator[Batch], job: Job) -> Iterator[Batch]:
@@ -253,7 +256,7 @@ class InterleavedBaseline:
                     RankAlone(job, job.spec.batch_size, job.spec.shards),
                 )
             except (MemoryError, UserError) as error:
-                self._why = f"no scaling efficiency: {error}"
+                self._why = f"scaling efficiency not measured: {error}"
                 return None
         steps, size, block_begin = self._num_steps, job.world.size, monotonic()
         weak, strong = (alone.time_steps(steps) for alone in self._alone)

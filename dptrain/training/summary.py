@@ -443,6 +443,7 @@ def _scaling(scaling: Efficiency) -> dict[str, Any]:
         "steps_alone": baseline.steps_alone,
         "steps_together": baseline.steps_together,
         "cost": baseline.cost,
+        "why": baseline.why or None,
     }
 
 

@@ -72,6 +72,11 @@ def test_pages_fit_a_phone_and_a_desktop(site: Path, browser: Browser) -> None:
                 f" !part.closest('{SCROLLING}')).map(part => part.textContent.slice(0, 60))"
             )
             assert wider == [], (name, width)
+            broken = browser.evaluate(
+                "[...document.querySelectorAll('.md-content .flag')].filter(part =>"
+                " part.getClientRects().length > 1).map(part => part.textContent)"
+            )
+            assert broken == [], (name, width)
             methods = {event["method"] for event in browser.events}
             assert not {"Runtime.exceptionThrown", "Log.entryAdded"} & methods, browser.events
             urls = [event["params"]["request"]["url"] for event in browser.events
@@ -101,7 +106,7 @@ def test_references_are_complete(site: Path) -> None:
 
     text = page("settings")
     for setting in settings():
-        assert f"<code>{setting.flag}</code>" in text
+        assert f">{setting.flag}</span></code>" in text
         assert f"<code>{setting.variable}</code>" in text
     assert all(f"<code>{name}</code>" in text for name in OTHER_VARIABLES)
     text = page("python")
