@@ -62,12 +62,10 @@ def print_range_test(result: RangeTest, output: Path | None, *, as_json: bool) -
         f"{result.network} on {result.data}, {result.optimizer}, minibatch {result.batch_size}: "
         f"{len(result.rates)} steps, learning rates {result.rates[0]:.2g} to {result.rates[-1]:.2g}"
     )
-    if result.steepest is None:
-        click.echo("the loss never fell; try larger learning rates or more --steps")
-    else:
+    if result.steepest is not None:
         click.echo(f"the loss falls fastest at {result.steepest:.2g}")
         click.echo(f"the loss is lowest at     {result.lowest:.2g}")
-        click.echo(f"try --learning-rate {result.steepest:.2g}")
+    click.echo(result.advice)
     if result.diverged is not None:
         click.echo(f"training diverges at      {result.diverged:.2g}")
     if output is not None:

@@ -69,6 +69,7 @@ class RangeTest:
         lowest: rate with the lowest averaged loss; larger rates are too large.
         diverged: rate at which the test ended early; None if all steps were made.
         rates, losses, averages: of each step; the last loss may be missing if it was not finite.
+        flag_factor: value of ``--learning-rate`` divided by the rate; ``--scale-rate`` changes it.
     """
 
     network: str
@@ -82,10 +83,21 @@ class RangeTest:
     rates: Sequence[float]
     losses: Sequence[float]
     averages: Sequence[float]
+    flag_factor: float = 1.0
+
+    @property
+    def advice(self) -> str:
+        """Which rate or which flags to try."""
+        if self.steepest is not None:
+            return f"try --learning-rate {self.steepest * self.flag_factor:.2g}"
+        if self.diverged is not None:
+            low = self.rates[0]
+            return f"the loss rose from the beginning; try a smaller --from than {low:.2g}"
+        return "the loss never fell; try larger learning rates (--to) or more --steps"
 
     def facts(self) -> dict[str, Any]:
         """Return all values except those of each step."""
-        steps = ("rates", "losses", "averages")
+        steps = ("rates", "losses", "averages", "flag_factor")
         return {name: value for name, value in asdict(self).items() if name not in steps}
 
     def to_csv(self) -> str:
@@ -166,7 +178,7 @@ def _conclude(job: Job, options: RangeOptions, losses: list[float]) -> RangeTest
         network=job.network.name, data=job.dataset.name, optimizer=job.spec.optimizer,
         batch_size=job.spec.batch_size, ranks=job.world.size, steepest=steepest, lowest=lowest,
         diverged=options.rate(len(losses) - 1) if ended else None, rates=rates, losses=finite,
-        averages=averages,
+        averages=averages, flag_factor=job.spec.learning_rate / job.schedule.base,
     )  # fmt: skip
 
 

@@ -82,3 +82,24 @@ def test_small_rates_make_all_steps() -> None:
 def test_options_out_of_range_are_named(options: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
         RangeOptions(**options)  # type: ignore[arg-type]
+
+
+def test_the_advice_follows_from_the_losses() -> None:
+    def advice(steepest: float | None, diverged: float | None, factor: float = 1.0) -> str:
+        return RangeTest("net", "data", "sgd", 32, 1, steepest, 0.1, diverged, (1e-3, 0.1), (), (),
+                         factor).advice  # fmt: skip
+
+    assert advice(0.04, None) == advice(0.04, 1.0) == "try --learning-rate 0.04"
+    # With --scale-rate linear and twice the reference batch, the flag is half of the rate.
+    assert advice(0.04, None, 0.5) == "try --learning-rate 0.02"
+    assert "smaller --from than 0.001" in advice(None, 1.0)
+    assert "larger learning rates (--to)" in advice(None, None)
+
+
+def test_the_flag_is_scaled_with_the_minibatch() -> None:
+    values = {**SETTINGS, "batch_size": "16", "scale_rate": "linear", "reference_batch": "4"}
+    settings = load_settings(values, {})
+    found = find_rate(settings, World.single(), RangeOptions(steps=30), quiet=True)
+    assert found is not None
+    assert found.flag_factor == 0.25
+    assert "flag_factor" not in found.facts()
