@@ -300,6 +300,18 @@ def parse_names(text: str, where: str) -> Names:
     return names_from(parts, where)
 
 
+def names_option(names: Sequence[str]) -> str:
+    """Return an option that `parse_names` reads, for a message.
+
+    Example:
+        >>> names_option(["cat", "dog"])
+        'cat,dog'
+    """
+    if len(names) > MOST_NAMES or any("," in name or "&" in name for name in names):
+        return f"NAMES{NAMES_SUFFIX}, a file with a name on each line"
+    return ",".join(names)
+
+
 def read_names(path: Path) -> list[str]:
     """Return the names in a file, one on each line; raise `UserError` if it cannot be read."""
     try:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dptrain.data.arrays import map_npy, names_in, opened_npz
 from dptrain.data.base import Samples
-from dptrain.data.classes import MOST_NAMES, Classes, Names, labels_in
+from dptrain.data.classes import Classes, Names, labels_in, names_option
 from dptrain.data.folder import SUFFIXES, check_takes_images, is_image, printable, read_image
 from dptrain.data.images import Adapter
 from dptrain.data.layout import channels_first
@@ -216,7 +216,7 @@ def _is_whole(text: str) -> bool:
 
 def _example(classes: Classes) -> str:
     """Return how a user of ``dptrain predict`` states the names of labels."""
-    return f"--classes {','.join(classes.names[:MOST_NAMES])}"
+    return f"--classes {names_option(classes.names)}"
 
 
 def _read_npz(source: Path) -> tuple[NDArray[Any], NDArray[Any] | None, Names | None]:

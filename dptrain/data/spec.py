@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dptrain.data.base import Dataset
-from dptrain.data.classes import MOST_NAMES, NAMES_SUFFIX, Names, parse_names
+from dptrain.data.classes import NAMES_SUFFIX, Names, names_option, parse_names
 from dptrain.data.preprocessing import FITS, Preprocessing
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.network import Network
@@ -54,13 +54,9 @@ class Request:
     def example_of_names(self, names: Sequence[str]) -> str:
         """Return how a user states the names of the labels of this data."""
         if self.name in PYTHON_DATA:
-            return f"classes={list(names[:MOST_NAMES])}"
-        if len(names) > MOST_NAMES or any("," in name or "&" in name for name in names):
-            value = f"NAMES{NAMES_SUFFIX}, a file with a name on each line"
-        else:
-            value = ",".join(names)
+            return f"classes={list(names)}"
         options = "".join(f"{key}={text}&" for key, text in self.options.items())
-        return f"{self.text}?{options}classes={value}"
+        return f"{self.text}?{options}classes={names_option(names)}"
 
     @property
     def fit(self) -> str:
