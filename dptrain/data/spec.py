@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dptrain.data.base import Dataset
-from dptrain.data.classes import NAMES_SUFFIX, Names, names_option, parse_names
+from dptrain.data.classes import MOST_NAMES, NAMES_SUFFIX, Names, names_option, parse_names
 from dptrain.data.preprocessing import FITS, Preprocessing
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.network import Network
@@ -54,7 +54,7 @@ class Request:
     def example_of_names(self, names: Sequence[str]) -> str:
         """Return how a user states the names of the labels of this data."""
         if self.name in PYTHON_DATA:
-            return f"classes={list(names)}"
+            return f"classes={list(names) if len(names) <= MOST_NAMES else 'NAMES, a list of them'}"
         options = "".join(f"{key}={text}&" for key, text in self.options.items())
         return f"{self.text}?{options}classes={names_option(names)}"
 
