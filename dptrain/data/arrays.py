@@ -226,11 +226,19 @@ def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None]:
 
 
 def names_in(arrays: Mapping[str, Any], where: str) -> Names | None:
-    """Return the names of the labels in the array or list ``classes``; None if there is none."""
+    """Return the names of the labels in ``classes``; None if there is none, or no text."""
     if CLASSES not in arrays:
         return None
-    names = np.asarray(arrays[CLASSES])
-    return names_from(names.tolist() if names.ndim == 1 else names, f"{CLASSES} of {where}")
+    try:
+        given = arrays[CLASSES]
+    except ValueError:  # An array of Python objects, which may be anything.
+        return None
+    if not isinstance(given, Mapping):
+        names = np.asarray(given)
+        if names.ndim != 1 or names.dtype.kind != "U":
+            return None
+        given = names.tolist()
+    return names_from(given, f"{CLASSES} of {where}")
 
 
 @contextmanager

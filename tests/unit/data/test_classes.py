@@ -164,6 +164,11 @@ def test_names_in_a_file_and_in_an_array(folder: Path) -> None:
         assert targets(data).tolist() == [1, 0, 0, 1]
     texts = open_inputs(folder / "named.npz", preprocessing).targets
     assert texts == ["dog", "cat", "cat", "dog"]
+    # Other contents of an array of this name say nothing.
+    for other in (np.array([0, 1]), np.array(["dog", 3], object)):
+        np.savez(folder / "other.npz", **arrays, classes=other)
+        with pytest.raises(UserError, match="that of label 0 first"):
+            dataset_from(f"npz:{folder / 'other.npz'}", network, preprocessing=preprocessing)
 
 
 def test_a_mapping_of_arrays_names_its_classes_in_training() -> None:
