@@ -151,13 +151,14 @@ def read_regular(path: Path, limit_bytes: int | None = None) -> bytes:
     return path.read_bytes()
 
 
-def dump_json(value: Any, *, indent: int | None = None) -> str:
+def dump_json(value: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
     """Return `value` as strict JSON; NaN and infinities, which JSON lacks, become strings.
 
     The strings are ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``. Python's ``float``, JavaScript's
     ``Number`` and `parse_json` convert them back to numbers.
     """
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    finite = _finite(value)
+    return json.dumps(finite, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dptrain.files import dump_json
 from dptrain.measure.console import make_console
 from dptrain.tables import Table
 
@@ -242,7 +242,7 @@ def print_tables(parts: Iterable[Any]) -> None:
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(dump_json(value, indent=2, ensure_ascii=False))
 
 
 def _table(title: str, columns: Sequence[str], right: Iterable[int]) -> Table:

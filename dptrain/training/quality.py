@@ -131,8 +131,8 @@ class ValueQuality:
         return {**found, "r2": 1 - unexplained / float(np.square(deviations).sum())}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all results as plain JSON values; a number that is not finite is null."""
-        return {name: _number(value) for name, value in self.results().items()}
+        """Return all results as plain JSON values."""
+        return dict(self.results())
 
 
 Quality = ClassQuality | ValueQuality

@@ -23,6 +23,7 @@ from sklearn.metrics import (
 import dptrain
 from dptrain import Trainer
 from dptrain.cli.main import run
+from dptrain.cli.printing import print_evaluation
 from dptrain.comm.world import World
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.network import Dense, Flatten, Network
@@ -156,10 +157,14 @@ def test_values_are_scored_as_by_scikit_learn(
     assert found["r2"] == pytest.approx(wanted, abs=1e-9)
 
 
-def test_errors_that_are_not_finite_are_null_in_files() -> None:
+def test_numbers_that_are_not_finite_are_printed_as_strict_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     expected = np.array([[1.0], [2.0]])
-    found = ValueQuality(("value",), expected, np.array([[np.nan], [2.0]]))
-    assert found.to_dict() == {"mae": None, "rmse": None, "r2": None}
+    found = ValueQuality(("value",), expected, np.array([[np.nan], [np.inf]]))
+    print_evaluation({"loss": np.inf, **found.to_dict()}, found, as_json=True)
+    values = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert values == {"loss": "Infinity", "mae": "NaN", "rmse": "NaN", "r2": "NaN"}
 
 
 def train_binary(**settings: Any) -> Trainer:
