@@ -13,7 +13,7 @@ WRITTEN, GENERATED, GPU = "written", "generated", "gpu"
 KINDS = (
     "padding", "strides", "groups", "tails", "synchronisation", "sums", "sampler", "shards",
     "schedules", "updates", "statistics", "checkpoints", "agreement", "resume", "interchange",
-    "settings", "reading", "layers", "plan",
+    "settings", "reading", "layers", "plan", "texts",
 )  # fmt: skip
 """Subjects of the mutants."""
 
