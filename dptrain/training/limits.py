@@ -76,7 +76,7 @@ def training_limit(
         "data_wait": lambda: _input_advice(longest_ms, spec, data, times),
         "checkpoint": lambda: _checkpoint_advice(share, spec, data),
         "evaluation": lambda: _evaluation_advice(share, spec, data),
-        "other": lambda: "increase --batch-size, so that there are fewer steps",
+        "other": lambda: _other_advice(times),
     }
     return TrainingLimit(part, share, advice[part]())
 
@@ -115,6 +115,12 @@ def _input_advice(wait_ms: float, spec: JobSpec, data: Dataset, times: InputCost
     if times.part == "assembling" and used:
         return f"{detail}; {', '.join(used)} take part of it"
     return detail
+
+
+def _other_advice(times: InputCost | None) -> str:
+    if times is not None and times.copies_all_the_time:
+        return f"copying a minibatch to the device takes {times.early_copy_ms:.3g} ms"
+    return "increase --batch-size, so that there are fewer steps"
 
 
 def _checkpoint_advice(share: float, spec: JobSpec, data: Dataset) -> str:

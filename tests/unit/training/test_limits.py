@@ -90,3 +90,15 @@ def test_the_advice_makes_checkpoints_acceptable(share: float) -> None:
     every = int(found.advice.split()[1])
     checkpoint_s = share * 10 / every
     assert checkpoint_s / (checkpoint_s + 1 - share) == pytest.approx(ACCEPTABLE, rel=0.1)
+
+
+def test_copies_to_a_device_that_take_as_long_as_a_step_are_named() -> None:
+    spec, data = random_job(random.Random(0))
+    for part in ("data_wait", "other"):
+        parts = Parts(**{**dict.fromkeys(PARTS, 0.1), part: 9.0})
+        cost = InputCost(10.0, 9.0, 0.0, 1.0, 1.0, early_copy_ms=9.8)
+        found = training_limit(StepParts({}, parts, parts, 0.5, 0.5), spec, data, cost)
+        assert found is not None
+        assert (found.part, "copying a minibatch to the device takes 9.8 ms" in found.advice) == (
+            part, True,
+        )  # fmt: skip
