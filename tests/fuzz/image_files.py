@@ -26,12 +26,14 @@ class Written:
         pixels: float64 (H, W, 3), 0 to 255, upright; None if no rule determines them.
         tolerance: levels by which they may differ.
         may_be_refused: True if a line instead of the pixels is right, too.
+        must_be_refused: True if no pixels are right.
     """
 
     suffix: str
     pixels: Pixels | None
     tolerance: float = 0.6
     may_be_refused: bool = False
+    must_be_refused: bool = False
 
 
 def write_image(random: Random, path: Path, *, plain: bool) -> Written:
@@ -184,67 +186,88 @@ def _netpbm(random: Random, path: Path) -> Written:
     return Written(".ppm" if colour else ".pgm", scaled if colour else _grey(scaled), 1.1)
 
 
+def _on_white(colours: NDArray[Any], opacity: NDArray[Any]) -> Pixels:
+    """Return colours (H, W, 3) with an opacity (H, W) of 0 to 255 on white."""
+    weight = opacity.astype(np.float64)[..., None] / 255.0
+    return np.asarray(colours * weight + 255.0 * (1.0 - weight))
+
+
 def _transparent(random: Random, path: Path) -> Written:
-    """Alpha channels and transparent colours: which pixels are read depends on a rule."""
+    """Alpha channels and transparent colours, which are put on white."""
     choice = int(random.integers(4))
     if choice == 0:
         array = _noise(random, 4)
-        form, suffix = (("PNG", ".png"), ("TIFF", ".tif"))[int(random.integers(2))]
-        return _save(path, suffix, Image.fromarray(array), None, format=form, may_be_refused=True)
+        pixels = _on_white(array[..., :3], array[..., 3])
+        form, suffix, options = (
+            ("PNG", ".png", {}), ("TIFF", ".tif", {}),
+            ("WEBP", ".webp", {"lossless": True, "exact": True}),
+        )[int(random.integers(3))]  # fmt: skip
+        return _save(path, suffix, Image.fromarray(array), pixels, 1.1, format=form, **options)
     if choice == 1:
-        image = Image.fromarray(_noise(random, 2), "LA")
-        return _save(path, ".png", image, None, format="PNG", may_be_refused=True)
+        array = _noise(random, 2)
+        pixels = _on_white(_grey(array[..., 0]), array[..., 1])
+        return _save(path, ".png", Image.fromarray(array, "LA"), pixels, 1.1, format="PNG")
     if choice == 2:
-        _write_png(path, _noise(random, 3), 8, 2, (b"tRNS", bytes(6)))
-        return Written(".png", None, may_be_refused=True)
-    image = Image.fromarray(_noise(random) % 8)
-    image.putpalette(random.bytes(24))
-    transparency = random.bytes(8) if random.random() < 0.5 else 3
-    return _save(
-        path, ".png", image, None, format="PNG", transparency=transparency, may_be_refused=True
-    )
+        array, marked = _noise(random, 3), random.integers(0, 256, 3, dtype=np.uint8)
+        array[random.random(array.shape[:2]) < 0.3] = marked
+        _write_png(path, array, 8, 2, (b"tRNS", marked.astype(">u2").tobytes()))
+        opacity = np.where((array == marked).all(axis=2), 0, 255)
+        return Written(".png", _on_white(array, opacity), 1.1)
+    array, colours = _noise(random) % 8, random.integers(0, 256, (8, 3), dtype=np.uint8)
+    image = Image.fromarray(array)
+    image.putpalette(colours.tobytes())
+    opacity = random.integers(0, 256, 8, dtype=np.uint8)
+    transparency: bytes | int = opacity.tobytes()
+    if random.random() < 0.5:
+        opacity, transparency = np.where(np.arange(8) == 3, 0, 255), 3
+    pixels = _on_white(colours[array], opacity[array])
+    return _save(path, ".png", image, pixels, 1.1, format="PNG", transparency=transparency)
 
 
 def _deep(random: Random, path: Path) -> Written:
-    """More than 8 bits a channel: refused, or converted without a loss of range."""
+    """More than 8 bits a channel, which are refused."""
     choice, largest = int(random.integers(6)), int(random.choice((255, 1023, 4095, 65535)))
     if choice < 3:
         kind, channels = ((0, 1), (2, 3), (6, 4))[choice]
         shape = (*_noise(random).shape, channels)
         values = random.integers(0, largest + 1, shape).astype(np.uint16)
         _write_png(path, values, 16, kind)
-        return Written(".png", None, may_be_refused=True)
+        return Written(".png", None, must_be_refused=True)
     if choice == 3:
         shape = (*_noise(random).shape, 3)
         values = random.integers(0, largest + 1, shape).astype(">u2")
         start = f"P6\n{shape[1]} {shape[0]}\n{max(largest, 256)}\n".encode()
         path.write_bytes(start + np.minimum(values, max(largest, 256)).astype(">u2").tobytes())
-        return Written(".ppm", None, may_be_refused=True)
+        return Written(".ppm", None, must_be_refused=True)
     array = random.integers(0, largest + 1, _noise(random).shape)
     image = Image.fromarray(array.astype((np.uint16, np.float32)[choice - 4]))
-    return _save(path, ".tif", image, None, format="TIFF", may_be_refused=True)
+    image.save(path, format="TIFF")
+    return Written(".tif", None, must_be_refused=True)
 
 
 def _print_colours(random: Random, path: Path) -> Written:
-    """CMYK and other colour spaces."""
+    """CMYK, whose colour profile is ignored, and LAB."""
     choice = int(random.integers(3))
-    if choice == 0:
-        return _save(path, ".jpg", Image.fromarray(_smooth(random, 4), "CMYK"), None,
-                     format="JPEG", may_be_refused=True)  # fmt: skip
-    mode = ("CMYK", "LAB")[choice - 1]
-    channels = 4 if mode == "CMYK" else 3
-    image = Image.frombytes(mode, (5, 4), random.bytes(20 * channels))
-    return _save(path, ".tif", image, None, format="TIFF", may_be_refused=True)
+    if choice == 2:
+        image = Image.frombytes("LAB", (5, 4), random.bytes(60))
+        return _save(path, ".tif", image, None, format="TIFF", may_be_refused=True)
+    array = _smooth(random, 4)
+    pixels = (255.0 - array[..., :3]) * (255.0 - array[..., 3:]) / 255.0
+    form, suffix, options, tolerance = (
+        ("JPEG", ".jpg", {"quality": 100, "subsampling": 0}, 6.0), ("TIFF", ".tif", {}, 1.6),
+    )[choice]  # fmt: skip
+    image = Image.fromarray(array, "CMYK")
+    return _save(path, suffix, image, pixels, tolerance, format=form, **options)
 
 
 def _animated(random: Random, path: Path) -> Written:
-    """Several frames or pages: the first one, or refused."""
+    """Several frames or pages, of which the first one is read."""
     first = _noise(random) // 16 * 16
     frames = [Image.fromarray(np.roll(first, i + 1, 0) // 2) for i in range(2)]
     form, suffix = (("GIF", ".gif"), ("TIFF", ".tif"), ("PNG", ".png"))[int(random.integers(3))]
     return _save(
-        path, suffix, Image.fromarray(first), None, format=form, save_all=True,
-        append_images=frames, may_be_refused=True,
+        path, suffix, Image.fromarray(first), _grey(first), format=form, save_all=True,
+        append_images=frames,
     )  # fmt: skip
 
 

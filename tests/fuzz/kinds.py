@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,9 +53,14 @@ def find_trial(kind: str, backend: str = "reference", precision: str | None = No
 
 
 def _network_trial(
-    trial: object, backend: str, precision: str | None, random: np.random.Generator, folder: Path
+    trial: Callable[[int, str, str | None], str | None],
+    backend: str,
+    precision: str | None,
+    random: np.random.Generator,
+    folder: Path,
 ) -> Outcome:
-    found = trial(int(random.integers(2**62)), backend, precision)  # type: ignore[operator]
+    """Compare a random network; the function returns the reason of a failure."""
+    found = trial(int(random.integers(2**62)), backend, precision)
     if found is not None:
-        raise WrongResultError(str(found))
+        raise WrongResultError(found)
     return COMPARED

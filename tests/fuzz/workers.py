@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,7 +68,10 @@ class Worker:
         context = multiprocessing.get_context("fork")
         arguments = (trial, theirs, scratch, limit_s, self.traceback)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
+        with warnings.catch_warnings():
+            # The child runs no code of other threads.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process.start()
         theirs.close()
         self.seed: int | None = None
         self.started = 0.0
