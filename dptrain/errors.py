@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -20,6 +21,18 @@ class UserError(ValueError):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_escape(message))
+
+
+def path_user_error(error: OSError) -> UserError | None:
+    """Return an error of one line if the system refuses a path; None for other errors.
+
+    Readers and writers of files report what they expected. This is the line for what no reader
+    checks: names that are too long, links that form a cycle, a disk that fails.
+    """
+    if error.filename is None:
+        return None
+    reason = error.strerror or str(error)
+    return UserError(f"{shown(os.fsdecode(error.filename), 300)} cannot be used: {reason}")
 
 
 def shown(value: object, limit: int = 80) -> str:

@@ -42,8 +42,10 @@ def foreign_kind(path: Path) -> str | None:
         if not path.is_file():
             return None
         return _by_content(path) or _SUFFIXES.get(path.suffix.lower())
-    except OSError:
-        return None  # The reader of the file reports what the system refuses.
+    except Exception:
+        # zipfile has many classes of errors. The reader of the file reports what the system
+        # refuses, and damage.
+        return None
 
 
 def is_onnx(path: Path) -> bool:

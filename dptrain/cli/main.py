@@ -26,7 +26,7 @@ from dptrain.cli.scale import scale
 from dptrain.cli.study import study
 from dptrain.cli.train import evaluate, predict, train
 from dptrain.comm.launcher import find_launch
-from dptrain.errors import UserError
+from dptrain.errors import UserError, path_user_error
 
 
 def main() -> None:
@@ -91,6 +91,8 @@ def _call(arguments: list[str]) -> int:
         raise UserError(error.format_message()) from None
     except click.Abort:
         raise KeyboardInterrupt from None
+    except OSError as error:
+        raise path_user_error(error) or error from error
     return result if isinstance(result, int) else 0
 
 

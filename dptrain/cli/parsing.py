@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
+from dptrain.network.layers import MAX_SIZE
 
 NONE = "none"
 """An empty list."""
@@ -30,15 +31,19 @@ def parse_numbers(text: str, flag: str, *, may_be_none: bool = False) -> tuple[i
         may_be_none: accept `NONE`.
 
     Raises:
-        UserError: the text is not a list of whole numbers of at least 1.
+        UserError: the text is not a list of whole numbers from 1 to `MAX_SIZE`.
     """
     if may_be_none and text.strip() == NONE:
         return ()
     found = parse_names(text)
-    if not found or not all(part.isdecimal() and int(part) > 0 for part in found):
+    # Python refuses to convert texts of thousands of digits.
+    if not found or not all(
+        part.isdecimal() and len(part) <= 20 and 1 <= int(part) <= MAX_SIZE for part in found
+    ):
         none = f", or {NONE}" if may_be_none else ""
         raise UserError(
-            f"{flag} is '{text}'; expected whole numbers of at least 1, separated by commas{none}"
+            f"{flag} is '{shown(text)}'; expected whole numbers from 1 to {MAX_SIZE:,}, separated "
+            f"by commas{none}"
         )
     return tuple(sorted(map(int, found)))
 

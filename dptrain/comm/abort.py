@@ -31,7 +31,7 @@ from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.job import Job, current_job, kill_after
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import AgreedError, World, files_of_mpi, start_mpi
-from dptrain.errors import UserError
+from dptrain.errors import UserError, path_user_error
 from dptrain.memory import memory_user_error
 
 _JOIN_S = 30.0
@@ -70,6 +70,8 @@ def guard(main: Callable[[], int]) -> int:
         return main()
     except MemoryError as error:
         return fail(memory_user_error(error))
+    except OSError as error:
+        return fail(path_user_error(error) or error)
     except BaseException as error:
         return fail(error)
     finally:

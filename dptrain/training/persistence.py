@@ -354,6 +354,8 @@ def load_checkpoint(path: Path, step: int | None = None, *, best: bool = False) 
         UserError: there is no such checkpoint, or it is damaged.
     """
     refuse_foreign(path)
+    if not path.exists():
+        raise UserError(f"{path} does not exist; expected a run directory or a checkpoint")
     if (path / MANIFEST).is_file():
         number = path.name.removeprefix("step-")
         if not number.isdigit():

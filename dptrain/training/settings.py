@@ -209,6 +209,7 @@ class Settings:
     prefetch: int | None = _setting(
         "data", None, "Minibatches that a thread reads ahead; 0 reads each one when it is needed.",
         otherwise="2; 0 if the data is in memory and every core computes", at_least=0,
+        at_most=256,
     )  # fmt: skip
     workers: int = _setting(
         "data", 0, "Processes of each rank that decode samples: image files, and objects with "

@@ -7,6 +7,7 @@ use its names, so that ``safetensors.torch.save_file(model.state_dict(), path)``
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,10 +156,28 @@ def write_arrays(
         mode = partial.stat().st_mode
         try:
             save_file(dict(arrays), partial, None if metadata is None else dict(metadata))
+            if metadata is not None:
+                _sort_metadata(partial)
         except SafetensorError as error:
             raise system_error(error) from error
         # safetensors creates files that only their owner can read.
         partial.chmod(mode)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Write the metadata in the order of their keys, so that equal files have equal bytes.
+
+    safetensors writes them in a random order, in which the header has the same size.
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        values = json.loads(file.read(size))
+        metadata = values.pop("__metadata__")
+        header = {"__metadata__": dict(sorted(metadata.items())), **values}
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= size:
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def system_error(error: SafetensorError) -> OSError:

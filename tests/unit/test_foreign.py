@@ -73,3 +73,19 @@ def test_commands_refuse_them(
         capsys.readouterr().err.splitlines()[-1]
         == f"dptrain: {files[kind]} {foreign_kind(files[kind])}"
     )
+
+
+def test_damaged_archives_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever zipfile raises: the directory of an archive is at its end."""
+    np.savez(tmp_path / "whole.npz", x=np.zeros(2), y=np.zeros(2))
+    whole, random = (tmp_path / "whole.npz").read_bytes(), np.random.default_rng(0)
+    path = tmp_path / "damaged"
+    for _ in range(200):
+        damaged = bytearray(whole)
+        for at in random.integers(len(whole) - 200, len(whole), size=3):
+            damaged[at] = random.integers(256)
+        path.write_bytes(damaged)
+        assert foreign_kind(path) in (None, PYTORCH)
+        assert run(["evaluate", str(path)], is_rank_zero=True) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("dptrain: ")

@@ -6,14 +6,16 @@ Source of the idea: tinygrad's null device, ``tinygrad/runtime/ops_null.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.clipping import Clipping
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.numba.backend import NumbaBackend
-from dptrain.backends.replica import Arrays, Context, Kernel, Replica
+from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica
 from dptrain.plan.flat import CORRECT, LOSS
 from dptrain.plan.lowering import Group, Phase
 from dptrain.plan.plan import Plan
@@ -50,11 +52,19 @@ class NullBackend(NumbaBackend):
 
         return write_constant_loss
 
+    def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
+        return _do_nothing
+
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         return _do_nothing
 
     def bind_average(self, replica: Replica, elements: slice) -> Kernel:
         return _do_nothing
+
+    def bind_clipping(
+        self, replica: Replica, gradient: NDArray[Any], squares: NDArray[np.float64]
+    ) -> Clipping:
+        return Clipping(lambda: None, lambda factor: None)
 
     def bind_addition(
         self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False

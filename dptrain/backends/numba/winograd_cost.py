@@ -41,6 +41,9 @@ ACCEPTED_ROWS = 0.75
 BALANCED = 8
 """Rows of tiles per thread from which only rows are divided, unless weights exceed the cache."""
 
+MOST_PARTS = 1024
+"""Largest number of parts of the filters that is considered; each takes time to plan."""
+
 
 def are_near(c: int, k: int) -> bool:
     """Return whether transformed weights, or sums of their gradient, stay in an L2 cache."""
@@ -112,7 +115,7 @@ def parts_of_filters(
             pieces = [rest - rest // 2, rest // 2]
         return sum(share_ns(m * across, c, filters, keeps_weights=keeps_weights) for m in pieces)
 
-    best = min(range(1, vectors + 1), key=slowest_ns)
+    best = min(range(1, min(vectors, MOST_PARTS) + 1), key=slowest_ns)
     return best if slowest_ns(1) - slowest_ns(best) > MIN_GAIN_NS else 1
 
 
