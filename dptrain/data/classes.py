@@ -290,7 +290,7 @@ def parse_names(text: str, where: str) -> Names:
         {1: 'cat', 2: 'dog'}
     """
     if text.endswith(NAMES_SUFFIX):
-        return names_from(read_names(Path(text)), text)
+        return names_from(read_names(Path(text).expanduser()), text)
     parts = [part.strip() for part in text.split(",")]
     numbered = [_NUMBERED.fullmatch(part) for part in parts]
     if all(numbered):

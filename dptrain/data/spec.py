@@ -227,5 +227,5 @@ def parse(
         options[key] = value
     names = None
     if CLASSES in options:
-        names = parse_names(_expand_home(options[CLASSES]), f"{name}: {CLASSES}")
+        names = parse_names(options[CLASSES], f"{name}: {CLASSES}")
     return Request(name, path, options, network, seed, ranks_per_node, preprocessing, split, names)

@@ -19,8 +19,7 @@ from dptrain.measure.statistics import Estimate
 from dptrain.report.differences import share
 from dptrain.report.forms import BOOLEAN, NUMBER, PAIR, TEXT, Form, Optional, check_form, form_of
 from dptrain.runs.spans import Spans, steps_text
-from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SUMMARY
-from dptrain.training.settings import SPECIFICATION_FILE as SPECIFICATION
+from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SPECIFICATION, SUMMARY
 
 METRICS = "metrics.jsonl"
 

@@ -18,9 +18,8 @@ from dptrain.errors import UserError
 from dptrain.files import MAX_TEXT_BYTES, parse_json, read_regular
 from dptrain.runs.spans import Span, Spans
 from dptrain.training.labels import Labels
-from dptrain.training.rundir import LOCK, SUMMARY
+from dptrain.training.rundir import LOCK, SPECIFICATION, SUMMARY
 from dptrain.training.settings import CONFIG_FILE
-from dptrain.training.settings import SPECIFICATION_FILE as SPECIFICATION
 
 Record = dict[str, Any]
 

@@ -51,11 +51,10 @@ from dptrain.runs.spans import FILE as SPANS
 from dptrain.runs.spans import Spans
 from dptrain.training.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import CONFIG_FILE as CONFIG
-from dptrain.training.settings import SPECIFICATION_FILE as SPECIFICATION
-from dptrain.training.settings import read_settings
+from dptrain.training.settings import SPECIFICATION_FILE, read_settings
 
 ENVIRONMENT, SUMMARY, NETWORK, LOCK = "env.json", "summary.json", "network.toml", ".lock"
-BEST = "best"
+SPECIFICATION, BEST = SPECIFICATION_FILE, "best"
 LAST_CHECKPOINT = ".last_checkpoint"
 
 
