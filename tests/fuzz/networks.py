@@ -127,12 +127,14 @@ class _Builder:
         return name
 
     def candidates(self, fits: Callable[[Shape], bool] = lambda shape: True) -> list[str]:
-        """Return the tensors that a layer may read; the input has at most four readers."""
-        return [
-            name
-            for name, shape in self.shapes.items()
-            if fits(shape) and (name != INPUT or self.reads[INPUT] < MOST_INPUT_READERS)
-        ]
+        """Return the tensors that a layer may read.
+
+        The input has at most four readers, unless no other tensor fits.
+        """
+        fitting = [name for name, shape in self.shapes.items() if fits(shape)]
+        if self.reads[INPUT] < MOST_INPUT_READERS:
+            return fitting
+        return [name for name in fitting if name != INPUT] or fitting
 
     def operand(self, fits: Callable[[Shape], bool] = lambda shape: True) -> str:
         """Return a tensor: often the last one, often the input."""

@@ -432,7 +432,7 @@ def test_collected_studies_lie_apart_from_their_launches() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--ranks", "1,x"], "--ranks is '1,x'; expected whole numbers of at least 1"),
+        (["--ranks", "1,x"], "--ranks is '1,x'; expected whole numbers from 1 to"),
         (["--scaling", "wek"], "did you mean 'weak'"),
         (["--part", "3/2"], "--part is '3/2'; expected I/N"),
         (["--launcher", "nowhere-to-be-found"], "no such program"),
