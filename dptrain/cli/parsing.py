@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 from dptrain.errors import UserError, shown
-from dptrain.network.layers import MAX_SIZE
 
 NONE = "none"
 """An empty list."""
+
+MAX_NUMBER = 2**31 - 1
+"""Largest number in a list; kernels receive sizes as 32-bit integers."""
 
 SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES = {
@@ -31,19 +33,19 @@ def parse_numbers(text: str, flag: str, *, may_be_none: bool = False) -> tuple[i
         may_be_none: accept `NONE`.
 
     Raises:
-        UserError: the text is not a list of whole numbers from 1 to `MAX_SIZE`.
+        UserError: the text is not a list of whole numbers from 1 to `MAX_NUMBER`.
     """
     if may_be_none and text.strip() == NONE:
         return ()
     found = parse_names(text)
     # Python refuses to convert texts of thousands of digits.
     if not found or not all(
-        part.isdecimal() and len(part) <= 20 and 1 <= int(part) <= MAX_SIZE for part in found
+        part.isdecimal() and len(part) <= 20 and 1 <= int(part) <= MAX_NUMBER for part in found
     ):
         none = f", or {NONE}" if may_be_none else ""
         raise UserError(
-            f"{flag} is '{shown(text)}'; expected whole numbers from 1 to {MAX_SIZE:,}, separated "
-            f"by commas{none}"
+            f"{flag} is '{shown(text)}'; expected whole numbers from 1 to {MAX_NUMBER:,}, "
+            f"separated by commas{none}"
         )
     return tuple(sorted(map(int, found)))
 

@@ -27,7 +27,7 @@ from dptrain.data.classes import Names, labels_in, names_from, read_names
 from dptrain.data.layout import channels_first
 from dptrain.data.spec import CLASSES, Request, existing
 from dptrain.data.stored import StoredInputs
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 
@@ -279,4 +279,4 @@ def map_npy(path: Path) -> NDArray[Any]:
 
 
 def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+    return shown(str(error).partition("\n")[0], 200) or type(error).__name__

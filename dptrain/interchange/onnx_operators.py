@@ -294,20 +294,19 @@ def _flatten(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 
 
 def _reshape(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    target = graph.constant(node.input[1])
     before = graph.node(node.input[1], "Concat")
-    parts = [node.input[1]] if before is None else list(before.input)
-    sizes = [graph.constant(part) for part in parts]
-    rank = sum(1 if size is None else size.size for size in sizes)
-    if rank != 2 or (before is None and sizes[0] is None):
+    if target is None and before is not None and len(before.input) == 2:
+        # The first size is that of the batch, the second may be computed from the map.
+        second = graph.constant(before.input[1])
+        target = np.array([0, -1 if second is None else np.ravel(second)[0]])
+    if target is None or target.size != 2:
         raise UserError("the new shape is no vector per sample; expected (N, F)")
-    # A first size that is computed is that of the batch, and a second one follows from the others.
-    batch = 0 if sizes[0] is None else int(sizes[0].reshape(-1)[0])
-    last = -1 if sizes[-1] is None else int(sizes[-1].reshape(-1)[-1])
+    batch, features = (int(size) for size in target.reshape(-1))
     batches = {0, *(sizes[0] for sizes in graph.inputs.values() if sizes)}
 
     def make(shape: Shape) -> tuple[Layer, ...]:
-        # 0 means that an axis keeps its size, -1 that it follows from the others.
-        count, features = math.prod(shape), shape[0] if last == 0 else last
+        count = math.prod(shape)
         keeps = (batch == -1 and features == count) or (
             batch in batches and features in (-1, count)
         )

@@ -103,7 +103,7 @@ def _outputs(found: OnnxNetwork, path: Path, x: NDArray[np.float32]) -> NDArray[
     while node is not None and node.op_type == "Identity":
         node = makers.get(node.input[0])
     end = "" if node is None else node.op_type
-    if end == "Sigmoid":
+    if end in ("Sigmoid", "Reciprocal"):
         return np.asarray(1.0 / (1.0 + np.exp(-z)))
     if (end in ("Softmax", "LogSoftmax") and not is_own) or end == "Softmax":
         shifted = z - z.max(axis=1, keepdims=True)
