@@ -106,12 +106,14 @@ def check(spec: str, network: str | None) -> int:
     samples, inputs that are all equal, and test samples that are also training samples. The exit
     code is 2 if there is one.
     """
-    from dptrain.data.inspection import find_problems
+    from dptrain.data.inspection import counting_rules, find_problems
 
-    dataset = _open(spec, network)
+    dataset, counts = counting_rules(_open(spec, network))
     count = sum(map(len, dataset.splits))
     with _progress(count, "samples read") as step:
         problems = find_problems(dataset, step)
+    for note in (*dataset.notes, *counts.lines()):
+        click.echo(f"{dataset.name}: {note}")
     for problem in problems:
         click.echo(f"dptrain: {dataset.name}: {problem}", err=True)
     if not problems:
@@ -180,6 +182,7 @@ def convert(spec: str, network: str | None, output: Path) -> None:
     """
     from dptrain.data.conversion import convert_data
     from dptrain.data.decoding import keep_decoded
+    from dptrain.data.spec import escape
 
     # Images of one size are then known to have 8-bit pixels.
     dataset = keep_decoded(_open(spec, network), 1)
@@ -187,7 +190,7 @@ def convert(spec: str, network: str | None, output: Path) -> None:
         written = convert_data(dataset, output, step)
     for path in written:
         click.echo(f"written: {path}")
-    click.echo(f"train with: --data {shlex.quote(f'npy:{output}')}")
+    click.echo(f"train with: --data {shlex.quote(f'npy:{escape(str(output))}')}")
 
 
 def _open(spec: str, network: str | None) -> Dataset:

@@ -115,6 +115,7 @@ def print_data(found: Mapping[str, Any]) -> None:
     stored = "different sizes" if found["stored_shape"] is None else _shape(found["stored_shape"])
     values = {
         "data": found["description"],
+        **({"notes": "; ".join(found["notes"])} if found["notes"] else {}),
         "stored": f"{stored}, {found['stored_type']}",
         "network's input": _shape(found["input_shape"]),
         "preprocessing": found["preprocessing"],

@@ -172,7 +172,9 @@ def predict(
 
         world = World.of_launch(command="predict")
         model = load_on_all_ranks(run_dir, world, checkpoint, weights=weights)
-        count = predict_to_file(model, source, output, world, workers=workers, classes=classes)
+        count = predict_to_file(
+            model, source, output, world, workers=workers, classes=classes, show=click.echo
+        )
         if world.is_rank_zero:
             print_warning(model.warning)
             click.echo(f"{count} predictions by the model of step {model.step} in {output}")

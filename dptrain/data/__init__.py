@@ -69,8 +69,9 @@ SOURCES: dict[str, Source] = {
         "FILE",
         {**_FIT, **_CLASSES},
         details=(
-            "x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). uint8 is",
-            "converted from 0…255 to -1…1; other types are taken as they are.",
+            "x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). Pixels 0…255",
+            "become -1…1: uint8, and images of another type if their numbers look so. Other",
+            "numbers are taken as they are; images of larger whole numbers are refused.",
             "y: labels 0, 1, … (n,), one-hot rows (n, classes), or values (n,) or (n, F).",
             "With x and y only, a fifth of the samples, always the same, is the test split.",
             "x_val and y_val next to the four arrays are the validation split. An array classes",
@@ -97,7 +98,9 @@ SOURCES: dict[str, Source] = {
         "folder:flowers",
         "DIR",
         details=(
-            "DIR/rose/1.jpg, DIR/tulip/7.png, …: the folders' names are the classes.",
+            "DIR/rose/1.jpg, DIR/tulip/7.png, …: the folders' names are the classes. Images in",
+            "their sub-folders belong to them: DIR/rose/2024/1.jpg. Files without the suffix of an",
+            "image are read if their content is one; what is left out is counted by reason.",
             "DIR/train/rose/…, DIR/test/rose/…: a split. DIR/val/rose/… (or valid, validation) is",
             "the validation split; without a folder test it is the test split.",
             "Without a split, a fifth of the images, always the same, is the test split.",
@@ -120,7 +123,8 @@ SOURCES: dict[str, Source] = {
         details=(
             "The first line contains the column names. target= names the predicted column;",
             "horizon= is the number of rows from inputs to target (default 0: the same row);",
-            "columns= names the inputs (default: all numeric columns except the target; *: all).",
+            "columns= names the inputs (default: all numeric columns except the target; *: all). A",
+            "column is numeric if it has a number in every row; what is left out is named.",
             "lags=0,1,5 takes these columns from the same row and from 1 and 5 rows before;",
             "window=N from the last N rows, the same as lags=0,1,…,N-1. With L rows of F columns,",
             "a network with an input of (L·F,) receives the rows one after the other, the oldest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from dptrain.data.assembly import (
 from dptrain.data.base import Dataset
 from dptrain.data.classes import Names, labels_in, names_from, read_names
 from dptrain.data.layout import channels_first
-from dptrain.data.spec import CLASSES, Request, existing
+from dptrain.data.names import find_path
+from dptrain.data.scale import check_against_training, common_scale
+from dptrain.data.spec import CLASSES, Request, existing, unescape
 from dptrain.data.stored import StoredInputs
 from dptrain.errors import UserError, shown
 from dptrain.network.layers import Shape
@@ -52,14 +54,15 @@ def open_npz(request: Request) -> Dataset:
     """Open a NumPy archive with the arrays x_train, y_train, x_test, y_test, or x and y.
 
     x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). uint8 is taken as pixels
-    0 to 255 and converted to -1 to 1; other types are taken as they are. y: integer labels (n,) or
+    0 to 255 and converted to -1 to 1, and images of other types are if they look so; other numbers
+    are taken as they are, see `dptrain.data.scale`. y: integer labels (n,) or
     one-hot rows (n, classes); for networks that predict values, numbers (n,) or (n, F). With x and
     y only, dptrain chooses a fifth of the samples for the test, always the same. x_val and y_val
     (or _valid, _validation) next to the four arrays are the validation split.
     """
     path = request.existing("file")
-    pairs, names = _read_npz(path)
-    return dataset_of_pairs(request, pairs, str(path), names=names)
+    pairs, names, unused = _read_npz(path)
+    return dataset_of_pairs(request, pairs, str(path), names=names, unused=unused)
 
 
 def open_npy(request: Request) -> Dataset:
@@ -68,12 +71,13 @@ def open_npy(request: Request) -> Dataset:
     The inputs are memory-mapped and never read as a whole, so they may be larger than the memory.
     A folder may also have a file with the names of the classes.
     """
-    if Path(request.path).is_dir():
-        return _open_folder(request, Path(request.path))
-    names = request.path.split(",")
+    folder, names = find_path(Path(unescape(request.path))), request.paths
+    if folder.is_dir():
+        return _open_folder(request, folder)
     if len(names) != 2:
         raise UserError(
-            f"npy:{request.path} names {len(names)} files; expected npy:X.npy,Y.npy or npy:DIR"
+            f"{request.text} names {len(names)} files; expected npy:X.npy,Y.npy or npy:DIR; write "
+            "a comma in a path as %2C"
         )
     x, y = (map_npy(existing(Path(name), "file")) for name in names)
     pairs = {"": (x, np.asarray(y))}
@@ -85,7 +89,7 @@ def training_pair(request: Request) -> Pair:
     if request.name == "npz":
         path = request.existing("file")
         return next(iter(_read_npz(path)[0].values()))
-    folder, names = Path(request.path), request.path.split(",")
+    folder, names = find_path(Path(unescape(request.path))), request.paths
     if folder.is_dir():
         names = [str(folder / f"{name}.npy") for name in SPLIT_NAMES[:2]]
     x, y = (map_npy(existing(Path(name), "file")) for name in (names * 2)[:2])
@@ -104,7 +108,8 @@ def _open_folder(request: Request, folder: Path) -> Dataset:
     assert pairs is not None
     file = folder / CLASSES_FILE
     names = names_from(read_names(file), str(file)) if file.exists() else None
-    return dataset_of_pairs(request, pairs, str(folder), names=names, lazy=True)
+    unused = unused_note(sorted(path.stem for path in folder.glob("*.npy")), pairs)
+    return dataset_of_pairs(request, pairs, str(folder), names=names, lazy=True, unused=unused)
 
 
 def pairs_by_ending(arrays: Mapping[str, Any], where: str) -> dict[str, tuple[Any, Any]] | None:
@@ -131,6 +136,21 @@ def pairs_by_ending(arrays: Mapping[str, Any], where: str) -> dict[str, tuple[An
     return {**found, VALIDATION: pair(more[0])} if more else found
 
 
+def unused_note(names: Collection[Any], pairs: Collection[str]) -> str:
+    """Return a line about the arrays that are in none of the pairs; "" if there are none.
+
+    Args:
+        names: of all arrays.
+        pairs: endings, from `pairs_by_ending`.
+    """
+    complete = (e for e in VALIDATION_ENDINGS if f"x{e}" in names and f"y{e}" in names)
+    endings = [next(complete, e) if e == VALIDATION else e for e in pairs]
+    used = {f"{kind}{ending}" for ending in endings for kind in "xy"}
+    left = sorted(str(name) for name in names if name not in used)
+    some = ", ".join(shown(name, 40) for name in left[:10]) + (", …" if len(left) > 10 else "")
+    return f"arrays are left out: {some}" if left else ""
+
+
 def dataset_of_pairs(
     request: Request,
     pairs: Mapping[str, Pair],
@@ -139,6 +159,7 @@ def dataset_of_pairs(
     both: str = "",
     names: Names | None = None,
     lazy: bool = False,
+    unused: str = "",
 ) -> Dataset:
     """Make a data set of inputs and targets.
 
@@ -150,6 +171,7 @@ def dataset_of_pairs(
         both: name of the pair x and y, for messages.
         names: of the labels, if the data has them; names that the user states replace them.
         lazy: never cache the samples.
+        unused: from `unused_note`.
     """
     saved = request.preprocessing
     expected = request.network.input_shape
@@ -162,6 +184,12 @@ def dataset_of_pairs(
     x, y = next(iter(checked.values()))
     sample = tuple(x.shape[1:])
     request = adapt_request(request, sample, [y for _, y in checked.values()], where, names=names)
+    scale, notes = None, tuple[str, ...]()
+    if saved is None:
+        scale, notes = common_scale({f"x{tail}": x for tail, (x, _) in checked.items()}, where)
+    else:
+        for inputs, _ in checked.values():
+            check_against_training(inputs, saved, where)
     if "" in checked:
         rows = split_rows(request, len(y), where, _labels(y, request.network, where))
         splits = [RawSplit(x, y, chosen) for chosen in rows]
@@ -178,11 +206,12 @@ def dataset_of_pairs(
         splits[0],
         splits[1],
         validation=splits[2] if len(splits) == 3 else None,
-        preprocessing=preprocessing_for(request, sample, x.dtype),
+        preprocessing=preprocessing_for(request, sample, x.dtype, scale=scale),
         origin=where if where.startswith("the ") else f"arrays of {where}",
         where=where,
         has_split="" not in checked,
         lazy=lazy,
+        notes=(unused, *notes) if unused else notes,
     )
 
 
@@ -213,16 +242,19 @@ def _check(x: StoredInputs, y: NDArray[Any], where: str, expected: Shape) -> Pai
     return (channels_first(x, where, expected) if isinstance(x, np.ndarray) else x), y
 
 
-def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None]:
-    """Return inputs and targets, and the names of the labels if the file has an array of them."""
+def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None, str]:
+    """Return the pairs of a file, the names of its labels, and a line about its other arrays."""
     expected = f"expected {', '.join(SPLIT_NAMES)}, or {' and '.join(WHOLE_NAMES)}"
     with opened_npz(path, expected) as file:
         pairs = pairs_by_ending(file, str(path))
         if pairs is not None:
-            names = names_in(file, str(path))
-            return {end: (np.asarray(x), np.asarray(y)) for end, (x, y) in pairs.items()}, names
-        found = ", ".join(file) or "nothing"
-    raise UserError(f"{path} has {found}; {expected}")
+            found: dict[str, Pair] = {
+                end: (np.asarray(x), np.asarray(y)) for end, (x, y) in pairs.items()
+            }
+            others = [name for name in file.files if name != CLASSES]
+            return found, names_in(file, str(path)), unused_note(others, found)
+        arrays = ", ".join(file) or "nothing"
+    raise UserError(f"{path} has {arrays}; {expected}")
 
 
 def names_in(arrays: Mapping[str, Any], where: str) -> Names | None:

@@ -13,6 +13,7 @@ from dptrain.data.adaptation import class_names
 from dptrain.data.base import Dataset, count_text
 from dptrain.data.classes import labels_in
 from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.scale import Scale
 from dptrain.data.sharding import epoch_order
 from dptrain.data.spec import Request
 from dptrain.data.stored import StoredInputs, StoredSamples, cache_limit_bytes, cache_samples
@@ -76,6 +77,7 @@ def preprocessing_for(
     dtype: np.dtype[Any],
     *,
     white: int = 255,
+    scale: Scale | None = None,
 ) -> Preprocessing:
     """Return the saved preprocessing of the request, or determine that of a new model.
 
@@ -85,20 +87,22 @@ def preprocessing_for(
         dtype: of the raw numbers. 8-bit pixels 0 to `white` become -1 to 1; numbers of any other
             type are taken as they are.
         white: 8-bit value that becomes 1.
+        scale: of the raw numbers; None if they are pixels of 8 bits and nothing else.
     """
     fit = request.fit
     if request.preprocessing is not None:
         return request.preprocessing
     network = request.network
-    is_8bit = dtype == np.uint8
+    are_pixels = dtype == np.uint8 if scale is None else scale.are_pixels
     return Preprocessing(
         kind="image" if shape is None or len(shape) == 3 else "vector",
         input_shape=network.input_shape,
         stored_shape=shape,
         stored_dtype=str(dtype),
-        scale=2.0 / white if is_8bit else 1.0,
-        offset=-1.0 if is_8bit else 0.0,
+        scale=2.0 / white if are_pixels else 1.0,
+        offset=-1.0 if are_pixels else 0.0,
         white=white,
+        magnitude=0.0 if scale is None else scale.magnitude,
         fit="crop" if fit == "crop" else "resize",
         classes=class_names(request),
         source=request.text,
@@ -145,6 +149,7 @@ def make_dataset(
     lazy: bool = False,
     validation: RawSplit | None = None,
     gap: int | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Dataset:
     """Check, preprocess and describe stored splits.
 
@@ -158,7 +163,7 @@ def make_dataset(
         white: 8-bit value that becomes 1, if the data defines it.
         lazy: never cache the samples.
         validation: the split for evaluations during training, if the data set defines one.
-        gap: see `Dataset`.
+        gap, notes: see `Dataset`.
     """
     network, splits = request.network, []
     for name, raw in (("training", train), ("test", test), ("validation", validation)):
@@ -178,7 +183,7 @@ def make_dataset(
     counts = f"{count_text(*map(len, splits))} samples"
     if not (has_split or request.split):
         counts = f"{len(test.rows):,} samples"
-    notes = [part for part in (origin, counts, splits[0].adapter.note) if part]
+    parts = [part for part in (origin, counts, splits[0].adapter.note) if part]
     ready = [cache_samples(split) if cached else split for split in splits]
     return Dataset(
         name=request.name,
@@ -187,10 +192,11 @@ def make_dataset(
         input_shape=network.input_shape,
         targets=network.loss.targets,
         classes=preprocessing.classes,
-        description="; ".join(notes),
+        description="; ".join(parts),
         num_outputs=network.num_outputs,
         preprocessing=preprocessing,
         has_split=has_split,
         validation=ready[2] if validation is not None else None,
         gap=gap,
+        notes=notes,
     )

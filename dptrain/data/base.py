@@ -159,6 +159,8 @@ class Dataset:
         validation: split for evaluations during training; None if there is none.
         gap: samples of a time series that must be left out between two splits, so that they share
             no measurement; None if the samples have no order.
+        notes: a line for each thing that a user should know: what is left out, what was converted
+            by which rule.
     """
 
     name: str
@@ -173,6 +175,7 @@ class Dataset:
     has_split: bool = True
     validation: Samples | None = None
     gap: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def splits(self) -> tuple[Samples, ...]:

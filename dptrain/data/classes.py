@@ -11,7 +11,6 @@ Any other integer has no class, and the error says how the user states one.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.names import same_form
 from dptrain.errors import UserError, shown
 from dptrain.files import MAX_TEXT_BYTES, read_regular
 from dptrain.network.losses import TargetKind
@@ -29,12 +29,9 @@ from dptrain.network.outputs import NO_CLASS, predicted_classes
 
 BINARY = ("0", "1")
 """Names of the classes of one sigmoid output that was trained on targets without names."""
-NAMES_SUFFIX = ".txt"
-"""Ending of the path of a file with the names of the classes."""
 MOST_NAMES = 20
 """Number of classes that a message lists."""
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-_NUMBERED = re.compile(r"(-?[0-9]{1,18}):(.+)")
 
 Names = Mapping[int, str]
 """Names of labels."""
@@ -155,7 +152,7 @@ class Classes:
 
     def find(self, name: str) -> int | None:
         """Return the class with a name, or with the same integer as its name; None if none has."""
-        index = self._by_name.get(_normal(name))
+        index = self._by_name.get(same_form(name))
         if index is None and self._by_value is not None and _INTEGER.fullmatch(name):
             index = self._by_value.get(int(name))
         return index
@@ -233,7 +230,7 @@ class Classes:
 
     @cached_property
     def _by_name(self) -> dict[str, int]:
-        return {_normal(name): index for index, name in enumerate(self.names)}
+        return {same_form(name): index for index, name in enumerate(self.names)}
 
 
 def names_from(given: Any, where: str) -> Names:
@@ -264,8 +261,8 @@ def names_from(given: Any, where: str) -> Names:
             f"{where} is {shown(repr(given))}; expected the names of the labels 0, 1, … in this "
             'order, such as ["cat", "dog"], or a mapping such as {1: "cat", 2: "dog"}'
         )
-    names = {int(label): str(name) for label, name in sorted(pairs)}
-    for name, count in Counter(map(_normal, names.values())).items():
+    names = {int(label): same_form(name) for label, name in sorted(pairs)}
+    for name, count in Counter(names.values()).items():
         if not name.strip() or count > 1:
             raise UserError(
                 f"{where} has the name '{shown(name)}' {count} times; expected a different name "
@@ -274,54 +271,17 @@ def names_from(given: Any, where: str) -> Names:
     return names
 
 
-def parse_names(text: str, where: str) -> Names:
-    """Return the names of labels in an option.
-
-    Args:
-        text: ``cat,dog``, ``1:cat,2:dog``, or the path of a file that ends in ``.txt`` and has the
-            name of a class on each line.
-        where: name of the option, for messages.
-
-    Raises:
-        UserError: two names are equal, or the file cannot be read.
-
-    Example:
-        >>> parse_names("1:cat,2:dog", "classes")
-        {1: 'cat', 2: 'dog'}
-    """
-    if text.endswith(NAMES_SUFFIX):
-        return names_from(read_names(Path(text).expanduser()), text)
-    parts = [part.strip() for part in text.split(",")]
-    numbered = [_NUMBERED.fullmatch(part) for part in parts]
-    if all(numbered):
-        pairs = [(int(match[1]), match[2].strip()) for match in numbered if match is not None]
-        if len(dict(pairs)) == len(pairs):
-            return names_from(dict(pairs), where)
-    return names_from(parts, where)
-
-
-def names_option(names: Sequence[str]) -> str:
-    """Return an option that `parse_names` reads, for a message.
-
-    Example:
-        >>> names_option(["cat", "dog"])
-        'cat,dog'
-    """
-    if len(names) > MOST_NAMES or any("," in name or "&" in name for name in names):
-        return f"NAMES{NAMES_SUFFIX}, a file with a name on each line"
-    return ",".join(names)
-
-
 def read_names(path: Path) -> list[str]:
     """Return the names in a file, one on each line; raise `UserError` if it cannot be read."""
     try:
-        names = read_regular(path, MAX_TEXT_BYTES).decode("utf-8-sig").splitlines()
+        text = read_regular(path, MAX_TEXT_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path} cannot be read ({error}); expected the name of a class on each line, in UTF-8"
         ) from None
+    names = same_form(text).splitlines()
     for first, name in enumerate(names, 1):
         if name in names[first:]:
             raise UserError(
@@ -329,11 +289,6 @@ def read_names(path: Path) -> list[str]:
                 f"{names.index(name, first) + 1}; expected different names"
             )
     return names
-
-
-def _normal(name: str) -> str:
-    """Return a name in the form in which names are compared: a Mac stores é as two characters."""
-    return unicodedata.normalize("NFC", name)
 
 
 def _unique(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,31 @@ from dptrain.backends.pixels import PixelFormat
 from dptrain.data.adaptation import adapt_request
 from dptrain.data.assembly import preprocessing_for, split_rows, targets_of
 from dptrain.data.base import Dataset, Samples, count_text
-from dptrain.data.colour import has_colour
+from dptrain.data.image_files.colour import any_has_colour
+from dptrain.data.image_files.decoder import DecodedImage, RuleCounts, decode_file
+from dptrain.data.image_files.listing import (
+    NO_SPLIT,
+    LeftOut,
+    count_unused,
+    find_images,
+    is_image,
+    no_images,
+    sub_folders,
+)
 from dptrain.data.images import Adapter
+from dptrain.data.names import printable, same_form
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.spec import Request
+from dptrain.data.spec import Request, escape
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-MAX_PIXELS = 64_000_000
-"""Larger images are refused: decoded, this many pixels take 0.2 GB, and float32 copies more."""
 _DIGEST_BYTES = 4096
 VALIDATION_NAMES = ("val", "valid", "validation")
 """Names of the folder next to ``train`` that is used for validation; the first that exists."""
 TEST_NAMES = ("test", *VALIDATION_NAMES)
 """Names of the folder next to ``train`` that is used for the test; the first that exists."""
+TRAINING_NAMES = ("train", "training")
+"""Names, in lower case, that a folder of classes has if it is meant as a split."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,11 +49,13 @@ class FolderSamples(Samples):
         paths: one for each sample.
         targets: in the type that the loss reads.
         preprocessing: of the model.
+        counts: counts the rules by which images are decoded; None if they are not counted.
     """
 
     paths: tuple[Path, ...]
     targets: NDArray[Any]
     preprocessing: Preprocessing
+    counts: RuleCounts | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -73,12 +84,19 @@ class FolderSamples(Samples):
 
     def read_input(self, index: int, x: NDArray[np.float32]) -> None:
         """Decode one image and convert it to the network's input, (1, C, H, W)."""
-        read_image(self.paths[index], self.preprocessing, x)
+        path = self.paths[index]
+        self._count(path, read_image(path, self.preprocessing, x))
+
+    def _count(self, path: Path, decoded: DecodedImage) -> None:
+        if self.counts is not None:
+            self.counts.add(path, decoded.rules)
 
     def read_pixels(self, index: int, x: NDArray[np.uint8]) -> bool:
         """Decode one image to 8-bit pixels (1, C, H, W); return False if it must be resized."""
         path = self.paths[index]
-        image = decode(path, grey=self.preprocessing.is_grey)
+        decoded = decode_file(path, grey=self.preprocessing.is_grey)
+        self._count(path, decoded)
+        image = decoded.pixels
         adapter = _adapter(self.preprocessing, image.shape[1:])
         adapter.check(str(path))
         if adapter.kept_as(image.dtype) != self.kept_pixels:
@@ -102,12 +120,13 @@ class FolderSamples(Samples):
         yield self.targets[indices].tobytes()
 
 
-def read_image(path: Path, preprocessing: Preprocessing, x: NDArray[np.float32]) -> None:
-    """Decode an image file and convert it to the network's input, (1, C, H, W)."""
-    image = decode(path, grey=preprocessing.is_grey)
-    adapter = _adapter(preprocessing, image.shape[1:])
+def read_image(path: Path, preprocessing: Preprocessing, x: NDArray[np.float32]) -> DecodedImage:
+    """Decode an image file and convert it to the network's input `x`, (1, C, H, W)."""
+    decoded = decode_file(path, grey=preprocessing.is_grey)
+    adapter = _adapter(preprocessing, decoded.pixels.shape[1:])
     adapter.check(str(path))
-    adapter(image, x)
+    adapter(decoded.pixels, x)
+    return decoded
 
 
 def _adapter(preprocessing: Preprocessing, shape: Shape) -> Adapter:
@@ -116,66 +135,74 @@ def _adapter(preprocessing: Preprocessing, shape: Shape) -> Adapter:
     return preprocessing.adapter(shape, np.dtype(np.uint8), white=255)
 
 
-def decode(path: Path, *, grey: bool) -> NDArray[np.uint8]:
-    """Return the pixels of an image file, uint8 (1, C, H, W), turned upright."""
-    from PIL import Image, ImageOps
+@dataclass(frozen=True)
+class ImageFolder:
+    """The images of one split.
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(path)
-        with opened as file:
-            if file.width * file.height > MAX_PIXELS:
-                raise ValueError(
-                    f"{file.width}×{file.height} pixels, more than {MAX_PIXELS // 10**6} million"
-                )
-            if file.mode.startswith(("I", "F")):
-                # Pillow clips their values at 255 without an error.
-                raise ValueError(f"more than 8 bits a pixel, mode {file.mode}")
-            upright = ImageOps.exif_transpose(file)
-            array = np.asarray(upright.convert("L" if grey else "RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(
-            f"{path} cannot be read as an image ({error}); replace or remove it"
-        ) from None
-    return array[None, None] if grey else array.transpose(2, 0, 1)[None]
+    Attributes:
+        classes: names in alphabetical order, in the form of `same_form`.
+        paths: image files, class by class.
+        labels: int64, one for each file.
+    """
+
+    classes: tuple[str, ...]
+    paths: list[Path]
+    labels: NDArray[np.int64]
 
 
-def is_image(path: Path) -> bool:
-    """Return True if the file's name is that of an image and does not start with a dot."""
-    hidden = path.name.startswith(".")
-    return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
+def class_folders(folder: Path) -> dict[str, list[Path]]:
+    """Return the folders of each class by its name, in alphabetical order.
+
+    Two folders whose names differ in the form of their characters alone are one class.
+    """
+    found: dict[str, list[Path]] = {}
+    for inner in sorted(sub_folders(folder), key=lambda inner: same_form(inner.name)):
+        found.setdefault(printable(same_form(inner.name)), []).append(inner)
+    for name, folders in found.items():
+        if len({same_form(inner.name) for inner in folders}) > 1:
+            raise UserError(
+                f"{folder} has folders whose names differ only in bytes that are not UTF-8, "
+                f"'{name}'; rename one"
+            )
+    return found
 
 
-def class_folders(folder: Path) -> list[Path]:
-    """Return the folders of the classes in alphabetical order."""
-    return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+def list_images(folder: Path, left_out: LeftOut) -> ImageFolder:
+    """Return the images in the folder of each class and in its sub-folders.
 
-
-def list_images(folder: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np.int64]]:
-    """Return class names in alphabetical order, image files, and a label for each file."""
+    Args:
+        folder: has a folder for each class.
+        left_out: counts the files that are not used.
+    """
     folders = class_folders(folder)
     if not folders:
         raise UserError(f"{folder} has no folders; expected one folder of images for each class")
+    _refuse_one_outer_folder(folder, folders)
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir() or path.name.startswith("."):
+            count_unused(path, left_out)
     paths: list[Path] = []
     labels: list[int] = []
-    for label, inner in enumerate(folders):
-        found = sorted(f for f in inner.iterdir() if is_image(f))
+    for label, inners in enumerate(folders.values()):
+        here = LeftOut(inners[0])
+        found = [path for inner in inners for path in find_images(inner, left_out, folder)]
         if not found:
-            raise UserError(_no_images(folder, inner))
+            find_images(inners[0], here, folder)
+            raise no_images(inners[0], here)
         paths += found
         labels += [label] * len(found)
-    return tuple(f.name for f in folders), paths, np.array(labels, dtype=np.int64)
+    return ImageFolder(tuple(folders), paths, np.array(labels, dtype=np.int64))
 
 
-def _no_images(folder: Path, inner: Path) -> str:
-    hint = ""
-    if class_folders(inner):
-        hint = (
-            f"; for images that are split, expected {folder / 'train'} and one of "
-            f"{', '.join(TEST_NAMES)} next to it"
-        )
-    return f"{inner} has no images; expected {', '.join(SUFFIXES)}{hint}"
+def _refuse_one_outer_folder(folder: Path, folders: Mapping[str, list[Path]]) -> None:
+    """Raise `UserError` if the folders of classes are one level deeper."""
+    (inner, *others), *_ = folders.values()
+    if len(folders) > 1 or others or len(sub_folders(inner)) < 2 or _has_images(inner):
+        return
+    raise UserError(
+        f"{folder} has one folder, {inner.name}, which contains {len(sub_folders(inner))} folders; "
+        f"if they are the classes, use folder:{escape(str(inner), commas=False)}"
+    )
 
 
 def split_folders(folder: Path) -> list[Path]:
@@ -183,48 +210,66 @@ def split_folders(folder: Path) -> list[Path]:
 
     Returns:
         An empty list if the images are not split.
+
+    Raises:
+        UserError: a folder looks like that of a split, but its name or its neighbours do not.
     """
     train = folder / "train"
-    if not (train.is_dir() and class_folders(train)):
-        return []
-    test = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
-    if test is None:
-        return []
-    others = (folder / name for name in VALIDATION_NAMES if test.name == "test")
-    return [train, test, *[other for other in others if other.is_dir()][:1]]
+    if train.is_dir() and sub_folders(train):
+        test = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
+        if test is not None:
+            others = (folder / name for name in VALIDATION_NAMES if test.name == "test")
+            return [train, test, *[other for other in others if other.is_dir()][:1]]
+    for inner in sub_folders(folder):
+        if inner.name.lower() in TRAINING_NAMES and sub_folders(inner) and not _has_images(inner):
+            raise UserError(
+                f"{inner} has no images but folders; for images that are split, expected "
+                f"{train} and one of {', '.join(TEST_NAMES)} next to it; if it is the folder of a "
+                "class, rename it"
+            )
+    return []
+
+
+def _has_images(folder: Path) -> bool:
+    """Return True if a folder itself has an image."""
+    return any(path.is_file() and is_image(path) for path in folder.iterdir())
 
 
 def _splits(
-    request: Request, folder: Path
+    request: Request, folder: Path, left_out: LeftOut
 ) -> tuple[tuple[str, ...], list[tuple[list[Path], NDArray[np.int64]]], bool]:
     """Return class names, images and labels of each split, and whether they were split."""
-    found = split_folders(folder)
-    if found:
-        classes, paths, labels = list_images(found[0])
-        splits = [(paths, labels)]
-        for other in found[1:]:
-            others, paths, labels = list_images(other)
-            if others != classes:
-                raise UserError(
-                    f"{other} has classes {', '.join(others)}; expected those of "
-                    f"{found[0].name}, {', '.join(classes)}"
-                )
-            splits.append((paths, labels))
-        return classes, splits, True
-    classes, paths, labels = list_images(folder)
-    rows = split_rows(request, len(paths), str(folder), labels)
-    return classes, [([paths[row] for row in part], labels[part]) for part in rows], False
+    parts = split_folders(folder)
+    if not parts:
+        found = list_images(folder, left_out)
+        rows = split_rows(request, len(found.paths), str(folder), found.labels)
+        paths, labels = found.paths, found.labels
+        return found.classes, [([paths[row] for row in part], labels[part]) for part in rows], False
+    for path in sorted(folder.iterdir()):
+        if path not in parts:
+            count_unused(path, left_out, NO_SPLIT)
+    splits = [list_images(part, left_out) for part in parts]
+    classes = splits[0].classes
+    for part, split in zip(parts[1:], splits[1:], strict=True):
+        if split.classes != classes:
+            raise UserError(
+                f"{part} has classes {', '.join(split.classes)}; expected those of "
+                f"{parts[0].name}, {', '.join(classes)}"
+            )
+    return classes, [(split.paths, split.labels) for split in splits], True
 
 
 def open_folder(request: Request) -> Dataset:
     """Open image files: ``DIR/class/…``, or ``DIR/train/class/…`` and ``DIR/test/class/…``.
 
-    The names of the folders are the names of the classes. A folder ``val``, ``valid`` or
-    ``validation`` next to ``train`` and ``test`` is the validation split; without ``test`` it is
-    the test split. Without a split dptrain chooses a fifth of the images for the test, always the
-    same. A network of the zoo gets an output for each class, and three input channels if one of the
-    images has colours, else one. A network of the user's own with one input channel reads images as
-    grey, one with three as colour. Images are resized to the network's height and width.
+    The names of the folders are the names of the classes; images in their sub-folders belong to
+    them. Files that are left out are counted in the notes of the data set. A folder ``val``,
+    ``valid`` or ``validation`` next to ``train`` and ``test`` is the validation split; without
+    ``test`` it is the test split. Without a split dptrain chooses a fifth of the images for the
+    test, always the same. A network of the zoo gets an output for each class, and three input
+    channels if one of the images has colours, else one. A network of the user's own with one input
+    channel reads images as grey, one with three as colour. Images are resized to the network's
+    height and width.
     """
     folder = request.existing("directory")
     shape = request.network.input_shape
@@ -234,11 +279,12 @@ def open_folder(request: Request) -> Dataset:
             "expected (1, H, W) or (3, H, W)"
         )
     where = str(folder)
-    classes, splits, has_split = _splits(request, folder)
-    names = dict(enumerate(map(printable, classes)))
+    left_out = LeftOut(folder)
+    classes, splits, has_split = _splits(request, folder, left_out)
+    names = dict(enumerate(classes))
     channels = shape[0]
     if request.network.family is not None and request.preprocessing is None:
-        channels = 3 if any(has_colour(paths) for paths, _ in splits) else 1
+        channels = 3 if any_has_colour([path for paths, _ in splits for path in paths]) else 1
     labels_of_splits = [labels for _, labels in splits]
     request = adapt_request(
         request, (channels, *shape[1:]), labels_of_splits, where, names=names, are_labels=True
@@ -273,12 +319,13 @@ def open_folder(request: Request) -> Dataset:
         preprocessing=preprocessing,
         has_split=has_split,
         validation=validation[0] if validation else None,
+        notes=tuple(filter(None, [str(left_out)])),
     )
 
 
 def check_takes_images(preprocessing: Preprocessing, where: str) -> None:
     """Raise `UserError` if a network that was trained on other data cannot read image files."""
-    if not preprocessing.is_8bit:
+    if not preprocessing.has_pixels:
         raise UserError(
             f"{where} contains images, but the network was trained on the "
             f"{preprocessing.stored_dtype} numbers of {preprocessing.trained_on}; expected numbers "
@@ -290,8 +337,3 @@ def check_takes_images(preprocessing: Preprocessing, where: str) -> None:
             f"{where} contains images, but the network was trained on samples of shape {shape}; "
             "expected a .npy or .npz file"
         )
-
-
-def printable(name: str) -> str:
-    """Return a file name as valid UTF-8: other bytes are replaced by a question mark."""
-    return name.encode("utf-8", "replace").decode("utf-8")

@@ -62,9 +62,15 @@ class Adapter:
                 raise UserError(f"{misfit}; {advice or 'expected samples of this shape'}")
             return
         if source[0] != target[0] and source[0] != 1 and (source[0], target[0]) != (3, 1):
+            hint = (
+                "; if the last channel is opacity, put the images on white first"
+                if source[0] in (2, 4)
+                else ""
+            )
             raise UserError(
                 f"{misfit}; dptrain converts 1 channel to any number and 3 channels to 1"
                 + (f"; {advice}" if advice else "")
+                + hint
             )
         if self.crop and (source[1] < target[1] or source[2] < target[2]):
             raise UserError(f"{misfit}; fit=crop needs larger images, try fit=resize")

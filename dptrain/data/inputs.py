@@ -18,19 +18,24 @@ from numpy.typing import NDArray
 
 from dptrain.data.arrays import map_npy, names_in, opened_npz
 from dptrain.data.base import Samples
-from dptrain.data.classes import Classes, Names, labels_in, names_option
-from dptrain.data.folder import SUFFIXES, check_takes_images, is_image, printable, read_image
+from dptrain.data.classes import Classes, Names, labels_in
+from dptrain.data.csv_file import read_columns
+from dptrain.data.folder import check_takes_images, read_image
+from dptrain.data.image_files.listing import LeftOut, find_images, is_image, no_images
 from dptrain.data.images import Adapter
 from dptrain.data.layout import channels_first
+from dptrain.data.names import find_path, printable, same_form
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.rows import RowSamples
-from dptrain.data.spec import CLASSES
+from dptrain.data.scale import check_against_training
+from dptrain.data.spec import CLASSES, example_of_option
 from dptrain.data.stored import StoredInputs
-from dptrain.data.table import check_takes_tables, read_columns, read_targets
+from dptrain.data.table import check_takes_tables, read_targets
 from dptrain.errors import UserError
 
 EXPECTED = "expected a .npy, .npz or .csv file, an image, or a folder of images"
 ARRAY_NAMES = ("x", "x_test")
+ARRAY_SUFFIXES = (".npy", ".npz", ".csv")
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,13 @@ class RawInputs:
         names: identifies each sample: a file relative to its folder, or the number of its row,
             from 0.
         targets: text for each sample, empty if it is not known; None if no target is known.
+        notes: as of `Dataset`.
     """
 
     samples: Samples
     names: Sequence[str]
     targets: Sequence[str] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,8 +103,8 @@ def open_inputs(
         source: ``.npy`` or ``.npz`` (array x, x_test, or the only one) of images (n, H, W),
             (n, H, W, C), (n, C, H, W) or of vectors (n, F); a ``.csv`` file with the columns that
             the model was trained on; an image; a folder of images, nested or not. Targets are the
-            array y or y_test of a .npz file, the target column of a .csv file, or the names of
-            folders that are classes of the model.
+            array y or y_test of a .npz file, the target column of a .csv file, or the outermost
+            folder of an image whose name is a class of the model.
         preprocessing: of the model.
         names: of the labels in the source; None if it has names for them, or integers.
 
@@ -106,10 +113,14 @@ def open_inputs(
             do not match the model's classes.
     """
     try:
+        source = find_path(source)
         if not source.exists():
             raise UserError(f"{source} does not exist; {EXPECTED}")
-        if source.is_dir() or is_image(source):
+        if source.is_dir():
             return _open_images(source, preprocessing)
+        if source.suffix.lower() not in ARRAY_SUFFIXES and is_image(source):
+            check_takes_images(preprocessing, str(source))
+            return RawInputs(ImageInputs((source,), preprocessing), (printable(source.name),))
         return _open_array(source, preprocessing, names)
     except OSError as error:
         raise UserError(
@@ -134,6 +145,7 @@ def _open_array(source: Path, preprocessing: Preprocessing, names: Names | None)
             f"{source} has the type '{suffix or 'none'}', which dptrain cannot read; {EXPECTED}"
         )
     preprocessing.check(array.shape[1:], array.dtype, where)
+    check_against_training(array, preprocessing, where)
     if preprocessing.kind == "table":
         array = preprocessing.rows.arrange(preprocessing.standardise(array))
     adapter = preprocessing.adapter(array.shape[1:], array.dtype)
@@ -166,22 +178,32 @@ def _open_table(source: Path, preprocessing: Preprocessing, names: Names | None)
 
 def _open_images(source: Path, preprocessing: Preprocessing) -> RawInputs:
     check_takes_images(preprocessing, str(source))
-    if source.is_file():
-        return RawInputs(ImageInputs((source,), preprocessing), (printable(source.name),))
-    paths = tuple(sorted(path for path in source.rglob("*") if _is_included(path, source)))
+    left_out = LeftOut(source)
+    paths = tuple(find_images(source, left_out))
     if not paths:
-        raise UserError(f"{source} has no images; expected {', '.join(SUFFIXES)}")
+        raise no_images(source, left_out)
     names = tuple(printable(path.relative_to(source).as_posix()) for path in paths)
-    folders = [printable(path.parent.name) for path in paths]
     classes = Classes(preprocessing.classes or ())
-    found = [classes.find(name) for name in folders]
-    targets = ["" if index is None else classes.name(index) for index in found]
-    return RawInputs(ImageInputs(paths, preprocessing), names, targets if any(targets) else None)
+    targets = [_class_of(path, source, classes) for path in paths]
+    return RawInputs(
+        ImageInputs(paths, preprocessing),
+        names,
+        targets if any(targets) else None,
+        tuple(filter(None, [str(left_out)])),
+    )
 
 
-def _is_included(path: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return not hidden and is_image(path)
+def _class_of(path: Path, source: Path, classes: Classes) -> str:
+    """Return the class of an image: the outermost folder with the name of one, or "".
+
+    The name itself precedes another form of the same integer: 2024/03/7/a.png has class 7.
+    """
+    folders = (*path.relative_to(source).parts[:-1], source.absolute().name)
+    names = [printable(same_form(name)) for name in folders]
+    indices = [(name, classes.find(name)) for name in names]
+    found = [(name, classes.name(index)) for name, index in indices if index is not None]
+    exact = [own for name, own in found if own == name]
+    return (exact or [own for _, own in found] or [""])[0]
 
 
 def _target_texts(
@@ -216,7 +238,7 @@ def _is_whole(text: str) -> bool:
 
 def _example(classes: Classes) -> str:
     """Return how a user of ``dptrain predict`` states the names of labels."""
-    return f"--classes {names_option(classes.names)}"
+    return f"--classes {example_of_option(classes.names)}"
 
 
 def _read_npz(source: Path) -> tuple[NDArray[Any], NDArray[Any] | None, Names | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.fingerprint import data_fingerprint
+from dptrain.data.folder import FolderSamples
+from dptrain.data.image_files.decoder import RuleCounts
 
 BATCH = 256
 """Samples that are read at once."""
@@ -124,6 +126,7 @@ def describe_data(dataset: Dataset) -> dict[str, Any]:
     return {
         "name": dataset.name,
         "description": dataset.description,
+        "notes": list(dataset.notes),
         "stored_shape": facts["shape"],
         "stored_type": facts["dtype"],
         "input_shape": list(dataset.input_shape),
@@ -178,6 +181,16 @@ def find_problems(
             f"the first is test sample {repeated[0]}"
         )
     return problems
+
+
+def counting_rules(dataset: Dataset) -> tuple[Dataset, RuleCounts]:
+    """Return the data set, and what will count the rules by which its image files are decoded."""
+    counts = RuleCounts()
+    parts = [
+        replace(part, counts=counts) if isinstance(part, FolderSamples) else part
+        for part in dataset.splits
+    ]
+    return dataset.with_splits(parts), counts
 
 
 def _missing_classes(dataset: Dataset, training: SplitReport) -> list[str]:

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.image_files.decoder import is_pillow_image, pixels_of
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 IMAGE_CHANNELS = (1, 3)
+MORE_CHANNELS = (2, 4)
+"""Grey or colour with opacity, which is a channel like any other."""
 
 
 def channels_first(x: NDArray[Any], where: str, expected: Shape = ()) -> NDArray[Any]:
@@ -48,13 +51,13 @@ def _is_channels_last(shape: Shape, expected: Shape) -> bool:
         return last[0] in IMAGE_CHANNELS
     if len(expected) == 3 and (first[0] == expected[0]) != (last[0] == expected[0]):
         return last[0] == expected[0]
-    return False
+    return last[0] in MORE_CHANNELS and first[0] > max(MORE_CHANNELS)
 
 
 def as_numbers(x: Any, where: str) -> NDArray[Any]:
     """Return an array of numbers from an object that NumPy understands."""
     try:
-        array: NDArray[Any] = np.asarray(x)
+        array: NDArray[Any] = pixels_of(x) if is_pillow_image(x) else np.asarray(x)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{where} cannot be converted to an array ({error})") from None
     if array.dtype.kind not in "biuf":

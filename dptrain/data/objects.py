@@ -29,7 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data import open_data
-from dptrain.data.arrays import VALIDATION, Pair, dataset_of_pairs, names_in, pairs_by_ending
+from dptrain.data.arrays import (
+    VALIDATION,
+    Pair,
+    dataset_of_pairs,
+    names_in,
+    pairs_by_ending,
+    unused_note,
+)
 from dptrain.data.base import Dataset
 from dptrain.data.classes import listed, names_from
 from dptrain.data.layout import as_numbers, channels_first
@@ -140,7 +147,9 @@ def dataset_from(
     else:
         names = None if classes is None else names_from(classes, CLASSES)
     request = Request(name, "", {}, network, seed, ranks_per_node, preprocessing, split, names)
-    return dataset_of_pairs(request, _pairs(request, data), f"the {name}")
+    pairs = _pairs(request, data)
+    others = [key for key in data if key != CLASSES] if isinstance(data, Mapping) else []
+    return dataset_of_pairs(request, pairs, f"the {name}", unused=unused_note(others, pairs))
 
 
 def _checked_dataset(

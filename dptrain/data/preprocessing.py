@@ -18,9 +18,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dptrain.data.classes import Classes
+from dptrain.data.image_files.decoder import is_pillow_image, pixels_of
 from dptrain.data.images import Adapter
 from dptrain.data.layout import channels_first
+from dptrain.data.names import same_form
 from dptrain.data.rows import RowLayout
+from dptrain.data.scale import check_against_training
 from dptrain.errors import UserError, suggest
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
@@ -58,8 +61,9 @@ class Preprocessing:
         positions: of the sensors that the columns are, as `RowLayout.positions`; () without maps.
         target_scale, target_offset: a predicted number p means p * target_scale + target_offset.
         classes: names of the classes, in the order of the labels; None for values.
-        source: the data set that the network was trained on, for messages; it takes no part in
-            comparisons.
+        magnitude: largest magnitude of a raw number of the training data; 0 if it is not known.
+        source: the data set that the network was trained on, for messages. It and `magnitude` take
+            no part in comparisons.
 
     Example:
         >>> import numpy as np
@@ -88,6 +92,7 @@ class Preprocessing:
     target_scale: float = 1.0
     target_offset: float = 0.0
     classes: tuple[str, ...] | None = None
+    magnitude: float = field(default=0.0, compare=False)
     source: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,8 +117,8 @@ class Preprocessing:
             UserError: a key is missing or unknown, or a value has the wrong type.
         """
         names = [field.name for field in dataclasses.fields(cls)]
-        if isinstance(values, Mapping):  # Models without lags and maps may lack the keys.
-            values = {"lags": [], "positions": [], **values}
+        if isinstance(values, Mapping):  # Older models may lack these keys.
+            values = {"lags": [], "positions": [], "magnitude": 0.0, **values}
         if not isinstance(values, Mapping) or set(values) != set(names):
             found = ", ".join(map(str, values)) if isinstance(values, Mapping) else repr(values)
             raise UserError(f"{where} has the keys {found}; expected {', '.join(names)}")
@@ -136,13 +141,18 @@ class Preprocessing:
     def digest(self) -> str:
         """Return a SHA-256 hex digest that is equal for equal preprocessing."""
         values = self.to_dict()
-        del values["source"]
+        del values["source"], values["magnitude"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
     def is_8bit(self) -> bool:
         """True if the raw numbers of the training data were 8-bit pixels."""
         return self.stored_dtype == "uint8"
+
+    @property
+    def has_pixels(self) -> bool:
+        """True if the raw numbers were pixels 0 … `white`, of any type."""
+        return self.is_8bit or (self.scale, self.offset) == (2.0 / self.white, -1.0)
 
     @property
     def is_grey(self) -> bool:
@@ -169,7 +179,7 @@ class Preprocessing:
                 parts.append(f"target {self.target}, {self.horizon} rows ahead")
         else:
             parts = [f"{shape} of {self.stored_dtype}"]
-            if self.is_8bit:
+            if self.has_pixels:
                 parts.append(f"0 to {self.white} become -1 to 1")
             elif (self.scale, self.offset) != (1.0, 0.0):
                 parts.append(f"v becomes {self.scale:g} v {self.offset:+g}")
@@ -193,10 +203,10 @@ class Preprocessing:
                 data: 255 in image files.
         """
         scale, offset = self.scale, self.offset
-        if self.is_8bit:
-            scale, offset = 1.0, 0.0
-            if dtype == np.uint8:
-                scale, offset = 2.0 / (self.white if white is None else white), -1.0
+        if self.has_pixels:
+            scale, offset = 2.0 / (self.white if white is None else white), -1.0
+            if self.is_8bit and dtype.kind not in "iu":  # Floats are converted already.
+                scale, offset = 1.0, 0.0
         return Adapter(shape, self.input_shape, self.fit == "crop", scale, offset)
 
     def check(self, shape: Shape, dtype: np.dtype[Any], where: str, advice: str = "") -> None:
@@ -215,7 +225,7 @@ class Preprocessing:
                 f"{where} has colours, but the network was trained on the grey images of "
                 f"{self.trained_on}; convert them to grey"
             )
-        if not self.is_8bit and self.kind != "table" and dtype == np.uint8:
+        if not self.has_pixels and self.kind != "table" and dtype == np.uint8:
             raise UserError(
                 f"{where} has 8-bit pixels, but the network was trained on the {self.stored_dtype} "
                 f"numbers of {self.trained_on}; convert them as those were converted"
@@ -243,12 +253,13 @@ class Preprocessing:
         if not np.isfinite(largest).all():
             name = names[int(np.argmin(np.isfinite(largest)))]
             raise UserError(f"{where}: sample {name} has values that are not finite")
-        if self.is_8bit and largest.max(initial=0.0) > 1.0 + ROUNDING:
+        if self.has_pixels and largest.max(initial=0.0) > 1.0 + ROUNDING:
             name = names[int(largest.argmax())]
+            floats = "floats from -1 to 1" if self.is_8bit else f"{self.stored_dtype} numbers"
             raise UserError(
                 f"{where}: sample {name} has a converted pixel of magnitude {largest.max():.4g}; "
                 f"the network was trained on pixels 0 to {self.white}; expected uint8 images with "
-                "these values, or floats from -1 to 1"
+                f"these values, or {floats}"
             )
 
     @property
@@ -288,15 +299,16 @@ class Preprocessing:
             self.check_values(x, range(len(x)), where)
             return x
         if isinstance(raw, Sequence) and not isinstance(raw, str):
-            samples = [np.asarray(sample) for sample in raw]
+            samples = [_array_of(sample) for sample in raw]
             if len({sample.shape for sample in samples}) > 1:
                 return np.concatenate([self.apply(sample[None]) for sample in samples])
             raw = np.stack(samples) if samples else np.zeros(0)
-        array = np.asarray(raw)
+        array = _array_of(raw)
         if array.shape and self._is_single(array.shape):
             array = array[None]
         array = channels_first(array, where, self.stored_shape or self.input_shape)
         self.check(array.shape[1:], array.dtype, where)
+        check_against_training(array, self, where)
         x = np.empty((len(array), *self.input_shape), np.float32)
         self.adapter(array.shape[1:], array.dtype)(array, x)
         self.check_values(x, range(len(x)), where)
@@ -352,16 +364,20 @@ class Preprocessing:
         return predictions * self.target_scale + self.target_offset
 
 
+def _array_of(raw: Any) -> NDArray[Any]:
+    return pixels_of(raw) if is_pillow_image(raw) else np.asarray(raw)
+
+
 def _rows_of(raw: Any, columns: Sequence[str], where: str) -> NDArray[np.float64]:
     """Return the input columns of a table, float64 (n, F)."""
     try:
         if hasattr(raw, "keys"):
-            known = [str(name) for name in raw]
+            known = {same_form(str(name)): name for name in raw}
             for name in columns:
                 if name not in known:
                     raise UserError(f"{where} has no column '{name}'" + suggest(name, known))
             parts: Iterable[Any] = (
-                np.asarray(raw[name], np.float64).reshape(-1) for name in columns
+                np.asarray(raw[known[name]], np.float64).reshape(-1) for name in columns
             )
             return np.stack(list(parts), axis=1)
         array = np.asarray(raw, np.float64)
@@ -399,13 +415,15 @@ def _checked(name: str, value: Any, where: str) -> Any:
         fine = _is_list(value, str)
     elif name in ("white", "horizon"):
         fine = _is(value, int) and value >= (name == "white")
-    elif name in ("scale", "offset", "target_scale", "target_offset"):
+    elif name in ("scale", "offset", "target_scale", "target_offset", "magnitude"):
         fine = _is(value, (int, float)) and math.isfinite(value)
     else:
         fine = isinstance(value, str) and (choices is None or value in choices)
     if not fine:
         expected = f"; expected {' or '.join(choices)}" if choices else ""
         raise UserError(f"{where} has {name} = {str(value)[:80]!r}, which is not valid{expected}")
+    if name in ("columns", "classes", "target"):
+        return same_form(value) if isinstance(value, str) else tuple(map(same_form, value))
     return tuple(value) if isinstance(value, list | tuple) else value
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.names import same_form
 from dptrain.errors import UserError, shown
 
 NAMES = ("sensor", "name", "station", "column")
@@ -79,7 +80,7 @@ def read_positions(path: Path) -> dict[str, Position]:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [[text.strip() for text in row] for row in csv.reader(file) if row]
+            rows = [[same_form(text.strip()) for text in row] for row in csv.reader(file) if row]
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as csv ({error}); expected UTF-8 text") from None
     header = [name.lower() for name in rows[0]] if rows else []

@@ -1,23 +1,64 @@
-"""Data specs: ``name:path?key=value&key=value``."""
+"""Data specs: ``name:path?key=value&key=value``.
+
+In a path, or in the name of a column or a class, ``?``, ``&`` and ``,`` are written as ``%3F``,
+``%26`` and ``%2C``, and ``%`` as ``%25`` if one of these codes would follow. Any other ``%`` is
+itself.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dptrain.data.base import Dataset
-from dptrain.data.classes import MOST_NAMES, NAMES_SUFFIX, Names, names_option, parse_names
+from dptrain.data.classes import MOST_NAMES, Names, names_from, read_names
+from dptrain.data.names import find_path
 from dptrain.data.preprocessing import FITS, Preprocessing
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.network import Network
 
 CLASSES = "classes"
 """The option with the names of labels."""
+NAMES_SUFFIX = ".txt"
+"""Ending of the path of a file with the names of labels."""
+_NUMBERED = re.compile(r"(-?[0-9]{1,18}):(.+)")
 
 PYTHON_DATA = ("arrays", "samples")
 """Names of data sets that were made from Python objects; see `dptrain.data.objects`."""
+
+_LISTS = ("npy", "maps")
+"""Sources whose path is a list of files, separated by commas."""
+_CODE = re.compile("%(3F|26|2C|25)", re.IGNORECASE)
+
+
+def escape(text: str, *, commas: bool = True, ampersands: bool = False) -> str:
+    """Return a path or a name as it is written in a data spec; see the description of this module.
+
+    Args:
+        text: any path or name.
+        commas: False if the spec has one path at this position, in which commas need no code.
+        ampersands: True in the value of an option.
+
+    Example:
+        >>> escape("why?/50%.npy")
+        'why%3F/50%.npy'
+    """
+    text = re.sub("%(?=3F|26|2C|25)", "%25", text, flags=re.IGNORECASE).replace("?", "%3F")
+    text = text.replace(",", "%2C") if commas else text
+    return text.replace("&", "%26") if ampersands else text
+
+
+def unescape(text: str) -> str:
+    """Return the path or the name that a part of a data spec stands for.
+
+    Example:
+        >>> unescape("why%3F/50%.npy")
+        'why?/50%.npy'
+    """
+    return _CODE.sub(lambda code: chr(int(code[1], 16)), text)
 
 
 @dataclass(frozen=True)
@@ -26,8 +67,9 @@ class Request:
 
     Attributes:
         name: of the source.
-        path: the part between the colon and the question mark, as given.
-        options: the part after the question mark.
+        path: the part between the colon and the question mark, as given; `paths` and `existing`
+            return what it stands for.
+        options: the part after the question mark, as given.
         network: for which the data is preprocessed.
         seed: of the run; generated data depends on it.
         ranks_per_node: ranks on this node that open the data set, each with its own copy.
@@ -56,7 +98,7 @@ class Request:
         if self.name in PYTHON_DATA:
             return f"classes={list(names) if len(names) <= MOST_NAMES else 'NAMES, a list of them'}"
         options = "".join(f"{key}={text}&" for key, text in self.options.items())
-        return f"{self.text}?{options}classes={names_option(names)}"
+        return f"{self.text}?{options}classes={example_of_option(names)}"
 
     @property
     def fit(self) -> str:
@@ -104,7 +146,12 @@ class Request:
 
     def existing(self, kind: str) -> Path:
         """Return the path, which must be a ``file`` or a ``directory``."""
-        return existing(Path(self.path), kind)
+        return existing(Path(unescape(self.path)), kind)
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of a list that is separated by commas."""
+        return [unescape(part) for part in self.path.split(",")]
 
 
 @dataclass(frozen=True)
@@ -141,6 +188,7 @@ class Source:
 
 def existing(path: Path, kind: str) -> Path:
     """Return `path`; raise `UserError` unless it is a ``file`` or a ``directory`` as required."""
+    path = find_path(path)
     if not path.exists():
         raise UserError(f"{path} does not exist; expected a {kind}")
     if not (path.is_dir() if kind == "directory" else path.is_file()):
@@ -148,9 +196,15 @@ def existing(path: Path, kind: str) -> Path:
     return path
 
 
+def _split_path(name: str, path: str) -> list[str]:
+    """Return the parts of the path of a spec, which are expanded and still escaped."""
+    parts = path.split(",") if name in _LISTS else [path]
+    return [_expand_home(part) for part in parts]
+
+
 def _expand_home(path: str) -> str:
     # A shell does not expand ~ after a colon.
-    return str(Path(path).expanduser()) if path[:2] == "~/" else path
+    return escape(str(Path.home()), ampersands=True) + path[1:] if path[:2] == "~/" else path
 
 
 def absolute(spec: str, base: Path | None = None) -> str:
@@ -164,16 +218,55 @@ def absolute(spec: str, base: Path | None = None) -> str:
     name, _, path = front.partition(":")
     if not path:
         return spec
-    parts = path.split(",") if name in ("npy", "maps") else [path]
     base = base or Path()
-    path = ",".join(str((base / _expand_home(part)).absolute()) for part in parts)
-    options = []
-    for option in tail.split("&"):
-        key, _, value = option.partition("=")
-        if key == CLASSES and value.endswith(NAMES_SUFFIX):
-            option = f"{key}={(base / _expand_home(value)).absolute()}"
-        options.append(option)
+    parts = (str((base / unescape(part)).absolute()) for part in _split_path(name, path))
+    path = ",".join(escape(part, commas=name in _LISTS) for part in parts)
+    options = [_absolute_option(option, base) for option in tail.split("&")]
     return f"{name}:{path}{question}{'&'.join(options)}"
+
+
+def _absolute_option(option: str, base: Path) -> str:
+    """Return an option of a spec, with an absolute path if its value is a file of names."""
+    key, _, value = option.partition("=")
+    if key != CLASSES or not value.endswith(NAMES_SUFFIX):
+        return option
+    path = (base / unescape(_expand_home(value))).absolute()
+    return f"{key}={escape(str(path), commas=False, ampersands=True)}"
+
+
+def example_of_option(names: Sequence[str]) -> str:
+    """Return what `parse_names` reads, or a description of a file of names."""
+    value = ",".join(escape(name, ampersands=True) for name in names)
+    if len(names) <= MOST_NAMES and not value.endswith(NAMES_SUFFIX):
+        return value
+    return f"NAMES{NAMES_SUFFIX}, a file with a name on each line"
+
+
+def parse_names(text: str, where: str) -> Names:
+    """Return the names of labels in an option.
+
+    Args:
+        text: ``cat,dog``, ``1:cat,2:dog``, or the path of a file that ends in ``.txt`` and has the
+            name of a class on each line; written as in a spec.
+        where: name of the option, for messages.
+
+    Raises:
+        UserError: two names are equal, or the file cannot be read.
+
+    Example:
+        >>> parse_names("1:cat,2:dog", "classes")
+        {1: 'cat', 2: 'dog'}
+    """
+    if text.endswith(NAMES_SUFFIX):
+        path = find_path(Path(unescape(_expand_home(text))))
+        return names_from(read_names(path), str(path))
+    parts = [part.strip() for part in text.split(",")]
+    numbered = [_NUMBERED.fullmatch(part) for part in parts]
+    if all(numbered):
+        pairs = [(int(match[1]), match[2]) for match in numbered if match is not None]
+        if len(dict(pairs)) == len(pairs):
+            return names_from({label: unescape(name.strip()) for label, name in pairs}, where)
+    return names_from([unescape(part) for part in parts], where)
 
 
 def parse(
@@ -198,7 +291,7 @@ def parse(
         )
     front, question, tail = spec.partition("?")
     name, colon, path = front.partition(":")
-    path = ",".join(map(_expand_home, path.split(",")))
+    path = ",".join(_split_path(name, path))
     if name in PYTHON_DATA:
         raise UserError(
             f"data '{name}' are Python objects, which dptrain cannot open by name; pass them from "
@@ -219,8 +312,10 @@ def parse(
         key, equals, value = part.partition("=")
         if key not in source.options:
             known = f"it has {', '.join(source.options)}" if source.options else "it has none"
+            hint = "; write a question mark in a path as %3F" if source.path else ""
             raise UserError(
-                f"{name} has no option '{shown(key)}'; {known}" + suggest(key, source.options)
+                f"{name} has no option '{shown(key)}'; {known}"
+                + (suggest(key, source.options) or hint)
             )
         if not equals or not value or key in options:
             raise UserError(f"data '{spec}': expected {key}={source.options[key]}, once")

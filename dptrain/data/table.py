@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import math
-from array import array
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,48 +11,24 @@ from numpy.typing import NDArray
 from dptrain.data.adaptation import adapt_request, class_names
 from dptrain.data.assembly import RawSplit, make_dataset
 from dptrain.data.base import Dataset
+from dptrain.data.csv_file import (
+    Header,
+    list_some,
+    read_columns,
+    read_header,
+    read_numeric_columns,
+    read_texts,
+)
 from dptrain.data.lags import lags_of
+from dptrain.data.names import same_form
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.rows import RowLayout, RowSamples
 from dptrain.data.sensor_maps import positions_of, read_positions
-from dptrain.data.spec import Request, existing
-from dptrain.errors import UserError, shown, suggest
+from dptrain.data.spec import Request, escape, existing, unescape
+from dptrain.errors import UserError, shown
 from dptrain.network.layers import Dense, Shape
 from dptrain.network.losses import MeanSquaredError
 from dptrain.network.network import Network
-
-Choose = Callable[["Header", list[str]], tuple[str, ...]]
-"""Function from the column names and the first row to the names of the columns to read."""
-
-
-class Header:
-    """Column names of a file, with constant-time look-up.
-
-    Attributes:
-        names: in the order of the file.
-        path: of the file, for messages.
-    """
-
-    def __init__(self, names: Sequence[str], path: Path) -> None:
-        self.names, self.path = list(names), path
-        self._first: dict[str, int] = {}
-        self._repeated: set[str] = set()
-        for index, name in enumerate(self.names):
-            if self._first.setdefault(name, index) != index:
-                self._repeated.add(name)
-
-    def index(self, name: str) -> int:
-        """Return the position of a column; raise `UserError` unless exactly one has this name."""
-        if name not in self._first:
-            raise UserError(
-                f"{self.path} has no column '{shown(name)}'; it has {list_some(self.names)}"
-                + suggest(name, self.names)
-            )
-        if name in self._repeated:
-            raise UserError(
-                f"{self.path} has more than one column '{shown(name)}'; rename or remove one"
-            )
-        return self._first[name]
 
 
 def open_csv(request: Request) -> Dataset:
@@ -65,8 +36,10 @@ def open_csv(request: Request) -> Dataset:
 
     Sample i is row i; its target is column ``target`` in row i + ``horizon``. The inputs are the
     columns named in ``columns=A,B``, or all numeric columns except the target; ``columns=*`` is all
-    numeric columns with the target. With ``lags=0,1,5`` the inputs are those columns in rows i,
-    i − 1 and i − 5, and with ``window=N`` in the last N rows; see `RowLayout`. The first four
+    numeric columns with the target. A column is numeric if it has a number in every row. Columns
+    without numbers, and columns without a name, are left out and named in the notes; a column with
+    numbers in some rows only is an error. With ``lags=0,1,5`` the inputs are those columns in rows
+    i, i − 1 and i − 5, and with ``window=N`` in the last N rows; see `RowLayout`. The first four
     fifths of the rows are for training, the others for the test. No row of a training sample, nor
     of its target, belongs to a test sample. Inputs are standardised, column by column, by the mean
     and the standard deviation of the training rows.
@@ -87,10 +60,11 @@ def open_maps(request: Request) -> Dataset:
     Raises:
         UserError: as for `open_csv`, or a sensor has no position or no column.
     """
-    parts = request.path.split(",")
+    parts = request.paths
     if len(parts) != 2:
         raise UserError(
-            f"{request.text} names {len(parts)} files; expected maps:TABLE.csv,POSITIONS.csv"
+            f"{request.text} names {len(parts)} files; expected maps:TABLE.csv,POSITIONS.csv; "
+            "write a comma in a path as %2C"
         )
     table, positions = (existing(Path(part), "file") for part in parts)
     return _open_table(request, table, positions)
@@ -108,23 +82,20 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     if saved is not None:
         check_takes_tables(saved, str(path))
     target, horizon, lags = _target(request, path), _horizon(request), lags_of(request)
-    known = None if sensors is None else read_positions(sensors)
+    known, others = None if sensors is None else read_positions(sensors), list[str]()
     reads_ahead = horizon + min(lags, default=0) > 0
-    if saved is None:
-        columns = request.options.get("columns")
-        if known is not None and columns is None:
-            columns = ",".join(name for name in known if reads_ahead or name != target)
-        table, chosen = _read(path, lambda header, first: _choose(header, first, target, columns))
-    else:
-        table, chosen = _read(path, lambda header, first: (*saved.columns, target))
-    inputs = chosen[:-1]
+    inputs = _chosen_columns(request) if saved is None else saved.columns
+    if known is not None and inputs is None and "columns" not in request.options:
+        inputs = tuple(name for name in known if reads_ahead or name != target)
+        others = [name for name in read_header(path).names if name not in (*known, target)]
+    inputs, table, notes = _read_table(path, target, inputs, request.options.get("columns") == "*")
     positions = () if saved is None else saved.positions
     if known is not None and sensors is not None:
         positions = positions_of(known, inputs, sensors)
         if saved is not None and positions != saved.positions:
             raise UserError(
-                f"{sensors} has other positions than the model was trained with; use csv:{path}, "
-                "which is evaluated with those of the model"
+                f"{sensors} has other positions than the model was trained with; use "
+                f"csv:{escape(str(path), commas=False)}, which is evaluated with those of the model"
             )
     if not reads_ahead and target in inputs:
         raise UserError(
@@ -153,6 +124,7 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
         where=where,
         has_split=False,
         gap=horizon + layout.depth or None,
+        notes=(*notes, *_unplaced_notes(others)),
     )
 
 
@@ -174,20 +146,74 @@ def _adapt(
     return adapt_request(request, sample, [targets], where)
 
 
+def _unplaced_notes(names: Sequence[str]) -> list[str]:
+    """Return a note about the columns of a table that have no position on a map."""
+    some = ", ".join(shown(name, 40) for name in names[:20]) + (", …" if len(names) > 20 else "")
+    return [f"columns without a position are left out: {some}"] if names else []
+
+
 def linear_network(request: Request) -> Network:
     """Return a linear network whose input has the shape of the samples of a table."""
     path = request.existing("file")
-    target, columns = _target(request, path), request.options.get("columns")
-    found: list[str] = []
-
-    def choose(header: Header, first: list[str]) -> tuple[str, ...]:
-        found.extend(_choose(header, first, target, columns)[:-1])
-        return ()
-
-    _read(path, choose)
-    layout = RowLayout(len(found), lags_of(request), ())
+    inputs, everything = _chosen_columns(request), request.options.get("columns") == "*"
+    if inputs is None:
+        inputs, _, _ = _read_table(path, _target(request, path), None, everything)
+    layout = RowLayout(len(inputs), lags_of(request), ())
     width = layout.num_rows * layout.num_columns
     return Network((width,), [Dense(1)], loss=MeanSquaredError(), name="linear")
+
+
+def _chosen_columns(request: Request) -> tuple[str, ...] | None:
+    """Return the input columns that the user named; None if they are all numeric ones."""
+    columns = request.options.get("columns", "*")
+    if columns == "*":
+        return None
+    names = [same_form(unescape(name).strip()) for name in columns.split(",")]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"{request.text}: columns={shown(columns)} has '{shown(name)}' more than once; "
+                "expected different columns"
+            )
+    return tuple(names)
+
+
+def _read_table(
+    path: Path, target: str, inputs: tuple[str, ...] | None, with_target: bool
+) -> tuple[tuple[str, ...], NDArray[np.float64], tuple[str, ...]]:
+    """Return the names of the input columns, their numbers and the target's, and notes.
+
+    Args:
+        path: of the table.
+        target: name of the predicted column.
+        inputs: names of the input columns; None for all numeric ones.
+        with_target: True if the target is one of all numeric columns.
+
+    Returns:
+        The numbers are float64 (rows, columns), and those of the target are the last column.
+    """
+    if inputs is not None:
+        return inputs, read_columns(path, (*inputs, target)), ()
+    found = read_numeric_columns(path, target)
+    inputs = tuple(name for name in found.names if with_target or name != target)
+    header = Header(found.names, path)
+    if not inputs:
+        notes = "".join(f"; {note}" for note in found.notes)
+        raise UserError(
+            f"{path} has no numeric column except {shown(target)}; expected at least one{notes}"
+        )
+    values = found.values[:, [header.index(name) for name in (*inputs, target)]]
+    return inputs, values, (*found.notes, *_counting_notes(inputs, values))
+
+
+def _counting_notes(inputs: Sequence[str], values: NDArray[np.float64]) -> list[str]:
+    """Return a note for each input column that numbers the rows."""
+    rows = np.arange(len(values), dtype=np.float64)
+    return [
+        f"the input column {shown(name, 40)} numbers the rows; columns= leaves it out"
+        for index, name in enumerate(inputs)
+        if (values[:, index] == values[0, index] + rows).all()
+    ]
 
 
 def check_takes_tables(preprocessing: Preprocessing, where: str) -> None:
@@ -197,11 +223,6 @@ def check_takes_tables(preprocessing: Preprocessing, where: str) -> None:
             f"{where} has named columns, but the network was trained on "
             f"{preprocessing.trained_on}, which has none; save the numbers as .npy"
         )
-
-
-def read_columns(path: Path, names: Sequence[str]) -> NDArray[np.float64]:
-    """Return columns of a CSV file by name, float64 (rows, columns)."""
-    return _read(path, lambda header, first: tuple(names))[0]
 
 
 def read_targets(path: Path, target: str, horizon: int) -> list[str] | None:
@@ -215,13 +236,9 @@ def read_targets(path: Path, target: str, horizon: int) -> list[str] | None:
     Returns:
         None if the file has no such column.
     """
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = (row for row in csv.reader(file) if row)
-        names = [name.strip() for name in next(rows, [])]
-        if target not in names:
-            return None
-        column = names.index(target)
-        texts = [row[column].strip() for row in rows]
+    texts = read_texts(path, target)
+    if texts is None:
+        return None
     ahead = texts[horizon:]
     return ahead + [""] * (len(texts) - len(ahead))
 
@@ -295,10 +312,11 @@ def _target(request: Request, path: Path) -> str:
     """Return the name of the target column: from the options, else from the model."""
     saved = request.preprocessing
     given = request.options.get("target")
+    given = None if given is None else same_form(unescape(given).strip())
     if given is None and saved is not None:
         return saved.target
     if given is None:
-        names = _read_header(path)
+        names = read_header(path).names
         raise UserError(
             f"{request.text} names no column to predict; expected {request.text}?target=COLUMN, "
             f"with one of {', '.join(shown(name, 40) for name in names[:20])}"
@@ -325,109 +343,3 @@ def _horizon(request: Request) -> int:
 
 def _first_test_row(rows: int) -> int:
     return rows - rows // 5
-
-
-def list_some(names: Sequence[str]) -> str:
-    """Return the first of some names for a message."""
-    return ", ".join(shown(name, 40) for name in names[:3]) + (
-        f", {shown(names[3], 40)}" if len(names) == 4 else ", …" if len(names) > 4 else ""
-    )
-
-
-def _read_header(path: Path) -> list[str]:
-    header: list[str] = []
-
-    def choose(found: Header, first: list[str]) -> tuple[str, ...]:
-        header.extend(found.names)
-        return ()
-
-    _read(path, choose)
-    return header
-
-
-def _read(path: Path, choose: Choose) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Return the chosen columns, float64 (rows, columns), and their names."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return _read_lines(file, path, choose)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as csv ({error}); expected UTF-8 text") from None
-
-
-def _read_lines(
-    file: TextIO, path: Path, choose: Choose
-) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    reader = csv.reader(file)
-    rows = (row for row in reader if row)
-    header = Header([name.strip() for name in next(rows, [])], path)
-    first = next(rows, None)
-    if first is None:
-        raise UserError(f"{path} has no rows; expected column names, then one line for each row")
-    chosen = choose(header, first)
-    if not chosen:
-        return np.zeros((0, 0)), chosen
-    indices = [header.index(name) for name in chosen]
-    values, width = array("d"), len(header.names)
-    for row in chain([first], rows):
-        if len(row) != width:
-            raise UserError(
-                f"{path}, line {reader.line_num} has {len(row)} fields; expected {width} as in "
-                "line 1"
-            )
-        try:
-            values.extend([_number(row[index]) for index in indices])
-        except ValueError:
-            bad = next(index for index in indices if not _is_finite_number(row[index]))
-            raise UserError(
-                f"{path}, line {reader.line_num}, column {shown(header.names[bad])} is "
-                f"'{shown(row[bad])}'; expected a finite number"
-            ) from None
-    return np.frombuffer(values, dtype=np.float64).reshape(-1, len(indices)), chosen
-
-
-def _choose(header: Header, first: list[str], target: str, columns: str | None) -> tuple[str, ...]:
-    """Return the input columns, those given or all numeric ones but the target; then the target."""
-    header.index(target)
-    if columns is None or columns == "*":
-        numeric = [
-            name for name, text in zip(header.names, first, strict=False) if _is_number(text)
-        ]
-        wanted = [name for name in numeric if columns or name != target]
-    else:
-        wanted = [name.strip() for name in columns.split(",")]
-        for name in wanted:
-            if wanted.count(name) > 1:
-                raise UserError(
-                    f"{header.path}: columns={shown(columns)} has '{shown(name)}' more than once; "
-                    "expected different columns"
-                )
-    if not wanted:
-        raise UserError(
-            f"{header.path} has no numeric column except {shown(target)}; expected at least one"
-        )
-    return (*wanted, target)
-
-
-def _number(text: str) -> float:
-    """Return a finite number; raise `ValueError` for other text, also for Python's 1_000."""
-    value = float(text)
-    if "_" in text or not math.isfinite(value):
-        raise ValueError
-    return value
-
-
-def _is_finite_number(text: str) -> bool:
-    try:
-        _number(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_number(text: str) -> bool:
-    """Return True for a number, also for one that is infinite or NaN."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text

@@ -246,7 +246,7 @@ def open_test_data(
 
 
 def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
-    """Return a description of the samples in `dataset.test`.
+    """Return a description of the samples in `dataset.test`, with what is left out.
 
     Args:
         dataset: from `open_data`.
@@ -254,9 +254,10 @@ def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
         whole: True if the data set was opened with ``split=False``.
     """
     count, name = len(dataset.test), spec.partition("?")[0]
+    notes = "".join(f"; {note}" for note in dataset.notes)
     if whole and not dataset.has_split:
-        return f"all {count:,} samples of {name}"
-    return f"the test split of {name}, {count:,} samples"
+        return f"all {count:,} samples of {name}{notes}"
+    return f"the test split of {name}, {count:,} samples{notes}"
 
 
 def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:

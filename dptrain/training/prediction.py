@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
-from dptrain.data.classes import parse_names
 from dptrain.data.inputs import RawInputs, open_inputs
 from dptrain.data.sharding import shard
+from dptrain.data.spec import parse_names
 from dptrain.data.workers import read_by_workers
 from dptrain.errors import UserError
 from dptrain.files import write_whole
@@ -32,6 +33,7 @@ def predict_to_file(
     *,
     workers: int = 0,
     classes: str | None = None,
+    show: Callable[[str], None] = lambda note: None,
 ) -> int:
     """Write predictions for new samples to a CSV file, one line for each sample.
 
@@ -44,8 +46,9 @@ def predict_to_file(
         world: the ranks; every rank calls this function. Each one predicts its shard, and rank 0
             writes.
         workers: processes of each rank that decode images; 0 decodes in the rank itself.
-        classes: names of the labels in the source, see `dptrain.data.classes.parse_names`; None if
+        classes: names of the labels in the source, see `dptrain.data.spec.parse_names`; None if
             it has names for them, or integers.
+        show: called on rank 0 with a line for each thing that was left out of the source.
 
     Returns:
         Number of samples.
@@ -60,6 +63,9 @@ def predict_to_file(
 
     inputs = call_on_all_ranks(world, open_source)
     call_on_rank_zero(world, lambda: _refuse_existing(output))
+    if world.is_rank_zero:
+        for note in inputs.notes:
+            show(note)
     predictions = np.zeros((len(inputs.samples), model.network.num_outputs))
     mine = shard(len(predictions), world.rank, world.size)
     indices = np.arange(len(predictions), dtype=np.int64)[mine]

@@ -59,7 +59,8 @@ def dry_run(chosen: Settings, world: World) -> None:
         adaptation = describe_adaptation(job.network)
         if adaptation:
             console.print(f"network: {job.network.name} {adaptation}", soft_wrap=True)
-        console.print(f"data: {job.dataset.description}", soft_wrap=True)
+        for line in (job.dataset.description, *job.dataset.notes):
+            console.print(f"data: {line}", soft_wrap=True)
         console.print(f"preprocessing: {job.dataset.preprocessing}", soft_wrap=True)
         total = sum(job.memory_bytes.values()) / 2**20
         console.print(f"memory: {total:.1f} MiB per rank")

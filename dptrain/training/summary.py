@@ -77,7 +77,8 @@ def introduce(job: Job, display: Display, step: int) -> None:
     adaptation = describe_adaptation(job.network)
     if adaptation:
         display.print(f"network: {job.network.name} {adaptation}")
-    display.print(f"data: {job.dataset.description}")
+    for line in (job.dataset.description, *job.dataset.notes):
+        display.print(f"data: {line}")
     transport = f", transport {spec.transport}" if world.size > 1 else ""
     shards = f" in {_count(spec.shards, 'micro-shard')}" if spec.shards else ""
     passes = f" in {spec.accumulate} passes" if spec.accumulate > 1 else ""

@@ -12,10 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dptrain.data import Dataset, Preprocessing
-from dptrain.data.classes import Classes, Labels, labels_in, names_from, parse_names
+from dptrain.data.classes import Classes, Labels, labels_in, names_from
 from dptrain.data.inputs import _target_texts as target_texts
 from dptrain.data.inputs import open_inputs
+from dptrain.data.names import same_form
 from dptrain.data.objects import dataset_from
+from dptrain.data.spec import absolute, escape, example_of_option, parse_names
 from dptrain.errors import UserError
 from dptrain.network import Dense, Flatten, Network, SigmoidBinaryCrossEntropy
 
@@ -145,6 +147,7 @@ def test_names_that_the_user_states_are_matched_by_name(names, as_mapping, data)
         ("cat, dog", {0: "cat", 1: "dog"}),
         ("1:cat,2:dog", {1: "cat", 2: "dog"}),
         ("a:b,c", {0: "a:b", 1: "c"}),
+        ("R%26D,50%,a%2cb", {0: "R&D", 1: "50%", 2: "a,b"}),
     ],
 )
 def test_names_in_an_option(text: str, names: dict[int, str]) -> None:
@@ -169,6 +172,21 @@ def test_names_in_a_file_and_in_an_array(folder: Path) -> None:
         np.savez(folder / "other.npz", **arrays, classes=other)
         with pytest.raises(UserError, match="that of label 0 first"):
             dataset_from(f"npz:{folder / 'other.npz'}", network, preprocessing=preprocessing)
+
+
+@given(name=st.lists(st.sampled_from([*"?,%&=: é", "%2c", "%3F", "a"]), min_size=1).map("".join))
+def test_any_file_of_names_and_any_name_can_be_written(folder: Path, name: str) -> None:
+    (folder / f"x{name}.txt").write_text(f"x{name}\ndog\n", encoding="utf-8")
+    value = escape(f"x{name}.txt", ampersands=True)
+    spec = absolute(f"npz:f.npz?classes={value}&fit=crop", folder)
+    _, _, options = spec.partition("?")
+    classes, fit = options.split("&")
+    assert fit == "fit=crop"
+    expected = {0: same_form(f"x{name}"), 1: "dog"}
+    assert parse_names(classes.removeprefix("classes="), "classes") == expected
+    stated = {0: name.strip(), 1: "dog"}
+    if stated[0]:
+        assert parse_names(example_of_option([stated[0], "dog"]), "classes") == stated
 
 
 def test_a_mapping_of_arrays_names_its_classes_in_training() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.data import open_data
-from dptrain.data.folder import decode
+from dptrain.data.image_files.decoder import decode_file
 from dptrain.data.objects import dataset_from
 from dptrain.errors import UserError
 
@@ -296,7 +296,7 @@ def test_an_image_of_16_bits_is_refused_rather_than_clipped(tmp_path):
     path = tmp_path / "deep.png"
     Image.fromarray(np.full((4, 4), 3000, np.uint16)).save(path)
     with pytest.raises(UserError, match=r"deep\.png cannot be read .* 8 bits"):
-        decode(path, grey=True)
+        decode_file(path, grey=True)
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_images_with_too_many_pixels_are_refused_before_they_are_decoded(tmp_pat
     Image.new("1", (20_000, 8_850)).save(path)
     assert path.stat().st_size < 100_000
     with pytest.raises(UserError, match="20000×8850 pixels, more than 64 million"):
-        decode(path, grey=True)
+        decode_file(path, grey=True)
     assert not recwarn.list
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from dptrain.data import DATA_HELP, SOURCES, open_data
-from dptrain.data.folder import decode
+from dptrain.data.image_files.decoder import decode_file
 
 
 def scaled(images, white=255):
@@ -205,7 +205,7 @@ def test_npz_without_one_is_split_the_same_for_every_seed(net, read, tmp_path):
 
 @pytest.mark.parametrize("shape", [(10, 4, 4), (10, 4, 4, 1), (10, 1, 4, 4)])
 def test_images_in_arrays_may_have_any_usual_order_of_axes(net, read, tmp_path, shape):
-    x = np.arange(160, dtype=np.float32)
+    x = np.arange(160, dtype=np.float32) / 8
     np.savez(tmp_path / "a.npz", x=x.reshape(shape), y=np.arange(10))
     data = open_data(f"npz:{tmp_path / 'a.npz'}", net((1, 4, 4)))
     images, labels = read(data)
@@ -292,7 +292,7 @@ def test_photographs_are_turned_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg", exif=exif)
-    assert decode(tmp_path / "a.jpg", grey=False).shape == (1, 3, 6, 4)
+    assert decode_file(tmp_path / "a.jpg", grey=False).pixels.shape == (1, 3, 6, 4)
 
 
 # csv

@@ -288,7 +288,7 @@ def test_files_that_are_none(net, refuse, tmp_path, images):
         (np.zeros((2, 3), complex), ["complex128"]),
         (np.array([{}]), ["cannot be read"]),
         (np.zeros((2, 50), np.uint8), ["(50,)", "(3, 8, 8)"]),
-        (np.zeros((2, 8, 8, 4), np.uint8), ["(8, 8, 4)"]),
+        (np.zeros((2, 8, 8, 4), np.uint8), ["(4, 8, 8)", "opacity", "on white"]),
         (np.zeros((2, 8, 8, 3), np.uint8), ["colours", "grey"]),
         (np.full((2, 8, 8), 17, np.uint8), ["sample 0", "0 to 16", "-1 to 1"]),
         (np.full((2, 8, 8), 7.0), ["sample 0", "0 to 16"]),

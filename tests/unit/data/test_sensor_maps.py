@@ -63,12 +63,20 @@ def test_a_map_depends_on_its_row_only(net, read, files):
     np.testing.assert_allclose(y[:, 0], numbers[1:32, 3], rtol=1e-6)
     one = read(data, indices=[5])[0]
     np.testing.assert_array_equal(one[0], x[5])
+    assert data.notes == ("columns without a position are left out: time",)
     preprocessing = data.preprocessing
     assert preprocessing.columns == ("a", "b", "c", "y")
     standard = (numbers[:31] - preprocessing.mean) / preprocessing.deviation
     weights = interpolation_weights(preprocessing.positions, 6, 7)
     expected = interpolate(standard.astype(np.float32), weights)
     np.testing.assert_array_equal(x[:, 0], expected)
+
+
+def test_all_numeric_columns_may_be_sensors(net, files):
+    spec, _ = files
+    data = open_data(f"{spec}&horizon=1&columns=*", net((1, 6, 7), 1, "values"))
+    assert data.preprocessing.columns == ("a", "b", "c", "y")
+    assert data.notes == ("columns without numbers are left out: time ('12:0' in line 2)",)
 
 
 def test_rows_of_a_sample_are_channels(net, read, files):

@@ -1,0 +1,1 @@
+"""Image files: which files of a folder are images, and how one becomes 8-bit pixels."""
