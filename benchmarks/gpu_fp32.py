@@ -60,7 +60,7 @@ def variant(name: str) -> Iterator[None]:
 
 def make(network: Network, n: int, backend: CudaBackend) -> Replica:
     """Return a replica in fp32."""
-    plan = make_plan(network, backend, n, precision="fp32", optimizer=SGD(0.9))
+    plan = make_plan(network, backend, n, precision="fp32", optimizer=SGD(momentum=0.9))
     return backend.make_replica(plan, seed=0)
 
 

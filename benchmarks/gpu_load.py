@@ -48,7 +48,7 @@ class Load:
     """A replica with cached images and a staged minibatch."""
 
     def __init__(self, network: Network, n: int, precision: str, backend: CudaBackend) -> None:
-        plan = make_plan(network, backend, n, precision=precision, optimizer=SGD(0.0))
+        plan = make_plan(network, backend, n, precision=precision, optimizer=SGD(momentum=0.0))
         replica = backend.make_replica(plan, seed=0)
         assert isinstance(replica, CudaReplica)
         random, (channels, height, width) = np.random.default_rng(0), network.input_shape

@@ -133,7 +133,7 @@ def table(case: Case, device: Any, copying: Copying) -> None:
     """Print the kernels of one network."""
     network, batch_size, precision = case
     backend, recorder = CudaBackend(device), Recorder(device)
-    plan = make_plan(network, backend, batch_size, precision=precision, optimizer=SGD(0.9))
+    plan = make_plan(network, backend, batch_size, precision=precision, optimizer=SGD(momentum=0.9))
     sets = REPLICAS.get(batch_size, 1)
     replicas = [launches(backend.make_replica(plan, seed=0), recorder) for _ in range(sets)]
     del device.function  # Watched no more.

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dptrain.api import make_replica as make_replica
     from dptrain.backends.replica import Replica as Replica
+    from dptrain.comm.deadline import RankTimeoutError as RankTimeoutError
+    from dptrain.comm.signals import StoppedError as StoppedError
+    from dptrain.comm.world import AgreedError as AgreedError
+    from dptrain.comm.world import DivergedError as DivergedError
     from dptrain.data import open_data as open_data
+    from dptrain.errors import ArgumentError as ArgumentError
+    from dptrain.errors import ReadOnlyError as ReadOnlyError
     from dptrain.errors import UserError as UserError
     from dptrain.network import GELU as GELU
     from dptrain.network import Add as Add
@@ -64,6 +70,7 @@ if TYPE_CHECKING:
     from dptrain.training.history import History as History
     from dptrain.training.model import TrainedModel as TrainedModel
     from dptrain.training.model import load as load
+    from dptrain.training.rundir import RunDirectoryLostError as RunDirectoryLostError
     from dptrain.training.trainer import Trainer as Trainer
 
 __version__ = "0.2.0"
@@ -76,6 +83,8 @@ __all__ = [
     "Add",
     "AfterEpoch",
     "AfterStep",
+    "AgreedError",
+    "ArgumentError",
     "AveragePool2d",
     "BatchNorm2d",
     "Callback",
@@ -83,6 +92,7 @@ __all__ = [
     "Constant",
     "Conv2d",
     "Dense",
+    "DivergedError",
     "Dropout",
     "Flatten",
     "GlobalAveragePool2d",
@@ -98,12 +108,16 @@ __all__ = [
     "Network",
     "Normal",
     "Progress",
+    "RankTimeoutError",
     "ReLU",
+    "ReadOnlyError",
     "Replica",
+    "RunDirectoryLostError",
     "SiLU",
     "Sigmoid",
     "SigmoidBinaryCrossEntropy",
     "SoftmaxCrossEntropy",
+    "StoppedError",
     "SumPool2d",
     "Tanh",
     "Tensor",
@@ -125,6 +139,13 @@ _MODULES = {
     "Adam": "plan.optimizers",
     "AdamW": "plan.optimizers",
     "AfterEpoch": "training.callbacks",
+    "AgreedError": "comm.world",
+    "ArgumentError": "errors",
+    "DivergedError": "comm.world",
+    "RankTimeoutError": "comm.deadline",
+    "ReadOnlyError": "errors",
+    "RunDirectoryLostError": "training.rundir",
+    "StoppedError": "comm.signals",
     "AfterStep": "training.callbacks",
     "Callback": "training.callbacks",
     "History": "training.history",

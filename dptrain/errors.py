@@ -17,10 +17,23 @@ class UserError(ValueError):
         exit_code: 2 for a mistake in the input; a subclass may use 1 for a failure during the run.
     """
 
+    __module__ = "dptrain"  # Tracebacks show the public name.
     exit_code = 2
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_escape(message))
+
+
+class ReadOnlyError(UserError, AttributeError):
+    """A program assigned to an attribute that cannot be set; the message says what to use."""
+
+    __module__ = "dptrain"
+
+
+class ArgumentError(UserError, TypeError):
+    """A class was called with arguments that it does not have; the message names those it has."""
+
+    __module__ = "dptrain"
 
 
 def path_user_error(error: OSError) -> UserError | None:

@@ -34,7 +34,7 @@ class Step:
     def __init__(self, network: Network, backend: str, precision: str, batch_size: int) -> None:
         self.x, self.y = random_batch(network, batch_size)
         self.replica = dptrain.make_replica(
-            network, backend, batch_size, precision=precision, optimizer=dptrain.SGD(0.0)
+            network, backend, batch_size, precision=precision, optimizer=dptrain.SGD(momentum=0.0)
         )
         self.start = self.replica.memory.program(self._enqueue)
         self.memory_bytes = sum(self.replica.plan.memory.values())

@@ -136,6 +136,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
 def _group_of(name: str) -> str:
     value = getattr(dptrain, name)
     module = getattr(value, "__module__", "").removeprefix("dptrain.")
+    if module == "dptrain":  # An error, whose public name tracebacks show.
+        module = "errors"
     if not module:  # A union of types, such as Callback.
         module = "training"
     for title, prefixes in GROUPS_OF_NAMES.items():

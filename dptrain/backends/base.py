@@ -297,7 +297,7 @@ class Backend(ABC):
             available_bytes = self.free_bytes()
         require_memory(
             size_bytes,
-            f"network {plan.network.name} with batch size {plan.batch_size:,}",
+            f"{plan.network.label} with batch size {plan.batch_size:,}",
             f"use a smaller batch size or network{others}",
             available_bytes=available_bytes,
         )
@@ -306,4 +306,5 @@ class Backend(ABC):
             replica.parameters.fill(parameter.name, partial(draw, parameter, seed))
         if compiles:
             self.compile_kernels()
+        replica.seal()
         return replica

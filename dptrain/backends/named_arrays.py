@@ -17,7 +17,8 @@ from dptrain.plan.flat import FlatLayout, Slot
 class NamedArrays(Mapping[str, NDArray[Any]]):
     """Parameters (or gradients, or optimizer state) by name, in canonical layout.
 
-    Reading an item returns a copy; assigning one writes to the replica.
+    Reading an item returns a copy that is read-only; assigning one writes to the replica. A part
+    is changed by ``w = parameters[name].copy()``, changes of ``w`` and ``parameters[name] = w``.
 
     Args:
         layout: of the flat array.
@@ -52,6 +53,8 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         slot = self._slot(name)
         stored = self._memory.download(self._flat[slot.start : slot.stop])
         canonical: NDArray[Any] = np.array(canonical_view(slot, stored), order="C", copy=True)
+        # A write to the copy would have no effect on the replica.
+        canonical.flags.writeable = False
         return canonical.reshape(slot.parameter.shape)
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:

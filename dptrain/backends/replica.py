@@ -5,15 +5,18 @@ A replica owns the memory of a plan and the stages that a backend has bound to i
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.attributes import Sealed
 from dptrain.backends.accumulation import Accumulation
 from dptrain.backends.clipping import Clipping, clip_factor
 from dptrain.backends.flat_arrays import FlatArrays
@@ -144,15 +147,31 @@ Listener = Callable[[int], None]
 """Called with a stage's index after that stage has run (on a GPU: has been enqueued)."""
 
 
-class Replica:
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def one_thread_at_a_time(method: Method) -> Method:
+    """Let calls from several threads wait for each other, because they share all buffers."""
+
+    @wraps(method)
+    def call(self: Replica, *args: Any, **kwargs: Any) -> Any:
+        with self._turn:
+            return method(self, *args, **kwargs)
+
+    return cast("Method", call)
+
+
+class Replica(Sealed):
     """A network in memory, ready to train or predict. `dptrain.make_replica` makes one.
 
-    A training step is `forward_backward` followed by `update`.
+    A training step is `forward_backward` followed by `update`. Several threads may call
+    `predict`, `forward` and `evaluate`; one call waits for the other. Attributes are read-only but
+    for `updates` and `sum_statistics`.
 
     Attributes:
         plan: buffers and stages.
         context: what the stages read in the next step.
-        parameters, gradients: arrays by name in canonical layout, copied when read.
+        parameters, gradients: arrays by name in canonical layout; reading returns read-only copies.
         state: optimizer state by name ("momentum", …), each like `parameters`.
         statistics: arrays by name that forward passes of training update, such as running means;
             each process has its own.
@@ -195,6 +214,7 @@ class Replica:
         memory: Memory = HOST,
         arrays: FlatArrays | None = None,
     ) -> None:
+        self._turn = threading.RLock()
         self.backend, self.plan, self.memory = backend, plan, memory
         shards = plan.setting.shards
         self.context = Context(seed=seed, bounds=np.zeros(max(shards, 1) + 1, np.int64))
@@ -244,6 +264,24 @@ class Replica:
             self.update_kernel()
         if arrays.squares is not None:
             self._clipping(slice(0, plan.layout.size))
+
+    _READ_ONLY: ClassVar[frozenset[str]] = frozenset({
+        "arrays", "backend", "flat_gradients", "flat_parameters", "flat_state", "gradient_slots",
+        "gradients", "memory", "notes", "owns_parameters", "parameters", "plan", "slot_sums",
+        "state", "statistics",
+    })  # fmt: skip
+    """Attributes that nothing may set after the replica was made."""
+
+    def _may_set(self, name: str) -> bool:
+        known = name.startswith("_") or hasattr(self, name)
+        return known and name not in self._READ_ONLY
+
+    def _advice(self, name: str, value: Any) -> str | None:
+        if name in ("parameters", "statistics", "state", "gradients"):
+            return f"assign single arrays: replica.{name}['NAME'] = array"
+        if name in ("learning_rate", "lr"):
+            return "the learning rate is an argument: replica.update(learning_rate=0.1)"
+        return None
 
     @property
     def arrays(self) -> FlatArrays:
@@ -533,6 +571,7 @@ class Replica:
             if stage.phase is Phase.FORWARD or (loss and stage.phase is Phase.LOSS):
                 kernel(context)
 
+    @one_thread_at_a_time
     def forward_backward(
         self,
         x: ArrayLike,
@@ -580,6 +619,7 @@ class Replica:
         sums: list[float] = self.memory.download(self._loss_sums).tolist()
         return sums
 
+    @one_thread_at_a_time
     def update(self, learning_rate: float) -> None:
         """Apply the update rule to all parameters.
 
@@ -657,6 +697,7 @@ class Replica:
             rows = rows.transpose(0, 3, 1, 2)
         return np.array(rows).reshape((n, *tail.output_shape))
 
+    @one_thread_at_a_time
     def forward(self, x: ArrayLike) -> NDArray[Any]:
         """Compute outputs before softmax or sigmoid, without dropout.
 
@@ -691,6 +732,7 @@ class Replica:
             return softmax(z)
         return sigmoid(z) if kind == "binary" else z
 
+    @one_thread_at_a_time
     def evaluate(
         self, x: ArrayLike, y: ArrayLike, *, crop_windows: NDArray[np.int64] | None = None
     ) -> tuple[float, int]:
@@ -721,6 +763,7 @@ class Replica:
         self.memory.upload(self._loss_sums, saved)
         return loss, correct
 
+    @one_thread_at_a_time
     def evaluate_samples(
         self, x: ArrayLike, y: ArrayLike
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -18,6 +18,8 @@ class RankTimeoutError(TimeoutError):
         is_cause: True if that rank is the cause, not a rank that waited.
     """
 
+    __module__ = "dptrain"
+
     def __init__(self, message: str, rank: int, *, is_cause: bool = False) -> None:
         super().__init__(message)
         self.rank, self.is_cause = rank, is_cause

@@ -40,6 +40,8 @@ def _remember(number: int, frame: FrameType | None) -> None:
 class StoppedError(UserError):
     """A signal ended a run before its first step; the same command starts it again."""
 
+    __module__ = "dptrain"
+
     exit_code = 75
 
 

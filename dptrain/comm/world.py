@@ -51,6 +51,8 @@ _QUIET_NAP_S = 1e-3
 class AgreedError(UserError):
     """A user's mistake that all ranks raise: rank 0 prints it, and all ranks exit with its code."""
 
+    __module__ = "dptrain"
+
     exit_code = 2
 
     @classmethod
@@ -63,6 +65,8 @@ class AgreedError(UserError):
 
 class DivergedError(AgreedError):
     """The loss is no longer finite."""
+
+    __module__ = "dptrain"
 
     exit_code = 3
 

@@ -171,9 +171,11 @@ def make_dataset(
             continue
         if not len(raw.rows):
             raise UserError(f"{where} has no {name} samples")
-        shape = tuple(raw.inputs.shape[1:])
+        shape, dtype = tuple(raw.inputs.shape[1:]), raw.inputs.dtype
         advice = edit_input(network, shape) if request.preprocessing is None else ""
-        preprocessing.check(shape, raw.inputs.dtype, where, advice)
+        preprocessing.check(shape, dtype, where, advice)
+        if not request.is_named:
+            preprocessing.check_size(shape, dtype, where)
         y = targets_of(request, preprocessing, raw.targets, where)
         splits.append(StoredSamples(raw.inputs, y, raw.rows, preprocessing, where, white))
     size = sum(

@@ -275,7 +275,7 @@ def open_folder(request: Request) -> Dataset:
     shape = request.network.input_shape
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise UserError(
-            f"{folder} has images, but network {request.network.name} takes {shape}; "
+            f"{folder} has images, but {request.network.label} takes {shape}; "
             "expected (1, H, W) or (3, H, W)"
         )
     where = str(folder)

@@ -92,7 +92,7 @@ def open_irradiance(request: Request) -> Dataset:
     is_one = network.family is not None or network.num_outputs == 1
     if network.loss.targets != "values" or not is_one:
         raise UserError(
-            f"irradiance predicts one value, but network {network.name} ends in "
+            f"irradiance predicts one value, but {network.label} ends in "
             f"{network.num_outputs} × {network.loss.kind}; expected one output and "
             "mean_squared_error, as solar has"
         )

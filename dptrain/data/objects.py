@@ -162,7 +162,7 @@ def _checked_dataset(
     if found != expected:
         raise UserError(
             f"the data set {data.name} was opened for a network with input, targets and outputs "
-            f"{found}; network {network.name} has {expected}; open it for this network"
+            f"{found}; {network.label} has {expected}; open it for this network"
         )
     if preprocessing is None:
         return data

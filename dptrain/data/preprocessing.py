@@ -236,8 +236,31 @@ class Preprocessing:
                 f"{where} has samples of shape {shape}, but the network was trained on "
                 f"{len(self.columns)} columns: {', '.join(self.columns)}{rows}"
             )
+        if dtype != np.uint8:
+            self.check_size(shape, dtype, where)
         is_arranged = self.kind == "table" and not self.rows.is_plain
         self.adapter(self.input_shape if is_arranged else shape, dtype).check(where, advice)
+
+    def check_size(self, shape: Shape, dtype: np.dtype[Any], where: str) -> None:
+        """Raise `UserError` if arrays of images have another size than those of the training data.
+
+        8-bit pixels are resized if the training data had images of any size.
+
+        Args:
+            shape: of a raw sample.
+            dtype: of the raw numbers.
+            where: name of the raw data, for messages.
+        """
+        stored = self.stored_shape
+        if self.kind != "image" or len(shape) != 3 or (stored is None and dtype == np.uint8):
+            return
+        sizes = [known[1:] for known in (stored, self.input_shape) if known and len(known) == 3]
+        if sizes and shape[1:] not in sizes:
+            raise UserError(
+                f"{where}: images of {_times(shape[1:])} pixels, but the network was trained on "
+                f"{_times(sizes[0])} pixels of {self.trained_on}; crop or resize the images to "
+                f"{_times(sizes[0])} first"
+            )
 
     def check_values(
         self, x: NDArray[np.float32], names: Sequence[object] | NDArray[Any], where: str
@@ -280,8 +303,9 @@ class Preprocessing:
         Args:
             raw: images (n, H, W), (n, H, W, C) or (n, C, H, W); rows (n, F); a single sample
                 without the first axis if it has the shape of the training data; a sequence of
-                images (arrays or PIL images) of different sizes; for tables also a mapping from
-                column name to column, such as a dict of arrays or a pandas DataFrame. For a
+                images (arrays or PIL images) of different sizes, which are resized if they have
+                8-bit pixels; arrays have the size of the training images; for tables also a mapping
+                from column name to column, such as a dict of arrays or a pandas DataFrame. For a
                 network with lags, n consecutive rows have n samples less the largest lag, and
                 samples may be given as (n, L, F), too.
 
@@ -301,11 +325,17 @@ class Preprocessing:
         if isinstance(raw, Sequence) and not isinstance(raw, str):
             samples = [_array_of(sample) for sample in raw]
             if len({sample.shape for sample in samples}) > 1:
-                return np.concatenate([self.apply(sample[None]) for sample in samples])
+                return np.concatenate([self._convert(sample[None], where) for sample in samples])
             raw = np.stack(samples) if samples else np.zeros(0)
         array = _array_of(raw)
         if array.shape and self._is_single(array.shape):
             array = array[None]
+        array = channels_first(array, where, self.stored_shape or self.input_shape)
+        self.check_size(array.shape[1:], array.dtype, where)
+        return self._convert(array, where)
+
+    def _convert(self, array: NDArray[Any], where: str) -> NDArray[np.float32]:
+        """Return the network's inputs for images or vectors, with the samples first."""
         array = channels_first(array, where, self.stored_shape or self.input_shape)
         self.check(array.shape[1:], array.dtype, where)
         check_against_training(array, self, where)

@@ -101,6 +101,11 @@ class Request:
         return f"{self.text}?{options}classes={example_of_option(names)}"
 
     @property
+    def is_named(self) -> bool:
+        """False if the data are objects in Python."""
+        return self.name not in ("arrays", "samples")
+
+    @property
     def fit(self) -> str:
         """``resize`` or ``crop``: from the options, else from the saved preprocessing."""
         saved = self.preprocessing

@@ -32,12 +32,12 @@ def targets_for(y: NDArray[Any], network: Network, where: str) -> NDArray[Any]:
     width = network.num_outputs
     if y.ndim > 2 or y.shape[1:] not in ((), (width,)) or (y.ndim == 1 and width != 1):
         raise UserError(
-            f"{where}: targets have shape {y.shape}, but network {network.name} has {width} "
+            f"{where}: targets have shape {y.shape}, but {network.label} has {width} "
             f"outputs; expected ({len(y)}, {width})"
         )
     if network.loss.targets == "binary" and not ((y == 0) | (y == 1)).all():
         raise UserError(
-            f"{where}: targets range from {y.min()} to {y.max()}, but network {network.name} ends "
+            f"{where}: targets range from {y.min()} to {y.max()}, but {network.label} ends "
             f"in {network.loss.kind}, which expects 0 and 1; use data with two classes, or another "
             "network"
         )

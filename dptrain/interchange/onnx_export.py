@@ -48,7 +48,7 @@ def write_onnx(contents: ModelContents, path: Path) -> tuple[Path, ...]:
     size = sum(values.nbytes for values in contents.arrays.values())
     if size > LIMIT_BYTES:
         raise UserError(
-            f"the parameters of network {contents.network.name} take {size / 2**30:.1f} GiB; an "
+            f"the parameters of {contents.network.label} take {size / 2**30:.1f} GiB; an "
             "ONNX file has at most 2 GiB; export to .safetensors"
         )
     data = make_model(contents).SerializeToString()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dptrain.arguments import NamedArguments
 from dptrain.errors import UserError
 
 
 @dataclass(frozen=True)
-class He:
+class He(metaclass=NamedArguments):
     """Normal(0, sqrt(2 / fan_in)).
 
     Source: He et al., "Delving deep into rectifiers", 2015, equation 10.
@@ -21,7 +22,7 @@ class He:
 
 
 @dataclass(frozen=True)
-class Normal:
+class Normal(metaclass=NamedArguments):
     """Normal(0, std) with a given standard deviation."""
 
     std: float
@@ -38,7 +39,7 @@ class Normal:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(metaclass=NamedArguments):
     """Every element equals `value`."""
 
     value: float = 0.0

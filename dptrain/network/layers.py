@@ -8,11 +8,12 @@ height and width. A multiply-add counts as two FLOPs.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from dptrain.arguments import NamedArguments
 from dptrain.errors import UserError, shown
 from dptrain.network.field_types import check_field_types
 from dptrain.network.initializers import Constant, He, Initializer
@@ -115,7 +116,7 @@ def _same_pads(size: int, window: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-class Layer(ABC):
+class Layer(metaclass=NamedArguments):
     """One layer. Subclasses are frozen dataclasses; their fields are the settings of a user.
 
     `kind` names the layer in TOML files (``type = "conv"``) and, with a number, in the network

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from dptrain.arguments import NamedArguments
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 TargetKind = Literal["classes", "binary", "values"]
 
 
-class Loss(ABC):
+class Loss(metaclass=NamedArguments):
     """A loss function of the network's output and of targets.
 
     Attributes:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from dptrain.arguments import NamedArguments
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import MAX_SIZE, Flops, Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import Loss, SoftmaxCrossEntropy
@@ -90,8 +91,12 @@ class Node:
         return self.layer.flops(self.input_shape)
 
 
+NO_NAME = "network"
+"""Name of a network if no other was chosen."""
+
+
 @dataclass(frozen=True)
-class Network:
+class Network(metaclass=NamedArguments):
     """A directed acyclic graph of layers that ends in a loss.
 
     The constructor makes a chain, in which every layer reads the output of the layer before it.
@@ -129,7 +134,7 @@ class Network:
     input_shape: Shape
     layers: Sequence[Layer]
     loss: Loss = DEFAULT_LOSS
-    name: str = "network"
+    name: str = NO_NAME
     connections: Sequence[tuple[str | None, tuple[str, ...] | None]] | None = field(
         default=None, kw_only=True
     )
@@ -228,29 +233,34 @@ class Network:
         input_shape, specs = collect(output)
         return cls.from_nodes(input_shape, specs, loss, name)
 
+    @property
+    def label(self) -> str:
+        """The network in a message: ``network resnet20``, or ``the network`` without a name."""
+        return "the network" if self.name == NO_NAME else f"network {self.name}"
+
     def __post_init__(self) -> None:
         _check_name(self.name)
         try:
             object.__setattr__(self, "input_shape", make_input_shape(self.input_shape))
         except UserError as error:
-            raise UserError(f"network {self.name}: {error}") from None
+            raise UserError(f"{self.label}: {error}") from None
         if not isinstance(self.layers, Iterable):
-            raise UserError(f"the layers of {self.name} are {self.layers!r}; expected a list")
+            raise UserError(f"the layers of {self.label} are {self.layers!r}; expected a list")
         object.__setattr__(self, "layers", tuple(self.layers))
         if not isinstance(self.loss, Loss):
             raise UserError(
-                f"the loss of {self.name} is {shown(repr(self.loss))}; expected an object such as "
+                f"the loss of {self.label} is {shown(repr(self.loss))}; expected an object such as "
                 "SoftmaxCrossEntropy()"
             )
         if not self.layers:
-            raise UserError(f"network {self.name} has no layers")
+            raise UserError(f"{self.label} has no layers")
         for number, layer in enumerate(self.layers, 1):
             if not isinstance(layer, Layer):
-                raise UserError(f"layer {number} of {self.name} is {layer!r}; expected a layer")
+                raise UserError(f"layer {number} of {self.label} is {layer!r}; expected a layer")
         try:
             layers, connections = _sort_topologically(self._specs())
         except UserError as error:
-            raise UserError(f"network {self.name}: {error}") from None
+            raise UserError(f"{self.label}: {error}") from None
         object.__setattr__(self, "layers", layers)
         # A chain has one representation, so that equal networks compare as equal.
         names = default_names(layers)
@@ -281,9 +291,7 @@ class Network:
                 shape = layer.combine_shapes(tuple(shapes[i] for i in inputs))
                 out = layer.output_shape(shape)
             except UserError as error:
-                raise UserError(
-                    f"network {self.name}, layer {index + 1} ({name}): {error}"
-                ) from None
+                raise UserError(f"{self.label}, layer {index + 1} ({name}): {error}") from None
             in_maps = self._common_maps(name, shape, [maps[i] for i in inputs])
             parameters = layer.parameters(shape)
             statistics = tuple(replace(s, name=f"{name}.{s.name}") for s in layer.statistics(shape))
@@ -306,7 +314,7 @@ class Network:
         if len(set(maps)) > 1:
             listed = " and ".join(str(each) for each in dict.fromkeys(maps))
             raise UserError(
-                f"network {self.name}, node {name}: the inputs are vectors that come from maps of "
+                f"{self.label}, node {name}: the inputs are vectors that come from maps of "
                 f"the shapes {listed}; expected one shape"
             )
         return maps[0]

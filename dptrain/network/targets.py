@@ -37,12 +37,12 @@ def class_labels(y: NDArray[Any], network: Network, where: str) -> NDArray[Any]:
         )
     if y.size and (y != np.floor(y)).any():
         raise UserError(
-            f"{where}: targets are not whole numbers, but network {network.name} distinguishes "
+            f"{where}: targets are not whole numbers, but {network.label} distinguishes "
             "classes; use a network with mean_squared_error to predict values"
         )
     if y.size and (y.min() < 0 or y.max() >= width):
         raise UserError(
-            f"{where}: labels from {int(y.min())} to {int(y.max())}, but network {network.name} "
+            f"{where}: labels from {int(y.min())} to {int(y.max())}, but {network.label} "
             f"has {width} outputs; expected labels 0 to {width - 1}"
         )
     return y.reshape(-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypedDict
 
+from dptrain.arguments import NamedArguments
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ AVERAGE = "average"
 
 
 @dataclass(frozen=True)
-class UpdateRule:
+class UpdateRule(metaclass=NamedArguments):
     """What all update rules have in common.
 
     Attributes:
@@ -76,14 +77,15 @@ class SGD(UpdateRule):
     state.
 
     Attributes:
-        momentum: μ, at least 0 and less than 1.
+        momentum: μ, at least 0 and less than 1. Like all arguments of update rules, it is named:
+            ``SGD(momentum=0.9)``; the learning rate is an argument of each update.
         nesterov: True for Nesterov momentum; it requires a momentum above 0.
     """
 
     kind: ClassVar[str] = "sgd"
 
-    momentum: float = 0.0
-    nesterov: bool = False
+    momentum: float = field(default=0.0, kw_only=True)
+    nesterov: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,9 +117,9 @@ class Adam(UpdateRule):
 
     kind: ClassVar[str] = "adam"
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    beta1: float = field(default=0.9, kw_only=True)
+    beta2: float = field(default=0.999, kw_only=True)
+    epsilon: float = field(default=1e-8, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,6 +181,6 @@ def make_optimizer(
     """
     common = _Common(weight_decay=weight_decay, clip_norm=clip_norm, average_decay=average_decay)
     if kind == SGD.kind:
-        return SGD(momentum, nesterov, **common)
+        return SGD(momentum=momentum, nesterov=nesterov, **common)
     rules = {rule.kind: rule for rule in (Adam, AdamW)}
     return rules[kind](**common)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.attributes import Sealed
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
@@ -39,8 +40,10 @@ INFERENCE_BATCH = 256
 """Samples that are computed at a time: enough for full speed, and little memory."""
 
 
-class TrainedModel:
+class TrainedModel(Sealed):
     """A network with trained parameters and the preprocessing of its training data.
+
+    Attributes are read-only. Several threads may call `predict`; one call waits for the other.
 
     Attributes:
         network: the network.
@@ -65,6 +68,12 @@ class TrainedModel:
         self.network, self.preprocessing, self.replica = network, preprocessing, replica
         self.facts, self.step, self.warning = facts, step, warning
         self._world = world or World.single()
+        self.seal()
+
+    def _advice(self, name: str, value: Any) -> str | None:
+        if name in ("parameters", "statistics"):
+            return f"assign single arrays: model.{name}['NAME'] = array"
+        return None
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -73,12 +82,15 @@ class TrainedModel:
 
     @property
     def parameters(self) -> Mapping[str, NDArray[Any]]:
-        """Parameters by name, for example ``conv1.weight`` (K, C, R, S); reading copies."""
+        """Parameters by name, for example ``conv1.weight`` (K, C, R, S).
+
+        Reading returns a read-only copy; ``model.parameters[name] = array`` replaces one.
+        """
         return self.replica.parameters
 
     @property
     def statistics(self) -> Mapping[str, NDArray[Any]]:
-        """Statistics by name, for example ``bn1.running_mean`` (C,); reading copies."""
+        """Statistics by name, for example ``bn1.running_mean`` (C,), like `parameters`."""
         return self.replica.statistics
 
     def predict(self, x: ArrayLike) -> NDArray[np.float32]:
@@ -111,7 +123,7 @@ class TrainedModel:
         if classes is not None:
             return classes.predicted(self.predict(x))
         raise UserError(
-            f"network {self.network.name} ends in {self.network.loss.kind} with {width} "
+            f"{self.network.label} ends in {self.network.loss.kind} with {width} "
             f"output{'s' * (width > 1)}, so it has no most probable class; use predict"
         )
 

@@ -61,6 +61,8 @@ LAST_CHECKPOINT = ".last_checkpoint"
 class RunDirectoryLostError(UserError):
     """The run directory was moved or deleted while the run was writing to it."""
 
+    __module__ = "dptrain"
+
     exit_code = 1
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from dptrain.backends import BACKENDS
 from dptrain.comm import BATCH_NORM_MODES, TRANSPORTS
-from dptrain.errors import UserError, suggest
+from dptrain.errors import UserError, shown, suggest
 from dptrain.files import MAX_TEXT_BYTES, parse_json, read_regular
 from dptrain.toml import read_toml
 from dptrain.training.labels import parse_tags
@@ -639,6 +639,20 @@ def _network_of_run(run_dir: Path, name: str) -> Network | None:
     return None
 
 
+def _object_hint(value: Any) -> str:
+    """Return the settings that mean an update rule, which `make_replica` takes as an object."""
+    kind = getattr(value, "kind", None)
+    if kind not in ("sgd", "adam", "adamw"):
+        return ""
+    names = ("momentum", "nesterov", "weight_decay", "clip_norm")
+    given = {} if isinstance(value, type) else {name: getattr(value, name, None) for name in names}
+    more = "".join(f", {name}={item!r}" for name, item in given.items() if item)
+    return (
+        f"; objects are for make_replica, so use optimizer='{kind}'{more}, and learning_rate for "
+        "the learning rate"
+    )
+
+
 def _first(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
@@ -693,8 +707,8 @@ class Setting:
             value = Path(value)
         is_right = isinstance(value, Path) if self.type is Path else type(value) is self.type
         if not (is_right and self.limits.allow(value)):
-            text = f"'{value}'" if isinstance(value, str) else str(value)
-            hint = suggest(str(value), self.limits.choices or ())
+            text = f"'{value}'" if isinstance(value, str) else shown(value)
+            hint = suggest(str(value), self.limits.choices or ()) or _object_hint(value)
             raise UserError(f"{source} is {text}; expected {self.expected}{hint}")
         return value
 
@@ -750,7 +764,12 @@ def load_settings(
     Raises:
         UserError: an unknown key or variable, or an invalid value; the message names its source.
     """
+    from dptrain.training.setting_names import unknown_setting
+
     by_name = {setting.name: setting for setting in settings()}
+    for name in flags:
+        if name not in by_name:
+            raise UserError(unknown_setting("there is no setting", name))
     given: dict[str, Any] = {
         name: by_name[name].parse(value, by_name[name].flag) if isinstance(value, str) else value
         for name, value in flags.items()
@@ -872,8 +891,10 @@ def _from_environment(
 
 
 def _from_file(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    from dptrain.training.setting_names import unknown_setting
+
     by_name = {setting.name: setting for setting in settings()}
     for key in values:
         if key not in by_name:
-            raise UserError(f"{source}: unknown key '{key}'{suggest(key, by_name)}")
+            raise UserError(unknown_setting(f"{source}: unknown key", key))
     return {key: by_name[key].check(value, f"{source}: {key}") for key, value in values.items()}

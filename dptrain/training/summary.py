@@ -108,23 +108,28 @@ def introduce(job: Job, display: Display, step: int) -> None:
             f"warning: batch size {spec.batch_size} exceeds the {len(job.dataset.train):,} "
             "training samples, so every minibatch is the whole training data"
         )
-    reached = job.selection.reached
+    reason = nothing_left(job, step)
+    if reason is not None:
+        display.print(f"nothing left to do: {reason}")
+
+
+def nothing_left(job: Job, step: int) -> str | None:
+    """Return why no step follows after step number `step`, and how to continue; else None."""
+    spec, reached = job.spec, job.selection.reached
     if reached is not None:
-        display.print(
-            f"nothing left to do: the validation accuracy after step {step} was "
-            f"{reached.accuracy:.2%}, at least the {spec.until_accuracy:.2%} of "
-            "--until-accuracy; continue with a higher --until-accuracy"
+        return (
+            f"the validation accuracy after step {step} was {reached.accuracy:.2%}, at least the "
+            f"{spec.until_accuracy:.2%} of --until-accuracy; continue with a higher "
+            "--until-accuracy"
         )
-    elif job.selection.is_out_of_patience:
-        display.print(
-            f"nothing left to do: the last {job.selection.since_best} evaluations were no "
-            "improvement; continue with a higher --patience"
+    if job.selection.is_out_of_patience:
+        return (
+            f"the last {job.selection.since_best} evaluations were no improvement; continue with a "
+            "higher --patience"
         )
-    elif step >= spec.steps:
-        display.print(
-            f"nothing left to do: {step} of {spec.steps} steps are complete; "
-            f"{_advice_to_continue(job)}"
-        )
+    if step >= spec.steps:
+        return f"{step} of {spec.steps} steps are complete; {_advice_to_continue(job)}"
+    return None
 
 
 def _backends(job: Job) -> str:

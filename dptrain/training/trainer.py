@@ -16,15 +16,19 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.attributes import Sealed, read_only
 from dptrain.backends.replica import Replica
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
@@ -34,7 +38,7 @@ from dptrain.comm.world import World
 from dptrain.data import Dataset
 from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
 from dptrain.measure.load import Clock
@@ -67,13 +71,30 @@ from dptrain.training.progress import Progress as RunningState
 from dptrain.training.resources import average_statistics, share_state
 from dptrain.training.rundir import BEST
 from dptrain.training.selection import Selection
+from dptrain.training.setting_names import resolved_name, unknown_setting
 from dptrain.training.settings import Settings, load_settings
 from dptrain.training.spec import RunSpec, job_settings
-from dptrain.training.summary import Conclusion, conclude
+from dptrain.training.summary import Conclusion, conclude, nothing_left
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class Trainer:
+def _exclusive(method: Method) -> Method:
+    """Refuse calls of a method while another call uses the trainer; see `Trainer._using`."""
+
+    @wraps(method)
+    def call(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        with self._using(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return cast("Method", call)
+
+
+class Trainer(Sealed):
     """Train a network on a data set, on one rank or on many.
+
+    Attributes are read-only; the arrays in `parameters` and `statistics` can be replaced. Settings
+    are fixed when the trainer is made.
 
     Args:
         network: a `Network`, the name of one (`dptrain describe` lists them), a .toml file, or an
@@ -93,12 +114,11 @@ class Trainer:
 
     Attributes:
         job: the parts of the job, assembled.
+        callbacks: the callbacks, and those that write files; a list to which more can be added.
         history: one record per epoch.
-        progress: the running state: step, loss, throughput.
-        best: on rank 0, the best checkpoint by the validation data; None if there is none.
-        summary: results of the last `fit`, as in ``summary.json``; None before.
 
     Raises:
+        ReadOnlyError: an assignment to an attribute.
         UserError: a mistake of the user, or a difference between the ranks; on every rank.
 
     Examples:
@@ -120,7 +140,7 @@ class Trainer:
         world: World | None = None,
         **settings: Any,
     ) -> None:
-        world = connect_ranks(settings.get("timeout")) if world is None else world
+        world = _ranks(world, settings.get("timeout"))
         _check_callbacks(callbacks)
         graph = call_on_all_ranks(
             world, lambda: network if isinstance(network, Network) else get_network(network)
@@ -157,7 +177,7 @@ class Trainer:
             world: as for the class.
             **settings: settings that replace those of the run, for example ``steps=2000``.
         """
-        world = connect_ranks(settings.get("timeout")) if world is None else world
+        world = _ranks(world, settings.get("timeout"))
         _check_callbacks(callbacks)
         named = {"data": data} if isinstance(data, str) else {}
         chosen = call_on_all_ranks(
@@ -198,17 +218,37 @@ class Trainer:
         self.callbacks = [*callbacks, MetricsLog(), Checkpoints()]
         self.history = History()
         counts_correct = job.network.loss.targets != "values"
-        self.progress = RunningState(job.first_step, counts_correct, selection=job.selection)
-        self.best = job.best
-        self.summary: Mapping[str, Any] | None = None
+        self._progress = RunningState(job.first_step, counts_correct, selection=job.selection)
+        self._best = job.best
+        self._summary: Mapping[str, Any] | None = None
         self._averaged: Replica | None = None
         self._average_received_at = job.replica.updates
         self._engine_is_open = False
         self._engine_scope = ExitStack()
         self._baseline = InterleavedBaseline(job, job.first_step)
         self._balancer = Balancer(job, job.first_step)
+        self._turn = threading.RLock()
+        self._task: str | None = None
+        self._stop_requested = False
+        self._is_closed = False
+        self.seal()
 
     # What a user reads.
+
+    @property
+    def progress(self) -> RunningState:
+        """The running state: step, loss, throughput."""
+        return self._progress
+
+    @property
+    def best(self) -> Checkpoint | None:
+        """On rank 0, the best checkpoint by the validation data; None if there is none."""
+        return self._best
+
+    @property
+    def summary(self) -> Mapping[str, Any] | None:
+        """Results of the last `fit`, as in ``summary.json``, read-only; None before."""
+        return self._summary
 
     @property
     def spec(self) -> RunSpec:
@@ -227,7 +267,9 @@ class Trainer:
 
     @property
     def parameters(self) -> Mapping[str, NDArray[Any]]:
-        """Parameters by name, for example ``conv1.weight`` (K, C, R, S); reading copies.
+        """Parameters by name, for example ``conv1.weight`` (K, C, R, S).
+
+        Reading returns a read-only copy; ``trainer.parameters[name] = array`` replaces one.
 
         These are the parameters of training, also if evaluations use their moving average.
         """
@@ -235,7 +277,7 @@ class Trainer:
 
     @property
     def statistics(self) -> Mapping[str, NDArray[Any]]:
-        """Statistics by name, for example ``bn1.running_mean`` (C,); reading copies."""
+        """Statistics by name, for example ``bn1.running_mean`` (C,), like `parameters`."""
         return self.job.replica.statistics
 
     @property
@@ -257,6 +299,21 @@ class Trainer:
     def _ends_early(self) -> bool:
         return self.progress.stopped or self.progress.selection.ends_training
 
+    def _advice(self, name: str, value: Any) -> str | None:
+        if name == "parameters":
+            return "assign single arrays: trainer.parameters['NAME'] = array"
+        if name in ("stop_training", "should_stop", "stopped"):
+            return "call trainer.stop() in a callback"
+        if name in ("callback", "callbacks"):
+            return "pass callbacks=[...] to Trainer, or add to the list trainer.callbacks"
+        named, advice = resolved_name(name)
+        if named is None:
+            return advice
+        return (
+            f"settings are fixed when a trainer is made: use Trainer(..., {named}={value!r}), or "
+            f"Trainer.resume(RUN_DIR, {named}={value!r}) to continue a run"
+        )
+
     def __repr__(self) -> str:
         job = self.job
         return (
@@ -270,9 +327,10 @@ class Trainer:
     def fit(self, stop: StopRequest | None = None) -> History:
         """Train until all steps of the job are done, or until a stop is requested.
 
-        Ctrl-C and SIGTERM stop training after the current step; `fit` then returns and can be
-        called again to continue. It makes no steps if the accuracy `until_accuracy` was reached, or
-        if the last `patience` evaluations were no improvement.
+        Ctrl-C, SIGTERM and `stop` stop training after the current step; `fit` then returns and can
+        be called again to continue. It makes no steps if all are made, if the accuracy
+        `until_accuracy` was reached, or if the last `patience` evaluations were no improvement; a
+        line of the progress, or a warning without progress, then says why.
 
         If training was not stopped, it ends with the best parameters by the validation data, and
         they are evaluated on the test data.
@@ -284,12 +342,16 @@ class Trainer:
             The history, one record per epoch.
 
         Raises:
-            UserError: the loss is not finite; the message names the step, the layer and the rank.
+            UserError: `fit` is running already, also in another thread, or the trainer is closed.
+            DivergedError: the loss is not finite; the message names the step, the layer and the
+                rank.
         """
-        with ExitStack() as stack:
+        with self._using("fit"), ExitStack() as stack:
+            self._check_open()
             request = stack.enter_context(StopRequest()) if stop is None else stop
             request.listen(*SIGNALS)
-            self.progress.stopped = False
+            self.progress.stopped, self._stop_requested = False, False
+            self._warn_if_over()
             self._open_engine(stack)
             # A full garbage collection visits some 40,000 objects and delays all ranks by 20 ms.
             # Before training it releases the memory of former engines and trainers.
@@ -308,6 +370,65 @@ class Trainer:
             self._end_training()
             self._finish(self._conclude(self._baseline.result(), load))
         return self.history
+
+    def stop(self) -> None:
+        """Stop training after the next complete step, as a signal does.
+
+        Callbacks of any rank may call it, for example ``AfterEpoch``; `fit` then returns.
+
+        Raises:
+            UserError: `fit` is not running.
+        """
+        if self._task != "fit":
+            raise UserError(
+                "stop() has no effect, because fit() is not running; call it in a callback"
+            )
+        self._stop_requested = True
+
+    @contextmanager
+    def _using(self, task: str) -> Iterator[None]:
+        """Refuse a call while another one uses the replica.
+
+        Callbacks may call `evaluate`, `predict` and `save` in the thread of `fit`.
+        """
+        name = type(self).__name__
+        if not self._turn.acquire(blocking=False):
+            raise UserError(
+                f"{name}.{task}() was called while another thread runs {name}.{self._task}(); "
+                f"wait until it ends, or make a {name} for each thread"
+            )
+        outer = self._task
+        try:
+            if outer is not None and (task in ("fit", "load") or outer != "fit"):
+                raise UserError(
+                    f"{name}.{task}() was called inside of {name}.{outer}(), which has not ended; "
+                    f"call {task}() after it"
+                )
+            self._task = outer or task
+            yield
+        finally:
+            self._task = outer
+            self._turn.release()
+
+    def _check_open(self) -> None:
+        """Refuse to train in a run directory that another process may use."""
+        if self._is_closed and self.job.keeps_run:
+            raise UserError(
+                "the trainer is closed, and another process may continue its run; use "
+                "Trainer.resume(RUN_DIR)"
+            )
+
+    def _warn_if_over(self) -> None:
+        """Say why no step is left, unless the progress says it."""
+        shows = any(isinstance(callback, Progress) for callback in self.callbacks)
+        reason = nothing_left(self.job, self.step)
+        if reason is not None and not shows and self.job.world.is_rank_zero:
+            run = self.job.run
+            how = "save(FOLDER), then Trainer(..., epochs=N) and load(FOLDER)"
+            if run is not None:
+                how = f"Trainer.resume({str(run.path)!r}, epochs=N)"
+            text = f"fit() makes no step: {reason} (in Python: {how})"
+            warnings.warn(text, UserWarning, stacklevel=4)
 
     def _train(self, stop: StopRequest) -> None:
         """Make all steps that are left; shares of the ranks change between some of them."""
@@ -335,7 +456,8 @@ class Trainer:
         """
         job, engine, rate = self.job, self.job.engine, self.job.schedule.rate
         for step in range(self.step, job.spec.steps):
-            stops = stop.requested or step + 1 == job.settings.stop_after
+            is_last = step + 1 == job.settings.stop_after
+            stops = stop.requested or self._stop_requested or is_last
             engine.step(batches, rate(step), stop=stops)
             waits = self._needs_parameters(step + 1)
             for result in engine.results(wait=waits):
@@ -430,7 +552,7 @@ class Trainer:
                     job.run_spec, job.replica.updates, job.shares.to_dict()
                 ).to_mapping()
                 arrays = replica_arrays(job.replica)
-                self.best = Checkpoint(self.step, arrays, facts, Path(BEST))
+                self._best = Checkpoint(self.step, arrays, facts, Path(BEST))
 
     def _end_training(self) -> None:
         """Restore the best parameters and evaluate them on the test data, unless stopped.
@@ -532,7 +654,7 @@ class Trainer:
         return conclude(job, self.progress, baseline, load)
 
     def _finish(self, conclusion: Conclusion) -> None:
-        self.summary = conclusion.summary
+        self._summary = read_only(conclusion.summary)
         if self.job.run is not None:
             self.job.run.write_summary(conclusion.summary)
         for callback in self.callbacks:
@@ -540,6 +662,7 @@ class Trainer:
 
     # Evaluation and prediction.
 
+    @_exclusive
     def evaluate(self, data: Any = None, *, classes: Any = None) -> dict[str, Any]:
         """Evaluate the network on the test split of its data, or on other data.
 
@@ -576,6 +699,7 @@ class Trainer:
             )
         return {"scored": scored, **results_of(*found)}
 
+    @_exclusive
     def predict(self, x: ArrayLike) -> NDArray[np.float32]:
         """Return the predictions for raw samples; each rank computes what it is passed.
 
@@ -611,6 +735,7 @@ class Trainer:
 
     # Files.
 
+    @_exclusive
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: parameters, running statistics, optimizer state, step and settings.
 
@@ -639,18 +764,27 @@ class Trainer:
         call_on_rank_zero(job.world, write)
         return folder
 
+    @_exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore parameters, statistics, optimizer state and step number from a checkpoint or run.
 
-        Every rank calls this method; rank 0 reads the files.
+        Every rank calls this method; rank 0 reads the files. A trainer with a run directory refuses
+        it, because the files of a run describe the steps that were made in it.
 
         Args:
             path: a run directory, or a folder that `save` wrote.
 
         Raises:
-            UserError: there is no valid checkpoint, or it is of another network; on every rank.
+            UserError: there is no valid checkpoint, it is of another network, or the trainer has a
+                run directory; on every rank.
         """
         job = self.job
+        if job.keeps_run:
+            raise UserError(
+                "load() would put parameters of other steps into the run directory of this "
+                "trainer; continue that run with Trainer.resume(PATH), begin with its parameters "
+                "as weights=FILE, or leave out run_dir"
+            )
 
         def read() -> int:
             checkpoint = load_checkpoint(Path(path))
@@ -661,13 +795,14 @@ class Trainer:
         share_state(job.world, job.replica, mixed=job.is_mixed)
         self._average_received_at = job.replica.updates
         selection = Selection.of(job.spec)
-        self.progress = RunningState(step, self.progress.counts_correct, selection=selection)
-        self.best = None
+        self._progress = RunningState(step, self.progress.counts_correct, selection=selection)
+        self._best = None
 
     # As a context manager, the trainer releases the run directory.
 
     def close(self) -> None:
         """Release the run directory, so that another process can continue the run."""
+        self._is_closed = True
         if self.job.run is not None:
             self.job.run.release()
 
@@ -748,18 +883,22 @@ def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Se
     named["network"] = network.name if isinstance(network, Network) else str(network)
     if data is not None:
         named["data"] = data if isinstance(data, str) else "arrays"
-    try:
-        chosen = Settings(**named, origins=dict.fromkeys(named, "argument"))
-    except TypeError as error:
-        raise UserError(_unknown_setting(error)) from None
+    for name in named:
+        if name not in Settings.__dataclass_fields__ or name == "origins":
+            raise UserError(unknown_setting("Trainer has no setting", name))
+    chosen = Settings(**named, origins=dict.fromkeys(named, "argument"))
     if chosen.tensorboard and chosen.run_dir is None:
         raise UserError("tensorboard writes files to the run directory; set run_dir too")
     return chosen
 
 
-def _unknown_setting(error: TypeError) -> str:
-    from dptrain.errors import suggest
-    from dptrain.training.settings import settings
-
-    name = str(error).rpartition("argument ")[2].strip("'")
-    return f"Trainer has no setting '{name}'{suggest(name, [s.name for s in settings()])}"
+def _ranks(world: Any, timeout: Any) -> World:
+    """Return the ranks: those that a caller passes, or all that the launcher started."""
+    if world is None:
+        return connect_ranks(timeout)
+    if not isinstance(world, World):
+        raise UserError(
+            f"world is {shown(repr(world))}; leave it out: the launcher decides about the ranks, "
+            "as in mpirun -n 4 python script.py"
+        )
+    return world

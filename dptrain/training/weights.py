@@ -217,7 +217,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _do_not_fit(path: Path, network: Network, reason: str) -> str:
-    return f"weights {path} do not fit network {network.name}: {reason}"
+    return f"weights {path} do not fit {network.label}: {reason}"
 
 
 def _mismatch(

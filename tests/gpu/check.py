@@ -85,7 +85,7 @@ def compare(name: str) -> None:
     x, y = batch(32)
     losses = {}
     for backend in ("cuda", "numba"):
-        replica = dptrain.api.make_replica(described, backend, 32, optimizer=SGD(0.9))
+        replica = dptrain.api.make_replica(described, backend, 32, optimizer=SGD(momentum=0.9))
         losses[backend] = []
         for step in range(3):
             losses[backend].append(replica.forward_backward(x, y, step=step))
@@ -93,7 +93,7 @@ def compare(name: str) -> None:
     worst = max(abs(a / b - 1) for a, b in zip(losses["cuda"], losses["numba"], strict=True))
     times = []
     for n in (32, 256, 2048):
-        replica = dptrain.api.make_replica(described, "cuda", n, optimizer=SGD(0.9))
+        replica = dptrain.api.make_replica(described, "cuda", n, optimizer=SGD(momentum=0.9))
         x, y = batch(n)
         steps = []
         for step in range(25):

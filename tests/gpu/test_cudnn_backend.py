@@ -64,7 +64,8 @@ def test_engines_are_timed_once_and_reproduce_the_same_bits(
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_steps_match_the_reference(network: Network) -> None:
     ours, reference = (
-        make_replica(network, backend, 24, optimizer=SGD(0.9)) for backend in ("cudnn", "reference")
+        make_replica(network, backend, 24, optimizer=SGD(momentum=0.9))
+        for backend in ("cudnn", "reference")
     )
     for number, n in enumerate((24, 7, 1, 24)):
         tolerance = (number + 1) * 2 * rounding(network, n)

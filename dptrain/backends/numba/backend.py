@@ -384,11 +384,12 @@ class NumbaReplica(CropWindowReplica):
         is_single = 0 < n <= self.plan.batch_size
         if not is_single or self._are_annotated() or not self._reads_natively(array):
             return super().forward(array)
-        if context.n != n or context.training or array.shape[1:] != self._input_shape:
-            self._set_context(n, array, None, None, None, None, training=False, stop=False)
-        self._transpose.point(array)
-        self.programs["inference"].run(context)
-        return self.output()
+        with self._turn:
+            if context.n != n or context.training or array.shape[1:] != self._input_shape:
+                self._set_context(n, array, None, None, None, None, training=False, stop=False)
+            self._transpose.point(array)
+            self.programs["inference"].run(context)
+            return self.output()
 
     def output(self) -> NDArray[Any]:
         if self._output_rows is None:

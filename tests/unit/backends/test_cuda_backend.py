@@ -130,7 +130,9 @@ def test_factors_in_tf32_are_the_nearest() -> None:
 
 
 @every_network
-@pytest.mark.parametrize("optimizer", tiered([SGD(0.9), Adam()], [SGD(0.9)]), ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "optimizer", tiered([SGD(momentum=0.9), Adam()], [SGD(momentum=0.9)]), ids=["sgd", "adam"]
+)
 def test_five_steps_follow_the_reference(network: Network, optimizer: SGD | Adam) -> None:
     """Each of another size, the first with sums in several parts."""
     ours, reference = (
@@ -161,7 +163,9 @@ def test_sums_in_parts_are_tested() -> None:
 
 @rich_first
 def test_the_same_step_gives_the_same_bits(network: Network) -> None:
-    first, second = (make_replica(network, "cuda", 24, optimizer=SGD(0.9)) for _ in range(2))
+    first, second = (
+        make_replica(network, "cuda", 24, optimizer=SGD(momentum=0.9)) for _ in range(2)
+    )
     for number in range(3):
         assert step(first, 24, number) == step(second, 24, number)
     for name, value in first.parameters.items():
@@ -439,7 +443,7 @@ def test_what_is_not_finite_is_found(network: Network) -> None:
 
 every_rule = pytest.mark.parametrize(
     "optimizer",
-    tiered([SGD(), SGD(0.9), Adam(), AdamW()], [Adam()]),
+    tiered([SGD(), SGD(momentum=0.9), Adam(), AdamW()], [Adam()]),
     ids=["sgd", "momentum", "adam", "adamw"],
 )
 

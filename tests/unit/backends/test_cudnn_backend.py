@@ -164,7 +164,8 @@ def test_parameters_come_back_as_they_were_set() -> None:
 @every_network
 def test_three_steps_follow_the_reference(network: Network) -> None:
     ours, reference = (
-        make_replica(network, backend, 24, optimizer=SGD(0.9)) for backend in ("cudnn", "reference")
+        make_replica(network, backend, 24, optimizer=SGD(momentum=0.9))
+        for backend in ("cudnn", "reference")
     )
     for number, n in enumerate((24, 7, 1)):
         tolerance = (number + 1) * 2 * rounding(network, n)

@@ -201,7 +201,14 @@ def test_loss_and_gradients(network: Network, n: int) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [SGD(), SGD(0.9), SGD(0.9, nesterov=True), Adam(), Adam(0.8, 0.95, 1e-3), AdamW()],
+    [
+        SGD(),
+        SGD(momentum=0.9),
+        SGD(momentum=0.9, nesterov=True),
+        Adam(),
+        Adam(beta1=0.8, beta2=0.95, epsilon=1e-3),
+        AdamW(),
+    ],
     ids=["sgd", "momentum", "nesterov", "adam", "adam-other", "adamw"],
 )
 @pytest.mark.parametrize("name", ["binary", "conv-relu-pool"])
@@ -227,7 +234,7 @@ def test_updates(name: str, optimizer: Optimizer) -> None:
 
 def test_training_follows_the_reference(network: Network) -> None:
     """Several steps, each of another size: nothing of a step is left over in the next."""
-    ours, reference = pair(network, batch_size=6, optimizer=SGD(0.5))
+    ours, reference = pair(network, batch_size=6, optimizer=SGD(momentum=0.5))
     for step, n in enumerate((6, 2, 5, 1)):
         x, y = batch(network, n, seed=step)
         got = ours.forward_backward(x, y, step=step)
@@ -364,7 +371,9 @@ def test_fusions() -> None:
 def test_a_steady_step_allocates_nothing(name: str, threads: int) -> None:
     """Neither kernels nor what calls them: nothing for a sample, an array or a stage."""
     network = dptrain.get_network(name)
-    replica = make_replica(network, "numba", batch_size=8, threads=threads, optimizer=SGD(0.9))
+    replica = make_replica(
+        network, "numba", batch_size=8, threads=threads, optimizer=SGD(momentum=0.9)
+    )
     x, y = batch(network, 8)
     samples = np.arange(8)
 

@@ -147,7 +147,7 @@ def updated(optimizer: Optimizer, threads: int, cuts: list[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [SGD(), SGD(0.9), SGD(0.9, nesterov=True), Adam(), AdamW()],
+    "optimizer", [SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adam(), AdamW()],
     ids=["sgd", "momentum", "nesterov", "adam", "adamw"],
 )  # fmt: skip
 def test_updates_do_not_depend_on_threads_and_slices(optimizer: Optimizer) -> None:

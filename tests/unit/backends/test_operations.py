@@ -448,17 +448,17 @@ def test_philox_gives_the_published_words(
 
 RULES: dict[str, tuple[Optimizer, str, dict[str, object]]] = {
     "sgd": (SGD(), "SGD", {}),
-    "momentum": (SGD(0.9), "SGD", {"momentum": 0.9}),
-    "nesterov": (SGD(0.8, True), "SGD", {"momentum": 0.8, "nesterov": True}),
+    "momentum": (SGD(momentum=0.9), "SGD", {"momentum": 0.9}),
+    "nesterov": (SGD(momentum=0.8, nesterov=True), "SGD", {"momentum": 0.8, "nesterov": True}),
     "adam": (Adam(), "Adam", {}),
     "adam, other constants": (
-        Adam(0.8, 0.95, 1e-3),
+        Adam(beta1=0.8, beta2=0.95, epsilon=1e-3),
         "Adam",
         {"betas": (0.8, 0.95), "eps": 1e-3},
     ),
     "adamw": (AdamW(weight_decay=None), "AdamW", {}),
     "adamw, other constants": (
-        AdamW(0.8, 0.95, 1e-3, weight_decay=None),
+        AdamW(beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=None),
         "AdamW",
         {"betas": (0.8, 0.95), "eps": 1e-3},
     ),
@@ -503,9 +503,11 @@ def test_clipped_updates_equal_pytorch(
 def test_the_average_follows_the_parameters(backend: str, precision: str) -> None:
     network = Network((7,), [Dense(13), Dense(5)], MeanSquaredError())
     replica = dptrain.api.make_replica(
-        network, backend, 1, precision=precision, optimizer=SGD(0.9, average_decay=0.3)
+        network, backend, 1, precision=precision, optimizer=SGD(momentum=0.9, average_decay=0.3)
     )
-    plain = dptrain.api.make_replica(network, backend, 1, precision=precision, optimizer=SGD(0.9))
+    plain = dptrain.api.make_replica(
+        network, backend, 1, precision=precision, optimizer=SGD(momentum=0.9)
+    )
     rng, averages = np.random.default_rng(4), dict[str, Any]()
     bound = 8 * float(np.finfo(replica.plan.dtype).eps)
     for number in range(1, 7):

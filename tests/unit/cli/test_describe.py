@@ -60,7 +60,9 @@ def test_choices_reach_the_plan() -> None:
         threads=3,
     )  # fmt: skip
     assert found == describe_plan(plan)
-    assert plan_for(get_network("model0"), backend="reference", batch_size=1).optimizer == SGD(0.9)
+    assert plan_for(get_network("model0"), backend="reference", batch_size=1).optimizer == SGD(
+        momentum=0.9
+    )
 
 
 def test_inference_needs_no_gradients() -> None:

@@ -172,7 +172,7 @@ def train(
     *, evaluate: Sequence[int] = (), timed: tuple[int | None, int] = (None, 1), passes: int = 1,
 ) -> tuple[CudaReplica, list[StepResult]]:  # fmt: skip
     """Make steps, and evaluate after some of them."""
-    engine = engine_on(device, SGD(0.9) if optimizer is None else optimizer, passes)
+    engine = engine_on(device, SGD(momentum=0.9) if optimizer is None else optimizer, passes)
     engine.time_stages(*timed)
     replica, results = engine.replica, list[StepResult]()
     assert isinstance(replica, CudaReplica)
@@ -234,7 +234,7 @@ def test_several_passes_make_the_update_of_one(passes: int, timed: tuple[int | N
 
 @pytest.mark.parametrize("failing", [0, 3])
 def test_a_failure_in_any_pass_ends_training_and_its_minibatch_remains(failing: int) -> None:
-    engine = engine_on(Emulator(), SGD(0.9), passes=2)
+    engine = engine_on(Emulator(), SGD(momentum=0.9), passes=2)
     engine.time_stages(None)
     source = batches([4] * 9, 3, passes=2, failing=failing)
     results = list[StepResult]()
@@ -267,7 +267,7 @@ def test_no_step_after_a_failure_counts_and_its_minibatch_remains(
 ) -> None:
     """Whether the next minibatch was loaded before, or not."""
     fails, counts = 5, [4] * 9
-    engine = engine_on(device(), SGD(0.9))
+    engine = engine_on(device(), SGD(momentum=0.9))
     engine.time_stages(None)
     source, results = batches(counts, fails), list[StepResult]()
     while not any(not np.isfinite(result.loss) for result in results):
@@ -297,7 +297,7 @@ def test_nothing_is_bound_while_a_graph_may_be_captured(
         monkeypatch.setattr(cuda_replica, "EARLY_ELEMENTS", 1)
         monkeypatch.setattr(cuda_replica, "EARLY_FLOPS", 1)
     device = Emulator()
-    engine = engine_on(device, SGD(0.9), passes)
+    engine = engine_on(device, SGD(momentum=0.9), passes)
     monkeypatch.setattr(device, "upload", None)
     monkeypatch.setattr(device, "zeros", None)
     engine.time_stages(4, 2)

@@ -74,7 +74,9 @@ def engine_on(
 ) -> DeviceEngine:
     """Return an engine of one rank for up to four crop windows of cached or streamed images."""
     backend = CudaBackend(device)
-    plan = make_plan(NETWORK, backend, 4, optimizer=SGD(0.9) if optimizer is None else optimizer)
+    plan = make_plan(
+        NETWORK, backend, 4, optimizer=SGD(momentum=0.9) if optimizer is None else optimizer
+    )
     replica = backend.make_replica(plan, seed=0)
     if streams:
         assert replica.prepare_images(IMAGES.shape[1:], PIXELS)

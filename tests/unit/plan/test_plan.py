@@ -291,7 +291,9 @@ def test_the_cifar_networks_size() -> None:
 
 
 @pytest.mark.parametrize("backend", ["numba", "reference"])
-@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), Adam()], ids=["sgd", "momentum", "adam"])
+@pytest.mark.parametrize(
+    "optimizer", [SGD(), SGD(momentum=0.9), Adam()], ids=["sgd", "momentum", "adam"]
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_a_replica_allocates_the_memory_of_the_plan(
     backend: str, optimizer: Optimizer, training: bool
@@ -324,7 +326,7 @@ def test_mistakes_are_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"no backend 'refrence'.*did you mean 'reference'"):
         dptrain.api.make_replica(MODEL0, "refrence")
     with pytest.raises(UserError, match=r"momentum is 1\.5; expected 0 ≤ momentum < 1"):
-        SGD(1.5)
+        SGD(momentum=1.5)
     with pytest.raises(UserError, match="nesterov needs a momentum above 0"):
         SGD(nesterov=True)
     with pytest.raises(UserError, match=r"adam beta2 is 1\.0; expected 0 ≤ beta2 < 1"):

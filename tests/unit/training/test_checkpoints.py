@@ -591,7 +591,7 @@ def normalized(layer: Layer) -> Network:
 
 
 NORMALIZED, WITHOUT_STATISTICS = normalized(BatchNorm2d()), normalized(LayerNorm())
-MOMENTUM, ADAM = SGD(0.9, nesterov=True), Adam()
+MOMENTUM, ADAM = SGD(momentum=0.9, nesterov=True), Adam()
 
 
 def replica_of(
@@ -621,7 +621,7 @@ def saved(folder: Path, replica: Replica) -> Checkpoint:
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
-@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), MOMENTUM, ADAM, AdamW()], ids=str)
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(momentum=0.9), MOMENTUM, ADAM, AdamW()], ids=str)
 @pytest.mark.parametrize("network", [NETWORK, NORMALIZED], ids=["plain", "normalized"])
 def test_a_resumed_run_ends_where_the_straight_one_does(
     tmp_path: Path, network: Network, optimizer: Optimizer, precision: str

@@ -82,7 +82,7 @@ class SliceSum(NoSum):
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("backend", ["reference", "numba"])
-@pytest.mark.parametrize("optimizer", [SGD(0.9), Adam()], ids=["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()], ids=["sgd", "adam"])
 def test_an_update_by_slices_gives_the_same_bits(backend: str, optimizer: Optimizer) -> None:
     """Slices need not end where parameters do; a loss that is not finite changes nothing."""
     whole, sliced = make(optimizer, backend), make(optimizer, backend)
@@ -121,7 +121,7 @@ def test_stages_are_timed_and_their_times_do_not_accumulate() -> None:
 def test_a_step_of_several_passes(backend: str, failing: int) -> None:
     """Times are sums over passes, and a loss that is not finite in any of them ends training."""
     chosen = load_backend(backend)
-    plan = make_plan(NETWORK, chosen, 4, optimizer=SGD(0.9), passes=2)
+    plan = make_plan(NETWORK, chosen, 4, optimizer=SGD(momentum=0.9), passes=2)
     replica = chosen.make_replica(plan, seed=1)
     buckets, recorder = make_buckets(plan, None), StepRecorder(plan.stages)
     alone = make_gradient_sum("mirrored", World.single(), replica, buckets)

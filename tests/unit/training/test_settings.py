@@ -77,7 +77,7 @@ def test_defaults_come_from_the_recipe_of_the_network() -> None:
     assert config.epochs
     assert config.steps is None
     assert config.learning_rate
-    assert config.update_rule() == SGD(0.9)
+    assert config.update_rule() == SGD(momentum=0.9)
     regression = load_settings({"network": "solar"}, {})
     assert (regression.data, regression.update_rule()) == ("irradiance", Adam())
     assert regression.learning_rate == 1e-4
@@ -98,7 +98,7 @@ def test_recipes_set_batch_size_augmentation_and_fractions_of_the_run() -> None:
     other = load_settings({"network": "resnet20", "data": "synthetic", "step_at": "1/3"}, {})
     assert (other.schedule, other.step_at) == ("step", "1/3")
     wide = load_settings({"network": "wrn-28-10", "data": "synthetic"}, {})
-    assert (wide.update_rule(), wide.step_factor) == (SGD(0.9, nesterov=True), 0.2)
+    assert (wide.update_rule(), wide.step_factor) == (SGD(momentum=0.9, nesterov=True), 0.2)
     adam = load_settings({"network": "wrn-28-10", "data": "synthetic", "optimizer": "adam"}, {})
     assert adam.update_rule() == Adam()
     plain = load_settings({}, {})
@@ -114,7 +114,7 @@ def test_another_optimizer_brings_its_own_rate() -> None:
     assert load_settings({"optimizer": "adam"}, {}).learning_rate == 1e-3
     assert load_settings({"optimizer": "adam"}, {}).update_rule() == Adam()
     chosen = load_settings({"optimizer": "sgd", "network": "solar"}, {})
-    assert chosen.update_rule() == SGD(0.9)
+    assert chosen.update_rule() == SGD(momentum=0.9)
     assert load_settings({"learning_rate": "0.5", "optimizer": "adam"}, {}).learning_rate == 0.5
 
 
@@ -125,7 +125,9 @@ def test_adamw_has_the_rate_of_adam_and_a_weight_decay() -> None:
     assert solar.origins["weight_decay"] == "recipe"
     other = load_settings({"optimizer": "adamw", "weight_decay": "0"}, {})
     assert other.update_rule() == AdamW(weight_decay=0.0)
-    assert load_settings({"weight_decay": "1e-4"}, {}).update_rule() == SGD(0.9, weight_decay=1e-4)
+    assert load_settings({"weight_decay": "1e-4"}, {}).update_rule() == SGD(
+        momentum=0.9, weight_decay=1e-4
+    )
     assert load_settings({}, {}).weight_decay is None
 
 

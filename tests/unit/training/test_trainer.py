@@ -680,7 +680,8 @@ def test_a_resumed_run_that_reached_the_accuracy_makes_no_steps(
     folder = tmp_path / "run"
     with train_until(0.9, run_dir=folder) as first:
         reached = first.step
-        first.fit()
+        with pytest.warns(UserWarning, match="fit.. makes no step: the validation accuracy"):
+            first.fit()
         assert first.step == reached
     before = (folder / "summary.json").read_text()
     capsys.readouterr()
@@ -692,7 +693,8 @@ def test_a_resumed_run_that_reached_the_accuracy_makes_no_steps(
     # A run that was killed before it wrote its summary.
     (folder / "summary.json").unlink()
     with Trainer.resume(folder, separable(), progress=False) as killed:
-        killed.fit()
+        with pytest.warns(UserWarning, match="fit.. makes no step: the validation accuracy"):
+            killed.fit()
         assert killed.step == reached
         assert killed.summary is not None
         assert killed.summary["time_to_accuracy"]["steps"] == reached

@@ -106,7 +106,7 @@ def test_resnet20_trains_as_in_pytorch(
     from tests.unit.training.torch_networks import ResNet20
 
     replica = make_replica(
-        get_network("resnet20"), backend=backend, batch_size=16, optimizer=SGD(0.9),
+        get_network("resnet20"), backend=backend, batch_size=16, optimizer=SGD(momentum=0.9),
         precision={"reference": "fp64"}.get(backend),
     )  # fmt: skip
     path = tmp_path / "w.safetensors"

@@ -1,0 +1,86 @@
+"""Calls of public classes with arguments that they do not have."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABCMeta
+from collections.abc import Mapping
+from typing import Any
+
+from dptrain.errors import ArgumentError, shown, suggest
+
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "kernel_size": ("kernel",), "pool_size": ("window", "kernel"), "out_channels": ("filters",),
+    "out_features": ("units",), "num_features": ("features",), "strides": ("stride",),
+    "pad": ("padding",), "p": ("rate",), "negative_slope": ("slope",), "alpha": ("slope",),
+    "use_bias": ("bias",), "eps": ("epsilon",), "lr": (), "mean": (), "num_groups": ("groups",),
+    "kernel_initializer": ("init",), "weight_initializer": ("init",), "betas": ("beta1",),
+    "beta_1": ("beta1",), "beta_2": ("beta2",), "rho": ("momentum",), "std": ("deviation",),
+    "l2": ("weight_decay",), "kernel_regularizer": ("weight_decay",), "wd": ("weight_decay",),
+}  # fmt: skip
+"""Names of arguments in other libraries, and names that the same argument may have here."""
+
+ADVICE: Mapping[str, str] = {
+    "activation": "write the activation as a layer of its own, such as Dense(8), ReLU()",
+    "in_channels": "leave it out: it follows from the layer before",
+    "in_features": "leave it out: it follows from the layer before",
+    "input_shape": "leave it out: it is an argument of Network",
+    "lr": "the learning rate is a setting: Trainer(..., learning_rate=0.1)",
+    "learning_rate": "the learning rate is a setting: Trainer(..., learning_rate=0.1)",
+    "reduction": "leave it out: a loss is the mean over the samples",
+    "from_logits": "leave it out: the loss contains the softmax or the sigmoid",
+}
+"""What to do about arguments of other libraries that have no name here."""
+
+
+class NamedArguments(ABCMeta):
+    """The type of classes whose calls with wrong arguments are refused with the right names."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return an object, or raise `ArgumentError` if the arguments do not fit."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except TypeError as error:
+            if isinstance(error, ArgumentError):
+                raise
+            message = _problem(cls, args, kwargs)
+            if message is None:
+                raise
+            raise ArgumentError(message) from None
+
+
+def _problem(cls: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the arguments of a call; None if they fit."""
+    parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    named = [name for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]
+    has = f"{cls.__name__} has the arguments {', '.join(named)}" if named else (
+        f"{cls.__name__} has no arguments"
+    )  # fmt: skip
+    for name in kwargs:
+        if name not in named:
+            return f"{cls.__name__} has no argument {shown(repr(name))}{_hint(name, named)}; {has}"
+    places = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(places) and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        value = shown(repr(args[len(places)]), 40)
+        own = [name for name in vars(cls).get("__annotations__", ()) if name in named] or named
+        example = next((name for name in own if name not in (*places, *kwargs)), None)
+        how = f"; name the argument, such as {cls.__name__}({example}={value})" if example else ""
+        return f"{cls.__name__} has no argument for {value}{how}; {has}"
+    for name in places[: len(args)]:
+        if name in kwargs:
+            return f"{cls.__name__} received {name} twice; {has}"
+    missing = [
+        name
+        for name, p in list(parameters.items())[len(args) :]
+        if p.default is p.empty and name not in kwargs and name in named
+    ]
+    return f"{cls.__name__} needs {', '.join(missing)}; {has}" if missing else None
+
+
+def _hint(name: str, known: list[str]) -> str:
+    for other in OTHER_NAMES.get(name, ()):
+        if other in known:
+            return f"; use {other}"
+    return f"; {ADVICE[name]}" if name in ADVICE else suggest(name, known)
