@@ -23,6 +23,7 @@ from safetensors.numpy import load_file
 from dptrain.measure.vocabulary import find_term
 from dptrain.network import get_network
 from dptrain.network.files import write_network
+from dptrain.runs.spans import Spans
 from dptrain.toml import read_toml
 from tests.lazy import LazyModule
 from tests.system.launch import (
@@ -551,7 +552,8 @@ def test_a_run_outlives_its_network_file_and_its_place(tmp_path: Path) -> None:
     assert json.loads(succeed("evaluate", moved, "--json"))["step"] == 5
     again = ("train", "--run-dir", moved, "--resume", "--steps", 8, "--schedule", "cosine")
     succeed(*again, cwd=tmp_path)
-    assert read_toml(moved / "config.toml")["steps"] == 8
+    assert read_toml(moved / "config.toml")["steps"] == 5
+    assert Spans.read(moved).items[-1].settings["steps"] == 8
     nowhere = launch("train", "--resume", "--steps", 9)
     assert nowhere.returncode == 2
     assert "--resume names no run" in nowhere.stderr

@@ -50,7 +50,7 @@ def write_in_block(model, value):
 def test_every_write_to_parameters_changes_predictions(write):
     model, expected = replica(), replica()
     before = np.array(model.forward(X))
-    value = expected.parameters[NAME]
+    value = np.array(expected.parameters[NAME])
     value[7, 3, 2, 1] += 1
     write(model, value)
     expected.parameters[NAME] = value
@@ -70,7 +70,7 @@ def transformed_items(model):
 def test_weights_are_transformed_once_after_each_write(write):
     model, expected = replica(), replica()
     for value in (1.0, 2.0):
-        weights = expected.parameters[NAME]
+        weights = np.array(expected.parameters[NAME])
         weights[7, 3, 2, 1] += value
         write(model, weights)
         expected.parameters[NAME] = weights

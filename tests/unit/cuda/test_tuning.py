@@ -272,7 +272,8 @@ def test_a_resumed_run_uses_the_kernels_of_its_checkpoint(
     again = Trainer.resume(run, progress=False)
     assert again.job.plan.setting.selection == selection
     assert not measured
-    without = Trainer.resume(run, progress=False, tune=False)
+    longer: dict[str, Any] = {"steps": 3, "schedule": "constant"}
+    without = Trainer.resume(run, progress=False, tune=False, **longer)
     assert without.job.plan.setting.selection == KernelSelection()
     assert not measured
 
