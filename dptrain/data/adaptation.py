@@ -57,7 +57,7 @@ def adapt_request(
         return request
     if network.loss.targets == "values" and (request.names is not None or are_labels):
         raise UserError(
-            f"{where} has classes, but network {network.name} predicts values; use a network that "
+            f"{where} has classes, but {network.label} predicts values; use a network that "
             "ends in softmax_cross_entropy, or data with values"
         )
     is_binary = network.loss.targets == "binary" and network.num_outputs == 1
@@ -99,7 +99,7 @@ def _with_outputs(request: Request, sample: Shape, outputs: int, found: str) -> 
     network = adapt(request.network, sample, outputs)
     if network.num_outputs != outputs:
         raise UserError(
-            f"{found}, but network {network.name} has {network.num_outputs} outputs; "
+            f"{found}, but {network.label} has {network.num_outputs} outputs; "
             f"{edit_outputs(network, outputs)}"
         )
     return replace(request, network=network)

@@ -154,7 +154,7 @@ def test_a_group_names_a_scope_once() -> None:
         (lambda: BatchNorm2d(momentum="x"), "batchnorm momentum is 'x'; expected a number"),
         (lambda: GroupNorm(groups=2.0), "groupnorm groups is 2.0; expected a whole number"),
         (lambda: GroupNorm(groups=0), "groupnorm groups is 0; expected a whole number from 1"),
-        (lambda: Network((5,), [Dense(2)], "mse"), "the loss of network is 'mse'; expected an"),
+        (lambda: Network((5,), [Dense(2)], "mse"), "the loss of the network is 'mse'; expected an"),
         (lambda: Network((5.0,), [Dense(2)]), "input shape (5.0,); expected whole numbers"),
         (lambda: Network((5,), Dense(2)), "expected a list"),
         (lambda: Network.from_nodes((5,), [Dense(2)]), "expected NodeSpec"),

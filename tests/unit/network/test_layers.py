@@ -102,7 +102,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Network((3, 2), [ReLU()]), "input shape (3, 2); expected (C, H, W) or (F,)"),
     (lambda: Network((0,), [ReLU()]), "input shape (0,); expected (C, H, W) or (F,)"),
     (lambda: Network((4,), [], name="nothing"), "network nothing has no layers"),
-    (lambda: Network((4,), ["relu"]), "layer 1 of network is 'relu'; expected a layer"),
+    (lambda: Network((4,), ["relu"]), "layer 1 of the network is 'relu'; expected a layer"),
     (
         lambda: Network((3, 8, 8), [Conv2d(2), Dense(3)], name="mine"),
         "network mine, layer 2 (dense1): dense needs a vector, got (2, 8, 8)",
