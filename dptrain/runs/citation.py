@@ -74,6 +74,6 @@ def _set_names(spans: Spans) -> list[str]:
 
 
 def _value(record: Record, made: Spans, name: str, selected: int | None) -> object:
-    if len({str(span.value(name)) for span in made.items}) > 1:
+    if name != "started" and len({str(span.value(name)) for span in made.items}) > 1:
         return made.value_text(name, selected)
     return record.get(name)

@@ -155,7 +155,9 @@ def assert_shown(folder: Path, base: Path, name: str, now: Any, was: Any, expect
     assert summary["spans"][-1]["changed"][name] == now
     assert summary["spans"][summary["selected_span"]]["first_step"] == made.first_step
     assert expected in Comparison.of([read_record(base), record]).resumes[1]
-    assert expected in str(citation(record)["resumed"])
+    cited = citation(record)
+    assert expected in str(cited["resumed"])
+    assert "steps" not in str(cited["date"])
     config = (folder / "config.toml").read_text()
     assert read_toml(folder / "config.toml") == read_toml(base / "config.toml")
     flag = f"--{name.replace('_', '-')}"
