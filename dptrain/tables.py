@@ -174,7 +174,7 @@ def _reduced(block: list[_Column], available: int) -> list[_Column]:
 def _row_lines(row: Sequence[str], block: Sequence[_Column]) -> Iterator[str]:
     """Yield the lines of some cells of a row."""
     cells = [wrap(row[column.index], column.width) for column in block]
-    for number in range(max(map(len, cells))):
+    for number in range(max(map(len, cells), default=0)):
         parts = []
         for column, lines in zip(block, cells, strict=True):
             line = lines[number] if number < len(lines) else ""

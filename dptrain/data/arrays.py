@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -285,7 +286,7 @@ def opened_npz(path: Path, expected: str) -> Iterator[NpzFile]:
             file = np.load(opened, allow_pickle=False)
             if not isinstance(file, NpzFile):
                 raise TypeError("it holds a single array")
-            with file:
+            with file, _without_warnings():
                 yield file
     except UserError:
         raise
@@ -298,7 +299,8 @@ def map_npy(path: Path) -> NDArray[Any]:
     try:
         # np.load would leave a damaged zip file open.
         if not zipfile.is_zipfile(path):
-            array = np.lib.format.open_memmap(path, mode="r")
+            with _without_warnings():
+                array = np.lib.format.open_memmap(path, mode="r")
             size, expected = path.stat().st_size, array.offset + array.nbytes
             if size != expected:
                 raise ValueError(f"the file has {size} bytes, its header states {expected}")
@@ -308,6 +310,14 @@ def map_npy(path: Path) -> NDArray[Any]:
             f"{path} cannot be read as npy ({_line(error)}); expected an array of numbers"
         ) from None
     raise UserError(f"{path} holds several arrays; rename it to .npz and use npz:{path}")
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hide what Python's parser says about a damaged header; the error that follows says it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        yield
 
 
 def _line(error: Exception) -> str:

@@ -130,8 +130,7 @@ def targets_of(
         y = classes.indices(labels_in(y, where, names), where, example)
     elif names is not None:
         raise UserError(
-            f"{where} has classes, but {network.label} predicts values; expected data with "
-            "values"
+            f"{where} has classes, but {network.label} predicts values; expected data with values"
         )
     return targets_for(y, network, where)
 

@@ -32,7 +32,9 @@ class ReadGraph:
         self.is_own = model.producer_name == "dptrain"
         self._constants = {c.name: c for c in graph.initializer}
         self._nodes: dict[str, onnx.NodeProto] = {}
+        version = next((each.version for each in model.opset_import if not each.domain), 1)
         for node in graph.node:
+            _check_inputs(node, version)
             # Further outputs, such as the mask of a dropout, are no outputs of layers.
             self._nodes.update((output, node) for output in node.output[:1])
         self._readers = Counter(name for node in graph.node for name in node.input)
@@ -100,6 +102,8 @@ def read_graph(path: Path) -> ReadGraph:
         return ReadGraph(onnx.load(path))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except Exception as error:  # protobuf and onnx have many classes of errors.
         raise UserError(
             f"{path} cannot be read as an ONNX file: {shown(str(error)) or type(error).__name__}"
@@ -121,6 +125,18 @@ def describe(node: onnx.NodeProto) -> str:
     """Return a name of a node for messages."""
     name = node.name or (node.output[0] if node.output else "")
     return f"node '{shown(name)}' ({shown(node.op_type)})"
+
+
+def _check_inputs(node: onnx.NodeProto, version: int) -> None:
+    """Raise `UserError` if a node has fewer inputs than its operator in a version of ONNX."""
+    known = {"max_inclusive_version": version}
+    if node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, **known):
+        least = onnx.defs.get_schema(node.op_type, **known).min_input
+        if len(node.input) < least:
+            raise UserError(
+                f"{describe(node)} has {len(node.input)} inputs; expected at least {least}, so "
+                "export the model again"
+            )
 
 
 def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:

@@ -103,8 +103,9 @@ class Progress:
         if self.kept == Path():
             self.kept = Path(tempfile.mkdtemp(prefix=f"fuzz-{self.kind}-"))
         shutil.copytree(
-            finished.folder, self.kept / str(finished.seed), symlinks=True, dirs_exist_ok=True
-        )
+            finished.folder, self.kept / str(finished.seed), symlinks=True, dirs_exist_ok=True,
+            ignore=_special_files,
+        )  # fmt: skip
 
     def _clear(self) -> None:
         if self._is_terminal:
@@ -117,6 +118,16 @@ class Progress:
             f"{self.kind}: {total:,} trials in {seconds:.0f} s, {60 * total / seconds:,.0f} a "
             f"minute: {', '.join(parts)}"
         )
+
+
+def _special_files(folder: str, names: list[str]) -> set[str]:
+    """Return the names that are no files, folders or links; a named pipe cannot be copied."""
+    paths = {name: Path(folder, name) for name in names}
+    return {
+        name
+        for name, path in paths.items()
+        if not (path.is_symlink() or path.is_dir() or path.is_file())
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -312,4 +312,7 @@ def has_problems(case: Case, splits: list[Split]) -> bool:
         return True
     if any(len(x) and x.min() == x.max() for x, _ in splits):
         return True
-    return case.targets == "classes" and len(np.unique(splits[0][1])) < case.outputs
+    if case.targets == "values" or (case.targets == "binary" and case.outputs > 1):
+        return False
+    classes = case.outputs if case.targets == "classes" else 2
+    return len(np.unique(splits[0][1])) < classes

@@ -57,6 +57,11 @@ def test_every_character_of_every_cell_is_printed(first: int) -> None:
         assert letters(lines) in possible, seed
 
 
+def test_a_table_without_columns_is_its_title_and_caption() -> None:
+    """Runs whose files are damaged have no settings to list."""
+    assert "the title" in "\n".join(Table("the title", [], rows=[[], []]).lines(40))
+
+
 def test_a_table_has_its_natural_width_if_it_may() -> None:
     for seed in range(200):
         table = random_table(random.Random(seed))

@@ -238,12 +238,12 @@ def test_durations_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     stamps: dict[int, int] = {}
     copy = replica.enqueue_sums_copy
 
-    def copied() -> None:
+    def copied(self: CudaReplica) -> None:
         copy()
         stamps[replica.staging_slot] = int(next(ends))
 
-    monkeypatch.setattr(replica, "enqueue_sums_copy", copied)
-    monkeypatch.setattr(replica, "staged_time", lambda slot: stamps[slot])
+    monkeypatch.setattr(CudaReplica, "enqueue_sums_copy", copied)
+    monkeypatch.setattr(CudaReplica, "staged_time", lambda self, slot: stamps[slot])
     source = batches(replica, [4] * 24, encoded=True)
     for _ in range(24):
         engine.step(source, 0.05)

@@ -352,7 +352,7 @@ def _vary_height(model: onnx.ModelProto) -> None:
         (_set(0, pads=[0, 1, 0, 2]), "(Conv): pads are [0, 1, 0, 2]; expected equal numbers, or"),
         (_set(0, group=3), "(Conv): conv has 4 filters in 3 groups"),
         (_rename(1, "Exp"), "node 't2' (Exp) is no layer of dptrain in this place; expected Add,"),
-        (_rename(1, "Mul"), "node 't2' (Mul) lacks an input or an attribute"),
+        (_rename(1, "Mul"), "node 't2' (Mul) has 1 inputs; expected at least 2"),
         (_square, "node 't2' (Mul) is no layer of dptrain in this place"),
         (_set(2, axis=2), "(Flatten): axis is 2; expected 1"),
         (_set(0, strides=[1]), "node 't1' (Conv) lacks an input or an attribute, or has one that"),
@@ -412,6 +412,13 @@ def test_only_a_whole_sample_becomes_a_vector(size: int, tmp_path: Path) -> None
         path = file_of(tmp_path, chain(("Reshape", ["to"], {})), {"to": np.array(sizes)})
         with pytest.raises(UserError, match=r"the new shape is \(-?\d+, \d+\) for 144 numbers"):
             read_onnx(path)
+
+
+@pytest.mark.parametrize("operator", ["Add", "Conv", "Exp", "Gemm", "Neg", "Reciprocal", "Relu"])
+def test_nodes_with_too_few_inputs_are_refused(operator: str, tmp_path: Path) -> None:
+    path = file_of(tmp_path, [helper.make_node(operator, [], ["y"])])
+    with pytest.raises(UserError, match=rf"\({operator}\) has 0 inputs; expected at least [12]"):
+        read_onnx(path)
 
 
 def test_files_that_are_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
