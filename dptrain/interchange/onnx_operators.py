@@ -190,8 +190,8 @@ def _dense(graph: ReadGraph, node: onnx.NodeProto, names: list[str], *, transpos
     weight = weight if transposed else np.ascontiguousarray(weight.T)
     units = len(weight)
     bias = arrays.get("bias", np.zeros(units, np.float32))
-    if bias.size not in (1, units):
-        raise UserError(f"its bias has {bias.size} numbers; expected {units}")
+    if math.prod(bias.shape[:-1]) != 1 or bias.size not in (1, units) or bias.ndim > 2:
+        raise UserError(f"its bias has shape {bias.shape}; expected ({units},)")
     bias = np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), (units,)))
     layers = _always(Dense(units))
     return Match((node.input[0],), layers, {"weight": weight, "bias": bias}, graph.source(names[0]))

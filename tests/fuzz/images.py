@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data import open_data
+from dptrain.data.image_files.listing import SUFFIXES
 from dptrain.errors import UserError
 from tests.fuzz.conversion import (
     LUMA,
@@ -74,12 +75,16 @@ def trial(random: np.random.Generator, folder: Path) -> Outcome:
         return _check_refusal(case, str(error))
     if described.code:
         return described.refusal(is_valid=not may_fail)
-    if case.damaged is not None and not case.damaged.suffix:
+    if _is_known_by_content(case.damaged):
         return ACCEPTED  # Whether it is still an image is decided by its content.
     expect(not must_fail or case.damaged is not None, "an image of more than 8 bits is read")
     compare(case, shape, splits)
     compare_counts(case, described.output)
     return COMPARED if case.damaged is None else ACCEPTED
+
+
+def _is_known_by_content(path: Path | None) -> bool:
+    return path is not None and path.suffix.lower() not in SUFFIXES
 
 
 def _check_refusal(case: Case, message: str) -> Outcome:
@@ -91,7 +96,7 @@ def _check_refusal(case: Case, message: str) -> Outcome:
     named = [path for path in candidates if str(path).encode().decode() in message]
     # Characters that cannot be printed are escaped.
     # A damaged image that is known by its content alone is no image any more, but is counted.
-    is_counted = case.damaged is not None and "no suffix" in message
+    is_counted = _is_known_by_content(case.damaged) and "left out" in message
     expect(
         bool(named) or is_counted or not all(path.name.isprintable() for path in candidates),
         f"the message names no file that is damaged or of an unusual format: {message}",

@@ -8,6 +8,7 @@ because Pillow raises an error for each one that matters.
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ _filters: warnings.catch_warnings[Any] | None = None
 _show_others: Any = None
 _handlers: dict[str, int | None] = {}
 _HANDLERS = ("TIFFSetErrorHandler", "TIFFSetWarningHandler")
+_silent = logging.NullHandler()
+"""Without a handler, Python prints the errors that Pillow logs before it raises them."""
 
 
 @contextmanager
@@ -52,6 +55,7 @@ def _enter() -> None:
             warnings.simplefilter("always")
             warnings.showwarning = _receive
             _handlers.update((name, _set_handler(name, None)) for name in _HANDLERS)
+            logging.getLogger("PIL").addHandler(_silent)
 
 
 def _leave() -> None:
@@ -63,6 +67,7 @@ def _leave() -> None:
             _filters.__exit__(None, None, None)
             for name in _HANDLERS:
                 _set_handler(name, _handlers[name])
+            logging.getLogger("PIL").removeHandler(_silent)
 
 
 def _receive(message: Warning | str, *arguments: Any, **options: Any) -> None:

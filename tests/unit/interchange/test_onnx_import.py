@@ -414,6 +414,20 @@ def test_only_a_whole_sample_becomes_a_vector(size: int, tmp_path: Path) -> None
             read_onnx(path)
 
 
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (1,), (1, 1), (), (2, 1), (1, 1, 2), (3,)])
+def test_a_bias_is_the_same_for_each_sample(shape: tuple[int, ...], tmp_path: Path) -> None:
+    constants = {
+        "w": RNG.standard_normal((144, 2)).astype(np.float32),
+        "b": RNG.standard_normal(shape).astype(np.float32),
+    }
+    path = file_of(tmp_path, chain(("Flatten", [], {}), ("Gemm", ["w", "b"], {})), constants)
+    if shape in ((2, 1), (1, 1, 2), (3,)):
+        with pytest.raises(UserError, match=r"its bias has shape .*; expected \(2,\)"):
+            read_onnx(path)
+    else:
+        check(path)
+
+
 @pytest.mark.parametrize("operator", ["Add", "Conv", "Exp", "Gemm", "Neg", "Reciprocal", "Relu"])
 def test_nodes_with_too_few_inputs_are_refused(operator: str, tmp_path: Path) -> None:
     path = file_of(tmp_path, [helper.make_node(operator, [], ["y"])])
