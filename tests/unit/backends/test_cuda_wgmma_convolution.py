@@ -108,6 +108,7 @@ def algorithms(plan: Plan) -> list[str]:
 def assert_results_of_tile(
     network: Network, precision: str, number: int, monkeypatch: pytest.MonkeyPatch, *,
     splits: bool = False, batch: int = 3, samples: tuple[int, ...] = (3, 2),
+    roundoffs: float = 4.0,
 ) -> None:  # fmt: skip
     """Compare steps of one tile with the gathering kernels.
 
@@ -118,6 +119,7 @@ def assert_results_of_tile(
         splits: whether sums are divided into split-K parts.
         batch: samples for which the replica has memory.
         samples: of each step.
+        roundoffs: see `assert_steps_as_gathered`.
     """
     monkeypatch.setattr(wgmma_convolution_tiles, "TILES", (TILES[number],))
     # Split-K seems to be free, or is not tried.
@@ -136,7 +138,7 @@ def assert_results_of_tile(
         assert summed == {"conv1", "middle", "left", "right"} - (steps if splits else set())
         assert "middle.input_partial" in divided or not splits
     assert bool(divided) == splits
-    assert_steps_as_gathered(ours, samples)
+    assert_steps_as_gathered(ours, samples, roundoffs=roundoffs)
 
 
 @pytest.mark.usefixtures("in_random_order")
