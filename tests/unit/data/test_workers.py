@@ -106,7 +106,7 @@ def test_the_first_sample_that_fails_is_named_and_others_can_still_be_read(
         read(data.train, [0, 1, 2], (3, 12, 11))
     read(data.train, [0, 2], (3, 12, 11))
     workers_of(data).close()
-    data = with_workers(open_pictures(net, monkeypatch, Pictures(17, 33)), 3)
+    data = with_workers(open_pictures(net, monkeypatch, Pictures(17, 35)), 3)
     rows = data.train.samples.rows  # type: ignore[attr-defined]
     for _ in range(5):
         with pytest.raises(UserError, match=r"sample .* cannot be read.*OSError: disk error at 17"):
