@@ -39,6 +39,8 @@ TEST_NAMES = ("test", *VALIDATION_NAMES)
 """Names of the folder next to ``train`` that is used for the test; the first that exists."""
 TRAINING_NAMES = ("train", "training")
 """Names, in lower case, that a folder of classes has if it is meant as a split."""
+SPLIT_NAMES = (*TRAINING_NAMES, *TEST_NAMES, "testing", "dev", "eval")
+"""Names, in lower case, of which two folders of classes are meant as splits."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -220,13 +222,19 @@ def split_folders(folder: Path) -> list[Path]:
         if test is not None:
             others = (folder / name for name in VALIDATION_NAMES if test.name == "test")
             return [train, test, *[other for other in others if other.is_dir()][:1]]
-    for inner in sub_folders(folder):
-        if inner.name.lower() in TRAINING_NAMES and sub_folders(inner) and not _has_images(inner):
-            raise UserError(
-                f"{inner} has no images but folders; for images that are split, expected "
-                f"{train} and one of {', '.join(TEST_NAMES)} next to it; if it is the folder of a "
-                "class, rename it"
-            )
+    outer = [inner for inner in sub_folders(folder) if sub_folders(inner)]
+    named = [inner for inner in outer if inner.name.lower() in SPLIT_NAMES]
+    found = ""
+    if len(named) > 1:
+        found = f"{named[0]} and {named[1].name} have folders in them"
+    for inner in named:
+        if inner.name.lower() in TRAINING_NAMES and not _has_images(inner):
+            found = f"{inner} has no images but folders"
+    if found:
+        raise UserError(
+            f"{found}; for images that are split, expected {train} and one of "
+            f"{', '.join(TEST_NAMES)} next to it; if it is the folder of a class, rename it"
+        )
     return []
 
 

@@ -171,6 +171,28 @@ def test_folders_that_look_like_splits_are_no_classes(
         open_data(f"folder:{root}", network(2))
 
 
+@pytest.mark.parametrize("names", [("test", "val"), ("Test", "dev"), ("TEST", "training")])
+@pytest.mark.parametrize("has_loose_images", [False, True])
+def test_two_folders_with_names_of_splits_are_no_classes(
+    images: Path, tmp_path: Path, names: tuple[str, str], has_loose_images: bool
+) -> None:
+    root = tmp_path / "root"
+    for name in names:
+        shutil.copytree(images, root / name)
+        if has_loose_images:
+            shutil.copy(images / "cat" / "0.png", root / name / "preview.png")
+    with pytest.raises(UserError, match=rf"folders.*for images that are split.*{root}/train and"):
+        open_data(f"folder:{root}", network(2))
+
+
+def test_a_class_may_have_the_name_of_one_split(images: Path) -> None:
+    for old, new in (("cat", "valid"), ("dog", "invalid")):
+        (images / "2024").mkdir()
+        (images / old).rename(images / "2024" / old)
+        (images / "2024").rename(images / new)
+    assert open_data(f"folder:{images}", network(2)).classes == ("invalid", "valid")
+
+
 def test_a_folder_around_the_folders_of_classes_is_named(images: Path) -> None:
     with pytest.raises(UserError, match=f"has one folder, images, .* use folder:{images}$"):
         open_data(f"folder:{images.parent}", network(2))
