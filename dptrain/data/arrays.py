@@ -252,14 +252,18 @@ def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None, str]:
             found: dict[str, Pair] = {
                 end: (np.asarray(x), np.asarray(y)) for end, (x, y) in pairs.items()
             }
-            others = [name for name in file.files if name != CLASSES]
-            return found, names_in(file, str(path)), unused_note(others, found)
+            names = names_in(file, str(path))
+            others = [name for name in file.files if names is None or name != CLASSES]
+            return found, names, unused_note(others, found)
         arrays = ", ".join(file) or "nothing"
     raise UserError(f"{path} has {arrays}; {expected}")
 
 
 def names_in(arrays: Mapping[str, Any], where: str) -> Names | None:
-    """Return the names of the labels in ``classes``; None if there is none, or no text."""
+    """Return the names of the labels in ``classes``; None if there is none, or no text.
+
+    Text is an array of strings, or of bytes in UTF-8, as files of HDF5 have it.
+    """
     if CLASSES not in arrays:
         return None
     try:
@@ -268,9 +272,15 @@ def names_in(arrays: Mapping[str, Any], where: str) -> Names | None:
         return None
     if not isinstance(given, Mapping):
         names = np.asarray(given)
-        if names.ndim != 1 or names.dtype.kind != "U":
+        if names.ndim != 1 or names.dtype.kind not in "US":
             return None
-        given = names.tolist()
+        try:
+            given = np.char.decode(names, "utf-8") if names.dtype.kind == "S" else names
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{CLASSES} of {where} cannot be read ({error}); expected names in UTF-8"
+            ) from None
+        given = given.tolist()
     return names_from(given, f"{CLASSES} of {where}")
 
 

@@ -142,13 +142,12 @@ def dataset_from(
     if isinstance(data, Dataset):
         return _checked_dataset(data, network, preprocessing)
     name = "samples" if _array_pairs(data) is None else "arrays"
-    if classes is None and isinstance(data, Mapping):
-        names = names_in(data, "the data")
-    else:
-        names = None if classes is None else names_from(classes, CLASSES)
+    own = names_in(data, "the data") if classes is None and isinstance(data, Mapping) else None
+    names = own if classes is None else names_from(classes, CLASSES)
     request = Request(name, "", {}, network, seed, ranks_per_node, preprocessing, split, names)
     pairs = _pairs(request, data)
-    others = [key for key in data if key != CLASSES] if isinstance(data, Mapping) else []
+    is_used = names is not None
+    others = [k for k in data if k != CLASSES or not is_used] if isinstance(data, Mapping) else []
     return dataset_of_pairs(request, pairs, f"the {name}", unused=unused_note(others, pairs))
 
 

@@ -172,6 +172,22 @@ def test_names_in_a_file_and_in_an_array(folder: Path) -> None:
         np.savez(folder / "other.npz", **arrays, classes=other)
         with pytest.raises(UserError, match="that of label 0 first"):
             dataset_from(f"npz:{folder / 'other.npz'}", network, preprocessing=preprocessing)
+        data = dataset_from(f"npz:{folder / 'other.npz'}", network)
+        assert data.notes == ("arrays are left out: classes",)
+
+
+def test_names_may_be_bytes(folder: Path) -> None:
+    arrays = {"x": np.zeros((4, 2), np.float32), "y": np.array([0, 1, 1, 0])}
+    np.savez(folder / "bytes.npz", **arrays, classes=np.array(["é".encode(), b"dog"]))
+    network, preprocessing = trained(("dog", "é"))
+    data = dataset_from(
+        f"npz:{folder / 'bytes.npz'}", network, preprocessing=preprocessing, split=False
+    )
+    assert targets(data).tolist() == [1, 0, 0, 1]
+    assert data.notes == ()
+    np.savez(folder / "bytes.npz", **arrays, classes=np.array([b"\xff", b"dog"]))
+    with pytest.raises(UserError, match=r"classes of .*bytes.npz cannot be read .*UTF-8"):
+        dataset_from(f"npz:{folder / 'bytes.npz'}", network)
 
 
 @given(name=st.lists(st.sampled_from([*"?,%&=: é", "%2c", "%3F", "a"]), min_size=1).map("".join))
@@ -195,6 +211,9 @@ def test_a_mapping_of_arrays_names_its_classes_in_training() -> None:
     dataset = dataset_from(data, network)
     assert dataset.classes == ("no", "yes")
     assert dataset.class_list == Classes(("no", "yes"))
+    assert dataset.notes == ()
+    other = dataset_from({**data, "classes": np.array([3, 7])}, network)
+    assert other.notes == ("arrays are left out: classes",)
 
 
 @pytest.mark.parametrize(
