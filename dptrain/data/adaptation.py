@@ -162,11 +162,13 @@ def _check_two_classes(labels: Labels, network: Network, where: str) -> None:
     """Raise `UserError` unless one sigmoid output can distinguish the labels."""
     names, values = labels.names, labels.values
     if names is None and not ((values == 0) | (values == 1)).all():
+        are_two = len(values) == 2
         raise UserError(
             f"{where}: targets range from {values.min()} to {values.max()}, but network "
-            f"{network.name} ends in {network.loss.kind}, which expects 0 and 1; use data with two "
-            "classes, or another network"
-        )
+            f"{network.name} ends in {network.loss.kind}, which expects 0 and 1; "
+            + (f"name the labels, such as classes={values[0]}:no,{values[1]}:yes" if are_two else
+               "use data with two classes, or another network")
+        )  # fmt: skip
     if names is not None and len(names) != 2:
         raise UserError(
             f"{where} has {len(names)} classes ({listed(tuple(names.values()))}), but network "

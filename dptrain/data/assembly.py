@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from dptrain.data.adaptation import class_names
 from dptrain.data.base import Dataset, count_text
-from dptrain.data.classes import labels_in
+from dptrain.data.classes import labels_in, listed
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.scale import Scale
 from dptrain.data.sharding import epoch_order
@@ -21,6 +22,7 @@ from dptrain.data.targets import targets_for
 from dptrain.errors import UserError
 from dptrain.network.adaptation import edit_input
 from dptrain.network.layers import Shape
+from dptrain.network.network import Network
 
 _SPLIT_SEED = 5
 
@@ -164,7 +166,7 @@ def make_dataset(
         validation: the split for evaluations during training, if the data set defines one.
         gap, notes: see `Dataset`.
     """
-    network, splits = request.network, []
+    network, splits, known = request.network, [], dict[str, NDArray[Any]]()
     for name, raw in (("training", train), ("test", test), ("validation", validation)):
         if raw is None:
             continue
@@ -176,6 +178,7 @@ def make_dataset(
         if not request.is_named:
             preprocessing.check_size(shape, dtype, where)
         y = targets_of(request, preprocessing, raw.targets, where)
+        known[name] = np.unique(y[raw.rows])
         splits.append(StoredSamples(raw.inputs, y, raw.rows, preprocessing, where, white))
     size = sum(
         len(split) * math.prod(split.readable_shape) * split.pixels.itemsize for split in splits
@@ -199,5 +202,25 @@ def make_dataset(
         has_split=has_split,
         validation=ready[2] if validation is not None else None,
         gap=gap,
-        notes=notes,
+        notes=(*notes, *_unseen_notes(known, preprocessing, network)),
     )
+
+
+def _unseen_notes(
+    known: Mapping[str, NDArray[Any]], preprocessing: Preprocessing, network: Network
+) -> list[str]:
+    """Return a note for each split with classes that no training sample has.
+
+    Args:
+        known: targets of each split, as the loss reads them, each once.
+        preprocessing: of the model.
+        network: of the model.
+    """
+    classes, notes = preprocessing.class_list(network), []
+    hint = "; shuffle the rows of a sorted table" if preprocessing.kind == "table" else ""
+    for name, targets in known.items() if classes is not None else ():
+        unseen = np.setdiff1d(targets, known["training"]).astype(np.int64).tolist()
+        if classes is not None and unseen:
+            names = listed([classes.name(index) for index in unseen])
+            notes.append(f"the {name} split has classes that no training sample has: {names}{hint}")
+    return notes

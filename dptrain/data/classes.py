@@ -306,6 +306,12 @@ def _some(table: Mapping[int, int]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names for a message, at most `MOST_NAMES`."""
+    """Return names for a message, at most `MOST_NAMES`; those with a comma are quoted.
+
+    Example:
+        >>> listed(["cat", "cow, brown"])
+        "cat, 'cow, brown'"
+    """
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(shown(name, 40) for name in names[:MOST_NAMES]) + more
+    some = (shown(name, 40) for name in names[:MOST_NAMES])
+    return ", ".join(f"'{name}'" if "," in name else name for name in some) + more

@@ -14,6 +14,7 @@ from dptrain.backends.pixels import PixelFormat
 from dptrain.data.adaptation import adapt_request
 from dptrain.data.assembly import preprocessing_for, split_rows, targets_of
 from dptrain.data.base import Dataset, Samples, count_text
+from dptrain.data.classes import listed
 from dptrain.data.image_files.colour import any_has_colour
 from dptrain.data.image_files.decoder import DecodedImage, RuleCounts, decode_file
 from dptrain.data.image_files.listing import (
@@ -260,9 +261,13 @@ def _splits(
     classes = splits[0].classes
     for part, split in zip(parts[1:], splits[1:], strict=True):
         if split.classes != classes:
+            missing = [name for name in classes if name not in split.classes]
+            unknown = [name for name in split.classes if name not in classes]
             raise UserError(
-                f"{part} has classes {', '.join(split.classes)}; expected those of "
-                f"{parts[0].name}, {', '.join(classes)}"
+                f"{part} has classes {listed(split.classes)}; expected those of "
+                f"{parts[0].name}, {listed(classes)}"
+                + (f"; missing: {listed(missing)}" if missing else "")
+                + (f"; unknown: {listed(unknown)}" if unknown else "")
             )
     return classes, [(split.paths, split.labels) for split in splits], True
 

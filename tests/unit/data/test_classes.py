@@ -176,6 +176,15 @@ def test_names_in_a_file_and_in_an_array(folder: Path) -> None:
         assert data.notes == ("arrays are left out: classes",)
 
 
+def test_classes_that_no_training_sample_has_are_named() -> None:
+    x, y = np.zeros((20, 2), np.float32), np.arange(20) % 3
+    network = Network((2,), [Dense(4)], name="four")
+    test_labels = np.array([0, 1, 3, 3])
+    data = dataset_from((x, y, x[:4], test_labels), network, classes=["a", "b", "c", "d"])
+    assert data.notes == ("the test split has classes that no training sample has: d",)
+    assert dataset_from((x, y, x[:4], y[:4]), network).notes == ()
+
+
 def test_names_may_be_bytes(folder: Path) -> None:
     arrays = {"x": np.zeros((4, 2), np.float32), "y": np.array([0, 1, 1, 0])}
     np.savez(folder / "bytes.npz", **arrays, classes=np.array(["é".encode(), b"dog"]))

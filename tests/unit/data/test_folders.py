@@ -185,6 +185,14 @@ def test_two_folders_with_names_of_splits_are_no_classes(
         open_data(f"folder:{root}", network(2))
 
 
+def test_other_classes_in_a_split_are_named(images: Path, tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        shutil.copytree(images, tmp_path / "root" / name)
+    (tmp_path / "root" / "test" / "dog").rename(tmp_path / "root" / "test" / "d, e")
+    with pytest.raises(UserError, match=r"; missing: dog; unknown: 'd, e'$"):
+        open_data(f"folder:{tmp_path / 'root'}", network(2))
+
+
 def test_a_class_may_have_the_name_of_one_split(images: Path) -> None:
     for old, new in (("cat", "valid"), ("dog", "invalid")):
         (images / "2024").mkdir()

@@ -14,7 +14,7 @@ from dptrain.data import open_data
 from dptrain.data.csv_file import read_numeric_columns
 from dptrain.data.inputs import open_inputs
 from dptrain.errors import UserError
-from dptrain.network import Dense, MeanSquaredError, Network
+from dptrain.network import Dense, MeanSquaredError, Network, SigmoidBinaryCrossEntropy
 from tests.tiers import tiered
 
 WORDS = ("", "NA", "True", "5%", "1,234", "0,5", "0x1F", "nan", "inf", "1_0", "12:00", 'a "b"')
@@ -177,3 +177,26 @@ def test_many_columns_are_named_up_to_a_number(tmp_path: Path) -> None:
     )
     (note,) = read_numeric_columns(path, "t").notes
     assert "c19 ('x' in line 2) and 10 more" in note
+
+
+def test_labels_that_only_the_test_rows_have_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "sorted.csv"
+    three = Network((1,), [Dense(3)], name="three")
+    for labels, unseen in ((np.repeat([0, 1, 2], [10, 15, 5]), "2"), (np.arange(30) % 3, "")):
+        rows = "".join(f"{row},{label}\n" for row, label in enumerate(labels))
+        path.write_text(f"a,t\n{rows}", encoding="utf-8")
+        data = open_data(f"csv:{path}?target=t", three)
+        found = [note for note in data.notes if "no training sample has" in note]
+        assert len(found) == bool(unseen)
+        assert all(f"sample has: {unseen}; shuffle" in note for note in found)
+
+
+def test_two_labels_for_one_sigmoid_output_must_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "signs.csv"
+    rows = "".join(f"{row},{2 * (row % 2) - 1}\n" for row in range(30))
+    path.write_text(f"a,t\n{rows}", encoding="utf-8")
+    one = Network((1,), [Dense(1)], SigmoidBinaryCrossEntropy(), "one")
+    with pytest.raises(UserError, match=r"name the labels, such as classes=-1:no,1:yes$"):
+        open_data(f"csv:{path}?target=t", one)
+    data = open_data(f"csv:{path}?target=t&classes=-1:no,1:yes", one)
+    assert data.classes == ("no", "yes")
