@@ -36,7 +36,7 @@ NAMES = {
 """Values of a record that a citation contains, with their names in texts."""
 
 RESULTS = ("steps", "selected_step", "test_accuracy", "test_loss")
-"""Values that follow the settings."""
+"""Values that follow the settings. `steps` is the number of completed steps, no setting."""
 
 DERIVED = ("recipe", "network")
 """Origins of settings that follow from the network, which a citation names."""
@@ -74,6 +74,7 @@ def _set_names(spans: Spans) -> list[str]:
 
 
 def _value(record: Record, made: Spans, name: str, selected: int | None) -> object:
-    if name != "started" and len({str(span.value(name)) for span in made.items}) > 1:
+    is_setting = name not in ("started", *RESULTS)
+    if is_setting and len({str(span.value(name)) for span in made.items}) > 1:
         return made.value_text(name, selected)
     return record.get(name)

@@ -17,7 +17,8 @@ ABOUT = (
 """Names that differ between most runs and are no settings."""
 
 MEASURED = ("steps", "selected_step", *RESULTS, "step_ms", "timed_steps", "memory_bytes")
-"""Names of results, which a comparison always shows if a run has them."""
+"""Names of results, which a comparison always shows if a run has them. `steps` is the number of
+completed steps, no setting."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,6 @@ def _value(record: Record, spans: Spans, name: str) -> Any:
     """Return a value of a record; all values of a setting that changed before the kept step."""
     selected = record.get("selected_step")
     kept = spans if selected is None else spans.until(selected)
-    if len({str(span.value(name)) for span in kept.items}) > 1:
+    if name not in MEASURED and len({str(span.value(name)) for span in kept.items}) > 1:
         return spans.value_text(name, selected)
     return record.get(name)

@@ -154,10 +154,13 @@ def assert_shown(folder: Path, base: Path, name: str, now: Any, was: Any, expect
         assert record[name] == made.settings[name]
     assert summary["spans"][-1]["changed"][name] == now
     assert summary["spans"][summary["selected_span"]]["first_step"] == made.first_step
-    assert expected in Comparison.of([read_record(base), record]).resumes[1]
+    beside = Comparison.of([read_record(base), record])
+    assert expected in beside.resumes[1]
+    assert beside.results["steps"][1] == summary["steps"]
     cited = citation(record)
     assert expected in str(cited["resumed"])
     assert "steps" not in str(cited["date"])
+    assert cited["steps"] == summary["steps"]
     config = (folder / "config.toml").read_text()
     assert read_toml(folder / "config.toml") == read_toml(base / "config.toml")
     flag = f"--{name.replace('_', '-')}"
