@@ -220,11 +220,24 @@ def _refuse_other_data(checkpoint: Checkpoint, run_spec: RunSpec) -> None:
     """Refuse a data set whose content has changed since the checkpoint was written."""
     before = checkpoint.run_facts.spec.get("data", {})
     changed = [name for name, value in run_spec.data.items() if before.get(name, value) != value]
+    names = checkpoint.run_facts.preprocessing.get("classes")
+    given = run_spec.preprocessing.get("classes")
+    if changed == ["preprocessing"] and list(names or ()) != list(given or ()):
+        raise UserError(
+            f"the classes of {checkpoint.path} are {_classes_text(names)}, but those of the data "
+            f"{shown(run_spec.job.data)} are {_classes_text(given)}; restore them, for arrays with "
+            f"classes={_classes_text(names)}"
+        )
     if changed:
         raise UserError(
             f"the data {shown(run_spec.job.data)} has changed since {checkpoint.path} was written "
             f"({', '.join(changed)}); restore the data of the run, or start a new run"
         )
+
+
+def _classes_text(names: Any) -> str:
+    """Return names of classes as Python writes them; they may come from a file."""
+    return shown(repr(list(names))) if names else "none"
 
 
 def start_run(

@@ -32,6 +32,7 @@ from typing import Any
 
 import tomli_w
 
+from dptrain.data.spec import PYTHON_DATA
 from dptrain.errors import UserError, shown
 from dptrain.files import (
     MAX_TEXT_BYTES,
@@ -256,10 +257,15 @@ class RunDirectory:
             origins: where values come from, by name; they become comments.
             commands: what repeats the run, if it is more than one command.
         """
+        only_in_python = values.get("data") in PYTHON_DATA
         lines = [f"# Starts the same run again: dptrain train --config {CONFIG}"]
+        if only_in_python:
+            lines = ["# The data are Python objects, so only a Python program can repeat the run."]
         if commands:
+            how = " in Python, with its data and the settings of" if only_in_python else ""
             lines = [
-                "# The run began with these settings, and was resumed with others. To repeat it:",
+                "# The run began with these settings, and was resumed with others. "
+                f"To repeat it{how}:",
                 *(f"#   {shown(command, 4000)}" for command in commands),
             ]
         plain = _for_toml(values)

@@ -235,6 +235,28 @@ def test_a_run_is_not_resumed_with_changed_data(tmp_path: Path) -> None:
         Trainer.resume(tmp_path / "run", progress=False)
 
 
+def test_a_run_of_arrays_states_what_it_needs(tmp_path: Path) -> None:
+    """Other names of the classes are the reason of a refusal, and no command opens arrays."""
+    network, folder = Network((1, 8, 8), [Flatten(), Dense(3)], name="linear"), tmp_path / "run"
+    given: dict[str, Any] = {"epochs": 1, "batch_size": 16, "crop": 0, **TINY}
+    given |= {"schedule": "constant", "classes": ["c", "a", "b"], "run_dir": folder}
+    with Trainer(network, arrays(), **given) as trainer:
+        trainer.fit()
+    only = "# The data are Python objects, so only a Python program can repeat the run."
+    assert (folder / "config.toml").read_text().splitlines()[0] == only
+    for classes, found in ((None, r"'0', '1', '2'"), (["a", "b", "c"], r"'a', 'b', 'c'")):
+        with pytest.raises(UserError, match=rf"are \['c', 'a', 'b'\], but those of the data arrays "
+                           rf"are \[{found}\]; restore them, .* classes=\['c'"):  # fmt: skip
+            Trainer.resume(folder, arrays(), classes=classes, epochs=2, progress=False)
+    with Trainer.resume(
+        folder, arrays(), classes=["c", "a", "b"], epochs=2, progress=False
+    ) as trainer:
+        trainer.fit()
+    first, second, *_ = (folder / "config.toml").read_text().splitlines()
+    assert first.endswith("To repeat it in Python, with its data and the settings of:")
+    assert "dptrain train --config" in second
+
+
 class StopAfter(Callback):
     """Request a stop after a number of steps."""
 
