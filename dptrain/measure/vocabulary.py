@@ -304,9 +304,10 @@ TRAINING = (
     Term("epoch", "1", "Number of passes over the data so far."),
     Term("metrics.loss", "1", "Mean loss over the last minibatch."),
     Term("learning_rate", "1", "Learning rate of the last update."),
-    Term("train_loss", "1", "Mean loss over the minibatches of the last epoch."),
-    Term("train_accuracy", "1", "Share of correct predictions over the epoch, each before the "
-         "update with its minibatch."),
+    Term("train_loss", "1", "Mean loss over the minibatches of the last epoch; if it was "
+         "interrupted, over those since the run was resumed."),
+    Term("train_accuracy", "1", "Share of correct predictions over the same minibatches, each "
+         "before the update with its minibatch."),
     Term("validation_loss", "1", "Mean loss over the validation data; null without an evaluation. "
          "In `summary.json`, of the parameters that training ended with."),
     Term("validation_accuracy", "1", "Share of correct predictions on the validation data, "

@@ -132,6 +132,17 @@ def nothing_left(job: Job, step: int) -> str | None:
     return None
 
 
+def settings_to_continue(job: Job) -> str:
+    """Return the arguments in Python with which a run that has no step left continues."""
+    if job.selection.reached is not None:
+        return "until_accuracy=X"
+    if job.selection.is_out_of_patience:
+        return "patience=N"
+    if job.spec.schedule in Schedule.WHOLE_RUN:
+        return "epochs=N, schedule='constant', learning_rate=X"
+    return "epochs=N"
+
+
 def _backends(job: Job) -> str:
     """Return the backend and the precision; those of each rank if they differ."""
     if not job.is_mixed:

@@ -38,6 +38,7 @@ from dptrain.comm.world import World
 from dptrain.data import Dataset
 from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
+from dptrain.data.spec import PYTHON_DATA
 from dptrain.errors import UserError, shown
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
@@ -74,7 +75,7 @@ from dptrain.training.selection import Selection
 from dptrain.training.setting_names import resolved_name, unknown_setting
 from dptrain.training.settings import Settings, load_settings
 from dptrain.training.spec import RunSpec, job_settings
-from dptrain.training.summary import Conclusion, conclude, nothing_left
+from dptrain.training.summary import Conclusion, conclude, nothing_left, settings_to_continue
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -424,9 +425,11 @@ class Trainer(Sealed):
         reason = nothing_left(self.job, self.step)
         if reason is not None and not shows and self.job.world.is_rank_zero:
             run = self.job.run
-            how = "save(FOLDER), then Trainer(..., epochs=N) and load(FOLDER)"
+            changes = settings_to_continue(self.job)
+            how = f"save(FOLDER), then Trainer(..., {changes}) and load(FOLDER)"
             if run is not None:
-                how = f"Trainer.resume({str(run.path)!r}, epochs=N)"
+                data = ", DATA" if self.job.spec.data in PYTHON_DATA else ""
+                how = f"Trainer.resume({str(run.path)!r}{data}, {changes})"
             text = f"fit() makes no step: {reason} (in Python: {how})"
             warnings.warn(text, UserWarning, stacklevel=4)
 

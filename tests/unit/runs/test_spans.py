@@ -22,7 +22,7 @@ from dptrain.errors import UserError
 from dptrain.report.comparison import compare_runs
 from dptrain.report.run_page import resume_text, run_page
 from dptrain.report.run_record import TrainingRun
-from dptrain.report.run_tables import settings_table, spans_table
+from dptrain.report.run_tables import epochs_table, settings_table, spans_table
 from dptrain.runs.citation import citation
 from dptrain.runs.comparison import Comparison
 from dptrain.runs.records import read_record
@@ -270,6 +270,42 @@ def test_the_report_says_which_steps_were_timed(trained: Path, tmp_path: Path) -
     assert any("In steps 19–27, a step takes" in text for text in page.text)
     assert sum("steps 19–27" in str(key) for key in page.keys) == 2
     assert "those of the last start" in str(page.sections)
+
+
+def test_the_report_says_what_means_of_an_interrupted_epoch_contain(
+    trained: Path, tmp_path: Path
+) -> None:
+    interrupted = "of an interrupted epoch are means since the resume"
+    note = epochs_table(TrainingRun.read(trained)).note
+    assert "time so far" in note
+    assert interrupted not in note
+    folder = copy_of(trained, tmp_path)
+    resume(folder, stop_after=23)
+    note = epochs_table(TrainingRun.read(folder)).note
+    assert "since the run was started or resumed" in note
+    assert interrupted not in note
+    resume(folder)
+    assert interrupted in epochs_table(TrainingRun.read(folder)).note
+
+
+def test_a_second_fit_advises_settings_that_continue(tmp_path: Path) -> None:
+    """The schedule of a whole run has ended, so that more epochs alone are refused."""
+    folder = tmp_path / "run"
+    x, y = np.ones((20, 1, 8, 8), np.float32), np.arange(20) % 2
+    linear = Network((1, 8, 8), [Flatten(), Dense(2)])
+    settings: dict[str, Any] = {"backend": "reference", "progress": False}
+    options: dict[str, Any] = {"run_dir": folder, "steps": 2, "schedule": "cosine", **settings}
+    with Trainer(linear, (x, y), **options) as trainer:
+        trainer.fit()
+        with pytest.warns(UserWarning, match="makes no step") as found:
+            trainer.fit()
+    advice = (
+        f"Trainer.resume({str(folder)!r}, DATA, epochs=N, schedule='constant', learning_rate=X)"
+    )
+    assert advice in str(found[-1].message)
+    names = {"Trainer": Trainer, "DATA": (x, y), "N": 6, "X": 0.01}
+    with eval(advice, names) as trainer:
+        assert len(trainer.fit()) > 0
 
 
 def test_a_run_is_repeated_from_its_own_folder(
