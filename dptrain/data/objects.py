@@ -148,7 +148,7 @@ def dataset_from(
     pairs = _pairs(request, data)
     is_used = names is not None
     others = [k for k in data if k != CLASSES or not is_used] if isinstance(data, Mapping) else []
-    return dataset_of_pairs(request, pairs, f"the {name}", unused=unused_note(others, pairs))
+    return dataset_of_pairs(request, pairs, "the data", unused=unused_note(others, pairs))
 
 
 def _checked_dataset(

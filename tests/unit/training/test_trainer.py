@@ -240,6 +240,8 @@ def test_a_run_of_arrays_states_what_it_needs(tmp_path: Path) -> None:
     network, folder = Network((1, 8, 8), [Flatten(), Dense(3)], name="linear"), tmp_path / "run"
     given: dict[str, Any] = {"epochs": 1, "batch_size": 16, "crop": 0, **TINY}
     given |= {"schedule": "constant", "classes": ["c", "a", "b"], "run_dir": folder}
+    with pytest.raises(UserError, match="the data has only the class a; "):
+        Trainer(network, arrays(), **{**given, "classes": ["a"]})
     with Trainer(network, arrays(), **given) as trainer:
         trainer.fit()
     only = "# The data are Python objects, so only a Python program can repeat the run."
