@@ -105,7 +105,7 @@ def trial(random: np.random.Generator, folder: Path) -> Outcome:
 
 
 def _is_named(name: str, described: Result) -> bool:
-    """Return True if the description tells that a column is left out."""
+    """Return True if `data describe` states that a column is left out."""
     notes = " ".join(json.loads(described.output).get("notes", ()))
     return (name or "without a name") in notes
 

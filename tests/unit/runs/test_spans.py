@@ -154,9 +154,9 @@ def assert_shown(folder: Path, base: Path, name: str, now: Any, was: Any, expect
         assert record[name] == made.settings[name]
     assert summary["spans"][-1]["changed"][name] == now
     assert summary["spans"][summary["selected_span"]]["first_step"] == made.first_step
-    beside = Comparison.of([read_record(base), record])
-    assert expected in beside.resumes[1]
-    assert beside.results["steps"][1] == summary["steps"]
+    comparison = Comparison.of([read_record(base), record])
+    assert expected in comparison.resumes[1]
+    assert comparison.results["steps"][1] == summary["steps"]
     cited = citation(record)
     assert expected in str(cited["resumed"])
     assert "steps" not in str(cited["date"])
