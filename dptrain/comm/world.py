@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -181,7 +182,7 @@ class World:
         mpi = start_mpi(min(timeout, MAX_TIMEOUT_S))
         raise_on_interrupt()
         comm = mpi.COMM_WORLD
-        world = cls(comm, comm.Split_type(mpi.COMM_TYPE_SHARED), timeout)
+        world = cls(comm, _ranks_of_node(), timeout)
         if world.size > 1:
             world._become_job(mpi.Get_processor_name())
         return world
@@ -227,7 +228,7 @@ class World:
                 assert self.comm is not None
                 self.barrier()  # It has a time limit, unlike the call that follows.
                 color = self.local_rank if has_slice else slices
-                comm = cast("MPI.Intracomm", self.comm.Split(color, self.rank))
+                comm = _ranks_of_color(color, nodes)
             self._nodes = Nodes(nodes, tuple(members[self.rank]), comm if has_slice else None)
         return self._nodes
 
@@ -470,6 +471,25 @@ def start_mpi(timeout: float | None = None) -> Any:
                     _report_files_of_mpi(job)
     refuse_single(MPI.COMM_WORLD.Get_size(), _library(MPI))
     return MPI
+
+
+# An MPI has some thousands of communicators, and a process may join its ranks more often.
+
+
+@cache
+def _ranks_of_node() -> MPI.Intracomm:
+    """Return the ranks of this node; every rank makes the first call."""
+    from mpi4py import MPI
+
+    return cast("MPI.Intracomm", MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED))
+
+
+@cache
+def _ranks_of_color(color: int, nodes: tuple[tuple[int, ...], ...]) -> MPI.Intracomm:
+    """Return the ranks with a color, for each division of the ranks into nodes."""
+    from mpi4py import MPI
+
+    return cast("MPI.Intracomm", MPI.COMM_WORLD.Split(color, MPI.COMM_WORLD.Get_rank()))
 
 
 def _library(mpi: Any) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -99,7 +100,9 @@ def read_graph(path: Path) -> ReadGraph:
     """
     try:
         require_regular(path)
-        return ReadGraph(onnx.load(path))
+        model = onnx.load(path)
+        _check_texts(model)
+        return ReadGraph(model)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except UserError as error:
@@ -125,6 +128,22 @@ def describe(node: onnx.NodeProto) -> str:
     """Return a name of a node for messages."""
     name = node.name or (node.output[0] if node.output else "")
     return f"node '{shown(name)}' ({shown(node.op_type)})"
+
+
+def _check_texts(message: Message) -> None:
+    """Raise `UserError` if a name is no UTF-8; protobuf returns such names as bytes."""
+    for field, value in message.ListFields():
+        is_repeated = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        each = value if is_repeated else (value,)
+        if field.type == field.TYPE_MESSAGE:
+            for part in each:
+                _check_texts(part)
+        elif field.type == field.TYPE_STRING:
+            for text in each:
+                if isinstance(text, bytes):
+                    raise UserError(
+                        f"the name {shown(repr(text))} is no UTF-8; export the model again"
+                    )
 
 
 def _check_inputs(node: onnx.NodeProto, version: int) -> None:

@@ -100,7 +100,7 @@ def parts_bars(name: str, title: str, parts: Parts, *, caption: str, unit: str) 
     decimals = decimals_for([value for _, value in rows], digits=3)
 
     def draw(axes: Axes) -> None:
-        axes.set_ylim(ROW_PT * len(rows), 0)
+        axes.set_ylim(ROW_PT * max(len(rows), 1), 0)
         axes.set_xlim(0, max([value for _, value in rows], default=1.0) * 1.02)
         for index, (part, value) in enumerate(rows):
             y = ROW_PT * index

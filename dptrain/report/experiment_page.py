@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError
+from dptrain.forms import NUMBER, TEXT, check_form
 from dptrain.report.canvas import BOTTOM, HEIGHT, Plot, legend_below, legend_height, plot
-from dptrain.report.forms import NUMBER, TEXT, check_form
 from dptrain.report.numbers import percent, scaled_bytes, short
 from dptrain.report.page import Key, Page, Section, restrictions_section
 from dptrain.report.tables import Column, Number, Table, counts, estimates, texts, values

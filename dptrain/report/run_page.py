@@ -26,8 +26,8 @@ from dptrain.report.run_plots import (
 from dptrain.report.run_record import TrainingRun
 from dptrain.report.run_tables import epochs_table, settings_table, spans_table, time_tables
 from dptrain.report.tables import Number
+from dptrain.runs.files import SUMMARY
 from dptrain.training.regression import r2_remark
-from dptrain.training.rundir import SUMMARY
 
 VALUE_RESULTS = (
     ("test_r2", "Test R²", "1 is perfect, 0 is the mean"),

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import UserError, shown
-from dptrain.files import parse_json, read_regular
+from dptrain.files import read_regular
+from dptrain.forms import COUNT, NUMBER, SHARE, Form, Optional, check_form
 from dptrain.measure.metrics import MetricsFile
 from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Parts, Spread, StageProfile, StepParts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.differences import share
-from dptrain.report.forms import BOOLEAN, NUMBER, PAIR, TEXT, Form, Optional, check_form, form_of
+from dptrain.runs.files import ENVIRONMENT, SPECIFICATION, SUMMARY, read_file
 from dptrain.runs.spans import Spans, steps_text
-from dptrain.training.rundir import ENVIRONMENT, LAST_CHECKPOINT, SPECIFICATION, SUMMARY
+from dptrain.training.rundir import LAST_CHECKPOINT
 
 METRICS = "metrics.jsonl"
 
@@ -29,29 +30,12 @@ NUMBERS = (
     "samples_per_s",
 )  # fmt: skip
 """Values of ``metrics.jsonl`` that plots and tables show; each may be missing."""
-RESULTS = (
-    "test_accuracy", "validation_accuracy", "train_loss", "validation_loss", "test_loss",
-    "test_rmse", "test_r2", "samples_per_s", "other_cores",
-)  # fmt: skip
-"""Values of ``summary.json`` that are numbers or null."""
-
-FORMS: Mapping[str, Form] = {
-    "scaling": {
-        "weak": Optional(NUMBER), "strong": Optional(NUMBER),
-        "weak_interval": Optional(PAIR), "strong_interval": Optional(PAIR),
-        "why": Optional(TEXT),
-    },
-    "time_to_accuracy": Optional({
-        "requested": NUMBER, "reached": BOOLEAN,
-        "epochs": Optional(NUMBER), "time_s": Optional(NUMBER),
-    }),
-    "limit": Optional({"text": TEXT}),
-    "step_ms": Optional(form_of(Spread)),
-    "step_parts": Optional(form_of(StepParts)),
-    "stages": [form_of(StageProfile)],
-    "pop": Optional(form_of(Pop)),
-}  # fmt: skip
-"""Values of ``summary.json`` that have parts."""
+LINE: Mapping[str, Form] = {
+    "step": COUNT,
+    "epoch": NUMBER,
+    **dict.fromkeys(NUMBERS, Optional(NUMBER)),
+    **dict.fromkeys(ACCURACIES, Optional(SHARE)),
+}
 
 
 @dataclass(frozen=True)
@@ -97,11 +81,11 @@ class TrainingRun:
         if not (folder / SUMMARY).exists():
             raise UserError(_unfinished(folder))
         if not (folder / METRICS).exists():
-            raise UserError(f"cannot read {folder / METRICS}: the file is missing; train again")
+            raise UserError(f"there is no {folder / METRICS}; restore the file or make it again")
         records = [Record(i, r) for i, r in enumerate(MetricsFile(folder / METRICS).read())]
         run = cls(
-            folder, _read(folder / SUMMARY), _read(folder / SPECIFICATION),
-            _read(folder / ENVIRONMENT),
+            folder, read_file(folder, SUMMARY), read_file(folder, SPECIFICATION),
+            read_file(folder, ENVIRONMENT),
             tuple(r for r in records if "loss" in r.values),
             tuple(r for r in records if "train_loss" in r.values),
             Spans.read(folder),
@@ -111,20 +95,14 @@ class TrainingRun:
 
     def _check(self) -> None:
         """Refuse files that lack what the report needs, or have wrong values."""
-        where = str(self.folder / SUMMARY)
-        _check_numbers(self.summary, RESULTS, where)
-        for name, form in FORMS.items():
-            check_form(self.summary.get(name), form, f"{where}: {name}")
         for record in (*self.steps, *self.epochs):
-            _check_numbers(
-                record.values, NUMBERS, f"{self.folder / METRICS}, line {record.index + 1}"
+            check_form(
+                record.values, LINE, f"{self.folder / METRICS}, line {record.index + 1}", ": "
             )
         try:
             _ = self.job, self.planned_steps, self.timed_steps
             _ = self.accuracy, self.step_ms, self.step_parts, self.stages, self.pop
-            for record in (*self.steps, *self.epochs):
-                float(record["step"]), float(record["epoch"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UserError(
                 f"{self.folder} is not a run directory of this version of dptrain "
                 f"({type(error).__name__}: {shown(error)}); train again"
@@ -235,19 +213,6 @@ class TrainingRun:
         return found if found and increasing else None
 
 
-def _check_numbers(values: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    """Raise `UserError` if a value is neither a number nor missing, or is no accuracy."""
-    for name in names:
-        value, expected = values.get(name), "a number"
-        is_valid = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-        if is_valid and value is not None and name in ACCURACIES:
-            expected, is_valid = "0 to 1", 0 <= value <= 1
-        if not is_valid:
-            raise UserError(
-                f"{where}: {name} is {shown(repr(value), 40)}; expected {expected}; train again"
-            )
-
-
 def step_estimate(found: Spread) -> Estimate:
     """Return a median with its interval, which is infinite if there is none."""
     low = -math.inf if found.low is None else found.low
@@ -265,18 +230,6 @@ def _column(records: Sequence[Record], name: str) -> tuple[list[float], list[flo
 def step_column(run: TrainingRun, name: str) -> tuple[list[float], list[float]]:
     """Return (epochs, values) of a column of single steps, without missing values."""
     return _column(run.steps, name)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = parse_json(read_regular(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; train again") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {shown(error)}; train again") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: expected a JSON object, found {shown(found)}; train again")
-    return found
 
 
 def _unfinished(folder: Path) -> str:

@@ -12,9 +12,8 @@ from dptrain.report.profile_tables import (
 )
 from dptrain.report.run_record import METRICS, TrainingRun
 from dptrain.report.tables import Column, Table, counts, texts, values
-from dptrain.runs.spans import FILE as SPANS
+from dptrain.runs.files import SPANS, SUMMARY
 from dptrain.runs.spans import changed_text, steps_text, value_text
-from dptrain.training.rundir import SUMMARY
 
 MOST_EPOCHS = 60
 """Largest number of rows of the table of epochs."""

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import UserError
-from dptrain.files import MAX_TEXT_BYTES, parse_json, read_regular
+from dptrain.forms import fitting, read_object
+from dptrain.runs.files import FORMS, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Span, Spans
 from dptrain.training.labels import Labels
-from dptrain.training.rundir import LOCK, SPECIFICATION, SUMMARY
+from dptrain.training.rundir import LOCK
 from dptrain.training.settings import CONFIG_FILE
 
 Record = dict[str, Any]
@@ -101,9 +102,8 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 def read_record(folder: Path) -> Record:
     """Return the record of a run; values that its files do not have are None."""
-    spec, summary = (_read(folder / name) for name in (SPECIFICATION, SUMMARY))
+    spec, summary = (_read(folder, name) for name in (SPECIFICATION, SUMMARY))
     labels = Labels.read(folder)
-    data = _mapping(spec, "data")
     spans, selected = read_spans(folder), selected_step(summary)
     span = spans.of_step(selected) or Span(1, {})
     first, last = (spans.items[0], spans.items[-1]) if spans.items else (span, span)
@@ -121,14 +121,14 @@ def read_record(folder: Path) -> Record:
         "selected_step": selected,
         "threads": span.settings.get("threads"),
         "parameters": summary.get("parameters"),
-        "memory_bytes": sum(_mapping(summary, "memory").values()) or None,
+        "memory_bytes": sum((summary.get("memory") or {}).values()) or None,
         **{name: summary.get(name) for name in RESULTS},
-        "step_ms": _mapping(summary, "step_ms").get("median"),
+        "step_ms": (summary.get("step_ms") or {}).get("median"),
         "timed_steps": _timed_steps(summary) if spans.is_resumed else None,
         "version": span.environment.get("version"),
         "commit": span.environment.get("commit"),
         "digest": spans.digest,
-        "data_digest": data.get("content"),
+        "data_digest": spec.get("data", {}).get("content"),
         "host": span.environment.get("host"),
         "cpu": span.environment.get("cpu"),
     }
@@ -143,29 +143,20 @@ def read_spans(folder: Path) -> Spans:
 
 def selected_step(summary: Mapping[str, Any]) -> int | None:
     """Return the step of the parameters that a run kept; None if it has not ended."""
-    found = summary.get("selected_step", summary.get("steps"))
-    return found if type(found) is int else None
+    found: int | None = summary.get("selected_step", summary.get("steps"))
+    return found
 
 
 def _timed_steps(summary: Mapping[str, Any]) -> str | None:
     """Return the steps whose times the summary contains, as a text."""
     found = summary.get("timed_steps")
-    if not isinstance(found, list) or len(found) != 2:
-        return None
-    return "–".join(map(str, found))
+    return None if found is None else "–".join(map(str, found))
 
 
-def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = values.get(name)
-    return dict(found) if isinstance(found, Mapping) else {}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the values of a JSON file; none if it is missing or damaged."""
-    with suppress(OSError, ValueError):
-        found = parse_json(read_regular(path, MAX_TEXT_BYTES))
-        if isinstance(found, dict):
-            return found
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    """Return what can be read of a file; nothing if it is missing."""
+    with suppress(UserError):
+        return fitting(read_object(folder / name), FORMS[name])
     return {}
 
 

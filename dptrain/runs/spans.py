@@ -16,14 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dptrain.errors import UserError, shown
-from dptrain.files import MAX_TEXT_BYTES, dump_json, parse_json, read_regular
+from dptrain.files import dump_json
+from dptrain.runs.files import ENVIRONMENT, SPANS, SPECIFICATION, read_file
 
-FILE = "spans.json"
 FORMAT = 1
-
-SPECIFICATION, ENVIRONMENT = "spec.json", "env.json"
-"""Files of the last start, which stand for the only span if there is no `FILE`."""
 
 
 @dataclass(frozen=True)
@@ -92,49 +88,34 @@ class Spans:
         Raises:
             UserError: a file is damaged; the message names it.
         """
-        found = _read(folder / FILE)
-        return cls._of_earlier_version(folder) if found is None else cls.of(found, folder / FILE)
+        if (folder / SPANS).exists():
+            return cls.of(read_file(folder, SPANS))
+        # The files of the last start stand for the only span.
+        return cls._of_earlier_version(folder)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], source: Path | str = FILE) -> Spans:
-        """Return the spans that a file describes.
-
-        Args:
-            values: contents of the file.
-            source: its name, for the error message.
-
-        Raises:
-            UserError: the values do not describe spans.
-        """
-        try:
-            items = tuple(Span(**item) for item in values["spans"])
-            for span in items:
-                _check(span)
-            return cls(items, bool(values["complete"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{source} does not list the spans of a run ({type(error).__name__}: "
-                f"{shown(error)}); restore the file"
-            ) from None
+    def of(cls, values: Mapping[str, Any]) -> Spans:
+        """Return the spans that a file describes, which has the form of `SPANS`."""
+        return cls(tuple(Span(**item) for item in values["spans"]), values["complete"])
 
     @classmethod
     def _of_earlier_version(cls, folder: Path) -> Spans:
-        spec, env = _read(folder / SPECIFICATION), _read(folder / ENVIRONMENT) or {}
-        if spec is None or not isinstance(spec.get("job"), dict):
+        if not (folder / SPECIFICATION).exists():
             return cls()
-        ranks: list[Any] = spec["ranks"] if isinstance(spec.get("ranks"), list) else []
+        spec = read_file(folder, SPECIFICATION)
+        env = read_file(folder, ENVIRONMENT) if (folder / ENVIRONMENT).exists() else {}
+        ranks = spec.get("ranks") or []
         threads = {} if not ranks else {"threads": threads_of(ranks)}
-        origins: dict[str, str] = spec["origins"] if isinstance(spec.get("origins"), dict) else {}
         span = Span(
-            1, {**spec["job"], **threads}, origins, digest=spec.get("digest"), ranks=ranks,
-            environment=environment_of(env, spec.get("version")),
+            1, {**spec["job"], **threads}, spec.get("origins") or {}, digest=spec.get("digest"),
+            ranks=ranks, environment=environment_of(env, spec.get("version")),
         )  # fmt: skip
         command = env.get("command")
-        is_resumed = isinstance(command, list) and "--resume" in command
+        is_resumed = command is not None and "--resume" in command
         return cls((span,), is_complete=not is_resumed)
 
     def text(self) -> str:
-        """Return the contents of `FILE`."""
+        """Return the contents of `SPANS`."""
         spans = [asdict(span) for span in self.items]
         return dump_json({"format": FORMAT, "complete": self.is_complete, "spans": spans}, indent=1)
 
@@ -291,28 +272,3 @@ def shown_changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[Any
 
 def _changes_text(changes: Mapping[str, tuple[Any, Any]]) -> str:
     return f" with {changed_text(changes)}" if changes else ""
-
-
-def _check(span: Span) -> None:
-    if type(span.first_step) is not int or span.first_step < 1:
-        raise ValueError(f"first_step is {span.first_step!r}")
-    for name in ("settings", "origins", "config", "environment"):
-        if not isinstance(getattr(span, name), dict):
-            raise ValueError(f"{name} is {getattr(span, name)!r}")
-    if not isinstance(span.ranks, list) or not all(isinstance(r, dict) for r in span.ranks):
-        raise ValueError(f"ranks is {span.ranks!r}")
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return the values of a JSON file; None if there is no such file."""
-    try:
-        found = parse_json(read_regular(path, MAX_TEXT_BYTES))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {shown(error)}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: expected a JSON object, found {shown(found)}")
-    return found

@@ -35,9 +35,7 @@ import tomli_w
 from dptrain.data.spec import PYTHON_DATA
 from dptrain.errors import UserError, shown
 from dptrain.files import (
-    MAX_TEXT_BYTES,
     dump_json,
-    parse_json,
     read_regular,
     replacing,
     sync,
@@ -45,17 +43,17 @@ from dptrain.files import (
     writing,
 )
 from dptrain.foreign import refuse_foreign
+from dptrain.forms import read_object
 from dptrain.measure.metrics import MetricsFile
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
-from dptrain.runs.spans import FILE as SPANS
+from dptrain.runs.files import ENVIRONMENT, SPANS, SPECIFICATION, SUMMARY, read_file
 from dptrain.runs.spans import Spans
 from dptrain.training.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import CONFIG_FILE as CONFIG
-from dptrain.training.settings import SPECIFICATION_FILE, read_settings
+from dptrain.training.settings import read_settings
 
-ENVIRONMENT, SUMMARY, NETWORK, LOCK = "env.json", "summary.json", "network.toml", ".lock"
-SPECIFICATION, BEST = SPECIFICATION_FILE, "best"
+NETWORK, LOCK, BEST = "network.toml", ".lock", "best"
 LAST_CHECKPOINT = ".last_checkpoint"
 
 
@@ -322,23 +320,14 @@ class RunDirectory:
         Raises:
             UserError: the run has not ended, or the file is damaged.
         """
-        path = self.path / SUMMARY
-        try:
-            summary = parse_json(read_regular(path, MAX_TEXT_BYTES))
-        except OSError as error:
-            raise UserError(
-                f"cannot read {path}: {error.strerror}; a run writes it when it ends"
-            ) from error
-        except ValueError as error:
-            raise UserError(f"{path} is not JSON: {shown(error)}") from error
-        if not isinstance(summary, dict):
-            raise UserError(f"{path}: expected a JSON object, found {shown(summary)}")
-        return summary
+        if not (self.path / SUMMARY).exists():
+            raise UserError(f"there is no {self.path / SUMMARY}; a run writes it when it ends")
+        return read_object(self.path / SUMMARY)
 
     def summary_of(self, step: int) -> dict[str, Any] | None:
         """Return `summary.json` if it describes the run after `step` steps, else None."""
         try:
-            summary = self.read_summary()
+            summary = read_file(self.path, SUMMARY)
         except UserError:
             return None
         return summary if summary.get("steps") == step else None

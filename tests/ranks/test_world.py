@@ -124,6 +124,15 @@ def test_an_error_of_all_ranks_needs_no_rank(world: World) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
+def test_a_process_joins_its_ranks_as_often_as_it_likes(connected: World) -> None:
+    """MPICH has 2,048 communicators."""
+    assert connected._node is not None
+    for _ in range(3):
+        again = World.join(connected.timeout)._node
+        assert again is not None
+        assert again.py2f() == connected._node.py2f()
+
+
 def test_an_error_of_one_rank_reaches_all_with_its_number(connected: World) -> None:
     for bad in range(connected.size):
         with pytest.raises(AgreedError, match=rf"^rank {bad}: no data$"):

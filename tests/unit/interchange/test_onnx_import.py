@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -494,3 +495,24 @@ def test_other_weights_replace_those_of_the_file(tmp_path: Path) -> None:
     (path,) = model_of(SMALL, plain(SMALL)).export(tmp_path / "small.onnx")
     chosen = Settings(network=str(path), data="x", weights=Path("w.safetensors"))
     assert chosen.with_recipe().weights == Path("w.safetensors").absolute()
+
+
+@pytest.mark.parametrize("producer", ["dptrain", "another"])
+def test_names_that_are_no_text_are_refused(tmp_path: Path, producer: str) -> None:
+    path = file_of(tmp_path, chain(("Flatten", [], {"name": "flatten1/Flatten"}),
+                                   ("Gemm", ["dense1.weight"], {"name": "dense1/Gemm"})),
+                   {"dense1.weight": np.ones((144, 2), np.float32)})  # fmt: skip
+    model = onnx.load(path)
+    model.producer_name = producer
+    whole = model.SerializeToString()
+    path.write_bytes(whole)
+    assert read_onnx(path).network.output_shape == (2,)
+    places = [found.start() + i for found in re.finditer(rb"[A-Za-z]{4,}[\w./]+", whole)
+              for i in range(found.end() - found.start())]  # fmt: skip
+    for place in np.random.default_rng(5).choice(places, 100):
+        path.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+        with suppress(UserError):
+            read_onnx(path)
+    path.write_bytes(whole.replace(b"Flatten", b"\xff" * 7))
+    with pytest.raises(UserError, match=r"is no UTF-8; export the model again"):
+        read_onnx(path)

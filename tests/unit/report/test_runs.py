@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +19,9 @@ from dptrain.measure.pop import pop_efficiencies
 from dptrain.measure.profile import Parts, Spread, StepParts
 from dptrain.report.comparison import FILE, FORM, short_names
 from dptrain.report.files import PLOTS, REPORT, write_comparison, write_report
+from dptrain.report.run_page import run_page
+from dptrain.report.run_record import TrainingRun
+from dptrain.runs.records import read_record
 from dptrain.scaling.analysis import analyse
 from tests.tiers import tiered
 from tests.unit.report.test_files import HOSTILE, Reader
@@ -153,7 +158,7 @@ def test_a_damaged_run_is_refused_in_a_line(tmp_path: Path, name: str, text: str
     if (name, text) == ("env.json", "{}"):
         write_report(run)  # Every fact about the machine may be missing.
         return
-    with pytest.raises(UserError, match=r"train again$"):
+    with pytest.raises(UserError, match=r"make it again$"):
         write_report(run)
 
 
@@ -164,7 +169,7 @@ def test_a_damaged_run_is_refused_in_a_line(tmp_path: Path, name: str, text: str
             "summary.json",
             '"test_accuracy": 0.95',
             '"test_accuracy": "x"',
-            "expected a number",
+            "expected 0 to 1",
         ),
         ("summary.json", '"test_accuracy": 0.95', '"test_accuracy": 1.7', "expected 0 to 1"),
         ("metrics.jsonl", '"samples_per_s": 9000.0', '"samples_per_s": "q"', "line 1: samples"),
@@ -228,14 +233,63 @@ def test_wrong_values_of_a_run_are_refused_in_a_line(
     text = (run / name).read_text()
     assert old in text
     (run / name).write_text(text.replace(old, new))
-    with pytest.raises(UserError, match=rf"{message}.*; train again$"):
+    with pytest.raises(UserError, match=rf"{message}.*; restore the file or make it again$"):
         write_report(run)
+
+
+WRONG = (None, -1, 0, 1.5, 10**400, "x", [], {}, True, [[1]], math.nan, math.inf, "Infinity")
+
+
+FILES = ("summary.json", "spec.json", "env.json", "spans.json")
+
+
+@pytest.mark.parametrize(("name", "draws"), tiered(
+    [(name, draws) for name in FILES for draws in (False, True)], [(name, False) for name in FILES]
+))  # fmt: skip
+def test_any_wrong_value_is_read_or_refused_in_a_line(
+    tmp_path: Path, name: str, draws: bool
+) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "config.toml").touch()
+    span = {"first_step": 1, "settings": json.loads((run / "spec.json").read_text())["job"],
+            "origins": {}, "config": {}, "digest": "a", "ranks": [{"threads": 1}],
+            "environment": {"host": "a"}}  # fmt: skip
+    spans = [span, {**span, "first_step": 2, "digest": "b"}]
+    (run / "spans.json").write_text(json.dumps({"complete": True, "spans": spans}))
+    whole = json.loads((run / name).read_text())
+    edits = [(path, value) for path in paths(whole) for value in WRONG]
+    for path, value in random.Random(7).sample(edits, min(40 if draws else 120, len(edits))):
+        (run / name).write_text(json.dumps(replaced(whole, path, value)))
+        assert read_record(run)["run"] == str(run)
+        try:
+            found = TrainingRun.read(run)
+        except UserError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+        else:
+            assert not draws or run_page(found).title
+
+
+def paths(value: Any) -> list[tuple[Any, ...]]:
+    """Return the paths of all values within a value of JSON."""
+    items = value.items() if isinstance(value, dict) else (
+        enumerate(value) if isinstance(value, list) else ()
+    )  # fmt: skip
+    return [(key, *rest) for key, part in items for rest in ((), *paths(part))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return a copy of a value with another part."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
 
 
 def test_a_run_without_its_curves_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "metrics.jsonl").unlink()
-    with pytest.raises(UserError, match=r"metrics\.jsonl: the file is missing; train again$"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl; restore the file or make it again$"):
         write_report(run)
 
 
