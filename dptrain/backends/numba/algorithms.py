@@ -3,11 +3,8 @@
 - `direct_convolution`: implicit GEMM. All shapes.
 - `pointwise_convolution`: GEMM over the pixels of all samples. 1 × 1 filters.
 - `gathered_convolution`: GEMM over gathered pixels of several samples. Many weights, small maps.
-- `winograd_convolution`: Winograd F(4×4, 3×3), F(3×3, 4×4) and F(2×2, 5×5).
-- `winograd_strided_convolution`: Winograd F(4×4, 2×2) for 4 × 4 filters with stride 2.
+- `winograd_convolution`: Winograd F(4×4, 3×3) and F(2×2, 5×5).
 - `winograd_rgb_convolution`: Winograd F(4×4, 3×3) for three input channels, with fused pooling.
-- `folded_rgb_convolution`: direct convolution for three input channels and 8 filters, with fused
-  pooling, on AVX-512.
 
 The modules define kernels of the same names with the same arguments, except for the type of the
 geometry.
@@ -21,14 +18,12 @@ from dataclasses import replace
 
 from dptrain.backends.numba import (
     direct_convolution,
-    folded_rgb_convolution,
     gathered_convolution,
     pointwise_convolution,
     winograd_convolution,
     winograd_cost,
     winograd_geometry,
     winograd_rgb_convolution,
-    winograd_strided_convolution,
 )
 from dptrain.backends.numba.planning import (
     MIN_INFERENCE_MULTIPLY_ADDS,
@@ -60,9 +55,8 @@ MIN_RGB_FILTERS = 12
 """Smallest number of filters for which colour images are transformed. With 8 filters it would save
 a third of the time (Intel Xeon, AVX-512), but rounding makes outputs that are exactly 0 positive,
 so that ReLU passes their gradients (docs/explanation/numerics.md)."""
-FEWEST_TILES, FEWEST_STRIDED_TILES = 12, 24
-"""Smallest number of tiles in a batch for which transforming the weights pays, for colour images
-and with stride 2."""
+FEWEST_TILES = 12
+"""Smallest number of tiles in a batch for which transforming the weights of colour images pays."""
 
 
 def select_algorithms(
@@ -118,11 +112,11 @@ def has_enough_tiles(shape: Shape, work: Work) -> bool:
     """Return whether the samples have so many Winograd tiles that transforming the weights pays,
     or reading the transformed weights if they are kept. It does not depend on the threads.
     """
-    side = SIDES.get(shape.window[0], SIDE) if shape.strides == (1, 1) else SIDE
+    side = SIDES.get(shape.window[0], SIDE)
     tiles = work.batch_size * -(-shape.out[0] // side) * -(-shape.out[1] // side)
     c, k = shape.maps[2], shape.out[2]
     if not winograd_geometry.supports(shape.window, shape.strides, c, k):
-        return tiles >= (FEWEST_TILES if shape.strides == (1, 1) else FEWEST_STRIDED_TILES)
+        return tiles >= FEWEST_TILES
     k = -(-k // winograd_cost.WIDTH) * winograd_cost.WIDTH
     pixels, positions = work.batch_size * math.prod(shape.out[:2]), math.prod(shape.window)
     estimate = winograd_cost.winograd_ns(tiles, c, k, keeps_weights=work.keeps_weights)
@@ -138,14 +132,10 @@ def _select_plan(shape: Shape, phase: Phase, winograd: bool) -> Plan:
         and winograd_geometry.supports(shape.window, shape.strides, c, k)
     ):
         return winograd_convolution.plan
-    if winograd and winograd_strided_convolution.supports(shape):
-        return winograd_strided_convolution.plan
     if pointwise_convolution.supports(shape, phase):
         return pointwise_convolution.plan
     if gathered_convolution.supports(shape, phase):
         return gathered_convolution.plan
-    if folded_rgb_convolution.supports(shape, phase):
-        return folded_rgb_convolution.plan
     if winograd and phase is not Phase.BACKWARD_INPUT and _use_winograd_rgb(shape):
         return winograd_rgb_convolution.plan
     return direct_convolution.plan

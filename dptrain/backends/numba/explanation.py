@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dptrain.backends.numba import winograd_geometry, winograd_strided_convolution
-from dptrain.backends.numba.folded_rgb_convolution import FoldedRgbGeometry
-from dptrain.backends.numba.folded_rgb_microkernels import WINDOWS
+from dptrain.backends.numba import winograd_geometry
 from dptrain.backends.numba.gathered_convolution import GatheredGeometry
 from dptrain.backends.numba.im2col import GROUP, ConvGeometry
 from dptrain.backends.numba.matmul import DenseKernel
 from dptrain.backends.numba.planning import Algorithm, Shape, Work
 from dptrain.backends.numba.pointwise_convolution import PANEL, TILE, PointwiseGeometry
 from dptrain.backends.numba.vector import compiled_registers
+from dptrain.backends.numba.winograd_transforms import SIDES
 from dptrain.plan.lowering import Explanation, Phase
-
-WINOGRAD_SIZES = {(3, 1): (4, 3), (4, 1): (3, 4), (4, 2): (4, 2), (5, 1): (2, 5)}
-"""Side of an output tile, and size of the filters of stride 1 into which the filters are divided,
-by size and stride of the filters."""
 
 
 def explain(
@@ -40,7 +35,8 @@ def explain(
 def _name(algorithm: Algorithm, shape: Shape) -> str:
     module = algorithm.kernel.py_func.__module__.rpartition(".")[2]
     if "winograd" in module:
-        side, taps = WINOGRAD_SIZES[shape.window[0], shape.strides[0]]
+        taps = shape.window[0]
+        side = SIDES[taps]
         return f"Winograd F({side}×{side}, {taps}×{taps})"
     names = {"pointwise_convolution": "GEMM", "gathered_convolution": "GEMM of gathered pixels"}
     return names.get(module, "implicit GEMM")
@@ -48,12 +44,10 @@ def _name(algorithm: Algorithm, shape: Shape) -> str:
 
 def _tile(algorithm: Algorithm, shape: Shape, phase: Phase) -> str:
     """Describe the tile that stays in registers, and the rows in scratch."""
-    if isinstance(algorithm.geometry, FoldedRgbGeometry):
-        return "27×8" if phase is Phase.BACKWARD_WEIGHT else f"{WINDOWS} windows×8"
     if isinstance(algorithm.geometry, PointwiseGeometry | GatheredGeometry):
         return f"{TILE}×{PANEL}, {_counted(algorithm.geometry.rows, 'pixel')}"
     if not isinstance(algorithm.geometry, ConvGeometry):
-        side, _ = WINOGRAD_SIZES[shape.window[0], shape.strides[0]]
+        side = SIDES[shape.window[0]]
         return f"{side}×{side} outputs"
     registers = compiled_registers()
     columns = shape.maps[2] if phase is Phase.BACKWARD_INPUT else shape.out[2]
@@ -89,11 +83,9 @@ def _why_not_winograd(shape: Shape, winograd: bool) -> str:
         return "1×1 filters"
     if not winograd:
         return "fp32-direct excludes Winograd"
-    if winograd_strided_convolution.supports(shape):
-        return ""
     if shape.strides != (1, 1):
         return "stride {}×{}: no Winograd".format(*shape.strides)
-    if shape.window not in ((3, 3), (4, 4), (5, 5)):
+    if shape.window not in ((3, 3), (5, 5)):
         return f"{size}: no Winograd"
     if not shape.is_plain:
         return "padding exceeds the filters"

@@ -37,7 +37,7 @@ vectors does not fit a register tile."""
 def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
     """Return whether the kernels support a convolution and it has enough channels to be faster."""
     enough = min(c, k) >= (FEWEST_WITH_MANY if max(c, k) >= MANY else FEWEST)
-    return enough and window in ((3, 3), (4, 4), (5, 5)) and strides == (1, 1)
+    return enough and window in ((3, 3), (5, 5)) and strides == (1, 1)
 
 
 class WinogradGeometry(NamedTuple):

@@ -1,8 +1,7 @@
-"""Transforms of Winograd convolutions F(4×4, 3×3), F(3×3, 4×4) and F(2×2, 5×5).
+"""Transforms of Winograd convolutions F(4×4, 3×3) and F(2×2, 5×5).
 
-A *tile* of 4 × 4 outputs of a 3 × 3 filter, or of 3 × 3 outputs of a 4 × 4 filter, needs 6 × 6
-inputs and 36 multiplications instead of 144; a tile of 2 × 2 outputs of a 5 × 5 filter needs 36
-instead of 100:
+A *tile* of 4 × 4 outputs of a 3 × 3 filter needs 6 × 6 inputs and 36 multiplications instead of
+144; a tile of 2 × 2 outputs of a 5 × 5 filter needs 36 instead of 100:
 
     y = Aᵀ [(G w Gᵀ) ⊙ (Bᵀ x B)] A,      dw = Gᵀ [(Bᵀ x B) ⊙ (A dy Aᵀ)] G
 
@@ -48,9 +47,9 @@ from dptrain.backends.numba.vector import (
 
 SIDE = 4
 """Rows and columns of outputs in a tile of 3 × 3 filters."""
-SIDES = {3: SIDE, 4: 3, 5: 2}
+SIDES = {3: SIDE, 5: 2}
 """Rows and columns of outputs in a tile, by rows and columns of the filters."""
-INTEGERS = {3: np.int64, 4: np.int16, 5: np.int32}
+INTEGERS = {3: np.int64, 5: np.int32}
 """Integer type of `WinogradGeometry.taps` by filter size. Kernels are compiled for the types of
 their arguments, so each filter size has its own kernel; one kernel for two sizes took 2 s more to
 compile."""
