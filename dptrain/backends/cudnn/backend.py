@@ -59,7 +59,7 @@ class CudnnBackend(CudaBackend):
 
     @cached_property
     def library(self) -> Library:
-        """CuDNN. It is loaded on first use, so plans can be made without it."""
+        """cuDNN. It is loaded on first use, so plans can be made without it."""
         return open_library()
 
     def choose_device(self, local_rank: int) -> str:

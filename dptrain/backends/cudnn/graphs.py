@@ -44,7 +44,7 @@ class Problem:
 
     @property
     def dtype(self) -> str:
-        """CuDNN's name of the dtype of all tensors. Sums are float32 in every precision."""
+        """cuDNN's name of the dtype of all tensors. Sums are float32 in every precision."""
         return "BFLOAT16" if self.precision == "bf16" else "FLOAT"
 
 

@@ -53,7 +53,7 @@ class CudnnError(RuntimeError):
 
 
 class Primitives:
-    """CuDNN's functions without graphs, with a handle for the current GPU.
+    """cuDNN's functions without graphs, with a handle for the current GPU.
 
     Calls enqueue work without allocating memory, so that they can be captured in CUDA graphs.
     Descriptors are created once and are never destroyed; there are a few for each layer.

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 def leaky_relu_forward(
     start: int, stop: int, thread: int, x: Array, y: Array, slope: float
 ) -> None:
-    """Y = x if x > 0, else slope · x."""
+    """y = x if x > 0, else slope · x."""
     factor = np.float32(slope)
     for i in range(np.uintp(start), np.uintp(stop)):
         y[i] = x[i] if x[i] > 0.0 else factor * x[i]
@@ -31,7 +31,7 @@ def leaky_relu_forward(
 def leaky_relu_backward(
     start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array, slope: float
 ) -> None:
-    """Dx = dy if y > 0, else slope · dy. The slope is not negative, so y has the sign of x."""
+    """dx = dy if y > 0, else slope · dy. The slope is not negative, so y has the sign of x."""
     factor = np.float32(slope)
     for i in range(np.uintp(start), np.uintp(stop)):
         dx[i] = dy[i] if y[i] > 0.0 else factor * dy[i]
@@ -39,14 +39,14 @@ def leaky_relu_backward(
 
 @kernel
 def tanh_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """Y = tanh(x)."""
+    """y = tanh(x)."""
     for i in range(np.uintp(start), np.uintp(stop)):
         y[i] = np.tanh(x[i])
 
 
 @kernel
 def tanh_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
-    """Dx = dy (1 − y²)."""
+    """dx = dy (1 − y²)."""
     for i in range(np.uintp(start), np.uintp(stop)):
         dx[i] = dy[i] * (np.float32(1.0) - y[i] * y[i])
 
@@ -59,7 +59,7 @@ def _normal_distribution(x):  # type: ignore[no-untyped-def]
 
 @kernel
 def gelu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """Y = x Φ(x)."""
+    """y = x Φ(x)."""
     for i in range(np.uintp(start), np.uintp(stop)):
         value = np.float64(x[i])
         y[i] = value * _normal_distribution(value)
@@ -67,7 +67,7 @@ def gelu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None
 
 @kernel
 def gelu_backward(start: int, stop: int, thread: int, dy: Array, x: Array, dx: Array) -> None:
-    """Dx = dy (Φ(x) + x φ(x)), with the density φ."""
+    """dx = dy (Φ(x) + x φ(x)), with the density φ."""
     for i in range(np.uintp(start), np.uintp(stop)):
         value = np.float64(x[i])
         density = NORMAL_DENSITY * math.exp(-0.5 * value * value)
@@ -82,14 +82,14 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 @kernel
 def silu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """Y = x σ(x)."""
+    """y = x σ(x)."""
     for i in range(np.uintp(start), np.uintp(stop)):
         y[i] = x[i] * _sigmoid(x[i])
 
 
 @kernel
 def silu_backward(start: int, stop: int, thread: int, dy: Array, x: Array, dx: Array) -> None:
-    """Dx = dy σ(x) (1 + x (1 − σ(x)))."""
+    """dx = dy σ(x) (1 + x (1 − σ(x)))."""
     one = np.float32(1.0)
     for i in range(np.uintp(start), np.uintp(stop)):
         sigmoid = _sigmoid(x[i])

@@ -212,7 +212,7 @@ def store_means(start, stop, thread, totals, means):  # type: ignore[no-untyped-
 def propagate_bands(  # type: ignore[no-untyped-def]
     start, stop, thread, x, dy, dx, moments, means, weight, bias, bands, scratch, variant
 ):
-    """Dx = factor · (dz − mean of dz − x̂ · mean of dz · x̂)."""
+    """dx = factor · (dz − mean of dz − x̂ · mean of dz · x̂)."""
     c, mine = x.shape[2], scratch[thread]
     x_flat, dy_flat, dx_flat = x.reshape(-1), dy.reshape(-1), dx.reshape(-1)
     _fill_constants(moments, weight, bias, mine)

@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 @kernel
 def add(start: int, stop: int, thread: int, x: Array, x2: Array, y: Array, relu: bool) -> None:
-    """Y = x + x2, optionally max(x + x2, 0), for flat arrays; items are elements.
+    """y = x + x2, optionally max(x + x2, 0), for flat arrays; items are elements.
 
     Y may be x or x2. NaN passes through.
     """
@@ -44,7 +44,7 @@ def copy_channels(
 
 @kernel
 def mean_of_pixels(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """Y = mean over the pixels of x (N, H·W, C); items are samples."""
+    """y = mean over the pixels of x (N, H·W, C); items are samples."""
     pixels, channels = x.shape[1], np.uintp(x.shape[2])
     factor = np.float32(1.0 / pixels)
     for n in range(start, stop):
@@ -61,7 +61,7 @@ def mean_of_pixels(start: int, stop: int, thread: int, x: Array, y: Array) -> No
 
 @kernel
 def mean_of_pixels_backward(start: int, stop: int, thread: int, dy: Array, dx: Array) -> None:
-    """Dx (N, H·W, C) = dy / (H·W) at all pixels; items are samples."""
+    """dx (N, H·W, C) = dy / (H·W) at all pixels; items are samples."""
     pixels, channels = dx.shape[1], np.uintp(dx.shape[2])
     factor = np.float32(1.0 / pixels)
     for n in range(start, stop):

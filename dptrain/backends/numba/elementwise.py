@@ -47,14 +47,14 @@ def num_bands(pixels: int) -> int:
 
 @kernel
 def assign(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """Y = x."""
+    """y = x."""
     for i in range(np.uintp(start), np.uintp(stop)):
         y[i] = x[i]
 
 
 @kernel
 def add_bias(start: int, stop: int, thread: int, x: Array, bias: Array, y: Array) -> None:
-    """Y = x + bias; x and y (pixels, C), bias (C,). Items are pixels."""
+    """y = x + bias; x and y (pixels, C), bias (C,). Items are pixels."""
     channels = np.uintp(len(bias))
     for pixel in range(np.uintp(start), np.uintp(stop)):
         for c in range(channels):
@@ -63,7 +63,7 @@ def add_bias(start: int, stop: int, thread: int, x: Array, bias: Array, y: Array
 
 @kernel
 def relu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """Y = max(x, 0)."""
+    """y = max(x, 0)."""
     for i in range(np.uintp(start), np.uintp(stop)):
         value = x[i]
         y[i] = np.float32(0.0) if value <= 0.0 else value
@@ -71,7 +71,7 @@ def relu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None
 
 @kernel
 def relu_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
-    """Dx = dy where y > 0."""
+    """dx = dy where y > 0."""
     for i in range(np.uintp(start), np.uintp(stop)):
         dx[i] = dy[i] if y[i] > 0.0 else np.float32(0.0)
 
@@ -90,7 +90,7 @@ def relu_mask(start: int, stop: int, thread: int, dy: Array, y: Array, factor: f
 
 @kernel
 def sigmoid_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """Y = 1 / (1 + exp(−x)). At x < −88 the exponential overflows to infinity, and y is 0."""
+    """y = 1 / (1 + exp(−x)). At x < −88 the exponential overflows to infinity, and y is 0."""
     one = np.float32(1.0)
     for i in range(np.uintp(start), np.uintp(stop)):
         y[i] = one / (one + math.exp(-x[i]))
@@ -98,6 +98,6 @@ def sigmoid_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> N
 
 @kernel
 def sigmoid_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
-    """Dx = dy y (1 − y)."""
+    """dx = dy y (1 − y)."""
     for i in range(np.uintp(start), np.uintp(stop)):
         dx[i] = dy[i] * y[i] * (np.float32(1.0) - y[i])

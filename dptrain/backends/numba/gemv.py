@@ -147,7 +147,7 @@ class _Row(Writer):
 def multiply_row(  # type: ignore[no-untyped-def]
     typingctx, x, x_start, w, w_start, d, d_start, y, y_start, inputs, outputs, columns, lower_bound
 ):
-    """Y = max(lower_bound, d + x w) for the first `columns` elements of the rows of w.
+    """y = max(lower_bound, d + x w) for the first `columns` elements of the rows of w.
 
     x, w (inputs, outputs), d and y are contiguous float32 arrays. The bits are those of the
     register tiles (`microkernels`): products are added one after another to 0, and their sum to d.

@@ -204,7 +204,7 @@ def _forward_block(  # type: ignore[no-untyped-def]
 
 @kernel
 def add_chunks(start, stop, thread, partial, y, relu):  # type: ignore[no-untyped-def]
-    """Y = Σ_c partial[c], optionally max(y, 0); items are elements of y, which is flat."""
+    """y = Σ_c partial[c], optionally max(y, 0); items are elements of y, which is flat."""
     for i in range(np.uintp(start), np.uintp(stop)):
         y[i] = partial[0, i]
     for c in range(1, len(partial)):

@@ -183,7 +183,7 @@ class _Powers(_Pass):
 
 
 class _Forward(_Powers):
-    """Y = x · s^−beta."""
+    """y = x · s^−beta."""
 
     name = "forward"
     arguments: ClassVar[Mapping[str, ir.Type]] = {
@@ -225,7 +225,7 @@ class _Terms(_Powers):
 
 
 class _Gradient(_Pass):
-    """Dx = kept − shared · x · Σ terms."""
+    """dx = kept − shared · x · Σ terms."""
 
     name = "gradient"
     arguments: ClassVar[Mapping[str, ir.Type]] = {
@@ -297,7 +297,7 @@ class _SinglePass(_Powers):
 
 
 class _SinglePassForward(_SinglePass):
-    """Y = x · s^−beta."""
+    """y = x · s^−beta."""
 
     name = "single_forward"
     arguments = _Forward.arguments
@@ -309,7 +309,7 @@ class _SinglePassForward(_SinglePass):
 
 
 class _SinglePassBackward(_SinglePass):
-    """Dx = dy s^−beta − shared · x · Σ dy x s^(−beta−1)."""
+    """dx = dy s^−beta − shared · x · Σ dy x s^(−beta−1)."""
 
     name = "single_backward"
     arguments: ClassVar[Mapping[str, ir.Type]] = {**_Terms.arguments, **_Gradient.arguments}

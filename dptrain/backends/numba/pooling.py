@@ -255,7 +255,7 @@ def max_forward(
 def max_backward(
     start: int, stop: int, thread: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array
 ) -> None:
-    """Dx = sum of dy over the windows whose argmax is the element."""
+    """dx = sum of dy over the windows whose argmax is the element."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels, h_pool, w_pool = dx.shape[3], dy.shape[1], dy.shape[2]
     dx_flat, dy_flat, argmax_flat = dx.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
@@ -298,7 +298,7 @@ def _weight(i: int, j: int, pool_geometry: Array, average: bool) -> Any:
 def sum_forward(
     start: int, stop: int, thread: int, x: Array, y: Array, pool_geometry: Array, average: bool
 ) -> None:
-    """Y = sum or mean of each window."""
+    """y = sum or mean of each window."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = x.shape[3]
     for item in range(start, stop):
@@ -321,7 +321,7 @@ def sum_forward(
 def sum_backward(
     start: int, stop: int, thread: int, dy: Array, dx: Array, pool_geometry: Array, average: bool
 ) -> None:
-    """Dx = sum of dy over the windows that contain an element, divided by their size for
+    """dx = sum of dy over the windows that contain an element, divided by their size for
     averages.
     """
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry

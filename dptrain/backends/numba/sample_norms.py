@@ -86,7 +86,7 @@ def group_norm_sums(start, stop, thread, x, dy, moments, weight, bias, partial, 
 
 @kernel
 def group_norm_backward(start, stop, thread, x, dy, dx, moments, weight, bias, partial, scratch):  # type: ignore[no-untyped-def]
-    """Dx = (w dy − mean of w dy − x̂ · mean of w dy x̂) / deviation; means are those of a group."""
+    """dx = (w dy − mean of w dy − x̂ · mean of w dy x̂) / deviation; means are those of a group."""
     pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
     flat, dy_flat, dx_flat, mine = x.reshape(-1), dy.reshape(-1), dx.reshape(-1), scratch[thread]
     size = c // groups
@@ -147,7 +147,7 @@ def layer_norm_sums(start, stop, thread, x, dy, moments, partial):  # type: igno
 
 @kernel
 def layer_norm_backward(start, stop, thread, x, dy, dx, moments, weight):  # type: ignore[no-untyped-def]
-    """Dx = (w dy − mean of w dy − x̂ · mean of w dy x̂) / deviation; means are those of a pixel."""
+    """dx = (w dy − mean of w dy − x̂ · mean of w dy x̂) / deviation; means are those of a pixel."""
     pixels, c = x.shape[1], x.shape[2]
     for n in range(start, stop):
         for p in range(pixels):
