@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -130,7 +129,7 @@ def describe(node: onnx.NodeProto) -> str:
     return f"node '{shown(name)}' ({shown(node.op_type)})"
 
 
-def _check_texts(message: Message) -> None:
+def _check_texts(message: Any) -> None:
     """Raise `UserError` if a name is no UTF-8; protobuf returns such names as bytes."""
     for field, value in message.ListFields():
         is_repeated = isinstance(value, Sequence) and not isinstance(value, str | bytes)
