@@ -24,6 +24,8 @@ from tests.fuzz.outcome import ACCEPTED, COMPARED, Outcome, call, expect, expect
 
 SAMPLES = 2
 LARGEST = 2**24
+OVERFLOWS = 1e12
+"""Products of such weights overflow in between, and which maximum ignores NaN is nobody's rule."""
 """Elements of a network's input or parameters that are computed."""
 FACTS = CheckpointFacts(
     updates=1, network="fuzz", batch_size=4, seed=3, data="npz:x", ranks=1, total_steps=1,
@@ -77,6 +79,9 @@ def _compare(
             raise AssertionError("ONNX Runtime refuses a valid model") from error
         return ACCEPTED
     if expected.dtype.kind != "f" or not np.isfinite(expected).all():
+        return ACCEPTED
+    largest = max((float(np.abs(v).max(initial=0.0)) for v in found.arrays.values()), default=0.0)
+    if not largest < OVERFLOWS:
         return ACCEPTED
     mine = _outputs(found, path, x)
     expect(mine.size == expected.size, f"{mine.shape} outputs; ONNX Runtime has {expected.shape}")
