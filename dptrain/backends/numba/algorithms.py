@@ -5,6 +5,9 @@
 - `gathered_convolution`: GEMM over gathered pixels of several samples. Many weights, small maps.
 - `winograd_convolution`: Winograd F(4×4, 3×3) and F(2×2, 5×5).
 - `winograd_rgb_convolution`: Winograd F(4×4, 3×3) for three input channels, with fused pooling.
+- `folded_rgb_convolution`: direct convolution for three input channels and 8 filters, with fused
+  pooling, on AVX-512. Without it, a step of `model-small` takes 1.32 times as long (batch size 32,
+  one thread of an Intel Xeon, 71 pairs, 29 November 2026).
 
 The modules define kernels of the same names with the same arguments, except for the type of the
 geometry.
@@ -18,6 +21,7 @@ from dataclasses import replace
 
 from dptrain.backends.numba import (
     direct_convolution,
+    folded_rgb_convolution,
     gathered_convolution,
     pointwise_convolution,
     winograd_convolution,
@@ -136,6 +140,8 @@ def _select_plan(shape: Shape, phase: Phase, winograd: bool) -> Plan:
         return pointwise_convolution.plan
     if gathered_convolution.supports(shape, phase):
         return gathered_convolution.plan
+    if folded_rgb_convolution.supports(shape, phase):
+        return folded_rgb_convolution.plan
     if winograd and phase is not Phase.BACKWARD_INPUT and _use_winograd_rgb(shape):
         return winograd_rgb_convolution.plan
     return direct_convolution.plan

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dptrain.backends.numba import winograd_geometry
+from dptrain.backends.numba.folded_rgb_convolution import FoldedRgbGeometry
+from dptrain.backends.numba.folded_rgb_microkernels import WINDOWS
 from dptrain.backends.numba.gathered_convolution import GatheredGeometry
 from dptrain.backends.numba.im2col import GROUP, ConvGeometry
 from dptrain.backends.numba.matmul import DenseKernel
@@ -44,6 +46,8 @@ def _name(algorithm: Algorithm, shape: Shape) -> str:
 
 def _tile(algorithm: Algorithm, shape: Shape, phase: Phase) -> str:
     """Describe the tile that stays in registers, and the rows in scratch."""
+    if isinstance(algorithm.geometry, FoldedRgbGeometry):
+        return "27×8" if phase is Phase.BACKWARD_WEIGHT else f"{WINDOWS} windows×8"
     if isinstance(algorithm.geometry, PointwiseGeometry | GatheredGeometry):
         return f"{TILE}×{PANEL}, {_counted(algorithm.geometry.rows, 'pixel')}"
     if not isinstance(algorithm.geometry, ConvGeometry):

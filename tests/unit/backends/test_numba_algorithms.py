@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from dptrain.api import make_replica
+from dptrain.backends.numba import folded_rgb_convolution
 from dptrain.backends.numba.algorithms import Shape, Work, select_algorithms
 from dptrain.backends.numba.fused_pooling import NoPool
+from dptrain.backends.numba.vector import AVX512
 from dptrain.network import Conv2d, Dense, Flatten, Network
 from dptrain.plan.lowering import Phase
 from tests.unit.backends import test_numba_convolution as vectors
@@ -53,6 +55,12 @@ WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
 )
 def test_each_shape_is_computed_by_what_was_measured_to_be_fastest(shape, expected):
     assert chosen(shape) == expected
+
+
+def test_eight_filters_of_colour_images_are_folded(monkeypatch):
+    monkeypatch.setattr(folded_rgb_convolution, "compiled_registers", lambda: AVX512)
+    eight = replace(IMAGES, out=(32, 32, 8))
+    assert chosen(eight) == ["folded_rgb", "folded_rgb", "direct"]
 
 
 def test_scratch_is_as_long_as_the_geometry_states():
