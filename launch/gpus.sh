@@ -9,11 +9,9 @@ ranks=${RANKS:-$(nvidia-smi --list-gpus | wc -l)}
 
 # Each rank uses the GPU with its local rank. Ranks are not bound, so that they can read data ahead
 # on any core.
-if [[ $(mpirun --version) == *'Open MPI'* ]]; then
-    bind=(--bind-to none)
-else # MPICH and its relatives
-    bind=(-bind-to none)
-fi
+export THREADS=none
 
 precision=${PRECISION:-tf32}
-exec mpirun -n "$ranks" "${bind[@]}" dptrain train --backend cuda --precision "$precision" "$@"
+here=$(dirname "$0")
+exec "$here/mpirun.sh" -n "$ranks" \
+    dptrain train --backend cuda --precision "$precision" "$@"

@@ -8,11 +8,6 @@ threads=${THREADS:-1}
 # nproc counts hardware threads, at most OMP_NUM_THREADS. If a core has two, use half as many ranks.
 ranks=${RANKS:-$(($(OMP_NUM_THREADS='' nproc) / threads))}
 
-# Bind each rank to its cores. Unbound ranks migrate between cores and lose their caches.
-if [[ $(mpirun --version) == *'Open MPI'* ]]; then
-    bind=(--map-by "slot:PE=$threads" --bind-to core)
-else # MPICH and its relatives
-    bind=(-bind-to "core:$threads")
-fi
-
-exec mpirun -n "$ranks" "${bind[@]}" dptrain train --threads "$threads" "$@"
+export THREADS=$threads # mpirun.sh binds each rank to as many cores.
+here=$(dirname "$0")
+exec "$here/mpirun.sh" -n "$ranks" dptrain train --threads "$threads" "$@"

@@ -10,15 +10,18 @@ ranks=$(awk -F: '{ n += $2 } END { print n }' "$HOSTS")
 threads=${THREADS:-1}
 
 # mpirun and dptrain are found on the other machines by their absolute paths.
-mpirun=$(command -v mpirun)
-if [[ $("$mpirun" --version) == *'Open MPI'* ]]; then
-    where=(--host "$hosts" --map-by "slot:PE=$threads" --bind-to core)
+MPIRUN=$(command -v "${MPIRUN:-mpirun}")
+export MPIRUN THREADS=$threads # mpirun.sh binds each rank to as many cores.
+if [[ $("$MPIRUN" --version) == *Open[\ R]* ]]; then # "Open MPI" or "OpenRTE"
+    where=(--host "$hosts")
     # Open MPI passes no variables to other machines; DPTRAIN_* are settings.
     for variable in $(compgen -e DPTRAIN_ || true); do
         where+=(-x "$variable")
     done
 else # MPICH and its relatives
-    where=(-hosts "$hosts" -bind-to "core:$threads")
+    where=(-hosts "$hosts")
 fi
 
-exec "$mpirun" -n "$ranks" "${where[@]}" "$(command -v dptrain)" train --threads "$threads" "$@"
+here=$(dirname "$0")
+exec "$here/mpirun.sh" -n "$ranks" "${where[@]}" \
+    "$(command -v dptrain)" train --threads "$threads" "$@"

@@ -7,6 +7,8 @@
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=16
+# Of the hardware threads of a core use one; others would share its vector units.
+#SBATCH --hint=nomultithread
 # All ranks wait for the slowest, so share no node with other jobs.
 #SBATCH --exclusive
 #SBATCH --time=01:00:00
@@ -23,5 +25,10 @@ export SLURM_WAIT=${SLURM_WAIT:-30}
 
 # For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix'. Both: LAUNCH=mpirun.
 read -ra launch <<<"${LAUNCH:-srun --mpi=pmi2 --cpu-bind=cores}"
+if [[ ${launch[0]##*/} == mpirun* ]]; then
+    # Open MPI would run all threads of a rank on one core. Only it reads these variables.
+    export {PRTE_MCA_rmaps_default,OMPI_MCA_rmaps_base}_mapping_policy="slot:PE=$SLURM_CPUS_PER_TASK"
+    export {PRTE_MCA_hwloc_default,OMPI_MCA_hwloc_base}_binding_policy=core
+fi
 
 exec "${launch[@]}" dptrain train "$@"

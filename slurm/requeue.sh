@@ -8,6 +8,8 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=16
 #SBATCH --cpus-per-task=1
+# Of the hardware threads of a core use one; others would share its vector units.
+#SBATCH --hint=nomultithread
 #SBATCH --time=01:00:00
 # Slurm signals this script (B:) 120 s before the limit; a step and a checkpoint must fit in.
 #SBATCH --signal=B:USR1@120
@@ -27,6 +29,11 @@ export SLURM_WAIT=${SLURM_WAIT:-30}
 
 # For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix'. Both: LAUNCH=mpirun.
 read -ra launch <<<"${LAUNCH:-srun --mpi=pmi2}"
+if [[ ${launch[0]##*/} == mpirun* ]]; then
+    # Open MPI would run all threads of a rank on one core. Only it reads these variables.
+    export {PRTE_MCA_rmaps_default,OMPI_MCA_rmaps_base}_mapping_policy="slot:PE=$SLURM_CPUS_PER_TASK"
+    export {PRTE_MCA_hwloc_default,OMPI_MCA_hwloc_base}_binding_policy=core
+fi
 
 # MPICH names shared memory by job and step number, and fails if killed ranks have left memory of
 # that name on a node. Each start therefore uses a new step number.

@@ -10,6 +10,8 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=16
 #SBATCH --cpus-per-task=1
+# Of the hardware threads of a core use one; others would share its vector units.
+#SBATCH --hint=nomultithread
 # Other jobs on a node would be measured too.
 #SBATCH --exclusive
 #SBATCH --time=01:00:00

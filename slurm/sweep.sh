@@ -9,6 +9,8 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
+# Of the hardware threads of a core use one; others would share its vector units.
+#SBATCH --hint=nomultithread
 #SBATCH --time=04:00:00
 # All ranks stop 120 s before the limit; a step and a checkpoint must fit in.
 #SBATCH --signal=USR1@120
@@ -23,6 +25,11 @@ export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix'. Both: LAUNCH=mpirun.
 read -ra launch <<<"${LAUNCH:-srun --mpi=pmi2}"
+if [[ ${launch[0]##*/} == mpirun* ]]; then
+    # Open MPI would run all threads of a rank on one core. Only it reads these variables.
+    export {PRTE_MCA_rmaps_default,OMPI_MCA_rmaps_base}_mapping_policy="slot:PE=$SLURM_CPUS_PER_TASK"
+    export {PRTE_MCA_hwloc_default,OMPI_MCA_hwloc_base}_binding_policy=core
+fi
 
 first=${SLURM_ARRAY_TASK_MIN:?submit it as an array: sbatch --array=1-8 slurm/sweep.sh}
 part=$(((SLURM_ARRAY_TASK_ID - first) / ${SLURM_ARRAY_TASK_STEP:-1} + 1))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -81,7 +84,8 @@ class StopRequest:
     all ranks stop after the same step, whichever of them received the signal.
 
     MPICH's mpirun passes the first Ctrl-C, SIGTERM and SIGUSR1 on to all ranks and
-    waits without limit; a second Ctrl-C makes it kill them. In a terminal, a rank may receive the
+    waits without limit; a second Ctrl-C makes it kill them. Open MPI's mpirun passes SIGUSR1 on,
+    but kills the ranks after the others (`stop_advice`). In a terminal, a rank may receive the
     same Ctrl-C twice, from the keyboard and from mpirun: signals within 1 s count as one. Without
     mpirun, a later second Ctrl-C raises `KeyboardInterrupt`. Slurm's `scancel` sends SIGTERM, and
     SIGKILL after KillWait (30 s by default). Under ``nohup`` SIGHUP stays ignored.
@@ -146,3 +150,59 @@ class StopRequest:
             self._signal, self._since = signal.Signals(number), now
         elif number == signal.SIGINT and now - self._since > _SAME_PRESS_S:
             raise KeyboardInterrupt
+
+
+_OPEN_MPI_LAUNCHER = re.compile(r"mpirun|mpiexec|prterun|orterun")
+
+
+def stop_advice(
+    environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), pid: int | None = None
+) -> str:
+    """Return one line that names the signal to stop with, if the launcher kills ranks after others.
+
+    After SIGINT, SIGTERM or SIGHUP, the mpirun of Open MPI sends SIGTERM to the ranks, and SIGKILL
+    after 0.25 s (version 5) or after the parameter ``odls_base_sigkill_timeout`` (version 4, 1 s by
+    default); its exit code is 1. It passes SIGUSR1 on and waits. ``launch/mpirun.sh`` blocks the
+    other signals of mpirun, and sends SIGUSR1 in their place.
+
+    Args:
+        environ: the environment variables; Open MPI's mpirun sets ``OMPI_COMM_WORLD_SIZE``.
+        proc: the folder that describes processes; tests pass another folder.
+        pid: this process [default: that of the system].
+
+    Returns:
+        The line; "" with another launcher, or if mpirun does not receive the other signals.
+    """
+    if "OMPI_COMM_WORLD_SIZE" not in environ:
+        return ""
+    mpirun = _find_open_mpi(os.getpid() if pid is None else pid, proc)
+    if mpirun is not None and signal.SIGTERM in _blocked(mpirun, proc):
+        return ""
+    target = "the process of mpirun" if mpirun is None else str(mpirun)
+    return (
+        f"to stop with a checkpoint: kill -USR1 {target}; after Ctrl-C, SIGTERM or SIGHUP, Open "
+        "MPI's mpirun kills the ranks before one is complete"
+    )
+
+
+def _find_open_mpi(pid: int, proc: Path) -> int | None:
+    """Return the process of mpirun among the parents of a process; None on another node."""
+    while pid > 1:
+        try:
+            name, _, rest = (proc / f"{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            pid, child = int(rest.split()[1]), pid
+        except (OSError, ValueError, IndexError):
+            return None
+        if _OPEN_MPI_LAUNCHER.match(name):
+            return child
+    return None
+
+
+def _blocked(pid: int, proc: Path) -> set[signal.Signals]:
+    """Return the signals that a process blocks."""
+    try:
+        found = re.search(r"^SigBlk:\s*([0-9a-f]+)", (proc / f"{pid}/status").read_text(), re.M)
+    except OSError:
+        return set()
+    mask = int(found[1], 16) if found else 0
+    return {number for number in signal.Signals if mask >> (number - 1) & 1}

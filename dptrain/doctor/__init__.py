@@ -18,6 +18,8 @@ from dptrain.comm.world import AgreedError, World
 from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, run_program, version_of
 from dptrain.doctor.gpus import gpu_findings
 from dptrain.errors import UserError
+from dptrain.training.binding import RankCores, binding_warning, gather_rank_cores
+from dptrain.training.resources import share_of_cores
 from dptrain.training.settings import load_settings
 
 VERSIONS = {"python": "versions of Python", "versions": "versions of packages"}
@@ -41,7 +43,9 @@ def examine() -> tuple[Finding, ...]:
     except UserError as error:
         world, failure = World.single(), error
     shared = shared_memory_finding(world)
-    ranks = world.gather_json(rank_facts(world))
+    threads = rank_threads(world)
+    bound = gather_rank_cores(world, threads)
+    ranks = world.gather_json({**rank_facts(world), "threads": threads})
     if ranks is None:
         return ()
     return (
@@ -49,6 +53,7 @@ def examine() -> tuple[Finding, ...]:
         *mpi_findings(failure),
         launcher_finding(world.size, failure),
         *rank_findings(ranks),
+        *binding_findings(bound),
         *([] if shared is None else [shared]),
         *kernel_findings(ranks),
         *gpu_findings(),
@@ -58,15 +63,23 @@ def examine() -> tuple[Finding, ...]:
 
 def rank_facts(world: World) -> dict[str, Any]:
     """Return what rank 0 needs to know about this rank."""
-    cores = world.node_cores()
     return {
         "host": platform.node(),
-        "cores": cores,
-        "threads": max(cores // world.local_size, 1),
+        "cores": world.node_cores(),
         "python": platform.python_version(),
         "versions": {name: version_of(name) for name in ("dptrain", "numpy", "numba", "mpi4py")},
         "cache": _cache_folder(),
     }
+
+
+def rank_threads(world: World) -> int:
+    """Return the compute threads of this rank in training; every rank calls this function."""
+    cores, sharing = share_of_cores(world)
+    try:
+        chosen = load_settings({}, os.environ).threads
+    except UserError:  # `settings_finding` reports it.
+        chosen = None
+    return chosen or max(cores // sharing, 1)
 
 
 # MPI.
@@ -163,7 +176,7 @@ def rank_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     for rank, facts in enumerate(ranks):
         hosts.setdefault(facts["host"], []).append(rank)
     for host, members in hosts.items():
-        yield host_finding(host, members, ranks[members[0]])
+        yield host_finding(host, members, [ranks[rank] for rank in members])
     for key in VERSIONS:
         different = [str(rank) for rank, facts in enumerate(ranks) if facts[key] != ranks[0][key]]
         if different:
@@ -171,19 +184,37 @@ def rank_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             yield Finding("ranks", PROBLEM, text, "start all ranks from the same environment")
 
 
-def host_finding(host: str, members: Sequence[int], facts: Mapping[str, Any]) -> Finding:
-    """Return how the ranks of a node share its cores."""
-    cores, threads = facts["cores"], facts["threads"]
+def host_finding(host: str, members: Sequence[int], facts: Sequence[Mapping[str, Any]]) -> Finding:
+    """Return how the ranks of a node share its cores.
+
+    Args:
+        host: name of the node.
+        members: its ranks.
+        facts: of these ranks.
+    """
+    cores, counts = facts[0]["cores"], sorted({each["threads"] for each in facts})
     single = len(members) == 1
     ranks = f"rank {members[0]}" if single else f"{len(members)} ranks ({_span(members)})"
-    text = f"{host}: {ranks}, {_count(cores, 'core')}, {_count(threads, 'thread')} per rank"
-    if len(members) <= cores:
+    least, most = counts[0], _count(counts[-1], "thread")
+    threads = most if least == counts[-1] else f"{least} to {most}"
+    text = f"{host}: {ranks}, {_count(cores, 'core')}, {threads} per rank"
+    if sum(each["threads"] for each in facts) <= cores:
         return Finding("ranks", OK, text)
+    most_ranks = _count(max(cores // counts[-1], 1), "rank")
+    fewer = "" if counts[-1] == 1 else ", or set DPTRAIN_THREADS to fewer threads"
     advice = (
-        f"the node is oversubscribed: start at most {_count(cores, 'rank')} on it, because ranks "
+        f"the node is oversubscribed: start at most {most_ranks} on it{fewer}, because threads "
         "that share a core wait for each other"
     )
     return Finding("ranks", NOTE, text, advice)
+
+
+def binding_findings(ranks: Sequence[RankCores]) -> Iterator[Finding]:
+    """Yield a finding if the launcher has bound ranks to fewer cores than they have threads."""
+    warning = binding_warning(ranks)
+    if warning is not None:
+        text, _, advice = warning.rpartition("; ")
+        yield Finding("binding", NOTE, text, advice)
 
 
 def shared_memory_finding(world: World) -> Finding | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain import __version__
+from dptrain.comm.signals import stop_advice
 from dptrain.comm.world import World
 from dptrain.measure.analysis import Measured, profile_efficiencies, spread, stage_profiles
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
@@ -24,6 +25,7 @@ from dptrain.network.adaptation import describe_adaptation
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shares import alone
 from dptrain.runs.spans import changed_text
+from dptrain.training.binding import binding_warning, gather_rank_cores
 from dptrain.training.display import Display
 from dptrain.training.energy import samples_between
 from dptrain.training.engines import FIRST_TIMED
@@ -67,7 +69,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def introduce(job: Job, display: Display, step: int) -> None:
-    """Print the network, the data, the parallelism and the run directory."""
+    """Print the network, the data, the parallelism and the run directory; all ranks call it."""
     spec, world = job.spec, job.world
     memory = sum(job.memory_bytes.values()) / 2**20
     display.print(
@@ -101,6 +103,12 @@ def introduce(job: Job, display: Display, step: int) -> None:
                 display.print(f"changed settings: {changed_text(changes)}")
     if job.warning is not None:
         display.print(f"warning: {job.warning}")
+    # A GPU computes with no thread of the processor.
+    threads = 0 if job.replica.memory.name else job.plan.setting.threads
+    if warning := binding_warning(gather_rank_cores(world, threads)):
+        display.print(f"warning: {warning}")
+    if advice := stop_advice():
+        display.print(advice)
     if warning := target_warning(job.dataset):
         display.print(f"warning: {warning}")
     if spec.batch_size > len(job.dataset.train):

@@ -103,6 +103,48 @@ def test_threads_stay_on_cores_of_their_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("mpi", [mpich, open_mpi])
+@pytest.mark.parametrize("script", ["launch/node.sh", "slurm/node.sh"])
+def test_a_rank_is_bound_to_the_cores_of_its_threads(
+    tmp_path: Path, script: str, mpi: Callable[[], dict[str, str]]
+) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    shown = "import os; print(sorted(os.sched_getaffinity(0)), os.environ.get('DPTRAIN_THREADS'))"
+    programs = write_program(tmp_path / "bin", "dptrain", f"#!PYTHON\n{shown}\n")
+    variables = mpi()
+    variables["PATH"] = os.pathsep.join([str(programs), variables["PATH"]])
+    count = str(len(cores))
+    chosen = {"RANKS": "1", "THREADS": count, "SLURM_CPUS_PER_TASK": count, "LAUNCH": "mpirun -n 1"}
+    done = subprocess.run(
+        [ROOT / script], cwd=tmp_path, env=environment(**variables, **chosen), text=True,
+        capture_output=True, timeout=300,
+    )  # fmt: skip
+    threads = None if script.startswith("launch") else count
+    assert done.stdout.strip() == f"{cores} {threads}", done.stderr
+
+
+@pytest.mark.parametrize("script", ["node", "nodes", "requeue", "sweep", "gpus"])
+@pytest.mark.parametrize("launch", ["mpirun", ""])
+def test_slurm_scripts_tell_open_mpi_how_many_cores_a_rank_has(
+    tmp_path: Path, script: str, launch: str
+) -> None:
+    program = "#!/bin/bash\nenv >>variables\n"
+    programs = [write_program(tmp_path / "bin", name, program) for name in ("mpirun", "srun")]
+    path = os.pathsep.join([str(programs[0]), os.environ["PATH"]])
+    job = {"CPUS_PER_TASK": "6", "JOB_ID": "1", "JOB_NAME": "x", "ARRAY_TASK_ID": "1"}
+    job |= {"ARRAY_TASK_MIN": "1", "ARRAY_TASK_COUNT": "1"}
+    variables = {f"SLURM_{name}": value for name, value in job.items()}
+    subprocess.run(
+        [ROOT / "slurm" / f"{script}.sh"], cwd=tmp_path, check=True,
+        env=environment(PATH=path, LAUNCH=launch, **variables),
+    )  # fmt: skip
+    found = set((tmp_path / "variables").read_text().splitlines())
+    for prefix in ("PRTE_MCA_rmaps_default", "OMPI_MCA_rmaps_base"):
+        # With another launcher, Open MPI would bind ranks that Slurm has not bound.
+        assert (f"{prefix}_mapping_policy=slot:PE=6" in found) == (launch == "mpirun")
+
+
+@pytest.mark.more
 def test_several_nodes_by_mpich(tmp_path: Path) -> None:
     programs = write_program(tmp_path / "bin", "ssh", SSH)
     asked = tmp_path / "asked"

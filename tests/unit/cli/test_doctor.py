@@ -133,12 +133,25 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 
 def test_ranks_are_listed_by_host_and_oversubscription_is_noted() -> None:
-    ranks = [facts(), facts(), facts(host="b", cores=1), facts(host="b", cores=1), facts()]
+    one = facts(host="b", cores=1, threads=1)
+    ranks = [facts(threads=1), facts(threads=1), one, {**one, "threads": 2}, facts(threads=1)]
     first, second = doctor.rank_findings(ranks)
-    assert first == Finding("ranks", OK, "a: 3 ranks (0, 1, 4), 4 cores, 2 threads per rank")
+    assert first == Finding("ranks", OK, "a: 3 ranks (0, 1, 4), 4 cores, 1 thread per rank")
     assert second.status == NOTE
-    assert second.text.startswith("b: 2 ranks (2 to 3), 1 core, 2 threads per rank")
-    assert "at most 1 rank on it" in second.advice
+    assert second.text == "b: 2 ranks (2 to 3), 1 core, 1 to 2 threads per rank"
+    assert "at most 1 rank on it, or set DPTRAIN_THREADS" in second.advice
+
+
+@pytest.mark.usefixtures("alone")
+def test_threads_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert "binding" not in by_subject(examine())
+    monkeypatch.setenv("DPTRAIN_THREADS", "16")
+    found = by_subject(examine())
+    assert found["ranks"].text.endswith("1 core, 16 threads per rank")
+    assert found["ranks"].status == found["binding"].status == NOTE
+    assert found["binding"].text.startswith("rank 0 computes with 16 threads on 1 core of ")
+    assert found["binding"].advice == "use --threads 1"
 
 
 def test_ranks_with_other_versions_are_a_problem() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dptrain.comm import signals
-from dptrain.comm.signals import SIGNALS, StopRequest
+from dptrain.comm.signals import SIGNALS, StopRequest, stop_advice
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +106,37 @@ def test_nohup_is_respected() -> None:
         for number in signals.EARLY_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, before)
+
+
+def process(proc: Path, pid: int, name: str, parent: int, blocked: int = 0) -> None:
+    folder = proc / str(pid)
+    folder.mkdir()
+    (folder / "stat").write_text(f"{pid} ({name}) S {parent} 1 1 0 -1 4194304\n")
+    (folder / "status").write_text(f"Name:\t{name}\nSigBlk:\t{blocked:016x}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "blocked", "target"),
+    [
+        ("prterun", 0, "20"),
+        ("mpirun.openmpi", 1 << 9, "20"),  # Blocks SIGUSR1 only.
+        ("prterun", 1 << 14, None),  # Blocks SIGTERM.
+        ("prted", 0, "the process of mpirun"),  # A rank of another node.
+    ],
+)
+def test_under_open_mpi_the_line_names_the_signal_and_the_process(
+    tmp_path: Path, name: str, blocked: int, target: str | None
+) -> None:
+    process(tmp_path, 40, "python) (3", 30)  # Any character may be in a name.
+    process(tmp_path, 30, "time", 20)
+    process(tmp_path, 20, name, 1, blocked)
+    found = stop_advice({"OMPI_COMM_WORLD_SIZE": "2"}, tmp_path, 40)
+    if target is None:
+        assert found == ""
+    else:
+        assert found.startswith(f"to stop with a checkpoint: kill -USR1 {target}; ")
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK"])
+def test_other_launchers_need_no_advice(variable: str) -> None:
+    assert stop_advice({variable: "2"}) == ""
