@@ -21,20 +21,27 @@ else
     export OMPI_MCA_hwloc_base_binding_policy=core
 fi
 
-# MPICH's mpirun passes signals on to the ranks and waits for them.
-if [[ $version != *Open[\ R]* ]]; then # "Open MPI", or "OpenRTE" of version 4 under another name
-    exec "$mpirun" "$@"
+# Signals of a terminal reach this script only: mpirun is in a process group of its own (set -m).
+# MPICH's mpirun passes SIGINT and SIGTERM on to the ranks and waits for them; a second SIGINT makes
+# it kill them. It does not survive SIGHUP.
+interrupt=INT again=INT end=TERM block=()
+if [[ $version == *Open[\ R]* ]]; then # "Open MPI", or "OpenRTE" of version 4 under another name
+    # Open MPI's mpirun kills the ranks after these three signals, before a checkpoint is complete,
+    # but passes SIGUSR1 on. `dptrain train` prints this if the signals are not blocked.
+    interrupt=USR1 again=KILL end=USR1 block=(env --block-signal="INT,TERM,HUP")
+    "${block[@]}" true 2>/dev/null || block=() # GNU coreutils before 8.31
 fi
 
-# Open MPI's mpirun kills the ranks after Ctrl-C, SIGTERM or SIGHUP, before a checkpoint is
-# complete, but passes SIGUSR1 on. So it does not receive the others, and the ranks receive SIGUSR1.
-block=(env --block-signal="INT,TERM,HUP")
-"${block[@]}" true 2>/dev/null || block=() # GNU coreutils before 8.31
-"${block[@]}" "$mpirun" "$@" <&0 &
-job=$! interrupted=
-trap 'kill -USR1 $job || true' TERM HUP USR1
-trap '[[ $interrupted ]] && kill -KILL $job || kill -USR1 $job || true; interrupted=yes' INT
+# If this script is killed, mpirun receives a signal too (util-linux 2.33 or later).
+follow=(setpriv --pdeathsig "$end")
+"${follow[@]}" true 2>/dev/null || follow=()
+
+set -m
+"${follow[@]}" "${block[@]}" "$mpirun" "$@" </dev/null &
+trap 'kill -$interrupt $! 2>/dev/null || true; interrupt=$again' INT
+trap 'kill -$end $! 2>/dev/null || true' TERM HUP
+trap 'kill -USR1 $! 2>/dev/null || true' USR1
 # A signal also ends bash's `wait`, so wait again.
-while kill -0 $job 2>/dev/null; do wait $job || true; done
-wait $job && code=0 || code=$?
+while kill -0 $! 2>/dev/null; do wait $! || true; done
+wait $! && code=0 || code=$?
 exit "$code"

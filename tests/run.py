@@ -63,11 +63,16 @@ WAITING = ("slurm", "nodes", "failures")
 """Suites that wait most of the time, for Slurm's scheduler and for ranks that end. They run one
 after the other, next to those that compute."""
 
-FAILURES = tuple(
-    f"tests/system/test_{part}.py"
-    for part in ("abort", "agreement", "crash_safety", "kernel_cache", "reliability", "shared_sum")
-)
-"""The part of the system tests about failures. They wait until a rank that ended is noticed."""
+FAILURES = (
+    "tests/launchers/test_table.py",
+    *(
+        f"tests/system/test_{part}.py"
+        for part in (
+            "abort", "agreement", "crash_safety", "kernel_cache", "reliability", "shared_sum",
+        )
+    ),
+)  # fmt: skip
+"""Tests of failures. They wait until a rank that ended is noticed."""
 
 CAUSE_LINES = 10
 """Lines of the output of a suite that was aborted which the summary repeats."""

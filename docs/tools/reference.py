@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,8 +21,11 @@ from dptrain.cli.main import EXIT_CODES, cli
 from dptrain.cli.options import SettingOption
 from dptrain.data import SOURCES
 from dptrain.measure.vocabulary import SECTIONS, vocabulary_table
+from dptrain.toml import read_toml
 from dptrain.training.presets import presets
 from dptrain.training.settings import GROUPS, OTHER_VARIABLES, settings
+
+ROOT = Path(__file__).parents[2]
 
 MARKER = re.compile(r"^<!-- generate: (\w+) -->$", re.MULTILINE)
 
@@ -110,6 +114,25 @@ def exit_codes() -> str:
     return _table(("code", "meaning"), rows)
 
 
+def launcher_table() -> str:
+    """Show what happens to a job after an event, by launcher; tests read the same file."""
+    table = read_toml(ROOT / "tests" / "launchers" / "table.toml")
+    launchers = table["launchers"]
+    run = [key for key, launcher in launchers.items() if "observed" in launcher]
+    rows = []
+    for event in table["events"]:
+        cells = event["cells"]
+        texts = [f"`{text.strip()}`" for text in event["printed"] if text]
+        found = [f"{cells[key][0]}, {cells[key][1]}" if key in cells else "–" for key in run]
+        rows.append((event["title"], " … ".join(texts) or "nothing", *found))
+    titles = [launchers[key]["title"] for key in run]
+    notes = [
+        f"- *{launcher['title']}*: {launcher.get('observed') or launcher['reason']}."
+        for launcher in launchers.values()
+    ]
+    return _table(("event", "dptrain prints", *titles), rows) + "\n\n" + "\n".join(notes)
+
+
 def python_api() -> str:
     """Return directives of mkdocstrings for every public name."""
     found: dict[str, list[str]] = {title: [] for title in GROUPS_OF_NAMES}
@@ -126,6 +149,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "data_sources": data_sources,
     "exit_codes": exit_codes,
     "fields": fields,
+    "launcher_table": launcher_table,
     "other_variables": other_variables,
     "presets": preset_table,
     "python_api": python_api,

@@ -146,17 +146,6 @@ def test_a_mistake_that_all_know_of_ends_in_good_order(
 
 
 @pytest.mark.more
-def test_a_stopped_rank_is_waited_for_only_so_long(temporary: Path) -> None:
-    ended = _run(temporary, "SIGSTOP", "2")
-    assert len(ended.said) == 1, ended.output
-    assert ended.said[0].startswith("dptrain: rank 2 of 3: its process ")
-    assert "is stopped (SIGSTOP?)" in ended.said[0]
-    assert "waited 4 s for all ranks to arrive" in ended.said[0]
-    assert "Traceback" not in ended.output
-    assert ended.code == 1
-
-
-@pytest.mark.more
 def test_a_job_that_is_suspended_and_continued_goes_on(temporary: Path) -> None:
     command, environment = _command(2, "stop_script.py", "3")
     job = subprocess.Popen(
@@ -272,20 +261,3 @@ def test_one_rank_where_the_launcher_meant_many_is_refused(temporary: Path) -> N
         assert job.returncode == 2
         assert job.stderr.count("the launcher started 4 (SLURM_STEP_NUM_TASKS=4)") == spoken
         assert len(job.stderr.splitlines()) == spoken
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_signals_to_mpirun_stop_all_ranks_after_the_same_step(number: signal.Signals) -> None:
-    command, environment = _command(2, "stop_script.py")
-    job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    assert job.stdout is not None
-    with job:
-        assert job.stdout.readline() == "training\n"
-        job.send_signal(number)
-        output, _ = job.communicate(timeout=LIMIT_S)
-    lines = [line for line in output.splitlines() if line.startswith("stopped")]
-    assert len(lines) == 2
-    assert lines[0] == lines[1]
-    assert lines[0].endswith(f"by {number.name}")
-    assert job.returncode == 0

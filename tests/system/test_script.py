@@ -23,16 +23,6 @@ print("accuracy", trainer.evaluate()["accuracy"], flush=True)
 trainer.save({folder!r})
 """
 
-FAILING = """
-from dptrain import AfterStep, Trainer
-
-def fail(trainer, result):
-    if trainer.job.world.rank == 1:
-        raise ValueError("planted")
-
-Trainer("mlp-5", "irradiance?samples=64", callbacks=[AfterStep(fail)], progress=False).fit()
-"""
-
 
 def run(script: str, tmp_path: Path, ranks: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a script, on several ranks if `ranks` is not 0."""
@@ -64,13 +54,6 @@ def test_the_same_script_on_four_ranks_computes_the_same_parameters(tmp_path: Pa
         if name.startswith("parameters/"):
             error = np.abs(four[name] - values).max() / np.abs(values).max()
             assert error < 1e-3, name
-
-
-@pytest.mark.more
-def test_an_exception_on_one_rank_ends_the_job_with_its_cause(tmp_path: Path) -> None:
-    done = run(FAILING, tmp_path, ranks=2)
-    assert done.returncode != 0
-    assert done.stderr.count("dptrain: rank 1 of 2: ValueError: planted") == 1
 
 
 @pytest.mark.more

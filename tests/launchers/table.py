@@ -1,0 +1,67 @@
+"""The table of launchers and events, which is also on the page of exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dptrain.toml import read_toml
+from tests.launchers.jobs import Outcome
+
+FILE = Path(__file__).with_name("table.toml")
+
+SLURM = ("srun-pmi2", "srun-pmix")
+"""Launchers that tests/slurm tests."""
+
+SAVED = ("checkpoint", "result", "nothing", "perhaps")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is expected of one launcher after one event.
+
+    Attributes:
+        launcher, event: their keys.
+        printed: texts that dptrain prints; empty if it prints nothing about the event.
+        code: exit code of the launcher.
+        saved: ``checkpoint``, ``result``, ``nothing``, or ``perhaps`` a checkpoint.
+        quick: True if the quick tier tests it.
+    """
+
+    launcher: str
+    event: str
+    printed: tuple[str, ...]
+    code: int
+    saved: str
+    quick: bool
+
+
+def cells() -> Iterator[Cell]:
+    """Yield every cell that has been observed."""
+    for event in read_toml(FILE)["events"]:
+        for launcher, (code, saved, *printed) in event["cells"].items():
+            yield Cell(
+                launcher,
+                event["key"],
+                tuple(filter(None, printed or event["printed"])),
+                code,
+                saved,
+                launcher in event.get("quick", ()),
+            )
+
+
+def check(cell: Cell, outcome: Outcome) -> None:
+    """Compare what happened with a cell."""
+    assert outcome.code == cell.code, outcome.output
+    if cell.saved == "perhaps":  # The launcher kills the ranks, perhaps in the middle of a line.
+        return
+    assert outcome.saved == cell.saved, outcome.output
+    for text in cell.printed:
+        assert text in outcome.output, outcome.output
+    has_cause = any(text.startswith("rank ") for text in cell.printed)
+    assert len(outcome.causes) == has_cause, outcome.output
+    assert outcome.output.count("Traceback") == (cell.event == "exception")
+    assert "Exception ignored" not in outcome.output
+    is_stopped = cell.saved == "checkpoint" and cell.event != "SIGKILL-launcher"
+    assert is_stopped <= ("stopped on request" in outcome.output)
