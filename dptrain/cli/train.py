@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +70,7 @@ def train(file: Path | None, dry: bool, **flags: Any) -> int:
         if dry:
             dry_run(config, world)
             return 0
-        stopped = train(config, world)
-        # A warning that time is short must not kill a run that has finished.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        return STOPPED if stopped else 0
+        return STOPPED if train(config, world) else 0
 
     return guarded(action)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.numba.entries import address_of
 from dptrain.backends.numba.gates import ROUND, request_arrive, request_pass
-from dptrain.comm.deadline import Deadline
+from dptrain.comm.activity import Wait
 from dptrain.comm.world import World
 
 SPINS = 400_000
@@ -78,7 +78,7 @@ class Gates:
         address = self._addresses[gate]
         if self._pass(address, number, self._spins, SLEEP_NS):
             return
-        deadline = Deadline(self._world.timeout)
+        wait = Wait(self._world, what)
         while not self._pass(address, number, 0, SLEEP_NS):
-            if deadline.has_passed():
-                raise self._world.timeout_error(what, deadline.waited_s)
+            wait.check()
+        wait.end()

@@ -19,12 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from dptrain.comm import watch
+from dptrain.comm.activity import Activity
+from dptrain.comm.signals import SIGNALS
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -37,6 +39,9 @@ _CONNECT_S = 3.0
 
 _CLEANUP_S = 10.0
 """Time limit for the watchdog to remove its folder after the last rank has left."""
+
+_LEAVE_NAP_S = 0.05
+"""Longest time between two polls of a rank that waits for others to leave."""
 
 _HIGH_FILE = 500
 
@@ -51,6 +56,7 @@ class Job:
         node: index of this rank's node; 0 until MPI has started.
         pipe: file descriptor of the named pipe that the watchdog reads; None without watchdog.
         registration: that of the pipe ``register``; the watchdog runs while it is open.
+        activity: what the ranks of this node do at present.
     """
 
     rank: int
@@ -59,6 +65,10 @@ class Job:
     node: int = 0
     pipe: int | None = None
     registration: int | None = None
+    activity: Activity = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.activity = Activity(self.rank, self.size)
 
     def claim(self) -> bool:
         """Return True if no process of this node has claimed to print a cause before."""
@@ -74,6 +84,7 @@ class Job:
         while not self._register(end):
             if (self.folder / "failed").exists():  # Perhaps it has not been a watchdog's folder.
                 raise FileExistsError(f"a rank has failed before rank {self.rank} registered")
+        self.activity = Activity(self.rank, self.size, self.folder)
         atexit.register(self.leave)
 
     def _register(self, end: float) -> bool:
@@ -140,15 +151,39 @@ class Job:
                 os.write(self.pipe, f"{line}\n".encode())
 
     def leave(self) -> None:
-        """Shut MPI down, and report to the watchdog that this process ends regularly."""
+        """Shut MPI down, and report to the watchdog that this process ends regularly.
+
+        Stop signals are ignored from now on, since nothing is left to stop.
+        """
+        with contextlib.suppress(ValueError):  # Not the main thread.
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
         module = sys.modules.get("mpi4py.MPI")
         if module is not None and module.Is_initialized() and not module.Is_finalized():
+            self.activity.leave()
+            self._wait_for_others(module.COMM_WORLD)
             module.Finalize()
         self._close_pipes()
+
+    def _wait_for_others(self, comm: MPI.Comm) -> None:
+        """Let MPI progress until the other ranks of this node leave too.
+
+        The end of MPI waits for them without showing whether this rank runs; see `activity.stuck`.
+        """
+        nap_s = 0.0005
+        while not self.activity.all_have_left():
+            comm.Iprobe()
+            self.activity.poll()
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, _LEAVE_NAP_S)
 
     def _close_pipes(self) -> None:
         """Report a regular end, and close the pipes, for which the watchdog waits."""
         self.report("bye")
+        self.forget_pipes()
+
+    def forget_pipes(self) -> None:
+        """Close the pipes without a report."""
         for file in (self.registration, self.pipe):
             if file is not None:
                 os.close(file)
@@ -175,9 +210,11 @@ class Job:
         previous = signal.getsignal(signal.SIGHUP)
         library.signal(signal.SIGHUP, ctypes.cast(library._exit, ctypes.c_void_p))
         self.report(f"wait {timeout} {purpose}")
+        self.activity.begin_wait()
         try:
             yield
         finally:
+            self.activity.end_wait()
             self.report("arrived")
             # No handler of Python's, or not the main thread.
             with contextlib.suppress(ValueError, TypeError):
@@ -185,6 +222,7 @@ class Job:
 
 
 _current: Job | None = None
+_is_forked = False
 _interrupt_handler: Callable[[int, FrameType | None], None] | None = None
 
 
@@ -207,7 +245,21 @@ def start_job(rank: int, size: int) -> Job:
                     f"dptrain: warning: rank {rank} runs without watchdog ({error}); if a rank is "
                     "killed, no message names it\n"
                 )
+    if _current.pipe is None:
+        atexit.register(_current.leave)
+    os.register_at_fork(after_in_child=_forget)
     return _current
+
+
+def _forget() -> None:
+    """Forget the job in a child that was forked: it is not a rank, and must not speak for one."""
+    global _current, _is_forked
+    _is_forked = True
+    if _current is not None:
+        _current.forget_pipes()
+        _current.activity.detach()
+        atexit.unregister(_current.leave)
+        _current = None
 
 
 def exit_on_interrupt(rank: int, size: int) -> None:
@@ -244,9 +296,10 @@ def raise_on_interrupt() -> None:
 
 
 def current_job() -> Job | None:
-    """Return the job of this process while MPI runs; None for a single rank."""
+    """Return the job of this process while MPI runs; None for a single rank or a forked child."""
     module = sys.modules.get("mpi4py.MPI")
-    if not hasattr(module, "COMM_WORLD"):  # In the middle of its import, it is incomplete.
+    # In the middle of its import, the module is incomplete.
+    if _is_forked or not hasattr(module, "COMM_WORLD"):
         return None
     assert module is not None
     if not module.Is_initialized() or module.Is_finalized():

@@ -130,6 +130,13 @@ class StopRequest:
                 previous = signal.signal(number, self._receive)
                 self._previous.setdefault(number, previous)
 
+    def finish(self) -> None:
+        """Ignore the signals until the process ends, because nothing is left to stop."""
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            self._previous = {}
+
     def __enter__(self) -> StopRequest:
         self.listen(*self._first)
         return self

@@ -6,6 +6,7 @@ ends the job with a message.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.comm.deadline import MAX_TIMEOUT_S, Deadline, RankTimeoutError
-from dptrain.comm.job import Job, raise_on_interrupt, start_job
+from dptrain.comm.activity import Activity, Wait, late_error
+from dptrain.comm.deadline import MAX_TIMEOUT_S, RankTimeoutError
+from dptrain.comm.job import Job, current_job, raise_on_interrupt, start_job
 from dptrain.comm.launcher import (
     find_launch,
     has_launcher,
@@ -117,6 +119,7 @@ class World:
         is_crowded: whether compute threads of this node share cores. A rank that waits then leaves
             its core to those that compute.
         timeout: longest wait for other ranks, in seconds.
+        activity: what the ranks of this node do at present.
     """
 
     def __init__(
@@ -130,6 +133,8 @@ class World:
         self.local_size = node.Get_size() if node else 1
         self._processes: list[list[Any]] = []  # Host and process number of each rank.
         self._nodes: Nodes | None = None
+        job = current_job()
+        self.activity = Activity(self.rank, self.size) if job is None else job.activity
         self.is_crowded = True
         cores: set[int] = set().union(*self._gather_json(node, sorted(own_cores())))
         self.local_cores = len(physical_cores(cores))
@@ -194,6 +199,7 @@ class World:
         neighbours = self._gather_json(self._node, [self.rank, str(job.folder)])
         job.node = sum(first_ranks[: neighbours[0][0]])
         job.meet(neighbours[0][1])
+        self.activity = job.activity
         self._processes = self.all_gather_json([host, os.getpid()])
         _report_files_of_mpi(job)
         if sum(first_ranks) > 1:
@@ -263,20 +269,21 @@ class World:
         # yield between tests and 0.7 ms with sleeps of 50 µs for 2 ranks; 27, 1.5 and 2.5 ms for 4
         # ranks. If other programs compute on the same cores, a yield costs a rank its core for
         # milliseconds: 10 ms with yields, 0.5 ms without for 2 ranks.
-        deadline = Deadline(self.timeout if timeout_s is None else timeout_s)
+        wait = Wait(self, what, timeout_s)
         patience = _PATIENCE_S if nap_s == _NAP_S else 0.0
         while not request.Test():
-            if deadline.waited_s > patience:
+            if wait.waited_s > patience:
                 time.sleep(nap_s)
             elif self.is_crowded:
                 _yield_core()
-            if deadline.has_passed():
-                raise self.timeout_error(what, deadline.waited_s)
+            wait.check()
+        wait.end()
 
     def timeout_error(self, what: str, waited_s: float) -> RankTimeoutError:
         """Return the error of a wait that took too long.
 
-        Ranks of this node that are stopped (SIGSTOP) are named as the cause.
+        Ranks of this node that are stopped (SIGSTOP), or that do not wait for other ranks, are
+        named as the cause.
 
         Args:
             what: what this rank waited for, such as "a sum over the ranks".
@@ -292,7 +299,28 @@ class World:
                     rank,
                     is_cause=True,
                 )
+        others = self.activity.others()
+        late = [each for each in others if each.is_working]
+        if late:
+            return late_error(late, host, self.rank, waited)
+        left = [each.rank for each in others if each.has_left]
+        if left:
+            return self.left_error(what, left)
         return RankTimeoutError(f"{waited}: another rank hangs, is stopped or has left", self.rank)
+
+    def left_error(self, what: str, left: Sequence[int]) -> RankTimeoutError:
+        """Return the error of a wait for ranks whose program has ended.
+
+        Args:
+            what: what this rank waited for.
+            left: those ranks.
+        """
+        return RankTimeoutError(
+            f"its program ended, by sys.exit or at the end of the script, while rank {self.rank} "
+            f"waited for {what}",
+            left[0],
+            is_cause=True,
+        )
 
     def barrier(self) -> None:
         """Wait until all ranks call this, and leave the cores to ranks that still compute."""
@@ -450,7 +478,8 @@ def start_mpi(timeout: float | None = None) -> Any:
         try:
             import mpi4py
 
-            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+            # mpi4py would also shut MPI down at the end of a child that was forked.
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             reason = " ".join(str(error).split())
@@ -469,6 +498,8 @@ def start_mpi(timeout: float | None = None) -> Any:
                 MPI.Init_thread(MPI.THREAD_FUNNELED)
                 if job is not None:
                     _report_files_of_mpi(job)
+            if job is None:
+                atexit.register(_finalize, os.getpid())
     refuse_single(MPI.COMM_WORLD.Get_size(), _library(MPI))
     return MPI
 
@@ -490,6 +521,14 @@ def _ranks_of_color(color: int, nodes: tuple[tuple[int, ...], ...]) -> MPI.Intra
     from mpi4py import MPI
 
     return cast("MPI.Intracomm", MPI.COMM_WORLD.Split(color, MPI.COMM_WORLD.Get_rank()))
+
+
+def _finalize(process: int) -> None:
+    """Shut MPI down at the end of the process that has started it, unless a job does so."""
+    from mpi4py import MPI
+
+    if os.getpid() == process and not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def _library(mpi: Any) -> str:

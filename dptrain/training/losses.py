@@ -10,9 +10,9 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.comm.activity import Wait
 from dptrain.comm.base import GradientSum
 from dptrain.comm.collective import call_on_rank_zero
-from dptrain.comm.deadline import Deadline
 from dptrain.comm.experimental import LateSum, OneNumberSum, WithoutSum
 from dptrain.comm.world import AgreedError, World
 from dptrain.data.loader import Batch
@@ -328,11 +328,11 @@ class _Experiments:
     def _work_until_all_arrive(self, engine: Engine, batches: Iterator[Batch]) -> None:
         world = self._job.world
         assert world.comm is not None
-        request, deadline = world.comm.Ibarrier(), Deadline(world.timeout)
+        request, wait = world.comm.Ibarrier(), Wait(world, "the ranks in steps without sums")
         while not request.Test():
-            if deadline.has_passed():
-                raise world.timeout_error("the ranks in steps without sums", deadline.waited_s)
+            wait.check()
             _make_steps(engine, batches, 1)
+        wait.end()
 
     def _latency_ns(self) -> float:
         """Return the mean time of the sum of one number."""

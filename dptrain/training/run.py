@@ -37,6 +37,7 @@ def train(chosen: Settings, world: World) -> bool:
         Trainer.from_settings(chosen, world, callbacks=[Progress(tables=True)]) as trainer,
     ):
         trainer.fit(stop)
+        stop.finish()
         return trainer.progress.stopped
 
 

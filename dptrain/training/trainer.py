@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dptrain.attributes import Sealed, read_only
 from dptrain.backends.replica import Replica
+from dptrain.comm.activity import CALLBACK, EVALUATING, TRAINING
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.launcher import find_launch
@@ -364,6 +365,7 @@ class Trainer(Sealed):
                 callback.on_fit_begin(self)
             self._baseline = InterleavedBaseline(self.job, self.step)
             stack.callback(self._baseline.close)
+            stack.callback(self.job.world.activity.enter, 0, 0)
             self._balancer = Balancer(self.job, self.step)
             self._stable_rate = StableRate()
             load = Clock.now()
@@ -458,9 +460,11 @@ class Trainer(Sealed):
             The other shares; None if training ends.
         """
         job, engine, rate = self.job, self.job.engine, self.job.schedule.rate
+        activity = job.world.activity
         for step in range(self.step, job.spec.steps):
             is_last = step + 1 == job.settings.stop_after
             stops = stop.requested or self._stop_requested or is_last
+            activity.enter(TRAINING, step + 1)
             engine.step(batches, rate(step), stop=stops)
             waits = self._needs_parameters(step + 1)
             for result in engine.results(wait=waits):
@@ -493,6 +497,7 @@ class Trainer(Sealed):
             self._evaluate_validation_data()
             # The evaluation may end training, which is then complete.
             progress.stopped = progress.stopped and not progress.selection.ends_training
+        job.world.activity.enter(CALLBACK, progress.step)
         for callback in self.callbacks:
             callback.on_step(self, result)
         if ends_epoch:
@@ -544,6 +549,7 @@ class Trainer(Sealed):
     def _evaluate_validation_data(self) -> None:
         job = self.job
         assert job.dataset.validation is not None
+        job.world.activity.enter(EVALUATING, self.step)
         before_ns = sum(job.recorder.totals_ns.values())
         with job.recorder.between(EVALUATION):
             counts = job.shares.counts

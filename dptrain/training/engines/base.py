@@ -228,6 +228,7 @@ class Engine(ABC):
         # A loss may be NaN. The number of stop requests is NaN only if a sum timed out.
         if math.isnan(sums[STOP]):
             world = self.gradient_sum.world
+            world.activity.begin_wait()  # The device has waited.
             raise world.timeout_error("a gradient sum", world.timeout)
         return StepResult(
             step=batch.step,

@@ -440,12 +440,15 @@ class DeviceEngine(Engine):
                 `RankTimeoutError` that names the rank.
         """
         world, begin = self.gradient_sum.world, monotonic()
+        world.activity.begin_wait()
         try:
-            return sums(world.timeout)
+            received = sums(world.timeout)
         except TimeoutError:
             if world.size == 1:
                 raise
             raise world.timeout_error("a gradient sum", monotonic() - begin) from None
+        world.activity.end_wait()
+        return received
 
     def time_sum_alone(self, bucket: int) -> int:
         time_ns = super().time_sum_alone(bucket)
