@@ -22,6 +22,8 @@ creates this file if it learns of a failure on another node.
 - A pipe that closes without ``bye`` belongs to a rank that was killed, crashed or called
   ``os._exit``. The launcher then ends the other ranks. Ranks of this node that still run 3 s later
   are killed, and so are those of other nodes.
+- The process of a rank that ends before it registers, while others wait for the start of MPI, is
+  known from the launcher's child processes (`siblings`). The waiting ranks are ended.
 - If such a call takes longer than SECONDS, a rank is stopped or hangs. The waiting ranks are ended.
 - If the launcher's process ends before the ranks, the ranks get SIGTERM and, 10 s later, SIGKILL.
 
@@ -53,12 +55,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dptrain.comm.node_links import NodeLinks
+    from dptrain.comm.siblings import Siblings
 
 LAUNCHER_S = 3.0
 """Time for the launcher to end the other ranks after one has failed."""
 
 CHECKPOINT_S = 10.0
 """Time for ranks to write a checkpoint after their launcher has gone."""
+
+ABSENT_S = 5.0
+"""Time for a launcher to start all ranks after the first one has registered."""
 
 LATE_S = 30.0
 """Time in which a rank may start after all others have ended because of a failure."""
@@ -84,6 +90,11 @@ _STARTED = 19
 def process_state(pid: int) -> str:
     """Return the state of a process, ``T`` if it is stopped; "" if there is none."""
     return (_stat(pid) or ("", [""]))[1][0]
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a signal such as SIGSTOP has stopped a process."""
+    return process_state(pid) in ("T", "t")
 
 
 def start_time(pid: int) -> str:
@@ -158,11 +169,6 @@ class Rank:
         else:
             self.requests.append(line)
 
-    @property
-    def is_stopped(self) -> bool:
-        """True if a signal such as SIGSTOP has stopped the process."""
-        return process_state(self.pid) in ("T", "t")
-
 
 class Watchdog:
     """The state of ``watch.py ranks``."""
@@ -183,6 +189,17 @@ class Watchdog:
         self.kill_at: float | None = None
         self.links: NodeLinks | None = None
         self.files: set[str] = set()
+        self.siblings = self._find_siblings(launcher)
+        self.missing: tuple[int, int] | None = None
+        self.absent_s = 0.0
+
+    def _find_siblings(self, launcher: int | None) -> Siblings:
+        # The package cannot be imported in isolated mode. Its modules must not hide others.
+        sys.path.append(str(Path(__file__).parent))
+        from siblings import Siblings as Found  # type: ignore[import-not-found,unused-ignore]
+
+        siblings: Siblings = Found(launcher, self.closed, int(self.size), os.environ)
+        return siblings
 
     def run(self) -> None:
         """Watch until every rank has ended."""
@@ -197,10 +214,14 @@ class Watchdog:
                     self._read(self.ranks[pipe])
                 elif self.links is not None:
                     self.links.handle(pipe)
-            for pipe, _ in self.closed.poll(0):
-                self._read(self.ranks[pipe])
-                self._remove(self.ranks[pipe])
+            for file, _ in self.closed.poll(0):
+                if file in self.ranks:
+                    self._read(self.ranks[file])
+                    self._remove(self.ranks[file])
+                else:
+                    self.missing = self.missing or self.siblings.remove(file)
             now = time.monotonic()
+            self._check_siblings(now - last)
             self._check_calls(min(now - last, 2 * _POLL_S))
             self._check_launcher()
             if self.ranks:
@@ -234,6 +255,7 @@ class Watchdog:
             path = f"{self.folder}/alive-{name}"
             pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             self.ranks[pipe] = Rank(number, int(pid), pipe)
+            self.siblings.forget(int(number))
             self.poll.register(pipe, select.EPOLLIN)
             self.closed.register(pipe, 0)  # EPOLLHUP needs no mask.
             # epoll reports only pipes that were open for writing after they were opened here. The
@@ -248,6 +270,8 @@ class Watchdog:
             command, *words = rank.requests.pop(0).split()
             if command == "started":
                 self.has_mpi_started = True
+                self.siblings.close()
+                self.missing = None
             elif command == "named" and self.links is not None:
                 self.links.send("named")
             elif command == "file":
@@ -261,8 +285,6 @@ class Watchdog:
                 self._reply("")
 
     def _make_links(self, token: str) -> NodeLinks:
-        # The package cannot be imported in isolated mode. Its modules must not hide others.
-        sys.path.append(str(Path(__file__).parent))
         from node_links import NodeLinks as Links  # type: ignore[import-not-found,unused-ignore]
 
         links: NodeLinks = Links(self.poll, self._receive, token)
@@ -289,41 +311,85 @@ class Watchdog:
         del self.ranks[rank.pipe]
         if not rank.has_ended:
             self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
+            self._name_missing()
             self._name(
-                rank,
+                rank.number,
                 f"its process {rank.pid} on {self.host} was killed or exited in the middle of the "
                 "run (out of memory, kill -9, a crash or os._exit)",
             )
+
+    def _name_missing(self) -> bool:
+        """Name a rank that ended before it registered; return False if there is none.
+
+        The launcher may end the other ranks then, and they are not the cause.
+        """
+        absent = self.siblings.absent
+        if self.missing is not None:
+            rank, pid = self.missing
+            self._name(
+                str(rank),
+                f"its process {pid} on {self.host} ended before it started MPI (it was killed, or "
+                "its program ended)",
+            )
+        elif absent:
+            self._name(
+                str(absent[0]),
+                f"it ended before it started MPI, or was not started on {self.host}; see the "
+                "launcher's messages",
+            )
+        return bool(absent) or self.missing is not None
+
+    def _check_siblings(self, elapsed_s: float) -> None:
+        """End the start of MPI if the process of a rank has ended."""
+        self.siblings.refresh()
+        self.absent_s = self.absent_s + min(elapsed_s, 2 * _POLL_S) if self.siblings.absent else 0.0
+        is_missing = self.missing is not None or self.absent_s > ABSENT_S
+        if self.ranks and is_missing and self._name_missing():
+            self._end_waiting()
+
+    def _end_waiting(self) -> None:
+        """End the ranks that wait in a call for all ranks, and soon all others."""
+        self.siblings.close()
+        self.missing = None
+        for rank in self.ranks.values():
+            if rank.limit_s is not None:
+                self._end_call(rank)
+        self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
+
+    def _end_call(self, rank: Rank) -> None:
+        rank.limit_s = None
+        with contextlib.suppress(OSError):
+            os.kill(rank.pid, signal.SIGHUP)  # `Job.limit_call` exits with code 1.
 
     def _check_calls(self, elapsed_s: float) -> None:
         """End ranks that wait too long for all ranks, and name the rank that does not arrive."""
         for rank in list(self.ranks.values()):
             if rank.limit_s is None:
                 continue
-            if not rank.is_stopped:
+            if not is_stopped(rank.pid):
                 rank.waited_s += elapsed_s
             if rank.waited_s < rank.limit_s:
                 continue
             self._name_late(rank)
-            rank.limit_s = None
-            with contextlib.suppress(OSError):
-                os.kill(rank.pid, signal.SIGHUP)  # `Job.limit_call` exits with code 1.
+            self._end_call(rank)
             self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
 
     def _name_late(self, waiting: Rank) -> None:
         waited = f"waited {waiting.waited_s:.0f} s for {waiting.purpose}"
         by_rank = f"rank {waiting.number} {waited}"
         others = [rank for rank in self.ranks.values() if rank is not waiting]
-        for rank in others:
-            if rank.is_stopped:
+        starting = [(str(rank), pid) for rank, pid in self.siblings.running.items()]
+        for number, pid in [*((rank.number, rank.pid) for rank in others), *starting]:
+            if is_stopped(pid):
                 return self._name(
-                    rank, f"its process {rank.pid} on {self.host} is stopped (SIGSTOP?); {by_rank}"
+                    number, f"its process {pid} on {self.host} is stopped (SIGSTOP?); {by_rank}"
                 )
-        for rank in others:
-            if rank.limit_s is None and rank.num_arrived <= waiting.num_arrived:
-                return self._name(
-                    rank, f"its process {rank.pid} on {self.host} has not arrived; {by_rank}"
-                )
+        late = [(rank.number, rank.pid) for rank in others
+                if rank.limit_s is None and rank.num_arrived <= waiting.num_arrived]  # fmt: skip
+        for number, pid in [*late, *starting]:
+            return self._name(
+                number, f"its process {pid} on {self.host} has not arrived; {by_rank}"
+            )
         known = {rank.number for rank in self.ranks.values()}
         absent = [number for number in map(str, range(int(self.size))) if number not in known]
         elsewhere = ""
@@ -331,7 +397,7 @@ class Watchdog:
             names = ", ".join(absent[:MAX_NAMED]) + ", …" * (len(absent) > MAX_NAMED)
             elsewhere = f"; no process of rank {names} runs on {self.host}"
         return self._name(
-            waiting,
+            waiting.number,
             f"{waited}{elsewhere}; a rank hangs, is stopped or was not started",
         )
 
@@ -351,10 +417,10 @@ class Watchdog:
                 os.kill(rank.pid, signal.SIGTERM)
         self.kill_at = time.monotonic() + CHECKPOINT_S
 
-    def _name(self, rank: Rank, cause: str) -> None:
+    def _name(self, number: str, cause: str) -> None:
         if self.links is not None:
             self.links.send("died")
-        print_once(self.folder, f"dptrain: rank {rank.number} of {self.size}: {cause}\n")
+        print_once(self.folder, f"dptrain: rank {number} of {self.size}: {cause}\n")
 
     def _remove_folder(self) -> None:
         """Remove the folder; a rank that registers meanwhile finds it renamed and starts again."""

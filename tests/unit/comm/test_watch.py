@@ -16,6 +16,7 @@ import pytest
 
 from dptrain.comm import job, watch
 from dptrain.comm.job import Job, start_job
+from tests.tiers import tiered
 
 LIMIT_S = 60
 """Time limit of a wait on a busy machine; nothing here takes as long."""
@@ -329,3 +330,56 @@ def test_a_rank_that_registers_while_the_watchdog_ends_starts_another(tmp_path: 
         _, said = rank.communicate(timeout=LIMIT_S)
     assert said == ""
     assert gone(folder)
+
+
+LAUNCHER = f"""#!{sys.executable}
+import os, subprocess, sys
+folder, how = sys.argv[1:]
+registering = {RANK!r} + '''
+with job.limit_call("MPI to start", 600.0):
+    while True:
+        pass
+'''
+programs = {{0: registering, 1: "import sys; print(); sys.stdin.read()", 2: registering}}
+if how == "absent":
+    del programs[1]
+pipe, ranks = subprocess.PIPE, {{}}
+for number, program in programs.items():
+    variables = {{"PMI_RANK": str(number), "MPI_LOCALNRANKS": "3"}}
+    ranks[number] = subprocess.Popen(
+        [sys.executable, "-u", "-c", program, folder, str(number)],
+        env={{**os.environ, **variables}}, stdin=pipe, stdout=pipe,
+    )
+for rank in ranks.values():
+    rank.stdout.readline()
+if how != "absent":
+    print(ranks[1].pid, flush=True)
+    ranks[1].stdin.close()
+    ranks[1].wait()
+for number in (0, 2):
+    if how == "kills":
+        ranks[number].kill()
+    print(ranks[number].wait(), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the watchdog needs pidfd_open")
+@pytest.mark.parametrize("how", tiered(["kills", "waits", "absent"], ["kills", "waits"]))
+def test_a_rank_that_ends_before_it_registers_is_named(how: str, tmp_path: Path) -> None:
+    """Also if the launcher kills the ranks that have registered."""
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(LAUNCHER)
+    launcher.chmod(0o755)
+    done = subprocess.run(
+        [launcher, str(tmp_path / "meeting"), how],
+        capture_output=True, text=True, timeout=LIMIT_S, check=True,
+    )  # fmt: skip
+    *pid, first, last = done.stdout.split()
+    (line,) = done.stderr.splitlines()
+    if how == "absent":
+        assert line.startswith("dptrain: rank 1 of 3: it ended before it started MPI")
+    else:
+        assert line.startswith(f"dptrain: rank 1 of 3: its process {pid[0]} on ")
+        assert "ended before it started MPI" in line
+    assert (first, last) == (("-9", "-9") if how == "kills" else ("1", "1"))
+    assert gone(tmp_path / "meeting")
