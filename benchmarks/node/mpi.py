@@ -65,7 +65,7 @@ def identify(mpirun: str) -> Mpi | None:
     folder = Path(mpirun).parent.parent / "lib"
     if "HYDRA" in text or "MPICH" in text:
         return Mpi("MPICH", mpirun, _library(folder / "libmpi.so.12"))
-    if "Open MPI" in text or "Open RTE" in text or "prte" in text.lower():
+    if "Open MPI" in text or "OpenRTE" in text or "prte" in text.lower():
         variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         return Mpi("Open MPI", mpirun, {**variables, **_library(folder / "libmpi.so.40")})
     return None

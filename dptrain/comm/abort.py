@@ -28,9 +28,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from dptrain.comm.deadline import RankTimeoutError
-from dptrain.comm.job import Job, current_job, kill_after
+from dptrain.comm.job import Job, current_job, kill_after, start_job
 from dptrain.comm.launcher import find_launch
-from dptrain.comm.world import AgreedError, World, files_of_mpi, start_mpi
+from dptrain.comm.mpi_files import own_files
+from dptrain.comm.start import start_mpi
+from dptrain.comm.watch import find_launcher
+from dptrain.comm.world import AgreedError, World
 from dptrain.errors import UserError, path_user_error
 from dptrain.memory import memory_user_error
 
@@ -145,15 +148,25 @@ def end_start(code: int) -> NoReturn:
 def _leave(error: BaseException) -> int:
     """Print the error and return the exit code, if no other rank waits.
 
-    If several processes without MPI make the same mistake, the one that the launcher numbered 0
-    prints it.
+    If several processes of a node make the same mistake without MPI, the first one prints it.
     """
     if isinstance(error, SystemExit) and not error.code:
         return 0
-    silent = isinstance(error, UserError) and find_launch().rank > 0
+    silent = isinstance(error, UserError) and _is_printed_by_another()
     if not silent and not (isinstance(error, SystemExit) and isinstance(error.code, int)):
         _print(describe(error, 0, 1))
     return exit_code(error)
+
+
+def _is_printed_by_another() -> bool:
+    """Return whether another rank of this node prints the mistake.
+
+    Processes without a known launcher do not share a folder of their own. Each prints.
+    """
+    launch = find_launch()
+    if launch.size == 1 or find_launcher(os.getpid()) is None:
+        return False
+    return not start_job(launch.rank, launch.size).claim()
 
 
 def _end(job: Job, error: BaseException) -> NoReturn:
@@ -180,7 +193,7 @@ def _end(job: Job, error: BaseException) -> NoReturn:
 
 def _remove_files_of_mpi() -> None:
     """Remove the files that MPI_Abort leaves; the watchdog knows them only after the start."""
-    for path in files_of_mpi():
+    for path in own_files():
         with contextlib.suppress(OSError):  # Another rank has removed it.
             Path(path).unlink()
 

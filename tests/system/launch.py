@@ -36,6 +36,14 @@ def command(
     return [mpirun, "-n", str(ranks), *line]
 
 
+def under_launcher(folder: Path, name: str, line: Sequence[str]) -> list[str]:
+    """A command under a process with the name of a launcher, which provides no MPI."""
+    shell = folder / name
+    if not shell.exists():
+        shell.symlink_to("/bin/sh")
+    return [str(shell), "-c", '"$@"; exit $?', name, *line]
+
+
 def environment(**variables: str) -> dict[str, str]:
     """This process's, without settings of dptrain's but the place of compiled kernels."""
     kept = {

@@ -18,8 +18,8 @@ import numpy as np
 from dptrain import Trainer
 from dptrain.backends.replica import Replica
 from dptrain.comm.launcher import find_launch
+from dptrain.comm.mpi_files import own_files
 from dptrain.comm.shared import SharedSum
-from dptrain.comm.world import files_of_mpi
 from dptrain.network import Dense, Network, ReLU
 
 FAILING_STEP = 7
@@ -30,7 +30,7 @@ CHECKPOINT = Path("run/checkpoints/step-00000006")
 def _fail(how: str) -> None:
     while not CHECKPOINT.exists():
         time.sleep(0.01)
-    Path("failing").write_text("\n".join(files_of_mpi()))
+    Path("failing").write_text("\n".join(own_files()))
     Path("failing").rename("failed")
     if how == "bug":
         raise ZeroDivisionError("seven by nothing")

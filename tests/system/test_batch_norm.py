@@ -206,7 +206,7 @@ from pathlib import Path
 from dptrain.__main__ import main
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.statistics import StatisticsSum
-from dptrain.comm.world import files_of_mpi
+from dptrain.comm.mpi_files import own_files
 
 calls = 0
 add = StatisticsSum.__call__
@@ -215,7 +215,7 @@ def failing(self, parts, totals):
     global calls
     calls += 1
     if calls == 30:
-        Path("failing").write_text("\\n".join([str(os.getpid()), *files_of_mpi()]))
+        Path("failing").write_text("\\n".join([str(os.getpid()), *own_files()]))
         if HOW == "bug":
             raise ZeroDivisionError("seven by nothing")
         os.kill(os.getpid(), signal.SIGKILL)

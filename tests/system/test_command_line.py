@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.system.launch import launch
+from tests.system.launch import command, environment, launch, under_launcher
 from tests.tiers import tiered
 
 MISTAKES = [
@@ -60,12 +62,30 @@ def test_doctor_hears_from_all_ranks() -> None:
 
 
 @pytest.mark.more
-def test_doctor_finds_a_launcher_that_does_not_work_with_mpi() -> None:
+def test_doctor_finds_a_launcher_that_does_not_work_with_mpi(tmp_path: Path) -> None:
     # As with srun without the right --mpi: every process has an MPI of one rank.
-    variables = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
-    done = launch("doctor", **variables)
+    line = under_launcher(tmp_path, "slurmstepd", command("doctor"))
+    variables = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}
+    done = subprocess.run(line, env=environment(**variables), capture_output=True, text=True)
     assert done.returncode == 2
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("problem")]
-    assert "MPI reports 1 rank, but the launcher started 4" in line
-    silent = launch("doctor", **{**variables, "OMPI_COMM_WORLD_RANK": "3"})
+    [found] = [line for line in done.stdout.splitlines() if line.startswith("problem")]
+    assert "MPI reports 1 rank, but the launcher started 4" in found
+    variables["SLURM_PROCID"] = "3"
+    silent = subprocess.run(line, env=environment(**variables), capture_output=True, text=True)
     assert not silent.stdout
+
+
+@pytest.mark.more
+def test_a_child_of_an_mpi_program_is_refused_and_other_commands_work(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "from mpi4py import MPI\n"
+        "codes = [subprocess.run([sys.executable, '-m', 'dptrain', *words]).returncode\n"
+        "         for words in (['train', '--steps', '1'], ['data', 'list'])]\n"
+        "assert codes == [2, 0], codes\n"
+    )
+    done = launch(ranks=2, program=(str(script),), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("this process is a child of an MPI program") == 2
+    assert len(done.stderr.splitlines()) == 2

@@ -1,7 +1,8 @@
 """CPU kernels in Python, compiled by numba: float32, channels last, fused, on a thread pool.
 
 Raises:
-    UserError: on import, if Numba refuses the value of one of its environment variables.
+    UserError: on import, if Numba refuses the value of one of its environment variables, or one of
+        them disables its compiler.
 """
 
 from __future__ import annotations
@@ -11,12 +12,18 @@ from typing import TYPE_CHECKING
 from dptrain.errors import UserError
 
 try:
-    import numba  # noqa: F401
+    import numba
 except ValueError as error:  # Numba reads its variables when it is imported.
     raise UserError(
         f"Numba cannot be imported: {str(error).rstrip('.')}; correct or unset the environment "
         "variables whose names begin with NUMBA_"
     ) from error
+
+if numba.config.DISABLE_JIT:
+    raise UserError(
+        "Numba does not compile, because NUMBA_DISABLE_JIT is set (or disable_jit in the file "
+        ".numba_config.yaml); unset it, or compute with --backend reference in one process"
+    )
 
 if TYPE_CHECKING:
     from dptrain.backends.numba.backend import NumbaBackend

@@ -302,6 +302,6 @@ def test_a_mistake_in_an_experiment_is_one_line_and_leaves_nothing_behind(
 def test_bench_refuses_a_launcher_s_ranks(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PMI_SIZE", "3")
+    monkeypatch.setenv("PALS_LOCAL_SIZE", "3")  # Its programs are unknown.
     assert run(["bench"], is_rank_zero=True) == 2
     assert "the launcher started 3 ranks" in capfd.readouterr().err

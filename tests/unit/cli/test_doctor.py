@@ -13,6 +13,7 @@ import pytest
 
 from dptrain import doctor
 from dptrain.cli.main import run
+from dptrain.comm.launcher import Launch
 from dptrain.comm.world import World
 from dptrain.doctor import NOTE, OK, PROBLEM, Finding, examine, gpus
 from dptrain.errors import UserError
@@ -25,7 +26,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("DPTRAIN_", "PMI", "OMPI_", "SLURM_")):
             monkeypatch.delenv(name)
     monkeypatch.setattr(World, "connect", lambda **_: World.single())
-    monkeypatch.setattr(doctor, "mpi_findings", lambda failure: iter(()))
+    monkeypatch.setattr(doctor, "mpi_findings", lambda: iter(()))
 
 
 def by_subject(findings: tuple[Finding, ...]) -> dict[str, Finding]:
@@ -66,19 +67,44 @@ def test_the_exit_code_shows_whether_there_is_a_problem(
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_launcher_of_another_mpi_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_of_another_mpi_is_a_problem() -> None:
     failure = UserError("MPI reports 1 rank, but the launcher started 4")
     import mpi4py.MPI  # noqa: F401
 
-    assert doctor.launcher_finding(1, failure) == Finding("launcher", PROBLEM, str(failure))
-    monkeypatch.setenv("PMI_SIZE", "4")
-    monkeypatch.setenv("PMI_RANK", "0")
-    assert doctor.launcher_finding(4, None).text == "started 4 ranks (PMI_SIZE=4); MPI has 4"
+    launch = Launch(0, 4, "PMI_SIZE=4")
+    assert doctor.launcher_finding(launch, 1, failure) == Finding("launcher", PROBLEM, str(failure))
+    assert (
+        doctor.launcher_finding(launch, 4, None).text == "started 4 ranks (PMI_SIZE=4); MPI has 4"
+    )
+
+
+@pytest.mark.usefixtures("alone")
+def test_variables_that_are_left_over_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_FD", "900")
+    found = by_subject(examine())["launcher"]
+    assert (found.status, "(PMI_FD)" in found.text) == (NOTE, True)
+
+
+@pytest.mark.parametrize(("cores", "status"), [(2, OK), (10**9, NOTE)])
+def test_too_little_shared_memory_is_noted(tmp_path: Path, cores: int, status: str) -> None:
+    [finding] = doctor.memory_findings("", "MPICH 5.0.2", cores, tmp_path)
+    assert finding.status == status
+    assert list(doctor.memory_findings("", "Open MPI 5.0.11", cores, tmp_path)) == []
+    [finding] = doctor.memory_findings("", "MPICH 5.0.2", cores, tmp_path / "absent")
+    assert (finding.status, "absent" in finding.text) == (NOTE, True)
+
+
+def test_a_numba_that_does_not_compile_is_a_problem() -> None:
+    [finding] = doctor.kernel_findings([facts(numba_error="NUMBA_DISABLE_JIT is set")])
+    assert (finding.status, finding.text) == (PROBLEM, "NUMBA_DISABLE_JIT is set")
 
 
 def test_no_mpi_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(doctor.sys.modules, "mpi4py.MPI", raising=False)
-    [finding] = doctor.mpi_findings(UserError("mpi4py finds no MPI library"))
+    def fail() -> None:
+        raise UserError("mpi4py finds no MPI library")
+
+    monkeypatch.setattr(doctor, "import_mpi", fail)
+    [finding] = doctor.mpi_findings()
     assert finding.status == PROBLEM
 
 
@@ -105,6 +131,8 @@ def test_a_wheel_that_hides_the_sites_mpi_is_noted(tmp_path: Path) -> None:
         ("HYDRA build details:", "MPICH", OK),
         ("HYDRA build details:", "Open MPI", PROBLEM),
         ("mpirun (Open MPI) 5.0.11", "Open MPI", OK),
+        ("mpirun.openmpi (OpenRTE) 4.1.4", "Open MPI", OK),
+        ("prterun (PRRTE) 3.0.11", "Open MPI", OK),
         ("mpirun (Open MPI) 5.0.11", "MPICH", PROBLEM),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.13", "Intel MPI", OK),
         ("something else", "MPICH", NOTE),
@@ -129,6 +157,7 @@ def test_mpirun_off_the_path_is_noted(tmp_path: Path) -> None:
 
 def facts(**changes: Any) -> dict[str, Any]:
     same = {"host": "a", "cores": 4, "threads": 2, "python": "3.11.7", "versions": {}, "cache": "x"}
+    same["numba_error"] = None
     return {**same, **changes}
 
 

@@ -75,6 +75,8 @@ def test_the_launcher_beside_python_comes_first(
     assert find_launcher().arguments == (srun,)
     mpirun = program(bin_folder, "mpirun", "mpirun (Open MPI) 5.0.2")
     assert find_launcher() == Launcher((mpirun,), True)
+    program(bin_folder, "mpirun", "mpirun.openmpi (OpenRTE) 4.1.4")  # Debian's, by another name.
+    assert find_launcher() == Launcher((mpirun,), True)
     # Inside a job of Slurm its own launcher knows the nodes.
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     assert find_launcher().arguments == (srun,)

@@ -454,7 +454,7 @@ def test_mistakes_are_one_line(
 def test_ranks_do_not_start_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PALS_LOCAL_SIZE", "2")  # Its programs are unknown.
     assert run(["scale"], is_rank_zero=True) == 2
     assert "starts ranks itself" in capsys.readouterr().err
 

@@ -1,0 +1,108 @@
+"""What prevents the start of MPI is found before, and is one line with what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dptrain.comm import start
+from dptrain.errors import UserError
+
+UCX = "MPICH Version:\t4.0.2\nMPICH Device:\tch4:ucx\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, 1),
+        ({"MPI_LOCALNRANKS": "3"}, 3),
+        ({"SLURM_NTASKS_PER_NODE": "2"}, 2),
+        ({"MPI_LOCALNRANKS": "9"}, 4),
+        ({"MPI_LOCALNRANKS": "many"}, 1),
+    ],
+)
+def test_ranks_of_the_node_are_at_most_those_of_the_job(
+    environ: dict[str, str], expected: int
+) -> None:
+    assert start.local_size(4, environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "library", "ranks", "least", "most"),
+    [  # Sizes of /dev/shm in KiB: too small for MPI to start, and enough.
+        ("", "MPICH 5.0.2", 2, 2048, 2072),
+        ("", "MPICH 5.0.2", 4, 4096, 4136),
+        (UCX, "MPICH 4.0.2", 2, 8192, 9216),
+        (UCX, "MPICH 4.0.2", 4, 16384, 18432),
+    ],
+)
+def test_needed_memory_is_between_measured_sizes(
+    version: str, library: str, ranks: int, least: int, most: int
+) -> None:
+    assert least * 1024 < start.needed_memory(version, library, ranks) <= most * 1024
+    assert start.needed_memory(version, "Open MPI 5.0.11", ranks) == 0
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, free_bytes: int, blocks: int = 1 << 20) -> None:
+    status = SimpleNamespace(f_blocks=blocks, f_bavail=free_bytes // 4096, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: status)
+
+
+def test_too_little_shared_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limited(monkeypatch, 3 << 20)
+    start.refuse_small_memory("", "MPICH 5.0.2", 2, tmp_path)
+    start.refuse_small_memory("", "Open MPI 5.0.11", 4, tmp_path)
+    with pytest.raises(UserError, match=re.escape("3.0 MiB free, but MPICH 5.0.2 needs 4.0 MiB")):
+        start.refuse_small_memory("", "MPICH 5.0.2", 4, tmp_path)
+    limited(monkeypatch, 0, blocks=0)  # No limit.
+    start.refuse_small_memory("", "MPICH 5.0.2", 4, tmp_path)
+    with pytest.raises(UserError, match="absent does not exist or cannot be written"):
+        start.refuse_small_memory("", "MPICH 5.0.2", 4, tmp_path / "absent")
+
+
+def test_memory_that_ranks_of_the_job_have_taken_is_theirs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limited(monkeypatch, 1 << 20)
+    (tmp_path / "mpich_shm_1_0").write_bytes(bytes(4 << 20))
+    start.refuse_small_memory("", "MPICH 5.0.2", 4, tmp_path)
+    os.utime(tmp_path / "mpich_shm_1_0")
+    monkeypatch.setattr(start, "_RECENT_S", -60.0)  # Of another job.
+    with pytest.raises(UserError):
+        start.refuse_small_memory("", "MPICH 5.0.2", 4, tmp_path)
+
+
+def test_the_mpich_of_a_distribution_is_found_under_its_own_name(tmp_path: Path) -> None:
+    library = tmp_path / "lib" / "libmpich.so.12"
+    library.parent.mkdir()
+    folders = [str(tmp_path / "l*")]
+    assert start.find_mpich({}, folders) is None
+    library.touch()
+    assert start.find_mpich({}, folders) == library
+    assert start.find_mpich({"LD_LIBRARY_PATH": f":{library.parent}"}, []) == library
+    assert start.find_mpich({"MPI4PY_LIBMPI": str(library)}, []) == library
+    message = start._explain_absence("libmpi.so.12: cannot open shared object file", library)
+    assert str(library) in message
+    assert "pip install --force-reinstall --no-binary mpi4py mpi4py" in message
+    assert "pip install '.[mpi]'" in start._explain_absence("libmpi.so.12: cannot open", None)
+
+
+def test_disabled_compilation_names_the_variable() -> None:
+    program = "import dptrain.backends.numba"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "UserError" in done.stderr
+    assert "NUMBA_DISABLE_JIT" in done.stderr
