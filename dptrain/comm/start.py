@@ -12,14 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dptrain.comm.job import start_job
+from dptrain.comm.job import Job, start_job
 from dptrain.comm.launcher import (
     prepare_mpi,
     refuse_other_mpi,
     refuse_single,
     shorten_addresses,
 )
-from dptrain.comm.mpi_files import SHARED_MEMORY, mapped_files, recent_files
+from dptrain.comm.mpi_files import SHARED_MEMORY, mapped_files, own_files, recent_files
 from dptrain.errors import UserError
 from dptrain.memory import format_bytes
 
@@ -54,12 +54,13 @@ def start_mpi(timeout: float | None = None) -> Any:
         shorten_addresses(version)
         refuse_small_memory(version, library, local_size(launch.size))
         with ExitStack() as stack:
-            is_job = launch.size > 1 and timeout is not None
-            if is_job:
+            job = None
+            if launch.size > 1 and timeout is not None:
                 job = start_job(launch.rank, launch.size)
                 stack.enter_context(job.limit_call("MPI to start", timeout))
+                stack.callback(report_files, job)
             module.Init_thread(module.THREAD_FUNNELED)
-            if not is_job:
+            if job is None:
                 atexit.register(_finalize, os.getpid())
     refuse_single(module.COMM_WORLD.Get_size(), library)
     return module
@@ -71,6 +72,15 @@ def _finalize(process: int) -> None:
 
     if os.getpid() == process and not MPI.Is_finalized():
         MPI.Finalize()
+
+
+def report_files(job: Job) -> None:
+    """Let the watchdog remove the files of the MPI library if this process is killed.
+
+    Outside of containers, it also finds those of ranks that are killed before they call this.
+    """
+    for path in own_files():
+        job.report(f"file {path}")
 
 
 def library_name(module: Any) -> str:

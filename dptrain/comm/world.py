@@ -22,9 +22,8 @@ from dptrain.comm.activity import Activity, Wait, late_error
 from dptrain.comm.deadline import MAX_TIMEOUT_S, RankTimeoutError
 from dptrain.comm.job import Job, current_job, raise_on_interrupt, start_job
 from dptrain.comm.launcher import has_launcher
-from dptrain.comm.mpi_files import own_files
 from dptrain.comm.node_links import local_addresses
-from dptrain.comm.start import start_mpi
+from dptrain.comm.start import report_files, start_mpi
 from dptrain.comm.watch import process_state
 from dptrain.errors import UserError
 from dptrain.machine import available_cores, own_cores, physical_cores
@@ -193,8 +192,7 @@ class World:
         job.meet(neighbours[0][1])
         self.activity = job.activity
         self._processes = self.all_gather_json([host, os.getpid()])
-        for path in own_files():
-            job.report(f"file {path}")
+        report_files(job)
         if sum(first_ranks) > 1:
             self._connect_nodes(job)
 
