@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from dptrain.comm.mpi_files import sees_all_processes
 from dptrain.comm.watch import process_state
 from tests.system.launch import under_launcher
 
@@ -241,10 +243,45 @@ def test_the_end_of_a_job_that_starts_leaves_no_file_of_mpi(
     assert job.returncode == code
     listed = {line for file in tmp_path.glob("files-*") for line in file.read_text().splitlines()}
     assert list(tmp_path.glob("files-*"))
+    _wait_until_removed(listed)
+
+
+def _wait_until_removed(paths: Iterable[str]) -> None:
+    """Wait until the watchdog has removed files."""
     end_s = time.monotonic() + LIMIT_S
-    while left := [path for path in listed if Path(path).exists()]:  # The watchdog removes them.
+    while left := [path for path in paths if Path(path).exists()]:
         assert time.monotonic() < end_s, left
         time.sleep(0.02)
+
+
+KILLED_IN_START = """
+import os
+from pathlib import Path
+from dptrain.comm.job import start_job
+from dptrain.comm.launcher import find_launch
+
+launch = find_launch()
+start_job(launch.rank, launch.size)
+name = f"/dev/shm/mpich_shm_of_a_test_{os.getpid()}_0"
+Path(f"files-{os.getpid()}").write_text(name)
+Path(name).touch()  # As MPI does, before dptrain knows the name.
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(not sees_all_processes(), reason="in a container, no file is removed")
+def test_a_kill_while_mpi_starts_leaves_no_file_of_mpi(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED_IN_START)
+    command, environment = _command(2, str(script))
+    job = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, timeout=LIMIT_S, check=False
+    )
+    assert job.returncode
+    assert b" was killed " in job.stderr + job.stdout
+    listed = [file.read_text() for file in tmp_path.glob("files-*")]
+    assert listed
+    _wait_until_removed(listed)
 
 
 @pytest.mark.more

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -89,3 +91,21 @@ def test_a_child_of_an_mpi_program_is_refused_and_other_commands_work(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("this process is a child of an MPI program") == 2
     assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.more
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small /dev/shm")
+def test_a_small_shared_memory_is_refused_before_mpi_aborts(tmp_path: Path) -> None:
+    small = 'mount -t tmpfs -o size=100k none /dev/shm && "$@"'
+    inside = ["unshare", "-m", "sh", "-c", small, "sh"]
+    line = [*inside, *command("train", "--steps", "1", "--run-dir", str(tmp_path / "run"), ranks=2)]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True)
+    if "MPICH" not in done.stderr:
+        pytest.skip(f"no private mount, or an MPI that needs no memory there: {done.stderr}")
+    assert done.returncode == 2
+    [message] = done.stderr.splitlines()
+    assert re.match(r"dptrain: /dev/shm has 100\.0 KiB free, but MPICH .* 2 ranks", message)
+    line = [*inside, *command("doctor", "--json")]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True)
+    found = {finding["subject"]: finding for finding in json.loads(done.stdout)}
+    assert found["/dev/shm"]["status"] == "note"
