@@ -109,6 +109,11 @@ def start_time(pid: int) -> str:
     return "" if found is None else found[1][_STARTED]
 
 
+def _is_running(pid: int, started: str) -> bool:
+    """Return whether a process runs; mpirun of MPICH 4.0 does not wait for a proxy that ended."""
+    return start_time(pid) == started and process_state(pid) != "Z"
+
+
 def find_launcher(pid: int) -> int | None:
     """Return the nearest ancestor of a process that starts ranks; None if there is none."""
     above = parent(pid)
@@ -427,7 +432,7 @@ class Watchdog:
 
     def _check_launcher(self) -> None:
         """End the ranks if the launcher's process has ended."""
-        if self.launcher is None or start_time(self.launcher[0]) == self.launcher[1]:
+        if self.launcher is None or _is_running(*self.launcher):
             return
         self.launcher, self.has_lost_launcher = None, True
         if not self.ranks:

@@ -383,3 +383,16 @@ def test_a_rank_that_ends_before_it_registers_is_named(how: str, tmp_path: Path)
         assert "ended before it started MPI" in line
     assert (first, last) == (("-9", "-9") if how == "kills" else ("1", "1"))
     assert gone(tmp_path / "meeting")
+
+
+def test_a_launcher_that_nobody_waits_for_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = watch.start_time(process.pid)
+    assert watch._is_running(process.pid, started)
+    assert not watch._is_running(process.pid, started + "0")  # The number belongs to another one.
+    process.kill()
+    end = time.monotonic() + LIMIT_S
+    while watch.process_state(process.pid) != "Z" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not watch._is_running(process.pid, started)
+    process.communicate()
