@@ -1,7 +1,7 @@
 #!/bin/bash
 # Train on the cores of one node. Arguments are flags of `dptrain train`:
 #   sbatch slurm/node.sh --network cifar --data cifar10:DIR
-# Adapt the #SBATCH lines to your site; some require --account and --partition.
+# Account, partition, modules and environment are in site.sh.
 #SBATCH --job-name=dptrain
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=16
@@ -12,20 +12,10 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 
-# Adapt: module load …, source …/bin/activate. The job inherits PATH from the submission.
+# Slurm runs a copy of this script. Files next to the original are found by its recorded command.
+job=${SLURM_JOB_ID:?is not set; submit this script with sbatch}
+here=$(squeue --noheader --job "$job" --format %o | sed -nE '1s|[^/ ]*\.sh( .*)?$||p') || here=
+# shellcheck source=start.sh
+source "${here:-slurm/}start.sh"
 
-# One compute thread per core of a rank. Slurm 22.05 and later do not pass --cpus-per-task to srun.
-export DPTRAIN_THREADS=${DPTRAIN_THREADS:-$SLURM_CPUS_PER_TASK}
-export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-# Seconds after which srun ends all ranks if one has ended; otherwise they wait for it.
-export SLURM_WAIT=${SLURM_WAIT:-30}
-
-# For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix'. Both: LAUNCH=mpirun.
-read -ra launch <<<"${LAUNCH:-srun --mpi=pmi2}"
-if [[ ${launch[0]##*/} == mpirun* ]]; then
-    # Open MPI would run all threads of a rank on one core. Only it reads these variables.
-    export {PRTE_MCA_rmaps_default,OMPI_MCA_rmaps_base}_mapping_policy="slot:PE=$SLURM_CPUS_PER_TASK"
-    export {PRTE_MCA_hwloc_default,OMPI_MCA_hwloc_base}_binding_policy=core
-fi
-
-exec "${launch[@]}" dptrain train "$@"
+exec "${launch[@]}" dptrain train "${gpus[@]}" "$@"

@@ -2,8 +2,9 @@
 # Train for longer than the time limit of a job. Before the limit, the job saves a checkpoint and
 # requeues itself; it then continues from the checkpoint, as often as needed.
 #   sbatch slurm/requeue.sh --network cifar --data cifar10:DIR --epochs 500
+#   sbatch --gpus-per-node=4 --ntasks-per-node=4 --cpus-per-task=8 slurm/requeue.sh --network cifar
 # Continue a run whose job failed or was cancelled: sbatch slurm/requeue.sh --run-dir DIR
-# Adapt the #SBATCH lines to your site; some require --account and --partition.
+# Account, partition, modules and environment are in site.sh.
 #SBATCH --job-name=dptrain
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=16
@@ -19,21 +20,11 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 
-# Adapt: module load …, source …/bin/activate. The job inherits PATH from the submission.
-
-# One compute thread per core of a rank. Slurm 22.05 and later do not pass --cpus-per-task to srun.
-export DPTRAIN_THREADS=${DPTRAIN_THREADS:-$SLURM_CPUS_PER_TASK}
-export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-# Seconds after which srun ends all ranks if one has ended; otherwise they wait for it.
-export SLURM_WAIT=${SLURM_WAIT:-30}
-
-# For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix'. Both: LAUNCH=mpirun.
-read -ra launch <<<"${LAUNCH:-srun --mpi=pmi2}"
-if [[ ${launch[0]##*/} == mpirun* ]]; then
-    # Open MPI would run all threads of a rank on one core. Only it reads these variables.
-    export {PRTE_MCA_rmaps_default,OMPI_MCA_rmaps_base}_mapping_policy="slot:PE=$SLURM_CPUS_PER_TASK"
-    export {PRTE_MCA_hwloc_default,OMPI_MCA_hwloc_base}_binding_policy=core
-fi
+# Slurm runs a copy of this script. Files next to the original are found by its recorded command.
+job=${SLURM_JOB_ID:?is not set; submit this script with sbatch}
+here=$(squeue --noheader --job "$job" --format %o | sed -nE '1s|[^/ ]*\.sh( .*)?$||p') || here=
+# shellcheck source=start.sh
+source "${here:-slurm/}start.sh"
 
 # MPICH names shared memory by job and step number, and fails if killed ranks have left memory of
 # that name on a node. Each start therefore uses a new step number.
@@ -42,7 +33,8 @@ for ((turn = 0; turn < ${SLURM_RESTART_COUNT:-0}; turn++)); do
 done
 
 # A requeued job keeps its number, so each start finds the run of the previous one.
-"${launch[@]}" dptrain train --resume --run-dir "runs/$SLURM_JOB_NAME-$SLURM_JOB_ID" "$@" &
+run=runs/$SLURM_JOB_NAME-$job
+"${launch[@]}" dptrain train --resume --run-dir "$run" "${gpus[@]}" "$@" &
 
 # The launcher forwards the signal to all ranks. A signal also ends bash's `wait`, so wait again.
 warned=
@@ -52,7 +44,8 @@ wait $! && code=0 || code=$?
 
 # 75: dptrain stopped on request and saved a checkpoint. A cancelled job receives no warning, and a
 # failed job would fail again, so neither is requeued.
-if [[ $warned && $code -eq 75 ]]; then
-    scontrol requeue "$SLURM_JOB_ID" || true
+if [[ $warned && $code -eq 75 ]] && ! scontrol requeue "$job"; then
+    echo "Slurm did not requeue this job. The next job of a chain continues the run. Without a" \
+        "chain, submit the same command with --run-dir and the directory that dptrain named." >&2
 fi
 exit "$code"

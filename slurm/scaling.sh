@@ -1,12 +1,13 @@
 #!/bin/bash
-# Measure how training scales. Each job of the array makes a part of the launches on its own nodes,
-# and a last job collects them in studies/scaling-NUMBER. STUDY=DIR continues a study that was
-# interrupted.
+# Measure how training scales, on cores or on GPUs with one rank per GPU. Each job of the array makes
+# a part of the launches on its own nodes; the last one writes the study, studies/scaling-NUMBER.
 #   sbatch slurm/scaling.sh --network cifar --batch-size 128
-# Adapt the #SBATCH lines to your site; some require --account and --partition.
+#   sbatch --gpus-per-node=4 --ntasks-per-node=4 --cpus-per-task=8 slurm/scaling.sh --network cifar
+# RANKS=1,4,16 measures other numbers of ranks; STUDY=DIR continues a study that was interrupted.
+# Account, partition, modules and environment are in site.sh.
 #SBATCH --job-name=scaling
 #SBATCH --array=1-5
-# Nodes and tasks for the largest number of RANKS.
+# Nodes and tasks for the largest number of ranks.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=16
 #SBATCH --cpus-per-task=1
@@ -18,23 +19,22 @@
 #SBATCH --output=%x-%A-%a.out
 set -euo pipefail
 
-# Adapt: module load …, source …/bin/activate. The job inherits PATH from the submission.
+# Slurm runs a copy of this script. Files next to the original are found by its recorded command.
+job=${SLURM_JOB_ID:?is not set; submit this script with sbatch}
+here=$(squeue --noheader --job "$job" --format %o | sed -nE '1s|[^/ ]*\.sh( .*)?$||p') || here=
+# shellcheck source=start.sh
+source "${here:-slurm/}start.sh"
 
-ranks=${RANKS:-1,2,4,8,16,32}
-study=${STUDY:-studies/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}
+# 1, 2, 4 and so on, up to the number of tasks.
+ranks=
+for ((power = 1; power < SLURM_NTASKS; power *= 2)); do ranks+=$power,; done
+ranks=${RANKS:-$ranks$SLURM_NTASKS}
 
-# For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix -m pack'. Both:
-# LAUNCH=mpirun.
 # With `pack`, ranks fill one node before they use the next, as with mpirun.
-launch=${LAUNCH:-srun --mpi=pmi2 --distribution=pack}
+export SLURM_DISTRIBUTION=pack
 
-if ((SLURM_ARRAY_TASK_ID == SLURM_ARRAY_TASK_MIN)); then
-    sbatch --dependency="afterany:$SLURM_ARRAY_JOB_ID" --job-name="$SLURM_JOB_NAME-collect" \
-        --output=%x-%j.out --partition="$SLURM_JOB_PARTITION" \
-        ${SLURM_JOB_ACCOUNT:+--account="$SLURM_JOB_ACCOUNT"} \
-        --ntasks=1 --time=10 --wrap="dptrain scale --collect '$study'"
-fi
-
+# --threads is also the number of cores that srun assigns to each rank.
 part=$((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN + 1))
-exec dptrain scale --output "$study" --part "$part/$SLURM_ARRAY_TASK_COUNT" \
-    --ranks "$ranks" --launches "$SLURM_ARRAY_TASK_COUNT" --launcher "$launch" "$@"
+exec dptrain scale --output "${STUDY:-studies/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}" \
+    --part "$part/$SLURM_ARRAY_TASK_COUNT" --launches "$SLURM_ARRAY_TASK_COUNT" \
+    --ranks "$ranks" --threads "$SLURM_CPUS_PER_TASK" --launcher "${launch[*]}" "${gpus[@]}" "$@"

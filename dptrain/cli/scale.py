@@ -41,8 +41,8 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
         "dptrain scale --ranks 1,2,4 --network cifar --backend cuda --precision tf32",
         "dptrain scale --output DIR                       # continue a study that was stopped",
         'dptrain scale --ranks 4,8,16 --launcher "srun --mpi=pmi2" --output DIR',
-        "dptrain scale --output DIR --part $SLURM_ARRAY_TASK_ID/5   # a job array; at its end:",
-        "dptrain scale --collect DIR",
+        "dptrain scale --output DIR --part $SLURM_ARRAY_TASK_ID/5   # a job array",
+        "dptrain scale --collect DIR                      # a study of the launches so far",
     ),
 )
 @CONFIG
@@ -73,7 +73,8 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
 @click.option("--only", multiple=True, metavar="POINT",
               help="Launch only this point, such as weak-r4-t1; may be repeated.")  # fmt: skip
 @click.option("--part", metavar="I/N",
-              help="Launch only the I-th of N parts, for job arrays.")  # fmt: skip
+              help="Launch only the I-th of N parts, for job arrays; the part that completes the "
+              "study writes it.")  # fmt: skip
 @click.option("--collect", multiple=True, type=EXISTING, metavar="DIR",
               help="Launch nothing; read the launches in this folder and below; may be "
               "repeated.")  # fmt: skip
@@ -132,8 +133,9 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
         display.print(f"stopped on request, {total - left} of {total} launches are complete; "
                     f"continue with: {again}")  # fmt: skip
         return STOPPED
-    if not chosen.is_all:
-        display.print(f"{total - left} of {total} launches are complete; when all are: "
+    if left:
+        display.print(f"{total - left} of {total} launches are complete; the part that completes "
+                    "them writes the study; before that, this does: "
                     f"dptrain scale --collect {shlex.quote(str(folder))}")  # fmt: skip
         return 0
     _print(conclude_study([folder], folder), folder, as_json=as_json)

@@ -10,6 +10,7 @@ Steps are counted from 1; a span that begins after 144 steps has ``first_step`` 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -167,6 +168,11 @@ class Spans:
             part for i, part in enumerate(parts) if not i or part[1] != parts[i - 1][1]
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(different).encode()).hexdigest()
+
+    def steps_made(self, last_step: int) -> list[int]:
+        """Return how many steps each span made; the last one ended with step `last_step`."""
+        first = [span.first_step for span in self.items]
+        return [after - before for before, after in itertools.pairwise([*first, last_step + 1])]
 
     def value_text(self, name: str, steps: int | None = None) -> str:
         """Return a setting; if it changed, each value with the steps that it made.

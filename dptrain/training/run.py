@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import asdict
 from pathlib import Path
 
 from dptrain.comm.collective import call_on_rank_zero
 from dptrain.comm.signals import EARLY_SIGNALS, StopRequest
 from dptrain.comm.world import World
+from dptrain.errors import UserError
 from dptrain.measure.console import make_console
 from dptrain.measure.tables import fitted_table
 from dptrain.network.adaptation import describe_adaptation
+from dptrain.runs.spans import Spans
 from dptrain.training.callbacks import Progress
 from dptrain.training.job import assemble
 from dptrain.training.persistence import restore_run
@@ -29,6 +32,9 @@ def train(chosen: Settings, world: World) -> bool:
 
     Returns:
         True if a signal ended training early, after a complete step and with a checkpoint.
+
+    Raises:
+        UserError: the second start in a row was stopped by SIGUSR1 after its first step.
     """
     # A request to stop may come before training begins. The run then makes one step, so that a job
     # that is started again and again makes progress. Ctrl-C ends it at once: nothing is lost yet.
@@ -36,9 +42,51 @@ def train(chosen: Settings, world: World) -> bool:
         StopRequest(*EARLY_SIGNALS) as stop,
         Trainer.from_settings(chosen, world, callbacks=[Progress(tables=True)]) as trainer,
     ):
+        first = trainer.step
         trainer.fit(stop)
         stop.finish()
+        if trainer.progress.stopped and trainer.step - first <= 1:
+            _refuse_endless_restarts(trainer, stop)
         return trainer.progress.stopped
+
+
+def _refuse_endless_restarts(trainer: Trainer, stop: StopRequest) -> None:
+    """Refuse to continue a job whose batch system warns it before it trains; on every rank.
+
+    A job with a short time limit would be started again without end, for one step each time.
+
+    Raises:
+        UserError: SIGUSR1 stopped this start, and the one before made one step too.
+    """
+    world, run, step = trainer.job.world, trainer.job.run, trainer.step
+
+    def check() -> None:
+        if run is not None and makes_no_progress(Spans.read(run.path), step):
+            raise UserError(
+                f"{signal.SIGUSR1.name} stopped two starts in a row after one step each, so the "
+                f"job would be started again without end; request a longer time limit, such as "
+                f"--time=60 of sbatch, or a later signal; checkpoint: step {step} in {run.path}"
+            )
+
+    # Another rank may have received the signal first.
+    if signal.SIGUSR1.name in world.all_gather_json(stop.signal_name):
+        call_on_rank_zero(world, check)
+
+
+def makes_no_progress(spans: Spans, step: int) -> bool:
+    """Return True if each of the last two starts of a run made one step.
+
+    Args:
+        spans: the spans of the run.
+        step: the last completed step.
+
+    Example:
+        >>> from dptrain.runs.spans import Span
+        >>> makes_no_progress(Spans((Span(1, {}), Span(2, {}))), 2)
+        True
+    """
+    last = spans.steps_made(step)[-2:]
+    return len(last) == 2 and max(last) <= 1
 
 
 def dry_run(chosen: Settings, world: World) -> None:

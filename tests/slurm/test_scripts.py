@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -57,6 +58,28 @@ values = dict(scale.make_context("scale", sys.argv[2:]).params)
 print(json.dumps({**values, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")}, default=str))
 """
 """A `dptrain scale` that only reads its command line."""
+
+WARNED = """\
+#!PYTHON
+import os, signal, sys, time
+from dptrain.cli.main import main
+from dptrain.training import run
+
+original = run.Trainer.from_settings
+
+
+def from_settings(*arguments, **options):
+    stop = signal.getsignal(signal.SIGUSR1).__self__
+    os.kill(os.getppid(), signal.SIGUSR1)
+    while not stop.requested:
+        time.sleep(0.01)
+    return original(*arguments, **options)
+
+
+run.Trainer.from_settings = from_settings
+main()
+"""
+"""A `dptrain` that waits for a warning of the job before it trains."""
 
 HANDLED = """\
 until (( 0x$(sed -n 's/^SigCgt:\\s*//p' "/proc/$PPID/status") >> 9 & 1 )); do sleep 0.05; done"""
@@ -139,7 +162,7 @@ def test_a_job_is_halted_for_the_test_of_its_time_limit(limited: Job) -> None:
 
 
 def test_headers_ask_for_what_slurm_can_give(cluster: Cluster) -> None:
-    for script in sorted(SCRIPTS.glob("*.sh")):
+    for script in sorted({*SCRIPTS.glob("*.sh")} - {SCRIPTS / "site.sh", SCRIPTS / "start.sh"}):
         nodes = ["--nodes=2"] if script.name == "nodes.sh" else []  # It asks for more than we have.
         cluster.run("sbatch", "--test-only", *nodes, str(script))
 
@@ -178,11 +201,19 @@ def test_ranks_find_each_other_whatever_lies_in_memory(
     assert job.output.count("ranks 2") == 2
 
 
-def test_gpus_are_all_seen_by_every_rank_of_a_node(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [
+        (SCRIPTS / "gpus.sh",),
+        ("--gpus-per-node=4", "--ntasks-per-node=4", "--cpus-per-task=8", SCRIPTS / "requeue.sh"),
+    ],
+)
+def test_gpus_are_all_seen_by_every_rank_of_a_node(
+    cluster: Cluster, tmp_path: Path, script: tuple[object, ...]
+) -> None:
     programs = write_program(tmp_path / "bin", "dptrain", PARSER)
     path = os.pathsep.join([str(programs), cluster.environment()["PATH"]])
-    script = SCRIPTS / "gpus.sh"
-    job = cluster.submit("--nodes=2", script, "--batch-size", 4096, folder=tmp_path, PATH=path)
+    job = cluster.submit("--nodes=2", *script, "--batch-size", 4096, folder=tmp_path, PATH=path)
     assert job.wait() == "COMPLETED", job.output
     ranks = [json.loads(line) for line in job.output.splitlines() if line.startswith("{")]
     assert sorted(rank["rank"] for rank in ranks) == list(range(2 * len(GPUS)))
@@ -258,6 +289,95 @@ def test_a_job_stays_away_unless_it_was_warned_and_has_a_checkpoint(
     assert job.facts()["Restarts"] == "0"
 
 
+def test_a_job_that_slurm_does_not_requeue_says_how_to_continue(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    text = f"#!/bin/bash\n{HANDLED}\ntrap 'exit 75' USR1; kill -USR1 $PPID; wait\n"
+    text += "for _ in {1..300}; do sleep 0.1; done\n"
+    path = os.pathsep.join(
+        [str(write_program(tmp_path / "bin", "dptrain", text)), cluster.environment()["PATH"]]
+    )
+    words = ("--no-requeue", *TWO, SCRIPTS / "requeue.sh")
+    job = cluster.submit(*words, folder=tmp_path, PATH=path, LAUNCH="env")
+    assert job.wait() == "FAILED", job.output
+    assert job.facts()["ExitCode"] == "75:0"
+    assert "Slurm did not requeue this job" in job.output
+
+
+def test_a_chain_of_jobs_ends_as_if_nothing_had_happened(
+    cluster: Cluster, tmp_path: Path, uninterrupted: Path
+) -> None:
+    chain = ("--no-requeue", "--job-name=dptrain", "--dependency=singleton")
+    more = ("--run-dir", "runs/chain")
+    jobs = [
+        cluster.submit(*TWO, *chain, SCRIPTS / "requeue.sh", *TRAIN, *more, folder=tmp_path,
+                       LAUNCH=SRUN)
+        for _ in range(3)
+    ]  # fmt: skip
+    run = tmp_path / "runs" / "chain"
+    until(lambda: steps_made(run) > 3, "the first steps", every_s=0.02)
+    cluster.run("scancel", "--batch", "--signal=USR1", str(jobs[0].number))
+    assert [job.wait() for job in jobs] == ["FAILED", "COMPLETED", "COMPLETED"], jobs[-1].output
+    assert "resumed after step" in jobs[1].output
+    assert "no step" in jobs[2].output
+    assert_same_run(run, uninterrupted)
+
+
+def test_a_job_that_makes_no_progress_stops_after_two_turns(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    path = os.pathsep.join(
+        [str(write_program(tmp_path / "bin", "dptrain", WARNED)), cluster.environment()["PATH"]]
+    )
+    job = cluster.submit(
+        "--ntasks-per-node=1", SCRIPTS / "requeue.sh", *TRAIN, folder=tmp_path, PATH=path,
+        LAUNCH="env",
+    )  # fmt: skip
+    until(lambda: job.facts()["Restarts"] == "1" and job.state in ENDED, "another turn")
+    assert job.wait() == "FAILED", job.output
+    assert job.facts()["ExitCode"] == "2:0"
+    assert "stopped two starts in a row after one step each" in job.output
+    assert summary(run_of(job))["steps"] == 2
+
+
+def test_a_site_needs_one_file(cluster: Cluster, tmp_path: Path) -> None:
+    # The scripts lie elsewhere, and jobs start with an empty environment.
+    scripts = shutil.copytree(SCRIPTS, tmp_path / "my scripts.sh.d" / "slurm")
+    programs = write_program(tmp_path / "bin", "dptrain", PARSER)
+    write_program(programs, "contain", '#!/bin/bash\nexport DPTRAIN_SEED=$1; shift; exec "$@"\n')
+    path = os.pathsep.join([str(programs), cluster.environment()["PATH"]])
+    name, conf = cluster.environment()["PYTHONPATH"], cluster.environment()["SLURM_CONF"]
+    (scripts / "site.sh").write_text(
+        f"export SBATCH_JOB_NAME=own SBATCH_EXPORT=NONE SLURM_CONF={conf}\n"
+        f"export PATH={path} PYTHONPATH={name}\n"
+        "LAUNCH=${LAUNCH:-srun --mpi=pmi2}\necho $NOT_SET\ncontainer=(contain 77)\n"
+    )
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    line = "sbatch --parsable --ntasks-per-node=2 \"$0/node.sh\" --data 'npz:a b.sh c'"
+    number = cluster.run(
+        "bash", "-c", f'source "$0/site.sh" && {line}', str(scripts), folder=folder
+    )
+    job = Job(cluster, int(number), folder)
+    assert job.wait() == "COMPLETED", job.output
+    assert job.facts()["JobName"] == "own"
+    ranks = [json.loads(line) for line in job.output.splitlines() if line.startswith("{")]
+    assert sorted(rank["rank"] for rank in ranks) == [0, 1]
+    for rank in ranks:
+        assert (rank["seed"], rank["data"], rank["threads"]) == (77, f"npz:{folder}/a b.sh c", 1)
+
+
+def test_ranks_that_differ_are_started_by_a_list_of_programs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    command = "dptrain train --balance measured --network model-small --steps 20 --run-dir run"
+    lines = (f"0 {command} --threads 2", f"1-2 {command} --threads 1")
+    (tmp_path / "ranks.conf").write_text("\n".join(lines) + "\n")
+    launch = ("srun", "--mpi=pmi2", "--ntasks=3", "--cpus-per-task=2", "--multi-prog")
+    printed = cluster.run(*launch, "ranks.conf", folder=tmp_path)
+    assert summary(tmp_path / "run")["ranks"] == 3, printed
+
+
 @pytest.mark.parametrize("launcher", [SRUN, MPIRUN, "srun --mpi=none"])
 def test_the_doctor_knows_slurms_ranks(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
     line = f"{launcher} dptrain doctor --json"
@@ -294,35 +414,41 @@ def _is_warned(pid: int) -> bool:
     return bool(int(pending, 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
-def test_an_array_measures_scaling_and_one_more_job_collects(
-    cluster: Cluster, tmp_path: Path
+@pytest.mark.parametrize("ranks", [{}, {"RANKS": "2"}])
+def test_an_array_measures_scaling_where_jobs_submit_no_jobs(
+    cluster: Cluster, tmp_path: Path, ranks: dict[str, str]
 ) -> None:
+    denied = "#!/bin/bash\necho 'sbatch: error: Access/permission denied' >&2; exit 1\n"
+    programs = write_program(tmp_path / "bin", "sbatch", denied)
+    path = cluster.environment()["PATH"]
     script = (SCRIPTS / "scaling.sh", "--network", "model-small", "--scaling", "weak", "--steps", 5)
-    job = cluster.submit("--array=1-2", *TWO, *script, folder=tmp_path, RANKS="2", LAUNCH=SRUN)
+    options = (f"--export=ALL,PATH={programs}:{path}", "--array=1-2", *TWO)
+    job = cluster.submit(*options, *script, folder=tmp_path, LAUNCH=SRUN, **ranks)
     study = tmp_path / "studies" / f"scaling-{job.number}"
     until(lambda: not cluster.run("squeue", "--noheader"), "an empty queue")
     outputs = "".join(path.read_text() for path in tmp_path.glob("*.out"))
     assert (study / "study.json").exists(), outputs
+    assert (study / "report.html").exists()
     profiles = sorted(path.parent.name for path in study.glob("launches/*/profile.json"))
-    assert profiles == ["weak-r2-t1-1", "weak-r2-t1-2"]
-    assert "2 launches of 1 point" in outputs
+    points = ["weak-r2-t1"] if ranks else ["weak-r1-t1", "weak-r2-t1"]
+    assert profiles == [f"{point}-{number}" for point in points for number in (1, 2)]
+    assert f"{2 * len(points)} launches of {len(points)} point" in outputs
 
 
 def test_an_array_measures_scaling_over_gpus(cluster: Cluster, tmp_path: Path) -> None:
     programs = write_program(tmp_path / "bin", "dptrain", SCALE)
     path = os.pathsep.join([str(programs), cluster.environment()["PATH"]])
-    script = (SCRIPTS / "gpu-scaling.sh", "--network", "cifar")
-    job = cluster.submit("--array=1-2", *script, folder=tmp_path, PATH=path, RANKS="1,4")
+    options = ("--array=1-2", "--nodes=2", "--gpus-per-node=4", "--ntasks-per-node=4")
+    script = ("--cpus-per-task=8", SCRIPTS / "scaling.sh", "--network", "cifar")
+    job = cluster.submit(*options, *script, folder=tmp_path, PATH=path)
     until(lambda: not cluster.run("squeue", "--noheader"), "an empty queue")
     lines = [line for path in tmp_path.glob("*.out") for line in path.read_text().splitlines()]
-    found = [json.loads(line) for line in lines if line.startswith("{")]
-    study = f"studies/gpu-scaling-{job.number}"
-    assert [each["collect"] for each in found if each["collect"]] == [[study]]
-    parts = [each for each in found if each["part"]]
+    parts = [json.loads(line) for line in lines if line.startswith("{")]
     assert {each["part"] for each in parts} == {"1/2", "2/2"}
     for each in parts:
         assert (each["backend"], each["precision"]) == ("cuda", "tf32")
-        assert (each["output"], each["ranks"], each["threads"]) == (study, "1,4", "8")
+        assert each["output"] == f"studies/scaling-{job.number}"
+        assert (each["ranks"], each["threads"]) == ("1,2,4,8", "8")
         assert each["gpus"] == ",".join(map(str, range(len(GPUS))))
 
 

@@ -16,6 +16,8 @@ from tests.system.launch import PARSER, ROOT, SCRIPTS, environment, write_progra
 
 LAUNCH = ROOT / "launch"
 ALL = sorted([*LAUNCH.iterdir(), *(ROOT / "slurm").iterdir()])
+SOURCED = [path for path in ALL if path.name in ("site.sh", "start.sh")]
+STARTED = [path for path in ALL if path not in SOURCED]
 SHORT = ("--network", "model-small", "--steps", "3", "--baseline-steps", "0", "--run-dir", "run")
 
 SSH = """\
@@ -58,22 +60,40 @@ def summary(run: Path) -> dict[str, object]:
     return dict(json.loads((run / "summary.json").read_text()))
 
 
-@pytest.mark.parametrize("script", ALL, ids=lambda path: f"{path.parent.name}/{path.name}")
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+@pytest.mark.parametrize("script", ALL, ids=name_of)
 def test_every_script_is_sound_and_of_no_machine(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
-    assert os.access(script, os.X_OK)
     text = script.read_text()
     assert text.startswith("#!/bin/bash\n# ")
-    assert "set -euo pipefail" in text
-    assert not re.search(r"(?<![\w.…])/(?!bin/bash|bin/activate|dev/null)\w", text), (
+    assert not re.search(r"(?<![\w.…~])/(?!bin/bash|bin/activate|dev/null)\w", text), (
         "an absolute path"
     )
+    assert f"`{name_of(script)}`" in (ROOT / "docs/how-to/clusters.md").read_text()
+
+
+@pytest.mark.parametrize("script", STARTED, ids=name_of)
+def test_started_scripts_pass_their_arguments_on(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    text = script.read_text()
+    assert "set -euo pipefail" in text
     assert '"$@"' in text
-    assert f"`{script.parent.name}/{script.name}`" in (ROOT / "docs/how-to/clusters.md").read_text()
+
+
+def test_batch_scripts_share_one_start() -> None:
+    starts = set()
+    for script in STARTED:
+        if script.parent != LAUNCH:
+            _, _, rest = script.read_text().partition("set -euo pipefail\n")
+            starts.add(rest.partition("start.sh\"\n")[0])
+    assert len(starts) == 1
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("script", ALL, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("script", ALL, ids=name_of)
 def test_shellcheck_has_no_complaint(script: Path) -> None:
     program = shutil.which("shellcheck")
     if program is None:

@@ -17,7 +17,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 SCRIPTS = {
     "launch/node.sh": "train", "launch/nodes.sh": "train", "launch/gpus.sh": "train",
     "slurm/node.sh": "train", "slurm/nodes.sh": "train", "slurm/gpus.sh": "train",
-    "slurm/requeue.sh": "train", "slurm/scaling.sh": "scale", "slurm/gpu-scaling.sh": "scale",
+    "slurm/requeue.sh": "train", "slurm/scaling.sh": "scale",
     "slurm/sweep.sh": "study sweep",
 }  # fmt: skip
 """Scripts whose arguments are flags of a command."""

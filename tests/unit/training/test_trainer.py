@@ -7,8 +7,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 import dptrain
 from dptrain import AfterEpoch, AfterStep, Callback, Dense, Flatten, Network, Trainer, UserError
@@ -17,13 +19,14 @@ from dptrain.backends.replica import Replica
 from dptrain.cli.main import run
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
+from dptrain.runs.spans import Span, Spans
 from dptrain.training import run as run_module
 from dptrain.training.averaging import averaged_parameters
 from dptrain.training.baseline import RankAlone
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
 from dptrain.training.engines.device import SHORT_SLOT
 from dptrain.training.engines.device_times import DeviceTimes
-from dptrain.training.run import train
+from dptrain.training.run import makes_no_progress, train
 from dptrain.training.settings import load_settings
 from tests.tiers import tiered
 
@@ -405,8 +408,25 @@ def test_a_warning_before_training_stops_after_one_step(
     summary = run_with_signal(folder, signal.SIGUSR1, monkeypatch)
     assert (summary["stopped"], summary["steps"]) == (True, 1)
     monkeypatch.undo()
-    summary = run_with_signal(folder, signal.SIGUSR1, monkeypatch, resume=str(folder))
+    with pytest.raises(UserError, match="SIGUSR1 stopped two starts in a row after one step each"):
+        run_with_signal(folder, signal.SIGUSR1, monkeypatch, resume=str(folder))
+    summary = json.loads((folder / "summary.json").read_text())
     assert (summary["stopped"], summary["steps"]) == (True, 2)
+    monkeypatch.undo()
+    # `scancel` and preemption end jobs early, too, but say nothing of the time limit.
+    summary = run_with_signal(folder, signal.SIGTERM, monkeypatch, resume=str(folder))
+    assert (summary["stopped"], summary["steps"]) == (True, 3)
+
+
+@hypothesis.given(strategies.lists(strategies.integers(1, 3), min_size=1, max_size=8))
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+def test_two_starts_of_one_step_in_a_row_are_found(steps: list[int]) -> None:
+    spans, step, before = Spans(), 0, 4
+    for number in steps:
+        spans = spans.followed_by(Span(step + 1, {}))
+        step += number
+        assert makes_no_progress(spans, step) == (before == number == 1)
+        before = number
 
 
 def test_ctrl_c_before_training_ends_at_once(
