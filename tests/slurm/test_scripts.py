@@ -319,7 +319,7 @@ def test_a_chain_of_jobs_ends_as_if_nothing_had_happened(
     cluster.run("scancel", "--batch", "--signal=USR1", str(jobs[0].number))
     assert [job.wait() for job in jobs] == ["FAILED", "COMPLETED", "COMPLETED"], jobs[-1].output
     assert "resumed after step" in jobs[1].output
-    assert "no step" in jobs[2].output
+    assert "nothing left to do" in jobs[2].output
     assert_same_run(run, uninterrupted)
 
 

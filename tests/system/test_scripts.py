@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -88,8 +89,31 @@ def test_batch_scripts_share_one_start() -> None:
     for script in STARTED:
         if script.parent != LAUNCH:
             _, _, rest = script.read_text().partition("set -euo pipefail\n")
-            starts.add(rest.partition("start.sh\"\n")[0])
+            starts.add(rest.partition('start.sh"\n')[0])
     assert len(starts) == 1
+
+
+@pytest.mark.more
+def test_batch_scripts_find_their_folder_in_the_command_that_slurm_recorded() -> None:
+    text = (ROOT / "slurm" / "node.sh").read_text()
+    found = re.search(r"sed -nE '(1s.*)'\)", text)
+    assert found is not None
+    rng = random.Random(0)
+    parts = ["runs", "my runs", "a.sh.d", "x'y", 'q"r', "a|b&c", ".hidden", "ö", "slurm"]
+    values = ["--data", "npz:a.sh", "x/y.sh", "/abs/z.sh", "", "a b", "*"]
+    commands = {"(null)": "", "bash": ""}
+    for _ in range(300):
+        folder = "".join(f"/{rng.choice(parts)}" for _ in range(rng.randint(0, 5))) + "/"
+        arguments = "".join(f" {rng.choice(values)}" for _ in range(rng.randint(0, 4)))
+        script = rng.choice(["node.sh", "requeue.sh", "my-own_2.sh"])
+        commands[folder + script + arguments] = folder
+    loop = f"while IFS= read -r line; do sed -nE '{found[1]}' <<<\"$line\"; echo; done"
+    printed = subprocess.run(
+        ["bash", "-c", loop], input="\n".join(commands) + "\n", capture_output=True, text=True,
+        check=True,
+    ).stdout  # fmt: skip
+    expected = "".join(f"{folder}\n\n" if folder else "\n" for folder in commands.values())
+    assert printed == expected
 
 
 @pytest.mark.more
