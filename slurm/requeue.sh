@@ -34,6 +34,9 @@ done
 
 # A requeued job keeps its number, so each start finds the run of the previous one.
 run=runs/$SLURM_JOB_NAME-$job
+if ((${SLURM_RESTART_COUNT:-0})) && [[ $* != *--run-dir* && ! -e $run ]]; then
+    echo "$run is not on this node, so training begins anew; see docs/how-to/sites.md." >&2
+fi
 "${launch[@]}" dptrain train --resume --run-dir "$run" "${gpus[@]}" "$@" &
 
 # The launcher forwards the signal to all ranks. A signal also ends bash's `wait`, so wait again.
