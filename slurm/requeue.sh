@@ -26,6 +26,8 @@ here=$(squeue --noheader --job "$job" --format %o | sed -nE '1s|[^/ ]*\.sh( .*)?
 # shellcheck source=start.sh
 source "${here:-slurm/}start.sh"
 
+trap 'echo "Slurm warned this job before it began to train; use a larger --time." >&2; exit 2' USR1
+
 # MPICH names shared memory by job and step number, and fails if killed ranks have left memory of
 # that name on a node. Each start therefore uses a new step number.
 for ((turn = 0; turn < ${SLURM_RESTART_COUNT:-0}; turn++)); do

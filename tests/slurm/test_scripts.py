@@ -304,6 +304,18 @@ def test_a_job_that_slurm_does_not_requeue_says_how_to_continue(
     assert "Slurm did not requeue this job" in job.output
 
 
+def test_a_warning_before_training_ends_the_job_with_a_line(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    site = tmp_path / "site.sh"
+    site.write_text("SLURM_RESTART_COUNT=1\nsrun() { kill -USR1 $$; }\n")
+    script = SCRIPTS / "requeue.sh"
+    job = cluster.submit(*TWO, script, folder=tmp_path, SITE=str(site), LAUNCH="false")
+    assert job.wait() == "FAILED", job.output
+    assert job.facts()["ExitCode"] == "2:0"
+    assert "use a larger --time" in job.output
+
+
 def test_a_chain_of_jobs_ends_as_if_nothing_had_happened(
     cluster: Cluster, tmp_path: Path, uninterrupted: Path
 ) -> None:
