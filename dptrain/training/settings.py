@@ -61,7 +61,7 @@ DEPENDENT_SETTINGS = {
 """Settings that only one value of another setting uses: if a layer with precedence sets another
 value, those of lower layers do not count."""
 
-RANK_SETTINGS = ("threads", "workers", "share_gpus", "timeout")
+RANK_SETTINGS = ("threads", "workers", "share_gpus")
 """Settings that may differ between ranks, because they describe a rank and not the job."""
 
 OFF, MEASURED = "off", "measured"

@@ -231,7 +231,8 @@ def all_settings(spec: RunSpec, chosen: Settings) -> dict[str, Any]:
 
 def job_settings(chosen: Settings) -> dict[str, Any]:
     """Return the settings on which all ranks must agree, as plain JSON values."""
-    may_differ: tuple[str, ...] = (*DIRECTORY_SETTINGS, *RANK_SETTINGS)
+    # With --resume, the setting run_dir is the directory that continues.
+    may_differ = (*(name for name in DIRECTORY_SETTINGS if name != "run_dir"), *RANK_SETTINGS)
     if chosen.balance != OFF:
         may_differ += WORKER_SETTINGS
     values = {setting.name: getattr(chosen, setting.name) for setting in settings()}

@@ -58,6 +58,8 @@ TRAIN = "train --steps 3 --run-dir RUN"
                 ("train --steps x", TRAIN, {}, "rank 0: --steps is 'x'"),
                 (TRAIN, TRAIN, {"DPTRAIN_SEED": "x"}, "rank 1: DPTRAIN_SEED is 'x'"),
                 (TRAIN, f"{TRAIN} --learning-rate 0.5", {}, "0.5 on rank 1"),
+                (TRAIN, "train --steps 3 --run-dir OTHER", {}, "run_dir: RUN on rank 0; OTHER on"),
+                (TRAIN, TRAIN, {"DPTRAIN_TIMEOUT": "20"}, "timeout: 300.0 on rank 0; 20.0 on"),
                 (TRAIN, "evaluate RUN", {}, "in command: train on rank 0; evaluate on rank 1"),
                 (TRAIN, "describe", {}, "in command: train on rank 0; describe on rank 1"),
             )
