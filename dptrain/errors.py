@@ -6,12 +6,16 @@ import difflib
 import os
 from collections.abc import Iterable
 
+LONGEST_MESSAGE = 3000
+"""Characters of a message after which its middle is cut."""
+
 
 class UserError(ValueError):
     """A mistake that the user can correct: one line with the value found and what to do.
 
     The command line prints the line once and ends with `exit_code`. Control characters and line
-    breaks in the message are escaped, so that text from an input file cannot break the line.
+    breaks in the message are escaped, so that text from an input file cannot break the line. The
+    middle of a message of more than `LONGEST_MESSAGE` characters is cut.
 
     Attributes:
         exit_code: 2 for a mistake in the input; a subclass may use 1 for a failure during the run.
@@ -21,7 +25,7 @@ class UserError(ValueError):
     exit_code = 2
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(_escape(message))
+        super().__init__(_shortened(_escape(message)))
 
 
 class ReadOnlyError(UserError, AttributeError):
@@ -77,6 +81,15 @@ def suggest(value: str, choices: Iterable[str]) -> str:
     # The comparison takes quadratic time, and no name is that long.
     close = difflib.get_close_matches(value, list(choices), n=1) if len(value) <= 200 else []
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _shortened(message: str) -> str:
+    """Cut the middle of a message that no person reads: an input may be repeated in it."""
+    removed = len(message) - LONGEST_MESSAGE
+    if removed <= 0:
+        return message
+    tail = LONGEST_MESSAGE // 3
+    return f"{message[: 2 * tail]}… ({removed:,} characters) …{message[-tail:]}"
 
 
 def _escape(text: str) -> str:

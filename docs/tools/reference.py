@@ -220,6 +220,8 @@ def _flag(names: str) -> str:
 
 
 def _meaning(setting: Any) -> str:
+    if setting.type in (int, float):
+        return _cell(f"{setting.help} {setting.expected.capitalize()}.")
     if setting.limits.choices is None:
         return _cell(setting.help)
     choices = ", ".join(f"`{choice}`" for choice in setting.limits.choices)

@@ -43,11 +43,11 @@ from dptrain.errors import UserError
               help="Memory limit, such as 2GB.  [default: the free memory]")  # fmt: skip
 @click.option("--within", default="1s", show_default=True, metavar="TIME",
               help="Time limit of a prediction.")  # fmt: skip
-@click.option("--epoch-samples", type=click.IntRange(min=1), default=10_000, show_default=True,
+@click.option("--epoch-samples", type=parsing.WHOLE, default=10_000, show_default=True,
               metavar="N", help="Samples of the epoch whose time is computed.")  # fmt: skip
-@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+@click.option("--epochs", type=parsing.WHOLE, default=1, show_default=True, metavar="N",
               help="Number of such epochs.")  # fmt: skip
-@click.option("--seconds-per-case", type=click.FloatRange(min=0, min_open=True), default=3.0,
+@click.option("--seconds-per-case", type=parsing.Number(float, above=0, at_most=1e8), default=3.0,
               show_default=True, metavar="X",
               help="Time limit of one measurement, unless a single repeat takes longer.",
               )  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dptrain.backends import BACKENDS
+from dptrain.cli.parsing import Number
 
 MISTAKE = 2
 """Exit code for a mistake that the user can correct."""
@@ -24,7 +25,7 @@ BACKEND_LIST = click.option("--backends", "--backend", "backends", default=BACKE
 WEIGHTS = click.option("--weights", type=EXISTING, metavar="FILE",
                        help="A safetensors or ONNX file whose parameters replace those "
                        "of the checkpoint.")  # fmt: skip
-CHECKPOINT = click.option("--checkpoint", type=int, metavar="STEP",
+CHECKPOINT = click.option("--checkpoint", type=Number(int, at_least=0), metavar="STEP",
                           help="Step of the checkpoint.  [default: the best one by the validation "
                           "data, or the last one]")  # fmt: skip
 CONFIG = click.option("--config", "file", type=EXISTING, metavar="FILE",
@@ -37,7 +38,7 @@ PRECISION = click.option("--precision", metavar="[fp32|fp32-direct|tf32|bf16|fp6
                          "Winograd); cuda and cudnn also tf32 and bf16; reference also fp64.  "
                          "[default: the first precision of the "
                          "backend]")  # fmt: skip
-THREADS = click.option("--threads", type=int, metavar="N",
+THREADS = click.option("--threads", type=Number(int, at_least=1, at_most=1024), metavar="N",
                        help="Compute threads.  [default: all cores]")  # fmt: skip
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dptrain.bounds import MAX_SEED
 from dptrain.cli.common import EXISTING, JSON, MISTAKE, examples
 from dptrain.cli.options import GroupedCommand
+from dptrain.cli.parsing import Number
 
 if TYPE_CHECKING:
     from dptrain.data import Dataset
@@ -125,16 +127,23 @@ def check(spec: str, network: str | None) -> int:
 @SPEC
 @FOR
 @_output("PNG file to write.")
-@click.option("--samples", type=click.IntRange(1, 1000), metavar="N",
+@click.option("--samples", type=Number(int, at_least=1, at_most=1000), metavar="N",
               help="Number of samples.  [default: 50; 8 with augmentation]")  # fmt: skip
 @click.option("--split", type=click.Choice(["training", "test", "validation"]), default="training",
               show_default=True, help="Split that is shown.")  # fmt: skip
-@click.option("--crop", type=int, default=0, metavar="N", help="As in train.")
+@click.option("--crop", type=Number(int), default=0, metavar="N", help="As in train.")
 @click.option("--flip", is_flag=True, help="As in train.")
-@click.option("--brightness", type=float, default=0.0, metavar="X", help="As in train.")
-@click.option("--contrast", type=float, default=0.0, metavar="X", help="As in train.")
-@click.option("--cutout", type=int, default=0, metavar="N", help="As in train.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="As in train.")
+@click.option("--brightness", type=Number(float), default=0.0, metavar="X", help="As in train.")
+@click.option("--contrast", type=Number(float), default=0.0, metavar="X", help="As in train.")
+@click.option("--cutout", type=Number(int), default=0, metavar="N", help="As in train.")
+@click.option(
+    "--seed",
+    type=Number(int, at_least=0, at_most=MAX_SEED),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="As in train.",
+)
 @click.option("--replace", is_flag=True, help="Overwrite an existing file.")
 def show(
     spec: str, network: str | None, output: Path, samples: int | None, split: str, crop: int,

@@ -9,7 +9,7 @@ import click
 from dptrain.backends import BACKENDS
 from dptrain.cli.common import BACKEND_LIST, JSON, NETWORK, PRECISION, THREADS, examples
 from dptrain.cli.options import GroupedCommand, network_of
-from dptrain.cli.parsing import parse_names
+from dptrain.cli.parsing import Number, parse_names
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 @click.argument("name", required=False, metavar="[NETWORK]")
 @NETWORK
-@click.option("--batch-size", type=int, default=32, show_default=True, metavar="N",
+@click.option("--batch-size", type=Number(int), default=32, show_default=True, metavar="N",
               help="Samples of one rank in a step.")  # fmt: skip
 @click.option("--backend", type=str, default=BACKENDS[0], show_default=True,
               metavar=f"[{'|'.join(BACKENDS)}]", help="Implementation of the layers.")  # fmt: skip
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--recompute", is_flag=True,
               help="Compute activations again in the backward pass, if this needs less "
               "memory.")  # fmt: skip
-@click.option("--accumulate", type=int, default=1, show_default=True, metavar="N",
+@click.option("--accumulate", type=Number(int), default=1, show_default=True, metavar="N",
               help="Process the samples of a step in this many passes, whose gradients are "
               "added.")  # fmt: skip
 @click.option("--data", metavar="SPEC",
@@ -116,7 +116,7 @@ def _network_for(name: str, data: str | None) -> Network:
 @click.argument("name", required=False, metavar="NETWORK")
 @NETWORK
 @BACKEND_LIST
-@click.option("--batch-size", type=int, default=32, show_default=True, metavar="N",
+@click.option("--batch-size", type=Number(int), default=32, show_default=True, metavar="N",
               help="Samples of the step.")  # fmt: skip
 @PRECISION
 @THREADS

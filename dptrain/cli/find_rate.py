@@ -10,6 +10,7 @@ import click
 
 from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
+from dptrain.cli.parsing import Number
 from dptrain.cli.profile import OMITTED
 
 SCHEDULE = (
@@ -30,11 +31,11 @@ SCHEDULE = (
     ),
 )
 @CONFIG
-@click.option("--from", "low", type=float, default=1e-6, show_default=True, metavar="X",
+@click.option("--from", "low", type=Number(float), default=1e-6, show_default=True, metavar="X",
               help="Learning rate of the first step.")  # fmt: skip
-@click.option("--to", "high", type=float, default=10.0, show_default=True, metavar="X",
+@click.option("--to", "high", type=Number(float), default=10.0, show_default=True, metavar="X",
               help="Learning rate of the last step.")  # fmt: skip
-@click.option("--steps", type=int, default=200, show_default=True, metavar="N",
+@click.option("--steps", type=Number(int), default=200, show_default=True, metavar="N",
               help="Training steps.")  # fmt: skip
 @click.option("--output", type=EXISTING, metavar="DIR",
               help="Folder for the plot (rates.svg, rates.png), rates.csv and rates.json.  "

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
-from dptrain.cli.parsing import parse_seconds
+from dptrain.cli.parsing import Number, parse_seconds
 from dptrain.errors import UserError
 
 OMITTED = (
@@ -53,9 +53,9 @@ ONLY_PROFILES = {
     ),
 )
 @CONFIG
-@click.option("--steps", type=int, default=100, show_default=True, metavar="N",
+@click.option("--steps", type=Number(int), default=100, show_default=True, metavar="N",
               help="Steps that are timed.")  # fmt: skip
-@click.option("--skip", type=int, default=5, show_default=True, metavar="N",
+@click.option("--skip", type=Number(int), default=5, show_default=True, metavar="N",
               help="Steps made before, untimed; at least 10 on a GPU.")  # fmt: skip
 @click.option("--output", type=EXISTING, metavar="DIR",
               help="Folder for profile.json and CSV files.  [default: write no files]")  # fmt: skip

@@ -13,6 +13,7 @@ import click
 
 from dptrain.cli.common import EXISTING, JSON, examples
 from dptrain.cli.options import GroupedCommand
+from dptrain.cli.parsing import WHOLE
 from dptrain.errors import UserError
 
 EXAMPLES = examples(
@@ -44,7 +45,7 @@ def runs(context: click.Context) -> None:
               help="Only runs with this tag. May be repeated.")  # fmt: skip
 @click.option("--sort", metavar="NAME", help="Order by this value.  [default: started]")
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N runs.")
+@click.option("--last", type=WHOLE, metavar="N", help="Only the last N runs.")
 @click.option("--columns", metavar="NAME,…", default="",
               help="Further values, such as learning_rate; 'all' for all.")  # fmt: skip
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with all values.")

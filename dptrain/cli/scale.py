@@ -13,7 +13,7 @@ import click
 
 from dptrain.cli.common import CONFIG, EXISTING, JSON, STOPPED, examples
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
-from dptrain.cli.parsing import parse_numbers
+from dptrain.cli.parsing import RUNS, WHOLE, Number, parse_numbers, parse_part
 from dptrain.cli.profile import OMITTED
 from dptrain.errors import UserError, suggest
 
@@ -53,15 +53,15 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
 @click.option("--scaling", metavar="NAME,NAME",
               help="weak: the samples per compute thread stay; strong: the global minibatch "
               "stays.  [default: weak,strong]")  # fmt: skip
-@click.option("--launches", type=click.IntRange(1), metavar="N",
+@click.option("--launches", type=RUNS, metavar="N",
               help="Independent launches of each point.  [default: 5]")  # fmt: skip
-@click.option("--until", type=click.FloatRange(0, 1), metavar="WIDTH",
+@click.option("--until", type=Number(float, at_least=0, at_most=1), metavar="WIDTH",
               help="Launch more rounds after the first --launches, until the 95% interval of every "
               "efficiency is at most ±WIDTH, such as 0.02.  [default: no more rounds]")  # fmt: skip
-@click.option("--most-launches", type=click.IntRange(1), metavar="N",
+@click.option("--most-launches", type=RUNS, metavar="N",
               help="Largest number of launches of each point with --until.  "
               "[default: 30]")  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), metavar="N",
+@click.option("--steps", type=WHOLE, metavar="N",
               help="Steps that are timed in each launch.  [default: 50]")  # fmt: skip
 @click.option("--launcher", metavar="COMMAND",
               help="Program that starts the ranks, mpirun or srun, with arguments if needed, such "
@@ -251,8 +251,4 @@ def _selection(only: tuple[str, ...], part: str | None) -> Selection:
 
     if part is None:
         return Selection(only)
-    first, _, second = part.partition("/")
-    is_valid = first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)
-    if not is_valid:
-        raise UserError(f"--part is '{part}'; expected I/N with I from 1 to N, such as 3/25")
-    return Selection(only, int(first), int(second))
+    return Selection(only, *parse_part(part))

@@ -95,7 +95,7 @@ def variants(
               help="Values of a setting of dptrain train, or of stride, filters, width, kernel, "
               "pool or first-pool as in study variants. May be repeated: all combinations are "
               "trained.")  # fmt: skip
-@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+@click.option("--seeds", type=parsing.RUNS, default=1, show_default=True, metavar="N",
               help="Runs of each combination, with seeds from --seed on.")  # fmt: skip
 @click.option("--part", default="1/1", metavar="I/N",
               help="Train only part I of N, for example of a job array.")  # fmt: skip

@@ -19,10 +19,11 @@ from dptrain.cli.common import (
     guarded,
 )
 from dptrain.cli.options import RUN_DIR, GroupedCommand, set_flags, setting_flags
+from dptrain.cli.parsing import Number
 
-WORKERS = click.option("--workers", type=click.IntRange(0, 1024), default=0, metavar="N",
-                       help="Processes of each rank that decode image files.  [default: 0, the "
-                       "rank itself]")  # fmt: skip
+WORKERS = click.option("--workers", type=Number(int, at_least=0, at_most=1024), default=0,
+                       metavar="N", help="Processes of each rank that decode image files.  "
+                       "[default: 0, the rank itself]")  # fmt: skip
 
 
 @click.command(

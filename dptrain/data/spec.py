@@ -8,11 +8,11 @@ itself.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dptrain.bounds import Limits, parse_number, wrong_number
 from dptrain.data.base import Dataset
 from dptrain.data.classes import MOST_NAMES, Names, names_from, read_names
 from dptrain.data.names import find_path
@@ -123,21 +123,11 @@ class Request:
         text = self.options.get(key)
         if text is None:
             return default
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum:
-            raise UserError(
-                f"{self.name}: {key} is '{shown(text)}'; expected a whole number of at least "
-                f"{minimum}"
-            )
-        if value > sys.maxsize:
-            raise UserError(
-                f"{self.name}: {key} is {shown(text)}; expected a whole number of at most "
-                f"{sys.maxsize}"
-            )
-        return value
+        limits = Limits(at_least=minimum)
+        value = parse_number(text, int, limits)
+        if value is None:
+            raise UserError(wrong_number(f"{self.name}: {key}", text, int, limits))
+        return int(value)
 
     def choice(self, key: str, choices: Sequence[str]) -> str:
         """Return an option that is one of `choices`; the first one is the default."""

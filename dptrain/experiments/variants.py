@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dptrain.bounds import MAX_WHOLE, Limits, parse_number, wrong_number
 from dptrain.errors import UserError, shown
 from dptrain.network.layers import AveragePool2d, Conv2d, Dense, Layer, MaxPool2d, SumPool2d
 from dptrain.network.network import Network
@@ -177,12 +177,10 @@ def _pooling(layer: Any, name: str, value: str) -> Layer:
 
 def _widened(layer: Any, name: str, value: str) -> Layer:
     """Return a layer with a multiple of its filters or units."""
-    try:
-        factor = float(value)
-    except ValueError:
-        factor = 0.0
-    if not 0 < factor < math.inf:
-        raise UserError(f"--{name} has the value '{shown(value)}'; expected numbers above 0")
+    limits = Limits(above=0, at_most=MAX_WHOLE)
+    factor = parse_number(value, float, limits)
+    if factor is None:
+        raise UserError(wrong_number(f"--{name}", value, float, limits))
     if isinstance(layer, Dense):
         return replace(layer, units=max(1, round(layer.units * factor)))
     return _with_filters(layer, max(1, round(layer.filters * factor)))
@@ -199,13 +197,14 @@ def _with_number_of_filters(layer: Conv2d, name: str, value: str) -> Layer:
 
 
 def _number(name: str, value: str) -> int:
-    if not (value.isdecimal() and int(value) > 0):
+    number = parse_number(value, int, Limits(at_least=1)) if value.isdecimal() else None
+    if number is None:
         form = ", or window/stride such as 3/2" if name.endswith("pool") else ""
         raise UserError(
-            f"--{name} has the value '{shown(value)}'; expected whole numbers of at least 1, "
-            f"separated by commas{form}"
+            f"--{name} has the value '{shown(value)}'; expected whole numbers from 1 to "
+            f"{MAX_WHOLE:,}, separated by commas{form}"
         )
-    return int(value)
+    return int(number)
 
 
 AXES: Mapping[str, Axis] = {

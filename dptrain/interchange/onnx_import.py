@@ -31,7 +31,14 @@ from dptrain.network.losses import (
     SigmoidBinaryCrossEntropy,
     SoftmaxCrossEntropy,
 )
-from dptrain.network.network import INPUT, NAME, RESERVED_NAMES, Network, NodeSpec
+from dptrain.network.network import (
+    INPUT,
+    NAME,
+    RESERVED_NAMES,
+    Network,
+    NodeSpec,
+    check_layer_count,
+)
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,7 @@ def _matches(graph: ReadGraph, first: str, last: str) -> dict[str, tuple[onnx.No
             continue
         if tensor not in found:
             found[tensor] = _match(graph, tensor)
+            check_layer_count(len(found))
             stack += reversed(found[tensor][1].inputs)
             continue
         if any(name != first and name not in ordered for name in found[tensor][1].inputs):

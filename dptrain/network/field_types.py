@@ -9,6 +9,7 @@ from numbers import Real
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from dptrain.bounds import as_number
 from dptrain.errors import UserError, shown
 
 _TEXTS = {int: "a whole number", float: "a number", bool: "True or False", NoneType: "None"}
@@ -54,7 +55,8 @@ def _fits(value: Any, option: Any) -> bool:
             and all(map(_fits, value, items))
         )
     if option is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        return is_number and type(as_number(value, float)) is float
     return isinstance(value, option) and (option is bool or not isinstance(value, bool))
 
 

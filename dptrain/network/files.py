@@ -29,18 +29,26 @@ A layer reads the output of the layer before it. ``inputs = ["conv1"]`` names ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
+from dptrain.bounds import as_number
 from dptrain.errors import UserError, shown, suggest
 from dptrain.foreign import ONNX, is_onnx, refuse_foreign
 from dptrain.network.field_types import type_options
 from dptrain.network.kinds import LAYERS
 from dptrain.network.layers import Layer, Shape
 from dptrain.network.losses import LOSSES, Loss
-from dptrain.network.network import INPUT, Network, NodeSpec, default_names
+from dptrain.network.network import (
+    INPUT,
+    Network,
+    NodeSpec,
+    check_layer_count,
+    default_names,
+)
 from dptrain.network.zoo import build_network
 from dptrain.toml import read_toml
 
@@ -165,6 +173,7 @@ def _network(values: Mapping[str, Any], name: str) -> Network:
     tables = values["layer"]
     if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
         raise UserError("layer is not a list of tables; write [[layer]] above the keys of a layer")
+    check_layer_count(len(tables))
     name = _value(values.get("name", name), str, "name")
     loss: Loss = _description(values.get("loss", "softmax_cross_entropy"), LOSSES, "loss")
     nodes = [_node(table, f"layer {number}") for number, table in enumerate(tables, 1)]
@@ -225,12 +234,18 @@ def _description(
     for key, field in settable.items():
         if field.default is MISSING and key not in items:
             raise UserError(f"{where}: key '{key}' is missing")
-    hints = get_type_hints(cls)
+    hints = _hints(cast(Hashable, cls))
     arguments = {key: _value(item, hints[key], f"{where}: {key}") for key, item in items.items()}
     try:
         return cls(**arguments)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+
+
+@cache
+def _hints(cls: Hashable) -> Mapping[str, Any]:
+    """Return the annotations of a class, whose evaluation takes time."""
+    return get_type_hints(cls)
 
 
 def _show(value: Any) -> str:
@@ -262,8 +277,8 @@ def _value(value: Any, hint: Any, where: str) -> Any:
                 return tuple(value)
         elif type(value) is option:
             return value
-        elif option is float and type(value) is int:
-            return float(value)
+        elif option is float and type(as_number(value, float)) is float:
+            return as_number(value, float)
     expected = " or ".join(text for option in options if (text := _expected(option)))
     choices = [choice for option in options if get_origin(option) is Literal
                for choice in get_args(option)]  # fmt: skip

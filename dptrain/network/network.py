@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dptrain.arguments import NamedArguments
+from dptrain.bounds import MAX_LAYERS
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import MAX_SIZE, Flops, Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import Loss, SoftmaxCrossEntropy
@@ -89,6 +90,12 @@ class Node:
     def flops(self) -> Flops:
         """Operations for one sample."""
         return self.layer.flops(self.input_shape)
+
+
+def check_layer_count(count: int) -> None:
+    """Raise a `UserError` if a network would have more than `MAX_LAYERS` layers."""
+    if count > MAX_LAYERS:
+        raise UserError(f"the network has {count:,} layers; expected at most {MAX_LAYERS:,}")
 
 
 NO_NAME = "network"
@@ -254,6 +261,7 @@ class Network(metaclass=NamedArguments):
             )
         if not self.layers:
             raise UserError(f"{self.label} has no layers")
+        check_layer_count(len(self.layers))
         for number, layer in enumerate(self.layers, 1):
             if not isinstance(layer, Layer):
                 raise UserError(f"layer {number} of {self.label} is {layer!r}; expected a layer")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dptrain.bounds import convert
 from dptrain.errors import UserError, shown, suggest
 
 Record = dict[str, Any]
@@ -75,7 +76,7 @@ def _compare(found: Any, symbol: str, wanted: str, name: str) -> bool:
 
 
 def _number(text: str, name: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{name} is a number; '{shown(text)}' is not") from None
+    number = convert(text, float)
+    if number is None:
+        raise UserError(f"{name} is a number; '{shown(text)}' is not")
+    return float(number)

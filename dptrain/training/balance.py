@@ -9,6 +9,7 @@ of the global minibatch, so shares of any size are exact.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.backends.replica import CropWindowReplica, Replica
+from dptrain.bounds import Limits, parse_number
 from dptrain.comm.world import World
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.plan.plan import with_micro_shards
 from dptrain.plan.shards import MicroShards
 from dptrain.plan.shares import (
@@ -103,12 +105,11 @@ def parse_balance(text: str) -> tuple[float, ...]:
     """
     if text in (OFF, MEASURED):
         return ()
-    try:
-        shares = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        shares = ()
-    if not shares or not np.isfinite(shares).all() or min(shares) < 0 or not max(shares):
-        raise UserError(f"balance is '{text}'; expected {EXPECTED}")
+    limits = Limits(at_least=0, at_most=sys.float_info.max)
+    found = [parse_number(part, float, limits) for part in text.split(",")]
+    shares = [share for share in found if share is not None]
+    if len(shares) < len(found) or not any(shares):
+        raise UserError(f"balance is '{shown(text)}'; expected {EXPECTED}")
     return tuple(share / max(shares) for share in shares)
 
 

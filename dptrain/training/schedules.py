@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -179,6 +180,10 @@ def _half_cosine(begin: float, end: float, progress: float) -> float:
     return end + 0.5 * (begin - end) * (1.0 + math.cos(math.pi * progress))
 
 
+_FRACTION = re.compile(r"[\d.]{1,40}(?:/\d{1,40}|[eE][+-]?\d{1,2})?", re.ASCII)
+"""A fraction, or a decimal number with an exponent of at most two digits."""
+
+
 def parse_fractions(text: str) -> tuple[Fraction, ...]:
     """Return the fractions of `Schedule.step_at` from a text such as ``1/2,3/4`` or ``0.5,0.75``.
 
@@ -189,9 +194,12 @@ def parse_fractions(text: str) -> tuple[Fraction, ...]:
         >>> parse_fractions("1/2,0.75")
         (Fraction(1, 2), Fraction(3, 4))
     """
+    parts = [part.strip() for part in text.split(",")]
+    # A fraction holds all digits: 1e-999999999 has a billion of them.
     with suppress(ValueError, ZeroDivisionError):
-        fractions = tuple(Fraction(part.strip()) for part in text.split(","))
-        if all(low < high for low, high in pairwise((Fraction(0), *fractions, Fraction(1)))):
+        fractions = tuple(map(Fraction, parts)) if all(map(_FRACTION.fullmatch, parts)) else ()
+        bounded = pairwise((Fraction(0), *fractions, Fraction(1)))
+        if fractions and all(low < high for low, high in bounded):
             return fractions
     raise UserError(
         f"step_at is '{shown(text)}'; expected rising fractions between 0 and 1, such as 1/2,3/4"

@@ -8,16 +8,15 @@ machine; `dptrain.training.spec` holds the result.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from dptrain.backends import BACKENDS
+from dptrain.bounds import MAX_SEED, Limits, as_number, convert, expected_number
 from dptrain.comm import BATCH_NORM_MODES, TRANSPORTS
 from dptrain.errors import UserError, shown, suggest
 from dptrain.files import MAX_TEXT_BYTES, parse_json, read_regular
@@ -79,40 +78,6 @@ GROUPS = ("model", "data", "optimisation", "parallelism", "output", "measurement
 RECIPE = "from the network's recipe"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Conditions on a value in addition to its type. None means that there is no such limit."""
-
-    choices: tuple[str, ...] | None = None
-    at_least: float | None = None
-    above: float | None = None
-    below: float | None = None
-    at_most: float | None = None
-
-    def allow(self, value: Any) -> bool:
-        """Return True if `value`, which has the right type, is within the limits."""
-        if isinstance(value, float) and not math.isfinite(value):
-            return False
-        return (
-            (self.choices is None or value in self.choices)
-            and (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-            and (self.at_most is None or value <= self.at_most)
-        )
-
-    def __str__(self) -> str:
-        phrases = {
-            "of at least": self.at_least,
-            "above": self.above,
-            "below": self.below,
-            "up to": self.at_most,
-        }
-        return " and ".join(
-            f"{phrase} {limit}" for phrase, limit in phrases.items() if limit is not None
-        )
-
-
 def _setting(group: str, default: Any, help: str, *, otherwise: str = "", **limits: Any) -> Any:
     """Declare a setting; `otherwise` states what replaces a default of None."""
     assert group in GROUPS
@@ -160,7 +125,7 @@ class Settings:
     )  # fmt: skip
     seed: int = _setting(
         "model", 0, "Seed of the initial parameters, the order of the samples, dropout and "
-        "augmentation.", at_least=0,
+        "augmentation.", at_least=0, at_most=MAX_SEED,
     )  # fmt: skip
     tune: bool = _setting(
         "model", False, "Measure the kernels with the lowest estimated times on the GPU, for "
@@ -692,22 +657,20 @@ class Setting:
         """A phrase for the valid values."""
         if self.limits.choices is not None:
             return f"one of {', '.join(self.limits.choices)}"
-        kinds = {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
-        return f"{kinds.get(self.type, 'text')} {self.limits}".rstrip()
+        if self.type in (int, float):
+            return expected_number(self.type, self.limits)
+        return {bool: "true or false", Path: "a path"}.get(self.type, "text")
 
     def check(self, value: Any, source: str) -> Any:
         """Return `value` with the right type, or raise a `UserError` that names `source`."""
         if value is None and self.optional:
             return value
-        if type(value) not in (bool, int, float) and isinstance(value, Real):  # A NumPy scalar.
-            value = int(value) if isinstance(value, Integral) else float(value)
-        if self.type is float and type(value) is int:
-            value = float(value)
+        value = as_number(value, self.type)
         if self.type is Path and isinstance(value, str):
             value = Path(value)
         is_right = isinstance(value, Path) if self.type is Path else type(value) is self.type
         if not (is_right and self.limits.allow(value)):
-            text = f"'{value}'" if isinstance(value, str) else shown(value)
+            text = f"'{shown(value)}'" if isinstance(value, str) else shown(value)
             hint = suggest(str(value), self.limits.choices or ()) or _object_hint(value)
             raise UserError(f"{source} is {text}; expected {self.expected}{hint}")
         return value
@@ -721,8 +684,8 @@ class Setting:
         elif self.type in (int, float):
             if self.optional and text.lower() == "none":
                 return None
-            with suppress(ValueError):
-                value = self.type(text)
+            found = convert(text, self.type)
+            value = text if found is None else found
         return self.check(value, source)
 
 
@@ -737,7 +700,8 @@ def settings() -> tuple[Setting, ...]:
         members = get_args(hints[item.name]) or (hints[item.name],)
         found.append(Setting(
             name=item.name, type=members[0], optional=type(None) in members,
-            default=item.default, **item.metadata,
+            default=item.default,
+            **{**item.metadata, "limits": item.metadata["limits"].of(members[0])},
         ))  # fmt: skip
     return tuple(found)
 

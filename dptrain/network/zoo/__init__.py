@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from dptrain.errors import UserError, suggest
+from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 from dptrain.network.zoo import alexnet, mobilenet, resnet, studies, vgg, wide_resnet
@@ -46,8 +46,8 @@ def build_network(
         return entry.build(input_shape, outputs)
     names = [known for known in NETWORKS if not known.startswith("mlp-")]
     raise UserError(
-        f"no network '{name}'; expected {', '.join(names)}, mlp-A-B-C, or the path of a file that "
-        f"ends in .toml or .onnx{suggest(name, NETWORKS)}"
+        f"no network '{shown(name)}'; expected {', '.join(names)}, mlp-A-B-C, or the path of a "
+        f"file that ends in .toml or .onnx{suggest(name, NETWORKS)}"
     )
 
 

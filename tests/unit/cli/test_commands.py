@@ -123,7 +123,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--batchsize", "3"], "No such option '--batchsize'"),
         (["train", "--batch-size"], "Option '--batch-size' requires an argument"),
         (["train", "now"], "Got unexpected extra argument (now); see dptrain train --help"),
-        (["describe", "model0", "--batch-size", "many"], "'many' is not a valid integer"),
+        (["describe", "model0", "--batch-size", "many"], "'many'; expected a whole number"),
         (["describe", "model0", "--batch-size", "0"], "batch size is 0; expected at least 1"),
         (["describe", "model9"], "no network 'model9'"),
         (["describe", "absent.toml"], "absent.toml: no such file"),
@@ -273,7 +273,7 @@ def test_study_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> N
         (["bench", "--threads", "none"], "--threads is 'none'; expected whole numbers"),
         (["bench", "--within", "soon"], "--within is 'soon'; expected a time such as 1s"),
         (["bench", "--memory", "much"], "--memory is 'much'; expected a size such as 2GB"),
-        (["bench", "--epochs", "0"], "0 is not in the range"),
+        (["bench", "--epochs", "0"], "'0'; expected a whole number of at least 1"),
         (["bench", "model9"], "no network 'model9'"),
         (["bench", "--precisions", "fp8"], "no precision 'fp8' with numba"),
         (
