@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from dptrain.backends.numba import (
     direct_convolution,
@@ -45,6 +46,9 @@ Plan = Callable[[Shape, Phase, Work], Algorithm]
 """Function `plan` of an algorithm's module."""
 PHASES = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
+MOST_SELECTIONS = 4096
+"""Selections that are kept; most layers of a deep network have the shape of another one."""
+
 SAVED: Mapping[type, int] = {
     winograd_geometry.WinogradGeometry: 8,
     winograd_rgb_convolution.WinogradRgbGeometry: 4,
@@ -63,6 +67,7 @@ FEWEST_TILES = 12
 """Smallest number of tiles in a batch for which transforming the weights of colour images pays."""
 
 
+@lru_cache(MOST_SELECTIONS)
 def select_algorithms(
     shape: Shape, work: Work | None = None, *, winograd: bool = True
 ) -> Mapping[Phase, Algorithm]:

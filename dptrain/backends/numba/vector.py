@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from llvmlite import ir
@@ -86,6 +87,7 @@ def registers(features: str) -> Registers:
     return PORTABLE
 
 
+@cache
 def compiled_registers() -> Registers:
     """Return the registers of the processor that Numba compiles for."""
     from numba.core.registry import cpu_target
