@@ -33,7 +33,7 @@ MAX_LAYERS = 4096
 for each layer."""
 
 MAX_RUNS = 100_000
-"""Most launches, seeds or parts of an experiment."""
+"""Most launches, seeds, parts or timed steps of an experiment, of which each is recorded."""
 
 KINDS = {int: "a whole number", float: "a number"}
 """Phrases for the numeric types."""

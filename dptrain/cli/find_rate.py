@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from dptrain.bounds import MAX_RUNS
 from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
 from dptrain.cli.parsing import Number
@@ -35,8 +36,8 @@ SCHEDULE = (
               help="Learning rate of the first step.")  # fmt: skip
 @click.option("--to", "high", type=Number(float), default=10.0, show_default=True, metavar="X",
               help="Learning rate of the last step.")  # fmt: skip
-@click.option("--steps", type=Number(int), default=200, show_default=True, metavar="N",
-              help="Training steps.")  # fmt: skip
+@click.option("--steps", type=Number(int, at_most=MAX_RUNS), default=200, show_default=True,
+              metavar="N", help="Training steps.")  # fmt: skip
 @click.option("--output", type=EXISTING, metavar="DIR",
               help="Folder for the plot (rates.svg, rates.png), rates.csv and rates.json.  "
               "[default: write no files]")  # fmt: skip

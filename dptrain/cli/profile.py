@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from dptrain.bounds import MAX_RUNS
 from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
 from dptrain.cli.parsing import Number, parse_seconds
@@ -53,10 +54,10 @@ ONLY_PROFILES = {
     ),
 )
 @CONFIG
-@click.option("--steps", type=Number(int), default=100, show_default=True, metavar="N",
-              help="Steps that are timed.")  # fmt: skip
-@click.option("--skip", type=Number(int), default=5, show_default=True, metavar="N",
-              help="Steps made before, untimed; at least 10 on a GPU.")  # fmt: skip
+@click.option("--steps", type=Number(int, at_most=MAX_RUNS), default=100, show_default=True,
+              metavar="N", help="Steps that are timed.")  # fmt: skip
+@click.option("--skip", type=Number(int, at_most=MAX_RUNS), default=5, show_default=True,
+              metavar="N", help="Steps made before, untimed; at least 10 on a GPU.")  # fmt: skip
 @click.option("--output", type=EXISTING, metavar="DIR",
               help="Folder for profile.json and CSV files.  [default: write no files]")  # fmt: skip
 @click.option("--roofs/--no-roofs", default=True, show_default=True,

@@ -13,7 +13,7 @@ import click
 
 from dptrain.cli.common import CONFIG, EXISTING, JSON, STOPPED, examples
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
-from dptrain.cli.parsing import RUNS, WHOLE, Number, parse_numbers, parse_part
+from dptrain.cli.parsing import RUNS, Number, parse_numbers, parse_part
 from dptrain.cli.profile import OMITTED
 from dptrain.errors import UserError, suggest
 
@@ -61,7 +61,7 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
 @click.option("--most-launches", type=RUNS, metavar="N",
               help="Largest number of launches of each point with --until.  "
               "[default: 30]")  # fmt: skip
-@click.option("--steps", type=WHOLE, metavar="N",
+@click.option("--steps", type=RUNS, metavar="N",
               help="Steps that are timed in each launch.  [default: 50]")  # fmt: skip
 @click.option("--launcher", metavar="COMMAND",
               help="Program that starts the ranks, mpirun or srun, with arguments if needed, such "

@@ -29,6 +29,7 @@ from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
 from dptrain.data.stored import StoredInputs
 from dptrain.errors import UserError
+from dptrain.memory import require_memory
 
 WINDOW = 50
 GRID, SPACING_M = 7, 40.0
@@ -38,6 +39,10 @@ NOISE = 0.01
 _STREAM = 0x697272
 # Rough mean and deviation of the irradiance: inputs of about zero mean and unit deviation.
 _MEAN, _DEVIATION = 0.625, 0.25
+
+
+BYTES_PER_SECOND = 8 * (4 * NUM_WAVES + 3 * (GRID * GRID + 1))
+"""Memory for the tables of the simulation, of waves and of sensors, in float64."""
 
 
 def positions() -> NDArray[np.float64]:
@@ -100,7 +105,9 @@ def open_irradiance(request: Request) -> Dataset:
     # A training sample's last second is the one of its target; the first test window follows it.
     first_test = count + WINDOW - 1 + horizon
     seed = request.number("seed", request.seed, minimum=0)
-    table = simulate(first_test + num_test + WINDOW - 1 + horizon, seed)
+    seconds = first_test + num_test + WINDOW - 1 + horizon
+    require_memory(seconds * BYTES_PER_SECOND, f"irradiance: samples={count:,}")
+    table = simulate(seconds, seed)
     usable = len(table) - horizon
     ahead = table[horizon + WINDOW - 1 :, -1]
     inputs: StoredInputs

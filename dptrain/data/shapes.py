@@ -15,6 +15,7 @@ generate the same images.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from dptrain.data.adaptation import adapt_request
 from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
+from dptrain.memory import require_memory
 
 SIZE = 32
 SHAPE = (3, SIZE, SIZE)
@@ -160,12 +162,15 @@ def open_shapes(request: Request) -> Dataset:
     """Open ``samples`` training images, and a fifth as many test images."""
     count = request.number("samples", NUM_TRAIN, minimum=10)
     seed = request.number("seed", 0, minimum=0)
+    num_test = max(10, count // 5)
+    require_memory((count + num_test) * math.prod(SHAPE), f"shapes: samples={count:,}")
+    # Each split has all classes. A network that they do not fit is refused before they are made.
+    names, targets = dict(enumerate(CLASSES)), [np.arange(len(CLASSES))] * 2
+    request = adapt_request(request, SHAPE, targets, "shapes", names=names, are_labels=True)
     splits = []
-    for number, stream in ((count, _TRAIN), (max(10, count // 5), _TEST)):
+    for number, stream in ((count, _TRAIN), (num_test, _TEST)):
         images, labels = generate(number, seed, stream)
         splits.append(RawSplit(images, labels, np.arange(number)))
-    names, targets = dict(enumerate(CLASSES)), [split.targets for split in splits]
-    request = adapt_request(request, SHAPE, targets, "shapes", names=names, are_labels=True)
     return make_dataset(
         request,
         *splits,

@@ -14,6 +14,7 @@ from dptrain.data.spec import Request
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
 from dptrain.machine import free_memory
+from dptrain.memory import require_memory
 
 _POOL = 256
 _POOL_BYTES = 64 * 2**20
@@ -37,6 +38,7 @@ def open_synthetic(request: Request) -> Dataset:
         )
     shape, width, targets = network.input_shape, network.num_outputs, network.loss.targets
     pool = max(1, min(_POOL, count, _POOL_BYTES // (4 * math.prod(shape))))
+    require_memory(4 * pool * (math.prod(shape) + width), f"{request.text}: {pool} samples")
     key = np.array([request.seed % 2**64, _STREAM], dtype=np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key))
     x = generator.standard_normal((pool, *shape), dtype=np.float32)

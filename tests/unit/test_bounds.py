@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import pytest
 from dptrain.bounds import MAX_LAYERS, MAX_REAL, MAX_WHOLE, Limits, as_number, parse_number
 from dptrain.cli.main import cli
 from dptrain.cli.parsing import Number, parse_bytes, parse_numbers, parse_part, parse_seconds
+from dptrain.data import open_data
 from dptrain.data.spec import Request
 from dptrain.errors import LONGEST_MESSAGE, UserError
-from dptrain.network import Dropout
+from dptrain.network import Conv2d, Dense, Dropout, Flatten, Network
 from dptrain.network.files import get_network, network_from_dict
 from dptrain.training.balance import parse_balance
 from dptrain.training.schedules import parse_fractions
@@ -89,6 +90,15 @@ def test_every_number_of_a_flag_has_bounds() -> None:
     assert numbers > 20
 
 
+def outcome(parse: Callable[[str], Any], text: str) -> tuple[tuple[Any, ...], str | None]:
+    """Return the numbers of a text, or the message of the refusal."""
+    try:
+        found = parse(text)
+    except UserError as error:
+        return (), str(error)
+    return found if isinstance(found, tuple) else (found,), None
+
+
 def test_lists_times_sizes_and_shares_end_in_one_line() -> None:
     parsers = (
         lambda text: parse_numbers(text, "--ranks"), lambda text: parse_seconds(text, "--within"),
@@ -97,15 +107,11 @@ def test_lists_times_sizes_and_shares_end_in_one_line() -> None:
     accepted = refused = 0
     for text in (*number_texts(200), "1e-999999999", "1e999999999", f"1/{'9' * 5000}", "1/2"):
         for parse in parsers:
-            try:
-                found: Any = parse(text)  # type: ignore[no-untyped-call]
-            except UserError as error:
-                refused += 1
-                assert len(str(error)) < 500
-            else:
-                accepted += 1
-                for number in found if isinstance(found, tuple) else (found,):
-                    assert math.isfinite(number)
+            found, message = outcome(parse, text)
+            refused += message is not None
+            accepted += message is None
+            assert message is None or len(message) < 500
+            assert all(map(math.isfinite, found))
     assert accepted > 20
     assert refused > 200
 
@@ -146,3 +152,28 @@ def test_limits_of_a_type_keep_what_is_declared() -> None:
     assert Limits(above=0, below=1).of(float) == Limits(above=0, below=1)
     assert Limits(at_least=0).of(int) == Limits(at_least=0, at_most=MAX_WHOLE)
     assert Limits(choices=("a",)).of(str) == Limits(choices=("a",))
+
+
+# Generated data.
+
+
+@pytest.mark.parametrize("source", ["shapes", "irradiance"])
+def test_too_many_samples_are_refused(source: str) -> None:
+    network = get_network("model0" if source == "shapes" else "mlp-5")
+    with pytest.raises(UserError, match=f"{source}: samples=2,147,483,647 needs"):
+        open_data(f"{source}?samples=2147483647", network)
+
+
+def test_samples_of_a_huge_network_are_refused() -> None:
+    side = 2_000_000_000
+    network = Network((3, side, side), [Conv2d(3), Flatten(), Dense(10)])
+    with pytest.raises(UserError, match=r"synthetic: 1 samples needs .* EiB of memory"):
+        open_data("synthetic", network)
+
+
+def test_a_network_that_does_not_fit_is_refused_before_images_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dptrain.data.shapes.generate", lambda *arguments: pytest.fail("made"))
+    with pytest.raises(UserError, match="shapes has classes"):
+        open_data("shapes", get_network("mlp-5"))
