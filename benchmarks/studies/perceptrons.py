@@ -8,7 +8,7 @@ from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement
 from benchmarks.studies.networks import perceptron_names
 from dptrain.backends import load_backend
 from dptrain.experiments.cases import INFERENCE, TRAINING, Case
-from dptrain.experiments.measuring import Result, TimeEstimator, measure
+from dptrain.experiments.measuring import Result, measure
 from dptrain.network import get_network
 
 BATCH = 1000
@@ -24,7 +24,6 @@ def timed(
     case: Case,
     *,
     budget_s: float,
-    estimator: TimeEstimator | None = None,
     memory: int | None = None,
 ) -> dict[str, Any]:
     """Return the result of a case of `dptrain bench` as values for JSON.
@@ -32,13 +31,11 @@ def timed(
     Args:
         case: what is timed.
         budget_s: seconds of timed runs; a run that takes longer is made once.
-        estimator: estimates the time of a search; None for a new one.
         memory: limit of memory in bytes; None for the free memory.
     """
     network, backend = get_network(case.network), load_backend(case.backend)
     backend.choose_device(0)
-    estimator = estimator or TimeEstimator({case.network: network}, budget_s)
-    return brief(measure(case, network, backend, estimator, budget_s=budget_s, memory=memory))
+    return brief(measure(case, network, backend, budget_s=budget_s, memory=memory))
 
 
 def brief(result: Result) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dptrain.errors import UserError
     epilog=examples(
         "dptrain bench solar                      # training and inference, batch 2 to 1024",
         "dptrain bench perceptrons                # 30 networks, batch 100, 500 and 1000",
-        "dptrain bench solar --largest --memory 2GB",
+        "dptrain bench solar --largest --memory 2GB  # from the plan: nothing is timed",
         "dptrain bench cifar mine.toml --batch-sizes 32,256 --threads 1,2,4 --samples none",
         "dptrain bench model0 --backends numba,cuda --within 10ms",
     ),
@@ -28,8 +28,8 @@ from dptrain.errors import UserError
 @click.argument("networks", nargs=-1, metavar="[NETWORK]...")
 @click.option("--batch-sizes", "--batch-size", "batch_sizes", metavar="N,…|none",
               help="Batch sizes of training.  [default: from the network's recipe]")  # fmt: skip
-@click.option("--samples", default="2,64,512,1024", show_default=True, metavar="N,…|none",
-              help="Batch sizes of inference.")  # fmt: skip
+@click.option("--samples", metavar="N,…|none",
+              help="Batch sizes of inference.  [default: 2,64,512,1024]")  # fmt: skip
 @BACKEND_LIST
 @click.option("--precisions", "--precision", "precisions", metavar="NAME,…",
               help="Precisions of the arithmetic: fp32, tf32, bf16, fp64.  [default: the first "
@@ -37,8 +37,8 @@ from dptrain.errors import UserError
 @click.option("--threads", metavar="N,…",
               help="Numbers of compute threads.  [default: all cores]")  # fmt: skip
 @click.option("--largest", is_flag=True,
-              help="Find the largest batch size that fits, from the plan, and make one step with "
-              "it.")  # fmt: skip
+              help="Compute the largest batch sizes that fit, from the plan. Nothing is timed "
+              "unless --batch-sizes or --samples is set too.")  # fmt: skip
 @click.option("--memory", metavar="SIZE",
               help="Memory limit, such as 2GB.  [default: the free memory]")  # fmt: skip
 @click.option("--within", default="1s", show_default=True, metavar="TIME",
@@ -57,7 +57,7 @@ from dptrain.errors import UserError
 def bench(
     networks: tuple[str, ...],
     batch_sizes: str | None,
-    samples: str,
+    samples: str | None,
     backends: str,
     precisions: str | None,
     threads: str | None,
@@ -86,10 +86,7 @@ def bench(
             "without a launcher, or measure ranks with dptrain scale"
         )
     chosen = networks or ("model0",)
-    numbers = None
-    if batch_sizes is not None:
-        numbers = parsing.parse_numbers(batch_sizes, "--batch-sizes", may_be_none=True)
-    sample_counts = parsing.parse_numbers(samples, "--samples", may_be_none=True)
+    numbers, sample_counts = list_sizes(batch_sizes, samples, largest=largest)
     limit = None if memory is None else parsing.parse_bytes(memory, "--memory")
     within_s = parsing.parse_seconds(within, "--within")
     counts = None if threads is None else parsing.parse_numbers(threads, "--threads")
@@ -115,6 +112,22 @@ def bench(
     if as_json:
         print_values(found, as_json=True)
     return STOPPED if found["stopped"] else 0
+
+
+def list_sizes(
+    batch_sizes: str | None, samples: str | None, *, largest: bool
+) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    """Return the batch sizes of training, None for those of the networks, and of inference."""
+    from dptrain.experiments.cases import SAMPLES
+
+    if largest and batch_sizes is None and samples is None:
+        return (), ()
+    trained = counted = None
+    if batch_sizes is not None:
+        trained = parsing.parse_numbers(batch_sizes, "--batch-sizes", may_be_none=True)
+    if samples is not None:
+        counted = parsing.parse_numbers(samples, "--samples", may_be_none=True)
+    return trained, SAMPLES if counted is None else counted
 
 
 def _folder(networks: tuple[str, ...]) -> Path:

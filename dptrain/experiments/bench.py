@@ -93,7 +93,7 @@ def _measure_all(
         for number, case in enumerate(cases):
             display.begin(_case_text(case), left_s(number))
             result = measure(
-                case, networks[case.network], backends[case.backend], estimator,
+                case, networks[case.network], backends[case.backend],
                 budget_s=settings.seconds_per_case, memory=settings.memory,
             )  # fmt: skip
             estimator.learn(result)

@@ -15,7 +15,7 @@ from dptrain.network.zoo import NETWORKS
 TRAINING, INFERENCE = "training", "inference"
 """Tasks: time of a training step, and time of a forward pass from host memory to host memory."""
 LARGEST = "largest "
-"""Prefix of a task that searches the largest batch which fits, and runs it once."""
+"""Prefix of a task that finds the largest batch which fits, from plans, without a run."""
 
 PERCEPTRONS = "perceptrons"
 """Name for all perceptrons of the zoo."""
@@ -75,7 +75,8 @@ class BenchSettings:
         samples: batch sizes of inference.
         backends, precisions, threads: all combinations that the backends support are measured; no
             precisions means the default of each backend.
-        largest: True to search the largest batch that fits as well.
+        largest: True to find the largest batch that fits as well, of both tasks if there are no
+            other cases.
         seconds_per_case: time limit of a case.
         memory: limit of memory in bytes; None for the free memory.
     """
@@ -121,11 +122,10 @@ def list_cases(settings: BenchSettings) -> tuple[list[Case], dict[str, Network]]
         if any(n < 1 for _, n in tasks):
             raise UserError(f"batch size is {min(n for _, n in tasks)}; expected at least 1")
         if settings.largest:
-            tasks += [(LARGEST + task, 0) for task in dict(tasks)]
+            tasks += [(LARGEST + task, 0) for task in dict(tasks) or (TRAINING, INFERENCE)]
         cases += [Case(name, task, n, *c) for task, n in tasks for c in configurations]
     if not cases:
         raise UserError("nothing to measure; pass --batch-sizes or --samples")
-    # Searches are last: the time of their one step is estimated from the other cases.
     order = {case: (case.searches, flops(networks[case.network], case)) for case in cases}
     return sorted(order, key=order.__getitem__), networks
 

@@ -37,9 +37,6 @@ from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import Plan
 from dptrain.training.engines import make_engine
 
-LONGEST_STEP_S = 60.0
-"""The largest batch is run once unless the estimated time of its step is longer than this."""
-
 
 @dataclass(frozen=True)
 class Result:
@@ -121,7 +118,7 @@ class TimeEstimator:
     """Assumed operations per second and thread before the first measurement."""
     MIN_OPERATIONS = 1e8
     """Cases with fewer operations are ignored, since overhead dominates their time."""
-    SETUP_S = 0.5
+    SETUP_S, SEARCH_S = 0.5, 0.5
     DRAWN_PER_S = 3e7
     """Number of initial parameters drawn per second."""
 
@@ -143,6 +140,8 @@ class TimeEstimator:
 
     def case_s(self, case: Case) -> float:
         """Return the estimated seconds of a whole case, rather too many than too few."""
+        if case.searches:
+            return self.SEARCH_S
         setup = self.SETUP_S + self._networks[case.network].num_parameters / self.DRAWN_PER_S
         return setup + max(self._budget_s, 2 * self.run_s(case))
 
@@ -155,7 +154,6 @@ def measure(
     case: Case,
     network: Network,
     backend: Backend,
-    estimator: TimeEstimator,
     *,
     budget_s: float,
     memory: int | None,
@@ -165,7 +163,6 @@ def measure(
     Args:
         case: the case.
         network, backend: the network and the backend of the case.
-        estimator: estimates the time of a step with the largest batch.
         budget_s: time limit of the timed runs in seconds.
         memory: limit of memory in bytes; None for the free memory.
     """
@@ -177,7 +174,7 @@ def measure(
                    needed_bytes=0, available_bytes=budget.nbytes, batch_size=0)  # fmt: skip
     try:
         if case.searches:
-            return _search(empty, backend, make, budget, estimator)
+            return _search(empty, make, budget)
         # Inference may run in parts; a training step may not.
         plan = make(case.samples) if case.trains else make_fitting(make, case.samples, budget)
     except UserError as error:
@@ -262,28 +259,18 @@ def metered(run: Callable[[], float], meter: EnergyMeter, samples: int) -> Calla
     return run_and_read
 
 
-def _search(
-    result: Result,
-    backend: Backend,
-    make: Callable[[int], Plan],
-    budget: MemoryBudget,
-    estimator: TimeEstimator,
-) -> Result:
-    """Find the largest batch from plans, then run one step with it."""
+def _search(result: Result, make: Callable[[int], Plan], budget: MemoryBudget) -> Result:
+    """Find the largest batch from plans; nothing is allocated."""
     largest = largest_batch(make, budget)
     n = largest.batch_size
     result = replace(
-        result, samples=n, batch_size=n, needed_bytes=largest.needed_bytes, largest=largest
-    )
+        result, samples=n, batch_size=n, needed_bytes=largest.needed_bytes, largest=largest,
+        fits=n > 0,
+    )  # fmt: skip
     if not n:
         return replace(result, why=f"needs {size_text(largest.needed_bytes)} of "
                                    f"{size_text(budget.nbytes)} for one sample")  # fmt: skip
-    expected_s = estimator.run_s(result.case)
-    if expected_s > LONGEST_STEP_S:
-        return replace(result, fits=True, why=f"not run: a step would take about "
-                                              f"{expected_s:.0f} s; limit --memory")  # fmt: skip
-    # A time limit of 0 means one warm-up run and one timed run.
-    return _timed(result, backend, make(n), n, 0.0)
+    return result
 
 
 def training_run(replica: Replica, samples: int) -> Callable[[], float]:

@@ -124,17 +124,16 @@ def largest_table(results: Sequence[Result], configuration: str) -> Table:
     """Return the largest batches, a row for each network and task."""
     budget = size_text(min(r.available_bytes for r in results))
     title = f"Largest batch in {budget}, {configuration}"
-    table = _table(title, "network", "task", "batch", "memory", "next batch", "time of a run")
+    table = _table(title, "network", "task", "batch", "memory", "next batch")
     for r, name in zip(results, _names(results), strict=True):
         task = TRAINING if r.case.trains else INFERENCE
         if r.largest is None or not r.fits:
-            table.add_row(name, task, "none" if r.largest is not None else "", "", "", r.why)
+            table.add_row(name, task, "none" if r.largest is not None else "", "", r.why)
             continue
         over = r.largest.next_bytes - r.available_bytes
         beyond = f"{size_text(over)} too large" if over > 0 else _short(r.largest.why)
-        tried = r.why if r.timing is None else f"{r.median_ms:,.0f} ms"
         needs = size_text(r.largest.needed_bytes)
-        table.add_row(name, task, f"{r.samples:,}", needs, beyond, tried)
+        table.add_row(name, task, f"{r.samples:,}", needs, beyond)
     return table
 
 

@@ -23,7 +23,6 @@ from dptrain.experiments.cases import INFERENCE, LARGEST, TRAINING, BenchSetting
 from dptrain.experiments.findings import View, find, rows, saturation
 from dptrain.experiments.measuring import (
     Result,
-    TimeEstimator,
     inference_run,
     measure,
     training_run,
@@ -43,9 +42,8 @@ SETTINGS = BenchSettings(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=
 def measured(task: str, samples: int, memory: int | None = None, backend: str = "numba") -> Result:
     network = dptrain.get_network("model-small")
     case = Case("model-small", task, samples, backend, "fp32", 1)
-    estimator = TimeEstimator({"model-small": network}, 0.02)
     chosen = load_backend(backend)
-    return measure(case, network, chosen, estimator, budget_s=0.02, memory=memory)
+    return measure(case, network, chosen, budget_s=0.02, memory=memory)
 
 
 @pytest.mark.parametrize("backend", ["numba", "cuda"])
@@ -101,24 +99,13 @@ def test_inference_that_does_not_fit_runs_in_parts() -> None:
     assert result.needed_bytes <= 1_000_000
 
 
-def test_the_largest_batch_is_tried() -> None:
+def test_the_largest_batch_follows_from_the_plan() -> None:
     result = measured(LARGEST + TRAINING, 0, memory=1_000_000)
     assert result.fits
     assert result.largest is not None
-    assert result.timing is not None
-    assert result.timing.time_ms.n == 1
+    assert result.timing is None
     assert result.samples == result.largest.batch_size > 1
     assert not measured(TRAINING, result.samples + 1, memory=1_000_000).fits
-
-
-def test_a_largest_batch_whose_step_would_take_too_long_is_not_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(TimeEstimator, "START_RATE", 1.0)
-    result = measured(LARGEST + TRAINING, 0, memory=1_000_000)
-    assert result.fits
-    assert result.timing is None
-    assert "not run: a step would take" in result.why
 
 
 def test_no_sample_fits() -> None:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from dptrain.cli.bench import list_sizes
 from dptrain.errors import UserError
 from dptrain.experiments.cases import (
     INFERENCE,
@@ -44,6 +45,15 @@ def test_what_answers_soonest_comes_first_and_searches_come_last() -> None:
     assert all(case.searches for case in cases[len(timed) :])
     assert len(cases) - len(timed) == 2 * len(networks)
     assert {case.task for case in cases[len(timed) :]} == {LARGEST + TRAINING, LARGEST + INFERENCE}
+
+
+def test_the_largest_batches_alone_need_no_timed_case() -> None:
+    cases, _ = list_cases(BenchSettings(("solar",), batch_sizes=(), samples=(), largest=True))
+    assert [case.task for case in cases] == [LARGEST + INFERENCE, LARGEST + TRAINING]
+    assert list_sizes(None, None, largest=True) == ((), ())
+    assert list_sizes("none", None, largest=True) == ((), SAMPLES)
+    assert list_sizes(None, "3", largest=True) == (None, (3,))
+    assert list_sizes(None, None, largest=False) == (None, SAMPLES)
 
 
 def test_keys_tell_cases_apart() -> None:
