@@ -85,8 +85,10 @@ def replacing(
         check: see `writing`.
 
     Raises:
-        UserError: the file cannot be written; an old file is unchanged.
+        UserError: the file cannot be written, or the path is a device, a pipe or a socket; an old
+            file is unchanged.
     """
+    _refuse_special(path, flag)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     with writing(path, flag, check):
         try:
@@ -98,6 +100,14 @@ def replacing(
             with suppress(OSError):
                 partial.unlink()
             raise
+
+
+def _refuse_special(path: Path, flag: str) -> None:
+    """Raise a `UserError` if a file would replace a device such as /dev/null, or a pipe."""
+    with suppress(OSError):
+        kind = _SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+        if kind is not None:
+            raise UserError(f"{path} is {kind}, which a file would replace; choose another {flag}")
 
 
 def write_whole(

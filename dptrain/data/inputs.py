@@ -32,6 +32,7 @@ from dptrain.data.spec import CLASSES, example_of_option
 from dptrain.data.stored import StoredInputs
 from dptrain.data.table import check_takes_tables, read_targets
 from dptrain.errors import UserError
+from dptrain.files import require_regular
 
 EXPECTED = "expected a .npy, .npz or .csv file, an image, or a folder of images"
 ARRAY_NAMES = ("x", "x_test")
@@ -118,6 +119,7 @@ def open_inputs(
             raise UserError(f"{source} does not exist; {EXPECTED}")
         if source.is_dir():
             return _open_images(source, preprocessing)
+        require_regular(source)
         if source.suffix.lower() not in ARRAY_SUFFIXES and is_image(source):
             check_takes_images(preprocessing, str(source))
             return RawInputs(ImageInputs((source,), preprocessing), (printable(source.name),))

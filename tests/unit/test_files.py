@@ -127,3 +127,18 @@ def test_a_file_that_is_not_completed_leaves_the_old_one(
         write_half()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["a device", "a named pipe", "a link to a named pipe"])
+def test_a_special_file_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    path = {"a device": Path("/dev/null"), "a named pipe": pipe}.get(kind, link)
+    before = path.stat()
+    with (
+        pytest.raises(UserError, match="which a file would replace; choose another --output"),
+        replacing(path, "--output"),
+    ):
+        pytest.fail("the block runs")
+    assert path.stat().st_mode == before.st_mode

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dptrain.errors import UserError, shown
+from dptrain.files import require_regular
 
 SUFFIXES = (
     ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".bmp", ".dib", ".gif", ".ppm",
@@ -104,6 +105,7 @@ def is_image(path: Path) -> bool:
         return True
     if suffix in UNREADABLE_SUFFIXES:
         return False
+    require_regular(path)
     with path.open("rb") as file:
         return begins_as_image(file.read(_HEAD_BYTES))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,27 @@ def test_safetensors_has_arrays_and_facts(
     found = Preprocessing.from_dict(json.loads(facts["dptrain.preprocessing"]))
     assert found == model.preprocessing
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".py", ".safetensors"])
+def test_two_exports_have_the_same_bytes(saved: Path, tmp_path: Path, suffix: str) -> None:
+    contents = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        files = dptrain.load(saved, backend="reference").export(tmp_path / name / f"model{suffix}")
+        contents.append([file.read_bytes() for file in files])
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("suffix", ["", ".csv", ".npz", ".npy", ".png", ".txt"])
+def test_a_named_pipe_is_not_opened_for_predictions(
+    saved: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / f"pipe{suffix}"
+    os.mkfifo(pipe)
+    arguments = ["predict", str(saved), "-i", str(pipe), "-o", str(tmp_path / "out.csv")]
+    assert run(arguments, is_rank_zero=True) == 2
+    assert "it is a named pipe; expected a regular file" in capsys.readouterr().err
 
 
 def test_the_file_is_read_as_weights(saved: Path, tmp_path: Path) -> None:
