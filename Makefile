@@ -65,7 +65,7 @@ mutants: $(ENV)/installed-test
 	python -m tests.mutants $(ARGS)
 
 fuzz: $(ENV)/installed-test
-	@failed=0; for kind in images tables arrays networks network-files onnx runs; do \
+	@failed=0; for kind in images tables arrays networks network-files onnx runs flags; do \
 	  python -m tests.fuzz $$kind --minutes $(MINUTES) || failed=1; \
 	done; exit $$failed
 

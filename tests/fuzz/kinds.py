@@ -34,6 +34,7 @@ KINDS = {
     "networks": Kind("networks", "random graphs of layers, against PyTorch in float64"),
     "network-files": Kind("network_files", "TOML networks, against counts of parameters"),
     "onnx": Kind("onnx_models", "ONNX models, against ONNX Runtime"),
+    "flags": Kind("flags", "commands, flags and variables, against the documented exit codes"),
     "runs": Kind("run_directories", "damaged run directories, against the undamaged ones"),
 }
 

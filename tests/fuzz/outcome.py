@@ -90,8 +90,12 @@ class Result:
         return next(refused(line, is_valid=is_valid) for line in found or [""])
 
 
-def call(*arguments: object) -> Result:
+def call(*arguments: object, codes: tuple[int, ...] = (0, 2, 3)) -> Result:
     """Run a command of dptrain in this process.
+
+    Args:
+        arguments: those after the program's name.
+        codes: exit codes that the command may have.
 
     Raises:
         WrongResultError: the exit code is none of a user's command, or standard error has a line
@@ -102,7 +106,7 @@ def call(*arguments: object) -> Result:
         code = run([str(argument) for argument in arguments], is_rank_zero=True)
     result = Result(code, output.getvalue(), errors.getvalue())
     text = f"{' '.join(map(str, arguments))}: exit code {code}: {result.errors}"
-    if code not in (0, 2, 3):
+    if code not in codes:
         raise WrongResultError(text)
     if any(not line.startswith("dptrain: ") for line in result.errors.splitlines()):
         raise WrongResultError(f"a line on standard error is not dptrain's: {text}")

@@ -21,6 +21,7 @@ SEEDS = {
     "network-files": range(10),
     "onnx": range(12),
     "runs": range(4),
+    "flags": (100_000, 100_001, 100_002, 100_003, 100_004, 100_005),
 }
 """Seeds of the quick tier, with which valid and wrong inputs are tried."""
 
