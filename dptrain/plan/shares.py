@@ -65,44 +65,31 @@ def alone(counts: Counts) -> int | None:
     return ranks[0] if len(ranks) == 1 and len(counts) > 1 else None
 
 
-def step_time(counts: Counts, rates: Sequence[float], sum_time: float) -> float:
-    """Return the time of a step: that of the slowest rank, and of a sum unless one has all parts.
+def step_time(counts: Counts, rates: Sequence[float]) -> float:
+    """Return the time of the slowest rank.
 
     Args:
         counts: parts of each rank.
         rates: parts that each rank processes in a unit of time.
-        sum_time: of a gradient sum for which no rank waits.
     """
-    slowest = max(n / rate for n, rate in zip(counts, rates, strict=True) if n)
-    return slowest if alone(counts) is not None else slowest + sum_time
+    return max(n / rate for n, rate in zip(counts, rates, strict=True) if n)
 
 
 def better_counts(
-    counts: Counts,
-    rates: Sequence[float],
-    *,
-    sum_time: float = 0.0,
-    least: int = 0,
-    margin: float = 0.0,
+    counts: Counts, rates: Sequence[float], *, least: int = 0, margin: float = 0.0
 ) -> Counts:
-    """Return counts with which a step ends earlier, or the same ones if the gain is small.
-
-    A gradient sum can take longer than the other ranks save; the fastest rank then has all parts.
+    """Return counts with which the slowest rank ends earlier; the present ones if it hardly does.
 
     Args:
         counts: the present ones.
-        rates, sum_time: as for `step_time`.
-        least: smallest count of a rank; only with 0, a rank can have all parts.
-        margin: smallest relative reduction of the time of a step.
+        rates: parts that each rank processes in a unit of time.
+        least: smallest count of a rank.
+        margin: smallest relative reduction of the time of the slowest rank.
 
     Example:
-        >>> better_counts((4, 4), [3.0, 1.0]), better_counts((4, 4), [3.0, 1.0], sum_time=1.0)
-        ((6, 2), (8, 0))
+        >>> better_counts((4, 4), [3.0, 1.0]), better_counts((4, 4), [1.1, 1.0], margin=0.1)
+        ((6, 2), (4, 4))
     """
-    total, fastest = sum(counts), max(range(len(rates)), key=lambda rank: rates[rank])
-    found = [proportional_counts(rates, total, least)]
-    if not least:
-        found.append(tuple(total * (rank == fastest) for rank in range(len(rates))))
-    best = min(found, key=lambda shares: step_time(shares, rates, sum_time))
-    limit = (1.0 - margin) * step_time(counts, rates, sum_time)
-    return best if step_time(best, rates, sum_time) < limit else counts
+    best = proportional_counts(rates, sum(counts), least)
+    limit = (1.0 - margin) * step_time(counts, rates)
+    return best if step_time(best, rates) < limit else counts

@@ -1,36 +1,28 @@
 """Shares of the ranks in a minibatch: fixed ones, or those that follow the measured speeds.
 
-A rank measures how long it computes in a step, without waiting for other ranks. After some steps
-all ranks gather these times, and each of them computes the same new shares from the same numbers. A
-rank with a step of half the duration per sample then gets twice as many samples, so that all ranks
-arrive at the gradient sum at the same time. Loss and gradient are divided by the number of samples
-of the global minibatch, so shares of any size are exact.
+A rank measures how long it computes in a step, without waiting for other ranks. After each block of
+steps all ranks gather these times, and each of them computes the same shares from the same numbers
+(`dptrain.plan.measured_shares`). A rank with a step of half the duration per sample then gets twice
+as many samples, so that all ranks arrive at the gradient sum at the same time. Loss and gradient
+are divided by the number of samples of the global minibatch, so shares of any size are exact.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.bounds import Limits, parse_number
 from dptrain.comm.world import World
 from dptrain.errors import UserError, shown
+from dptrain.plan.measured_shares import BLOCKS, MeasuredShares
 from dptrain.plan.plan import with_micro_shards
 from dptrain.plan.shards import MicroShards
-from dptrain.plan.shares import (
-    Counts,
-    alone,
-    better_counts,
-    equal_counts,
-    proportional_counts,
-    step_time,
-)
+from dptrain.plan.shares import Counts, alone, equal_counts, proportional_counts
 from dptrain.training.resources import compile_kernels, open_shared_arrays, share_state
 from dptrain.training.settings import MEASURED, OFF
 
@@ -44,21 +36,11 @@ EXPECTED = "off, measured, or one share for each rank, such as 3,1"
 WARM_UP = 2
 """Steps after a change whose times do not count: they touch memory first, or capture programs."""
 FIRST_STEPS, MAX_STEPS = 4, 256
-"""Steps before shares are computed for the first time. The interval doubles each time, up to the
-second number, because each change discards minibatches that were read ahead and programs that were
-captured."""
-FIRST_WITHOUT = 3
-"""Number of the computation from which on a rank can have no samples; the measurements before
-consist of a few steps."""
-RETRY_STEPS = 2048
-"""Fewest steps after which ranks without samples are measured again, for `FIRST_STEPS` steps.
-Whatever made them slow may have ended."""
-RETRY_COST = 0.01
-"""Part of the time that these measurements may take. Loaders and captured programs are replaced
-before and after one, which can take as long as hundreds of steps of a GPU."""
-MARGIN = 0.04
-"""Smallest reduction of the time of the slowest rank for which shares change. Times of steps on a
-machine that others use, too, differ by a few percent."""
+"""Steps of the first block, and most steps of a block. After as many steps, ranks with different
+backends also receive the parameters of rank 0."""
+WINDOW_S = 2.0
+"""Time in seconds of the blocks that are compared at once, unless steps are longer than a block. A
+process loses its core for up to some 100 ms, and its share should follow within seconds."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +49,9 @@ class Shares:
 
     Attributes:
         counts: parts of each rank; empty if all ranks have equal shares.
-        rates: samples that each rank processes in a second, as it measured while it had some; 0 if
-            it did not.
-        sum_s: time in seconds of a gradient sum for which no rank waits.
     """
 
     counts: Counts = ()
-    rates: tuple[float, ...] = ()
-    sum_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; empty for equal shares."""
@@ -83,7 +60,7 @@ class Shares:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Shares:
         """Return the shares of `to_dict`."""
-        return cls(tuple(stored["counts"]), tuple(stored["rates"]), stored["sum_s"])
+        return cls(tuple(stored["counts"]))
 
     @property
     def fractions(self) -> list[float]:
@@ -129,16 +106,19 @@ def first_shares(chosen: Settings, ranks: int) -> Shares:
     if chosen.balance == OFF or ranks == 1:
         return Shares()
     counts = proportional_counts(fixed, total, least) if fixed else equal_counts(total, ranks)
-    return Shares(counts, (0.0,) * ranks)
+    return Shares(counts)
 
 
 def stored_shares(stored: Mapping[str, Any], spec: JobSpec) -> Shares:
-    """Return the shares of a checkpoint if this job can continue with them, else equal ones."""
-    if stored.keys() != asdict(Shares()).keys() or spec.balance != MEASURED:
+    """Return the shares of a checkpoint if this job can continue with them, else equal ones.
+
+    Fixed shares of an earlier part of the run may be 0, but measured ones are not.
+    """
+    counts = stored.get("counts")
+    if spec.balance != MEASURED or not isinstance(counts, list) or len(counts) != spec.ranks:
         return Shares()
-    found = Shares.from_dict(stored)
-    fits = len(found.counts) == spec.ranks and sum(found.counts) == _total(spec)
-    return found if fits else Shares()
+    fits = all(type(n) is int and n > 0 for n in counts) and sum(counts) == _total(spec)
+    return Shares(tuple(counts)) if fits else Shares()
 
 
 def has_idle_ranks(spec: JobSpec) -> bool:
@@ -196,14 +176,15 @@ class Balancer:
     """
 
     def __init__(self, job: Job, first_step: int) -> None:
-        self._job, self._interval = job, FIRST_STEPS
-        self.due: int | None = None
-        self._measures = job.spec.balance == MEASURED and job.world.size > 1
-        if self._measures or (job.is_mixed and alone(job.shares.counts) is None):
-            self.due = first_step + FIRST_STEPS
-        self._first_row, self._number = job.recorder.steps + WARM_UP, 0
-        self._retry_step = 0
-        self._retry_began_s: float | None = None
+        self._job, self._began_step, self._began_s = job, first_step, monotonic()
+        self._first_row = job.recorder.steps + WARM_UP
+        self._measured: MeasuredShares | None = None
+        counts = job.shares.counts
+        if job.spec.balance == MEASURED and counts and min(counts):
+            self._measured = MeasuredShares(counts)
+        is_due = self._measured is not None or (job.is_mixed and alone(counts) is None)
+        self.due = first_step + FIRST_STEPS if is_due else None
+        self._share_step = 0
 
     def is_due(self, step: int) -> bool:
         """Return True if `next_shares` is due after `step` steps; the same on all ranks."""
@@ -213,8 +194,7 @@ class Balancer:
         """Compute the shares; all ranks call this if it is due.
 
         Different backends round differently. So that their parameters do not drift apart, ranks
-        with other backends than rank 0 receive those of rank 0, unless one rank has all samples:
-        its engine then copies its parameters to the other ranks.
+        with other backends than rank 0 receive those of rank 0.
 
         Args:
             step: number of complete steps.
@@ -222,101 +202,44 @@ class Balancer:
         Returns:
             New shares; None if the present ones remain.
         """
-        job = self._job
-        self._interval = min(2 * self._interval, MAX_STEPS)
-        self.due = step + self._interval
-        if job.is_mixed and alone(job.shares.counts) is None:
+        job, measured = self._job, self._measured
+        if job.is_mixed and step >= self._share_step:
             share_state(job.world, job.replica, mixed=True)
-        if not self._measures:
+            self._share_step = step + MAX_STEPS
+        if measured is None:
+            self.due = step + MAX_STEPS
             return None
         reports = job.world.all_gather_json(self._measure())
-        if None in reports:
-            return None
-        self._number += 1
-        shares = self._shares_of(reports)
-        counts = self._counts(shares, step)
-        self._plan_retry(shares, counts, step, max(retry_s for *_, retry_s in reports))
-        if counts == shares.counts:
-            job.shares = shares
+        block_s = max(report["block_s"] for report in reports)
+        self._begin_block(step, block_s)
+        times = [report["busy_s"] for report in reports]
+        if None in times:
+            return None  # The steps of the next block are added to these.
+        self._first_row = job.recorder.steps
+        counts = measured.add_block(times, block_s)
+        if counts == job.shares.counts:
             return None
         self._first_row += WARM_UP
-        return replace(shares, counts=counts)
+        return Shares(counts)
 
-    def _counts(self, shares: Shares, step: int) -> Counts:
-        """Return the parts of each rank in the next steps.
+    def _begin_block(self, step: int, block_s: float) -> None:
+        """Choose the number of steps of the next block by the duration of the last one."""
+        last, job = step - self._began_step, self._job
+        steps = min(max(round(last * WINDOW_S / BLOCKS / block_s), 1), MAX_STEPS)
+        self._began_step, self.due, self._began_s = step, step + steps, monotonic()
+        if not job.engine.separates_sums:
+            job.engine.time_stages(job.recorder.steps + steps // 2, steps)
 
-        Args:
-            shares: the present ones, with the measured rates.
-            step: number of complete steps.
-        """
-        spec, rates, total = self._job.spec, self._part_rates(shares), _total(self._job.spec)
-        if any(count and not rate for count, rate in zip(shares.counts, rates, strict=True)):
-            return shares.counts  # The minibatch has fewer samples than parts.
-        if 0 in shares.counts and step >= self._retry_step and total >= len(rates):
-            return proportional_counts(rates, total, least=1)
-        without = self._number >= FIRST_WITHOUT and has_idle_ranks(spec)
-        return better_counts(
-            shares.counts, rates, sum_time=shares.sum_s,
-            least=0 if without else min(1, min(shares.counts)), margin=MARGIN,
-        )  # fmt: skip
+    def _measure(self) -> dict[str, Any]:
+        """Return seconds of the block, and of computation in a step of this rank; None if unknown.
 
-    def _part_rates(self, shares: Shares) -> list[float]:
-        """Return the parts of a minibatch that each rank processes in a second."""
-        spec = self._job.spec
-        return [rate * _total(spec) / spec.batch_size for rate in shares.rates]
-
-    def _plan_retry(self, shares: Shares, counts: Counts, step: int, retry_s: float) -> None:
-        """Decide when ranks without samples are measured again, and note when this begins.
-
-        Args:
-            shares: the present ones, with the measured rates.
-            counts: parts of each rank in the next steps.
-            step: number of complete steps.
-            retry_s: time in seconds since such a measurement began; 0 if none has now ended.
-        """
-        self._retry_began_s = None
-        if 0 in shares.counts and 0 not in counts:
-            self._retry_began_s, self.due = monotonic(), step + FIRST_STEPS
-        elif 0 in counts and (0 not in shares.counts or step >= self._retry_step):
-            steps = RETRY_STEPS
-            if retry_s:  # All rates are known.
-                step_s = step_time(counts, self._part_rates(shares), shares.sum_s)
-                steps = max(steps, int(2 * retry_s / RETRY_COST / step_s))
-            self._retry_step = step + steps
-        if alone(counts) is not None:
-            self.due = self._retry_step
-
-    def _shares_of(self, reports: Sequence[Sequence[float]]) -> Shares:
-        """Return the present shares with the rates that the ranks have measured."""
-        before = self._job.shares
-        # A rank without samples keeps the rate that it measured before.
-        rates = tuple(
-            samples / busy_s if samples else rate
-            for (samples, busy_s, *_), rate in zip(reports, before.rates, strict=True)
-        )
-        if alone(before.counts) is not None:
-            return replace(before, rates=rates)
-        return replace(before, rates=rates, sum_s=min(sum_s for _, _, sum_s, _ in reports))
-
-    def _measure(self) -> list[float] | None:
-        """Return this rank's samples in a step, and times in seconds.
-
-        Returns:
-            The samples; the times of computation and of sums in a step; the time since ranks
-            without samples received some, 0 if they did not. None if no step was timed since the
-            last call.
+        The second time is unknown if no step with samples of this rank was timed.
         """
         recorder, only_timed = self._job.recorder, not self._job.engine.separates_sums
         rows = recorder.busy_times(self._first_row, only_timed=only_timed)
-        self._first_row = recorder.steps
-        if not len(rows):
-            return None
-        busy_ns = np.median(rows[:, 1])
-        # Other programs make some sums longer.
-        sum_ns = np.quantile(rows[:, 2], 0.25)
-        began_s = self._retry_began_s
-        retry_s = 0.0 if began_s is None else monotonic() - began_s
-        return [int(rows[-1, 0]), max(float(busy_ns), 1.0) / 1e9, float(sum_ns) / 1e9, retry_s]
+        is_known = len(rows) and rows[-1, 0]
+        busy_s = max(float(rows[:, 1].mean()), 1.0) / 1e9 if is_known else None
+        return {"block_s": monotonic() - self._began_s, "busy_s": busy_s}
 
 
 def _total(spec: JobSpec) -> int:

@@ -462,7 +462,7 @@ def _micro_shards(
 def _local_batch(chosen: Settings, world: World, shards: MicroShards | None, counts: Counts) -> int:
     """Return the largest number of samples that this rank can have in a pass."""
     if shards is None and counts:
-        # Any rank may become the only one with samples.
+        # Any rank may get all samples but a few.
         samples = chosen.global_batch if chosen.balance == MEASURED else counts[world.rank]
         return max(samples, 1)
     if shards is None:

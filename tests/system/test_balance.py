@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,32 @@ def test_different_backends_train_and_continue_as_one_rank(tmp_path: Path) -> No
     lines = (tmp_path / "mixed/metrics.jsonl").read_text().splitlines()
     shares = [json.loads(line)["shares"] for line in lines if "shares" in line]
     assert shares[0] == [11 / 16, 5 / 16]
+
+
+def test_ranks_of_equal_speed_keep_shares_on_a_busy_machine(tmp_path: Path) -> None:
+    """Four other programs compute all the time."""
+    run = ("train", "--network", "model0", "--shards", 16, "--threads", 1, "--seed", 2,
+           "--schedule", "constant", "--baseline-steps", 0, "--steps", 300)  # fmt: skip
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        busy = (*run, "--balance", "measured", "--run-dir", "busy")
+        done = start_together(busy, busy, cwd=tmp_path)
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = (tmp_path / "busy/metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in records]
+    starts = [(line["step"], line["shares"]) for line in lines if "shares" in line]
+    assert min(min(shares) for _, shares in starts) > 0
+    steps = np.diff([step for step, _ in starts], append=300)
+    mean = np.average([shares for _, shares in starts], axis=0, weights=steps)
+    assert mean.min() > 0.3, starts
+    succeed(*run, "--run-dir", "one", cwd=tmp_path)
+    found, expected = (load_checkpoint(tmp_path / name, 300).arrays for name in ("busy", "one"))
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
