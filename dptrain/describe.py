@@ -5,12 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from dptrain.backends import load_backend
+from dptrain.data import open_data
 from dptrain.errors import UserError
+from dptrain.network.adaptation import resize
+from dptrain.network.files import get_network
 from dptrain.network.network import Network
 from dptrain.network.zoo import NETWORKS, recipe
 from dptrain.plan.lowering import Phase
 from dptrain.plan.optimizers import SGD, Optimizer, make_optimizer
 from dptrain.plan.plan import Plan, make_plan, with_selection
+
+
+def network_for(name: str, data: str | None = None) -> Network:
+    """Return a network; with data, the one that would be trained on it.
+
+    Args:
+        name: of a network, or a .toml or .onnx file.
+        data: a data specification, see `dptrain.data.open_data`.
+
+    Raises:
+        UserError: the network or the data does not exist, or they do not fit.
+
+    Example:
+        >>> network_for("model0").num_outputs, network_for("model0", "shapes").num_outputs
+        (10, 4)
+    """
+    network = get_network(name)
+    if data is None:
+        return network
+    found = open_data(data, network)
+    return resize(network, found.input_shape, found.num_outputs)
 
 
 def plan_for(

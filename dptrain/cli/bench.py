@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dptrain.cli import parsing
-from dptrain.cli.common import BACKEND_LIST, JSON, STOPPED, examples
+from dptrain.cli.common import BACKEND_LIST, DATA, JSON, STOPPED, examples
 from dptrain.cli.options import GroupedCommand
 from dptrain.comm.launcher import find_launch
 from dptrain.errors import UserError
@@ -30,6 +30,7 @@ from dptrain.errors import UserError
               help="Batch sizes of training.  [default: from the network's recipe]")  # fmt: skip
 @click.option("--samples", metavar="N,…|none",
               help="Batch sizes of inference.  [default: 2,64,512,1024]")  # fmt: skip
+@DATA
 @BACKEND_LIST
 @click.option("--precisions", "--precision", "precisions", metavar="NAME,…",
               help="Precisions of the arithmetic: fp32, tf32, bf16, fp64.  [default: the first "
@@ -58,6 +59,7 @@ def bench(
     networks: tuple[str, ...],
     batch_sizes: str | None,
     samples: str | None,
+    data: str | None,
     backends: str,
     precisions: str | None,
     threads: str | None,
@@ -106,6 +108,7 @@ def bench(
         largest=largest,
         seconds_per_case=seconds_per_case,
         memory=limit,
+        data=data,
     )
     view = View(within_s, epoch_samples, epochs)
     found = bench(settings, view, output or _folder(chosen), verbose=not as_json)

@@ -22,6 +22,9 @@ BACKEND_LIST = click.option("--backends", "--backend", "backends", default=BACKE
                             show_default=True, metavar="NAME,…",
                             help="Implementations of the layers: "
                             f"{', '.join(BACKENDS)}.")  # fmt: skip
+DATA = click.option("--data", metavar="SPEC",
+                    help="Data to which a network that is named is adapted, as in train.  "
+                    "[default: the published size]")  # fmt: skip
 WEIGHTS = click.option("--weights", type=EXISTING, metavar="FILE",
                        help="A safetensors or ONNX file whose parameters replace those "
                        "of the checkpoint.")  # fmt: skip

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dptrain.backends import BACKENDS
-from dptrain.cli.common import BACKEND_LIST, JSON, NETWORK, PRECISION, THREADS, examples
+from dptrain.cli.common import BACKEND_LIST, DATA, JSON, NETWORK, PRECISION, THREADS, examples
 from dptrain.cli.options import GroupedCommand, network_of
 from dptrain.cli.parsing import Number, parse_names
 from dptrain.errors import UserError
-
-if TYPE_CHECKING:
-    from dptrain.network.network import Network
 
 
 @click.command(
@@ -43,9 +40,7 @@ if TYPE_CHECKING:
 @click.option("--accumulate", type=Number(int), default=1, show_default=True, metavar="N",
               help="Process the samples of a step in this many passes, whose gradients are "
               "added.")  # fmt: skip
-@click.option("--data", metavar="SPEC",
-              help="Data to which a network that is named is adapted, as in train.  [default: the "
-              "published size]")  # fmt: skip
+@DATA
 @click.option(
     "--toml",
     "as_toml",
@@ -76,31 +71,17 @@ def describe(
 
         print_networks(list_networks(), list_presets(), as_json=as_json)
         return
-    from dptrain.describe import describe_plan, plan_for
+    from dptrain.describe import describe_plan, network_for, plan_for
     from dptrain.machine import available_cores
     from dptrain.network.files import network_to_toml
 
-    described = _network_for(chosen, data)
+    described = network_for(chosen, data)
     if as_toml:
         click.echo(network_to_toml(described), nl=False)
         return
     choices["threads"] = available_cores() if threads is None else threads
     plan = plan_for(described, training=not inference, **choices)
     print_description(describe_plan(plan), as_json=as_json)
-
-
-def _network_for(name: str, data: str | None) -> Network:
-    """Return a network; with data, the one that would be trained on it."""
-    from dptrain.network.files import get_network
-
-    network = get_network(name)
-    if data is None:
-        return network
-    from dptrain.data import open_data
-    from dptrain.network.adaptation import resize
-
-    found = open_data(data, network)
-    return resize(network, found.input_shape, found.num_outputs)
 
 
 @click.command(
@@ -126,6 +107,7 @@ def _network_for(name: str, data: str | None) -> Network:
               "layers.")  # fmt: skip
 @click.option("--explain", is_flag=True,
               help="Show the algorithm of each stage and the reason; time nothing.")  # fmt: skip
+@DATA
 @click.option("--tune", is_flag=True,
               help="With --explain: the kernels of `dptrain train --tune`, which are measured "
               "unless they are cached.")  # fmt: skip
@@ -138,6 +120,7 @@ def layers(
     inference: bool,
     unfused: bool,
     explain: bool,
+    data: str | None,
     tune: bool,
     as_json: bool,
     **choices: Any,
@@ -152,15 +135,18 @@ def layers(
     Winograd algorithms of the backend numba.
     """
     from dptrain.cli.printing import print_explanations, print_layers
+    from dptrain.describe import network_for
     from dptrain.machine import available_cores
     from dptrain.measure.layers import time_layers
-    from dptrain.network.files import get_network
+    from dptrain.network.adaptation import adaptation_lines
 
     chosen = network_of(name, network)
     if chosen is None:
         raise UserError("no network is named; expected dptrain layers NETWORK, such as model0")
     choices["threads"] = available_cores() if threads is None else threads
-    described = get_network(chosen)
+    described = network_for(chosen, data)
+    for line in () if as_json else adaptation_lines(described):
+        click.echo(line)
     compared = parse_names(backends)
     if not compared:
         raise UserError(f"--backends is '{backends}'; expected names such as numba,reference")

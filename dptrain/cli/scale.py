@@ -120,6 +120,8 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
     from dptrain.scaling.scale import conclude_study, launch_study, missing
 
     display = StudyDisplay(errors=as_json)
+    for line in _data_lines(design):
+        display.print(line)
     again = f"dptrain scale --output {shlex.quote(str(folder))}"
     try:
         done, design = launch_study(folder, design, chosen, display)
@@ -140,6 +142,23 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
         return 0
     _print(conclude_study([folder], folder), folder, as_json=as_json)
     return 0
+
+
+def _data_lines(design: Design) -> list[str]:
+    """Return what network and data the launches have, before anything is written or launched.
+
+    Raises:
+        UserError: the network or the data does not exist, or they do not fit.
+    """
+    from dptrain.data import open_data
+    from dptrain.network.adaptation import resize
+    from dptrain.training.settings import load_settings
+    from dptrain.training.summary import data_lines
+
+    config = load_settings({**design.settings, "batch_size": design.batch_size}, {}, None)
+    network = config.load_network()
+    data = open_data(str(config.data), network, seed=config.seed)
+    return data_lines(resize(network, data.input_shape, data.num_outputs), data)
 
 
 def _print(study: Study, folder: Path, *, as_json: bool) -> None:

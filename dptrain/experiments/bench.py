@@ -18,6 +18,7 @@ from dptrain.experiments.ledger import Ledger, machine, write_csv
 from dptrain.experiments.measuring import Result, TimeEstimator, measure
 from dptrain.experiments.tables import bench_tables, digits, duration, energy_reasons
 from dptrain.measure.environment import environment
+from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.network import Network
 
 NAME = "bench"
@@ -90,6 +91,8 @@ def _measure_all(
     with StopRequest() as stop, CaseDisplay(verbose, first_s) as display:
         start = monotonic()
         display.print(_opening(len(cases), total, sum(first_s), ledger.folder))
+        for line in (line for network in networks.values() for line in adaptation_lines(network)):
+            display.print(line)
         for number, case in enumerate(cases):
             display.begin(_case_text(case), left_s(number))
             result = measure(

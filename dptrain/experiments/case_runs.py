@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dptrain.network.network import Network
 from dptrain.training.callbacks import Progress
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
+from dptrain.training.summary import data_lines
 from dptrain.training.trainer import Trainer
 
 
@@ -28,11 +29,14 @@ class CaseRuns:
         folder: directory of the experiment; the run directories are in its folder ``runs``.
         world: the ranks; every rank calls the methods.
         stop: stop request, for the running case and between cases.
+        show: called on every rank with each line about the networks and the data of the cases.
     """
 
     folder: Path
     world: World
     stop: StopRequest
+    show: Callable[[str], None]
+    shown: set[str] = field(default_factory=set, init=False)
 
     def train(
         self,
@@ -62,6 +66,10 @@ class CaseRuns:
             resume=Path(run_dir) if resumes else None,
         )
         with Trainer.from_settings(chosen, self.world, callbacks=[Progress(name=name)]) as trainer:
+            for line in data_lines(trainer.network, trainer.data):
+                if line not in self.shown:
+                    self.shown.add(line)
+                    self.show(line)
             trainer.fit(self.stop)
         assert trainer.summary is not None
         return dict(trainer.summary)

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dptrain.backends import load_backend
+from dptrain.describe import network_for
 from dptrain.errors import UserError
-from dptrain.network.files import get_network
 from dptrain.network.network import Network
 from dptrain.network.zoo import NETWORKS
 
@@ -71,6 +71,7 @@ class BenchSettings:
 
     Attributes:
         networks: names, paths of .toml files, and `PERCEPTRONS`.
+        data: specification of the data to which networks of the zoo are adapted.
         batch_sizes: batch sizes of training; None for the default of each network.
         samples: batch sizes of inference.
         backends, precisions, threads: all combinations that the backends support are measured; no
@@ -90,10 +91,14 @@ class BenchSettings:
     largest: bool = False
     seconds_per_case: float = 3.0
     memory: int | None = None
+    data: str | None = None
 
     def values(self) -> dict[str, Any]:
         """Return the settings as values for JSON."""
-        return asdict(self)
+        values = asdict(self)
+        if self.data is None:  # Earlier versions had no such setting.
+            del values["data"]
+        return values
 
 
 def named_networks(names: Sequence[str]) -> tuple[str, ...]:
@@ -111,7 +116,8 @@ def list_cases(settings: BenchSettings) -> tuple[list[Case], dict[str, Network]]
     Raises:
         UserError: a network, backend or precision does not exist, or a number is less than 1.
     """
-    networks = {name: get_network(name) for name in named_networks(settings.networks)}
+    names = named_networks(settings.networks)
+    networks = {name: network_for(name, settings.data) for name in names}
     configurations = _configurations(settings)
     cases = []
     for name in networks:

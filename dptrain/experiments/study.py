@@ -20,6 +20,7 @@ from dptrain.experiments.tables import duration
 from dptrain.experiments.variants import Variant, list_variants
 from dptrain.measure.environment import environment
 from dptrain.measure.metrics import MetricsFile
+from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
@@ -147,8 +148,11 @@ def study_variants(
     done = set(world.broadcast_json(None if ledger is None else list(ledger.records)))
     left = [variant for variant in variants if variant.name not in done]
     with StopRequest() as stop:
-        runs = _Runs(config, CaseRuns(folder, world, stop), ledger)
-        stopped = _train_all(left, len(variants), runs, folder, verbose=verbose)
+        display = CaseDisplay(verbose and world.is_rank_zero, ())
+        for line in adaptation_lines(network):  # The variants are networks from files.
+            display.print(line)
+        runs = _Runs(config, CaseRuns(folder, world, stop, display.print), ledger)
+        stopped = _train_all(left, len(variants), runs, folder, display)
     if ledger is None:
         return {"stopped": stopped}
     found = [VariantResult.from_record(r) for r in ledger.records.values()]
@@ -231,10 +235,9 @@ class _Runs:
 
 
 def _train_all(
-    left: Sequence[Variant], total: int, runs: _Runs, folder: Path, *, verbose: bool
+    left: Sequence[Variant], total: int, runs: _Runs, folder: Path, display: CaseDisplay
 ) -> bool:
     """Train the variants; return True if a signal ended the study early."""
-    display = CaseDisplay(verbose and runs.cases.world.is_rank_zero, ())
     display.print(_opening(len(left), total, runs.config, folder))
     start, work_done = monotonic(), 0
     first = len(left) == total
@@ -265,12 +268,16 @@ def _train_all(
 def _opening(left: int, total: int, config: Settings, folder: Path) -> str:
     if not left:
         return f"{folder} contains all {total} variants; pass another {OUTPUT} to train again"
-    length = f"{config.steps:,} steps" if config.steps else f"{config.epochs:,} epochs"
+    number, unit = (config.steps, "step") if config.steps else (config.epochs, "epoch")
     kept = f" ({total - left} of {total} are trained already)" if left < total else ""
     return (
-        f"{left} variants to train{kept}, {length} with batch size {config.batch_size} on "
-        f"{config.data}; results: {folder}"
+        f"{_count(left, 'variant')} to train{kept}, {_count(number or 0, unit)} with batch size "
+        f"{config.batch_size} on {config.data}; results: {folder}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _outcome(result: VariantResult) -> str:

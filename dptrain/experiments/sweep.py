@@ -191,7 +191,7 @@ def run_sweep(
     display = CaseDisplay(verbose and world.is_rank_zero, ())
     display.print(_opening(len(left), len(own), len(cases), folder))
     with StopRequest() as stop:
-        stopped = _train_all(left, CaseRuns(folder, world, stop), display)
+        stopped = _train_all(left, CaseRuns(folder, world, stop, display.print), display)
     if not world.is_rank_zero:
         return {"stopped": stopped}
     results = [point_result(folder, group) for group in by_point(cases)]

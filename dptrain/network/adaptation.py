@@ -92,6 +92,18 @@ def describe_adaptation(network: Network) -> str:
     return f"adapted to the data: {', '.join(parts)}" if parts else ""
 
 
+def adaptation_lines(network: Network) -> list[str]:
+    """Return the line with which commands state what a network took from its data, if anything.
+
+    Example:
+        >>> from dptrain.network import get_network
+        >>> adaptation_lines(adapt(get_network("mlp-16"), (8,), 10))
+        ['network: mlp-16 adapted to the data: 8 inputs (published: 1024)']
+    """
+    text = describe_adaptation(network)
+    return [f"network: {network.name} {text}"] if text else []
+
+
 # Networks of the user's own.
 
 

@@ -18,9 +18,11 @@ from dptrain.comm.world import World
 from dptrain.data.loader import BatchSource
 from dptrain.errors import UserError
 from dptrain.files import dump_json, writing
+from dptrain.measure.console import make_console
 from dptrain.training.baseline import open_loader
 from dptrain.training.job import Job, assemble
 from dptrain.training.settings import Settings
+from dptrain.training.summary import data_lines
 
 SMOOTHING = 0.9
 """Weight of earlier steps in the moving average of the loss."""
@@ -133,6 +135,9 @@ def find_rate(
         patience=None, best_by=None,
     )  # fmt: skip
     job = assemble(chosen, world, keeps_run=False, quiet=quiet)
+    if world.is_rank_zero and not quiet:
+        for line in data_lines(job.network, job.dataset):
+            make_console().print(line, soft_wrap=True)
     with (
         job.engine,
         open_loader(

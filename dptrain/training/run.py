@@ -12,7 +12,6 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.console import make_console
 from dptrain.measure.tables import fitted_table
-from dptrain.network.adaptation import describe_adaptation
 from dptrain.runs.spans import Spans
 from dptrain.training.callbacks import Progress
 from dptrain.training.job import assemble
@@ -20,6 +19,7 @@ from dptrain.training.persistence import restore_run
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
 from dptrain.training.spec import RunSpec
+from dptrain.training.summary import data_lines
 from dptrain.training.trainer import Trainer
 
 
@@ -105,11 +105,8 @@ def dry_run(chosen: Settings, world: World) -> None:
         console = make_console()
         for table in specification_tables(job.run_spec):
             console.print(table)
-        adaptation = describe_adaptation(job.network)
-        if adaptation:
-            console.print(f"network: {job.network.name} {adaptation}", soft_wrap=True)
-        for line in (job.dataset.description, *job.dataset.notes):
-            console.print(f"data: {line}", soft_wrap=True)
+        for line in data_lines(job.network, job.dataset):
+            console.print(line, soft_wrap=True)
         console.print(f"preprocessing: {job.dataset.preprocessing}", soft_wrap=True)
         total = sum(job.memory_bytes.values()) / 2**20
         console.print(f"memory: {total:.1f} MiB per rank")

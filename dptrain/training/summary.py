@@ -12,6 +12,7 @@ import numpy as np
 from dptrain import __version__
 from dptrain.comm.signals import stop_advice
 from dptrain.comm.world import World
+from dptrain.data.base import Dataset
 from dptrain.measure.analysis import Measured, profile_efficiencies, spread, stage_profiles
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.energy import energy_lines, energy_of, meter_facts
@@ -21,7 +22,8 @@ from dptrain.measure.load import Clock, is_busy
 from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import layers_table, notes_table, parts_table
-from dptrain.network.adaptation import describe_adaptation
+from dptrain.network.adaptation import adaptation_lines
+from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shares import alone
 from dptrain.runs.spans import changed_text
@@ -68,6 +70,19 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def data_lines(network: Network, dataset: Dataset) -> list[str]:
+    """Return how a network differs from the published one, and what the data is and lacks.
+
+    Every command that trains prints these lines before its first result.
+    """
+    warning = target_warning(dataset)
+    return [
+        *adaptation_lines(network),
+        *(f"data: {line}" for line in (dataset.description, *dataset.notes)),
+        *([f"warning: {warning}"] if warning else []),
+    ]
+
+
 def introduce(job: Job, display: Display, step: int) -> None:
     """Print the network, the data, the parallelism and the run directory; all ranks call it."""
     spec, world = job.spec, job.world
@@ -76,11 +91,8 @@ def introduce(job: Job, display: Display, step: int) -> None:
         f"dptrain {__version__}: {job.network.name} ({job.network.num_parameters:,} parameters, "
         f"{memory:.1f} MiB per rank), {_backends(job)}"
     )
-    adaptation = describe_adaptation(job.network)
-    if adaptation:
-        display.print(f"network: {job.network.name} {adaptation}")
-    for line in (job.dataset.description, *job.dataset.notes):
-        display.print(f"data: {line}")
+    for line in data_lines(job.network, job.dataset):
+        display.print(line)
     transport = f", transport {spec.transport}" if world.size > 1 else ""
     shards = f" in {_count(spec.shards, 'micro-shard')}" if spec.shards else ""
     passes = f" in {spec.accumulate} passes" if spec.accumulate > 1 else ""
@@ -109,8 +121,6 @@ def introduce(job: Job, display: Display, step: int) -> None:
         display.print(f"warning: {warning}")
     if advice := stop_advice():
         display.print(advice)
-    if warning := target_warning(job.dataset):
-        display.print(f"warning: {warning}")
     if spec.batch_size > len(job.dataset.train):
         display.print(
             f"warning: batch size {spec.batch_size} exceeds the {len(job.dataset.train):,} "

@@ -15,6 +15,7 @@ from PIL import Image
 import dptrain
 from dptrain import Trainer, UserError, get_network
 from dptrain.cli.main import run
+from dptrain.cli.scale import _data_lines, _design
 from dptrain.experiments.sweep import list_cases
 from dptrain.training.job import open_network
 from dptrain.training.settings import load_settings
@@ -53,6 +54,55 @@ def test_a_folder_decides_on_classes_and_channels(
     assert trainer.network.input_shape == (channels, 16, 16)
     assert trainer.network.num_outputs == count
     assert trainer.predict(np.zeros((1, 8, 9), np.uint8)).shape == (1, count)
+
+
+@pytest.mark.parametrize(
+    ("command", "trains"),
+    [
+        (("find-rate", "--steps", "12"), True),
+        pytest.param(
+            ("study", "sweep", "--set", "momentum=0.5,0.9", "--steps", "2", "--output", "out"),
+            True, marks=pytest.mark.more,
+        ),
+        pytest.param(
+            ("study", "variants", "--filters", "2,4", "--steps", "3", "--output", "out"), True,
+            marks=pytest.mark.more,
+        ),
+        (("train", "--dry-run"), True),
+        pytest.param(("profile", "--steps", "2"), True, marks=pytest.mark.more),
+        pytest.param(("layers",), False, marks=pytest.mark.more),
+        (("bench", "--batch-sizes", "2", "--samples", "none", "--output", "out",
+          "--seconds-per-case", "0.01"), False),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_every_command_states_the_network_and_the_files_that_it_leaves_out(
+    command: tuple[str, ...], trains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (write_folder(tmp_path / "photos", ("a", "b", "c")) / "a" / "notes.txt").write_text("no image")
+    network = ("--network", "model-small") if trains else ("model-small",)
+    arguments = (*network, "--data", "folder:photos", "--backend", "reference")
+    split = 1 + (command[0] == "study")
+    words = [*command[:split], *arguments, *command[split:]]
+    assert run(words, is_rank_zero=True) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("network: model-small adapted to the data: ") for line in lines) == 1
+    left_out = "data: 1 file is left out: no images: 1 (1 .txt)"
+    assert sum(line.startswith(left_out) for line in lines) == trains
+
+
+def test_a_study_of_scaling_states_them_before_it_writes_anything(tmp_path: Path) -> None:
+    (write_folder(tmp_path / "photos", ("a", "b", "c")) / "a" / "notes.txt").write_text("no image")
+    flags = {"network": "model-small", "data": f"folder:{tmp_path / 'photos'}", "ranks": "1"}
+    _, design = _design(None, tmp_path / "out", flags)
+    network, *data = _data_lines(design)
+    assert network.endswith("layer dense2 with 3 outputs (published: 10)")
+    assert data[-1] == "data: 1 file is left out: no images: 1 (1 .txt)"
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="does not exist; expected a directory"):
+        _data_lines(replace(design, settings={**design.settings, "data": "folder:nowhere"}))
 
 
 def test_one_image_with_colours_makes_three_channels(tmp_path: Path) -> None:
