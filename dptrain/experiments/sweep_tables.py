@@ -27,8 +27,8 @@ def sweep_table(results: Sequence[PointResult]) -> Table:
         *(name.replace("_", " ") for name in axes), scored, "95% interval", "runs", "time per step",
         "training", "memory",
     ]  # fmt: skip
-    best = best_point(results)
-    rows = [_row(result, axes, scored, is_best=result is best) for result in results]
+    best = best_points(results)
+    rows = [_row(result, axes, scored, is_best=result in best) for result in results]
     table = fitted_table("Points of the sweep", heads, rows, text=())
     table.keys = len(axes)
     table.caption = (
@@ -38,13 +38,14 @@ def sweep_table(results: Sequence[PointResult]) -> Table:
     return table
 
 
-def best_point(results: Sequence[PointResult]) -> PointResult | None:
-    """Return the point with the highest mean accuracy or the lowest mean loss; None if none ran."""
+def best_points(results: Sequence[PointResult]) -> list[PointResult]:
+    """Return the points that share the highest mean accuracy or the lowest mean loss."""
     scored = [(r.score.value, r) for r in results if r.score is not None]
     if not scored:
-        return None
+        return []
     choose = max if scored[0][1].scored.endswith("accuracy") else min
-    return choose(scored, key=lambda pair: pair[0])[1]
+    best = choose(value for value, _ in scored)
+    return [result for value, result in scored if value == best]
 
 
 def _row(result: PointResult, axes: Sequence[str], scored: str, *, is_best: bool) -> list[str]:

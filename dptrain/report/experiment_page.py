@@ -136,11 +136,11 @@ def _score(value: float, scored: str) -> str:
 
 
 def _sweep_page(found: Sweep) -> Page:
-    from dptrain.experiments.sweep_tables import best_point
+    from dptrain.experiments.sweep_tables import best_points
 
     settings, points = found.settings, found.points
     axes = [name.replace("_", " ") for name in settings["axes"]]
-    best = best_point(points)
+    best = best_points(points)
     runs, seeds = sum(point.runs for point in points), len(settings["seeds"])
     network = f" of {settings['network']}" if "network" in settings else ""
     data = f" on {settings['data']}" if "data" in settings else ""
@@ -151,10 +151,10 @@ def _sweep_page(found: Sweep) -> Page:
         title=f"Sweep over {' and '.join(axes)}{network}{data}",
         about=f"{runs} runs of {len(points)} points, {seeds} seed{'s' * (seeds != 1)}; "
         f"{_conditions(settings)}.",
-        headline="No run has a score." if best is None else best_sentence(best),
+        headline=best_sentence(best) if best else "No run has a score.",
         plots=_sweep_plots(points),
-        text=[] if best is None else [_overlap_sentence(best, points)],
-        keys=[] if best is None else _best_keys(best, points.index(best)),
+        text=[_overlap_sentence(best[0], points)] if best else [],
+        keys=_best_keys(best[0], points.index(best[0])) if best else [],
         notes=_sweep_notes(points, seeds),
         table=_points_table(points),
     )
@@ -168,20 +168,24 @@ def _has_interval(point: PointResult) -> bool:
     return point.score is not None and math.isfinite(point.score.low)
 
 
-def best_sentence(best: PointResult) -> str:
-    """Return the score of the best point of a sweep, with its interval and its values."""
+def best_sentence(points: Sequence[PointResult]) -> str:
+    """Return the score of the best points of a sweep, with its interval if there is one, and their
+    values; of more than three, the number.
+    """
     from dptrain.experiments.sweep_tables import limited
 
+    best = points[0]
     assert best.score is not None
     score = limited(best.score, best.scored)
     interval = ""
-    if _has_interval(best):
+    if _has_interval(best) and len(points) == 1:
         low, high = (_score(end, best.scored) for end in (score.low, score.high))
         interval = f" (95% interval {low} to {high})"
     extreme = "highest" if best.scored.endswith("accuracy") else "lowest"
+    where = " and with ".join(map(_name, points)) if len(points) < 4 else f"{len(points)} points"
     return (
-        f"The {extreme} {best.scored} is {_score(score.value, best.scored)}{interval}, with "
-        f"{_name(best)}."
+        f"The {extreme} {best.scored} is {_score(score.value, best.scored)}{interval}, "
+        f"{'equally ' if len(points) > 1 else ''}with {where}."
     )
 
 

@@ -21,8 +21,8 @@ def accuracy_plot(run: TrainingRun) -> Plot:
     ]
     return curves_plot(
         "accuracy", "Accuracy by epoch", "accuracy, %", curves, x="epoch", log=False, top=100,
-        caption="Validation data: after each epoch. Training data: mean over the epoch, before "
-        "each update, with augmentation and dropout.",
+        caption=f"{'Validation data: after each epoch. ' if validation[1] else ''}Training data: "
+        "mean over the epoch, before each update, with augmentation and dropout.",
         alt=f"Training accuracy by epoch: {_listed(train[1])}. Validation accuracy: "
         f"{_listed(validation[1]) or 'not measured'}.",
     )  # fmt: skip
@@ -39,10 +39,10 @@ def loss_plot(run: TrainingRun) -> Plot:
     ]
     every = run.job["log_every"]
     which = "each" if every == 1 else f"every {every}th"
+    after = ", and over the validation data after it" if validation[1] else ""
     return curves_plot(
         "loss", "Loss by epoch", "loss", curves, x="epoch",
-        caption=f"Points are minibatches, {which} one. Lines are means over an epoch, and over the "
-        "validation data after it.",
+        caption=f"Points are minibatches, {which} one. Lines are means over an epoch{after}.",
         alt=f"Training loss by epoch: {', '.join(map(short, _some(train[1])))}.",
     )  # fmt: skip
 

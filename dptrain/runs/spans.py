@@ -62,6 +62,8 @@ class Span:
         found = {}
         for name, pair in pairs.items():
             old, new = chosen.get(name, pair)
+            if name == "transport" and 1 in pairs.get("ranks", ()):
+                pair = pair[1], pair[1]  # One rank uses none: only the user's value counts.
             if pair[0] != pair[1]:
                 found[name] = pair
             elif before.config and old != new and new != pair[1]:

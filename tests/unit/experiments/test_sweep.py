@@ -17,7 +17,7 @@ from dptrain.errors import UserError
 from dptrain.experiments.case_runs import finished_run
 from dptrain.experiments.ledger import Ledger
 from dptrain.experiments.sweep import Case, list_cases, mean_over_seeds, part_of, run_sweep
-from dptrain.experiments.sweep_tables import best_point, sweep_table
+from dptrain.experiments.sweep_tables import best_points, sweep_table
 from dptrain.network import Conv2d, Dense
 from dptrain.training.settings import Settings, load_settings
 
@@ -187,8 +187,7 @@ def test_the_table_marks_the_best_point(tmp_path: Path) -> None:
     sweep(axes, 1, tmp_path)
     groups = [[case] for case in list_cases(make, axes, (0,))]
     results = [point_result(tmp_path, group) for group in groups]
-    best = best_point(results)
-    assert best is not None
+    [best] = best_points(results)
     assert best.point["learning_rate"] == "0.05"
     console = Console(width=120)
     with console.capture() as printed:

@@ -18,7 +18,7 @@ from dptrain.experiments import study, sweep
 from dptrain.experiments.ledger import write_csv
 from dptrain.experiments.study import VariantResult
 from dptrain.experiments.sweep import PointResult, read_results
-from dptrain.experiments.sweep_tables import best_point
+from dptrain.experiments.sweep_tables import best_points
 from dptrain.measure.statistics import Estimate
 from dptrain.report.experiment_page import (
     Sweep,
@@ -98,8 +98,8 @@ def test_the_headline_is_the_best_point() -> None:
     for seed in range(200):
         found = random_sweep(random.Random(seed))
         scores = [p.score.value for p in found.points if p.score is not None]
-        found_best = best_point(found.points)
-        head = "No run has a score." if found_best is None else best_sentence(found_best)
+        found_best = best_points(found.points)
+        head = best_sentence(found_best) if found_best else "No run has a score."
         if not scores:
             assert head == "No run has a score."
             continue
@@ -107,6 +107,19 @@ def test_the_headline_is_the_best_point() -> None:
         best = max(scores) if scored.endswith("accuracy") else min(scores)
         [point] = [p for p in found.points if p.score is not None and p.score.value == best]
         assert all(value in head for value in point.point.values()), seed
+
+
+def test_equal_scores_are_all_the_best() -> None:
+    for seed in range(200):
+        found = random_sweep(random.Random(seed))
+        scored = [p for p in found.points if p.score is not None]
+        points = [replace(p, score=scored[0].score) for p in scored]
+        assert best_points(points) == points
+        if not 1 < len(points) < 4:
+            continue
+        head = best_sentence(points)
+        assert "equally with " in head
+        assert all(value in head for point in points for value in point.point.values()), seed
 
 
 def variant(name: str, accuracy: float | None, step_ms: float) -> VariantResult:

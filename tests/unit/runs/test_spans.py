@@ -143,6 +143,17 @@ def test_every_changed_setting_is_refused_or_recorded(
     assert_shown(folder, trained, name, now, was, expected)
 
 
+def test_one_rank_changes_no_transport() -> None:
+    several = {"ranks": 3, "transport": "shared"}
+    for before, now in ((several, {"ranks": 1, "transport": "mpi"}),
+                        ({"ranks": 1, "transport": "mpi"}, several)):  # fmt: skip
+        config = {"transport": "auto"}
+        changes = Span(5, now, config=config).changes_from(Span(1, before, config=config))
+        assert list(changes) == ["ranks"]
+        chosen = Span(5, now, config={"transport": "nccl"})
+        assert list(chosen.changes_from(Span(1, before, config=config))) == ["ranks", "transport"]
+
+
 def assert_shown(folder: Path, base: Path, name: str, now: Any, was: Any, expected: str) -> None:
     """Check that all five places show a change."""
     record, summary = read_record(folder), json.loads((folder / "summary.json").read_text())
