@@ -114,8 +114,8 @@ def check(spec: str, network: str | None) -> int:
     count = sum(map(len, dataset.splits))
     with _progress(count, "samples read") as step:
         problems = find_problems(dataset, step)
-    for note in (*dataset.notes, *counts.lines()):
-        click.echo(f"{dataset.name}: {note}")
+    for line in counts.lines():
+        click.echo(f"data: {line}")
     for problem in problems:
         click.echo(f"dptrain: {dataset.name}: {problem}", err=True)
     if not problems:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from pathlib import Path
 
 import click
@@ -27,6 +27,7 @@ from dptrain.cli.study import study
 from dptrain.cli.train import evaluate, predict, train
 from dptrain.comm.launcher import find_launch
 from dptrain.errors import UserError, path_user_error
+from dptrain.notes import notes_shown
 
 
 def main() -> None:
@@ -80,8 +81,10 @@ def run(arguments: list[str], *, is_rank_zero: bool) -> int:
 
 def _call(arguments: list[str]) -> int:
     """Run one command; errors of click become a `UserError` of one line."""
+    is_rank_zero = find_launch(os.environ).rank == 0
     try:
-        result = cli.main(arguments, prog_name="dptrain", standalone_mode=False)
+        with notes_shown(_show_note) if is_rank_zero else nullcontext():
+            result = cli.main(arguments, prog_name="dptrain", standalone_mode=False)
     except click.UsageError as error:
         # Click ends some messages with a full stop and a question.
         message = " ".join(error.format_message().split())
@@ -94,6 +97,13 @@ def _call(arguments: list[str]) -> int:
     except OSError as error:
         raise path_user_error(error) or error from error
     return result if isinstance(result, int) else 0
+
+
+def _show_note(note: str) -> None:
+    """Print a note about data, on standard error if standard output is for a program."""
+    context = click.get_current_context(silent=True)
+    given = {} if context is None else context.params
+    click.echo(f"data: {note}", err=any(given.get(name) for name in ("as_json", "as_toml")))
 
 
 def _run_launched(arguments: list[str]) -> int:

@@ -44,7 +44,7 @@ def print_evaluation(result: Mapping[str, Any], quality: Quality | None, *, as_j
 
     if as_json:
         return _print_json(result)
-    parts = ("classes", "confusion")
+    parts = ("classes", "confusion", "notes")
     print_values({k: v for k, v in result.items() if k not in parts}, as_json=False)
     if remark := r2_remark(result.get("r2")):
         click.echo(f"R²{remark}")
@@ -115,7 +115,6 @@ def print_data(found: Mapping[str, Any]) -> None:
     stored = "different sizes" if found["stored_shape"] is None else _shape(found["stored_shape"])
     values = {
         "data": found["description"],
-        **({"notes": "; ".join(found["notes"])} if found["notes"] else {}),
         "stored": f"{stored}, {found['stored_type']}",
         "network's input": _shape(found["input_shape"]),
         "preprocessing": found["preprocessing"],

@@ -158,8 +158,8 @@ def predict(
     """Write the predictions of a trained network for new samples.
 
     The columns are the name of the sample, the class and the probability of each class, or the
-    predicted values, and the target if INPUT contains it: an array y next to x, the target column
-    of a .csv file, or folders with the names of classes.
+    predicted values, and the target, or several, if INPUT contains them: an array y next to x, the
+    target column of a .csv file, or folders with the names of classes.
     """
 
     def action() -> int:
@@ -169,9 +169,7 @@ def predict(
 
         world = World.of_launch(command="predict")
         model = load_on_all_ranks(run_dir, world, checkpoint, weights=weights)
-        count = predict_to_file(
-            model, source, output, world, workers=workers, classes=classes, show=click.echo
-        )
+        count = predict_to_file(model, source, output, world, workers=workers, classes=classes)
         if world.is_rank_zero:
             print_warning(model.warning)
             click.echo(f"{count} predictions by the model of step {model.step} in {output}")

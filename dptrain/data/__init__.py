@@ -29,6 +29,7 @@ from dptrain.data.table import open_csv, open_maps
 from dptrain.errors import UserError
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
+from dptrain.notes import show_notes
 
 _FIT = {"fit": "resize|crop"}
 _CLASSES = {"classes": "NAMES"}
@@ -244,7 +245,9 @@ def open_data(
         split=split,
     )
     with _readable(spec):
-        return SOURCES[request.name].open(request)
+        dataset = SOURCES[request.name].open(request)
+    show_notes(dataset.notes)
+    return dataset
 
 
 @contextmanager

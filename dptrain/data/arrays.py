@@ -6,7 +6,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,12 @@ def unused_note(names: Collection[Any], pairs: Collection[str]) -> str:
     complete = (e for e in VALIDATION_ENDINGS if f"x{e}" in names and f"y{e}" in names)
     endings = [next(complete, e) if e == VALIDATION else e for e in pairs]
     used = {f"{kind}{ending}" for ending in endings for kind in "xy"}
-    left = sorted(str(name) for name in names if name not in used)
+    return left_out_arrays(name for name in names if name not in used)
+
+
+def left_out_arrays(names: Iterable[Any]) -> str:
+    """Return a line about arrays that are not used; "" if there are none."""
+    left = sorted(map(str, names))
     some = ", ".join(shown(name, 40) for name in left[:10]) + (", …" if len(left) > 10 else "")
     return f"arrays are left out: {some}" if left else ""
 

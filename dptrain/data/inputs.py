@@ -8,15 +8,16 @@ because a network computes a prediction for any numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.arrays import map_npy, names_in, opened_npz
+from dptrain.data.arrays import left_out_arrays, map_npy, names_in, opened_npz
 from dptrain.data.base import Samples
 from dptrain.data.classes import Classes, Names, labels_in
 from dptrain.data.csv_file import read_columns
@@ -33,6 +34,7 @@ from dptrain.data.stored import StoredInputs
 from dptrain.data.table import check_takes_tables, read_targets
 from dptrain.errors import UserError
 from dptrain.files import require_regular
+from dptrain.notes import show_notes
 
 EXPECTED = "expected a .npy, .npz or .csv file, an image, or a folder of images"
 ARRAY_NAMES = ("x", "x_test")
@@ -47,13 +49,14 @@ class RawInputs:
         samples: their `read` fills x and leaves y unchanged.
         names: identifies each sample: a file relative to its folder, or the number of its row,
             from 0.
-        targets: text for each sample, empty if it is not known; None if no target is known.
+        targets: texts for each sample, empty if they are not known: one, or one for each value that
+            is predicted; None if no target is known.
         notes: as of `Dataset`.
     """
 
     samples: Samples
     names: Sequence[str]
-    targets: Sequence[str] | None = None
+    targets: Sequence[Sequence[str]] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -96,7 +99,11 @@ class ImageInputs(Samples):
 
 
 def open_inputs(
-    source: Path, preprocessing: Preprocessing, names: Names | None = None
+    source: Path,
+    preprocessing: Preprocessing,
+    names: Names | None = None,
+    *,
+    outputs: int | None = None,
 ) -> RawInputs:
     """Open samples to predict from.
 
@@ -108,6 +115,8 @@ def open_inputs(
             folder of an image whose name is a class of the model.
         preprocessing: of the model.
         names: of the labels in the source; None if it has names for them, or integers.
+        outputs: number of values that the network predicts; None if it is not known. An array y
+            with another number of columns has no targets.
 
     Raises:
         UserError: the source does not exist, is damaged, or does not match the model, or its labels
@@ -117,42 +126,52 @@ def open_inputs(
         source = find_path(source)
         if not source.exists():
             raise UserError(f"{source} does not exist; {EXPECTED}")
-        if source.is_dir():
-            return _open_images(source, preprocessing)
-        require_regular(source)
-        if source.suffix.lower() not in ARRAY_SUFFIXES and is_image(source):
-            check_takes_images(preprocessing, str(source))
-            return RawInputs(ImageInputs((source,), preprocessing), (printable(source.name),))
-        return _open_array(source, preprocessing, names)
+        found = _open(source, preprocessing, names, outputs)
     except OSError as error:
         raise UserError(
             f"{error.filename or source} cannot be read: {error.strerror or error}"
         ) from None
+    show_notes(found.notes)
+    return found
 
 
-def _open_array(source: Path, preprocessing: Preprocessing, names: Names | None) -> RawInputs:
+def _open(
+    source: Path, preprocessing: Preprocessing, names: Names | None, outputs: int | None
+) -> RawInputs:
+    if source.is_dir():
+        return _open_images(source, preprocessing)
+    require_regular(source)
     suffix, where = source.suffix.lower(), str(source)
-    targets: list[str] | None = None
+    if suffix not in ARRAY_SUFFIXES and is_image(source):
+        check_takes_images(preprocessing, where)
+        return RawInputs(ImageInputs((source,), preprocessing), (printable(source.name),))
     if suffix == ".csv":
-        check_takes_tables(preprocessing, where)
         return _open_table(source, preprocessing, names)
-    if suffix in (".npy", ".npz"):
-        stored, y, own = (map_npy(source), None, None) if suffix == ".npy" else _read_npz(source)
-        if y is not None:
-            targets = _target_texts(y, len(stored), preprocessing, names or own, where)
-        expected = preprocessing.stored_shape or preprocessing.input_shape
-        array: NDArray[Any] = channels_first(stored, where, expected)
-    else:
+    if suffix == ".npy":
+        return _open_array(map_npy(source), preprocessing, where)
+    if suffix != ".npz":
         raise UserError(
             f"{source} has the type '{suffix or 'none'}', which dptrain cannot read; {EXPECTED}"
         )
+    stored, y, own, unused = _read_npz(source)
+    found, targets, problem = _open_array(stored, preprocessing, where), None, ""
+    if y is not None:
+        problem = _problem_of_targets(y, len(stored), preprocessing, outputs)
+        if not problem:
+            targets = _target_texts(y, preprocessing, names or own, where)
+    return replace(found, targets=targets, notes=tuple(filter(None, [unused, problem])))
+
+
+def _open_array(stored: NDArray[Any], preprocessing: Preprocessing, where: str) -> RawInputs:
+    expected = preprocessing.stored_shape or preprocessing.input_shape
+    array: NDArray[Any] = channels_first(stored, where, expected)
     preprocessing.check(array.shape[1:], array.dtype, where)
     check_against_training(array, preprocessing, where)
     if preprocessing.kind == "table":
         array = preprocessing.rows.arrange(preprocessing.standardise(array))
     adapter = preprocessing.adapter(array.shape[1:], array.dtype)
     rows = tuple(str(row) for row in range(len(array)))
-    return RawInputs(ArrayInputs(array, adapter, preprocessing, where), rows, targets)
+    return RawInputs(ArrayInputs(array, adapter, preprocessing, where), rows)
 
 
 def _open_table(source: Path, preprocessing: Preprocessing, names: Names | None) -> RawInputs:
@@ -174,7 +193,7 @@ def _open_table(source: Path, preprocessing: Preprocessing, names: Names | None)
     return RawInputs(
         ArrayInputs(inputs, adapter, preprocessing, where, layout.depth),
         tuple(map(str, rows)),
-        None if targets is None else targets[layout.depth :],
+        None if targets is None else [(text,) for text in targets[layout.depth :]],
     )
 
 
@@ -190,7 +209,7 @@ def _open_images(source: Path, preprocessing: Preprocessing) -> RawInputs:
     return RawInputs(
         ImageInputs(paths, preprocessing),
         names,
-        targets if any(targets) else None,
+        [(name,) for name in targets] if any(targets) else None,
         tuple(filter(None, [str(left_out)])),
     )
 
@@ -208,17 +227,31 @@ def _class_of(path: Path, source: Path, classes: Classes) -> str:
     return (exact or [own for _, own in found] or [""])[0]
 
 
+def _problem_of_targets(
+    y: NDArray[Any], count: int, preprocessing: Preprocessing, outputs: int | None
+) -> str:
+    """Return why an array y has no targets of the samples; "" if it has."""
+    left_out = f"targets are left out, because y has shape {y.shape}"
+    if y.dtype.kind not in "iufb":
+        return f"targets are left out, because y is of type {y.dtype}, not numbers"
+    if not y.shape or len(y) != count:
+        return f"{left_out} for {count:,} samples"
+    width = math.prod(y.shape[1:])
+    if preprocessing.classes is None and (not width or outputs not in (None, width)):
+        some = "1 value" if outputs == 1 else f"{outputs or 1} values"
+        return f"{left_out}, but the network predicts {some} for each sample"
+    return ""
+
+
 def _target_texts(
-    y: NDArray[Any], count: int, preprocessing: Preprocessing, names: Names | None, where: str
-) -> list[str] | None:
-    """Return targets as text; None if they are not one label or number for each sample."""
-    if len(y) != count or y.dtype.kind not in "iufb":
-        return None
+    y: NDArray[Any], preprocessing: Preprocessing, names: Names | None, where: str
+) -> list[tuple[str, ...]]:
+    """Return targets as text: the name of a class, or numbers, for each sample."""
     if preprocessing.classes is None:
-        flat = y.reshape(-1)
-        return [f"{value:.6g}" for value in flat] if len(flat) == count else None
+        return [tuple(f"{value:.6g}" for value in row) for row in y.reshape(len(y), -1)]
     classes = Classes(preprocessing.classes)
-    return classes.names_of(labels_in(y, where, names), where, _example(classes))
+    labels = labels_in(y, where, names)
+    return [(name,) for name in classes.names_of(labels, where, _example(classes))]
 
 
 def _names_of_texts(
@@ -243,8 +276,10 @@ def _example(classes: Classes) -> str:
     return f"--classes {example_of_option(classes.names)}"
 
 
-def _read_npz(source: Path) -> tuple[NDArray[Any], NDArray[Any] | None, Names | None]:
-    """Return inputs, and targets and the names of labels if the file has them."""
+def _read_npz(source: Path) -> tuple[NDArray[Any], NDArray[Any] | None, Names | None, str]:
+    """Return inputs, targets and the names of labels if the file has them, and a line about other
+    arrays.
+    """
     expected = f"expected an array {' or '.join(ARRAY_NAMES)}, or a single one"
     with opened_npz(source, expected) as file:
         names = names_in(file, str(source))
@@ -254,5 +289,7 @@ def _read_npz(source: Path) -> tuple[NDArray[Any], NDArray[Any] | None, Names | 
             name = f"y{found[0].removeprefix('x')}"
             has_targets = found[0] in ARRAY_NAMES and name in file
             y = np.asarray(file[name]) if has_targets else None
-            return np.asarray(file[found[0]]), y, names
+            used = {found[0], *([name] if has_targets else []), *([CLASSES] if names else [])}
+            unused = left_out_arrays(set(file.files) - used)
+            return np.asarray(file[found[0]]), y, names, unused
     raise UserError(f"{source} has {', '.join(found) or 'nothing'}; {expected}")

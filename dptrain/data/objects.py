@@ -47,6 +47,7 @@ from dptrain.errors import UserError
 from dptrain.network.adaptation import resize
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
+from dptrain.notes import show_notes
 
 _EXPECTED = (
     "expected a data spec, (x, y), (x_train, y_train, x_test, y_test), a mapping with these keys, "
@@ -140,6 +141,7 @@ def dataset_from(
             split=split,
         )
     if isinstance(data, Dataset):
+        show_notes(data.notes)
         return _checked_dataset(data, network, preprocessing)
     name = "samples" if _array_pairs(data) is None else "arrays"
     own = names_in(data, "the data") if classes is None and isinstance(data, Mapping) else None
@@ -148,7 +150,9 @@ def dataset_from(
     pairs = _pairs(request, data)
     is_used = names is not None
     others = [k for k in data if k != CLASSES or not is_used] if isinstance(data, Mapping) else []
-    return dataset_of_pairs(request, pairs, "the data", unused=unused_note(others, pairs))
+    dataset = dataset_of_pairs(request, pairs, "the data", unused=unused_note(others, pairs))
+    show_notes(dataset.notes)
+    return dataset
 
 
 def _checked_dataset(

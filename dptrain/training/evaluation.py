@@ -202,7 +202,7 @@ def open_test_data(
     *,
     seed: int,
     classes: Any = None,
-) -> tuple[Samples, str]:
+) -> tuple[Samples, str, tuple[str, ...]]:
     """Open the samples on which a trained network is evaluated; every rank calls this function.
 
     Other data than the training data is used as a whole if it has no split of its own.
@@ -218,7 +218,8 @@ def open_test_data(
         classes: names of the labels of an object, see `dataset_from`.
 
     Returns:
-        The samples, and a description of them such as "all 120 samples of folder:shapes".
+        The samples, a description of them such as "all 120 samples of folder:shapes", and the notes
+        of the data set.
 
     Raises:
         UserError: the data cannot be read, does not match the network, or differs between ranks;
@@ -242,11 +243,11 @@ def open_test_data(
     dataset, fingerprint = call_on_all_ranks(world, open_whole)
     agree(world, {f"data {name}": value for name, value in fingerprint.items()})
     name = chosen if isinstance(chosen, str) else dataset.name
-    return dataset.test, describe_scored(dataset, name, whole=not own)
+    return dataset.test, describe_scored(dataset, name, whole=not own), dataset.notes
 
 
 def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
-    """Return a description of the samples in `dataset.test`, with what is left out.
+    """Return a description of the samples in `dataset.test`.
 
     Args:
         dataset: from `open_data`.
@@ -254,10 +255,9 @@ def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
         whole: True if the data set was opened with ``split=False``.
     """
     count, name = len(dataset.test), spec.partition("?")[0]
-    notes = "".join(f"; {note}" for note in dataset.notes)
     if whole and not dataset.has_split:
-        return f"all {count:,} samples of {name}{notes}"
-    return f"the test split of {name}, {count:,} samples{notes}"
+        return f"all {count:,} samples of {name}"
+    return f"the test split of {name}, {count:,} samples"
 
 
 def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
@@ -290,15 +290,15 @@ def evaluate_model(
         classes: names of the labels of an object, see `dataset_from`.
 
     Returns:
-        The same on every rank: network, data, step, scored (a description of the samples), samples,
-        loss, accuracy unless the network predicts values, and what `results_of` adds; and the
-        quality of the predictions, which is None if a sample may have several labels.
+        The same on every rank: network, data, step, scored (a description of the samples), notes
+        of the data if there are any, samples, loss, accuracy unless the network predicts values,
+        and what `results_of` adds; and the quality of the predictions, which is None if a sample may have several labels.
 
     Raises:
         UserError: the data cannot be read, or does not match the model.
     """
     trained_on = model.facts.data
-    samples, scored = open_test_data(
+    samples, scored, notes = open_test_data(
         data, trained_on, model.network, model.preprocessing, world, seed=model.facts.seed,
         classes=classes,
     )  # fmt: skip
@@ -311,6 +311,7 @@ def evaluate_model(
         "data": data if isinstance(data, str) else trained_on if data is None else "arrays",
         "step": model.step,
         "scored": scored,
+        **({"notes": list(notes)} if notes else {}),
         **results_of(result, quality),
     }
     return found, quality

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ def predict_to_file(
     *,
     workers: int = 0,
     classes: str | None = None,
-    show: Callable[[str], None] = lambda note: None,
 ) -> int:
     """Write predictions for new samples to a CSV file, one line for each sample.
 
@@ -48,7 +46,6 @@ def predict_to_file(
         workers: processes of each rank that decode images; 0 decodes in the rank itself.
         classes: names of the labels in the source, see `dptrain.data.spec.parse_names`; None if
             it has names for them, or integers.
-        show: called on rank 0 with a line for each thing that was left out of the source.
 
     Returns:
         Number of samples.
@@ -59,13 +56,10 @@ def predict_to_file(
 
     def open_source() -> RawInputs:
         names = None if classes is None else parse_names(classes, "--classes")
-        return open_inputs(source, model.preprocessing, names)
+        return open_inputs(source, model.preprocessing, names, outputs=model.network.num_outputs)
 
     inputs = call_on_all_ranks(world, open_source)
     call_on_rank_zero(world, lambda: _refuse_existing(output))
-    if world.is_rank_zero:
-        for note in inputs.notes:
-            show(note)
     predictions = np.zeros((len(inputs.samples), model.network.num_outputs))
     mine = shard(len(predictions), world.rank, world.size)
     indices = np.arange(len(predictions), dtype=np.int64)[mine]
@@ -86,9 +80,9 @@ def _refuse_existing(output: Path) -> None:
 def _write_predictions(
     output: Path, inputs: RawInputs, predictions: NDArray[np.float64], model: TrainedModel
 ) -> None:
-    """Write the columns sample, class and the probabilities, or sample and values; and target if a
-    target is known. One sigmoid output is the probability of the second class. The class is empty
-    if the outputs contain NaN.
+    """Write the columns sample, class and the probabilities, or sample and values; and the targets
+    that are known. One sigmoid output is the probability of the second class. The class is empty if
+    the outputs contain NaN.
     """
     names, kind = model.preprocessing.output_names(model.network), model.network.loss.targets
     classes = model.preprocessing.class_list(model.network)
@@ -98,9 +92,10 @@ def _write_predictions(
     header = header if classes is None else ["class", *header]
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    known = inputs.targets is not None
-    writer.writerow(["sample", *header, *(["target"] if known else [])])
-    targets = [[target] for target in inputs.targets or ()] or [[]] * len(predictions)
+    targets = inputs.targets or [()] * len(predictions)
+    width = len(targets[0])
+    columns = ["target"] if width == 1 else [f"target_{column}" for column in range(width)]
+    writer.writerow(["sample", *header, *columns])
     chosen = [[]] * len(predictions) if classes is None else (
         [[name] for name in classes.predicted(predictions)]
     )  # fmt: skip

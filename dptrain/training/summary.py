@@ -71,14 +71,15 @@ def _count(number: int, noun: str) -> str:
 
 
 def data_lines(network: Network, dataset: Dataset) -> list[str]:
-    """Return how a network differs from the published one, and what the data is and lacks.
+    """Return how a network differs from the published one, and what the data is.
 
-    Every command that trains prints these lines before its first result.
+    Every command that trains prints these lines before its first result. Opening the data prints
+    its notes.
     """
     warning = target_warning(dataset)
     return [
         *adaptation_lines(network),
-        *(f"data: {line}" for line in (dataset.description, *dataset.notes)),
+        f"data: {dataset.description}",
         *([f"warning: {warning}"] if warning else []),
     ]
 

@@ -19,7 +19,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +47,7 @@ from dptrain.measure.load import Clock
 from dptrain.measure.recorder import EVALUATION
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
+from dptrain.notes import notes_shown
 from dptrain.training.averaging import averaged_parameters, averaged_replica, has_average
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.baseline import InterleavedBaseline, open_loader
@@ -151,9 +152,7 @@ class Trainer(Sealed):
             world, lambda: _settings(network, data, settings).with_recipe(graph)
         )
         keeps_run = chosen.run_dir is not None
-        job = _assemble(
-            chosen, world, graph, data, classes, keeps_run=keeps_run, quiet=not progress
-        )
+        job = _assemble(chosen, world, graph, data, classes, keeps_run=keeps_run, progress=progress)
         self._start([*([Progress()] if progress else []), *callbacks], job)
 
     @classmethod
@@ -187,7 +186,7 @@ class Trainer(Sealed):
         )
         trainer = cls.__new__(cls)
         graph = call_on_all_ranks(world, chosen.load_network)
-        job = _assemble(chosen, world, graph, data, classes, keeps_run=True, quiet=not progress)
+        job = _assemble(chosen, world, graph, data, classes, keeps_run=True, progress=progress)
         trainer._start([*([Progress()] if progress else []), *callbacks], job)
         return trainer
 
@@ -683,17 +682,19 @@ class Trainer(Sealed):
                 matched with the classes of the network by their value, never by their position.
 
         Returns:
-            ``scored`` (which samples were evaluated), ``samples`` (their number), ``loss`` (mean
-            over samples) and, unless the network predicts values, ``accuracy``; further results of
+            ``scored`` (which samples were evaluated), ``notes`` (what was left out or converted of
+            other data, if anything was), ``samples`` (their number), ``loss`` (mean over samples)
+            and, unless the network predicts values, ``accuracy``; further results of
             each class or of values, see `dptrain.training.evaluation.results_of`.
         """
         job = self.job
+        notes: tuple[str, ...] = ()
         self._average_statistics()
         if data is None:
             samples = job.dataset.test
             scored = f"the test split of {job.dataset.name}, {len(samples):,} samples"
         else:
-            samples, scored = open_test_data(
+            samples, scored, notes = open_test_data(
                 data,
                 job.spec.data,
                 job.network,
@@ -706,7 +707,8 @@ class Trainer(Sealed):
             found = score_in_detail(
                 job.replica, samples, job.world, job.dataset.preprocessing, job.shares.counts
             )
-        return {"scored": scored, **results_of(*found)}
+        mentioned = {"notes": list(notes)} if notes else {}
+        return {"scored": scored, **mentioned, **results_of(*found)}
 
     @_exclusive
     def predict(self, x: ArrayLike) -> NDArray[np.float32]:
@@ -849,7 +851,7 @@ def _assemble(
     classes: Any,
     *,
     keeps_run: bool,
-    quiet: bool,
+    progress: bool,
 ) -> Job:
     agree(world, job_settings(chosen))
     network = with_size_of_weights(chosen, network, world)
@@ -865,11 +867,13 @@ def _assemble(
             classes=classes,
         )
 
-    dataset = call_on_all_ranks(world, open_objects)
-    return assemble(
-        chosen, world, network=network, dataset=dataset, keeps_run=keeps_run, quiet=quiet,
-        allows_balance=True,
-    )  # fmt: skip
+    shows = progress and world.is_rank_zero
+    with notes_shown(lambda note: print(f"data: {note}")) if shows else nullcontext():
+        dataset = call_on_all_ranks(world, open_objects)
+        return assemble(
+            chosen, world, network=network, dataset=dataset, keeps_run=keeps_run,
+            quiet=not progress, allows_balance=True,
+        )  # fmt: skip
 
 
 def _check_callbacks(callbacks: Any) -> None:

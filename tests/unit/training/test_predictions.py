@@ -1,4 +1,4 @@
-"""Predicted classes of samples whose outputs contain NaN."""
+"""Predictions in a file: targets next to them, and outputs that contain NaN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from dptrain.comm.world import World
-from dptrain.network import Dense, Loss, Network, SigmoidBinaryCrossEntropy, SoftmaxCrossEntropy
+from dptrain.network import (
+    Dense,
+    Loss,
+    MeanSquaredError,
+    Network,
+    SigmoidBinaryCrossEntropy,
+    SoftmaxCrossEntropy,
+)
 from dptrain.training.prediction import predict_to_file
 from tests.unit.interchange.models import model_of, plain
 
@@ -34,3 +41,16 @@ def test_outputs_with_nan_have_no_class(loss: Loss, outputs: int, tmp_path: Path
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     assert [row["class"] for row in rows] == [""] * 3
     assert {row[f"probability_{names[-1]}"] for row in rows} == {"nan"}
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_every_target_of_a_sample_has_a_column(outputs: int, tmp_path: Path) -> None:
+    network = Network((2,), [Dense(outputs)], MeanSquaredError(), name="values")
+    model = model_of(network, plain(network))
+    y = np.arange(4 * outputs, dtype=np.float32).reshape(4, outputs)
+    np.savez(tmp_path / "new.npz", x=np.ones((4, 2), np.float32), y=y)
+    predict_to_file(model, tmp_path / "new.npz", tmp_path / "p.csv", World.single())
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    names = ["target"] if outputs == 1 else [f"target_{column}" for column in range(outputs)]
+    assert list(rows[0])[1 + outputs :] == names
+    assert [[float(row[name]) for name in names] for row in rows] == y.tolist()
