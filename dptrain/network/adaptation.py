@@ -51,7 +51,7 @@ def resize(network: Network, input_shape: Shape, outputs: int) -> Network:
 
 def fixed(network: Network, file: str) -> Network:
     """Return a network of the zoo that keeps its size, that of the weights in a file."""
-    return replace(network, layers=network.layers).read_from(file)
+    return replace(network, layers=network.layers).read_from(file, "weights")
 
 
 def _input_shape(own: Shape, sample: Shape) -> Shape:
@@ -155,12 +155,12 @@ def edit_outputs(network: Network, outputs: int) -> str:
         'set units=3 in layer "dense2"'
     """
     name = output_layer(network)
-    if network.file.endswith(".safetensors"):
+    if network.file_kind == "weights":
         return (
             f"that is the size of the weights in {network.file}, so train without --weights, or "
             f"with weights for {outputs} outputs"
         )
-    if network.file and not network.file.endswith((".toml", ".onnx")):
+    if network.file_kind == "run":
         return (
             f"it is the network of the run in {network.file}, so restore the data of the "
             "run, or start a new one"
@@ -169,14 +169,13 @@ def edit_outputs(network: Network, outputs: int) -> str:
         return f"end it in a dense layer with {outputs} units{_in_file(network)}"
     layer = next(node.layer for node in network.nodes if node.name == name)
     key = "units" if isinstance(layer, Dense) else "filters"
-    if network.file.endswith(".onnx"):
+    if network.file_kind == "onnx":
         return (
             f'export it again with {outputs} outputs of its last layer, or write it with "dptrain '
             f'describe {network.file} --toml" to a TOML file and set {key} = {outputs} in '
             f'layer "{name}"'
         )
-    is_toml = network.file.endswith(".toml")
-    equals = " = " if is_toml else "="
+    equals = " = " if network.file_kind == "toml" else "="
     return f'set {key}{equals}{outputs} in layer "{name}"{_in_file(network)}'
 
 
@@ -193,13 +192,18 @@ def edit_input(network: Network, sample: Shape) -> str:
         return f"use a network for {kind}, or one of your own with input shape {sample}"
     same_kind = len(sample) == len(network.input_shape) == 3
     shape = _input_shape(network.input_shape, sample) if same_kind else sample
-    if network.file.endswith(".toml"):
+    if network.file_kind == "weights":
+        return (
+            f"that is the shape of the weights in {network.file}, so train without --weights, or "
+            f"with weights for the input shape {shape}"
+        )
+    if network.file_kind == "toml":
         return f"set input = {list(shape)}{_in_file(network)}"
     return f"use a network with input shape {shape}"
 
 
 def _in_file(network: Network) -> str:
-    return f" of {network.file}" if network.file.endswith(".toml") else ""
+    return f" of {network.file}" if network.file_kind == "toml" else ""
 
 
 def _times(shape: Shape) -> str:

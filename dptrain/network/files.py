@@ -94,7 +94,7 @@ def get_network(
     if is_onnx(Path(text)):
         from dptrain.interchange.onnx_files import read_onnx_file
 
-        return read_onnx_file(Path(text)).network.read_from(text)
+        return read_onnx_file(Path(text)).network.read_from(text, "onnx")
     return read_network(text) if is_file else build_network(text, input_shape, outputs)
 
 
@@ -111,7 +111,7 @@ def read_network(path: Path | str) -> Network:
     path = Path(path)
     values = read_toml(path)
     try:
-        return _network(values, path.stem).read_from(str(path))
+        return _network(values, path.stem).read_from(str(path), "toml")
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dptrain.arguments import NamedArguments
 from dptrain.bounds import MAX_LAYERS
@@ -98,6 +98,9 @@ def check_layer_count(count: int) -> None:
         raise UserError(f"the network has {count:,} layers; expected at most {MAX_LAYERS:,}")
 
 
+FileKind = Literal["", "toml", "onnx", "weights", "run"]
+"""What `Network.file` is, see `Network.read_from`."""
+
 NO_NAME = "network"
 """Name of a network if no other was chosen."""
 
@@ -122,7 +125,8 @@ class Network(metaclass=NamedArguments):
         nodes: the layers in topological order, with names, inputs and shapes.
         family: the function of the zoo that returns this network and that of another size, see
             `dptrain.network.adaptation`; None for a network of the user's own.
-        file: path of the file that it was read from; "" if there is none.
+        file: path of the file or the run that decided about it; "" if there is none.
+        file_kind: what this file is.
 
     Raises:
         UserError: the shape of an input does not fit the layer; the message names the layer.
@@ -149,6 +153,7 @@ class Network(metaclass=NamedArguments):
     # A changed copy of a network belongs to no family and to no file, so neither is an argument.
     family: Family | None = field(default=None, init=False, repr=False, compare=False)
     file: str = field(default="", init=False, repr=False, compare=False)
+    file_kind: FileKind = field(default="", init=False, repr=False, compare=False)
 
     @classmethod
     def of_family(cls, family: Family, input_shape: Shape, outputs: int) -> Network:
@@ -161,10 +166,17 @@ class Network(metaclass=NamedArguments):
         object.__setattr__(network, "family", family)
         return network
 
-    def read_from(self, file: str) -> Network:
-        """Return the network with the path of the file that it was read from."""
+    def read_from(self, file: str, kind: FileKind) -> Network:
+        """Return the network with the path of the file or the run that decided about it.
+
+        Args:
+            file: the path.
+            kind: ``toml`` or ``onnx`` for a file that describes the network, ``weights`` for one
+                whose arrays decided about its size, ``run`` for the directory of a run.
+        """
         network = copy.copy(self)
         object.__setattr__(network, "file", file)
+        object.__setattr__(network, "file_kind", kind)
         return network
 
     @classmethod

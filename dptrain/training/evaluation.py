@@ -292,7 +292,8 @@ def evaluate_model(
     Returns:
         The same on every rank: network, data, step, scored (a description of the samples), notes
         of the data if there are any, samples, loss, accuracy unless the network predicts values,
-        and what `results_of` adds; and the quality of the predictions, which is None if a sample may have several labels.
+        and what `results_of` adds; and the quality of the predictions, which is None if a sample
+        may have several labels.
 
     Raises:
         UserError: the data cannot be read, or does not match the model.

@@ -531,7 +531,7 @@ class Settings:
             return get_network(self.network)
         found = _network_of_run(self.resume, self.network) or get_network(self.network)
         is_kept = Path(self.network).absolute().parent == Path(self.resume).absolute()
-        return found.read_from(str(self.resume)) if is_kept else found
+        return found.read_from(str(self.resume), "run") if is_kept else found
 
     def check_until_accuracy(self, network: Network) -> None:
         """Raise `UserError` if an accuracy is requested, but the network predicts values."""
@@ -600,7 +600,7 @@ def _network_of_run(run_dir: Path, name: str) -> Network | None:
     with suppress(OSError, ValueError, KeyError, TypeError):  # The run directory is checked later.
         found = parse_json(read_regular(run_dir / SPECIFICATION_FILE, MAX_TEXT_BYTES))
         if found["job"]["network"] == name:
-            return network_from_dict(found["network"]).read_from(str(run_dir))
+            return network_from_dict(found["network"]).read_from(str(run_dir), "run")
     return None
 
 

@@ -3,6 +3,7 @@
 The arrays are the parameters and the statistics of the network by name, ``conv1.weight`` (K, C, R,
 S), ``fc.weight`` (out, in), ``bn1.running_mean`` (C,). The networks of the zoo that torchvision has
 use its names, so that ``safetensors.torch.save_file(model.state_dict(), path)`` writes such a file.
+A prefix of all names, such as ``module.``, does not matter.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def check_weights(network: Network, path: str | os.PathLike[str]) -> None:
             the first array that differs.
     """
     path = Path(path)
-    mismatch = _mismatch(network, *_contents(path))
+    mismatch = _mismatch(network, *_contents(path, network))
     if mismatch is not None:
         raise UserError(_do_not_fit(path, network, mismatch))
 
@@ -59,7 +60,7 @@ def size_of_weights(network: Network, path: str | os.PathLike[str]) -> tuple[Sha
     Returns:
         None if they fit no size of the network; `check_weights` then names the difference.
     """
-    shapes, types = _contents(Path(path))
+    shapes, types = _contents(Path(path), network)
     last = shapes.get(f"{output_layer(network)}.weight", ())
     first = next(node for node in network.nodes if node.parameters)
     weight, input_shape = shapes.get(f"{first.name}.weight", ()), network.input_shape
@@ -74,17 +75,32 @@ def size_of_weights(network: Network, path: str | os.PathLike[str]) -> tuple[Sha
     return size if fits else None
 
 
-def _contents(path: Path) -> tuple[dict[str, Shape], dict[str, str]]:
+def _contents(path: Path, network: Network) -> tuple[dict[str, Shape], dict[str, str]]:
     """Return the shapes and the types of the arrays in a file, without reading their numbers."""
     if is_onnx(path):
-        shapes = {name: values.shape for name, values in _onnx_arrays(path).items()}
+        shapes = {name: values.shape for name, values in _onnx_arrays(path, network).items()}
         return shapes, dict.fromkeys(shapes, TYPES[0])
     with _open(path) as file:
         names = [n for n in file.keys() if not n.endswith(IGNORED_SUFFIX)]  # noqa: SIM118
-        slices = {name: file.get_slice(name) for name in names}
+        prefix = _prefix(names, network)
+        slices = {name.removeprefix(prefix): file.get_slice(name) for name in names}
         shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}
         types = {name: str(each.get_dtype()) for name, each in slices.items()}
     return shapes, types
+
+
+def _prefix(names: Sequence[str], network: Network) -> str:
+    """Return what precedes the names of all parameters in a file, such as ``module.``; else "".
+
+    PyTorch's DistributedDataParallel and ``torch.compile`` (``_orig_mod.``) add such a prefix, and
+    so does a model that is an attribute of another one.
+    """
+    own = [parameter.name for parameter in network.parameters]
+    known = set(names)
+    found = [name.removesuffix(own[0]) for name in names if name.endswith(f".{own[0]}")]
+    if known.issuperset(own):
+        return ""
+    return next((text for text in found if all(text + name in known for name in own)), "")
 
 
 def load_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
@@ -102,10 +118,11 @@ def load_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
     check_weights(network, path)
     names = [p.name for p in network.parameters] + [s.name for s in network.statistics]
     if is_onnx(path):
-        found = _onnx_arrays(path)
+        found = _onnx_arrays(path, network)
     else:
         with _open(path) as file:
-            found = {name: file.get_tensor(name) for name in names}
+            prefix = _prefix(list(file.keys()), network)
+            found = {name: file.get_tensor(prefix + name) for name in names}
     for name, values in found.items():
         if not np.isfinite(values).all():
             reason = f"{name} contains values that are not finite numbers"
@@ -191,10 +208,12 @@ def system_error(error: SafetensorError) -> OSError:
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
 
 
-def _onnx_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def _onnx_arrays(path: Path, network: Network) -> dict[str, NDArray[Any]]:
     from dptrain.interchange.onnx_files import read_onnx_file
 
-    return dict(read_onnx_file(path).arrays)
+    arrays = read_onnx_file(path).arrays
+    prefix = _prefix(list(arrays), network)
+    return {name.removeprefix(prefix): values for name, values in arrays.items()}
 
 
 @contextmanager

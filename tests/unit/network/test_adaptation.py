@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from dptrain.network import Network, get_network, read_network, write_network
 from dptrain.network.adaptation import (
     adapt,
     describe_adaptation,
+    edit_input,
     edit_outputs,
+    fixed,
     output_layer,
     resize,
 )
@@ -93,6 +96,28 @@ def test_the_edit_of_a_file_is_exact(tmp_path_factory, network: Network, outputs
     values["layer"][names.index(found[2])][found[1]] = outputs
     path.write_text(tomli_w.dumps(values), encoding="utf-8")
     assert read_network(path).num_outputs == outputs
+
+
+@settings(max_examples=200)
+@given(
+    network=networks(),
+    outputs=st.integers(2, 30),
+    kind=st.sampled_from(["toml", "onnx", "weights", "run"]),
+    stem=st.sampled_from(["run", "a/b", "new.toml", "old.onnx", "x.safetensors"]),
+    suffix=st.sampled_from(["", ".toml", ".onnx", ".ONNX", ".safetensors"]),
+)
+def test_what_a_file_is_decides_about_the_advice_not_its_name(
+    network: Network, outputs: int, kind: Any, stem: str, suffix: str
+) -> None:
+    file = stem + suffix
+    read = fixed(network, file) if kind == "weights" else network.read_from(file, kind)
+    shape = tuple(size + 1 for size in network.input_shape)
+    texts = edit_outputs(read, outputs), edit_input(read, shape)
+    for text in texts:
+        assert ("train without --weights" in text) == (kind == "weights")
+        assert text.endswith(f" of {file}") == (kind == "toml")
+    assert ("restore the data of the run" in texts[0]) == (kind == "run")
+    assert ("export it again" in texts[0]) == (kind == "onnx" and "end it in" not in texts[0])
 
 
 def test_a_network_of_the_user_is_not_changed_but_named(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from dptrain import Trainer, load
@@ -25,9 +27,15 @@ from dptrain.network import (
     get_network,
 )
 from dptrain.plan.optimizers import SGD
-from dptrain.training.weights import load_weights, save_weights
+from dptrain.training.weights import (
+    check_weights,
+    load_weights,
+    save_weights,
+    size_of_weights,
+)
 from tests.lazy import LazyModule
 from tests.tiers import tiered
+from tests.unit.plan.networks import networks
 
 torch = LazyModule("torch")
 nn = LazyModule("torch.nn")
@@ -171,8 +179,8 @@ def test_mistakes_are_one_line(weights: tuple[Path, dict[str, Any]], tmp_path: P
         np.testing.assert_array_equal(replica.parameters["conv1.weight"], before)
 
     refuse({k: v for k, v in arrays.items() if k != "conv2.bias"}, "the file lacks conv2.bias")
-    renamed = {f"module.{k}": v for k, v in arrays.items()}
-    refuse(renamed, "the file lacks conv1.weight and 7 more; the file has module.")
+    renamed = {f"my_{k}": v for k, v in arrays.items()}
+    refuse(renamed, "the file lacks conv1.weight and 7 more; the file has my_")
     refuse({**arrays, "fc.weight": arrays["conv1.bias"]}, "the file also has fc.weight")
     wide = {**arrays, "dense2.bias": np.zeros(11, np.float32)}
     refuse(wide, "dense2.bias has shape (11,); expected (10,)")
@@ -269,3 +277,47 @@ def test_weights_decide_on_the_size_of_a_network_of_the_zoo(tmp_path: Path) -> N
     assert (trainer.network.input_shape, trainer.network.num_outputs) == ((3, 16, 16), 12)
     with pytest.raises(UserError, match=r"that is the size of the weights in .*, so train without"):
         Trainer("model-small", data, classes=list("abcde"), **settings)
+
+
+@settings(max_examples=200)
+@given(
+    network=networks(),
+    prefix=st.sampled_from(["", "module.", "_orig_mod.module.", "model.", "a.conv1.", "weight."]),
+    change=st.sampled_from(["none", "none", "one name", "another array", "lacks one"]),
+)
+def test_a_prefix_of_all_names_does_not_matter(
+    tmp_path_factory: pytest.TempPathFactory, network: Network, prefix: str, change: str
+) -> None:
+    shapes = {array.name: array.shape for array in (*network.parameters, *network.statistics)}
+    assume(network.parameters)
+    arrays = {f"{prefix}{name}": np.ones(shape, np.float32) for name, shape in shapes.items()}
+    arrays[f"{prefix}bn9.num_batches_tracked"] = np.ones(1, np.float32)
+    first = f"{prefix}{next(iter(shapes))}"
+    if change == "one name":
+        arrays["odd." + first] = arrays.pop(first)
+    elif change == "another array":
+        arrays["module.other"] = np.ones(1, np.float32)
+    elif change == "lacks one":
+        del arrays[first]
+    path = tmp_path_factory.mktemp("weights") / "w.safetensors"
+    save_file(arrays, path)
+    if change == "none" or (change == "one name" and len(shapes) == 1):
+        check_weights(network, path)
+        return
+    with pytest.raises(UserError, match=r"the file (lacks|also has)"):
+        check_weights(network, path)
+
+
+def test_weights_of_wrapped_models_are_read(tmp_path: Path) -> None:
+    network = get_network("mlp-8", input_shape=(4,), outputs=2)
+    replica = make_replica(network, "reference", batch_size=2)
+    save_weights(replica, tmp_path / "own.safetensors")
+    arrays = load_file(tmp_path / "own.safetensors")
+    save_file(
+        {f"module.{name}": values + 1 for name, values in arrays.items()},
+        tmp_path / "w.safetensors",
+    )
+    load_weights(replica, tmp_path / "w.safetensors")
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(replica.parameters[name], values + 1)
+    assert size_of_weights(get_network("mlp-8"), tmp_path / "w.safetensors") == ((4,), 2)
