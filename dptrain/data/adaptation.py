@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.classes import Labels, Names, labels_in, listed
+from dptrain.data.classes import Labels, Names, labels_in, listed, names_for
 from dptrain.data.spec import Request
 from dptrain.errors import UserError, shown
 from dptrain.network.adaptation import adapt, edit_outputs
@@ -68,13 +68,13 @@ def adapt_request(
     labels = replace(parts[0], values=np.unique(np.concatenate([part.values for part in parts])))
     count = sum(len(part.values) for part in parts)
     if is_binary:
-        _check_two_classes(labels, network, where)
+        _check_two_classes(labels, request, where)
         return request
     if labels.names is not None or network.family is not None:
         _check_several_classes(labels, count, where)
     elif _are_outputs(labels, network):
         return request
-    request = _with_outputs(request, sample, labels.outputs, _found(labels, where))
+    request = _with_outputs(request, sample, labels.outputs, _found(labels, where, request))
     if labels.names is None and not _are_outputs(labels, request.network):
         request = replace(request, names={label: str(label) for label in labels.values.tolist()})
     return request
@@ -112,7 +112,7 @@ def _are_outputs(labels: Labels, network: Network) -> bool:
     return bool((labels.values >= 0).all() and (labels.values < network.num_outputs).all())
 
 
-def _found(labels: Labels, where: str) -> str:
+def _found(labels: Labels, where: str, request: Request) -> str:
     """Return what the data has, for a message."""
     if labels.names is not None:
         names = tuple(labels.names.values())
@@ -121,7 +121,7 @@ def _found(labels: Labels, where: str) -> str:
     if low < 0:
         raise UserError(
             f"{where}: labels from {low} to {high}; expected whole numbers from 0 on, or names of "
-            "the labels, such as classes=-1:no,1:yes"
+            f"the labels, such as {_example(labels, request)}"
         )
     some = "" if high - low + 1 == len(labels.values) else f" ({len(labels.values)} different)"
     return f"{where}: labels from {low} to {high}{some}"
@@ -158,15 +158,22 @@ def _check_several_classes(labels: Labels, count: int, where: str) -> None:
         )
 
 
-def _check_two_classes(labels: Labels, network: Network, where: str) -> None:
+def _example(labels: Labels, request: Request) -> str:
+    """Return how a user may name labels that have no names."""
+    count = len(np.unique(labels.values))
+    names = ("no", "yes") if count == 2 else [f"class{number}" for number in range(count)]
+    return request.example_of_names(names_for(labels, names))
+
+
+def _check_two_classes(labels: Labels, request: Request, where: str) -> None:
     """Raise `UserError` unless one sigmoid output can distinguish the labels."""
-    names, values = labels.names, labels.values
+    names, values, network = labels.names, labels.values, request.network
     if names is None and not ((values == 0) | (values == 1)).all():
         are_two = len(values) == 2
         raise UserError(
             f"{where}: targets range from {values.min()} to {values.max()}, but network "
             f"{network.name} ends in {network.loss.kind}, which expects 0 and 1; "
-            + (f"name the labels, such as classes={values[0]}:no,{values[1]}:yes" if are_two else
+            + (f"name the labels, such as {_example(labels, request)}" if are_two else
                "use data with two classes, or another network")
         )  # fmt: skip
     if names is not None and len(names) != 2:

@@ -128,8 +128,7 @@ def targets_of(
     network, names = request.network, request.names
     classes = preprocessing.class_list(network)
     if classes is not None:
-        example = request.example_of_names(classes.names)
-        y = classes.indices(labels_in(y, where, names), where, example)
+        y = classes.indices(labels_in(y, where, names), where, request.example_of_names)
     elif names is not None:
         raise UserError(
             f"{where} has classes, but {network.label} predicts values; expected data with values"

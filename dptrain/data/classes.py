@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,8 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 Names = Mapping[int, str]
 """Names of labels."""
+Example = Callable[[Names], str]
+"""Returns how a user states the names of labels."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,9 @@ class Classes:
             index = self._by_value.get(int(name))
         return index
 
-    def indices(self, labels: Labels, where: str, example: str = "") -> NDArray[np.int64]:
+    def indices(
+        self, labels: Labels, where: str, example: Example | None = None
+    ) -> NDArray[np.int64]:
         """Return the class of each sample.
 
         Args:
@@ -176,7 +180,7 @@ class Classes:
         result: NDArray[np.int64] = classes[positions]
         return result
 
-    def names_of(self, labels: Labels, where: str, example: str = "") -> list[str]:
+    def names_of(self, labels: Labels, where: str, example: Example | None = None) -> list[str]:
         """Return the name of the class of each sample, "" for labels that have no class.
 
         Raises:
@@ -187,15 +191,17 @@ class Classes:
             self.names[table[label]] if label in table else "" for label in labels.values.tolist()
         ]
 
-    def _table(self, labels: Labels, where: str, example: str) -> Mapping[int, int]:
+    def _table(self, labels: Labels, where: str, example: Example | None) -> Mapping[int, int]:
         """Return the class of each label that has one."""
         if labels.names is not None:
             return self._of_names(labels.names, where)
         if self._by_value is None:
+            stated = names_for(labels, self.names)
+            first = ", that of label 0 first" if list(stated)[:1] == [0] else ""
             raise UserError(
                 f"{where}: the labels are integers, but the classes of the network are "
-                f"{listed(self.names)}; state the name of each label, that of label 0 first"
-                + (f": {example}" if example else "")
+                f"{listed(self.names)}; state the name of each label{first}"
+                + (f": {example(stated)}" if example is not None else "")
             )
         if labels.count is not None and set(self._by_value) != set(range(labels.count)):
             raise UserError(
@@ -231,6 +237,23 @@ class Classes:
     @cached_property
     def _by_name(self) -> dict[str, int]:
         return {same_form(name): index for index, name in enumerate(self.names)}
+
+
+def names_for(labels: Labels, names: Sequence[str]) -> Names:
+    """Return an example of how labels get some names, each of them one.
+
+    Example:
+        >>> names_for(Labels(np.array([1, -1, 1])), ("no", "yes"))
+        {-1: 'no', 1: 'yes'}
+        >>> names_for(Labels(np.array([1, 1])), ("no", "yes"))
+        {0: 'no', 1: 'yes'}
+    """
+    found, count = np.unique(labels.values).tolist(), len(names)
+    if not found or (found[0] >= 0 and found[-1] < count):
+        return dict(enumerate(names))
+    own = found[:count]
+    own += range(own[-1] + 1, own[-1] + 1 + count - len(own))
+    return dict(zip(own, names, strict=True))
 
 
 def names_from(given: Any, where: str) -> Names:

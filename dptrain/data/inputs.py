@@ -251,7 +251,7 @@ def _target_texts(
         return [tuple(f"{value:.6g}" for value in row) for row in y.reshape(len(y), -1)]
     classes = Classes(preprocessing.classes)
     labels = labels_in(y, where, names)
-    return [(name,) for name in classes.names_of(labels, where, _example(classes))]
+    return [(name,) for name in classes.names_of(labels, where, _example)]
 
 
 def _names_of_texts(
@@ -260,7 +260,7 @@ def _names_of_texts(
     """Return the names of the classes of labels in a table; "" for text that is no label."""
     numbers = [float(text) if _is_whole(text) else None for text in texts]
     known = np.array([number for number in numbers if number is not None], np.float64)
-    found = iter(classes.names_of(labels_in(known, where, names), where, _example(classes)))
+    found = iter(classes.names_of(labels_in(known, where, names), where, _example))
     return ["" if number is None else next(found) for number in numbers]
 
 
@@ -271,9 +271,9 @@ def _is_whole(text: str) -> bool:
         return False
 
 
-def _example(classes: Classes) -> str:
+def _example(names: Names) -> str:
     """Return how a user of ``dptrain predict`` states the names of labels."""
-    return f"--classes {example_of_option(classes.names)}"
+    return f"--classes {example_of_option(names)}"
 
 
 def _read_npz(source: Path) -> tuple[NDArray[Any], NDArray[Any] | None, Names | None, str]:

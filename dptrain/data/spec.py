@@ -93,10 +93,12 @@ class Request:
         """Name of the data without its options, for messages."""
         return f"{self.name}:{self.path}" if self.path else self.name
 
-    def example_of_names(self, names: Sequence[str]) -> str:
+    def example_of_names(self, names: Names) -> str:
         """Return how a user states the names of the labels of this data."""
         if self.name in PYTHON_DATA:
-            return f"classes={list(names) if len(names) <= MOST_NAMES else 'NAMES, a list of them'}"
+            stated = list(names.values()) if in_order(names) else dict(names)
+            some = stated if len(names) <= MOST_NAMES else "NAMES, a list or a mapping of them"
+            return f"classes={some}"
         options = "".join(f"{key}={text}&" for key, text in self.options.items())
         return f"{self.text}?{options}classes={example_of_option(names)}"
 
@@ -229,12 +231,27 @@ def _absolute_option(option: str, base: Path) -> str:
     return f"{key}={escape(str(path), commas=False, ampersands=True)}"
 
 
-def example_of_option(names: Sequence[str]) -> str:
-    """Return what `parse_names` reads, or a description of a file of names."""
-    value = ",".join(escape(name, ampersands=True) for name in names)
-    if len(names) <= MOST_NAMES and not value.endswith(NAMES_SUFFIX):
+def in_order(names: Names) -> bool:
+    """Return True if the labels are 0, 1, …, so that a list of the names states them."""
+    return list(names) == list(range(len(names)))
+
+
+def example_of_option(names: Names) -> str:
+    """Return what `parse_names` reads, or a description of it.
+
+    Example:
+        >>> example_of_option({0: "cat", 1: "dog"}), example_of_option({-1: "cat", 1: "dog"})
+        ('cat,dog', '-1:cat,1:dog')
+    """
+    texts = {label: escape(name, ampersands=True) for label, name in names.items()}
+    plain = in_order(names) and not all(map(_NUMBERED.fullmatch, texts.values()))
+    value = ",".join(text if plain else f"{label}:{text}" for label, text in texts.items())
+    is_readable = all(name == name.strip() for name in names.values())
+    if is_readable and len(names) <= MOST_NAMES and not value.endswith(NAMES_SUFFIX):
         return value
-    return f"NAMES{NAMES_SUFFIX}, a file with a name on each line"
+    if in_order(names):
+        return f"NAMES{NAMES_SUFFIX}, a file with a name on each line"
+    return "LABEL:NAME,LABEL:NAME,… for all classes"
 
 
 def parse_names(text: str, where: str) -> Names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,32 @@ def test_integers_are_never_matched_by_position(names, form, data) -> None:
 
 @settings(max_examples=200)
 @given(
+    names=st.lists(
+        TEXTS.map(str.strip).filter(str.isprintable), min_size=2, max_size=6, unique=True
+    ),
+    values=st.lists(st.integers(-4, 9), min_size=1, max_size=6, unique=True),
+    form=st.sampled_from(["labels", "column", "float"]),
+)
+@example(names=["no", "yes"], values=[-1, 1], form="labels")
+@example(names=["2:no", "1:yes"], values=[0, 1], form="labels")
+def test_names_that_an_error_proposes_can_be_stated(names, values, form) -> None:
+    """What an error about labels without names shows names each label once."""
+    labels = np.array(sorted(values[: len(names)]) * 2)
+    network, preprocessing = trained(tuple(names))
+    y = in_form(labels, form, 0)
+    with pytest.raises(UserError) as error:
+        evaluated(network, preprocessing, y)
+    stated = ast.literal_eval(str(error.value).rpartition("classes=")[2])
+    found = [names[index] for index in evaluated(network, preprocessing, y, classes=stated)]
+    with pytest.raises(UserError) as error:
+        predicted(preprocessing, y)
+    option = parse_names(str(error.value).rpartition("--classes ")[2], "--classes")
+    assert predicted(preprocessing, y, option) == found
+    assert len(set(found)) == len(set(values[: len(names)]))
+
+
+@settings(max_examples=200)
+@given(
     names=st.lists(TEXTS, min_size=2, max_size=7, unique=True),
     as_mapping=st.booleans(),
     data=st.data(),
@@ -211,7 +238,7 @@ def test_any_file_of_names_and_any_name_can_be_written(folder: Path, name: str) 
     assert parse_names(classes.removeprefix("classes="), "classes") == expected
     stated = {0: name.strip(), 1: "dog"}
     if stated[0]:
-        assert parse_names(example_of_option([stated[0], "dog"]), "classes") == stated
+        assert parse_names(example_of_option(stated), "classes") == stated
 
 
 def test_a_mapping_of_arrays_names_its_classes_in_training() -> None:

@@ -196,7 +196,7 @@ def test_two_labels_for_one_sigmoid_output_must_be_named(tmp_path: Path) -> None
     rows = "".join(f"{row},{2 * (row % 2) - 1}\n" for row in range(30))
     path.write_text(f"a,t\n{rows}", encoding="utf-8")
     one = Network((1,), [Dense(1)], SigmoidBinaryCrossEntropy(), "one")
-    with pytest.raises(UserError, match=r"name the labels, such as classes=-1:no,1:yes$"):
+    with pytest.raises(UserError, match=r"name the labels, such as csv:.*classes=-1:no,1:yes$"):
         open_data(f"csv:{path}?target=t", one)
     data = open_data(f"csv:{path}?target=t&classes=-1:no,1:yes", one)
     assert data.classes == ("no", "yes")
