@@ -1,11 +1,12 @@
-"""Calls of public classes with arguments that they do not have."""
+"""Calls of public classes and functions with arguments that they do not have."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABCMeta
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from dptrain.errors import ArgumentError, shown, suggest
 
@@ -54,29 +55,89 @@ def _problem(cls: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None
+    own = tuple(vars(cls).get("__annotations__", ()))
+    return _wrong_argument(cls.__name__, parameters, args, kwargs, own)
+
+
+def _wrong_argument(
+    what: str,
+    parameters: Mapping[str, inspect.Parameter],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    own: tuple[str, ...] = (),
+) -> str | None:
+    """Return what is wrong with the arguments of a call; None if they fit.
+
+    Args:
+        what: name of the class or of the function.
+        parameters: those that it has.
+        args, kwargs: arguments of the call.
+        own: names that the class defines itself, of which an example is taken.
+    """
     named = [name for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]
-    has = f"{cls.__name__} has the arguments {', '.join(named)}" if named else (
-        f"{cls.__name__} has no arguments"
-    )  # fmt: skip
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = [name for name in named if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD]
+    has = f"{what} has the arguments {', '.join(named)}" if named else f"{what} has no arguments"
     for name in kwargs:
-        if name not in named:
-            return f"{cls.__name__} has no argument {shown(repr(name))}{_hint(name, named)}; {has}"
+        if name not in named and not takes_all:
+            return f"{what} has no argument {shown(repr(name))}{_hint(name, named)}; {has}"
     places = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(args) > len(places) and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
         value = shown(repr(args[len(places)]), 40)
-        own = [name for name in vars(cls).get("__annotations__", ()) if name in named] or named
-        example = next((name for name in own if name not in (*places, *kwargs)), None)
-        how = f"; name the argument, such as {cls.__name__}({example}={value})" if example else ""
-        return f"{cls.__name__} has no argument for {value}{how}; {has}"
+        known = [name for name in own if name in named] or named
+        example = next((name for name in known if name not in (*places, *kwargs)), None)
+        how = f"; name the argument, such as {what}({example}={value})" if example else ""
+        return f"{what} has no argument for {value}{how}; {has}"
     for name in places[: len(args)]:
         if name in kwargs:
-            return f"{cls.__name__} received {name} twice; {has}"
+            return f"{what} received {name} twice; {has}"
     missing = [
         name
         for name, p in list(parameters.items())[len(args) :]
         if p.default is p.empty and name not in kwargs and name in named
     ]
-    return f"{cls.__name__} needs {', '.join(missing)}; {has}" if missing else None
+    return f"{what} needs {', '.join(missing)}; {has}" if missing else None
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def named_arguments(advice: str = "") -> Callable[[Function], Function]:
+    """Return a decorator of methods that refuses calls with wrong arguments by `ArgumentError`.
+
+    Args:
+        advice: what to do, to follow the message.
+
+    Example:
+        >>> class Model:
+        ...     @named_arguments("write fit((x, y))")
+        ...     def fit(self, data):
+        ...         return data
+        >>> Model().fit(1, 2)
+        Traceback (most recent call last):
+        dptrain.ArgumentError: Model.fit has no argument for 2; Model.fit has the arguments data; \
+write fit((x, y))
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        parameters = dict(list(signature.parameters.items())[1:])
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError:
+                message = _wrong_argument(function.__qualname__, parameters, args[1:], kwargs)
+                if message is None:
+                    raise
+                more = f"; {advice}" if advice else ""
+                raise ArgumentError(f"{message}{more}") from None
+            return function(*args, **kwargs)
+
+        return cast("Function", call)
+
+    return decorate
 
 
 def _hint(name: str, known: list[str]) -> str:

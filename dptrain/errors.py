@@ -79,7 +79,8 @@ def shown(value: object, limit: int = 80) -> str:
 def suggest(value: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` if one of `choices` is close to `value`, else ``""``."""
     # The comparison takes quadratic time, and no name is that long.
-    close = difflib.get_close_matches(value, list(choices), n=1) if len(value) <= 200 else []
+    similar = [name for name in choices if len(value) <= 200 and _have_similar_lengths(value, name)]
+    close = difflib.get_close_matches(value, similar, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
@@ -90,6 +91,12 @@ def _shortened(message: str) -> str:
         return message
     tail = LONGEST_MESSAGE // 3
     return f"{message[: 2 * tail]}… ({removed:,} characters) …{message[-tail:]}"
+
+
+def _have_similar_lengths(value: str, name: str) -> bool:
+    """Return True if one text may be the other with errors, or a part of it."""
+    longest = max(len(value), len(name))
+    return value in name or name in value or abs(len(value) - len(name)) <= max(1, longest // 3)
 
 
 def _escape(text: str) -> str:

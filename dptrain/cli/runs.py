@@ -71,10 +71,20 @@ def list_(
         click.echo(json.dumps(records, indent=2, ensure_ascii=False))
     elif as_csv:
         _print_csv(records)
+    elif not records:
+        click.echo(_no_runs(folders, filtered=bool(where or tags)))
     else:
         print_tables([runs_table(records, _columns(columns, records))])
         for line in resume_lines(records):
             click.echo(line)
+
+
+def _no_runs(folders: Sequence[Path], *, filtered: bool) -> str:
+    """Return the line for a list without a run."""
+    names = ", ".join(map(str, folders)) or "runs"
+    if filtered:
+        return f"no run in {names} fulfils all conditions"
+    return f"{names} has no runs; dptrain train makes one, in the folder runs by default"
 
 
 @runs.command(cls=GroupedCommand, epilog=EXAMPLES)

@@ -286,6 +286,8 @@ def open_folder(request: Request) -> Dataset:
     """
     folder = request.existing("directory")
     shape = request.network.input_shape
+    if request.preprocessing is not None:
+        check_takes_images(request.preprocessing, str(folder))
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise UserError(
             f"{folder} has images, but {request.network.label} takes {shape}; "
@@ -304,7 +306,6 @@ def open_folder(request: Request) -> Dataset:
     )
     network, shape = request.network, request.network.input_shape
     preprocessing = preprocessing_for(request, None, np.dtype(np.uint8))
-    check_takes_images(preprocessing, where)
     train, test, *validation = (
         FolderSamples(
             tuple(paths),
@@ -341,12 +342,12 @@ def check_takes_images(preprocessing: Preprocessing, where: str) -> None:
     if not preprocessing.has_pixels:
         raise UserError(
             f"{where} contains images, but the network was trained on the "
-            f"{preprocessing.stored_dtype} numbers of {preprocessing.trained_on}; expected numbers "
-            "like them"
+            f"{preprocessing.stored_dtype} numbers of {preprocessing.trained_on}; expected "
+            f"{preprocessing.expected}"
         )
     shape = preprocessing.stored_shape or preprocessing.input_shape
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise UserError(
             f"{where} contains images, but the network was trained on samples of shape {shape}; "
-            "expected a .npy or .npz file"
+            f"expected {preprocessing.expected}"
         )

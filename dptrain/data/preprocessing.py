@@ -191,6 +191,18 @@ class Preprocessing:
             parts.append(f"{len(self.classes)} classes: {_shortened(self.classes)}")
         return "; ".join(parts)
 
+    @property
+    def expected(self) -> str:
+        """What a user may pass to the model, for messages about data of another kind."""
+        shape = self.stored_shape or self.input_shape
+        if self.kind == "table":
+            return f"a .csv file with the columns {_shortened(self.columns)}"
+        if self.kind == "vector":
+            return f"a .npy or .npz file with rows of {math.prod(shape)} numbers"
+        if self.has_pixels and shape[0] in (1, 3):
+            return "a folder of images, an image, or a .npy or .npz file of images"
+        return f"a .npy or .npz file of images {_times(shape)}"
+
     # Conversion.
 
     def adapter(self, shape: Shape, dtype: np.dtype[Any], *, white: int | None = None) -> Adapter:

@@ -221,7 +221,7 @@ def check_takes_tables(preprocessing: Preprocessing, where: str) -> None:
     if preprocessing.kind != "table":
         raise UserError(
             f"{where} has named columns, but the network was trained on "
-            f"{preprocessing.trained_on}, which has none; save the numbers as .npy"
+            f"{preprocessing.trained_on}, which has none; expected {preprocessing.expected}"
         )
 
 

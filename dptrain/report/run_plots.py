@@ -22,7 +22,8 @@ def accuracy_plot(run: TrainingRun) -> Plot:
     return curves_plot(
         "accuracy", "Accuracy by epoch", "accuracy, %", curves, x="epoch", log=False, top=100,
         caption=f"{'Validation data: after each epoch. ' if validation[1] else ''}Training data: "
-        "mean over the epoch, before each update, with augmentation and dropout.",
+        "mean over the epoch, before each update, with augmentation and dropout."
+        f"{run.interrupted_means}",
         alt=f"Training accuracy by epoch: {_listed(train[1])}. Validation accuracy: "
         f"{_listed(validation[1]) or 'not measured'}.",
     )  # fmt: skip
@@ -42,7 +43,8 @@ def loss_plot(run: TrainingRun) -> Plot:
     after = ", and over the validation data after it" if validation[1] else ""
     return curves_plot(
         "loss", "Loss by epoch", "loss", curves, x="epoch",
-        caption=f"Points are minibatches, {which} one. Lines are means over an epoch{after}.",
+        caption=f"Points are minibatches, {which} one. Lines are means over an epoch{after}."
+        f"{run.interrupted_means}",
         alt=f"Training loss by epoch: {', '.join(map(short, _some(train[1])))}.",
     )  # fmt: skip
 

@@ -115,6 +115,13 @@ class TrainingRun:
         return dict(self.specification["job"] if span is None else span.settings)
 
     @property
+    def interrupted_means(self) -> str:
+        """What means of an epoch contain that was interrupted, to follow a text; "" if none was."""
+        if not self.spans.begin_within_epochs(int(self.job["epoch_steps"])):
+            return ""
+        return " Training loss and accuracy of an interrupted epoch are means since the resume."
+
+    @property
     def selected_step(self) -> int:
         """Number of updates that made the parameters with which training ended."""
         return int(self.summary.get("selected_step") or self.summary["steps"])

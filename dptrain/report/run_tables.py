@@ -45,11 +45,9 @@ def epochs_table(run: TrainingRun) -> Table:
         *column("learning rate", "learning_rate", decimals=5),
         *column("throughput", "samples_per_s", "samples/s", decimals=0),
     )
-    epoch_steps = int(run.job["epoch_steps"])
     start = " since the run was started or resumed" if run.spans.is_resumed else " so far"
     note = f"Throughput: samples by time{start}, with evaluation and checkpoints."
-    if any(span.first_step % epoch_steps != 1 % epoch_steps for span in run.spans.items):
-        note += " Training loss and accuracy of an interrupted epoch are means since the resume."
+    note += run.interrupted_means
     if stride > 1:
         note += f" Every {stride}th epoch is listed."
     return Table("epochs", "Epochs", METRICS, columns, note)

@@ -155,6 +155,16 @@ class Spans:
                 found.append((span.first_step, end, span))
         return found
 
+    def begin_within_epochs(self, epoch_steps: int) -> bool:
+        """Return True if a span begins with a step that is not the first one of an epoch.
+
+        Example:
+            >>> spans = Spans((Span(1, {}), Span(24, {})))
+            >>> spans.begin_within_epochs(9), spans.begin_within_epochs(23)
+            (True, False)
+        """
+        return any((span.first_step - 1) % epoch_steps for span in self.items)
+
     @property
     def is_resumed(self) -> bool:
         """True if the run was resumed."""

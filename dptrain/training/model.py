@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.arguments import named_arguments
 from dptrain.attributes import Sealed
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import Replica
@@ -33,6 +34,7 @@ from dptrain.training.resources import (
     compute_threads,
     open_backend,
 )
+from dptrain.training.setting_names import resolved_name
 from dptrain.training.settings import Settings
 from dptrain.training.weights import check_weights, load_weights, save_weights
 
@@ -73,7 +75,10 @@ class TrainedModel(Sealed):
     def _advice(self, name: str, value: Any) -> str | None:
         if name in ("parameters", "statistics"):
             return f"assign single arrays: model.{name}['NAME'] = array"
-        return None
+        named, advice = resolved_name(name)
+        if named is not None:
+            return f"a trained model has no settings; '{named}' is one of Trainer"
+        return advice
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -93,6 +98,7 @@ class TrainedModel(Sealed):
         """Statistics by name, for example ``bn1.running_mean`` (C,), like `parameters`."""
         return self.replica.statistics
 
+    @named_arguments()
     def predict(self, x: ArrayLike) -> NDArray[np.float32]:
         """Return the predictions for raw samples.
 
@@ -109,6 +115,7 @@ class TrainedModel(Sealed):
         predictions = self.replica.predict(self.preprocessing.apply(x))
         return np.asarray(self.preprocessing.to_values(predictions), np.float32)
 
+    @named_arguments()
     def predict_classes(self, x: ArrayLike) -> list[str]:
         """Return the name of the most probable class of each raw sample.
 
@@ -127,6 +134,7 @@ class TrainedModel(Sealed):
             f"output{'s' * (width > 1)}, so it has no most probable class; use predict"
         )
 
+    @named_arguments("pass arrays as one argument: evaluate((x, y))")
     def evaluate(self, data: Any = None, *, classes: Any = None) -> dict[str, Any]:
         """Evaluate the model; see `dptrain.training.evaluation.evaluate_model` for the result.
 
@@ -139,6 +147,7 @@ class TrainedModel(Sealed):
         """
         return evaluate_model(self, data, self._world, classes=classes)[0]
 
+    @named_arguments()
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and statistics to a safetensors file with PyTorch's names and shapes.
 
@@ -147,6 +156,7 @@ class TrainedModel(Sealed):
         """
         save_weights(self.replica, path)
 
+    @named_arguments()
     def export(self, path: str | os.PathLike[str], *, replace: bool = False) -> tuple[Path, ...]:
         """Write the model to a file for other programs; see `dptrain.interchange.export`.
 

@@ -28,6 +28,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.arguments import named_arguments
 from dptrain.attributes import Sealed, read_only
 from dptrain.backends.replica import Replica
 from dptrain.comm.activity import CALLBACK, EVALUATING, TRAINING
@@ -156,6 +157,7 @@ class Trainer(Sealed):
         self._start([*([Progress()] if progress else []), *callbacks], job)
 
     @classmethod
+    @named_arguments("a run continues in its own directory")
     def resume(
         cls,
         run_dir: str | os.PathLike[str],
@@ -325,6 +327,7 @@ class Trainer(Sealed):
 
     # Training.
 
+    @named_arguments("the data is an argument of the trainer: Trainer(network, (x, y))")
     def fit(self, stop: StopRequest | None = None) -> History:
         """Train until all steps of the job are done, or until a stop is requested.
 
@@ -670,6 +673,7 @@ class Trainer(Sealed):
 
     # Evaluation and prediction.
 
+    @named_arguments("pass arrays as one argument: evaluate((x, y))")
     @_exclusive
     def evaluate(self, data: Any = None, *, classes: Any = None) -> dict[str, Any]:
         """Evaluate the network on the test split of its data, or on other data.
@@ -710,6 +714,7 @@ class Trainer(Sealed):
         mentioned = {"notes": list(notes)} if notes else {}
         return {"scored": scored, **mentioned, **results_of(*found)}
 
+    @named_arguments()
     @_exclusive
     def predict(self, x: ArrayLike) -> NDArray[np.float32]:
         """Return the predictions for raw samples; each rank computes what it is passed.
@@ -746,6 +751,7 @@ class Trainer(Sealed):
 
     # Files.
 
+    @named_arguments()
     @_exclusive
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: parameters, running statistics, optimizer state, step and settings.
@@ -775,6 +781,7 @@ class Trainer(Sealed):
         call_on_rank_zero(job.world, write)
         return folder
 
+    @named_arguments()
     @_exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore parameters, statistics, optimizer state and step number from a checkpoint or run.

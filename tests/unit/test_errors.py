@@ -1,10 +1,11 @@
 """Text from input files appears in error messages escaped, shortened and on one line."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain.errors import UserError, shown, suggest
+from dptrain.training.settings import settings as all_settings
 
 
 @given(st.text(max_size=300), st.integers(1, 120))
@@ -50,3 +51,41 @@ def test_other_values_are_converted() -> None:
 def test_a_suggestion_for_a_huge_name_takes_no_time() -> None:
     assert suggest("batch_sice", ["batch_size"]) == "; did you mean 'batch_size'?"
     assert suggest("b" * 10_000_000, ["batch_size"] * 100) == ""
+
+
+NAMES = sorted(setting.name for setting in all_settings())
+
+
+@settings(max_examples=300)
+@given(
+    name=st.sampled_from(NAMES),
+    position=st.integers(0, 30),
+    letter=st.sampled_from("abcxyz_"),
+    edit=st.sampled_from(["insert", "delete", "replace", "swap", "first half"]),
+)
+def test_a_name_with_an_error_suggests_a_name_as_long(name, position, letter, edit) -> None:
+    """One error suggests a name; a name of quite another length is never suggested."""
+    i = position % len(name)
+    typed = {
+        "insert": name[:i] + letter + name[i:],
+        "delete": name[:i] + name[i + 1 :],
+        "replace": name[:i] + letter + name[i + 1 :],
+        "swap": name[:i] + name[i : i + 2][::-1] + name[i + 2 :],
+        "first half": name[: (len(name) + 1) // 2],
+    }[edit]
+    found = suggest(typed, NAMES)
+    if edit != "first half" and len(name) > 4:
+        assert found.startswith("; did you mean '")
+    for other in ("warning", "step", "replica", "facts", "preprocessing"):
+        hint = suggest(typed, [other])
+        is_part = typed in other or other in typed
+        assert (
+            not hint
+            or is_part
+            or 3 * abs(len(other) - len(typed)) <= max(3, len(other), len(typed))
+        )
+
+
+def test_a_name_of_another_length_is_not_suggested() -> None:
+    assert suggest("learning_rate", ["warning", "predict"]) == ""
+    assert suggest("batch", ["batch_size"]) == "; did you mean 'batch_size'?"

@@ -130,6 +130,10 @@ def test_unknown_attributes_are_refused(objects: dict[str, Any]) -> None:
     for setting in settings():
         with pytest.raises(ReadOnlyError, match=rf"Trainer\.resume\(RUN_DIR, {setting.name}=0\.5"):
             setattr(trainer, setting.name, 0.5)
+        with pytest.raises(ReadOnlyError) as error:
+            setattr(objects["TrainedModel"], setting.name, 0.5)
+        if setting.name not in public_attributes(objects["TrainedModel"]):
+            assert f"no settings; '{setting.name}' is one of Trainer" in str(error.value)
     with pytest.raises(ReadOnlyError, match=r"use Trainer\(\.\.\., learning_rate=0\.5\)"):
         trainer.lr = 0.5
     with pytest.raises(ReadOnlyError, match=r"call trainer\.stop\(\) in a callback"):
@@ -374,6 +378,43 @@ def test_wrong_arguments_of_descriptions(call: Callable[[], Any], message: str) 
         call()
     assert isinstance(info.value, TypeError | UserError)
     assert "\n" not in str(info.value)
+
+
+METHODS = [
+    *(getattr(Trainer, name) for name in ("fit", "evaluate", "predict", "save", "load", "resume")),
+    *(getattr(dptrain.TrainedModel, name) for name in
+      ("predict", "predict_classes", "evaluate", "save_weights", "export")),
+]  # fmt: skip
+
+
+def test_wrong_arguments_of_methods() -> None:
+    """Too many, unknown, missing and repeated arguments are one line with the right names."""
+    draw, tried = random.Random(8), 0
+    for _ in range(300):
+        method = draw.choice(METHODS)
+        is_bound = hasattr(method, "__self__")
+        named = inspect.signature(method).parameters
+        args = [draw.choice((1, "x", None)) for _ in range(draw.randint(0, 4))]
+        names = draw.sample([*named, "x", "y", "datas", "self_"], draw.randint(0, 3))
+        kwargs = dict.fromkeys((name for name in names if name not in ("self", "settings")), 1)
+        first = () if is_bound else (object(),)
+        try:
+            inspect.signature(method).bind(*first, *args, **kwargs)
+        except TypeError:
+            tried += 1
+        else:
+            continue
+        with pytest.raises(ArgumentError) as error:
+            method(*first, *args, **kwargs)
+        assert str(error.value).startswith(method.__qualname__)
+        assert "\n" not in str(error.value)
+        own = [name for name in named if name not in ("self", "settings")]
+        assert f"has the arguments {', '.join(own)}" in str(error.value)
+    assert tried > 100
+    with pytest.raises(ArgumentError, match=r"Trainer.resume received run_dir twice; .*directory$"):
+        Trainer.resume("run", run_dir="other")
+    with pytest.raises(ArgumentError, match=r"fit has no argument for 1; .*Trainer\(network, \("):
+        Trainer.fit(object(), None, 1)  # type: ignore[call-arg, arg-type]
 
 
 @pytest.mark.parametrize(

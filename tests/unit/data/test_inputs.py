@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from dptrain.data import Preprocessing, open_data
@@ -246,12 +248,48 @@ def test_arrays_are_mapped(net, tmp_path):
 # What a user gets wrong.
 
 
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(["table", "vector", "pixels", "floats"]),
+    width=st.integers(1, 9),
+    channels=st.integers(1, 5),
+    has_classes=st.booleans(),
+)
+def test_data_of_another_kind_is_refused_with_what_the_model_expects(
+    images, table, net, kind, width, channels, has_classes
+):
+    """Evaluation and prediction say what to pass: a table, rows, arrays or files of images."""
+    classes = ("cat", "dog") if has_classes else None
+    shape = (channels, width, width) if kind in ("pixels", "floats") else (width,)
+    number = (0.0,) * (width if kind == "table" else 0)
+    scale = {"stored_dtype": "uint8", "scale": 2 / 255, "offset": -1.0} if kind == "pixels" else {}
+    preprocessing = Preprocessing(
+        "image" if len(shape) == 3 else kind, shape, shape, classes=classes,
+        columns=tuple(f"c{i}" for i in range(len(number))), mean=number,
+        deviation=tuple(1.0 for _ in number), **scale,
+    )  # fmt: skip
+    network = net(shape, 2 if has_classes else 1, "classes" if has_classes else "values")
+    takes_files = kind == "pixels" and channels in (1, 3)
+    wrong = {images: f"folder:{images}"} if not takes_files else {}
+    wrong |= {table[1]: table[2]} if kind != "table" else {}
+    for path, spec in wrong.items():
+        with pytest.raises(UserError) as of_prediction:
+            open_inputs(path, preprocessing)
+        with pytest.raises(UserError) as of_evaluation:
+            open_data(spec, network, preprocessing=preprocessing, split=False)
+        for error in (of_prediction, of_evaluation):
+            assert str(error.value).endswith(f"expected {preprocessing.expected}")
+    words = {"table": ".csv file", "vector": f"rows of {width} numbers", "floats": "file of images"}
+    expected = "a folder of images" if takes_files else words.get(kind, "file of images")
+    assert expected in preprocessing.expected
+
+
 def test_tables_that_do_not_fit(net, refuse, tmp_path, table):
     numbers, _, spec = table
     network = net((3,), 1, "values")
     lacks = write_csv(tmp_path / "l.csv", ["a", "bb", "c"], numbers[:, :3])
     refuse(lacks, network, spec, lacks, "no column 'b'", "did you mean 'bb'")
-    refuse(lacks, net((64,)), "digits", lacks, "named columns", "digits", ".npy")
+    refuse(lacks, net((64,)), "digits", lacks, "named columns", "digits", "a folder of images")
     (tmp_path / "t.csv").write_text("a,b,c\n1,2,3\n1,x,3\n")
     refuse(tmp_path / "t.csv", network, spec, "line 3", "column b", "'x'")
     (tmp_path / "t.csv").write_text("a,b,c\n")

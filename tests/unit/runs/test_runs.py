@@ -209,3 +209,18 @@ def test_a_run_that_trains_is_running(folder: Path, tmp_path: Path) -> None:
     finally:
         holder.release()
     assert done.stdout.strip() == "running"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["."], "{folder} has no runs; dptrain train makes one"),
+        ([".", "--where", "network=zz"], "no run in {folder} fulfils all conditions"),
+        ([".", "--tag", "final"], "no run in {folder} fulfils all conditions"),
+    ],
+)
+def test_a_list_without_runs_is_one_line(arguments: list[str], line: str, tmp_path: Path) -> None:
+    found = CliRunner().invoke(cli, ["runs", "list", str(tmp_path), *arguments[1:]])
+    assert found.exit_code == 0
+    assert found.output.startswith(line.format(folder=tmp_path))
+    assert found.output.count("\n") == 1

@@ -21,6 +21,7 @@ from dptrain.cli.main import cli, run
 from dptrain.errors import UserError
 from dptrain.report.comparison import compare_runs
 from dptrain.report.run_page import resume_text, run_page
+from dptrain.report.run_plots import accuracy_plot, loss_plot
 from dptrain.report.run_record import TrainingRun
 from dptrain.report.run_tables import epochs_table, settings_table, spans_table
 from dptrain.runs.citation import citation
@@ -297,7 +298,24 @@ def test_the_report_says_what_means_of_an_interrupted_epoch_contain(
     assert "since the run was started or resumed" in note
     assert interrupted not in note
     resume(folder)
-    assert interrupted in epochs_table(TrainingRun.read(folder)).note
+    run = TrainingRun.read(folder)
+    assert interrupted in epochs_table(run).note
+    assert interrupted in str(accuracy_plot(run).caption)
+    assert interrupted in str(loss_plot(run).caption)
+
+
+@given(epoch_steps=st.integers(1, 12), firsts=st.lists(st.integers(2, 60), max_size=4, unique=True))
+@hypothesis_settings(max_examples=200)
+def test_means_of_an_epoch_begin_with_the_span_that_interrupted_it(epoch_steps, firsts) -> None:
+    spans = Spans(
+        tuple(Span(first, {"epoch_steps": epoch_steps}) for first in (1, *sorted(firsts)))
+    )
+    # The epochs whose last step another span made than the first one.
+    made = [id(spans.of_step(step)) for step in range(1, 100)]
+    epochs = [made[first : first + epoch_steps] for first in range(0, 72, epoch_steps)]
+    assert spans.begin_within_epochs(epoch_steps) == any(len(set(epoch)) > 1 for epoch in epochs)
+    run = TrainingRun(Path("run"), {"selected_step": 60}, {}, {}, (), (), spans)
+    assert bool(run.interrupted_means) == spans.begin_within_epochs(epoch_steps)
 
 
 def test_a_second_fit_advises_settings_that_continue(tmp_path: Path) -> None:
