@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
 PLAIN_WIDTH = 100_000
 """Width of output that goes to no terminal: no line is wrapped or cut."""
+CLEAR = "\x1b[K"
+"""Clears a line of a terminal from the cursor on."""
 MIN_WIDTH = 20
 """Least width of a terminal, in characters, for which output is formatted."""
 
@@ -82,6 +84,34 @@ def make_console(*, errors: bool = False) -> Console:
         markup=False,
         stderr=errors,
     )
+
+
+class ReplacedLine:
+    """A line on standard error that replaces itself on a terminal; elsewhere each is a new one."""
+
+    def __init__(self) -> None:
+        self._width = terminal_width(2)
+        self._is_shown = False
+
+    @property
+    def is_replaced(self) -> bool:
+        """True on a terminal."""
+        return self._width is not None
+
+    def show(self, text: str) -> None:
+        """Show a text, on a terminal cut to one line."""
+        if self._width is None:
+            print(text, file=sys.stderr, flush=True)
+            return
+        # A line as wide as the terminal would make some of them begin another one.
+        print(f"\r{text[: self._width - 1]}{CLEAR}", end="", file=sys.stderr, flush=True)
+        self._is_shown = True
+
+    def end(self) -> None:
+        """Remove the line from a terminal."""
+        if self._is_shown:
+            print(f"\r{CLEAR}", end="", file=sys.stderr, flush=True)
+            self._is_shown = False
 
 
 class ProgressPrinter:

@@ -26,6 +26,7 @@ from dptrain.comm.world import AgreedError, World
 from dptrain.data.base import Samples
 from dptrain.data.stored import CachedSamples
 from dptrain.machine import available_cores, cpu_model, own_cores
+from dptrain.measure.console import ReplacedLine
 from dptrain.memory import ADVICE, require_memory
 from dptrain.plan.plan import Plan, require_shards
 from dptrain.training.settings import Settings
@@ -184,7 +185,12 @@ COMPILING = "compiling kernels; the first run of a network on a machine takes lo
 COMPILATION_TIMEOUT_S = 3600.0
 """Longest wait for the ranks that compile. On a machine that others use, it took over 5 minutes."""
 
-NOTICE_AFTER_S, PROGRESS_EVERY_S = 2.0, 5.0
+NOTICE_AFTER_S = 2.0
+UPDATE_EVERY_S = 1.0
+"""Seconds between two states of a line that is replaced on a terminal."""
+PROGRESS_AFTER_S, MOST_PROGRESS_S = 5.0, 60.0
+"""Seconds until the first line of the progress without a terminal, and the longest interval between
+two lines: each interval is twice the one before."""
 
 
 @contextmanager
@@ -195,32 +201,37 @@ def notice_if_slow(
 
     Args:
         text: the line; empty prints nothing.
-        progress: returns the number of compiled kernels and of all, which are then printed every
-            five seconds with the time; (0, 0) prints nothing.
+        progress: returns the number of compiled kernels and of all, which are then shown with the
+            time: on a terminal in one line that is replaced every second, else in a new line after
+            5, 10, 20, … s; (0, 0) shows nothing.
     """
     if not text:
         yield
         return
     has_ended, start = threading.Event(), time.monotonic()
+    line = ReplacedLine()
 
     def report() -> None:
         if has_ended.wait(NOTICE_AFTER_S):
             return
         print(f"dptrain: {text}", file=sys.stderr)
-        while not has_ended.wait(PROGRESS_EVERY_S):
+        wait_s = UPDATE_EVERY_S if line.is_replaced else PROGRESS_AFTER_S
+        while not has_ended.wait(wait_s):
             done, count = progress()
             if count:
                 current, time_s = min(done + 1, count), time.monotonic() - start
-                print(
-                    f"dptrain: compiling {current} of {count} kernels, {time_s:.0f} s",
-                    file=sys.stderr,
-                )
+                line.show(f"dptrain: compiling {current} of {count} kernels, {time_s:.0f} s")
+            wait_s = wait_s if line.is_replaced else min(2 * wait_s, MOST_PROGRESS_S)
+        line.end()
 
-    threading.Thread(target=report, name="dptrain-notice", daemon=True).start()
+    thread = threading.Thread(target=report, name="dptrain-notice", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         has_ended.set()
+        if line.is_replaced:  # What is printed next begins in an empty line.
+            thread.join(UPDATE_EVERY_S)
 
 
 def compile_kernels(world: World, backend: Backend, *, quiet: bool = False) -> None:

@@ -145,11 +145,14 @@ def test_a_slow_block_prints_a_notice(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("on_terminal", [False, True])
 def test_a_slow_block_prints_its_progress(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, on_terminal: bool
 ) -> None:
-    for name in ("NOTICE_AFTER_S", "PROGRESS_EVERY_S"):
+    for name in ("NOTICE_AFTER_S", "PROGRESS_AFTER_S", "UPDATE_EVERY_S"):
         monkeypatch.setattr(f"dptrain.training.resources.{name}", 0.01)
+    width = 30 if on_terminal else None
+    monkeypatch.setattr("dptrain.measure.console.terminal_width", lambda descriptor: width)
     counts = iter([(0, 0), (3, 22), (4, 22)])
     is_over = threading.Event()
 
@@ -161,7 +164,16 @@ def test_a_slow_block_prints_its_progress(
 
     with notice_if_slow("compiling kernels", progress):
         assert is_over.wait(60)
-    assert capsys.readouterr().err.splitlines() == [
+    printed = capsys.readouterr().err
+    if on_terminal:
+        notice, _, lines = printed.partition("\n")
+        assert notice == "dptrain: compiling kernels"
+        assert lines.split("\r") == [
+            "", "dptrain: compiling 4 of 22 ke\x1b[K", "dptrain: compiling 5 of 22 ke\x1b[K",
+            "\x1b[K",
+        ]  # fmt: skip
+        return
+    assert printed.splitlines() == [
         "dptrain: compiling kernels",
         "dptrain: compiling 4 of 22 kernels, 0 s",
         "dptrain: compiling 5 of 22 kernels, 0 s",
