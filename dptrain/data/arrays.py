@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -194,8 +195,8 @@ def dataset_of_pairs(
     if saved is None:
         scale, notes = common_scale({f"x{tail}": x for tail, (x, _) in checked.items()}, where)
     else:
-        for inputs, _ in checked.values():
-            check_against_training(inputs, saved, where)
+        found = [check_against_training(inputs, saved, where) for inputs, _ in checked.values()]
+        notes = tuple(dict.fromkeys(chain.from_iterable(found)))
     if "" in checked:
         rows = split_rows(request, len(y), where, _labels(y, request.network, where))
         splits = [RawSplit(x, y, chosen) for chosen in rows]

@@ -159,19 +159,19 @@ def _open(
         problem = _problem_of_targets(y, len(stored), preprocessing, outputs)
         if not problem:
             targets = _target_texts(y, preprocessing, names or own, where)
-    return replace(found, targets=targets, notes=tuple(filter(None, [unused, problem])))
+    return replace(found, targets=targets, notes=(*filter(None, [unused, problem]), *found.notes))
 
 
 def _open_array(stored: NDArray[Any], preprocessing: Preprocessing, where: str) -> RawInputs:
     expected = preprocessing.stored_shape or preprocessing.input_shape
     array: NDArray[Any] = channels_first(stored, where, expected)
     preprocessing.check(array.shape[1:], array.dtype, where)
-    check_against_training(array, preprocessing, where)
+    notes = check_against_training(array, preprocessing, where)
     if preprocessing.kind == "table":
         array = preprocessing.rows.arrange(preprocessing.standardise(array))
     adapter = preprocessing.adapter(array.shape[1:], array.dtype)
     rows = tuple(str(row) for row in range(len(array)))
-    return RawInputs(ArrayInputs(array, adapter, preprocessing, where), rows)
+    return RawInputs(ArrayInputs(array, adapter, preprocessing, where), rows, notes=notes)
 
 
 def _open_table(source: Path, preprocessing: Preprocessing, names: Names | None) -> RawInputs:

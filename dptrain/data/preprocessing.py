@@ -217,9 +217,13 @@ class Preprocessing:
         scale, offset = self.scale, self.offset
         if self.has_pixels:
             scale, offset = 2.0 / (self.white if white is None else white), -1.0
-            if self.is_8bit and dtype.kind not in "iu":  # Floats are converted already.
+            if self.is_converted(dtype):
                 scale, offset = 1.0, 0.0
         return Adapter(shape, self.input_shape, self.fit == "crop", scale, offset)
+
+    def is_converted(self, dtype: np.dtype[Any]) -> bool:
+        """Return True if numbers of this type are pixels from -1 to 1: floats of 8-bit pixels."""
+        return self.is_8bit and dtype.kind not in "iu"
 
     def check(self, shape: Shape, dtype: np.dtype[Any], where: str, advice: str = "") -> None:
         """Raise `UserError` if raw samples of this shape and type are of another kind.

@@ -119,32 +119,58 @@ class Scale:
             return ""
         if self.are_pixels:
             return f"images have {found}: pixels, converted from 0…255 to -1…1 as uint8 is"
-        if not self.magnitude or USUAL[0] <= self.magnitude <= USUAL[1]:
+        if self.is_usual:
             return ""
-        return (
-            f"inputs have {found}, an unusual scale, and are taken as they are; networks train "
-            "best on numbers near -1 to 1"
-        )
+        advice = "networks train best on numbers near -1 to 1"
+        if self.look_like_pixels:
+            advice = "if they are pixels, pass them as uint8, which becomes -1 to 1"
+        return f"inputs have {found}, an unusual scale, and are taken as they are; {advice}"
+
+    @property
+    def is_usual(self) -> bool:
+        """True if the numbers have a magnitude that inputs of networks usually have."""
+        return not self.magnitude or USUAL[0] <= self.magnitude <= USUAL[1]
+
+    @property
+    def look_like_pixels(self) -> bool:
+        """True for whole numbers 0 … 255. In rows (F,), they may be anything."""
+        return self.are_whole and self.low >= 0 and DARKEST < self.high <= WHITE
+
+    def note_of_new(self, preprocessing: Preprocessing) -> str:
+        """Return a line about how new data of a trained model is converted; "" if it is usual."""
+        found = f"inputs have numbers from {self.low:g} to {self.high:g} ({self.dtype})"
+        if preprocessing.has_pixels:
+            is_plain = self.dtype == np.uint8 or preprocessing.is_converted(self.dtype)
+            white = preprocessing.white
+            return "" if is_plain else f"{found}: pixels, converted from 0…{white} to -1…1"
+        return "" if self.is_usual else f"{found} and are taken as they are, as in training"
 
 
-def check_against_training(inputs: StoredInputs, preprocessing: Preprocessing, where: str) -> None:
-    """Raise `UserError` if new samples have far larger numbers than the training data had.
+def check_against_training(
+    inputs: StoredInputs, preprocessing: Preprocessing, where: str
+) -> tuple[str, ...]:
+    """Return notes about the scale of new samples.
 
     Args:
         inputs: raw samples, (n, …).
         preprocessing: of the model.
         where: name of the inputs, for messages.
+
+    Raises:
+        UserError: they have far larger numbers than the training data had.
     """
-    largest = preprocessing.magnitude
-    if not largest or preprocessing.has_pixels or preprocessing.kind == "table":
-        return
+    largest, has_pixels = preprocessing.magnitude, preprocessing.has_pixels
+    if preprocessing.kind == "table" or not (largest or has_pixels) or inputs.dtype == np.uint8:
+        return ()
     scale = Scale.of(inputs)
-    if scale.typical >= MOST_RATIO * largest:
+    if not has_pixels and scale.typical >= MOST_RATIO * largest:
         raise UserError(
             f"{where} has numbers from {scale.low:g} to {scale.high:g}, but the network was "
             f"trained on numbers up to {largest:g} of {preprocessing.trained_on}; expected the "
             "same scale"
         )
+    note = scale.note_of_new(preprocessing)
+    return (note,) if note else ()
 
 
 def common_scale(splits: Mapping[str, StoredInputs], where: str) -> tuple[Scale, tuple[str, ...]]:

@@ -238,3 +238,41 @@ def test_the_scale_of_as_many_bits_is_proposed(most: int, proposed: int) -> None
     x = np.full((8, 1, 4, 4), most, np.uint16)
     with pytest.raises(UserError, match=f"for example x / {proposed}$"):
         dataset_from((x, np.arange(8) % 2), network_of((1, 4, 4)))
+
+
+def test_rows_are_taken_as_they_are_and_every_use_says_so(tmp_path: Path) -> None:
+    """Whole numbers and floats of any type and range, in training, evaluation and prediction."""
+    draw, with_notes = np.random.default_rng(9), 0
+    path, network = tmp_path / "x.npz", Network((5,), [Dense(2)], name="rows")
+    for _ in range(250):
+        dtype = str(draw.choice(["uint8", "int8", "int16", "uint16", "int64", "f4", "f8"]))
+        high = draw.choice([1, 12, 100, 127, 255, 256, 4000])
+        x = (draw.random((20, 5)) * high).astype(dtype)
+        x[0, 0] = min(high, 100 if dtype == "int8" else 255 if dtype == "uint8" else high)
+        y = np.arange(20) % 2
+        data = dataset_from((x, y), network, split=False)
+        expected = x / 127.5 - 1 if dtype == "uint8" else x
+        np.testing.assert_allclose(inputs_of(data, network), expected, rtol=1e-6, atol=1e-6)
+        saved = data.preprocessing
+        np.savez(path, x=x, y=y)
+        new = [
+            dataset_from((x, y), network, preprocessing=saved, split=False).notes,
+            open_data(f"npz:{path}", network, preprocessing=saved, split=False).notes,
+            open_inputs(path, saved).notes,
+        ]
+        unusual = dtype != "uint8" and float(x.max()) > 16
+        assert [bool(notes) for notes in new] == [unusual] * 3
+        if not unusual:
+            continue
+        with_notes += 1
+        as_they_are = "and are taken as they are"
+        assert as_they_are in data.notes[0]
+        assert all(f"({x.dtype}) {as_they_are}, as in training" in notes[0] for notes in new)
+        is_whole = bool((x == np.floor(x)).all())
+        assert ("if they are pixels, pass them as uint8" in data.notes[0]) == (
+            is_whole and 127 < x.max() <= 255
+        )
+        # The same rows as uint8 are refused: the model was trained on other numbers.
+        with pytest.raises(UserError, match="has 8-bit pixels, but the network was trained on"):
+            dataset_from((x.astype("u1"), y), network, preprocessing=saved, split=False)
+    assert with_notes > 80
