@@ -22,7 +22,12 @@ from docs.figures.__main__ import IMAGES
 
 COMMAND = "mpirun -n 2 dptrain train --epochs 4"
 COLUMNS = 96
-OMITTED = re.compile(r"^(Medians of parts|duration is closest|ones included|energy not measured)")
+OMITTED = re.compile(
+    r"^(Medians of parts|.*duration is closest|ones included|steps, slow ones|energy not measured|"
+    r"dptrain: compiling)"
+)
+ERASED = re.compile(r"\x1b\[[12]?[JK]")
+"""Codes of a terminal that clear the line of the cursor."""
 THEME = TerminalTheme(
     (255, 255, 255), (27, 39, 51),
     [(27, 39, 51), (184, 50, 50), (47, 133, 90), (199, 125, 20), (43, 108, 176), (128, 70, 160),
@@ -80,7 +85,7 @@ def shown_lines(text: str) -> list[str]:
     """Return the lines as they remain on the screen, without those that are omitted."""
     lines = []
     for line in text.split("\n"):
-        remaining = line.rpartition("\r")[2]
+        remaining = ERASED.split(line.rpartition("\r")[2])[-1]
         plain = Text.from_ansi(remaining).plain
         if not OMITTED.match(plain):
             lines.append(remaining)

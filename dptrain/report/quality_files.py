@@ -12,9 +12,11 @@ from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
 from dptrain.report.canvas import Plot
 from dptrain.report.quality_plots import confusion_plot, predicted_plot
+from dptrain.training.predicted_values import FILE as VALUES
+from dptrain.training.predicted_values import values_text
 from dptrain.training.quality import ClassQuality, Quality
 
-METRICS, CONFUSION, VALUES = "metrics.json", "confusion.csv", "predicted.csv"
+METRICS, CONFUSION = "metrics.json", "confusion.csv"
 
 
 def claim(folder: Path) -> None:
@@ -45,10 +47,7 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], quality: Quality 
         if isinstance(quality, ClassQuality):
             name, text, drawn = CONFUSION, _confusion_text(quality), confusion_plot(quality)
         else:
-            rows = zip(quality.expected.tolist(), quality.predicted.tolist(), strict=True)
-            head = [f"{kind}_{n}" for kind in ("expected", "predicted") for n in quality.names]
-            name, drawn = VALUES, predicted_plot(quality)
-            text = _csv_text([["sample", *head], *([i, *e, *p] for i, (e, p) in enumerate(rows))])
+            name, text, drawn = VALUES, values_text(quality), predicted_plot(quality)
         write_whole(folder / name, text, "--output")
         write_whole(folder / f"{drawn.name}.svg", drawn.svg, "--output")
     write_whole(folder / METRICS, dump_json(results, indent=2) + "\n", "--output")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,8 @@ MOST_NUMBERS, MOST_NAMES = 12, 30
 """Largest number of classes whose cells have numbers, and of those whose names are shown."""
 NAME_LENGTH = 12
 """Longer names of classes are shortened."""
+MOST_PLOTS = 4
+"""Largest number of outputs that have a plot in a report."""
 MOST_POINTS = 4000
 """Largest number of points of a plot of values; of more, evenly spaced ones are drawn."""
 
@@ -59,6 +63,11 @@ def _shortened(name: str) -> str:
     return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
 
 
+def _file_name(name: str) -> str:
+    """Return a name of an output for a file: other characters than letters and digits are -."""
+    return re.sub(r"[^\w]+", "-", _shortened(name), flags=re.ASCII).strip("-") or "output"
+
+
 def _draw_cells(axes: Axes, shares: NDArray[np.float64]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -77,8 +86,36 @@ def _write_numbers(axes: Axes, confusion: NDArray[np.int64], shares: NDArray[np.
                       fontsize=SMALL_PT - 1)  # fmt: skip
 
 
-def predicted_plot(quality: ValueQuality) -> Plot:
-    """Return the predicted against the expected values, with the line of perfect predictions."""
+def predicted_plots(quality: ValueQuality, results: Mapping[str, float]) -> list[Plot]:
+    """Return a plot of the predicted against the expected values for each output, up to four.
+
+    Outputs with numbers that are not finite have none.
+
+    Args:
+        quality: of some samples.
+        results: of all samples, for the plot of a single output; the names are those of
+            `ValueQuality.results`.
+    """
+    columns = zip(quality.names, quality.expected.T, quality.predicted.T, strict=True)
+    single, plots = len(quality.names) == 1, list[Plot]()
+    for name, expected, predicted in columns:
+        if not len(expected) or not (np.isfinite(expected) & np.isfinite(predicted)).all():
+            continue
+        part = ValueQuality((name,), expected[:, None], predicted[:, None])
+        plots.append(predicted_plot(part, "" if single else name, results if single else None))
+    return plots[:MOST_PLOTS]
+
+
+def predicted_plot(
+    quality: ValueQuality, name: str = "", results: Mapping[str, float] | None = None
+) -> Plot:
+    """Return the predicted against the expected values, with the line of perfect predictions.
+
+    Args:
+        quality: of the samples that are drawn.
+        name: of the output, for the title; "" if there are no others.
+        results: of all samples; None computes them from those that are drawn.
+    """
     expected, predicted = quality.expected.reshape(-1), quality.predicted.reshape(-1)
     stride = -(-len(expected) // MOST_POINTS) or 1
     drawn = f", of one in {stride} samples" if stride > 1 else ""
@@ -92,11 +129,13 @@ def predicted_plot(quality: ValueQuality) -> Plot:
         axes.set_xlabel("expected value", labelpad=2)
         axes.grid(visible=False, axis="x")
 
-    results = quality.results()
+    results = quality.results() if results is None else results
     r2 = f", R² {short(results['r2'])}" if "r2" in results else ""
     errors = f"MAE {short(results['mae'])}, RMSE {short(results['rmse'])}{r2}"
     return plot(
-        "predicted", "Predicted and expected values", "predicted value", draw,
+        f"predicted-{_file_name(name)}" if name else "predicted",
+        "Predicted and expected values" + (f": {_shortened(name)}" if name else ""),
+        "predicted value", draw,
         height=WIDTH, left=36.0,
         caption=f"{errors}. On the line, both are equal{drawn}.",
         alt=f"Predicted against expected values of {len(quality.expected):,} samples: {errors}.",

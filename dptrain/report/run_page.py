@@ -16,6 +16,7 @@ from dptrain.report.profile_page import (
     step_interval,
     step_sentence,
 )
+from dptrain.report.quality_plots import predicted_plots
 from dptrain.report.run_plots import (
     accuracy_plot,
     loss_plot,
@@ -27,6 +28,7 @@ from dptrain.report.run_record import TrainingRun
 from dptrain.report.run_tables import epochs_table, settings_table, spans_table, time_tables
 from dptrain.report.tables import Number
 from dptrain.runs.files import SUMMARY
+from dptrain.training.predicted_values import MOST_ROWS
 from dptrain.training.regression import r2_remark
 
 VALUE_RESULTS = (
@@ -54,6 +56,7 @@ def run_page(run: TrainingRun) -> Page:
         notes=notes,
         sections=(
             Section("curves", "Learning curves", plots=tuple(curves), tables=(epochs_table(run),)),
+            *_predictions_section(run),
             Section("time", "Time of a step", plots=tuple(time_plots(run)),
                     tables=tuple(time_tables(run)), text=tuple(_time_text(run))),
             *restrictions_section(notes),
@@ -66,6 +69,21 @@ def run_page(run: TrainingRun) -> Page:
         closing="Written by dptrain from summary.json, metrics.jsonl and spans.json, which contain "
         "each number in full precision.",
     )  # fmt: skip
+
+
+def _predictions_section(run: TrainingRun) -> list[Section]:
+    """Return the section with predicted against expected values of the test data, if they exist."""
+    if run.predicted is None:
+        return []
+    known = {name: run.summary.get(f"test_{name}") for name in ("mae", "rmse", "r2")}
+    results = {name: value for name, value in known.items() if value is not None}
+    complete = results if {"mae", "rmse"} <= set(results) else run.predicted.results()
+    plots = predicted_plots(run.predicted, complete)
+    left_out = len(run.predicted.names) - len(plots)
+    some = "1 more output has" if left_out == 1 else f"{left_out} more outputs have"
+    more = f" {some} no plot." if left_out else ""
+    text = (f"Test data; of more than {MOST_ROWS:,} samples, evenly spaced ones are drawn.{more}",)
+    return [Section("predictions", "Predictions", text=text, plots=tuple(plots))] if plots else []
 
 
 def about_line(run: TrainingRun) -> str:

@@ -20,6 +20,9 @@ from dptrain.measure.statistics import Estimate
 from dptrain.report.differences import share
 from dptrain.runs.files import ENVIRONMENT, SPECIFICATION, SUMMARY, read_file
 from dptrain.runs.spans import Spans, steps_text
+from dptrain.training.predicted_values import FILE as PREDICTED
+from dptrain.training.predicted_values import read_values
+from dptrain.training.quality import ValueQuality
 from dptrain.training.rundir import LAST_CHECKPOINT
 
 METRICS = "metrics.jsonl"
@@ -61,6 +64,7 @@ class TrainingRun:
         steps: records of single steps, in order.
         epochs: records of epochs, in order.
         spans: which settings made which steps.
+        predicted: expected and predicted values of test samples; None for classes.
     """
 
     folder: Path
@@ -70,6 +74,7 @@ class TrainingRun:
     steps: tuple[Record, ...]
     epochs: tuple[Record, ...]
     spans: Spans = Spans()
+    predicted: ValueQuality | None = None
 
     @classmethod
     def read(cls, folder: Path) -> TrainingRun:
@@ -89,6 +94,7 @@ class TrainingRun:
             tuple(r for r in records if "loss" in r.values),
             tuple(r for r in records if "train_loss" in r.values),
             Spans.read(folder),
+            read_values(folder / PREDICTED),
         )  # fmt: skip
         run._check()
         return run

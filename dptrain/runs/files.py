@@ -56,7 +56,7 @@ FORMS: Mapping[str, Form] = {
         **dict.fromkeys(("parameters", "seed", "steps"), COUNT),
         **dict.fromkeys(("test_accuracy", "validation_accuracy"), Optional(SHARE)),
         **dict.fromkeys((
-            "train_loss", "validation_loss", "test_loss", "test_rmse", "test_r2",
+            "train_loss", "validation_loss", "test_loss", "test_mae", "test_rmse", "test_r2",
             "samples_per_s", "other_cores",
         ), Optional(NUMBER)),
         "digest": Optional(TEXT), "stopped": BOOLEAN, "out_of_patience": Optional(BOOLEAN),

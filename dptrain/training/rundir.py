@@ -9,6 +9,7 @@ spans.json        which settings made which steps: see `dptrain.runs.spans`
 labels.toml       tags and a note: see `dptrain.training.labels`
 network.toml      the network, unless dptrain builds it by its name
 summary.json      results, written when the run ends
+predicted.csv     expected and predicted values of up to 4,000 test samples, of a regression
 checkpoints/      see `dptrain.training.checkpoints`
 best/             the checkpoint of the best epoch by the validation data
 .last_checkpoint  step of the newest checkpoint
@@ -50,6 +51,9 @@ from dptrain.network.network import Network
 from dptrain.runs.files import ENVIRONMENT, SPANS, SPECIFICATION, SUMMARY, read_file
 from dptrain.runs.spans import Spans
 from dptrain.training.checkpoints import Arrays, CheckpointStore
+from dptrain.training.predicted_values import FILE as PREDICTED
+from dptrain.training.predicted_values import MOST_ROWS, values_text
+from dptrain.training.quality import ValueQuality
 from dptrain.training.settings import CONFIG_FILE as CONFIG
 from dptrain.training.settings import read_settings
 
@@ -309,10 +313,15 @@ class RunDirectory:
         """Write `summary.json`."""
         self._write(SUMMARY, dump_json(summary, indent=2) + "\n")
 
+    def write_values(self, quality: ValueQuality) -> None:
+        """Write `predicted.csv`, expected and predicted values of the test data."""
+        self._write(PREDICTED, values_text(quality, MOST_ROWS))
+
     def remove_summary(self) -> None:
         """Delete `summary.json`, because the run continues and the results will be others."""
-        with writing(self.path / SUMMARY, check=self.check_present):
-            (self.path / SUMMARY).unlink(missing_ok=True)
+        for name in (SUMMARY, PREDICTED):
+            with writing(self.path / name, check=self.check_present):
+                (self.path / name).unlink(missing_ok=True)
 
     def read_summary(self) -> dict[str, Any]:
         """Return the content of `summary.json`.

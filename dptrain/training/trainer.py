@@ -72,6 +72,7 @@ from dptrain.training.history import History
 from dptrain.training.job import Job, assemble, with_size_of_weights
 from dptrain.training.persistence import checkpoint_facts, load_checkpoint
 from dptrain.training.progress import Progress as RunningState
+from dptrain.training.quality import ValueQuality
 from dptrain.training.resources import average_statistics, share_state
 from dptrain.training.rundir import BEST
 from dptrain.training.selection import Selection
@@ -667,6 +668,8 @@ class Trainer(Sealed):
     def _finish(self, conclusion: Conclusion) -> None:
         self._summary = read_only(conclusion.summary)
         if self.job.run is not None:
+            if isinstance(self.progress.test_quality, ValueQuality):
+                self.job.run.write_values(self.progress.test_quality)
             self.job.run.write_summary(conclusion.summary)
         for callback in self.callbacks:
             callback.on_fit_end(self, conclusion)

@@ -7,12 +7,15 @@ import math
 import os
 import random
 import re
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dptrain.errors import UserError
 from dptrain.measure.pop import pop_efficiencies
@@ -23,6 +26,8 @@ from dptrain.report.run_page import run_page
 from dptrain.report.run_record import TrainingRun
 from dptrain.runs.records import read_record
 from dptrain.scaling.analysis import analyse
+from dptrain.training.predicted_values import read_values, values_text
+from dptrain.training.quality import ValueQuality
 from tests.tiers import tiered
 from tests.unit.report.test_files import HOSTILE, Reader
 from tests.unit.scaling.synthetic import Law, make_launches, make_profile, write_study
@@ -92,6 +97,61 @@ def test_a_regression_has_no_accuracy(tmp_path: Path) -> None:
     page = Reader(write_report(write_run(tmp_path / "run", accuracy=None)))
     assert "Test loss is 0.100 after 4 epochs; a step takes 2.00 ms" in page.text
     assert "accuracy" not in page.text.partition("Definitions")[0].lower()
+
+
+def test_a_regression_has_a_plot_of_its_predictions(tmp_path: Path) -> None:
+    results = {"test_mae": 0.5, "test_rmse": 0.75, "test_r2": 0.25}
+    run = write_run(tmp_path / "run", accuracy=None, **results)
+    values = np.arange(12.0).reshape(6, 2)
+    quality = ValueQuality(("value",), values[:, :1], values[:, 1:])
+    (run / "predicted.csv").write_text(values_text(quality))
+    found = TrainingRun.read(run)
+    (section,) = (s for s in run_page(found).sections if s.name == "predictions")
+    (drawn,) = section.plots
+    # The results are those of all test samples, not of those that are drawn.
+    assert drawn.caption == "MAE 0.500, RMSE 0.750, R² 0.250. On the line, both are equal."
+    assert "of 6 samples" in drawn.alt
+    two = ValueQuality(("a/b", "b"), values, np.where(values == 11, np.nan, values))
+    (run / "predicted.csv").write_text(values_text(two))
+    (section,) = (s for s in run_page(TrainingRun.read(run)).sections if s.name == "predictions")
+    assert [plot.name for plot in section.plots] == ["predicted-a-b"]
+    assert "1 more output has no plot" in section.text[0]
+    (run / "predicted.csv").write_text("sample,expected_value\n0,1\n")
+    with pytest.raises(UserError, match=r"predicted\.csv is damaged: .*; remove it"):
+        TrainingRun.read(run)
+
+
+@settings(max_examples=200)
+@given(
+    values=st.integers(1, 3).flatmap(
+        lambda width: st.lists(
+            st.lists(st.floats(), min_size=2 * width, max_size=2 * width), min_size=1, max_size=9
+        )
+    ),
+    most=st.none() | st.integers(1, 9),
+    damage=st.none() | st.tuples(st.integers(0, 200), st.sampled_from(["x", "\n", ",", '"', "\0"])),
+)
+def test_values_in_a_file_are_read_again(tmp_path_factory, values, most, damage) -> None:
+    table = np.array(values)
+    expected, predicted = np.hsplit(table, 2)
+    names = tuple(f"value_{index}" for index in range(expected.shape[1]))
+    text = values_text(ValueQuality(names, expected, predicted), most)
+    path = tmp_path_factory.mktemp("values") / "predicted.csv"
+    assert read_values(path) is None
+    if damage is not None:
+        at, letter = damage
+        text = text[: at % len(text)] + letter + text[at % len(text) + 1 :]
+    path.write_text(text, encoding="utf-8")
+    if damage is not None:
+        with suppress(UserError):
+            read_values(path)
+        return
+    found = read_values(path)
+    assert found is not None
+    stride = 1 if most is None else -(-len(table) // most)
+    assert found.names == names
+    np.testing.assert_array_equal(np.hstack([found.expected, found.predicted]), table[::stride])
+    assert most is None or len(found.expected) <= most
 
 
 @pytest.mark.more
