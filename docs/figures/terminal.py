@@ -28,6 +28,7 @@ OMITTED = re.compile(
 )
 ERASED = re.compile(r"\x1b\[[12]?[JK]")
 """Codes of a terminal that clear the line of the cursor."""
+CURSOR_UP = "\x1b[1A"
 THEME = TerminalTheme(
     (255, 255, 255), (27, 39, 51),
     [(27, 39, 51), (184, 50, 50), (47, 133, 90), (199, 125, 20), (43, 108, 176), (128, 70, 160),
@@ -83,8 +84,10 @@ def record(command: str) -> str:
 
 def shown_lines(text: str) -> list[str]:
     """Return the lines as they remain on the screen, without those that are omitted."""
-    lines = []
+    lines: list[str] = []
     for line in text.split("\n"):
+        above = line.count(CURSOR_UP)
+        lines = lines[: len(lines) - above] if above else lines
         remaining = ERASED.split(line.rpartition("\r")[2])[-1]
         plain = Text.from_ansi(remaining).plain
         if not OMITTED.match(plain):

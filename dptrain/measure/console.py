@@ -87,10 +87,16 @@ def make_console(*, errors: bool = False) -> Console:
 
 
 class ReplacedLine:
-    """A line on standard error that replaces itself on a terminal; elsewhere each is a new one."""
+    """A line that replaces itself on a terminal; elsewhere each is a new one on standard error.
+
+    On a terminal it is written to standard output, as what follows it is: a launcher may exchange
+    the order of the two. If only standard error is a terminal, it is written there.
+    """
 
     def __init__(self) -> None:
-        self._width = terminal_width(2)
+        output = terminal_width(1)
+        self._width = terminal_width(2) if output is None else output
+        self._stream = sys.stderr if output is None else sys.stdout
         self._is_shown = False
 
     @property
@@ -101,16 +107,16 @@ class ReplacedLine:
     def show(self, text: str) -> None:
         """Show a text, on a terminal cut to one line."""
         if self._width is None:
-            print(text, file=sys.stderr, flush=True)
+            print(text, file=self._stream, flush=True)
             return
         # A line as wide as the terminal would make some of them begin another one.
-        print(f"\r{text[: self._width - 1]}{CLEAR}", end="", file=sys.stderr, flush=True)
+        print(f"\r{text[: self._width - 1]}{CLEAR}", end="", file=self._stream, flush=True)
         self._is_shown = True
 
     def end(self) -> None:
         """Remove the line from a terminal."""
         if self._is_shown:
-            print(f"\r{CLEAR}", end="", file=sys.stderr, flush=True)
+            print(f"\r{CLEAR}", end="", file=self._stream, flush=True)
             self._is_shown = False
 
 
