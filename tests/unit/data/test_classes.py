@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from dptrain.data import Dataset, Preprocessing
@@ -210,6 +210,70 @@ def test_classes_that_no_training_sample_has_are_named() -> None:
     data = dataset_from((x, y, x[:4], test_labels), network, classes=["a", "b", "c", "d"])
     assert data.notes == ("the test split has classes that no training sample has: d",)
     assert dataset_from((x, y, x[:4], y[:4]), network).notes == ()
+
+
+@settings(max_examples=200)
+@given(
+    parts=st.tuples(*[st.lists(st.integers(0, 4), min_size=3, max_size=8)] * 3),
+    has_names=st.booleans(),
+)
+def test_a_note_names_exactly_the_classes_that_no_training_sample_has(parts, has_names) -> None:
+    names = ["ant", "bee", "cat", "dog", "eel"]
+    network = Network((2,), [Dense(5)], name="five")
+    data = {}
+    for ending, labels in zip(("train", "val", "test"), parts, strict=True):
+        data[f"x_{ending}"] = np.ones((len(labels), 2), np.float32)
+        data[f"y_{ending}"] = np.array(labels)
+    assume(len(set(parts[0] + parts[1] + parts[2])) > 1)
+    found = dataset_from(data, network, classes=names if has_names else None)
+    expected = {}
+    for split, labels in (("test", parts[2]), ("validation", parts[1])):
+        unseen = sorted(set(labels) - set(parts[0]))
+        if unseen:
+            expected[split] = ", ".join(names[k] if has_names else str(k) for k in unseen)
+    notes = [note for note in found.notes if "no training sample has" in note]
+    assert notes == [
+        f"the {split} split has classes that no training sample has: {text}"
+        for split, text in expected.items()
+    ]
+
+
+@settings(max_examples=200)
+@given(
+    names=st.lists(
+        st.text("aé漢 0", min_size=1, max_size=4).filter(str.strip).map(same_form),
+        min_size=2, max_size=4, unique=True,
+    ),
+    form=st.sampled_from(["text", "bytes", "latin-1", "numbers", "objects", "two axes"]),
+)  # fmt: skip
+def test_an_array_called_classes_names_the_labels_or_is_mentioned(
+    folder: Path, names: list[str], form: str
+) -> None:
+    """Any contents are names, a note or an error; they never pass without a word."""
+    given_ = {
+        "text": np.array(names),
+        "bytes": np.array([name.encode() for name in names]),
+        "latin-1": np.array([b"\xe9" + name.encode() for name in names]),
+        "numbers": np.arange(len(names)),
+        "objects": np.array([*names[1:], 3], object),
+        "two axes": np.array([names]),
+    }[form]
+    count = len(names)
+    arrays = {"x": np.ones((4 * count, 2), np.float32), "y": np.arange(4 * count) % count}
+    np.savez(folder / "any.npz", **arrays, classes=given_)
+    network = Network((2,), [Dense(count)], name="any")
+    for data in (f"npz:{folder / 'any.npz'}", {**arrays, "classes": given_}):
+        if form == "latin-1":
+            with pytest.raises(UserError, match=r"cannot be read .*UTF-8"):
+                dataset_from(data, network)
+            continue
+        found = dataset_from(data, network)
+        are_names = form in ("text", "bytes")
+        assert found.classes == (tuple(names) if are_names else tuple(map(str, range(count))))
+        assert found.notes == (() if are_names else ("arrays are left out: classes",))
+        inputs = open_inputs(folder / "any.npz", found.preprocessing)
+        assert inputs.notes == found.notes
+        assert [text for (text,) in inputs.targets or ()] == [found.classes[k] for k in arrays["y"]]
 
 
 def test_names_may_be_bytes(folder: Path) -> None:

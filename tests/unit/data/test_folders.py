@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from dptrain.data import open_data
+from dptrain.data.folder import split_folders
 from dptrain.data.image_files.listing import SUFFIXES, begins_as_image
 from dptrain.data.inputs import open_inputs
 from dptrain.data.spec import absolute, escape, unescape
@@ -191,6 +192,41 @@ def test_other_classes_in_a_split_are_named(images: Path, tmp_path: Path) -> Non
     (tmp_path / "root" / "test" / "dog").rename(tmp_path / "root" / "test" / "d, e")
     with pytest.raises(UserError, match=r"; missing: dog; unknown: 'd, e'$"):
         open_data(f"folder:{tmp_path / 'root'}", network(2))
+
+
+def test_folders_of_any_names_are_splits_or_classes_or_refused(tmp_path: Path) -> None:
+    """Random names, with sub-folders or not, with a loose image or not."""
+    draw, outcomes = np.random.default_rng(11), {"split": 0, "classes": 0, "refused": 0}
+    training, tests = ("train", "training"), ("test", "val", "valid", "validation")
+    others = ("testing", "dev", "eval", "cat", "dog", "TRAIN", "Train", "Test", "VAL", "Dev")
+    names = np.array([*training, *tests, *others])
+    for number in range(250):
+        root, chosen = tmp_path / str(number), draw.choice(names, draw.integers(1, 6), False)
+        is_outer = {name: bool(draw.random() < 0.7) for name in chosen.tolist()}
+        has_loose = {name: bool(draw.random() < 0.3) for name in is_outer}
+        for name, outer in is_outer.items():
+            (root / name / ("rose" if outer else "")).mkdir(parents=True)
+            if has_loose[name]:
+                (root / name / "1.png").write_bytes(b"")
+        second = [name for name in tests if name in is_outer]
+        as_splits = [
+            name for name, outer in is_outer.items()
+            if outer and name.lower() in (*training, *tests, "testing", "dev", "eval")
+        ]  # fmt: skip
+        only_folders = [n for n in as_splits if n.lower() in training and not has_loose[n]]
+        if is_outer.get("train") and second:
+            third = [name for name in second[1:] if second[0] == "test"][:1]
+            expected = [root / name for name in ("train", second[0], *third)]
+            assert split_folders(root) == expected
+            outcomes["split"] += 1
+        elif len(as_splits) > 1 or only_folders:
+            with pytest.raises(UserError, match="for images that are split, expected"):
+                split_folders(root)
+            outcomes["refused"] += 1
+        else:
+            assert split_folders(root) == []
+            outcomes["classes"] += 1
+    assert min(outcomes.values()) > 15, outcomes
 
 
 def test_a_class_may_have_the_name_of_one_split(images: Path) -> None:

@@ -422,6 +422,37 @@ STARTS = st.lists(
 )  # fmt: skip
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 90), st.sampled_from([0.5, 1.0, 2.0])),
+             min_size=1, max_size=5),
+    st.integers(1, 80), st.integers(1, 80),
+)  # fmt: skip
+@hypothesis_settings(max_examples=200)
+def test_results_of_a_resumed_run_are_those_of_its_record(
+    tmp_path_factory: pytest.TempPathFactory, starts: Any, steps: int, selected: int
+) -> None:
+    """The number of completed steps is a result, and `steps` of each span a plan."""
+    folder, spans = tmp_path_factory.mktemp("results"), Spans()
+    for first, planned, power in sorted(starts):
+        first = first if spans.items else 1
+        spans = spans.followed_by(Span(first, {"steps": planned, "power": power}))
+    (folder / FILE).write_text(spans.text())
+    selected = min(selected, steps)
+    record = {"run": str(folder), "steps": steps, "selected_step": selected, "power": 3.0,
+              "started": "2026-11-28", "test_loss": 0.25, "resumed": ""}  # fmt: skip
+    made = spans.until(selected).items
+    powers = {span.settings["power"] for span in made}
+    both = spans.value_text("power", selected) if len(powers) > 1 else 3.0
+    cited, compared = citation(record), Comparison.of([record, {**record, "power": 9.0}])
+    assert (cited["steps"], cited["test loss"]) == (steps, 0.25)
+    assert compared.results["steps"] == (steps, steps)
+    assert compared.results["selected_step"] == (selected, selected)
+    if len(powers) > 1:
+        assert cited["power"] == both
+    elif "power" in compared.settings:
+        assert compared.settings["power"] == (3.0, 9.0)
+
+
 @given(STARTS, st.integers(1, 12))
 @hypothesis_settings(max_examples=200, deadline=None, derandomize=True)
 def test_each_step_has_the_settings_that_made_it(
