@@ -103,7 +103,8 @@ def _show_note(note: str) -> None:
     """Print a note about data, on standard error if standard output is for a program."""
     context = click.get_current_context(silent=True)
     given = {} if context is None else context.params
-    click.echo(f"data: {note}", err=any(given.get(name) for name in ("as_json", "as_toml")))
+    for_program = any(given.get(name) for name in ("as_json", "as_toml"))
+    click.echo(f"{'dptrain: ' if for_program else ''}data: {note}", err=for_program)
 
 
 def _run_launched(arguments: list[str]) -> int:

@@ -107,6 +107,9 @@ def print_description(description: Mapping[str, Any], *, as_json: bool) -> None:
     heading = f"{_heading(description)}\n"
     tables = (_layer_table(description), _stage_table(description), _memory_table(description))
     print_tables([heading, *tables])
+    click.echo(
+        "`dptrain layers` times each layer alone, and `dptrain profile` each layer of training."
+    )
     return None
 
 

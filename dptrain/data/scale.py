@@ -78,7 +78,7 @@ class Scale:
         """True for images whose numbers, of any type, are pixels 0 … 255."""
         if self.dtype == np.uint8:
             return True
-        return self.is_image and self.low >= 0 and DARKEST < self.high <= WHITE
+        return self.is_image and self._reaches_white
 
     @property
     def magnitude(self) -> float:
@@ -134,7 +134,12 @@ class Scale:
     @property
     def look_like_pixels(self) -> bool:
         """True for whole numbers 0 … 255. In rows (F,), they may be anything."""
-        return self.are_whole and self.low >= 0 and DARKEST < self.high <= WHITE
+        return self.are_whole and self._reaches_white
+
+    @property
+    def _reaches_white(self) -> bool:
+        """True if the range may be that of 8-bit pixels, and is too large for other inputs."""
+        return self.low >= 0 and DARKEST < self.high <= WHITE
 
     def note_of_new(self, preprocessing: Preprocessing) -> str:
         """Return a line about how new data of a trained model is converted; "" if it is usual."""

@@ -243,7 +243,7 @@ def test_predict_reports_the_file_and_the_step(
     assert run(["predict", "here", "-i", "x.npy", "-o", "y.csv"], is_rank_zero=True) == 0
     [load, predict] = calls
     assert load == ("model.load_on_all_ranks", Path("here"), None, {"weights": None})
-    expected = {"workers": 0, "classes": None, "show": click.echo}
+    expected = {"workers": 0, "classes": None}
     assert predict[2:] == (Path("x.npy"), Path("y.csv"), expected)
     assert capsys.readouterr().out == "7 predictions by the model of step 40 in y.csv\n"
 

@@ -123,7 +123,7 @@ def test_notes_leave_output_for_programs_alone(
     assert run(command.format(data=f"folder:{folder / 'images'}").split(), is_rank_zero=True) == 0
     printed = capsys.readouterr()
     json.loads(printed.out)
-    assert printed.err.splitlines() == [NOTE]
+    assert printed.err.splitlines() == [f"dptrain: {NOTE}"]
 
 
 def test_notes_are_shown_by_the_inner_block_and_only_there() -> None:
