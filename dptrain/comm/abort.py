@@ -10,8 +10,10 @@ What ends a job, and who prints the cause:
   The watchdogs of several nodes inform each other (`dptrain.comm.node_links`).
 - MPI_Abort does not return, for example because the launcher cannot be reached: the watchdog ends
   this rank after `_ABORT_S`, and then the other ranks.
-- A rank that hangs or is stopped: the waits of the other ranks end after `World.timeout`. A stopped
-  rank of the same node is named.
+- A rank that hangs or is stopped: the waits of the other ranks end after `World.timeout`. The rank
+  that is stopped, or neither waits nor has left (`dptrain.comm.activity`), is named: by a rank of
+  its node, or by the watchdog of its node if the ranks of another node waited.
+- A rank whose program has ended: if all others wait, their waits end after seconds.
 """
 
 from __future__ import annotations
@@ -177,6 +179,7 @@ def _end(job: Job, error: BaseException) -> NoReturn:
     # before it. A rank that only waited for others prints after ranks that have found the cause.
     time.sleep(min(0.25 * job.node, 2.0))
     if isinstance(error, RankTimeoutError) and not error.is_cause:
+        job.report("late")
         time.sleep(_OTHER_NODES_S)
     text = describe(error, job.rank, job.size)
     if job.claim():  # If it is killed before it prints, no process prints.

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dptrain.comm.deadline import Deadline, RankTimeoutError
-from dptrain.comm.watch import MAX_NAMED, process_state
+from dptrain.comm.watch import ACTIVITY, LEFT, MAX_NAMED, WAITING, WORKING, process_state
 
 if TYPE_CHECKING:
     from dptrain.comm.world import World
 
-WORDS = 8
+WORDS = ACTIVITY.size // 8
 """Words of a record: a cache line."""
 
 _PID, _STATE, _PHASE, _STEP, _WAITS, _POLLS = range(6)
-_WORKING, _WAITING, _LEFT = range(3)
 
 TRAINING, CALLBACK, EVALUATING = range(1, 4)
 _PHASES = {TRAINING: "in step {}", CALLBACK: "in a callback after step {}",
@@ -67,12 +66,12 @@ class Record:
     @property
     def is_working(self) -> bool:
         """True if the rank neither waits for other ranks nor has left the program."""
-        return self.state == _WORKING
+        return self.state == WORKING
 
     @property
     def has_left(self) -> bool:
         """True if the program of this rank has ended, by `sys.exit` too."""
-        return self.state == _LEFT
+        return self.state == LEFT
 
 
 class Activity:
@@ -120,7 +119,7 @@ class Activity:
     def begin_wait(self) -> None:
         """Record that this rank waits for other ranks."""
         self._own[_WAITS] += 1
-        self._own[_STATE] = _WAITING
+        self._own[_STATE] = WAITING
 
     def poll(self) -> None:
         """Record that this rank still waits, or still leaves."""
@@ -131,11 +130,11 @@ class Activity:
 
         After a wait that failed this is not called: the rank ends, and is not the one that is late.
         """
-        self._own[_STATE] = _WORKING
+        self._own[_STATE] = WORKING
 
     def leave(self) -> None:
         """Record that the program of this rank has ended."""
-        self._own[_STATE] = _LEFT
+        self._own[_STATE] = LEFT
 
     def records(self) -> list[Record]:
         """Return the records of the ranks of this node that have one."""

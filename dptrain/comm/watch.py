@@ -11,6 +11,8 @@ the named pipe ``alive-RANK-PID`` open, and writes these lines to the latter:
 - ``file PATH`` for a file in /dev/shm that its MPI library has made (in a container, the watchdog
   cannot know whether other processes use a file);
 - ``bye`` when it ends regularly;
+- ``late`` when it has waited too long, and every rank of its node waits: other nodes then look for
+  the rank that is late;
 - ``listen``, ``connect PORT TOKEN ADDRESSES`` and ``named``, for jobs on several nodes
   (`node_links`). The watchdog replies to the first two with the file ``links``, which contains the
   port and the token after ``listen``.
@@ -50,6 +52,7 @@ import importlib
 import os
 import select
 import signal
+import struct
 import sys
 import time
 from pathlib import Path
@@ -86,6 +89,12 @@ _REGISTER = 0
 
 _CLOCK_S = 1.0
 """By how much the time of a file may precede the clock."""
+
+ACTIVITY = struct.Struct("8q")
+"""A record of `dptrain.comm.activity`; it begins with the process and the state."""
+
+WORKING, WAITING, LEFT = range(3)
+"""States of a rank: it works, waits for other ranks, or its program has ended."""
 
 _POLL_S = 0.1
 _LAUNCHER_POLL_S = 0.5
@@ -302,8 +311,8 @@ class Watchdog:
                 self.has_mpi_started = True
                 self.siblings.close()
                 self.missing = None
-            elif command == "named" and self.links is not None:
-                self.links.send("named")
+            elif command in ("named", "late") and self.links is not None:
+                self.links.send(command)
             elif command == "file":
                 self.files.update(words)
             elif command == "listen":
@@ -327,11 +336,36 @@ class Watchdog:
         new.rename(f"{self.folder}/links")
 
     def _receive(self, line: str) -> None:
-        """Handle ``named`` or ``died`` of another node."""
+        """Handle a line of another node: ``named``, ``died`` or ``late``."""
+        if line == "late":
+            return self._name_late_of_node()
         if line == "died":
             self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
         with contextlib.suppress(OSError):
             Path(f"{self.folder}/failed").touch()
+        return None
+
+    def _name_late_of_node(self) -> None:
+        """Name a rank of this node, if there is one, for which those of another waited too long.
+
+        The ranks that waited end the job.
+        """
+        try:
+            records = ACTIVITY.iter_unpack(Path(f"{self.folder}/activity").read_bytes())
+        except OSError:
+            return
+        known = [(rank, pid, state) for rank, (pid, state, *_) in enumerate(records) if pid]
+        late = [(rank, pid, "is stopped (SIGSTOP?)") for rank, pid, _ in known if is_stopped(pid)]
+        late += [(rank, pid, "has not arrived") for rank, pid, state in known if state == WORKING]
+        late += [(rank, pid, "has ended its program") for rank, pid, state in known
+                 if state == LEFT]  # fmt: skip
+        for rank, pid, what in late[:1]:
+            self._report(
+                str(rank),
+                f"its process {pid} on {self.host} {what}; ranks of another node waited for it",
+            )
+            if self.links is not None:
+                self.links.send("named")
 
     def _remove(self, rank: Rank) -> None:
         self.poll.unregister(rank.pipe)
@@ -449,6 +483,9 @@ class Watchdog:
     def _name(self, number: str, cause: str) -> None:
         if self.links is not None:
             self.links.send("died")
+        self._report(number, cause)
+
+    def _report(self, number: str, cause: str) -> None:
         print_once(self.folder, f"dptrain: rank {number} of {self.size}: {cause}\n")
 
     def _remove_folder(self) -> None:

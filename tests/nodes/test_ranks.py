@@ -151,3 +151,23 @@ def test_a_rank_that_fails_ends_all_nodes(
     assert len(named) == 1, job.stdout
     assert f"dptrain: rank {rank} of 4: " in named[0]
     assert cause in named[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "what"), [("hang", "has not arrived"), ("SIGSTOP", "is stopped (SIGSTOP?)")]
+)
+def test_a_rank_that_hangs_alone_on_its_node_is_named(
+    nodes: Nodes, mpi: str, how: str, what: str
+) -> None:
+    script = str(Path(abort_script.__file__))
+    command, variables = nodes.mpirun((2, 1), sys.executable, script, how, "2", mpi=mpi)
+    job = subprocess.run(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=LIMIT_S, errors="replace",
+    )  # fmt: skip
+    assert "done" not in job.stdout
+    named = [line for line in job.stdout.splitlines() if "dptrain: rank" in line]
+    assert len(named) == 1, job.stdout
+    assert "dptrain: rank 2 of 3: its process " in named[0]
+    assert f" on n2 {what}" in named[0]
+    assert job.returncode == 1

@@ -41,8 +41,10 @@ def _fail(how: str) -> None:
         sys.exit(0)
     if how == "os_exit":
         os._exit(0)
-    if how == "SIGKILL":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if how in ("SIGKILL", "SIGSTOP"):
+        os.kill(os.getpid(), getattr(signal, how))
+    if how == "hang":
+        time.sleep(600)
     if how == "stuck":
         sys.modules["mpi4py.MPI"].COMM_WORLD = _stuck_communicator()
         raise ZeroDivisionError("seven by nothing")
@@ -61,6 +63,8 @@ def _main(how: str, ranks: str) -> int:
         _fail(how)
     world = World.connect()
     world.barrier()
+    if how in ("SIGSTOP", "hang"):
+        world.timeout = 4.0  # From here on: ranks may start at different times.
     if how == "agree":
         world.agree(UserError("the data is missing") if chosen else None)
     if chosen:
