@@ -75,7 +75,9 @@ class Launcher:
             has_started: True if all ranks had registered, and so could handle the signal.
         """
         if self.name == "Open MPI" and number != signal.SIGUSR1:
-            return {0, 1, 75, 130}
+            return {0, 1}  # It kills the ranks at once.
+        if self.name == "MPICH" and number == signal.SIGHUP:
+            return {0, -number}  # It does not handle this signal.
         own = {0, 75, 130} if number == signal.SIGINT else {0, 75}
         return own if has_started else own | {1, int(number), 128 + int(number)}
 
