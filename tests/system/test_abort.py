@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -144,8 +145,13 @@ def test_a_mistake_that_all_know_of_ends_in_good_order(
     temporary: Path, how: str, ranks: str, line: str
 ) -> None:
     ended = _run(temporary, how, ranks)
-    assert ended.output.strip() == line
+    assert _without_notices(ended.output).strip() == line
     assert ended.code == 2
+
+
+def _without_notices(output: str) -> str:
+    """Remove what Open MPI's mpirun prints of its own between lines of dashes."""
+    return re.sub(r"^-{60,}\n.*?^-{60,}\n", "", output, flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.more
@@ -240,7 +246,8 @@ def test_the_end_of_a_job_that_starts_leaves_no_file_of_mpi(
     job = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, timeout=LIMIT_S, check=False
     )
-    assert job.returncode == code
+    # Open MPI's mpirun adds 128 to the number of a signal.
+    assert job.returncode in ((code, 128 + code) if code == signal.SIGKILL else (code,))
     listed = {line for file in tmp_path.glob("files-*") for line in file.read_text().splitlines()}
     assert list(tmp_path.glob("files-*"))
     _wait_until_removed(listed)
