@@ -28,9 +28,9 @@ MAX_DIGITS = 400
 """Longest text of a number. Python converts integers in quadratic time, and refuses 4,301
 digits."""
 
-MAX_LAYERS = 4096
-"""Most layers of a network; the deepest published ones have about 3,000. Planning takes about 1 ms
-for each layer."""
+MAX_LAYERS = 3500
+"""Most layers of a network; ResNet-1001 has about 3,300. Planning takes more than 1 ms for each
+layer."""
 
 MAX_RUNS = 100_000
 """Most launches, seeds, parts or timed steps of an experiment, of which each is recorded."""

@@ -136,7 +136,7 @@ def test_numbers_of_layers_have_bounds() -> None:
 def test_a_network_has_a_largest_number_of_layers() -> None:
     relu = {"type": "relu"}
     values = {"input": [2], "layer": [relu] * (MAX_LAYERS + 1)}
-    with pytest.raises(UserError, match=r"4,097 layers; expected at most 4,096"):
+    with pytest.raises(UserError, match=r"3,501 layers; expected at most 3,500"):
         network_from_dict(values)
 
 
