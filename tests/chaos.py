@@ -14,7 +14,8 @@ does one of these:
 
 Never may a rank be named that the trial left alone. Exit codes are those of
 docs/reference/exit-codes.md. At the end, every run is continued by one process and must have the
-same parameters, bit by bit, as a run without interruption. The exit code is 1 if a trial failed.
+same parameters, bit by bit, as a run without interruption. If a trial fails, the files of all are
+kept, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import argparse
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,7 +81,11 @@ class Launcher:
         if self.name == "MPICH" and number == signal.SIGHUP:
             return {0, -number}  # It does not handle this signal.
         own = {0, 75, 130} if number == signal.SIGINT else {0, 75}
-        return own if has_started else own | {1, int(number), 128 + int(number)}
+        if has_started:
+            return own
+        # The signal may end a rank while Python starts. MPICH kills the others, and combines the
+        # numbers of the signals bit by bit: 11 is SIGINT and SIGKILL.
+        return own | {1, int(number), 128 + int(number), self.killed, int(number) | self.killed}
 
 
 MPICH = Launcher("MPICH", (str(BIN / "mpirun"),), {}, 9)
@@ -363,8 +369,9 @@ def main(arguments: list[str] | None = None) -> int:
     failures += resume(folders, root / "resumed.log")
     for category, count in sorted(counted.items()):
         print(f"{count:4} {category}")
-    print(f"{len(folders)} runs continued; {len(failures)} failures")
-    print(*failures, sep="\n")
+    print(f"{len(folders)} runs continued; {len(failures)} failures", *failures, sep="\n")
+    if not failures:
+        shutil.rmtree(root)
     return int(bool(failures))
 
 
