@@ -312,11 +312,13 @@ def _signal(job: Job) -> tuple[str, str]:
     code, named, name = job.process.returncode, job.named(), trial.signal.name
     if named & registered:
         return "wrong", f"rank {named} named after {name}"
-    if "Traceback" in job.output or "Exception ignored" in job.output:
+    has_started = len(registered) == trial.ranks
+    # Until a rank has registered, Python may have printed its own while it started.
+    if has_started and re.search("Traceback|Exception ignored", job.output):
         return "wrong", f"traceback after {name}"
     if code < 0 and not registered:
         return f"{name} before the ranks started", ""
-    expected = trial.launcher.codes(trial.signal, has_started=len(registered) == trial.ranks)
+    expected = trial.launcher.codes(trial.signal, has_started=has_started)
     wrong = "" if code in expected else f"exit code {code} after {name}, expected {expected}"
     if had_ended:
         return f"{name} after the end: {code}", wrong
