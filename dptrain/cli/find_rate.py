@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
 from dptrain.cli.parsing import Number
 from dptrain.cli.profile import OMITTED
+
+if TYPE_CHECKING:
+    from dptrain.training.rate_range import RangeTest
 
 SCHEDULE = (
     "learning_rate", "scale_rate", "reference_batch", "schedule", "warmup_steps", "step_every",
@@ -67,10 +70,17 @@ def find_rate(
         from dptrain.training.rate_range import find_rate as test_rates
         from dptrain.training.settings import load_settings
 
-        options = RangeOptions(low, high, steps, output)
+        options = RangeOptions(low, high, steps)
         config = load_settings({**set_flags(flags), "steps": steps}, os.environ, file)
         world = World.connect(timeout=config.timeout, command="find-rate")
-        result = test_rates(config, world, options, quiet=as_json)
+
+        def write(result: RangeTest) -> None:
+            from dptrain.report.rate_plot import write_rates
+
+            if output is not None:
+                write_rates(result, output)
+
+        result = test_rates(config, world, options, write=write, quiet=as_json)
         if result is not None:
             print_range_test(result, output, as_json=as_json)
         return 0

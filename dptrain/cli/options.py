@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from dptrain.errors import UserError
-from dptrain.training.settings import CONFIG_FILE, GROUPS, Setting, settings
+from dptrain.runs.names import CONFIG
+from dptrain.training.settings import GROUPS, Setting, settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -136,7 +137,7 @@ def set_flags(values: dict[str, Any]) -> dict[str, Any]:
             raise UserError("--resume names no run; expected --resume DIR, or --run-dir DIR too")
         del flags["resume"]
         with suppress(OSError):  # Creating the directory reports what the system refuses.
-            if (Path(flags["run_dir"]) / CONFIG_FILE).is_file():
+            if (Path(flags["run_dir"]) / CONFIG).is_file():
                 flags["resume"] = flags["run_dir"]
     return flags
 

@@ -119,7 +119,7 @@ def compare(folders: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--note", metavar="TEXT", help="The note; it replaces the previous one.")
 def label(folder: Path, add: tuple[str, ...], remove: tuple[str, ...], note: str | None) -> None:
     """Set the tags and the note of a run, or show them."""
-    from dptrain.training.labels import Labels, parse_tags
+    from dptrain.runs.labels import Labels, parse_tags
     from dptrain.training.rundir import RunDirectory
 
     RunDirectory.open(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +100,6 @@ def scale(
     75; the same command continues. docs/explanation/measuring.md defines every value.
     """
     from dptrain.comm.launcher import find_launch
-    from dptrain.scaling.scale import conclude_study
 
     if find_launch(os.environ).size > 1:
         raise UserError("dptrain scale starts ranks itself; start it without mpirun or srun")
@@ -108,7 +107,7 @@ def scale(
         folder = output or collect[0]
         if output is None and len(collect) > 1:
             raise UserError("--collect names several folders; expected --output DIR for the study")
-        _print(conclude_study(collect, folder), folder, as_json=as_json)
+        _conclude(collect, folder, as_json=as_json)
         return 0
     folder, design = _design(file, output, set_flags(flags))
     return _launch(folder, design, _selection(only, part), as_json=as_json)
@@ -117,7 +116,7 @@ def scale(
 def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -> int:
     from dptrain.scaling.display import StudyDisplay
     from dptrain.scaling.running import LaunchError
-    from dptrain.scaling.scale import conclude_study, launch_study, missing
+    from dptrain.scaling.scale import launch_study, missing
 
     display = StudyDisplay(errors=as_json)
     for line in _data_lines(design):
@@ -140,7 +139,7 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
                     "them writes the study; before that, this does: "
                     f"dptrain scale --collect {shlex.quote(str(folder))}")  # fmt: skip
         return 0
-    _print(conclude_study([folder], folder), folder, as_json=as_json)
+    _conclude([folder], folder, as_json=as_json)
     return 0
 
 
@@ -159,6 +158,16 @@ def _data_lines(design: Design) -> list[str]:
     network = config.load_network()
     data = open_data(str(config.data), network, seed=config.seed)
     return data_lines(resize(network, data.input_shape, data.num_outputs), data)
+
+
+def _conclude(folders: Sequence[Path], output: Path, *, as_json: bool) -> None:
+    """Write the study and its report, and print the study."""
+    from dptrain.report.files import write_report
+    from dptrain.scaling.scale import conclude_study
+
+    study = conclude_study(folders, output)
+    write_report(output)
+    _print(study, output, as_json=as_json)
 
 
 def _print(study: Study, folder: Path, *, as_json: bool) -> None:

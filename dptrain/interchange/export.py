@@ -52,7 +52,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def _write_safetensors(contents: ModelContents, path: Path, replace: bool) -> tuple[Path, ...]:
-    from dptrain.training.weights import write_arrays
+    from dptrain.interchange.safetensors_files import write_arrays
 
     write_arrays(contents.arrays, path, {"format": "pt", **contents.metadata()}, flag="--output")
     return (path,)

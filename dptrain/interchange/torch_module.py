@@ -18,9 +18,9 @@ from dptrain.errors import UserError
 from dptrain.files import write_whole
 from dptrain.interchange.contents import ModelContents
 from dptrain.interchange.raw_inputs import RawInputs
+from dptrain.interchange.safetensors_files import write_arrays
 from dptrain.interchange.torch_layers import Code, code_of
 from dptrain.network.network import INPUT, Network
-from dptrain.training.weights import write_arrays
 
 _NAMES = """
 T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double

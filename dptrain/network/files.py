@@ -29,6 +29,7 @@ A layer reads the output of the layer before it. ``inputs = ["conv1"]`` names ot
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
@@ -52,6 +53,8 @@ from dptrain.network.network import (
 from dptrain.network.zoo import build_network
 from dptrain.toml import read_toml
 
+ONNX_READER = "dptrain.interchange.onnx_files"
+"""The module that reads ONNX files; networks themselves know only TOML."""
 KEYS = ("name", "input", "loss", "layer")
 """Keys at the top of a network file."""
 
@@ -92,9 +95,9 @@ def get_network(
     if is_file and not (input_shape is None and outputs is None):
         raise UserError(f"{text} describes one network; change the sizes in the file")
     if is_onnx(Path(text)):
-        from dptrain.interchange.onnx_files import read_onnx_file
-
-        return read_onnx_file(Path(text)).network.read_from(text, "onnx")
+        # Only these files need the packages of interchange.
+        found: Network = importlib.import_module(ONNX_READER).read_onnx_file(Path(text)).network
+        return found.read_from(text, "onnx")
     return read_network(text) if is_file else build_network(text, input_shape, outputs)
 
 

@@ -31,9 +31,9 @@ from dptrain.report.profile_page import MeasuredProfile, profile_page
 from dptrain.report.run_page import run_page
 from dptrain.report.run_record import TrainingRun
 from dptrain.report.study_page import largest_points, study_page
+from dptrain.runs.names import CONFIG
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.study import Study
-from dptrain.training.settings import CONFIG_FILE
 
 REPORT, PLOTS = "report.html", "plots"
 FLAG = "--output"
@@ -129,7 +129,7 @@ def read_result(folder: Path) -> Result | Experiment:
         return Study.read(folder / STUDY)
     if (folder / PROFILE).exists():
         return MeasuredProfile.read(folder)
-    if (folder / CONFIG_FILE).is_file():
+    if (folder / CONFIG).is_file():
         return TrainingRun.read(folder)
     if experiment := read_experiment(folder):
         return experiment

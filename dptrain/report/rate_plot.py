@@ -1,9 +1,11 @@
-"""The plot of a learning-rate range test."""
+"""The plot and the files of a learning-rate range test."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dptrain.files import dump_json, writing
 from dptrain.report.canvas import (
     BOTTOM,
     HEIGHT,
@@ -53,3 +55,19 @@ def rate_plot(result: RangeTest) -> Plot:
         f"{result.rates[-1]:.2g}: it {steepest} and is lowest at {result.lowest:.2g}.",
         height=HEIGHT + legend, bottom=BOTTOM + legend, left=36.0,
     )  # fmt: skip
+
+
+def write_rates(result: RangeTest, output: Path) -> None:
+    """Write the plot, the values as CSV and the result as JSON to a folder.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    drawn = rate_plot(result)
+    with writing(output, "--output"):
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "rates.csv").write_text(result.to_csv(), encoding="utf-8")
+        text = dump_json(result.facts(), indent=2)
+        (output / "rates.json").write_text(text + "\n", encoding="utf-8")
+        (output / "rates.svg").write_text(drawn.svg, encoding="utf-8")
+        (output / "rates.png").write_bytes(drawn.png)

@@ -27,7 +27,7 @@ from dptrain.report.run_plots import (
 from dptrain.report.run_record import TrainingRun
 from dptrain.report.run_tables import epochs_table, settings_table, spans_table, time_tables
 from dptrain.report.tables import Number
-from dptrain.runs.files import SUMMARY
+from dptrain.runs.names import SUMMARY
 from dptrain.training.predicted_values import MOST_ROWS
 from dptrain.training.regression import r2_remark
 

@@ -18,7 +18,8 @@ from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Parts, Spread, StageProfile, StepParts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.differences import share
-from dptrain.runs.files import ENVIRONMENT, SPECIFICATION, SUMMARY, read_file
+from dptrain.runs.files import read_file
+from dptrain.runs.names import ENVIRONMENT, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans, steps_text
 from dptrain.training.predicted_values import FILE as PREDICTED
 from dptrain.training.predicted_values import read_values

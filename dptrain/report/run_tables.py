@@ -12,7 +12,7 @@ from dptrain.report.profile_tables import (
 )
 from dptrain.report.run_record import METRICS, TrainingRun
 from dptrain.report.tables import Column, Table, counts, texts, values
-from dptrain.runs.files import SPANS, SUMMARY
+from dptrain.runs.names import SPANS, SUMMARY
 from dptrain.runs.spans import changed_text, steps_text, value_text
 
 MOST_EPOCHS = 60

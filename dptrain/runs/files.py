@@ -26,8 +26,7 @@ from dptrain.forms import (
 )
 from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Spread, StageProfile, StepParts
-
-SPECIFICATION, ENVIRONMENT, SUMMARY, SPANS = "spec.json", "env.json", "summary.json", "spans.json"
+from dptrain.runs.names import ENVIRONMENT, SPANS, SPECIFICATION, SUMMARY
 
 SETTINGS: Form = {"steps": POSITIVE, "epoch_steps": POSITIVE, ...: Optional(SCALAR)}
 

@@ -16,11 +16,10 @@ from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.forms import fitting, read_object
-from dptrain.runs.files import FORMS, SPECIFICATION, SUMMARY
+from dptrain.runs.files import FORMS
+from dptrain.runs.labels import Labels
+from dptrain.runs.names import CONFIG, LOCK, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Span, Spans
-from dptrain.training.labels import Labels
-from dptrain.training.rundir import LOCK
-from dptrain.training.settings import CONFIG_FILE
 
 Record = dict[str, Any]
 
@@ -91,7 +90,7 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / CONFIG_FILE).is_file() and (folder / SPECIFICATION).is_file():
+    if (folder / CONFIG).is_file() and (folder / SPECIFICATION).is_file():
         yield folder
     elif depth:
         for child in sorted(folder.iterdir()):

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.files import dump_json
-from dptrain.runs.files import ENVIRONMENT, SPANS, SPECIFICATION, read_file
+from dptrain.runs.files import read_file
+from dptrain.runs.names import ENVIRONMENT, SPANS, SPECIFICATION
 
 FORMAT = 1
 

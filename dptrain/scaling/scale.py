@@ -11,7 +11,6 @@ from dptrain.backends import load_backend
 from dptrain.errors import UserError, suggest
 from dptrain.files import writing
 from dptrain.measure.statistics import FEWEST
-from dptrain.report.files import write_report
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.collecting import collect
 from dptrain.scaling.design import Design, Task, unfinished
@@ -146,7 +145,7 @@ def missing(folder: Path, design: Design) -> int:
 
 
 def conclude_study(folders: Sequence[Path], output: Path) -> Study:
-    """Collect launches, analyse them, and write the study and its report.
+    """Collect launches, analyse them, and write the study.
 
     Args:
         folders: folders of launches.
@@ -161,5 +160,4 @@ def conclude_study(folders: Sequence[Path], output: Path) -> Study:
     with writing(output, "--output"):
         output.mkdir(parents=True, exist_ok=True)
     write_study(study, output)
-    write_report(output)
     return study

@@ -38,9 +38,9 @@ from dptrain.files import (
     sync,
     writing,
 )
+from dptrain.interchange.safetensors_files import system_error
 from dptrain.training.averaging import averaged_arrays
 from dptrain.training.schedules import Schedule
-from dptrain.training.weights import system_error
 
 FORMAT = 1
 """Version of the layout of a checkpoint folder."""

@@ -18,7 +18,8 @@ from dptrain.measure.environment import environment
 from dptrain.network.files import network_from_dict, network_to_dict
 from dptrain.network.network import Network
 from dptrain.network.zoo import build_network
-from dptrain.runs.repeating import repeating_commands
+from dptrain.runs.labels import Labels, parse_tags
+from dptrain.runs.names import CONFIG
 from dptrain.runs.spans import Span, Spans, changed_text, environment_of
 from dptrain.toml import read_toml
 from dptrain.training.checkpoints import (
@@ -31,10 +32,10 @@ from dptrain.training.checkpoints import (
     restore_replica,
 )
 from dptrain.training.history import Record
-from dptrain.training.labels import Labels, parse_tags
+from dptrain.training.repeating import repeating_commands
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.selection import Selection
-from dptrain.training.settings import CONFIG_FILE, Settings
+from dptrain.training.settings import Settings
 from dptrain.training.spec import JobSpec, RunSpec, all_settings
 
 
@@ -286,7 +287,7 @@ def _write_settings(
     values = plain(chosen.to_toml_values())
     if spans.items and not spans.items[0].config:
         # The configuration file of an earlier version holds the settings of the last start.
-        first = replace(spans.items[0], config=read_toml(run.path / CONFIG_FILE))
+        first = replace(spans.items[0], config=read_toml(run.path / CONFIG))
         spans = Spans((first, *spans.items[1:]), spans.is_complete)
     span = span_of(run_spec, chosen, env, completed, spans)
     # The configuration comes first: only a directory that has one counts as a run.
@@ -374,7 +375,7 @@ def load_checkpoint(path: Path, step: int | None = None, *, best: bool = False) 
         if not number.isdigit():
             raise UserError(f"{path} is not the folder of a checkpoint; expected step-00000100")
         return CheckpointStore(path.parent).load(int(number))
-    if (path / CONFIG_FILE).is_file():
+    if (path / CONFIG).is_file():
         run = RunDirectory.open(path)
         in_best = run.best.steps() if best or step is not None else []
         if in_best and step in (None, *in_best):

@@ -8,16 +8,14 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.data.loader import BatchSource
 from dptrain.errors import UserError
-from dptrain.files import dump_json, writing
 from dptrain.measure.console import make_console
 from dptrain.training.baseline import open_loader
 from dptrain.training.job import Job, assemble
@@ -39,13 +37,11 @@ class RangeOptions:
     Attributes:
         low, high: the first and the last learning rate.
         steps: number of training steps; the rate grows by the same factor from step to step.
-        output: folder for the plot, the values as CSV and the result as JSON; None writes nothing.
     """
 
     low: float = 1e-6
     high: float = 10.0
     steps: int = 200
-    output: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.low < self.high < math.inf:
@@ -112,7 +108,12 @@ class RangeTest:
 
 
 def find_rate(
-    settings: Settings, world: World, options: RangeOptions, *, quiet: bool = False
+    settings: Settings,
+    world: World,
+    options: RangeOptions,
+    *,
+    write: Callable[[RangeTest], object] | None = None,
+    quiet: bool = False,
 ) -> RangeTest | None:
     """Make training steps with a rising learning rate; the trained parameters are discarded.
 
@@ -121,10 +122,11 @@ def find_rate(
             directory are ignored.
         world: the ranks; every rank calls this function.
         options: options of the test.
+        write: called with the result on rank 0; None writes nothing.
         quiet: print no progress.
 
     Returns:
-        The result on rank 0, which has written the files; None on other ranks.
+        The result on rank 0; None on other ranks.
 
     Raises:
         UserError: a mistake of the user, or a loss that is not finite from the beginning.
@@ -148,12 +150,12 @@ def find_rate(
         losses = _make_steps(job, batches, options)
     result = call_on_all_ranks(world, lambda: _conclude(job, options, losses))
 
-    def write() -> RangeTest:
-        if options.output is not None:
-            _write(result, options.output)
+    def conclude() -> RangeTest:
+        if write is not None:
+            write(result)
         return result
 
-    return call_on_rank_zero(world, write)
+    return call_on_rank_zero(world, conclude)
 
 
 def _make_steps(job: Job, batches: BatchSource, options: RangeOptions) -> list[float]:
@@ -213,16 +215,3 @@ def select_rates(rates: Sequence[float], averages: Sequence[float]) -> tuple[flo
     if not falls or max(falls) <= 0.0:
         return None, rates[lowest]
     return rates[SETTLING + falls.index(max(falls))], rates[lowest]
-
-
-def _write(result: RangeTest, output: Path) -> None:
-    from dptrain.report.rate_plot import rate_plot
-
-    drawn = rate_plot(result)
-    with writing(output, "--output"):
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "rates.csv").write_text(result.to_csv(), encoding="utf-8")
-        text = dump_json(result.facts(), indent=2)
-        (output / "rates.json").write_text(text + "\n", encoding="utf-8")
-        (output / "rates.svg").write_text(drawn.svg, encoding="utf-8")
-        (output / "rates.png").write_bytes(drawn.png)

@@ -6,7 +6,7 @@ env.json          machine, versions and command
 metrics.jsonl     one record a line, written while training
 spec.json         the resolved specification: see `dptrain.training.spec.RunSpec`
 spans.json        which settings made which steps: see `dptrain.runs.spans`
-labels.toml       tags and a note: see `dptrain.training.labels`
+labels.toml       tags and a note: see `dptrain.runs.labels`
 network.toml      the network, unless dptrain builds it by its name
 summary.json      results, written when the run ends
 predicted.csv     expected and predicted values of up to 4,000 test samples, of a regression
@@ -48,16 +48,16 @@ from dptrain.forms import read_object
 from dptrain.measure.metrics import MetricsFile
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
-from dptrain.runs.files import ENVIRONMENT, SPANS, SPECIFICATION, SUMMARY, read_file
+from dptrain.runs.files import read_file
+from dptrain.runs.names import CONFIG, ENVIRONMENT, LOCK, NETWORK, SPANS, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans
 from dptrain.training.checkpoints import Arrays, CheckpointStore
 from dptrain.training.predicted_values import FILE as PREDICTED
 from dptrain.training.predicted_values import MOST_ROWS, values_text
 from dptrain.training.quality import ValueQuality
-from dptrain.training.settings import CONFIG_FILE as CONFIG
 from dptrain.training.settings import read_settings
 
-NETWORK, LOCK, BEST = "network.toml", ".lock", "best"
+BEST = "best"
 LAST_CHECKPOINT = ".last_checkpoint"
 
 

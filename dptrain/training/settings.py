@@ -20,8 +20,9 @@ from dptrain.bounds import MAX_SEED, Limits, as_number, convert, expected_number
 from dptrain.comm import BATCH_NORM_MODES, TRANSPORTS
 from dptrain.errors import UserError, shown, suggest
 from dptrain.files import MAX_TEXT_BYTES, parse_json, read_regular
+from dptrain.runs.labels import parse_tags
+from dptrain.runs.names import CONFIG, SPECIFICATION
 from dptrain.toml import read_toml
-from dptrain.training.labels import parse_tags
 from dptrain.training.presets import find_config
 
 if TYPE_CHECKING:
@@ -36,10 +37,6 @@ OTHER_VARIABLES = {
     "otherwise ~/.cache/dptrain",
 }
 """Environment variables with the prefix that are not settings of a job, and their meanings."""
-
-CONFIG_FILE = "config.toml"
-SPECIFICATION_FILE = "spec.json"
-"""Name of the file in a run directory that holds the settings of the run."""
 
 NETWORK_SUFFIXES = (".toml", ".onnx")
 """Endings of the names of files that describe networks."""
@@ -598,7 +595,7 @@ def _network_of_run(run_dir: Path, name: str) -> Network | None:
     from dptrain.network.files import network_from_dict
 
     with suppress(OSError, ValueError, KeyError, TypeError):  # The run directory is checked later.
-        found = parse_json(read_regular(run_dir / SPECIFICATION_FILE, MAX_TEXT_BYTES))
+        found = parse_json(read_regular(run_dir / SPECIFICATION, MAX_TEXT_BYTES))
         if found["job"]["network"] == name:
             return network_from_dict(found["network"]).read_from(str(run_dir), "run")
     return None
@@ -743,10 +740,10 @@ def load_settings(
     if resume is not None:
         if file is not None:
             raise UserError(
-                f"--resume continues with the settings in {resume / CONFIG_FILE}, but --config "
+                f"--resume continues with the settings in {resume / CONFIG}, but --config "
                 f"names {file}; remove --config"
             )
-        file = resume / CONFIG_FILE
+        file = resume / CONFIG
     source = "" if file is None else str(file)
     if file is not None:
         file = find_config(file)

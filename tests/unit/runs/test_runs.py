@@ -15,9 +15,9 @@ import dptrain
 from dptrain.cli.main import cli
 from dptrain.errors import UserError
 from dptrain.runs.comparison import Comparison
+from dptrain.runs.labels import Labels, parse_tags
 from dptrain.runs.records import find_runs, read_record
 from dptrain.runs.selection import parse_condition
-from dptrain.training.labels import Labels, parse_tags
 from dptrain.training.rundir import RunDirectory
 
 TRAINING: dict[str, Any] = {"progress": False, "baseline_steps": 0, "steps": 3}

@@ -26,11 +26,11 @@ from dptrain.report.run_record import TrainingRun
 from dptrain.report.run_tables import epochs_table, settings_table, spans_table
 from dptrain.runs.citation import citation
 from dptrain.runs.comparison import Comparison
-from dptrain.runs.files import SPANS as FILE
+from dptrain.runs.names import SPANS as FILE
 from dptrain.runs.records import read_record
-from dptrain.runs.repeating import changing_flags
 from dptrain.runs.spans import Span, Spans, value_text
 from dptrain.toml import read_toml
+from dptrain.training.repeating import changing_flags
 from dptrain.training.settings import (
     DIRECTORY_SETTINGS,
     START_SETTINGS,

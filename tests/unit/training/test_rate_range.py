@@ -9,6 +9,7 @@ import pytest
 
 from dptrain.comm.world import World
 from dptrain.errors import UserError
+from dptrain.report.rate_plot import write_rates
 from dptrain.training.rate_range import (
     RangeOptions,
     RangeTest,
@@ -24,8 +25,10 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def run(options: RangeOptions) -> RangeTest:
-    found = find_rate(load_settings(SETTINGS, {}), World.single(), options, quiet=True)
+def run(options: RangeOptions, output: Path | None = None) -> RangeTest:
+    write = None if output is None else lambda result: write_rates(result, output)
+    settings = load_settings(SETTINGS, {})
+    found = find_rate(settings, World.single(), options, write=write, quiet=True)
     assert found is not None
     return found
 
@@ -48,7 +51,7 @@ def test_the_steepest_fall_before_the_lowest_loss_is_selected() -> None:
 
 
 def test_a_run_diverges_and_writes_its_files(tmp_path: Path) -> None:
-    found = run(RangeOptions(1e-5, 1e4, 60, tmp_path / "rates"))
+    found = run(RangeOptions(1e-5, 1e4, 60), tmp_path / "rates")
     assert found.diverged is not None
     assert found.steepest is not None
     assert 1e-5 < found.steepest < found.lowest < found.diverged < 1e4

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from dptrain.runs.names import CONFIG
 from dptrain.runs.spans import Span, Spans
-from dptrain.training.settings import CONFIG_FILE, put_layer, settings
+from dptrain.training.settings import put_layer, settings
 
 NEW = "NEW"
 """Stands for the directory of the repeated run in the commands."""
@@ -29,7 +30,7 @@ def repeating_commands(spans: Spans) -> list[str]:
     for span, before, after in zip(starts, [None, *starts], [*starts[1:], None], strict=False):
         words = ["dptrain", "train"]
         if before is None:
-            words += ["--config", CONFIG_FILE, "--run-dir", NEW]
+            words += ["--config", CONFIG, "--run-dir", NEW]
         else:
             words += ["--resume", NEW, *changing_flags(_config(before), _config(span))]
         if after is not None and span.settings.get("steps") != after.first_step - 1:

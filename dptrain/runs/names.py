@@ -1,0 +1,7 @@
+"""The names of the files in a run directory."""
+
+from __future__ import annotations
+
+CONFIG, NETWORK = "config.toml", "network.toml"
+SPECIFICATION, ENVIRONMENT, SUMMARY, SPANS = "spec.json", "env.json", "summary.json", "spans.json"
+LOCK = ".lock"
