@@ -72,7 +72,7 @@ def without_other_kernels(device: Device) -> None:
     """Replace kernels that convolutions do not use by functions that do nothing."""
     compile_function = device.function
 
-    def function(file: str, name: str, **defines: int) -> Function:
+    def function(file: str, name: str, **defines: int | str) -> Function:
         if file.startswith(CONVOLUTION_FILES):
             return compile_function(file, name, **defines)
         return lambda *_, **__: None

@@ -59,7 +59,7 @@ class Recorder:
         self._function = device.function
         device.function = self._recorded  # type: ignore[method-assign]
 
-    def _recorded(self, file: str, name: str, **defines: int) -> Function:
+    def _recorded(self, file: str, name: str, **defines: int | str) -> Function:
         function = self._function(file, name, **defines)
 
         def run(grid: Any, block: Any, args: Sequence[Any], *, shared_bytes: int = 0) -> None:

@@ -51,7 +51,7 @@ REPEATS = 7
 ARCHITECTURE = 90
 
 
-Unit = tuple[str, tuple[tuple[str, int], ...]]
+Unit = tuple[str, tuple[tuple[str, int | str], ...]]
 """A source and the macros that it is compiled with."""
 
 
@@ -77,7 +77,7 @@ class Planned(Device):
     def download(self, source: Array, out: Any = None) -> Any:
         return np.empty(source.shape, source.dtype)
 
-    def function(self, file: str, name: str, **defines: int) -> Function:
+    def function(self, file: str, name: str, **defines: int | str) -> Function:
         self.units.add((file, tuple(sorted(defines.items()))))
         return lambda *_, **__: None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import jax
@@ -28,7 +28,6 @@ from dptrain.network import (
     GlobalAveragePool2d,
     GroupNorm,
     LayerNorm,
-    LeakyReLU,
     LocalResponseNorm,
     MaxPool2d,
     Network,
@@ -37,8 +36,9 @@ from dptrain.network import (
     Sigmoid,
     SiLU,
     SumPool2d,
-    Tanh,
 )
+from dptrain.network.elementwise import Activation
+from dptrain.network.expressions import CONSTANT, nodes, variable
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
 
@@ -146,13 +146,31 @@ def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -
         return x.transpose(0, 3, 1, 2).reshape(x.shape[0], math.prod(node.output_shape))
     if isinstance(layer, GlobalAveragePool2d):
         return x.mean((1, 2), keepdims=True)
-    if isinstance(layer, LeakyReLU):
-        return jnp.where(x > 0, x, layer.slope * x)
-    functions: dict[type, Any] = {
-        ReLU: jax.nn.relu, Sigmoid: jax.nn.sigmoid, Tanh: jnp.tanh, SiLU: jax.nn.silu,
-        GELU: partial(jax.nn.gelu, approximate=False),
+    if isinstance(layer, ReLU | Sigmoid | SiLU):
+        return getattr(jax.nn, layer.kind)(x)
+    if isinstance(layer, GELU):
+        return jax.nn.gelu(x, approximate=False)
+    assert isinstance(layer, Activation), layer.kind
+    return _function(layer, x)
+
+
+def _function(layer: Activation, x: Any) -> Any:
+    """Evaluate the expression of a function."""
+    computed = {variable("x"): x}
+    own: dict[str, Any] = {
+        "neg": jnp.negative, "+": jnp.add, "-": jnp.subtract, "*": jnp.multiply, "/": jnp.divide,
+        "<": jnp.less, "<=": jnp.less_equal, ">": jnp.greater, ">=": jnp.greater_equal,
+        "min": jnp.minimum, "max": jnp.maximum, "where": jnp.where, "erf": lax.erf,
+        "sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus,
+        "normal_cdf": jax.scipy.stats.norm.cdf, "normal_pdf": jax.scipy.stats.norm.pdf,
     }  # fmt: skip
-    return functions[type(layer)](x)
+    for node in nodes(layer.formula.output()):
+        if node.operator == CONSTANT:
+            computed[node] = node.value
+        elif node.operands:
+            compute = own.get(node.operator) or getattr(jnp, node.operator)
+            computed[node] = compute(*(computed[operand] for operand in node.operands))
+    return computed[node]
 
 
 def _normalize(layer: Normalization, x: Any) -> Any:

@@ -11,8 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from dptrain.interchange.onnx_export import IR_VERSION, OPSET
-from dptrain.interchange.onnx_graph import OnnxGraph
+from dptrain.interchange.onnx_graph import IR_VERSION, OPSET, OnnxGraph
 from dptrain.interchange.onnx_layers import add_layer
 from dptrain.network import Dropout, Network
 from dptrain.network.network import INPUT as NETWORK_INPUT

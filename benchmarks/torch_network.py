@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dptrain.interchange.torch_layers import code_of
 from dptrain.network import (
     GELU,
     Add,
@@ -28,7 +29,6 @@ from dptrain.network import (
     GlobalAveragePool2d,
     GroupNorm,
     Layer,
-    LeakyReLU,
     LocalResponseNorm,
     MaxPool2d,
     Network,
@@ -39,6 +39,7 @@ from dptrain.network import (
     SumPool2d,
     Tanh,
 )
+from dptrain.network.elementwise import Activation
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
 
@@ -143,8 +144,8 @@ def _modules(node: Node) -> list[nn.Module]:
         return [_normalization(node, layer)]
     if isinstance(layer, Dropout):
         return [nn.Dropout(layer.rate)]
-    if isinstance(layer, LeakyReLU):
-        return [nn.LeakyReLU(layer.slope)]
+    if isinstance(layer, Activation) and type(layer) not in _PLAIN:
+        return [_Function(code_of(node).expression)]
     return [_PLAIN[type(layer)]()]
 
 
@@ -162,6 +163,19 @@ class _ChannelLayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class _Function(nn.Module):
+    """A function of each element, from the code with which dptrain exports it."""
+
+    def __init__(self, expression: str) -> None:
+        super().__init__()
+        names = {"torch": torch, "F": functional}
+        self._compute = eval(f"lambda x: {expression.format('x')}", names)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self._compute(x)
+        return result
 
 
 class _Add(nn.Module):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dptrain.errors import ArgumentError as ArgumentError
     from dptrain.errors import ReadOnlyError as ReadOnlyError
     from dptrain.errors import UserError as UserError
-    from dptrain.network import GELU as GELU
     from dptrain.network import Add as Add
     from dptrain.network import AveragePool2d as AveragePool2d
     from dptrain.network import BatchNorm2d as BatchNorm2d
@@ -41,24 +40,21 @@ if TYPE_CHECKING:
     from dptrain.network import He as He
     from dptrain.network import Input as Input
     from dptrain.network import LayerNorm as LayerNorm
-    from dptrain.network import LeakyReLU as LeakyReLU
     from dptrain.network import LocalResponseNorm as LocalResponseNorm
     from dptrain.network import MaxPool2d as MaxPool2d
     from dptrain.network import MeanSquaredError as MeanSquaredError
     from dptrain.network import Network as Network
     from dptrain.network import Normal as Normal
-    from dptrain.network import ReLU as ReLU
-    from dptrain.network import Sigmoid as Sigmoid
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
-    from dptrain.network import SiLU as SiLU
     from dptrain.network import SoftmaxCrossEntropy as SoftmaxCrossEntropy
     from dptrain.network import SumPool2d as SumPool2d
-    from dptrain.network import Tanh as Tanh
     from dptrain.network import Tensor as Tensor
     from dptrain.network import get_network as get_network
     from dptrain.network import name_scope as name_scope
     from dptrain.network import read_network as read_network
     from dptrain.network import write_network as write_network
+    from dptrain.network.activations import *  # noqa: F403
+    from dptrain.network.elementwise import activation as activation
     from dptrain.plan.optimizers import SGD as SGD
     from dptrain.plan.optimizers import Adam as Adam
     from dptrain.plan.optimizers import AdamW as AdamW
@@ -75,8 +71,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "GELU",
+_NAMES = [
     "SGD",
     "Adam",
     "AdamW",
@@ -101,7 +96,6 @@ __all__ = [
     "History",
     "Input",
     "LayerNorm",
-    "LeakyReLU",
     "LocalResponseNorm",
     "MaxPool2d",
     "MeanSquaredError",
@@ -109,21 +103,18 @@ __all__ = [
     "Normal",
     "Progress",
     "RankTimeoutError",
-    "ReLU",
     "ReadOnlyError",
     "Replica",
     "RunDirectoryLostError",
-    "SiLU",
-    "Sigmoid",
     "SigmoidBinaryCrossEntropy",
     "SoftmaxCrossEntropy",
     "StoppedError",
     "SumPool2d",
-    "Tanh",
     "Tensor",
     "TrainedModel",
     "Trainer",
     "UserError",
+    "activation",
     "get_network",
     "list_runs",
     "load",
@@ -133,6 +124,8 @@ __all__ = [
     "read_network",
     "write_network",
 ]
+
+"""The public names, except the functions of `dptrain.network.activations`."""
 
 _MODULES = {
     "SGD": "plan.optimizers",
@@ -154,6 +147,7 @@ _MODULES = {
     "TrainedModel": "training.model",
     "Trainer": "training.trainer",
     "UserError": "errors",
+    "activation": "network.elementwise",
     "list_runs": "runs.records",
     "load": "training.model",
     "make_replica": "api",
@@ -162,12 +156,22 @@ _MODULES = {
 """Module of each public name that `dptrain.network` does not provide."""
 
 
+def _public_names() -> list[str]:
+    """Return the names in `_NAMES` and those of functions of single elements."""
+    from dptrain.network.activations import ACTIVATIONS
+
+    return sorted([*_NAMES, *(cls.__name__ for cls in ACTIVATIONS.values())])
+
+
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name == "__all__":
+        return _public_names()
+    # Other names of functions begin with a capital letter.
+    if name not in _NAMES and not (name[:1].isupper() and name in _public_names()):
         raise AttributeError(f"module 'dptrain' has no attribute '{name}'")
     module = importlib.import_module(f"dptrain.{_MODULES.get(name, 'network')}")
     return getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_public_names()})

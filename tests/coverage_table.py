@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dptrain.network import LAYERS, LOSSES
 from dptrain.plan import SGD, Adam, AdamW
-from tests.unit.backends.selection import QUICK_VARIANTS, VARIANTS, kinds, trials
+from tests.unit.backends.selection import QUICK_VARIANTS, VARIANTS, trials
 
 PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- coverage: python -m tests.coverage_table -->\n", "<!-- end of coverage -->\n"
@@ -33,7 +33,7 @@ def cells() -> dict[str, dict[tuple[str, str], Cell]]:
     found = {name: {v: Cell() for v in VARIANTS} for name in (*LAYERS, *LOSSES, *rules)}
     for trial in trials():
         network = trial.case.network
-        for kind in {*kinds(network), *(node.layer.kind for node in network.nodes)}:
+        for kind in {network.loss.kind, *(node.layer.kind for node in network.nodes)}:
             _count(found[kind][trial.backend, trial.precision], is_quick=trial.is_quick)
     for variant in VARIANTS:
         for rule in rules:

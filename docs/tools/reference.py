@@ -21,6 +21,9 @@ from dptrain.cli.main import EXIT_CODES, cli
 from dptrain.cli.options import SettingOption
 from dptrain.data import SOURCES
 from dptrain.measure.vocabulary import SECTIONS, vocabulary_table
+from dptrain.network.activations import ACTIVATIONS
+from dptrain.network.elementwise import expressions_of
+from dptrain.network.expressions import names
 from dptrain.toml import read_toml
 from dptrain.training.presets import presets
 from dptrain.training.settings import GROUPS, OTHER_VARIABLES, settings
@@ -34,8 +37,8 @@ GROUPS_OF_NAMES = {
     "A training loop of your own": ("api", "backends", "data", "plan"),
     "Networks": ("network.network", "network.functional", "network.files", "network.zoo",
                  "network.get_network", "network.__init__"),
-    "Layers": ("network.layers", "network.activations", "network.normalization",
-               "network.combining"),
+    "Layers": ("network.layers", "network.activations", "network.elementwise",
+               "network.normalization", "network.combining"),
     "Losses": ("network.losses",),
     "Initial values": ("network.initializers",),
 }  # fmt: skip
@@ -144,12 +147,23 @@ def python_api() -> str:
     )
 
 
+def functions() -> str:
+    """Return the table of functions of single elements, with their derivatives."""
+    rows = ["| layer | y | dx / dy | backward reads |", "|---|---|---|---|"]
+    for kind, cls in ACTIVATIONS.items():
+        forward, slope = expressions_of(cls)
+        reads = "x" if "x" in names(slope) else "y"
+        rows.append(f"| `{kind}` | `{forward}` | `{slope}` | {reads} |")
+    return "\n".join(rows)
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "command_line": command_line,
     "data_sources": data_sources,
     "exit_codes": exit_codes,
     "fields": fields,
     "launcher_table": launcher_table,
+    "functions": functions,
     "other_variables": other_variables,
     "presets": preset_table,
     "python_api": python_api,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dptrain import __version__
 from dptrain.data.preprocessing import Preprocessing
+from dptrain.interchange.own_functions import functions_metadata
 from dptrain.network.network import Network
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class ModelContents:
             "dptrain.version": __version__,
             "dptrain.network": network.name,
             "dptrain.loss": network.loss.kind,
+            **functions_metadata(network),
             "dptrain.outputs": json.dumps(preprocessing.output_names(network)),
             "dptrain.preprocessing": json.dumps(preprocessing.to_dict()),
             "dptrain.data": self.data,

@@ -12,14 +12,11 @@ from dptrain import __version__
 from dptrain.errors import UserError
 from dptrain.files import write_whole
 from dptrain.interchange.contents import ModelContents
-from dptrain.interchange.onnx_graph import FLOAT, OnnxGraph
+from dptrain.interchange.onnx_graph import FLOAT, IR_VERSION, OPSET, OnnxGraph
 from dptrain.interchange.onnx_layers import add_layer
 from dptrain.interchange.onnx_preprocessing import add_preprocessing
 from dptrain.interchange.raw_inputs import RawInputs
 from dptrain.network.network import INPUT
-
-OPSET, IR_VERSION = 17, 8
-"""Versions of 2022, which runtimes have read for years."""
 
 RAW, BATCH = "input", "N"
 OUTPUTS = {"classes": "probabilities", "binary": "probabilities", "values": "values"}

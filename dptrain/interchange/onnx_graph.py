@@ -12,6 +12,9 @@ import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+OPSET, IR_VERSION = 17, 8
+"""Versions of 2022 in which files are written, which runtimes have read for years."""
+
 FLOAT, DOUBLE, INT64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
 
 

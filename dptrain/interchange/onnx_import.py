@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dptrain.errors import UserError, shown
 from dptrain.interchange.onnx_export import INPUT_TENSOR, OUTPUT_TENSOR
-from dptrain.interchange.onnx_operators import READERS, Match, match, sigmoid_argument
+from dptrain.interchange.onnx_operators import LAYER_OPERATORS, Match, match, sigmoid_argument
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, describe, read_graph
 from dptrain.network.layers import Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import (
@@ -177,7 +177,8 @@ def _match(graph: ReadGraph, tensor: str) -> tuple[onnx.NodeProto, Match]:
     with _naming(node):
         found = match(graph, node)
     if found is None:
-        known = "" if node.op_type in READERS else f"; expected {', '.join(sorted(READERS))}"
+        is_known = node.op_type in LAYER_OPERATORS
+        known = "" if is_known else f"; expected {', '.join(LAYER_OPERATORS)}"
         raise UserError(f"{describe(node)} is no layer of dptrain in this place{known}")
     return node, found
 

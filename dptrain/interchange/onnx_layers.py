@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from dptrain.errors import UserError
-from dptrain.interchange.onnx_graph import OnnxGraph
-from dptrain.network.activations import GELU, SQRT_HALF, LeakyReLU, SiLU, Tanh
+from dptrain.interchange.onnx_functions import add_function
+from dptrain.interchange.onnx_graph import OPSET, OnnxGraph
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -26,9 +27,8 @@ from dptrain.network.layers import (
     LocalResponseNorm,
     MaxPool2d,
     Pads,
-    ReLU,
-    Sigmoid,
     SumPool2d,
+    entry_of,
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
@@ -43,7 +43,7 @@ def add_layer(graph: OnnxGraph, node: Node, inputs: Tensors) -> str:
     Raises:
         UserError: the class of the layer has no entry in `OPERATORS`.
     """
-    add = OPERATORS.get(type(node.layer))
+    add = entry_of(OPERATORS, node.layer)
     if add is None:
         raise UserError(f"layer {node.name}: {node.layer.kind} cannot be exported to ONNX")
     with graph.scope(node.name):
@@ -96,20 +96,8 @@ def _dropout(graph: OnnxGraph, node: Node, layer: Dropout, inputs: Tensors) -> s
     return graph.add("Dropout", inputs[0], graph.constant("rate", layer.rate))
 
 
-def _leaky_relu(graph: OnnxGraph, node: Node, layer: LeakyReLU, inputs: Tensors) -> str:
-    return graph.add("LeakyRelu", inputs[0], alpha=layer.slope)
-
-
-def _gelu(graph: OnnxGraph, node: Node, layer: GELU, inputs: Tensors) -> str:
-    # The operator Gelu needs opset 20.
-    x = inputs[0]
-    erf = graph.add("Erf", graph.add("Mul", x, graph.constant("sqrt_half", SQRT_HALF)))
-    doubled = graph.add("Mul", x, graph.add("Add", erf, graph.constant("one", 1.0)))
-    return graph.add("Mul", doubled, graph.constant("half", 0.5))
-
-
-def _silu(graph: OnnxGraph, node: Node, layer: SiLU, inputs: Tensors) -> str:
-    return graph.add("Mul", inputs[0], graph.add("Sigmoid", inputs[0]))
+def _activation(graph: OnnxGraph, node: Node, layer: Activation, inputs: Tensors) -> str:
+    return add_function(graph, layer, inputs[0], OPSET)
 
 
 def _batch_norm(graph: OnnxGraph, node: Node, layer: BatchNorm2d, inputs: Tensors) -> str:
@@ -170,12 +158,7 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     SumPool2d: _sum_pool,
     GlobalAveragePool2d: partial(_operator, "GlobalAveragePool"),
     Flatten: partial(_operator, "Flatten"),
-    ReLU: partial(_operator, "Relu"),
-    LeakyReLU: _leaky_relu,
-    Sigmoid: partial(_operator, "Sigmoid"),
-    Tanh: partial(_operator, "Tanh"),
-    GELU: _gelu,
-    SiLU: _silu,
+    Activation: _activation,
     Dropout: _dropout,
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,

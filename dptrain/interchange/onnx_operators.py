@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from dptrain.errors import UserError
+from dptrain.interchange.onnx_functions import ending_operators, match_function, operators
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
-from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
 from dptrain.network.layers import (
     AveragePool2d,
@@ -31,9 +31,7 @@ from dptrain.network.layers import (
     Layer,
     LocalResponseNorm,
     MaxPool2d,
-    ReLU,
     Shape,
-    Sigmoid,
     SumPool2d,
 )
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
@@ -89,15 +87,6 @@ def _cast(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     if to not in FLOATS:
         raise UserError("it converts to a type that is not floating-point, which rounds numbers")
     return _same(graph, node)
-
-
-def _elementwise(layer: Layer, graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    return Match((node.input[0],), _always(layer))
-
-
-def _leaky_relu(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    slope = number(attributes(node).get("alpha", 0.01))
-    return Match((node.input[0],), _always(LeakyReLU(slope)))
 
 
 def _constants(graph: ReadGraph, names: list[str], parts: tuple[str, ...]) -> Arrays:
@@ -271,6 +260,10 @@ def _sum_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     return None
 
 
+def _global_average_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    return Match((node.input[0],), _always(GlobalAveragePool2d()))
+
+
 def _global_max_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     return Match((node.input[0],), lambda shape: (MaxPool2d((shape[1], shape[2])),))
 
@@ -423,70 +416,10 @@ def _dropout(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     return Match((node.input[0],), _always(Dropout(number(rate))))
 
 
-def _silu(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
-    for x, factor in (tuple(node.input), tuple(reversed(node.input))):
-        sigmoid = graph.node(factor, "Sigmoid")
-        if sigmoid is not None and sigmoid.input[0] == x:
-            return Match((x,), _always(SiLU()))
-    return None
-
-
-def _gelu_operator(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    form = attributes(node).get("approximate", "none")
-    if form != "none":
-        raise UserError(f"approximate is {form}; expected none, the exact form")
-    return Match((node.input[0],), _always(GELU()))
-
-
-def _gelu(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
-    """Match the product of x, 1 + erf(x / √2) and 1/2, in any order."""
-    factors = _factors(graph, node)
-    for factor in factors:
-        erf = _one_plus_erf(graph, factor)
-        others = [name for name in factors if name != factor]
-        halves = [name for name in others if _is_number(graph, name, 0.5)]
-        if erf is None or len(others) != 2 or len(halves) != 1:
-            continue
-        (x,) = (name for name in others if name not in halves)
-        if _is_scaled(graph, erf, x):
-            return Match((x,), _always(GELU()))
-    return None
-
-
-def _factors(graph: ReadGraph, node: onnx.NodeProto) -> list[str]:
-    """Return the tensors of which a product of products consists."""
-    found: list[str] = []
-    for name in node.input:
-        before = graph.node(name, "Mul")
-        is_inner = before is not None and graph.num_readers(name) == 1 and len(found) < 8
-        found += list(before.input) if before is not None and is_inner else [name]
-    return found
-
-
-def _one_plus_erf(graph: ReadGraph, tensor: str) -> str | None:
-    """Return the tensor of whose elements the error function is taken."""
-    total = graph.node(tensor, "Add")
-    for erf, one in () if total is None else (tuple(total.input), tuple(reversed(total.input))):
-        function = graph.node(erf, "Erf")
-        if function is not None and _is_number(graph, one, 1.0):
-            return str(function.input[0])
-    return None
-
-
-def _is_scaled(graph: ReadGraph, tensor: str, x: str) -> bool:
-    """Return True if a tensor is x / √2."""
-    divided, product = graph.node(tensor, "Div"), graph.node(tensor, "Mul")
-    if divided is not None:
-        return divided.input[0] == x and _is_number(graph, divided.input[1], math.sqrt(2.0))
-    return product is not None and any(
-        name == x and _is_number(graph, factor, math.sqrt(0.5))
-        for name, factor in (tuple(product.input), tuple(reversed(product.input)))
-    )
-
-
-def _is_number(graph: ReadGraph, tensor: str, value: float) -> bool:
-    found = graph.constant(tensor)
-    return found is not None and found.size == 1 and abs(float(found.reshape(-1)[0]) - value) < 1e-4
+def _function(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match a function of single elements."""
+    found = match_function(graph, node, graph.functions)
+    return None if found is None else Match((found[1],), _always(found[0]))
 
 
 def _sum(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
@@ -506,8 +439,8 @@ def _concatenate(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 
 Reader = Callable[[ReadGraph, onnx.NodeProto], "Match | None"]
 
-READERS: Mapping[str, tuple[Reader, ...]] = {
-    "Add": (_matmul_and_bias, _group_norm, _sum),
+_LAYERS: Mapping[str, tuple[Reader, ...]] = {
+    "Add": (_matmul_and_bias, _group_norm, _function, _sum),
     "AveragePool": (partial(_pool, AveragePool2d, False),),
     "BatchNormalization": (_batch_norm,),
     "Cast": (_cast,),
@@ -515,25 +448,26 @@ READERS: Mapping[str, tuple[Reader, ...]] = {
     "Conv": (_conv,),
     "Dropout": (_dropout,),
     "Flatten": (_flatten,),
-    "Gelu": (_gelu_operator,),
     "Gemm": (_gemm,),
-    "GlobalAveragePool": (partial(_elementwise, GlobalAveragePool2d()),),
+    "GlobalAveragePool": (_global_average_pool,),
     "GlobalMaxPool": (_global_max_pool,),
     "GroupNormalization": (_group_normalization,),
     "Identity": (_same,),
     "InstanceNormalization": (_instance_norm,),
     "LRN": (_lrn,),
-    "LeakyRelu": (_leaky_relu,),
     "MatMul": (_matmul,),
     "MaxPool": (partial(_pool, MaxPool2d, None),),
-    "Mul": (_silu, _gelu, _sum_pool),
+    "Mul": (_function, _sum_pool),
     "ReduceMean": (_mean,),
-    "Relu": (partial(_elementwise, ReLU()),),
     "Reshape": (_reshape,),
-    "Sigmoid": (partial(_elementwise, Sigmoid()),),
     "Squeeze": (_squeeze,),
     "Sum": (_sum,),
-    "Tanh": (partial(_elementwise, Tanh()),),
     "Transpose": (_layer_norm,),
 }
 """Readers by operator, the more special ones first."""
+
+READERS = {**dict.fromkeys(sorted(ending_operators()), (_function,)), **_LAYERS}
+"""Readers by operator, with those that may end an expression."""
+
+LAYER_OPERATORS = sorted({*_LAYERS, *operators()})
+"""Operators that are, or end, a layer of dptrain."""

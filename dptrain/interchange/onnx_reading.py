@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dptrain.errors import UserError, shown
 from dptrain.files import require_regular
+from dptrain.interchange.own_functions import known_functions
 
 
 class ReadGraph:
@@ -24,12 +25,14 @@ class ReadGraph:
         outputs: names of the outputs.
         metadata: text by key.
         is_own: True if dptrain wrote the file.
+        functions: functions of single elements that the metadata defines.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
         self.metadata = {item.key: item.value for item in model.metadata_props}
         self.is_own = model.producer_name == "dptrain"
+        self.functions = known_functions(self.metadata)
         self._constants = {c.name: c for c in graph.initializer}
         self._nodes: dict[str, onnx.NodeProto] = {}
         version = next((each.version for each in model.opset_import if not each.domain), 1)
@@ -37,6 +40,7 @@ class ReadGraph:
             _check_inputs(node, version)
             # Further outputs, such as the mask of a dropout, are no outputs of layers.
             self._nodes.update((output, node) for output in node.output[:1])
+        self._positions = {tensor: index for index, tensor in enumerate(self._nodes)}
         self._readers = Counter(name for node in graph.node for name in node.input)
         self.outputs = [value.name for value in graph.output]
         self.inputs = {
@@ -47,6 +51,10 @@ class ReadGraph:
         """Return the node that computes a tensor; None if none does, or if it is another one."""
         node = self._nodes.get(tensor)
         return node if node is not None and operator in (None, node.op_type) else None
+
+    def position(self, tensor: str) -> int:
+        """Return the position of the node of a tensor in the file."""
+        return self._positions[tensor]
 
     def num_readers(self, tensor: str) -> int:
         """Return the number of inputs of nodes that read a tensor."""

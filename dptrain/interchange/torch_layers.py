@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dptrain.errors import UserError
-from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
+from dptrain.interchange.torch_functions import torch_code
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -24,9 +25,8 @@ from dptrain.network.layers import (
     LocalResponseNorm,
     MaxPool2d,
     Pads,
-    ReLU,
-    Sigmoid,
     SumPool2d,
+    entry_of,
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
@@ -50,7 +50,7 @@ def code_of(node: Node) -> Code:
     Raises:
         UserError: the class of the layer has no entry in `CODE`.
     """
-    write = CODE.get(type(node.layer))
+    write = entry_of(CODE, node.layer)
     if write is None:
         raise UserError(f"layer {node.name}: {node.layer.kind} cannot be exported to PyTorch")
     return write(node, node.layer)
@@ -164,8 +164,14 @@ def _concatenate(node: Node, layer: Concatenate) -> Code:
     return Code(f"torch.cat(({', '.join(f'{{{i}}}' for i in range(layer.num_inputs))}), 1)")
 
 
-def _leaky_relu(node: Node, layer: LeakyReLU) -> Code:
-    return Code(f"F.leaky_relu({{0}}, {layer.slope!r})")
+def _activation(node: Node, layer: Activation) -> Code:
+    formula = layer.formula
+    if not layer.function.torch:
+        return Code(torch_code(formula.output()))
+    code = layer.function.torch
+    for name, value in formula.values.items():
+        code = code.replace(f"{{{name}}}", repr(value))
+    return Code(code)
 
 
 def _function(expression: str, node: Node, layer: Layer) -> Code:
@@ -180,12 +186,7 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     SumPool2d: _sum_pool,
     GlobalAveragePool2d: partial(_function, "{0}.mean((2, 3), keepdim=True)"),
     Flatten: partial(_function, "{0}.flatten(1)"),
-    ReLU: partial(_function, "torch.relu({0})"),
-    LeakyReLU: _leaky_relu,
-    Sigmoid: partial(_function, "torch.sigmoid({0})"),
-    Tanh: partial(_function, "torch.tanh({0})"),
-    GELU: partial(_function, "F.gelu({0})"),
-    SiLU: partial(_function, "F.silu({0})"),
+    Activation: _activation,
     Dropout: _dropout,
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,

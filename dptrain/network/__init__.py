@@ -1,6 +1,19 @@
-"""Descriptions of networks: layers, losses and initialisation, without arithmetic on data."""
+"""Descriptions of networks: layers, losses and initialisation, without arithmetic on data.
 
-from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
+All classes of `dptrain.network.activations` are attributes of this package, too.
+"""
+
+from typing import Any
+
+from dptrain.network.activations import (
+    ACTIVATIONS,
+    GELU,
+    LeakyReLU,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
 from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.functional import Input, Tensor, name_scope
@@ -18,9 +31,7 @@ from dptrain.network.layers import (
     LocalResponseNorm,
     MaxPool2d,
     Parameter,
-    ReLU,
     Shape,
-    Sigmoid,
     Statistic,
     SumPool2d,
 )
@@ -35,6 +46,7 @@ from dptrain.network.network import Network, Node, NodeSpec
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
 
 __all__ = [
+    "ACTIVATIONS",
     "GELU",
     "LAYERS",
     "LOSSES",
@@ -80,3 +92,11 @@ __all__ = [
     "read_network",
     "write_network",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class of `dptrain.network.activations`."""
+    found = next((cls for cls in ACTIVATIONS.values() if cls.__name__ == name), None)
+    if found is None:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return found

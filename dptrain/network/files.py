@@ -17,6 +17,18 @@
 The keys of a layer are the fields of its class. An initialiser is a table with a type, or the type
 alone if all of its fields have their defaults: ``weight_init = "he"``.
 
+A file may define functions of single elements, which are then types of layers with their parameters
+as keys; see `dptrain.network.elementwise.activation`::
+
+    [[function]]
+    name = "swish"
+    expression = "x * sigmoid(beta * x)"
+    parameters = {beta = 1.0}
+
+    [[layer]]
+    type = "swish"
+    beta = 1.5
+
 A layer reads the output of the layer before it. ``inputs = ["conv1"]`` names other inputs, and
 ``name = "stem"`` another name than kind and running number::
 
@@ -39,6 +51,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 from dptrain.bounds import as_number
 from dptrain.errors import UserError, shown, suggest
 from dptrain.foreign import ONNX, is_onnx, refuse_foreign
+from dptrain.network.elementwise import OWN, Activation, define, definition_of
 from dptrain.network.field_types import type_options
 from dptrain.network.kinds import LAYERS
 from dptrain.network.layers import Layer, Shape
@@ -55,8 +68,11 @@ from dptrain.toml import read_toml
 
 ONNX_READER = "dptrain.interchange.onnx_files"
 """The module that reads ONNX files; networks themselves know only TOML."""
-KEYS = ("name", "input", "loss", "layer")
+KEYS = ("name", "input", "loss", "function", "layer")
 """Keys at the top of a network file."""
+
+FUNCTION_KEYS = ("name", "expression", "derivative", "parameters")
+"""Keys of a function."""
 
 NODE_KEYS = ("name", "inputs")
 """Keys of a layer that belong to its node, not to its class."""
@@ -145,6 +161,7 @@ def network_to_dict(network: Network) -> dict[str, Any]:
         "name": network.name,
         "input": list(network.input_shape),
         "loss": _plain(network.loss, network.loss.kind),
+        **({"function": functions} if (functions := _function_tables(network)) else {}),
         "layer": _layer_tables(network),
     }
 
@@ -179,17 +196,52 @@ def _network(values: Mapping[str, Any], name: str) -> Network:
     check_layer_count(len(tables))
     name = _value(values.get("name", name), str, "name")
     loss: Loss = _description(values.get("loss", "softmax_cross_entropy"), LOSSES, "loss")
-    nodes = [_node(table, f"layer {number}") for number, table in enumerate(tables, 1)]
+    classes = {**LAYERS, **OWN, **_functions(values.get("function", []))}
+    nodes = [_node(table, f"layer {number}", classes) for number, table in enumerate(tables, 1)]
     return Network.from_nodes(tuple(shape), nodes, loss, name)
 
 
-def _node(table: dict[str, Any], where: str) -> NodeSpec:
+def _functions(tables: Any) -> dict[str, type[Layer]]:
+    """Return the classes that the tables under ``[[function]]`` define, by name."""
+    if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
+        raise UserError("function is not a list of tables; write [[function]] above its keys")
+    found: dict[str, type[Layer]] = {}
+    for number, table in enumerate(tables, 1):
+        where = f"function {number}"
+        for key in table:
+            if key not in FUNCTION_KEYS:
+                raise UserError(
+                    f"{where}: unknown key '{shown(key)}'; expected {', '.join(FUNCTION_KEYS)}"
+                    f"{suggest(key, FUNCTION_KEYS)}"
+                )
+        for key in ("name", "expression"):
+            if key not in table:
+                raise UserError(f"{where}: key '{key}' is missing")
+        texts = [_value(table.get(key, ""), str, f"{where}: {key}") for key in FUNCTION_KEYS[:3]]
+        parameters = table.get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise UserError(f"{where}: parameters is {_show(parameters)}; expected a table")
+        name = texts[0]
+        if name in LAYERS or name in found:
+            raise UserError(f"{where}: a layer {name} exists already; choose another name")
+        try:
+            found[name] = define(*texts, tuple(parameters.items()))
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+        except TypeError:  # A parameter that cannot be hashed.
+            raise UserError(
+                f"{where}: parameters are {_show(parameters)}; expected numbers"
+            ) from None
+    return found
+
+
+def _node(table: dict[str, Any], where: str, classes: Mapping[str, type[Layer]]) -> NodeSpec:
     """Return the node that a table under ``[[layer]]`` describes."""
     rest = {key: value for key, value in table.items() if key not in NODE_KEYS}
-    listed, cls = table.get("inputs"), LAYERS.get(str(table.get("type")), Layer)
+    listed, cls = table.get("inputs"), classes.get(str(table.get("type")), Layer)
     if isinstance(listed, list) and len(listed) > 1 and "num_inputs" in _settable(cls):
         rest.setdefault("num_inputs", len(listed))
-    layer: Layer = _description(rest, LAYERS, where, more_keys=NODE_KEYS)
+    layer: Layer = _description(rest, classes, where, more_keys=NODE_KEYS)
     name, inputs = table.get("name"), table.get("inputs")
     if not isinstance(name, str | None):
         raise UserError(f"{where}: name is {_show(name)}; expected text")
@@ -306,6 +358,19 @@ def _expected(option: Any) -> str:
 
 
 # Writing.
+
+
+def _function_tables(network: Network) -> list[dict[str, Any]]:
+    """Return a table for each function of users, in the order of the first layers that have it."""
+    found: dict[str, Activation] = {}
+    for layer in network.layers:
+        if isinstance(layer, Activation) and layer.is_own:
+            other = found.setdefault(layer.kind, layer)
+            if type(other) is not type(layer):
+                raise UserError(
+                    f"two functions of {network.label} are called {layer.kind}; rename one"
+                )
+    return [definition_of(layer) for layer in found.values()]
 
 
 def _layer_tables(network: Network) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
+from dptrain.network.activations import ACTIVATIONS
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
 from dptrain.network.layers import (
     AveragePool2d,
@@ -13,18 +13,15 @@ from dptrain.network.layers import (
     Layer,
     LocalResponseNorm,
     MaxPool2d,
-    ReLU,
-    Sigmoid,
     SumPool2d,
 )
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
 
-LAYERS: dict[str, type[Layer]] = {
-    layer.kind: layer
-    for layer in (
-        Conv2d, MaxPool2d, AveragePool2d, SumPool2d, GlobalAveragePool2d, Flatten, Dense,
-        ReLU, LeakyReLU, Sigmoid, Tanh, GELU, SiLU, Dropout,
-        BatchNorm2d, GroupNorm, LayerNorm, LocalResponseNorm, Add, Concatenate,
-    )
-}  # fmt: skip
+_CLASSES: tuple[type[Layer], ...] = (
+    Conv2d, MaxPool2d, AveragePool2d, SumPool2d, GlobalAveragePool2d, Flatten, Dense,
+    *ACTIVATIONS.values(), Dropout,
+    BatchNorm2d, GroupNorm, LayerNorm, LocalResponseNorm, Add, Concatenate,
+)  # fmt: skip
+
+LAYERS: dict[str, type[Layer]] = {layer.kind: layer for layer in _CLASSES}
 """Classes of layers by their names in TOML files."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from dptrain.arguments import NamedArguments
 from dptrain.errors import UserError, shown
@@ -21,6 +21,7 @@ from dptrain.network.initializers import Constant, He, Initializer
 if TYPE_CHECKING:
     from dptrain.network.functional import Tensor
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
 Pads = tuple[tuple[int, int], tuple[int, int]]
 PaddingName = Literal["same", "valid", "full"]
@@ -78,6 +79,11 @@ class Flops:
     forward: int
     backward_input: int = 0
     backward_weight: int = 0
+
+
+def entry_of(table: Mapping[type[Any], T], layer: Layer) -> T | None:
+    """Return the entry of the class of a layer, or of a class that it is derived from."""
+    return next((table[cls] for cls in type(layer).__mro__ if cls in table), None)
 
 
 MAX_SIZE = 2**31 - 1
@@ -471,21 +477,6 @@ class Elementwise(Layer):
     def flops(self, input_shape: Shape) -> Flops:
         work = self.operations * math.prod(input_shape)
         return Flops(work, work)
-
-
-@dataclass(frozen=True)
-class ReLU(Elementwise):
-    """max(x, 0); derivative 0 at x ≤ 0."""
-
-    kind: ClassVar[str] = "relu"
-
-
-@dataclass(frozen=True)
-class Sigmoid(Elementwise):
-    """σ(x) = 1 / (1 + exp(−x)); derivative σ(1 − σ)."""
-
-    kind: ClassVar[str] = "sigmoid"
-    operations: ClassVar[int] = 3
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from dptrain.backends.cuda.device import (
     Device,
     Extent,
     Function,
+    Macro,
 )
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
 from dptrain.plan.limits import DeviceLimits
@@ -140,7 +141,7 @@ class Emulator(Device):
         for launch in late:
             launch()
 
-    def function(self, file: str, name: str, **defines: int) -> Function:
+    def function(self, file: str, name: str, **defines: Macro) -> Function:
         key = file, name, tuple(sorted(defines.items()))
         if key not in self._functions:
             self._functions[key] = self._load(file, name, **defines)
@@ -149,7 +150,7 @@ class Emulator(Device):
     def synchronize(self) -> None:
         pass
 
-    def _load(self, file: str, name: str, **defines: int) -> Function:
+    def _load(self, file: str, name: str, **defines: Macro) -> Function:
         """Return a kernel that is compiled when it is launched: many are bound and never used."""
 
         def run(grid: Extent, block: Extent, args: Sequence[Any], *, shared_bytes: int = 0) -> None:

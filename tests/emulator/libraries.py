@@ -43,7 +43,7 @@ LIFETIME_S = 14 * 24 * 3600
 
 POLL_S = 0.02
 
-Macros = tuple[tuple[str, int], ...]
+Macros = tuple[tuple[str, int | str], ...]
 
 
 class CompilationError(Exception):

@@ -22,12 +22,15 @@ HELPERS = """
 import os, sys, time
 from pathlib import Path
 import numpy as np
-from dptrain.backends.numba import compilation_helper, elementwise as kernels
+from dptrain.backends.numba import activations, compilation_helper
 from dptrain.backends.numba.threads import ThreadPool
 
 a, b = np.linspace(-1, 1, 9, dtype=np.float32), np.ones(9, np.float32)
 pool = ThreadPool(1)
-launches = [pool.bind(kernels.relu_forward, a, b), pool.bind(kernels.relu_backward, a, b, a)]
+launches = [
+    pool.bind(activations.forward("relu", "where(x <= 0, 0, x)"), a, b),
+    pool.bind(activations.backward("relu", "where(y > 0, dy, 0)", "y"), a, b, a),
+]
 requests = [launch._entry for launch in launches]
 compilation_helper.SMALLEST = 1
 with compilation_helper.helpers(requests, 1):

@@ -20,23 +20,21 @@ REPOSITORY = Path(__file__).parents[2]
 # Prints how many kernels were compiled, how many loaded, and a number that they computed.
 PROGRAM = """
 import numpy as np
-from dptrain.backends.numba import elementwise as kernels
-from dptrain.backends.numba.jit import Kernel
+from dptrain.backends.numba import activations, elementwise
 from dptrain.backends.numba.threads import ThreadPool
 
 a, b, c = np.linspace(-1, 1, 9, dtype=np.float32), np.ones(9, np.float32), np.ones(9, np.float32)
 pool = ThreadPool(1)
 launches = [
-    pool.bind(kernels.relu_forward, a, b),
-    pool.bind(kernels.relu_mask, a, b, 0.5),
-    pool.bind(kernels.relu_backward, a, b, c),
-    pool.bind(kernels.sigmoid_forward, c, a),
-    pool.bind(kernels.sigmoid_backward, a, b, c),
+    pool.bind(activations.forward("relu", "where(x <= 0, 0, x)"), a, b),
+    pool.bind(elementwise.relu_mask, a, b, 0.5),
+    pool.bind(activations.backward("relu", "where(y > 0, dy, 0)", "y"), a, b, c),
+    pool.bind(activations.forward("sigmoid", "sigmoid(x)"), c, a),
+    pool.bind(activations.backward("sigmoid", "dy * y * (1 - y)", "y"), a, b, c),
 ]
 for launch in launches:
     launch(9)
-all_ = [k.dispatcher for k in vars(kernels).values() if isinstance(k, Kernel)]
-all_ = [kernel for kernel in all_ if kernel.signatures]
+all_ = [launch._entry.dispatcher for launch in launches]
 assert all(len(kernel.signatures) == 1 for kernel in all_)
 loaded = sum(sum(kernel.stats.cache_hits.values()) for kernel in all_)
 print(len(all_) - loaded, loaded, float(c.sum()))
@@ -47,15 +45,16 @@ KERNELS = 5
 SIGNATURES = """
 import sys
 import numpy as np
-from dptrain.backends.numba import elementwise as kernels
+from dptrain.backends.numba import activations
 from dptrain.backends.numba.threads import ThreadPool
 
+relu = activations.forward("relu", "where(x <= 0, 0, x)")
 total = 0.0
 for dtype in map(np.dtype, sys.argv[1:]):
     a, b = np.linspace(-1, 1, 9, dtype=dtype), np.ones(9, dtype)
-    ThreadPool(1).bind(kernels.relu_forward, a, b)(9)
+    ThreadPool(1).bind(relu, a, b)(9)
     total += float(b.sum())
-loaded = sum(kernels.relu_forward.dispatcher.stats.cache_hits.values())
+loaded = sum(relu.dispatcher.stats.cache_hits.values())
 print(len(sys.argv) - 1 - loaded, loaded, total)
 """
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
+from dptrain.backends.cuda.activations import ActivationOperation
 from dptrain.backends.cuda.batch_norm import BatchNormOperation
 from dptrain.backends.cuda.combining import (
     AddOperation,
@@ -39,13 +40,7 @@ from dptrain.backends.cuda.normalization import NormalizationOperation
 from dptrain.backends.cuda.operation import (
     BiasAddOperation,
     FlattenOperation,
-    GELUOperation,
-    LeakyReLUOperation,
     Operation,
-    ReLUOperation,
-    SigmoidOperation,
-    SiLUOperation,
-    TanhOperation,
     vector_width,
 )
 from dptrain.backends.cuda.pooling import (
@@ -66,9 +61,10 @@ from dptrain.backends.replica import (
     segments,
 )
 from dptrain.errors import UserError
-from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
+from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -79,10 +75,9 @@ from dptrain.network.layers import (
     LocalResponseNorm,
     MaxPool2d,
     Parameter,
-    ReLU,
     Shape,
-    Sigmoid,
     SumPool2d,
+    entry_of,
 )
 from dptrain.network.network import Network, Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
@@ -109,12 +104,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     AveragePool2d: AveragePoolOperation,
     SumPool2d: SumPoolOperation,
     Flatten: FlattenOperation,
-    ReLU: ReLUOperation,
-    Sigmoid: SigmoidOperation,
-    LeakyReLU: LeakyReLUOperation,
-    Tanh: TanhOperation,
-    GELU: GELUOperation,
-    SiLU: SiLUOperation,
+    Activation: ActivationOperation,
     Dropout: DropoutOperation,
     LocalResponseNorm: NormalizationOperation,
     BatchNorm2d: BatchNormOperation,
@@ -299,7 +289,9 @@ class CudaBackend(Backend):
         for operation in FASTER_OPERATIONS:
             if operation.supports(group, setting):
                 return operation
-        return OPERATIONS[type(group.head.layer)]
+        found = entry_of(OPERATIONS, group.head.layer)
+        assert found is not None, group.head.layer.kind
+        return found
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         operation, layer = self.operation(group, setting), group.head.layer

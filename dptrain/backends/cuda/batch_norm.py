@@ -17,8 +17,8 @@ from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Context, Kernel
+from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add
-from dptrain.network.layers import ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 
 NO_MASK, MASK_FROM_X, MASK_FROM_Y = range(3)

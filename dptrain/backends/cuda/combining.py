@@ -13,7 +13,7 @@ from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation, vector_width
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Context, GradientAddition, Kernel
-from dptrain.network.layers import ReLU
+from dptrain.network.activations import ReLU
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
 

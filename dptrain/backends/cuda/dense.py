@@ -13,7 +13,8 @@ from dptrain.backends.cuda.hardware import ELEMENT_BYTES, limits_of
 from dptrain.backends.cuda.launching import launch_reduction
 from dptrain.backends.cuda.weighted import WeightedOperation
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.layers import Dense, ReLU
+from dptrain.network.activations import ReLU
+from dptrain.network.layers import Dense
 from dptrain.plan.lowering import (
     Access,
     BufferSpec,

@@ -15,7 +15,8 @@ from dptrain.backends.cuda.weighted import joined_maps
 from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile, select_config, step_terms
 from dptrain.backends.cuda.wgmma_operands import padded_pitch, rounded_weights
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.layers import Dense, ReLU
+from dptrain.network.activations import ReLU
+from dptrain.network.layers import Dense
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, stage_name
 
 FILE = "dense_wgmma.cu"

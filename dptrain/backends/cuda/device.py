@@ -32,6 +32,9 @@ Array = Any
 and slices of the first dimension like NumPy's. Its values are reached by kernels,
 `Device.upload` and `Device.download` only."""
 
+Macro = int | str
+"""Value of a macro that a source is compiled with; text is code without line breaks."""
+
 Extent = tuple[int, int, int]
 """Blocks of a grid, or threads of a block, in x, y and z."""
 
@@ -293,7 +296,7 @@ class Device(ABC):
         return self.download(source)
 
     @abstractmethod
-    def function(self, file: str, name: str, **defines: int) -> Function:
+    def function(self, file: str, name: str, **defines: Macro) -> Function:
         """Return a kernel. It is compiled meanwhile, unless it was compiled before.
 
         The first launch waits for the compilation.

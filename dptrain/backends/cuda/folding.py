@@ -16,7 +16,8 @@ from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Arrays, Context, Kernel, ReplacedArrays
-from dptrain.network.layers import Conv2d, Layer, ReLU
+from dptrain.network.activations import ReLU
+from dptrain.network.layers import Conv2d, Layer
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase
 

@@ -24,6 +24,7 @@ from dptrain.backends.cuda.device import (
     Device,
     Extent,
     Function,
+    Macro,
     StagingBuffer,
 )
 from dptrain.backends.cuda.graph import Graph
@@ -160,7 +161,7 @@ class GPU(Device):
     def host_copy(self, source: Array) -> NDArray[Any]:
         return self.download(source, self.pinned_memory(source.nbytes).view(source.dtype))
 
-    def function(self, file: str, name: str, **defines: int) -> Function:
+    def function(self, file: str, name: str, **defines: Macro) -> Function:
         source = self._modules.request(file, defines)
         if (source, name) not in self._functions:
             self._functions[source, name] = self._launcher(source, name)
@@ -173,7 +174,7 @@ class GPU(Device):
     def compilation_progress(self) -> tuple[int, int]:
         return self._modules.progress
 
-    def _compile(self, file: str, defines: Mapping[str, int]) -> bytes | None:
+    def _compile(self, file: str, defines: Mapping[str, Macro]) -> bytes | None:
         return compile_cached(self._compiler, file, self.architecture, defines)
 
     def _load(self, code: bytes) -> Any:

@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-Source = tuple[str, tuple[tuple[str, int], ...]]
+from dptrain.backends.cuda.device import Macro
+
+Source = tuple[str, tuple[tuple[str, Macro], ...]]
 """A file and the macros that it is compiled with."""
 
 Task = tuple["Future[bytes]", Source]
@@ -38,7 +40,7 @@ class Modules:
 
     def __init__(
         self,
-        compile: Callable[[str, Mapping[str, int]], bytes | None],
+        compile: Callable[[str, Mapping[str, Macro]], bytes | None],
         load: Callable[[bytes], Any],
         threads: int,
     ) -> None:
@@ -49,7 +51,7 @@ class Modules:
         self._tasks: deque[Task] = deque()
         self._running = 0
 
-    def request(self, file: str, defines: Mapping[str, int]) -> Source:
+    def request(self, file: str, defines: Mapping[str, Macro]) -> Source:
         """Let a thread compile a source, unless it was requested before; return its key."""
         source = file, tuple(sorted(defines.items()))
         if source not in self._codes:

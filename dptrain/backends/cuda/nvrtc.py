@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dptrain.backends.cache import claim, load, store, writable_folder
-from dptrain.backends.cuda.device import KERNELS
+from dptrain.backends.cuda.device import KERNELS, Macro
 from dptrain.errors import UserError
 
 MAJORS = (13, 12)
@@ -78,7 +78,7 @@ class Compiler:
         self,
         path: Path,
         architecture: int,
-        defines: Mapping[str, int] | None = None,
+        defines: Mapping[str, Macro] | None = None,
         options: Sequence[str] = (),
     ) -> bytes:
         """Compile a source to machine code (cubin).
@@ -105,7 +105,7 @@ class Compiler:
         return data
 
     def _compile(
-        self, path: Path, architecture: int, defines: Mapping[str, int], options: Sequence[str]
+        self, path: Path, architecture: int, defines: Mapping[str, Macro], options: Sequence[str]
     ) -> tuple[bytes, str]:
         """Return the machine code and the compiler messages."""
         options = [
@@ -185,7 +185,7 @@ def _candidates(major: int) -> Iterator[str]:
 
 
 def compile_cached(
-    compiler: Compiler, file: str, architecture: int, defines: Mapping[str, int]
+    compiler: Compiler, file: str, architecture: int, defines: Mapping[str, Macro]
 ) -> bytes | None:
     """Return the machine code of a kernel source, from the cache if it was compiled before.
 
@@ -210,7 +210,7 @@ def compile_cached(
 
 
 def source_digest(
-    compiler: Compiler, file: str, architecture: int, defines: Mapping[str, int]
+    compiler: Compiler, file: str, architecture: int, defines: Mapping[str, Macro]
 ) -> str:
     """Return a digest of everything that the machine code of a kernel source depends on."""
     digest = hashlib.sha256()

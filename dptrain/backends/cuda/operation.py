@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.cuda.device import Device, Function, Macro
 from dptrain.backends.cuda.hardware import VECTOR_BYTES
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.replica import CudaReplica
@@ -82,7 +82,7 @@ class Operation(ABC):
         self.size = math.prod(group.tail.output_shape)
         self.itemsize = np.dtype(replica.plan.setting.activations).itemsize
 
-    def function(self, file: str, name: str, **defines: int) -> Function:
+    def function(self, file: str, name: str, **defines: Macro) -> Function:
         """Return a kernel compiled for the storage type of activations (``precision.cuh``)."""
         bfloat16 = self.replica.plan.setting.activations == "uint16"
         return self.device.function(file, name, PRECISION=2 if bfloat16 else 0, **defines)
@@ -91,16 +91,19 @@ class Operation(ABC):
         """Return ``VECTOR`` for rows of activations of `length` elements."""
         return vector_width(length, self.itemsize)
 
-    def elementwise(self, name: str, *args: Any, file: str = "elementwise.cu") -> Kernel:
+    def elementwise(
+        self, name: str, *args: Any, file: str = "elementwise.cu", **defines: Macro
+    ) -> Kernel:
         """Return a stage that launches a kernel on `size` · n elements.
 
         Args:
             name: of the kernel. Its last parameter is the number of elements.
             args: the other arguments.
             file: source of the kernel.
+            defines: further macros that it is compiled with.
         """
         width = self.vector_width(self.size)
-        function = self.function(file, name, VECTOR=width)
+        function = self.function(file, name, VECTOR=width, **defines)
 
         def run(context: Context) -> None:
             count = context.n * self.size
@@ -133,6 +136,11 @@ class SingleLayerOperation(Operation):
     reads: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
+    def backward_reads(cls, group: Group) -> tuple[str, ...]:
+        """Return `reads`, if it depends on the layer."""
+        return cls.reads
+
+    @classmethod
     def buffers(cls, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
         """Return the buffers for an output of `shape`, in addition to x and y.
 
@@ -148,7 +156,7 @@ class SingleLayerOperation(Operation):
         buffers = cls.buffers(shape, setting)
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if group.gradients:
-            phases[Phase.BACKWARD] = Access(("dy", *cls.reads, *buffers), ("dx",))
+            phases[Phase.BACKWARD] = Access(("dy", *cls.backward_reads(group), *buffers), ("dx",))
         return GroupNeeds(phases, buffers)
 
     @abstractmethod
@@ -168,38 +176,6 @@ class FlattenOperation(Operation):
         return GroupNeeds(alias=True)
 
 
-class _ElementwiseOperation(SingleLayerOperation):
-    """A function of each element, by default one whose derivative follows from y.
-
-    Class attributes:
-        reads: x or y, from which the derivative follows.
-        kind: name of the kernels without the direction.
-        file: source of the kernels.
-    """
-
-    reads: ClassVar[tuple[str, ...]] = ("y",)
-    kind: ClassVar[str]
-    file: ClassVar[str] = "activations.cu"
-
-    def forward(self) -> Kernel:
-        a = self.arrays
-        return self._stage("forward", a["x"], a["y"])
-
-    def backward(self) -> Kernel:
-        a = self.arrays
-        return self._stage("backward", a["dy"], a[self.reads[0]], a["dx"])
-
-    def _stage(self, direction: str, *arrays: Array) -> Kernel:
-        return self.elementwise(
-            f"{self.kind}_{direction}", *arrays, *self.constants, file=self.file
-        )
-
-    @property
-    def constants(self) -> tuple[np.generic, ...]:
-        """Arguments of the kernels before the number of elements."""
-        return ()
-
-
 class BiasAddOperation(Operation):
     """y = x + bias of the channel or unit."""
 
@@ -212,45 +188,3 @@ class BiasAddOperation(Operation):
         """Return the stage that writes y."""
         a, channels = self.arrays, np.int32(self.group.tail.output_shape[0])
         return self.elementwise("add_bias", a["x"], a["bias"], a["y"], channels)
-
-
-class ReLUOperation(_ElementwiseOperation):
-    """y = max(x, 0)."""
-
-    kind, file = "relu", "elementwise.cu"
-
-
-class SigmoidOperation(_ElementwiseOperation):
-    """y = 1 / (1 + exp(−x))."""
-
-    kind, file = "sigmoid", "elementwise.cu"
-
-
-class LeakyReLUOperation(_ElementwiseOperation):
-    """y = x if x > 0, else slope · x."""
-
-    kind = "leaky_relu"
-
-    @property
-    def constants(self) -> tuple[np.generic, ...]:
-        return (np.float32(self.layer.slope),)
-
-
-class TanhOperation(_ElementwiseOperation):
-    """y = tanh(x)."""
-
-    kind = "tanh"
-
-
-class GELUOperation(_ElementwiseOperation):
-    """y = x · Φ(x)."""
-
-    kind = "gelu"
-    reads: ClassVar[tuple[str, ...]] = ("x",)
-
-
-class SiLUOperation(_ElementwiseOperation):
-    """y = x · σ(x)."""
-
-    kind = "silu"
-    reads: ClassVar[tuple[str, ...]] = ("x",)

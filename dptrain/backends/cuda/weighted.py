@@ -26,7 +26,8 @@ from dptrain.backends.cuda.launching import launch_reduction
 from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
+from dptrain.network.activations import ReLU
+from dptrain.network.layers import Conv2d, Dropout, MaxPool2d
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import BufferSpec, Explanation, Group, Phase, Setting, stage_name

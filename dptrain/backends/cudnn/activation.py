@@ -7,7 +7,7 @@ from dptrain.backends.cuda.operation import SingleLayerOperation
 from dptrain.backends.cudnn.primitives import RELU, SIGMOID
 from dptrain.backends.cudnn.replica import CudnnReplica, primitive_calls
 from dptrain.backends.replica import Kernel
-from dptrain.network.layers import ReLU, Sigmoid
+from dptrain.network.activations import ReLU, Sigmoid
 
 MODES = {ReLU: RELU, Sigmoid: SIGMOID}
 """Modes of cuDNN by layer."""

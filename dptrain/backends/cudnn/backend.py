@@ -17,8 +17,9 @@ from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.backends.cudnn.softmax import bind_softmax_loss
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Kernel, Replica
+from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add
-from dptrain.network.layers import Conv2d, Parameter, ReLU
+from dptrain.network.layers import Conv2d, Parameter
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Explanation, Group, Phase, Setting, Storage
 from dptrain.plan.plan import Plan

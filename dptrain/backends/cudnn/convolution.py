@@ -24,7 +24,7 @@ from dptrain.backends.cudnn.graphs import (
 )
 from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.layers import ReLU
+from dptrain.network.activations import ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 BIAS_THREADS = 256

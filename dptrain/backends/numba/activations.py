@@ -1,96 +1,99 @@
-"""Activations other than ReLU and sigmoid, and their derivatives. Items are elements.
+"""Kernels of functions of single elements, written from their expressions. Items are elements.
 
-Arrays are flat. NaN passes through all kernels.
+The kernels of a function are compiled and cached like those of a module: their key in the cache
+contains their text. NaN passes through all kernels.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.network.activations import NORMAL_DENSITY, SQRT_HALF
+from dptrain.backends.numba.jit import Kernel
+from dptrain.network.expression_code import Language, without_extrema, write
+from dptrain.network.expressions import NORMAL_DENSITY, SQRT_HALF, Expression, nodes, parse
 
-Array = NDArray[Any]
+_TEMPLATES: Mapping[str, str] = {
+    **{operator: f"({{0}} {operator} {{1}})" for operator in ("+", "-", "*", "/")},
+    **{operator: f"({{0}} {operator} {{1}})" for operator in ("<", "<=", ">", ">=")},
+    **{name: f"math.{name}({{0}})" for name in ("exp", "expm1", "log", "log1p", "sqrt", "sin")},
+    "cos": "math.cos({0})",
+    "neg": "(-{0})",
+    "abs": "abs({0})",
+    "tanh": "np.tanh({0})",
+    "erf": "math.erf({0})",
+    "where": "({1} if {0} else {2})",
+    # At x < −88 the exponential overflows to infinity, and the result is 0.
+    "sigmoid": "(ONE / (ONE + math.exp(-{0})))",
+    "softplus": "(({0} if {0} > ZERO else ZERO) + math.log1p(math.exp(-abs({0}))))",
+    # The complementary error function has no cancellation at x < 0.
+    "normal_cdf": f"(0.5 * math.erfc({-SQRT_HALF!r} * {{0}}))",
+    "normal_pdf": f"({NORMAL_DENSITY!r} * math.exp(-0.5 * {{0}} * {{0}}))",
+}
 
+_SINGLE = Language(_TEMPLATES, lambda value: f"np.float32({value!r})", "{0} = {1}")
+_DOUBLE = Language(_TEMPLATES, repr, "{0} = {1}")
 
-@kernel
-def leaky_relu_forward(
-    start: int, stop: int, thread: int, x: Array, y: Array, slope: float
-) -> None:
-    """y = x if x > 0, else slope · x."""
-    factor = np.float32(slope)
-    for i in range(np.uintp(start), np.uintp(stop)):
-        y[i] = x[i] if x[i] > 0.0 else factor * x[i]
-
-
-@kernel
-def leaky_relu_backward(
-    start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array, slope: float
-) -> None:
-    """dx = dy if y > 0, else slope · dy. The slope is not negative, so y has the sign of x."""
-    factor = np.float32(slope)
-    for i in range(np.uintp(start), np.uintp(stop)):
-        dx[i] = dy[i] if y[i] > 0.0 else factor * dy[i]
-
-
-@kernel
-def tanh_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """y = tanh(x)."""
-    for i in range(np.uintp(start), np.uintp(stop)):
-        y[i] = np.tanh(x[i])
+_IN_DOUBLE = {"erf", "normal_cdf", "normal_pdf"}
+"""Functions that are computed in float64, for which there is a complementary error function."""
 
 
-@kernel
-def tanh_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
-    """dx = dy (1 − y²)."""
-    for i in range(np.uintp(start), np.uintp(stop)):
-        dx[i] = dy[i] * (np.float32(1.0) - y[i] * y[i])
+@functools.cache
+def forward(kind: str, expression: str) -> Kernel:
+    """Return the kernel ``y = f(x)`` with the arrays (x, y).
+
+    Args:
+        kind: name of the function.
+        expression: f as text in terms of ``x``.
+    """
+    return _kernel("forward", f"{kind}_forward", parse(expression, ["x"]), ("x",), "y")
 
 
-@inlined
-def _normal_distribution(x):  # type: ignore[no-untyped-def]
-    """Return Φ(x) in float64. The complementary error function has no cancellation at x < 0."""
-    return 0.5 * math.erfc(-SQRT_HALF * x)
+@functools.cache
+def backward(kind: str, expression: str, reads: str) -> Kernel:
+    """Return the kernel ``dx = dy f'`` with the arrays (dy, x or y, dx).
+
+    Args:
+        kind: name of the function.
+        expression: dx as text in terms of ``dy``, and of ``x`` or ``y``.
+        reads: ``x`` or ``y``.
+    """
+    found = parse(expression, ["dy", reads])
+    return _kernel("backward", f"{kind}_backward", found, ("dy", reads), "dx", reads)
 
 
-@kernel
-def gelu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """y = x Φ(x)."""
-    for i in range(np.uintp(start), np.uintp(stop)):
-        value = np.float64(x[i])
-        y[i] = value * _normal_distribution(value)
+def _kernel(
+    maker: str,
+    name: str,
+    expression: Expression,
+    inputs: tuple[str, ...],
+    result: str,
+    *arguments: str,
+) -> Kernel:
+    kind = name.rpartition("_")[0]
+    text = _source(name, expression, inputs, result)
+    namespace: dict[str, Any] = {"np": np, "math": math, "__name__": __name__}
+    # The text consists of the templates above, finite numbers and the names in `inputs`.
+    exec(compile(text, f"{kind}.py", "exec"), namespace)
+    return Kernel(namespace[name], text, (maker, kind, str(expression), *arguments))
 
 
-@kernel
-def gelu_backward(start: int, stop: int, thread: int, dy: Array, x: Array, dx: Array) -> None:
-    """dx = dy (Φ(x) + x φ(x)), with the density φ."""
-    for i in range(np.uintp(start), np.uintp(stop)):
-        value = np.float64(x[i])
-        density = NORMAL_DENSITY * math.exp(-0.5 * value * value)
-        dx[i] = np.float64(dy[i]) * (_normal_distribution(value) + value * density)
-
-
-@inlined
-def _sigmoid(x):  # type: ignore[no-untyped-def]
-    """Return σ(x). At x < −88 the exponential overflows to infinity, and the result is 0."""
-    return np.float32(1.0) / (np.float32(1.0) + math.exp(-x))
-
-
-@kernel
-def silu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """y = x σ(x)."""
-    for i in range(np.uintp(start), np.uintp(stop)):
-        y[i] = x[i] * _sigmoid(x[i])
-
-
-@kernel
-def silu_backward(start: int, stop: int, thread: int, dy: Array, x: Array, dx: Array) -> None:
-    """dx = dy σ(x) (1 + x (1 − σ(x)))."""
-    one = np.float32(1.0)
-    for i in range(np.uintp(start), np.uintp(stop)):
-        sigmoid = _sigmoid(x[i])
-        dx[i] = dy[i] * sigmoid * (one + x[i] * (one - sigmoid))
+def _source(name: str, expression: Expression, inputs: tuple[str, ...], result: str) -> str:
+    """Return the Python source of a kernel."""
+    is_wide = any(node.operator in _IN_DOUBLE for node in nodes(expression))
+    code = write(without_extrema(expression), _DOUBLE if is_wide else _SINGLE)
+    number = "float64" if is_wide else "float32"
+    arrays = [f"{each}_array" for each in (*inputs, result)]
+    loads = [f"{each} = np.{number}({each}_array[i])" for each in inputs]
+    body = [*loads, *code.statements, f"{result}_array[i] = {code.result}"]
+    lines = [
+        f"def {name}(start, stop, thread, {', '.join(arrays)}):",
+        f"    ONE, ZERO = np.{number}(1.0), np.{number}(0.0)",
+        "    for i in range(np.uintp(start), np.uintp(stop)):",
+        *(f"        {line}" for line in body),
+    ]
+    return "\n".join(lines) + "\n"

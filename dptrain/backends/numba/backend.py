@@ -43,9 +43,10 @@ from dptrain.backends.replica import (
     Replica,
     segments,
 )
-from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
+from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -56,10 +57,9 @@ from dptrain.network.layers import (
     LocalResponseNorm,
     MaxPool2d,
     Parameter,
-    ReLU,
     Shape,
-    Sigmoid,
     SumPool2d,
+    entry_of,
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
@@ -85,15 +85,10 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     AveragePool2d: operations.AveragePooling,
     SumPool2d: operations.SumPooling,
     Flatten: operations.Alias,
-    ReLU: operations.Rectifier,
-    Sigmoid: operations.Logistic,
+    Activation: operations.ActivationOperation,
     Dropout: operations.Drop,
     LocalResponseNorm: operations.ResponseNorm,
     BiasAdd: operations.BiasAddition,
-    LeakyReLU: operations.LeakyRectifier,
-    Tanh: operations.HyperbolicTangent,
-    GELU: operations.GaussianErrorUnit,
-    SiLU: operations.SigmoidUnit,
     BatchNorm2d: batch_norm_operation.BatchNormalization,
     GroupNorm: sample_norm_operations.GroupNormalization,
     LayerNorm: sample_norm_operations.LayerNormalization,
@@ -109,7 +104,9 @@ def operation_of(group: Group) -> type[Operation]:
     layer = group.head.layer
     if isinstance(layer, Conv2d) and layer.groups > 1:
         return grouped_operation.GroupedConvolution
-    return OPERATIONS[type(layer)]
+    operation = entry_of(OPERATIONS, layer)
+    assert operation is not None, layer.kind
+    return operation
 
 
 LOSSES = {

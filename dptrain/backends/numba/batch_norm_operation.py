@@ -23,8 +23,8 @@ from dptrain.backends.numba.programs import HostCall, StageKernel
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.threads import Launch, ThreadPool
 from dptrain.backends.replica import Context
+from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add
-from dptrain.network.layers import ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 from dptrain.plan.shards import addition_steps

@@ -71,7 +71,8 @@ def _describe(request: Request) -> Any:
         signature = [_describe_type(kind) for kind in request.signature]
     except TypeError:
         return None
-    return function.__module__, function.__qualname__, signature
+    name, *arguments = getattr(function, "maker", (function.__qualname__,))
+    return function.__module__, name, arguments, signature
 
 
 def _describe_type(kind: Any) -> Any:
@@ -108,14 +109,16 @@ def help_to_compile(work: Sequence[Any]) -> None:
     """Compile functions that no other process has claimed, in this order.
 
     Args:
-        work: names of the module and of the function, and the signature, of each.
+        work: names of the module and of the function, and the signature, of each. If there are
+            arguments, the function makes the one to compile.
     """
     from dptrain.backends.numba.compilation import collector_paused, request
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with collector_paused():
-        for module, name, signature in work:
+        for module, name, arguments, signature in work:
             found: Any = getattr(importlib.import_module(module), name)
+            found = found(*arguments) if arguments else found
             kinds = tuple(map(_type_of, signature))
             dispatcher = getattr(found, "dispatcher", found)
             wanted = request(dispatcher, kinds, lambda compiled: compiled)

@@ -5,7 +5,6 @@ Arrays are flat, so that the compiler sees one long loop. NaN passes through all
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -62,21 +61,6 @@ def add_bias(start: int, stop: int, thread: int, x: Array, bias: Array, y: Array
 
 
 @kernel
-def relu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """y = max(x, 0)."""
-    for i in range(np.uintp(start), np.uintp(stop)):
-        value = x[i]
-        y[i] = np.float32(0.0) if value <= 0.0 else value
-
-
-@kernel
-def relu_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
-    """dx = dy where y > 0."""
-    for i in range(np.uintp(start), np.uintp(stop)):
-        dx[i] = dy[i] if y[i] > 0.0 else np.float32(0.0)
-
-
-@kernel
 def relu_mask(start: int, stop: int, thread: int, dy: Array, y: Array, factor: float) -> None:
     """Multiply dy in place by `factor` if y > 0, else by 0.
 
@@ -86,18 +70,3 @@ def relu_mask(start: int, stop: int, thread: int, dy: Array, y: Array, factor: f
     scale = np.float32(factor)
     for i in range(np.uintp(start), np.uintp(stop)):
         dy[i] = dy[i] * scale if y[i] > 0.0 else np.float32(0.0)
-
-
-@kernel
-def sigmoid_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """y = 1 / (1 + exp(−x)). At x < −88 the exponential overflows to infinity, and y is 0."""
-    one = np.float32(1.0)
-    for i in range(np.uintp(start), np.uintp(stop)):
-        y[i] = one / (one + math.exp(-x[i]))
-
-
-@kernel
-def sigmoid_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
-    """dx = dy y (1 − y)."""
-    for i in range(np.uintp(start), np.uintp(stop)):
-        dx[i] = dy[i] * y[i] * (np.float32(1.0) - y[i])

@@ -18,7 +18,8 @@ from dptrain.backends.numba.operations import Operation
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.threads import ThreadPool
 from dptrain.backends.replica import UNKNOWN_VERSION, Arrays, Context, ReplacedArrays, Replica
-from dptrain.network.layers import Conv2d, Layer, ReLU
+from dptrain.network.activations import ReLU
+from dptrain.network.layers import Conv2d, Layer
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase
 

@@ -12,7 +12,7 @@ from dptrain.backends.numba.operations import GRAIN, Operation, each, grain_of
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.threads import ThreadPool
 from dptrain.backends.replica import GradientAddition
-from dptrain.network.layers import ReLU
+from dptrain.network.activations import ReLU
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
 

@@ -8,7 +8,7 @@ from dptrain.backends.numba import grouped_convolution
 from dptrain.backends.numba.operations import each, grain_of
 from dptrain.backends.numba.programs import StageKernel
 from dptrain.backends.numba.weighted import Convolution, work_of
-from dptrain.network.layers import ReLU
+from dptrain.network.activations import ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 
 

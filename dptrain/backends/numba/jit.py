@@ -27,20 +27,29 @@ class Kernel:
     """A function over a range of items, compiled for the types of the arguments that it is bound
     to.
 
+    Args:
+        function: the Python function.
+        source: its text, if a program wrote it and it is no part of its module.
+        maker: name of the function of the module that made it then, and its arguments.
+
     Attributes:
         py_func: the Python function.
         dispatcher: Numba's dispatcher.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(
+        self, function: Callable[..., None], source: str = "", maker: tuple[str, ...] = ()
+    ) -> None:
         self.py_func = function
+        if maker:
+            function.__dict__["maker"] = maker
         self.dispatcher = numba.njit(
             error_model="numpy",
             fastmath={"contract"},
             no_cpython_wrapper=True,
             pipeline_class=EntryCompiler,
         )(function)
-        self.dispatcher._cache = KernelCache(function)
+        self.dispatcher._cache = KernelCache(function, source)
 
     def request(self, *args: Any) -> Request:
         """Request the machine code for arguments like `args`.

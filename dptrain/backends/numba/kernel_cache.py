@@ -217,16 +217,22 @@ class KernelCache(NullCache):  # type: ignore[misc]
     """The entries of a function. Failures are ignored: it is then compiled, or not stored.
 
     The folder is determined at the first use, so that importing kernels touches no files.
+
+    Args:
+        function: the function.
+        source: its text, if it is no part of its module.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], source: str = "") -> None:
+        self._function, self._source = function, source
 
     @functools.cached_property
     def _files(self) -> _FunctionCache | None:
         digest, folder = source_digest(self._function.__module__), cache_folder()
         if digest is None or folder is None:
             return None
+        if self._source:
+            digest = hashlib.sha256(f"{digest}\0{self._source}".encode()).hexdigest()
         return _FunctionCache(self._function, folder, digest)
 
     def path(self, signature: Any, target: Any) -> Path | None:

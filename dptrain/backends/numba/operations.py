@@ -22,6 +22,7 @@ from dptrain.backends.numba import (
     normalization,
     pooling,
 )
+from dptrain.backends.numba.jit import Kernel
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.threads import Launch, ThreadPool
 from dptrain.backends.replica import Arrays, Context, Replica, SumStatistics
@@ -136,9 +137,8 @@ def each(launch: Launch, items: int) -> StageKernel:
 
 
 class _Single(Operation):
-    """One layer without parameters: y is computed from x, dx from dy and the arrays in `reads`."""
+    """One layer without parameters: y is computed from x, dx from dy and `backward_reads`."""
 
-    reads: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[bool] = False
 
     @classmethod
@@ -147,12 +147,19 @@ class _Single(Operation):
         return {}
 
     @classmethod
+    def backward_reads(cls, layer: Any) -> tuple[str, ...]:
+        """Return the arrays that backward reads in addition to dy and the buffers."""
+        return ()
+
+    @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         shape = (setting.batch_size, *group.tail.output_maps)
         buffers = cls.buffers(group.head.layer, shape, setting)
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if group.gradients:
-            phases[Phase.BACKWARD] = Access(("dy", *cls.reads, *buffers), ("dx",))
+            phases[Phase.BACKWARD] = Access(
+                ("dy", *cls.backward_reads(group.head.layer), *buffers), ("dx",)
+            )
         return GroupNeeds(phases, buffers, in_place=cls.in_place)
 
     @abstractmethod
@@ -187,94 +194,26 @@ class BiasAddition(Operation):
         return each(launch, self.size // bias.size)
 
 
-class Rectifier(_Single):
-    """max(x, 0)."""
+class ActivationOperation(_Single):
+    """A function of each element."""
 
-    reads: ClassVar[tuple[str, ...]] = ("y",)
-
-    def forward(self) -> StageKernel:
-        x, y = self.flat("x"), self.flat("y")
-        return each(self.thread_pool.bind(elementwise.relu_forward, x, y, grain=GRAIN), self.size)
-
-    def backward(self) -> StageKernel:
-        dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
-        return each(
-            self.thread_pool.bind(elementwise.relu_backward, dy, y, dx, grain=GRAIN), self.size
-        )
-
-
-class Logistic(_Single):
-    """σ(x)."""
-
-    reads: ClassVar[tuple[str, ...]] = ("y",)
+    @classmethod
+    def backward_reads(cls, layer: Any) -> tuple[str, ...]:
+        return (layer.formula.reads,)
 
     def forward(self) -> StageKernel:
-        x, y = self.flat("x"), self.flat("y")
-        return each(
-            self.thread_pool.bind(elementwise.sigmoid_forward, x, y, grain=GRAIN), self.size
-        )
+        kernel = activations.forward(self.layer.kind, str(self.layer.formula.output()))
+        return self._stage(kernel, "x", "y")
 
     def backward(self) -> StageKernel:
-        dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
-        return each(
-            self.thread_pool.bind(elementwise.sigmoid_backward, dy, y, dx, grain=GRAIN), self.size
-        )
+        formula = self.layer.formula
+        gradient = str(formula.gradient(first=True))
+        kernel = activations.backward(self.layer.kind, gradient, formula.reads)
+        return self._stage(kernel, "dy", formula.reads, "dx")
 
-
-class _Elementwise(_Single):
-    """An activation whose kernels have the arguments (x, y) and (dy, x or y, dx)."""
-
-    forward_kernel: ClassVar[Any]
-    backward_kernel: ClassVar[Any]
-
-    def numbers(self) -> tuple[float, ...]:
-        """Return further arguments of the kernels."""
-        return ()
-
-    def forward(self) -> StageKernel:
-        arrays = self.flat("x"), self.flat("y")
-        kernel, bind = type(self).forward_kernel, self.thread_pool.bind
-        return each(bind(kernel, *arrays, *self.numbers(), grain=GRAIN), self.size)
-
-    def backward(self) -> StageKernel:
-        arrays = self.flat("dy"), self.flat(self.reads[0]), self.flat("dx")
-        kernel, bind = type(self).backward_kernel, self.thread_pool.bind
-        return each(bind(kernel, *arrays, *self.numbers(), grain=GRAIN), self.size)
-
-
-class LeakyRectifier(_Elementwise):
-    """x if x > 0, else slope · x."""
-
-    reads: ClassVar[tuple[str, ...]] = ("y",)
-    forward_kernel = activations.leaky_relu_forward
-    backward_kernel = activations.leaky_relu_backward
-
-    def numbers(self) -> tuple[float, ...]:
-        return (float(self.layer.slope),)
-
-
-class HyperbolicTangent(_Elementwise):
-    """tanh(x)."""
-
-    reads: ClassVar[tuple[str, ...]] = ("y",)
-    forward_kernel = activations.tanh_forward
-    backward_kernel = activations.tanh_backward
-
-
-class GaussianErrorUnit(_Elementwise):
-    """x Φ(x)."""
-
-    reads: ClassVar[tuple[str, ...]] = ("x",)
-    forward_kernel = activations.gelu_forward
-    backward_kernel = activations.gelu_backward
-
-
-class SigmoidUnit(_Elementwise):
-    """x σ(x)."""
-
-    reads: ClassVar[tuple[str, ...]] = ("x",)
-    forward_kernel = activations.silu_forward
-    backward_kernel = activations.silu_backward
+    def _stage(self, kernel: Kernel, *arrays: str) -> StageKernel:
+        bind = self.thread_pool.bind
+        return each(bind(kernel, *map(self.flat, arrays), grain=GRAIN), self.size)
 
 
 class DropoutMask:

@@ -44,7 +44,8 @@ from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.threads import Launch
 from dptrain.backends.replica import UNKNOWN_VERSION, Context
-from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
+from dptrain.network.activations import ReLU
+from dptrain.network.layers import Conv2d, Dropout, MaxPool2d
 from dptrain.network.network import Node
 from dptrain.plan.lowering import (
     Access,

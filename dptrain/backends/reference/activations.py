@@ -2,115 +2,44 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar
-
 import numpy as np
-from numpy.typing import NDArray
 
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Context
-from dptrain.network.activations import NORMAL_DENSITY, SQRT_HALF, LeakyReLU
-from dptrain.network.outputs import sigmoid
+from dptrain.network.derivatives import times
+from dptrain.network.elementwise import DY, Activation, Formula
+from dptrain.network.expressions import Expression, evaluate
+from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting
 
 
-class Rectifier(Operation):
-    """max(x, 0)."""
+class ActivationOperation(Operation):
+    """A function of each element, computed from its expression."""
 
-    backward_reads: ClassVar[tuple[str, ...]] = ("x",)
-
-    def forward(self, context: Context) -> None:
-        a, n = self.arrays, context.n
-        a["y"][:n] = np.maximum(a["x"][:n], 0.0)
-
-    def backward(self, context: Context) -> None:
-        a, n = self.arrays, context.n
-        a["dx"][:n] = np.where(a["x"][:n] > 0.0, a["dy"][:n], 0.0)
-
-
-class Logistic(Operation):
-    """σ(x)."""
-
-    backward_reads: ClassVar[tuple[str, ...]] = ("y",)
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        assert isinstance(group.head.layer, Activation)
+        phases = {Phase.FORWARD: Access(("x",), ("y",))}
+        if group.gradients:
+            reads = group.head.layer.formula.reads
+            phases[Phase.BACKWARD] = Access(("dy", reads), group.gradients)
+        return GroupNeeds(phases)
 
     def forward(self, context: Context) -> None:
-        a, n = self.arrays, context.n
-        a["y"][:n] = sigmoid(a["x"][:n])
+        self._assign("y", self._formula.forward, context.n, "x")
 
     def backward(self, context: Context) -> None:
-        a, n = self.arrays, context.n
-        y = a["y"][:n]
-        a["dx"][:n] = a["dy"][:n] * y * (1.0 - y)
+        formula = self._formula
+        dx = times(DY, formula.slope, first=True)
+        self._assign("dx", dx, context.n, "dy", formula.reads)
 
+    @property
+    def _formula(self) -> Formula:
+        assert isinstance(self.node.layer, Activation)
+        return self.node.layer.formula
 
-class LeakyRectifier(Operation):
-    """x if x > 0, else slope · x."""
-
-    backward_reads: ClassVar[tuple[str, ...]] = ("x",)
-
-    def _factor(self, x: NDArray[Any]) -> NDArray[Any]:
-        layer = self.node.layer
-        assert isinstance(layer, LeakyReLU)
-        return np.where(x > 0.0, 1.0, layer.slope)
-
-    def forward(self, context: Context) -> None:
-        x = self.arrays["x"][: context.n]
-        self.arrays["y"][: context.n] = x * self._factor(x)
-
-    def backward(self, context: Context) -> None:
-        a, n = self.arrays, context.n
-        a["dx"][:n] = a["dy"][:n] * self._factor(a["x"][:n])
-
-
-class TangentHyperbolic(Operation):
-    """tanh(x)."""
-
-    backward_reads: ClassVar[tuple[str, ...]] = ("y",)
-
-    def forward(self, context: Context) -> None:
-        a, n = self.arrays, context.n
-        a["y"][:n] = np.tanh(a["x"][:n])
-
-    def backward(self, context: Context) -> None:
-        a, n = self.arrays, context.n
-        a["dx"][:n] = a["dy"][:n] * (1.0 - a["y"][:n] ** 2)
-
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-"""The error function, which NumPy does not have."""
-
-
-class GaussianErrorLinear(Operation):
-    """x · Φ(x) with Φ(x) = ½ (1 + erf(x / √2)); derivative Φ(x) + x · Φ'(x)."""
-
-    backward_reads: ClassVar[tuple[str, ...]] = ("x",)
-
-    @staticmethod
-    def _distribution(x: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray(0.5 * (1.0 + _erf(x * SQRT_HALF)))
-
-    def forward(self, context: Context) -> None:
-        x = self.arrays["x"][: context.n]
-        self.arrays["y"][: context.n] = x * self._distribution(x)
-
-    def backward(self, context: Context) -> None:
-        a, n = self.arrays, context.n
-        x = a["x"][:n]
-        slope = self._distribution(x) + x * NORMAL_DENSITY * np.exp(-0.5 * x * x)
-        a["dx"][:n] = a["dy"][:n] * slope
-
-
-class SigmoidLinear(Operation):
-    """x · σ(x); derivative σ(x) · (1 + x · (1 − σ(x)))."""
-
-    backward_reads: ClassVar[tuple[str, ...]] = ("x",)
-
-    def forward(self, context: Context) -> None:
-        x = self.arrays["x"][: context.n]
-        self.arrays["y"][: context.n] = x * sigmoid(x)
-
-    def backward(self, context: Context) -> None:
-        a, n = self.arrays, context.n
-        x = a["x"][:n]
-        share = sigmoid(x)
-        a["dx"][:n] = a["dy"][:n] * share * (1.0 + x * (1.0 - share))
+    def _assign(self, result: str, expression: Expression, n: int, *inputs: str) -> None:
+        """Evaluate an expression of arrays for the first n samples."""
+        # Parameters are float64: in fp32, results are rounded once.
+        values = {name: np.float64(value) for name, value in self._formula.values.items()}
+        arrays = {name: self.arrays[name][:n] for name in inputs}
+        self.arrays[result][:n] = evaluate(expression, {**arrays, **values})

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.reference.normalization import BatchNormalization
-from dptrain.backends.reference.operations import OPERATIONS
+from dptrain.backends.reference.operations import operation_of
 from dptrain.backends.reference.shards import OperationFactory, sharded_kernels
 from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica, segments
 from dptrain.network.normalization import BatchNorm2d
@@ -33,12 +33,12 @@ class ReferenceBackend(Backend):
     }
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        return OPERATIONS[type(group.head.layer)].needs(group, setting)
+        return operation_of(group.head.layer).needs(group, setting)
 
     def bind(
         self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica
     ) -> Mapping[Phase, Kernel]:
-        operation: OperationFactory = partial(OPERATIONS[type(group.head.layer)], group)
+        operation: OperationFactory = partial(operation_of(group.head.layer), group)
         if isinstance(group.head.layer, BatchNorm2d):
             # The attribute is read in each step, because several engines may assign it.
             operation = partial(

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dptrain.backends.reference.activations import (
-    GaussianErrorLinear,
-    LeakyRectifier,
-    Logistic,
-    Rectifier,
-    SigmoidLinear,
-    TangentHyperbolic,
-)
+from dptrain.backends.reference.activations import ActivationOperation
 from dptrain.backends.reference.combining import Addition, Concatenation
 from dptrain.backends.reference.convolution import Convolution
 from dptrain.backends.reference.dense import BiasAddition, FullyConnected
@@ -34,9 +27,9 @@ from dptrain.backends.reference.pooling import (
     MaxPooling,
     SumPooling,
 )
-from dptrain.network.activations import GELU, LeakyReLU, SiLU, Tanh
 from dptrain.network.biases import BiasAdd
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -46,9 +39,8 @@ from dptrain.network.layers import (
     Layer,
     LocalResponseNorm,
     MaxPool2d,
-    ReLU,
-    Sigmoid,
     SumPool2d,
+    entry_of,
 )
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
 
@@ -61,12 +53,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     SumPool2d: SumPooling,
     GlobalAveragePool2d: GlobalAveragePooling,
     Flatten: Alias,
-    ReLU: Rectifier,
-    LeakyReLU: LeakyRectifier,
-    Sigmoid: Logistic,
-    Tanh: TangentHyperbolic,
-    GELU: GaussianErrorLinear,
-    SiLU: SigmoidLinear,
+    Activation: ActivationOperation,
     Dropout: Drop,
     BatchNorm2d: BatchNormalization,
     GroupNorm: GroupNormalization,
@@ -75,3 +62,10 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Add: Addition,
     Concatenate: Concatenation,
 }
+
+
+def operation_of(layer: Layer) -> type[Operation]:
+    """Return the operation of a layer."""
+    operation = entry_of(OPERATIONS, layer)
+    assert operation is not None, layer.kind
+    return operation

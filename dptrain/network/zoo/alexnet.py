@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from dptrain.network.layers import Conv2d, Dense, Dropout, Flatten, MaxPool2d, ReLU, Shape
+from dptrain.network.activations import ReLU
+from dptrain.network.layers import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Shape
 from dptrain.network.network import Network, NodeSpec
 from dptrain.network.zoo.recipes import IMAGENET, IMAGENET_SIZE, Entry
 from dptrain.network.zoo.vgg import sequence

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add, GlobalAveragePool2d
 from dptrain.network.functional import Input, Tensor, name_scope
-from dptrain.network.layers import Conv2d, Dense, Flatten, MaxPool2d, ReLU, Shape
+from dptrain.network.layers import Conv2d, Dense, Flatten, MaxPool2d, Shape
 from dptrain.network.network import Family, Network
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.network.zoo.recipes import CIFAR_SIZE, IMAGENET, IMAGENET_SIZE, Entry, Recipe

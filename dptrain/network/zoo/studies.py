@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from dptrain.network.activations import ReLU
 from dptrain.network.initializers import Constant, Normal
 from dptrain.network.layers import (
     Conv2d,
@@ -15,7 +16,6 @@ from dptrain.network.layers import (
     Layer,
     LocalResponseNorm,
     MaxPool2d,
-    ReLU,
     Shape,
 )
 from dptrain.network.losses import MeanSquaredError

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from dptrain.network.activations import ReLU
 from dptrain.network.initializers import Normal
-from dptrain.network.layers import Conv2d, Dense, Dropout, Flatten, Layer, MaxPool2d, ReLU, Shape
+from dptrain.network.layers import Conv2d, Dense, Dropout, Flatten, Layer, MaxPool2d, Shape
 from dptrain.network.network import Network, NodeSpec
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.network.zoo.recipes import IMAGENET, IMAGENET_SIZE, Entry

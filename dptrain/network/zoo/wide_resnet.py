@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add, GlobalAveragePool2d
 from dptrain.network.functional import Input, Tensor, name_scope
-from dptrain.network.layers import Dense, Flatten, ReLU, Shape
+from dptrain.network.layers import Dense, Flatten, Shape
 from dptrain.network.network import Network
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.network.zoo.recipes import CIFAR_SIZE, Entry, Recipe

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends import BACKENDS, load_backend
 from dptrain.network import (
+    ACTIVATIONS,
     GELU,
     AveragePool2d,
     BatchNorm2d,
@@ -43,14 +44,16 @@ from dptrain.network import (
     SiLU,
     SoftmaxCrossEntropy,
     SumPool2d,
-    Tanh,
 )
+from dptrain.network.activations import ELU, Clip
+from dptrain.network.elementwise import Activation
 
 FEATURES: dict[type[Layer], str] = {
     layer: layer.kind
     for layer in (
-        LeakyReLU, Tanh, GELU, SiLU, GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm,
+        *ACTIVATIONS.values(), GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm,
     )
+    if layer not in (ReLU, Sigmoid)
 }  # fmt: skip
 """Layers that cases require as features, with the names in `IMPLEMENTED`."""
 
@@ -240,6 +243,11 @@ def _poolings() -> list[Case]:
     ]
 
 
+WITH_PARAMETERS = (LeakyReLU(0.3), Clip(0.0, 2.0), Clip(-2.0, 0.9), ELU(0.6))
+"""Functions with other parameters. No number of a case is so near to a kink that it is rounded
+across."""
+
+
 def _elementwise() -> list[Case]:
     lrn = [
         ("as in cifar", (2, 11, 3, 2), LocalResponseNorm()),
@@ -250,15 +258,20 @@ def _elementwise() -> list[Case]:
         ("64 channels", (1, 64, 2, 3), LocalResponseNorm(4, alpha=0.1)),
     ]
     cases = [behind_maps(f"lrn: {name}", shape, [layer]) for name, shape, layer in lrn]
-    leaky = (LeakyReLU(), LeakyReLU(0.3))
-    for layer in (ReLU(), Sigmoid(), Dropout(0.3), *leaky, Tanh(), GELU(), SiLU()):
-        name = f"{layer.kind} {layer.slope}" if isinstance(layer, LeakyReLU) else layer.kind
+    functions = [cls() for cls in ACTIVATIONS.values()]
+    for layer in (Dropout(0.3), *functions, *WITH_PARAMETERS):
+        values = "".join(f" {value}" for value in vars(layer).values())
+        name = f"{layer.kind}{values}" if isinstance(layer, Activation) else layer.kind
         cases += [
             behind_maps(f"{name}: maps", (2, 3, 5, 7), [layer]),
-            behind_maps(f"{name}: one pixel", (1, 1, 1, 1), [layer]),
-            behind_vector(f"{name}: vector", (3, 13), [layer]),
             # Behind a sigmoid, which no backend fuses with it, the layer stands alone.
             behind_maps(f"{name}: alone", (1, 5, 3, 2), [Sigmoid(), layer, Sigmoid()]),
+        ]
+    # The shape makes no difference to the functions that no backend fuses.
+    for layer in (ReLU(), Dropout(0.3), GELU()):
+        cases += [
+            behind_maps(f"{layer.kind}: one pixel", (1, 1, 1, 1), [layer]),
+            behind_vector(f"{layer.kind}: vector", (3, 13), [layer]),
         ]
     return cases
 

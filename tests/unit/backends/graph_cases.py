@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dptrain.network import (
+    ACTIVATIONS,
     GELU,
     Add,
     BatchNorm2d,
@@ -233,4 +234,11 @@ def _readers_of_the_input() -> list[Case]:
     ]  # fmt: skip
 
 
-GRAPH_CASES = (*_residual_blocks(), *_branches(), *_readers_of_the_input())
+def _functions() -> Case:
+    """All functions of single elements, each of the same tensor."""
+    nodes = [NodeSpec(cls(), kind, (START,)) for kind, cls in ACTIVATIONS.items()]
+    both = NodeSpec(Concatenate(len(nodes)), "both", tuple(ACTIVATIONS))
+    return graph_case("all functions", (1, 3, 2, 5), [*nodes, both])
+
+
+GRAPH_CASES = (*_residual_blocks(), *_branches(), *_readers_of_the_input(), _functions())

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.interchange.torch_layers import code_of
 from dptrain.network import (
-    GELU,
     Add,
     AveragePool2d,
     BatchNorm2d,
@@ -28,17 +28,14 @@ from dptrain.network import (
     GlobalAveragePool2d,
     GroupNorm,
     LayerNorm,
-    LeakyReLU,
     LocalResponseNorm,
     MaxPool2d,
     Network,
     Node,
-    ReLU,
-    Sigmoid,
-    SiLU,
     SumPool2d,
-    Tanh,
+    expressions,
 )
+from dptrain.network.elementwise import Activation, Formula
 from dptrain.network.network import INPUT
 from dptrain.plan.random import dropout_keep
 from tests.lazy import LazyModule
@@ -71,13 +68,13 @@ def _sum_pool(x: Tensor, layer: SumPool2d | AveragePool2d | MaxPool2d, node: Nod
     return functional.avg_pool2d(padded, layer.windows, layer.strides, divisor_override=1)
 
 
-ELEMENTWISE = {
-    ReLU: "relu",
-    Sigmoid: "sigmoid",
-    Tanh: "tanh",
-    GELU: "gelu",
-    SiLU: "silu",
-}
+def _function(node: Node, x: Tensor) -> Tensor:
+    """The function of PyTorch by the same name, whose derivative PyTorch knows by itself."""
+    layer = node.layer
+    assert isinstance(layer, Activation)
+    names = {"torch": torch, "F": functional, "x": x}
+    y: Tensor = eval(code_of(node).expression.format("x"), names)
+    return y
 
 
 def _normalize(node: Node, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -134,9 +131,7 @@ def _apply(
         return x * _dropout_factor(node, layer, keys) if keys else x
     if isinstance(layer, Flatten):
         return x.flatten(1)
-    if isinstance(layer, LeakyReLU):
-        return functional.leaky_relu(x, layer.slope)
-    return getattr(functional, ELEMENTWISE[type(layer)])(x)
+    return _function(node, x)
 
 
 def _forward(
@@ -287,14 +282,8 @@ def _majorant(
         # The value of the maximum, the gradient of the sum: whichever element is the largest.
         total = _sum_pool(x, layer, node)
         return total + (_apply(node, inputs, weights, {}) - total).detach()
-    if isinstance(layer, Sigmoid):
-        return x + 1.0
-    if isinstance(layer, ReLU | LeakyReLU):
-        return x
-    if isinstance(layer, Tanh | GELU | SiLU):
-        # The largest derivatives of first and second order: an error of x moves the slope, too.
-        slope, curvature = {Tanh: (1.0, 0.77), GELU: (1.13, 0.8), SiLU: (1.1, 0.5)}[type(layer)]
-        return _with_gradient_factor(x * slope, 1.0 + curvature * x.detach() / slope)
+    if isinstance(layer, Activation):
+        return _function_majorant(layer, x)
     if isinstance(layer, Dropout):
         return x / (1.0 - layer.rate)
     if isinstance(layer, LocalResponseNorm):
@@ -304,6 +293,37 @@ def _majorant(
     if isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm):
         return _normalization_majorant(node, x, weights, exact)
     return _apply(node, inputs, weights, {})
+
+
+def _function_majorant(layer: Activation, x: Tensor) -> Tensor:
+    """|f(0)| + slope · x, by the largest derivatives of f up to the largest magnitude.
+
+    An error of x moves the slope, too, by the derivative of second order.
+    """
+    formula, largest = layer.formula, 1.0 + 1.1 * float(x.detach().max())
+    points = np.linspace(-largest, largest, 4001)
+    y, slopes = (
+        np.broadcast_to(expressions.evaluate(tree, {**formula.values, **values}), points.shape)
+        for tree, values in (
+            (formula.forward, {"x": points}),
+            (formula.slope, {"x": points, "y": _values_at(formula, points)}),
+        )
+    )
+    slope = max(1.0, 1.01 * float(np.abs(slopes).max()))
+    changes = np.abs(np.diff(slopes)) / np.diff(points)
+    # Where the slope has a step, there is a kink, which cases keep away from.
+    smooth = changes[changes < STEEPEST]
+    curvature = 1.01 * float(smooth.max(initial=0.0))
+    offset = float(np.abs(y[len(points) // 2])) + (0.5 if curvature else 0.0)
+    return offset + _with_gradient_factor(x * slope, 1.0 + curvature * x.detach() / slope)
+
+
+STEEPEST = 8.0
+"""A change of the slope of a function per unit that counts as a kink."""
+
+
+def _values_at(formula: Formula, x: Array) -> Array:
+    return np.asarray(expressions.evaluate(formula.forward, {"x": x, **formula.values}))
 
 
 def _normalization_majorant(

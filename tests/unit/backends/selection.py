@@ -14,7 +14,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from dptrain.network import AveragePool2d, Conv2d, Flatten, MaxPool2d, Network, Node, SumPool2d
+from dptrain.network import (
+    AveragePool2d,
+    Conv2d,
+    Flatten,
+    Layer,
+    MaxPool2d,
+    Network,
+    Node,
+    ReLU,
+    SumPool2d,
+)
+from dptrain.network.elementwise import Activation
 from tests.unit.backends import cases
 from tests.unit.backends.cases import Case
 from tests.unit.backends.graph_cases import GRAPH_CASES
@@ -70,6 +81,12 @@ def kinds(network: Network) -> frozenset[str]:
     return frozenset([*(layers or [network.layers[0].kind]), network.loss.kind])
 
 
+def kind_of(layer: Layer) -> str:
+    """Return the kind of a layer for pairs; functions that no backend fuses are one kind."""
+    is_function = isinstance(layer, Activation) and not isinstance(layer, ReLU)
+    return "function" if is_function else layer.kind
+
+
 def traits(case: Case) -> frozenset[str]:
     """Return what a case tests: kinds and options of layers, and pairs of layers."""
     nodes = case.network.nodes[1:]
@@ -78,7 +95,7 @@ def traits(case: Case) -> frozenset[str]:
         found |= {f"{node.layer.kind}, {option}" for option in _options(node)}
         shape = node.input_shape
         found |= {f"{node.layer.kind}, many channels"} if shape[0] >= MANY else set()
-    names = [node.layer.kind for node in nodes if not isinstance(node.layer, Flatten)]
+    names = [kind_of(node.layer) for node in nodes if not isinstance(node.layer, Flatten)]
     found |= {f"{one}, then {other}" for one, other in itertools.pairwise(names)}
     return frozenset(found if case.network.is_chain else {*found, case.name})
 

@@ -17,13 +17,20 @@ import numpy as np
 import pytest
 
 from dptrain.backends.cache import claim
-from dptrain.backends.numba import compilation, compilation_helper, elementwise, kernel_cache
+from dptrain.backends.numba import (
+    activations,
+    compilation,
+    compilation_helper,
+    elementwise,
+    kernel_cache,
+)
 from dptrain.backends.numba.backend import NumbaBackend
 from dptrain.backends.numba.compilation import compile_requested
 from dptrain.backends.numba.jit import interpreted, native
 from dptrain.backends.numba.kernel_cache import source_digest
 from dptrain.backends.numba.matmul import dense_forward
 from dptrain.backends.numba.winograd_convolution import conv2d_forward
+from dptrain.network import GELU, Conv2d, Dense, Flatten, LeakyReLU, Network, Sigmoid
 from dptrain.network.files import get_network
 from dptrain.plan.plan import make_plan
 
@@ -33,21 +40,28 @@ def seven(x: int) -> int:
     return 7 * x
 
 
-def requests_of(name: str) -> list[compilation.Request]:
+WRITTEN = Network((9, 8, 8), [LeakyReLU(0.2), Conv2d(4), Sigmoid(), GELU(), Flatten(), Dense(3)])
+"""A network with kernels that a program writes."""
+
+
+def requests_of(network: Network) -> list[compilation.Request]:
     """Return the requests of a training replica, of which nothing is compiled."""
     backend = NumbaBackend()
-    plan = make_plan(get_network(name), backend, 32, precision="fp32")
+    plan = make_plan(network, backend, 32, precision="fp32")
     replica = backend.make_replica(plan, compiles=False)
     return [launch._entry for program in replica.programs.values() for launch in program._launches]
 
 
-@pytest.mark.parametrize("name", ["model0", "resnet20"])
-def test_helpers_receive_each_function_and_signature(name: str) -> None:
-    requests = requests_of(name)
+@pytest.mark.parametrize("network", [get_network("model0"), get_network("resnet20"), WRITTEN],
+                         ids=["model0", "resnet20", "written"])  # fmt: skip
+def test_helpers_receive_each_function_and_signature(network: Network) -> None:
+    requests = requests_of(network)
     assert len({id(each) for each in requests}) > 10
     for each in requests:
-        module, function, kinds = json.loads(json.dumps(compilation_helper._describe(each)))
+        described = json.loads(json.dumps(compilation_helper._describe(each)))
+        module, function, arguments, kinds = described
         found = getattr(importlib.import_module(module), function)
+        found = found(*arguments) if arguments else found
         assert found.dispatcher is each.dispatcher
         assert tuple(map(compilation_helper._type_of, kinds)) == each.signature
 
@@ -60,7 +74,7 @@ def test_a_function_without_module_is_not_described() -> None:
 def test_longer_functions_begin_first() -> None:
     lengths = [
         compilation.Request(each.dispatcher, (), id).code_length
-        for each in (conv2d_forward, dense_forward, elementwise.relu_forward)
+        for each in (conv2d_forward, dense_forward, elementwise.relu_mask)
     ]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > 2 * lengths[1] > 4 * lengths[2] > 0
@@ -68,12 +82,12 @@ def test_longer_functions_begin_first() -> None:
 
 def test_requests_for_the_same_code_are_one_and_end_with_the_last_reference() -> None:
     x = np.ones(3, np.float16)
-    first, second = (elementwise.relu_forward.request(x, x) for _ in range(2))
+    first, second = (elementwise.assign.request(x, x) for _ in range(2))
     assert first is second
     del first, second
     gc.collect()
     assert not any(
-        key[0] is elementwise.relu_forward.dispatcher and key[1][-1].dtype == numba.float16
+        key[0] is elementwise.assign.dispatcher and key[1][-1].dtype == numba.float16
         for key in compilation._requests
     )
 
@@ -209,10 +223,24 @@ def test_a_copy_of_the_project_has_the_same_keys(
 def test_every_module_of_kernels_has_a_key() -> None:
     found = {
         value.py_func.__module__: source_digest(value.py_func.__module__)
-        for value in (conv2d_forward, dense_forward, elementwise.relu_forward)
+        for value in (conv2d_forward, dense_forward, elementwise.relu_mask)
     }
     assert None not in found.values()
     assert len(set(found.values())) == len(found)
+
+
+def test_kernels_of_two_expressions_have_two_keys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their bytecode and signature are equal, and their constants differ."""
+    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: tmp_path)
+    x, paths = np.ones(3, np.float32), set[Path | None]()
+    for text in ("x * 1.25", "x * 1.5"):
+        kernel = activations.forward("scaled", text)
+        assert kernel is activations.forward("scaled", text)
+        paths.add(kernel.request(x, x).path)
+    assert len(paths) == 2
+    assert None not in paths
 
 
 def test_entries_that_were_not_used_for_long_are_removed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 import dptrain
-from dptrain.network import Network
+from dptrain.network import ACTIVATIONS, Network
 
 SOURCE = Path(dptrain.__file__)
 
@@ -24,12 +24,14 @@ SOURCE = Path(dptrain.__file__)
 def public_names() -> set[str]:
     """Names that type checkers see."""
     [block] = [node for node in ast.parse(SOURCE.read_text()).body if isinstance(node, ast.If)]
-    return {
+    names = {
         str(alias.asname)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
+        if alias.name != "*"
     }
+    return names | {cls.__name__ for cls in ACTIVATIONS.values()}
 
 
 @pytest.mark.parametrize("name", sorted(public_names()))

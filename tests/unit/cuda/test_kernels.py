@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dptrain.backends.cuda import activations
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS, geometry
 from dptrain.backends.memory import as_numbers
-from dptrain.backends.reference.operations import OPERATIONS
+from dptrain.backends.reference.operations import operation_of
 from dptrain.backends.replica import Context
 from dptrain.network import (
     AveragePool2d,
@@ -32,6 +33,7 @@ from dptrain.network import (
     Sigmoid,
     SumPool2d,
 )
+from dptrain.network.elementwise import Activation
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Group
 from dptrain.plan.random import dropout_keep, threshold
@@ -70,7 +72,7 @@ def expected(layer: Layer, x: Maps, dy: Maps) -> tuple[Maps, Maps]:
     """Return y and dx of the reference backend; arrays are (N, H, W, C)."""
     n, h, w, c = x.shape
     node = node_of(layer, (c, h, w))
-    operation = OPERATIONS[type(layer)]
+    operation = operation_of(layer)
     arrays = {"x": first(x), "dy": first(dy), "dx": np.zeros((n, c, h, w))}
     arrays["y"] = np.zeros((n, *node.output_shape))
     arrays["argmax"] = np.zeros(arrays["y"].shape, np.int64)
@@ -114,15 +116,22 @@ by_count = pytest.mark.parametrize("count", tiered(COUNTS, [255, 1028, 2056]))
 
 
 def elementwise(
-    name: str, kept: Kept, count: int, *arrays: NDArray[Any], factor: float | None = None
+    name: str,
+    kept: Kept,
+    count: int,
+    *arrays: NDArray[Any],
+    factor: float | None = None,
+    function: Activation | None = None,
 ) -> NDArray[Any]:
     """Run a kernel with each vector width; return its result, equal for all widths."""
+    file = "elementwise.cu" if function is None else activations.FILE
+    defines = {} if function is None else activations.macros(function)
     factors = [] if factor is None else [np.float32(factor)]
     last = 0 if name == "relu_dropout_backward" else -1
     results = [
         launch_in_every_order(
-            "elementwise.cu", name, count // width, *map(kept.store, arrays), *factors,
-            *ints(count), VECTOR=width, PRECISION=kept.precision,
+            file, name, count // width, *map(kept.store, arrays), *factors,
+            *ints(count), VECTOR=width, PRECISION=kept.precision, **defines,
         )[last]
         for width in kept.vectors(count)
     ]  # fmt: skip
@@ -134,14 +143,16 @@ def elementwise(
 @by_kept
 @by_count
 @pytest.mark.parametrize("layer", [ReLU(), Sigmoid()], ids=["relu", "sigmoid"])
-def test_activations_equal_the_reference(layer: Layer, count: int, kept: Kept) -> None:
+def test_activations_equal_the_reference(layer: Activation, count: int, kept: Kept) -> None:
     x = kept.round(4.0 * spread(1, 1, 1, 1, count))
     dy = kept.round(spread(2, 1, 1, 1, count))
     y, _ = expected(layer, x, dy)
-    forward = elementwise(f"{layer.kind}_forward", kept, count, x, np.zeros_like(x))
+    forward = elementwise(f"{layer.kind}_forward", kept, count, x, np.zeros_like(x), function=layer)
     assert_close(forward, y, 4 if isinstance(layer, Sigmoid) else 0, kept)
     output = as_numbers(forward)
-    backward = elementwise(f"{layer.kind}_backward", kept, count, dy, output, np.zeros_like(x))
+    backward = elementwise(
+        f"{layer.kind}_backward", kept, count, dy, output, np.zeros_like(x), function=layer
+    )
     slope = output * (1.0 - output) if isinstance(layer, Sigmoid) else output > 0
     assert_close(backward, dy * slope, 4 if isinstance(layer, Sigmoid) else 0, kept)
 
@@ -164,9 +175,11 @@ def test_a_copy_is_equal(count: int, kept: Kept) -> None:
 @by_kept
 def test_extreme_values_pass_through(kept: Kept) -> None:
     x = kept.round(np.array([np.nan, np.inf, -np.inf, -0.0, 1e-40, 3e38, 0, 1], np.float32))
-    relu = elementwise("relu_forward", kept, 8, x, np.zeros_like(x))
+    relu = elementwise("relu_forward", kept, 8, x, np.zeros_like(x), function=ReLU())
     np.testing.assert_array_equal(as_numbers(relu), np.maximum(x, 0))
-    sigmoid = as_numbers(elementwise("sigmoid_forward", kept, 8, x, np.zeros_like(x)))[:6]
+    sigmoid = as_numbers(
+        elementwise("sigmoid_forward", kept, 8, x, np.zeros_like(x), function=Sigmoid())
+    )[:6]
     np.testing.assert_array_equal(sigmoid, np.float32([np.nan, 1.0, 0.0, 0.5, 0.5, 1.0]))
 
 
@@ -491,7 +504,7 @@ def test_dropout_is_a_layer_of_the_reference() -> None:
     x = np.ones((n, 1, 1, size))
     arrays = {"x": x, "y": 0 * x, "factor": 0 * x}
     samples = np.arange(n)
-    OPERATIONS[Dropout](Group((node,)), arrays).forward(
+    operation_of(node.layer)(Group((node,)), arrays).forward(
         Context(seed=9, n=n, step=2, samples=samples)
     )
     keep = dropout_keep(0.3, size, seed=9, step=2, layer=node.index, samples=samples)

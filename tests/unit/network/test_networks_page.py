@@ -35,7 +35,9 @@ def test_the_example_of_two_classes_learns(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_file_is_a_network(tmp_path: Path) -> None:
-    (example,) = blocks("toml")
+    example, own = blocks("toml")
+    (tmp_path / "own.toml").write_text(own)
+    assert read_network(tmp_path / "own.toml").layers[1].kind == "swish"
     (tmp_path / "page.toml").write_text(example)
     network = read_network(tmp_path / "page.toml")
     assert {node.name: node.inputs for node in network.nodes}["add1"] == ("block.bn", "relu1")
