@@ -9,16 +9,22 @@ from pathlib import Path
 
 import numpy as np
 
+from dptrain.network import ACTIVATIONS
 from tests.fuzz.damage import damage_bytes
 from tests.fuzz.outcome import ACCEPTED, COMPARED, Outcome, call, expect
 
 Random = np.random.Generator
 Shape = tuple[int, ...]
 
-ELEMENTWISE = ("relu", "leaky_relu", "sigmoid", "tanh", "gelu", "silu", "dropout")
+OWN = "own"
+ELEMENTWISE = (*ACTIVATIONS, "dropout", OWN)
+EXPRESSIONS = ("x", "x * sigmoid(x)", "where(x > 0, x, exp(x) - 1)", "min(x * x, 4) / (1 + abs(x))")
+"""Expressions of the function `OWN`."""
 BACKENDS = ("reference", "reference", "null", "numba", "numba")
 VALUES = (
     "0", "-1", "1", "2", "3", "7", "1.5", "-0.0", "nan", "inf", "-inf", "1e999", "true", '""',
+    '"x"', '"y"', '"exp(x)"', '"x ** 0.5"', '"log(x)"', '"exit()"', '"x if x else x"', '"(((x"',
+    '"__import__(\\\"os\\\")"', '"exp(exp(x)) / exp(exp(x))"', '"[x for x in ()]"', "{a = 1}",
     '"same"', '"valid"', '"full"', '"conv1"', '"input"', "[]", "[1]", "[2, 2]", "[1, 2, 3]",
     "[[1]]", "{}", '{type = "normal"}', '{type = "normal", std = 0.1}', "2026-01-01", "'he'",
     "2147483647", "2147483648", "9223372036854775808", "9" * 60, "9" * 5000, "65536", "30000",
@@ -26,7 +32,8 @@ VALUES = (
 )  # fmt: skip
 KEYS = ("filters", "kernel", "stride", "padding", "groups", "units", "window", "rate", "inputs",
         "name", "type", "bias", "rounding", "weight_init", "weight_decay", "input", "loss",
-        "layer", "layers", "Type", "num_inputs", "epsilon", "radius", "a.b", '"a b"',
+        "layer", "layers", "function", "expression", "derivative", "parameters",
+        "Type", "num_inputs", "epsilon", "radius", "a.b", '"a b"',
         "")  # fmt: skip
 
 
@@ -100,6 +107,8 @@ def make_case(random: Random) -> Case:
     case.lines.append(
         f'loss = "{loss}"' if random.random() < 0.7 else f'loss = {{type = "{loss}"}}'
     )
+    expression = EXPRESSIONS[int(random.integers(len(EXPRESSIONS)))]
+    case.lines += ["[[function]]", f'name = "{OWN}"', f'expression = "{expression}"']
     for _ in range(int(random.integers(0, 7))):
         _add_random(random, case)
     if len(case.shape) == 3:

@@ -105,6 +105,17 @@ def test_code_of_an_expression_computes_the_same(tree: Expression) -> None:
     np.testing.assert_allclose(found, evaluate(tree, {"x": x}), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("operator", ["min", "max"])
+@pytest.mark.parametrize("operands", ["2 * x, where(x < 1, 2, 3)", "where(x < 1, 2, 3), 2 * x",
+                                      "x, 2", "2, x"])  # fmt: skip
+def test_code_of_extrema_passes_nan_of_each_operand(operator: str, operands: str) -> None:
+    code = write(without_extrema(parse(f"{operator}({operands})", ["x"])), PYTHON)
+    names = {"np": np, "x": np.array([np.nan, 0.5]), "VOCABULARY": expressions.VOCABULARY}
+    for statement in code.statements:
+        exec(statement, names)
+    assert np.isnan(eval(code.result, names)).tolist() == [True, False]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
