@@ -81,6 +81,7 @@ check: $(ENV)/installed-test
 	ruff format --check
 	ruff check
 	mypy
+	lint-imports --no-cache --no-logo
 
 format: $(ENV)/installed-test
 	ruff format

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.network import Dropout, Network
-from dptrain.plan.random import dropout_keep
+from dptrain.philox import dropout_keep
 
 SEED = 0
 """Seed of the parameters and of the dropout masks."""

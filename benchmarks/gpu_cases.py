@@ -76,7 +76,7 @@ def print_reports(
     report: Callable[[Network, int, str, CudaBackend], Iterable[str]], cases: Iterable[Case]
 ) -> None:
     """Print the lines of the report of each case on the first GPU."""
-    from dptrain.backends.cuda.gpu import GPU
+    from dptrain.backends.cuda.device.gpu import GPU
 
     backend = CudaBackend(GPU(0))
     for case in cases:
@@ -104,7 +104,7 @@ def timed(
         launches: number of launches in the graph, a multiple of the number of functions.
         repeats: number of timed graph launches.
     """
-    from dptrain.backends.cuda.cupy_runtime import import_cupy
+    from dptrain.backends.cuda.device.cupy_runtime import import_cupy
 
     cuda = import_cupy().cuda
     for start in starts:

@@ -26,8 +26,9 @@ import numpy as np
 from benchmarks.batch import random_batch
 from benchmarks.gpu_cases import Case, takes_cases, timed
 from benchmarks.gpu_products import PHASES, Planned, compile_unit, launches_of, products
-from dptrain.backends.cuda import hardware, implicit_gemm_cost, wgrad_tiles
 from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cuda.convolution import implicit_gemm_cost, wgrad_tiles
+from dptrain.backends.cuda.device import hardware
 from dptrain.backends.replica import Replica
 from dptrain.network.network import Network
 from dptrain.plan import SGD
@@ -168,7 +169,7 @@ def main(cases: Sequence[Case], errors: bool) -> None:
     pairs = [(network, n) for network, n, _ in cases]
     compile_all(pairs)
 
-    from dptrain.backends.cuda.gpu import GPU
+    from dptrain.backends.cuda.device.gpu import GPU
 
     backend = CudaBackend(GPU(0))
     for network, n in pairs:

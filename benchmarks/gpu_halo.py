@@ -28,15 +28,15 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu_products import Planned, Unit, compile_unit
 from benchmarks.outside import find_network
-from dptrain.backends.cuda import gather_cost, wgrad_tiles
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.device import Array, Device, Function
-from dptrain.backends.cuda.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import limits_of
-from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.convolution import gather_cost, wgrad_tiles
+from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.convolution.halo_tiles import InputView
+from dptrain.backends.cuda.convolution.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.convolution.wgrad_tiles import WgradTile
+from dptrain.backends.cuda.device.device import Array, Device, Function
+from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.operation import Kernels
-from dptrain.backends.cuda.wgrad_tiles import WgradTile
 from dptrain.backends.replica import Replica
 from dptrain.machine import available_cores
 from dptrain.network.layers import Conv2d
@@ -220,7 +220,7 @@ def compare_all(pool: Executor, cases: Sequence[str], limit_s: float = math.inf)
     begin = time.perf_counter()
     compiled = [[pool.submit(compile_unit, unit) for unit in kernels_of(case)] for case in cases]
 
-    from dptrain.backends.cuda.gpu import GPU
+    from dptrain.backends.cuda.device.gpu import GPU
 
     device = GPU(0)
     without_other_kernels(device)

@@ -26,7 +26,7 @@ from benchmarks.coarse_check import WrongResultError
 from benchmarks.ladder.layer import DIRECTIONS, Layer, Numbers, bound, error, exact, layer_of
 from benchmarks.ladder.rungs import Rung, rungs
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.device import Device
+from dptrain.backends.cuda.device.device import Device
 from dptrain.backends.memory import as_numbers
 from dptrain.backends.replica import Replica
 from dptrain.errors import UserError

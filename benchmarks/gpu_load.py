@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.gpu.data import BRIGHTNESS, CONTRAST, CROP
 from benchmarks.gpu_cases import Case, print_reports, takes_cases
-from dptrain.backends.cuda import device as device_module
 from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cuda.device import device as device_module
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.pixels import PixelFormat
 from dptrain.data.augmentation import Augmentation

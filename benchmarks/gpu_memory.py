@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.gpu_cases import Case, Times, takes_cases, timed
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.device import Device, Function
-from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.device.device import Device, Function
+from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.replica import Replica
 from dptrain.plan import SGD
 from dptrain.plan.plan import Stage, make_plan
@@ -157,7 +157,7 @@ def table(case: Case, device: Any, copying: Copying) -> None:
 @takes_cases(NETWORKS, batches=tuple(REPLICAS), precisions=("fp32", "bf16"))
 def main(cases: Sequence[Case]) -> None:
     """Print a table of memory-bound kernels for each network, batch size and precision."""
-    from dptrain.backends.cuda.gpu import GPU
+    from dptrain.backends.cuda.device.gpu import GPU
 
     device = GPU(0)
     copying = Copying(device)

@@ -25,15 +25,22 @@ import click
 import numpy as np
 
 from benchmarks.gpu_cases import Case, Times, takes_cases, timed
-from dptrain.backends.cuda import convolution, weighted
+from dptrain.backends.cuda import weighted
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.dense import SkinnyDenseGemm
-from dptrain.backends.cuda.dense_wgmma import WgmmaDenseGemm
-from dptrain.backends.cuda.device import Array, Device, Function
-from dptrain.backends.cuda.gemm_tiles import GemmConfig, GemmTile, SplitK, gemm_tiles, split_terms
-from dptrain.backends.cuda.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
-from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
+from dptrain.backends.cuda.convolution import convolution
+from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.dense.dense import SkinnyDenseGemm
+from dptrain.backends.cuda.dense.dense_wgmma import WgmmaDenseGemm
+from dptrain.backends.cuda.dense.gemm_tiles import (
+    GemmConfig,
+    GemmTile,
+    SplitK,
+    gemm_tiles,
+    split_terms,
+)
+from dptrain.backends.cuda.device.device import Array, Device, Function
+from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS
+from dptrain.backends.cuda.device.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.replica import Kernel, Replica
 from dptrain.network.layers import Conv2d, Dense
 from dptrain.network.network import Node
@@ -307,7 +314,7 @@ def main(cases: Sequence[Case], everything: bool, theirs: bool) -> None:
     with ProcessPoolExecutor() as pool:
         list(pool.map(compile_unit, sorted(planned.units), chunksize=4))
 
-    from dptrain.backends.cuda.gpu import GPU
+    from dptrain.backends.cuda.device.gpu import GPU
 
     backend = CudaBackend(GPU(0))
     for plan in plans:

@@ -50,7 +50,7 @@ def find_machine(wanted: Sequence[str]) -> Machine:
     Raises:
         UserError: no GPU was found, or CuPy is missing.
     """
-    from dptrain.backends.cuda.cupy_runtime import device_count, import_cupy
+    from dptrain.backends.cuda.device.cupy_runtime import device_count, import_cupy
 
     gpus = device_count(import_cupy())
     backends, missing = [], []

@@ -21,7 +21,7 @@ from benchmarks.batch import random_batch
 from benchmarks.gpu.clock import stream_timer
 from benchmarks.gpu.ours import LEARNING_RATE
 from dptrain.backends import load_backend
-from dptrain.backends.cuda.gpu import GPU
+from dptrain.backends.cuda.device.gpu import GPU
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport

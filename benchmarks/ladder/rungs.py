@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.ladder.layer import Layer, Numbers
-from dptrain.backends.cuda.device import Array, Device, Function
-from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
+from dptrain.backends.cuda.device.device import Array, Device, Function
 from dptrain.plan.lowering import Phase
 
 FOLDER = Path(__file__).parent

@@ -87,10 +87,10 @@ def meeting_copy(spec: Spec, session: Session) -> Runner:
 
     Nothing is summed. The wait shows how much the slowest core of each step costs.
     """
-    from dptrain.backends.numba import gates
-    from dptrain.backends.numba.entries import address_of
     from dptrain.comm.gates import OVERSUBSCRIBED_SPINS, SLEEP_NS, SPINS
     from dptrain.comm.segment import map_segment
+    from dptrain.native import gates
+    from dptrain.native.entries import address_of
 
     world = _world({**spec, "launched": True}, session)
     spins = OVERSUBSCRIBED_SPINS if world.is_crowded else SPINS

@@ -10,15 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.aligned import aligned_zeros
 from dptrain.network.layers import Shape
-
-
-def aligned_zeros(size: int, dtype: str) -> NDArray[Any]:
-    """Return zeros that start on a cache line, for vector kernels; NumPy aligns to 16 bytes."""
-    nbytes = size * np.dtype(dtype).itemsize
-    memory = np.zeros(nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + nbytes].view(dtype)
 
 
 def as_numbers(stored: NDArray[Any]) -> NDArray[Any]:

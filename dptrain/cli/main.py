@@ -45,7 +45,7 @@ def main() -> None:
 
 def end_if_compiling(code: int) -> None:
     """End the process without destructors if a thread still compiles after an interruption."""
-    compilation = sys.modules.get("dptrain.backends.numba.compilation")
+    compilation = sys.modules.get("dptrain.native.compilation")
     if compilation is not None and compilation.is_compiling():
         atexit._run_exitfuncs()
         sys.stdout.flush()

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dptrain.backends.cuda.device import SUM_STREAM, Array, Device
+from dptrain.backends.cuda.device.device import SUM_STREAM, Array, Device
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum, UpdateSlice

@@ -1,7 +1,7 @@
 """Gates at which the ranks of a node wait for each other, with the timeout of the job.
 
 A rank arrives at a gate, may work, and then waits until all ranks of its node have arrived; see
-`dptrain.backends.numba.gates`.
+`dptrain.native.gates`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba.entries import address_of
-from dptrain.backends.numba.gates import ROUND, request_arrive, request_pass
 from dptrain.comm.activity import Wait
 from dptrain.comm.world import World
+from dptrain.native.entries import address_of
+from dptrain.native.gates import ROUND, request_arrive, request_pass
 
 SPINS = 400_000
 """Polls of a waiting rank that has a core for each thread: at least 13 ms (AMD EPYC, Zen 4). A rank

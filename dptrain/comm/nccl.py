@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
-from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.cuda.device.device import Array, Device
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm.enqueued import Carrier, Shared

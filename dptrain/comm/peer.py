@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.cuda.device.device import Array, Device, Function
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks

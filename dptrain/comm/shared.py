@@ -39,12 +39,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.flat_arrays import FlatArrays, clips, num_squares, state_names
-from dptrain.backends.numba.contributions import bind_sum
-from dptrain.backends.numba.gates import GATE_BYTES
 from dptrain.comm.base import GradientSum, UpdateSlice
 from dptrain.comm.gates import Gates
 from dptrain.comm.segment import map_segment
 from dptrain.comm.world import World
+from dptrain.native.contributions import bind_sum
+from dptrain.native.gates import GATE_BYTES
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.plan import Plan
@@ -226,7 +226,7 @@ class SharedSum(GradientSum):
         self._sums = [self._bind(replica, part) if part.stop > part.start else [] for part in mine]
         self._loss_sums = self._place_loss_sums()
         self._sum_loss = bind_sum(
-            replica,
+            replica.thread_pool,
             self.gradients[size:],
             self._loss_sums.reshape(-1),
             np.arange(len(self._loss_sums), dtype=np.int64) * ALIGNMENT,
@@ -248,7 +248,11 @@ class SharedSum(GradientSum):
         """Return functions that sum a slice over the gradient slots of the node's ranks."""
         arrays = self._arrays
         offsets = arrays.slot_offsets + part.start
-        return [bind_sum(replica, self.gradients[part], arrays.elements, offsets, arrays.merges)]
+        return [
+            bind_sum(
+                replica.thread_pool, self.gradients[part], arrays.elements, offsets, arrays.merges
+            )
+        ]
 
     # Steps.
 

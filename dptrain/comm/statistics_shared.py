@@ -28,14 +28,14 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dptrain.backends.memory import aligned_zeros
-from dptrain.backends.numba.contributions import bind_leading_sum
-from dptrain.backends.numba.gates import GATE_BYTES
+from dptrain.aligned import aligned_zeros
 from dptrain.comm.gates import Gates
 from dptrain.comm.segment import map_segment
 from dptrain.comm.statistics import Parts, StatisticsSum, largest_sum
 from dptrain.comm.statistics_mpi import add_gathered
 from dptrain.comm.world import World
+from dptrain.native.contributions import bind_leading_sum
+from dptrain.native.gates import GATE_BYTES
 from dptrain.plan.plan import Plan
 
 HALVES = 2

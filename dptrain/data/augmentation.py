@@ -238,14 +238,14 @@ class Augmentation:
     @cached_property
     def _draw(self) -> Callable[..., None]:
         """Kernel; its arguments are the number of items, samples, words and draws."""
-        from dptrain.backends.numba.draws import draw
+        from dptrain.native.draws import draw
 
         return _bind(draw, (np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros((0, 0))))
 
     @cached_property
     def _shift(self) -> Callable[..., None]:
         """Kernel; its arguments are the number of items, `source`, windows and `x`."""
-        from dptrain.backends.numba.shifts import shift
+        from dptrain.native.shifts import shift
 
         maps = np.zeros((0, 0, 0, 0), np.float32)
         return _bind(shift, (maps, np.zeros((0, 4), np.int64), maps))
@@ -253,7 +253,7 @@ class Augmentation:
     @cached_property
     def _erase(self) -> Callable[..., None]:
         """Kernel; its arguments are the number of items, `cutouts` and `x`."""
-        from dptrain.backends.numba.shifts import erase
+        from dptrain.native.shifts import erase
 
         maps = np.zeros((0, 0, 0, 0), np.float32)
         return _bind(erase, (np.zeros((0, 4), np.int64), maps))
@@ -266,7 +266,7 @@ def _bind(kernel: Any, examples: tuple[NDArray[Any], ...]) -> Callable[..., None
         kernel: compiled; its first argument is the number of items.
         examples: arrays with the types of the other arguments.
     """
-    from dptrain.backends.numba.threads import ThreadPool
+    from dptrain.native.threads import ThreadPool
 
     launch, lock = ThreadPool(1).bind(kernel, varying=examples), Lock()
 

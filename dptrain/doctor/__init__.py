@@ -317,7 +317,7 @@ def _numba_facts() -> dict[str, str | None]:
     if importlib.util.find_spec("numba") is None:
         return {"cache": None, "numba_error": None}
     try:
-        from dptrain.backends.numba.kernel_cache import cache_folder
+        from dptrain.native.kernel_cache import cache_folder
     except UserError as error:
         return {"cache": None, "numba_error": str(error)}
     folder = cache_folder()

@@ -42,13 +42,13 @@ def gpu_findings() -> Iterator[Finding]:
 def compiler_findings(*, have_gpus: bool) -> Iterator[Finding]:
     """Yield findings about CuPy and NVRTC, which compiles the kernels."""
     try:
-        from dptrain.backends.cuda.cupy_runtime import import_cupy
+        from dptrain.backends.cuda.device.cupy_runtime import import_cupy
 
         yield cupy_finding(import_cupy(), have_gpus=have_gpus)
     except UserError as error:
         yield missing_finding("cupy", error, have_gpus=have_gpus)
     try:
-        from dptrain.backends.cuda.nvrtc import find_compiler
+        from dptrain.backends.cuda.device.nvrtc import find_compiler
 
         compiler = find_compiler()
         version, newest = ".".join(map(str, compiler.version)), max(compiler.architectures)

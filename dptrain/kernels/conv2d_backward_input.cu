@@ -19,7 +19,7 @@
 //
 // Launch: grid (ceil(N · ceil(H / stride_h) · ceil(W / stride_w) / TILE_M), ceil(C / TILE_N),
 // stride_h · stride_w), block (THREADS, K_GROUPS); dynamic shared memory as computed by
-// dptrain/backends/cuda/gemm_tiles.py.
+// dptrain/backends/cuda/dense/gemm_tiles.py.
 //
 // Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 

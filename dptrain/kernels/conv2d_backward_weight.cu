@@ -11,7 +11,7 @@
 // split_k_reduce.cu adds the splits in a fixed order.
 //
 // Launch: grid (ceil((R · S · C + 1) / TILE_M), ceil(K / TILE_N), splits), block (THREADS,
-// K_GROUPS); dynamic shared memory as computed by dptrain/backends/cuda/gemm_tiles.py.
+// K_GROUPS); dynamic shared memory as computed by dptrain/backends/cuda/dense/gemm_tiles.py.
 //
 // Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 

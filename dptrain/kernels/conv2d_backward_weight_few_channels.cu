@@ -19,7 +19,7 @@
 // added at the end in a fixed order.
 //
 // Launch: grid (1, 1, splits), WARPS · 32 threads; dynamic shared memory as computed by
-// dptrain/backends/cuda/few_channel_wgrad_tiles.py.
+// dptrain/backends/cuda/convolution/few_channel_wgrad_tiles.py.
 
 #ifndef PRECISION
 #define PRECISION 2  // This kernel exists for tf32 and bf16 only.

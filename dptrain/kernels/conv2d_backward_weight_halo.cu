@@ -23,7 +23,7 @@
 // split-K).
 //
 // Launch: grid (groups of tap rows × channel tiles, ceil(K / TILE_M), splits), block (THREADS,
-// K_GROUPS); dptrain/backends/cuda/wgrad_tiles.py computes configuration and dynamic shared memory.
+// K_GROUPS); dptrain/backends/cuda/convolution/wgrad_tiles.py computes configuration and dynamic shared memory.
 //
 // Source: Chetlur et al., 2014, section 3 (implicit GEMM); PTX ISA (wgmma, cp.async).
 

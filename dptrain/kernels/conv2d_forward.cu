@@ -8,7 +8,7 @@
 // gemm.cuh has the main loop, ffma.cuh and mma.cuh the inner products.
 //
 // Launch: grid (ceil(rows / TILE_M), ceil(filters / TILE_N)), block (THREADS, K_GROUPS); dynamic
-// shared memory as computed by dptrain/backends/cuda/gemm_tiles.py.
+// shared memory as computed by dptrain/backends/cuda/dense/gemm_tiles.py.
 //
 // Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 

@@ -19,7 +19,7 @@
 // therefore turn outputs that do not depend on it into NaN.
 //
 // Launch: grid (persistent blocks, ceil(K / TILE_M)), THREADS threads;
-// dptrain/backends/cuda/few_channel_tiles.py chooses the configuration.
+// dptrain/backends/cuda/convolution/few_channel_tiles.py chooses the configuration.
 //
 // Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3
 // (implicit GEMM).

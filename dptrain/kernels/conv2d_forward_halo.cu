@@ -10,7 +10,7 @@
 //
 // Launch: grid (blocks of work tiles, ceil(K / filters of a work tile)), block (THREADS,
 // max(PERSISTENT_GROUPS, 1)); a persistent kernel has about one block per multiprocessor.
-// dptrain/backends/cuda/implicit_gemm_tiles.py computes grid, block and dynamic shared memory.
+// dptrain/backends/cuda/convolution/implicit_gemm_tiles.py computes grid, block and dynamic shared memory.
 //
 // Source: Chetlur et al., 2014, section 3 (implicit GEMM); PTX ISA (wgmma, TMA).
 

@@ -20,7 +20,7 @@
 // multiples of TILE_K. For the same reason, the weight gradient reads the transposed dz in tf32, and
 // patches are read from shared memory into registers.
 //
-// Launch: as in dense_wgmma.cu; dptrain/backends/cuda/wgmma_convolution.py.
+// Launch: as in dense_wgmma.cu; dptrain/backends/cuda/convolution/wgmma_convolution.py.
 //
 // Source: PTX ISA, "Tensor im2col mode"; the implicit GEMM of CUTLASS
 // (cutlass/conv/kernel/sm90_implicit_gemm_tma_warpspecialized.hpp).

@@ -13,7 +13,7 @@
 // reduction is a second kernel with a fixed order of additions.
 //
 // Launch: grid (ceil(rows / TILE_M), ceil(columns / TILE_N), splits), block (THREADS, K_GROUPS);
-// dynamic shared memory as computed by dptrain/backends/cuda/gemm_tiles.py.
+// dynamic shared memory as computed by dptrain/backends/cuda/dense/gemm_tiles.py.
 
 #include "epilogue.cuh"
 #include "dependent_launch.cuh"

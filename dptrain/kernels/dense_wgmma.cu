@@ -17,7 +17,7 @@
 //
 // Launch: products with grid (ceil(rows / TILE_M), ceil(columns / TILE_N), splits) and THREADS +
 // PRODUCER_THREADS threads; dynamic shared memory as computed by
-// dptrain/backends/cuda/wgmma_gemm_tiles.py.
+// dptrain/backends/cuda/dense/wgmma_gemm_tiles.py.
 
 #include "wgmma_gemm.cuh"
 

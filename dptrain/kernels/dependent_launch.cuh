@@ -1,6 +1,6 @@
 // Programmatic dependent launch: the blocks of a kernel may become resident while the previous
 // kernel of the same stream still runs, which hides launch latency.
-// dptrain/backends/cuda/dependent_launch.py launches such kernels on GPUs of compute capability
+// dptrain/backends/cuda/device/dependent_launch.py launches such kernels on GPUs of compute capability
 // 9.0 and above.
 //
 // Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA,

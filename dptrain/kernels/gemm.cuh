@@ -79,7 +79,7 @@ template <class To, class From> __device__ inline To as(const From& from) {
 constexpr int STRIDE_K = K_GROUPS * TILE_K;  // Distance along the sum between two steps of a group.
 
 // Blocks that should be resident on a multiprocessor: 512 threads together, which limits kernels to
-// 128 registers. dptrain/backends/cuda/gemm_tiles.py assumes this.
+// 128 registers. dptrain/backends/cuda/dense/gemm_tiles.py assumes this.
 constexpr int GEMM_MIN_BLOCKS = THREADS * K_GROUPS < 512 ? 512 / (THREADS * K_GROUPS) : 1;
 
 // Width of vector access: the largest power of two that divides PACK and the row length of x and dx

@@ -1,5 +1,5 @@
 // Tile configuration of implicit GEMM on halo tiles: which pixels are the columns of C and which
-// filters are its rows. The macros are set by dptrain/backends/cuda/implicit_gemm_tiles.py.
+// filters are its rows. The macros are set by dptrain/backends/cuda/convolution/implicit_gemm_tiles.py.
 //
 // A *pixel tile* is the N dimension of one MMA instruction: MMA_N pixels in PIXEL_TILE_LINES lines
 // of the map. Either it is a strip of eight columns (PIXEL_TILE_STRIP), in groups of eight pixels

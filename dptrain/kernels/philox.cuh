@@ -1,5 +1,5 @@
 // Dropout masks from the counter-based random number generator Philox4x32-10, bit-identical to
-// dptrain/plan/random.py.
+// dptrain/philox.py.
 #pragma once
 
 #include "hyperparameters.cuh"

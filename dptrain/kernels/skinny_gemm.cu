@@ -14,7 +14,7 @@
 // TILE_N columns; each group computes every K_GROUPS-th MMA step.
 //
 // Launch: grid (ceil(N / TILE_M), ceil(columns / TILE_N), splits), block (THREADS, K_GROUPS);
-// dptrain/backends/cuda/skinny_gemm.py chooses the configuration and the dynamic shared memory.
+// dptrain/backends/cuda/dense/skinny_gemm.py chooses the configuration and the dynamic shared memory.
 
 #ifndef PRECISION
 #define PRECISION 2  // Without tensor cores, fp32 has no such kernel.

@@ -11,7 +11,7 @@
 // 16 bytes per thread.
 //
 // Launch: grid (ceil(inputs / TILE_M), ceil(outputs / TILE_N)), THREADS threads;
-// dptrain/backends/cuda/skinny_gemm.py chooses the configuration and the dynamic shared memory.
+// dptrain/backends/cuda/dense/skinny_gemm.py chooses the configuration and the dynamic shared memory.
 
 #ifndef PRECISION
 #define PRECISION 2  // This kernel exists for tf32 and bf16 only.

@@ -2,7 +2,7 @@
 // and the mbarriers that signal their completion. One thread starts a copy of many bytes; no
 // registers are used.
 //
-// A *tensor map*, which the host encodes (dptrain/backends/cuda/tensor_maps.py), describes the
+// A *tensor map*, which the host encodes (dptrain/backends/cuda/device/tensor_maps.py), describes the
 // layout of a tensor in global memory, the size of the box that one instruction copies, and the
 // swizzle of the box in shared memory (halo_tile.cuh). Elements of a box that lie outside the
 // tensor are filled with zeros. For tf32 the copy rounds its elements to nearest, ties to even.

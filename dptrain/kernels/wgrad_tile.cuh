@@ -1,6 +1,6 @@
 // Tiles of x and dz in shared memory for the gradient of convolution weights
 // (conv2d_backward_weight_halo.cu): layout and asynchronous copies. The macros are set by
-// dptrain/backends/cuda/wgrad_tiles.py.
+// dptrain/backends/cuda/convolution/wgrad_tiles.py.
 //
 // A block processes one strip of the output map at a time: STRIP_LINES lines of LINE_POSITIONS
 // positions. The K dimension of an MMA instruction consists of two halves, and each half is

@@ -11,11 +11,11 @@ import numpy as np
 
 from dptrain.backends.base import Backend
 from dptrain.backends.memory import Memory
-from dptrain.backends.numba.caches import cache_bytes
 from dptrain.backends.replica import Replica
 from dptrain.machine import available_memory
 from dptrain.measure.blas import product_rate
 from dptrain.measure.profile import Roofs
+from dptrain.native.caches import cache_bytes
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase

@@ -483,7 +483,7 @@ class Elementwise(Layer):
 class Dropout(Elementwise):
     """In training, sets each element to 0 with probability `rate`, else divides it by 1 − rate.
 
-    The mask is a pure function of seed, step, sample and layer (`dptrain.plan.random`), so it does
+    The mask is a pure function of seed, step, sample and layer (`dptrain.philox`), so it does
     not depend on the number of ranks.
 
     Attributes:

@@ -21,10 +21,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from dptrain.backends.cache import writable_folder, write_atomically
-from dptrain.backends.cuda.device import KERNELS
-from dptrain.backends.cuda.hardware import DEVICES
-from dptrain.backends.cuda.nvrtc import CompileError, Compiler, find_compiler, source_digest
+from dptrain.backends.cuda.device.device import KERNELS
+from dptrain.backends.cuda.device.hardware import DEVICES
+from dptrain.backends.cuda.device.nvrtc import CompileError, Compiler, find_compiler, source_digest
+from dptrain.cache import writable_folder, write_atomically
 from dptrain.machine import available_cores
 from dptrain.plan.limits import REGISTERS, DeviceLimits
 from tests.devices.networks import planned_networks

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.device import Array, Device, Extent, Function
+from dptrain.backends.cuda.device.device import Array, Device, Extent, Function
 from dptrain.network.network import Network
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.plan import make_plan

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES
+from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS, DEVICES
 from dptrain.errors import UserError
 from dptrain.plan.plan import make_plan
 from tests.devices.compile_kernels import Usage, compile_unit, kernel_usages, problems

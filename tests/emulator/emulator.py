@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dptrain.backends.cuda.device import (
+from dptrain.backends.cuda.device.device import (
     KERNELS,
     SUM_STREAM,
     WEIGHT_STREAM,
@@ -28,7 +28,7 @@ from dptrain.backends.cuda.device import (
     Function,
     Macro,
 )
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
+from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS
 from dptrain.plan.limits import DeviceLimits
 from tests.emulator.libraries import Macros, load_library
 

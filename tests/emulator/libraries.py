@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dptrain.backends import cache
+from dptrain import cache
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dptrain.backends import load_backend
-from dptrain.backends.cuda.gpu import GPU
+from dptrain.backends.cuda.device.gpu import GPU
 from tests.unit.backends import test_operations as shared
 
 VARIANTS = ("backend", "precision")

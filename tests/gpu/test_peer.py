@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda.gpu import GPU
+from dptrain.backends.cuda.device.gpu import GPU
 from dptrain.comm.peer import BLOCKS, EMPTY, THREADS, VECTOR
 
 RANKS = 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.backends import load_backend
-from dptrain.backends.cuda import cublas
+from dptrain.backends.cuda.device import cublas
 from dptrain.backends.memory import as_numbers
 
 

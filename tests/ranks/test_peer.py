@@ -13,7 +13,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dptrain.backends import load_backend
-from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum, peer

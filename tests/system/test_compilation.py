@@ -22,8 +22,9 @@ HELPERS = """
 import os, sys, time
 from pathlib import Path
 import numpy as np
-from dptrain.backends.numba import activations, compilation_helper
-from dptrain.backends.numba.threads import ThreadPool
+from dptrain.backends.numba import activations
+from dptrain.native import compilation_helper
+from dptrain.native.threads import ThreadPool
 
 a, b = np.linspace(-1, 1, 9, dtype=np.float32), np.ones(9, np.float32)
 pool = ThreadPool(1)
@@ -82,8 +83,8 @@ atexit.register(
     lambda: print("uncalled:", [str(each.dispatcher) for each in done - called],
                   "called:", len(called))
 )
-from dptrain.backends.numba import compilation
-from dptrain.backends.numba.compilation import Request
+from dptrain.native import compilation
+from dptrain.native.compilation import Request
 
 compile_, result = Request.compile, Request.result.fget
 

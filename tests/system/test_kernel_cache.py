@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import numpy as np
 from dptrain.backends.numba import activations, elementwise
-from dptrain.backends.numba.threads import ThreadPool
+from dptrain.native.threads import ThreadPool
 
 a, b, c = np.linspace(-1, 1, 9, dtype=np.float32), np.ones(9, np.float32), np.ones(9, np.float32)
 pool = ThreadPool(1)
@@ -46,7 +46,7 @@ SIGNATURES = """
 import sys
 import numpy as np
 from dptrain.backends.numba import activations
-from dptrain.backends.numba.threads import ThreadPool
+from dptrain.native.threads import ThreadPool
 
 relu = activations.forward("relu", "where(x <= 0, 0, x)")
 total = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cuda.operation import SingleLayerOperation
 from dptrain.backends.replica import Kernel
 from dptrain.network.elementwise import Activation

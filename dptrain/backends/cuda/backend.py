@@ -11,32 +11,38 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda.activations import ActivationOperation
-from dptrain.backends.cuda.batch_norm import BatchNormOperation
 from dptrain.backends.cuda.combining import (
     AddOperation,
     ConcatenateOperation,
     GlobalAveragePoolOperation,
     bind_additions,
 )
-from dptrain.backends.cuda.convolution import GatherConvolution
-from dptrain.backends.cuda.dense import DenseGemm, SkinnyDenseGemm
-from dptrain.backends.cuda.dense_wgmma import WgmmaDenseGemm
-from dptrain.backends.cuda.device import Array, Device
-from dptrain.backends.cuda.dropout import DropoutOperation
-from dptrain.backends.cuda.epilogues import EPILOGUES
-from dptrain.backends.cuda.folding import FOLDED, bind_folded, folded_needs, folds_batch_norm
-from dptrain.backends.cuda.gemm_tiles import ceil_div
-from dptrain.backends.cuda.group_norm import GroupNormOperation
-from dptrain.backends.cuda.grouped_convolution import (
+from dptrain.backends.cuda.convolution.convolution import GatherConvolution
+from dptrain.backends.cuda.convolution.grouped_convolution import (
     DepthwiseConvolution,
     GroupedConvolution,
     is_grouped,
 )
-from dptrain.backends.cuda.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.hardware import limits_of
-from dptrain.backends.cuda.launching import THREADS, launch
-from dptrain.backends.cuda.message import Message
-from dptrain.backends.cuda.normalization import NormalizationOperation
+from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.convolution.wgmma_convolution import WgmmaConvolution
+from dptrain.backends.cuda.dense.dense import DenseGemm, SkinnyDenseGemm
+from dptrain.backends.cuda.dense.dense_wgmma import WgmmaDenseGemm
+from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
+from dptrain.backends.cuda.device.device import Array, Device
+from dptrain.backends.cuda.device.hardware import limits_of
+from dptrain.backends.cuda.device.launching import THREADS, launch
+from dptrain.backends.cuda.device.message import Message
+from dptrain.backends.cuda.dropout import DropoutOperation
+from dptrain.backends.cuda.epilogues import EPILOGUES
+from dptrain.backends.cuda.normalization.batch_norm import BatchNormOperation
+from dptrain.backends.cuda.normalization.folding import (
+    FOLDED,
+    bind_folded,
+    folded_needs,
+    folds_batch_norm,
+)
+from dptrain.backends.cuda.normalization.group_norm import GroupNormOperation
+from dptrain.backends.cuda.normalization.normalization import NormalizationOperation
 from dptrain.backends.cuda.operation import (
     BiasAddOperation,
     FlattenOperation,
@@ -50,7 +56,6 @@ from dptrain.backends.cuda.pooling import (
 )
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.tuning import load_or_tune
-from dptrain.backends.cuda.wgmma_convolution import WgmmaConvolution
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import (
     Arrays,
@@ -175,11 +180,11 @@ def open_device(index: int) -> Device:
     Raises:
         UserError: no GPU was found, or CuPy is missing.
     """
-    from dptrain.backends.cuda.cupy_runtime import device_count, import_cupy, start_context
+    from dptrain.backends.cuda.device.cupy_runtime import device_count, import_cupy, start_context
 
     context = start_context(index)
     cupy = import_cupy()
-    from dptrain.backends.cuda.gpu import GPU
+    from dptrain.backends.cuda.device.gpu import GPU
 
     context.join()
     return GPU(index % device_count(cupy))

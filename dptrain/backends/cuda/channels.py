@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dptrain.backends.cuda.device import Function
-from dptrain.backends.cuda.gemm_tiles import ceil_div
-from dptrain.backends.cuda.hardware import limits_of
+from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
+from dptrain.backends.cuda.device.device import Function
+from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.plan.lowering import BufferSpec, Setting
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dptrain.backends.cuda.channels import ChannelLaunch
-from dptrain.backends.cuda.device import Array
-from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.device.device import Array
+from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation, vector_width
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Context, GradientAddition, Kernel

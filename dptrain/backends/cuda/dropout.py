@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Array
-from dptrain.backends.cuda.gemm_tiles import ceil_div
-from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
+from dptrain.backends.cuda.device.device import Array
+from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Node
+from dptrain.philox import threshold
 from dptrain.plan.lowering import BufferSpec, Setting
-from dptrain.plan.random import threshold
 
 
 class DropoutKernels:
@@ -75,7 +75,7 @@ class DropoutKernels:
 
 
 class DropoutOperation(SingleLayerOperation):
-    """Dropout with the masks of `dptrain.plan.random`. Without training it copies x to y."""
+    """Dropout with the masks of `dptrain.philox`. Without training it copies x to y."""
 
     @classmethod
     def buffers(cls, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Device
+from dptrain.backends.cuda.device.device import Device
 from dptrain.network.network import Node
 
 GEOMETRY_MACROS = tuple(

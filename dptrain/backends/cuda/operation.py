@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Device, Function, Macro
-from dptrain.backends.cuda.hardware import VECTOR_BYTES
-from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.device.device import Device, Function, Macro
+from dptrain.backends.cuda.device.hardware import VECTOR_BYTES
+from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.plan.lowering import (

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Function
-from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
+from dptrain.backends.cuda.device.device import Function
+from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
-from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.network import Node

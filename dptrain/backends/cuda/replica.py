@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
-from dptrain.backends.cuda.device import LOAD_STREAM, Array, Device, Function
-from dptrain.backends.cuda.gemm_tiles import ceil_div
-from dptrain.backends.cuda.message import (
+from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
+from dptrain.backends.cuda.device.device import LOAD_STREAM, Array, Device, Function
+from dptrain.backends.cuda.device.message import (
     CUTOUT,
     HYPERPARAMETERS,
     RECOLOURING,

@@ -20,10 +20,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dptrain import __version__
-from dptrain.backends.cache import writable_folder, write_atomically
-from dptrain.backends.cuda.device import KERNELS
-from dptrain.backends.cuda.hardware import limits_of
+from dptrain.backends.cuda.device.device import KERNELS
+from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.replica import Kernel, Replica
+from dptrain.cache import writable_folder, write_atomically
 from dptrain.network.files import network_to_dict
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.lowering import STATISTICS_PHASES, Phase, stage_name

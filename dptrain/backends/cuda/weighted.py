@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backends.cuda.dropout import DropoutKernels
-from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
-from dptrain.backends.cuda.gemm_tiles import (
+from dptrain.backends.cuda.dense.gemm_tiles import (
     GemmConfig,
     ceil_div,
     rank_gemm_configs,
     select_gemm_config,
     vector_elements,
 )
-from dptrain.backends.cuda.hardware import limits_of
-from dptrain.backends.cuda.launching import launch_reduction
+from dptrain.backends.cuda.device.hardware import limits_of
+from dptrain.backends.cuda.device.launching import launch_reduction
+from dptrain.backends.cuda.dropout import DropoutKernels
+from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
 from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.replica import Context, Kernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cuda.operation import SingleLayerOperation
 from dptrain.backends.cudnn.primitives import RELU, SIGMOID
 from dptrain.backends.cudnn.replica import CudnnReplica, primitive_calls

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cudnn.activation import MODES, CudnnActivation
 from dptrain.backends.cudnn.convolution import CudnnConvolution

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.dense.gemm_tiles import SplitK, ceil_div, split_terms
+from dptrain.backends.cuda.device.device import Array
+from dptrain.backends.cuda.device.hardware import limits_of
+from dptrain.backends.cuda.device.launching import launch, launch_reduction
 from dptrain.backends.cuda.epilogues import epilogue_of
-from dptrain.backends.cuda.gemm_tiles import SplitK, ceil_div, split_terms
-from dptrain.backends.cuda.hardware import limits_of
-from dptrain.backends.cuda.launching import launch, launch_reduction
 from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.cudnn.activation import relu_backward
 from dptrain.backends.cudnn.engines import Plan

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dptrain.backends.cache import load, store, writable_folder
-from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.cuda.device.device import Array, Device
 from dptrain.backends.cudnn.graphs import BACKWARD_WEIGHT, Problem, describe
 from dptrain.backends.cudnn.library import Library
+from dptrain.cache import load, store, writable_folder
 from dptrain.errors import UserError
 
 MAX_WORKSPACE_BYTES = 256 << 20

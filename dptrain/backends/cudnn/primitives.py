@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_double, c_float, c_int, c_void_p
 from typing import Any
 
-from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.cuda.device.device import Array, Device
 from dptrain.backends.replica import Context, Kernel
 
 NOT_SUPPORTED = 3000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dptrain.backends.base import Backend
-from dptrain.backends.cuda.device import Device
+from dptrain.backends.cuda.device.device import Device
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cudnn.engines import Engines
 from dptrain.backends.cudnn.library import Library

@@ -14,7 +14,7 @@ from dptrain.backends.cuda.backend import (
     loss_blocks,
     sample_lanes,
 )
-from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cudnn.primitives import EACH_SAMPLE, LOG_SOFTMAX
 from dptrain.backends.cudnn.replica import CudnnReplica, primitive_calls
 from dptrain.backends.replica import Context, Kernel

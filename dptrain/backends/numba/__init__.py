@@ -9,21 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dptrain.errors import UserError
-
-try:
-    import numba
-except ValueError as error:  # Numba reads its variables when it is imported.
-    raise UserError(
-        f"Numba cannot be imported: {str(error).rstrip('.')}; correct or unset the environment "
-        "variables whose names begin with NUMBA_"
-    ) from error
-
-if numba.config.DISABLE_JIT:
-    raise UserError(
-        "Numba does not compile, because NUMBA_DISABLE_JIT is set (or disable_jit in the file "
-        ".numba_config.yaml); unset it, or compute with --backend reference in one process"
-    )
+import dptrain.native  # noqa: F401  (It checks that Numba can compile.)
 
 if TYPE_CHECKING:
     from dptrain.backends.numba.backend import NumbaBackend

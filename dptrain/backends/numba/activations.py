@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backends.numba.jit import Kernel
+from dptrain.native.jit import Kernel
 from dptrain.network.expression_code import Language, without_extrema, write
 from dptrain.network.expressions import NORMAL_DENSITY, SQRT_HALF, Expression, nodes, parse
 

@@ -9,29 +9,28 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.aligned import aligned_zeros
 from dptrain.backends.base import Backend
 from dptrain.backends.clipping import Clipping
 from dptrain.backends.flat_arrays import FlatArrays
-from dptrain.backends.memory import aligned_zeros
 from dptrain.backends.numba import (
-    batch_norm_operation,
     crop_windows,
     elementwise,
-    folding,
     graph_operations,
-    grouped_operation,
     losses,
     operations,
-    sample_norm_operations,
     updates,
     weighted,
 )
-from dptrain.backends.numba.clock import has_native_clock
-from dptrain.backends.numba.compilation import compile_requested, progress
+from dptrain.backends.numba.convolution import grouped_operation
+from dptrain.backends.numba.normalization import (
+    batch_norm_operation,
+    folding,
+    sample_norm_operations,
+)
 from dptrain.backends.numba.operations import GRAIN, Operation, grain_of
 from dptrain.backends.numba.programs import Program, StageKernel
 from dptrain.backends.numba.reduction import sum_partials
-from dptrain.backends.numba.threads import Launch, ThreadPool
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.replica import (
     Arrays,
@@ -43,6 +42,9 @@ from dptrain.backends.replica import (
     Replica,
     segments,
 )
+from dptrain.native.clock import has_native_clock
+from dptrain.native.compilation import compile_requested, progress
+from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
@@ -310,10 +312,11 @@ class NumbaReplica(CropWindowReplica):
     """A replica with a thread pool, and with kernels that load images.
 
     Attributes:
-        thread_pool: the threads.
         programs: stages that run together, by purpose: ``step`` (without the update), ``forward``,
             ``evaluation`` and ``inference``.
     """
+
+    thread_pool: ThreadPool
 
     def __init__(
         self, backend: Backend, plan: Plan, *, seed: int, arrays: FlatArrays | None = None

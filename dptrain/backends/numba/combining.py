@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba.jit import kernel
 from dptrain.backends.numba.vector import copy
+from dptrain.native.jit import kernel
 
 Array = NDArray[Any]
 

@@ -12,8 +12,8 @@ from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.vector import copy, interleave, transpose
+from dptrain.native.jit import inlined, kernel
 
 Array = NDArray[Any]
 

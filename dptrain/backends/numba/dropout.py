@@ -1,4 +1,4 @@
-"""Dropout with the masks of `dptrain.plan.random`, drawn and applied in one pass.
+"""Dropout with the masks of `dptrain.philox`, drawn and applied in one pass.
 
 Forward generates the random numbers of whole vectors of counters and stores one bit per element,
 1/32 of the activations' memory. With these bits, backward takes the time of a copy.
@@ -16,7 +16,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from dptrain.backends.numba.jit import kernel
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
@@ -27,7 +26,8 @@ from dptrain.backends.numba.vector import (
     compiled_registers,
     flatten_arguments,
 )
-from dptrain.plan.random import MULTIPLIERS, ROUNDS, WEYL
+from dptrain.native.jit import kernel
+from dptrain.philox import MULTIPLIERS, ROUNDS, WEYL
 
 Array = NDArray[Any]
 Words = tuple[ir.Value, ir.Value, ir.Value, ir.Value]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dptrain.backends.numba import combining, elementwise
 from dptrain.backends.numba.operations import GRAIN, Operation, each, grain_of
 from dptrain.backends.numba.programs import StageKernel, joined
-from dptrain.backends.numba.threads import ThreadPool
 from dptrain.backends.replica import GradientAddition
+from dptrain.native.threads import ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 

@@ -15,8 +15,8 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.vector import I64
+from dptrain.native.jit import inlined, kernel
 
 Array = NDArray[Any]
 

@@ -14,23 +14,20 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import (
-    activations,
-    dropout,
-    elementwise,
-    fused_pooling,
-    normalization,
-    pooling,
-)
-from dptrain.backends.numba.jit import Kernel
+from dptrain.backends.numba import activations, dropout, elementwise
+from dptrain.backends.numba.convolution import fused_pooling
+from dptrain.backends.numba.normalization import normalization
+from dptrain.backends.numba.pooling import pooling
 from dptrain.backends.numba.programs import StageKernel, joined
-from dptrain.backends.numba.threads import Launch, ThreadPool
 from dptrain.backends.replica import Arrays, Context, Replica, SumStatistics
+from dptrain.native.jit import Kernel
+from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.layers import (
     Dropout,
     LocalResponseNorm,
 )
 from dptrain.network.network import Node
+from dptrain.philox import threshold
 from dptrain.plan.lowering import (
     Access,
     BufferSpec,
@@ -40,7 +37,6 @@ from dptrain.plan.lowering import (
     Phase,
     Setting,
 )
-from dptrain.plan.random import threshold
 
 Kernels = Mapping[Phase, StageKernel]
 
@@ -265,7 +261,7 @@ class DropoutMask:
 
 
 class Drop(_Single):
-    """Dropout by `dptrain.plan.random`, in place if possible. Outside training the output is x."""
+    """Dropout by `dptrain.philox`, in place if possible. Outside training the output is x."""
 
     in_place: ClassVar[bool] = True
 

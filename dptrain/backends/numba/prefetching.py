@@ -11,8 +11,8 @@ elements, which may be empty; None is no part.
 
 from __future__ import annotations
 
-from dptrain.backends.numba.jit import inlined
 from dptrain.backends.numba.vector import LINE, prefetch, prefetch_for_writing
+from dptrain.native.jit import inlined
 
 
 @inlined

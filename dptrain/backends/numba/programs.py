@@ -14,10 +14,10 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from dptrain.backends.numba.entries import address_of
-from dptrain.backends.numba.jit import KernelError, request_interpreted
-from dptrain.backends.numba.threads import Launch, run_all
 from dptrain.backends.replica import Context
+from dptrain.native.entries import address_of
+from dptrain.native.jit import KernelError, request_interpreted
+from dptrain.native.threads import Launch, run_all
 
 
 class HostCall:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.backends.numba.jit import kernel
+from dptrain.native.jit import kernel
 
 _BLOCK = 256
 """Elements of a row that are added at a time; with 32 rows they stay in the L1 cache."""

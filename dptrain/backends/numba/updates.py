@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.vector import LINE, prefetch_for_writing
+from dptrain.native.jit import inlined, kernel
 
 Array = NDArray[Any]
 

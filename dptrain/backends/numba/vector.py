@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dptrain.backends.numba.jit import inlined
+from dptrain.native.jit import inlined
 
 F32, F64 = ir.FloatType(), ir.DoubleType()
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)

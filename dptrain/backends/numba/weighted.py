@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import (
-    dense_shards,
+from dptrain.backends.numba import elementwise
+from dptrain.backends.numba.convolution import (
     direct_convolution,
-    elementwise,
     gathered_convolution,
-    matmul,
     pointwise_convolution,
     winograd_convolution,
 )
-from dptrain.backends.numba.algorithms import (
+from dptrain.backends.numba.convolution.algorithms import (
     Algorithm,
     Shape,
     Work,
     select_algorithms,
     work_of_layer,
 )
-from dptrain.backends.numba.dense_blocks import weight_gradient_grain
-from dptrain.backends.numba.explanation import explain, explain_dense
-from dptrain.backends.numba.folding import folds_batch_norm
-from dptrain.backends.numba.fused_pooling import NoPool
-from dptrain.backends.numba.matmul import DenseKernel
+from dptrain.backends.numba.convolution.explanation import explain, explain_dense
+from dptrain.backends.numba.convolution.fused_pooling import NoPool
+from dptrain.backends.numba.convolution.planning import rows_of_partial_sums
+from dptrain.backends.numba.dense import dense_shards, matmul
+from dptrain.backends.numba.dense.dense_blocks import weight_gradient_grain
+from dptrain.backends.numba.dense.matmul import DenseKernel
+from dptrain.backends.numba.normalization.folding import folds_batch_norm
 from dptrain.backends.numba.operations import (
     DIRECT,
     GRAIN,
@@ -39,11 +39,10 @@ from dptrain.backends.numba.operations import (
     grain_of,
     pool_geometry,
 )
-from dptrain.backends.numba.planning import rows_of_partial_sums
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.reduction import sum_partials
-from dptrain.backends.numba.threads import Launch
 from dptrain.backends.replica import UNKNOWN_VERSION, Context
+from dptrain.native.threads import Launch
 from dptrain.network.activations import ReLU
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d
 from dptrain.network.network import Node

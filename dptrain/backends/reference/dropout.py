@@ -8,11 +8,11 @@ from typing import ClassVar
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Context
 from dptrain.network.layers import Dropout
-from dptrain.plan.random import dropout_keep
+from dptrain.philox import dropout_keep
 
 
 class Drop(Operation):
-    """Dropout with masks of `dptrain.plan.random`."""
+    """Dropout with masks of `dptrain.philox`."""
 
     saved: ClassVar[Mapping[str, str]] = {"factor": "float64"}
 

@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 
-from dptrain.backends.cuda import gemm_tiles, weighted
-from dptrain.backends.cuda.convolution import GatherConvolution
-from dptrain.backends.cuda.gemm_tiles import TENSOR_TILES, TF32X3_TILES, THREAD_TILES, GemmConfig
-from dptrain.backends.cuda.halo_convolution import HaloConvolution
+from dptrain.backends.cuda import weighted
+from dptrain.backends.cuda.convolution.convolution import GatherConvolution
+from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.dense import gemm_tiles
+from dptrain.backends.cuda.dense.gemm_tiles import (
+    TENSOR_TILES,
+    TF32X3_TILES,
+    THREAD_TILES,
+    GemmConfig,
+)
 from dptrain.backends.cuda.weighted import WeightedOperation
 from dptrain.plan.lowering import Group, Setting
 

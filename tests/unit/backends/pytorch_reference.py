@@ -37,7 +37,7 @@ from dptrain.network import (
 )
 from dptrain.network.elementwise import Activation, Formula
 from dptrain.network.network import INPUT
-from dptrain.plan.random import dropout_keep
+from dptrain.philox import dropout_keep
 from tests.lazy import LazyModule
 
 if TYPE_CHECKING:

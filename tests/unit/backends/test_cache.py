@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.backends import cache
+from dptrain import cache
 
 
 def test_contents_come_back(tmp_path: Path) -> None:

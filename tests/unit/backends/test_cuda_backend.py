@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
-from dptrain.backends.cuda import group_norm
 from dptrain.backends.cuda import replica as cuda_replica
-from dptrain.backends.cuda.device import Device
+from dptrain.backends.cuda.device.device import Device
+from dptrain.backends.cuda.normalization import group_norm
 from dptrain.backends.cuda.replica import CudaReplica, early_update
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.pixels import PixelFormat

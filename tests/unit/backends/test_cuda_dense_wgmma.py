@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import wgmma_gemm_tiles
-from dptrain.backends.cuda.hardware import DEVICES, ELEMENT_BYTES
-from dptrain.backends.cuda.wgmma_gemm_tiles import TILES, WgmmaTile, is_worthwhile, select_config
+from dptrain.backends.cuda.dense import wgmma_gemm_tiles
+from dptrain.backends.cuda.dense.wgmma_gemm_tiles import (
+    TILES,
+    WgmmaTile,
+    is_worthwhile,
+    select_config,
+)
+from dptrain.backends.cuda.device.hardware import DEVICES, ELEMENT_BYTES
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from dptrain.plan.lowering import Phase
 from tests.emulator.emulator import Emulator

@@ -12,17 +12,21 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import convolution
-from dptrain.backends.cuda.few_channel_tiles import (
+from dptrain.backends.cuda.convolution import convolution
+from dptrain.backends.cuda.convolution.few_channel_tiles import (
     MIN_BLOCKS_PER_SM,
     FewChannelTile,
     few_channel_candidates,
     select_few_channel_tile,
 )
-from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.convolution.halo_tiles import InputView
+from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
+from dptrain.backends.cuda.device.hardware import (
+    DEFAULT_LIMITS,
+    DEFAULT_SHARED_BYTES,
+    ELEMENT_BYTES,
+)
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS, geometry
-from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEFAULT_SHARED_BYTES, ELEMENT_BYTES
 from dptrain.network import (
     Conv2d,
     Dense,

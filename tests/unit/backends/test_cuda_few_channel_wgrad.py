@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import few_channel_wgrad_tiles
-from dptrain.backends.cuda.few_channel_wgrad_tiles import select_few_channel_wgrad_tile
-from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import DEVICES, ELEMENT_BYTES
+from dptrain.backends.cuda.convolution import few_channel_wgrad_tiles
+from dptrain.backends.cuda.convolution.few_channel_wgrad_tiles import select_few_channel_wgrad_tile
+from dptrain.backends.cuda.convolution.halo_tiles import InputView
+from dptrain.backends.cuda.device.hardware import DEVICES, ELEMENT_BYTES
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU, get_network
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered

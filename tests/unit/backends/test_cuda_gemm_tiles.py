@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import convolution, weighted
-from dptrain.backends.cuda.gemm_tiles import (
+from dptrain.backends.cuda import weighted
+from dptrain.backends.cuda.convolution import convolution
+from dptrain.backends.cuda.dense.gemm_tiles import (
     MAX_K_STEP,
     MIN_SPLIT_TERMS,
     TARGET_THREADS,
@@ -21,7 +22,7 @@ from dptrain.backends.cuda.gemm_tiles import (
     split_terms,
     vector_elements,
 )
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
+from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered

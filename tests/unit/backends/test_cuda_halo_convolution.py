@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
-from dptrain.backends.cuda import (
+from dptrain.backends.cuda.convolution import (
     convolution,
     gather_cost,
     halo_convolution,
     implicit_gemm_candidates,
     wgmma_convolution_tiles,
 )
-from dptrain.backends.cuda.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.halo_tiles import InputView, supports_halo_tiles
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, VECTOR_BYTES
-from dptrain.backends.cuda.implicit_gemm_candidates import (
+from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.convolution.halo_tiles import InputView, supports_halo_tiles
+from dptrain.backends.cuda.convolution.implicit_gemm_candidates import (
     BLOCK_SHAPES,
     PERSISTENT_SHAPES,
     efficient_pixel_tiles,
 )
-from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
-from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
-from dptrain.backends.cuda.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.convolution.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.convolution.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.convolution.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS, VECTOR_BYTES
 from dptrain.backends.replica import Replica
 from dptrain.network import (
     Add,
@@ -47,10 +47,10 @@ from dptrain.network import (
     ReLU,
     get_network,
 )
+from dptrain.philox import dropout_keep
 from dptrain.plan import make_plan
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.plan import Plan
-from dptrain.plan.random import dropout_keep
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
 from tests.unit.backends import test_cuda_backend as whole

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import skinny_gemm
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
-from dptrain.backends.cuda.skinny_gemm import (
+from dptrain.backends.cuda.dense import skinny_gemm
+from dptrain.backends.cuda.dense.skinny_gemm import (
     COLUMN_CHOICES,
     MAX_SHARED_BYTES,
     TILE_SAMPLES,
     SkinnyTile,
 )
+from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered

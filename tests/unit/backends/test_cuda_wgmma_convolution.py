@@ -7,14 +7,14 @@ import pytest
 
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
-from dptrain.backends.cuda import wgmma_convolution_tiles
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.hardware import DEVICES
-from dptrain.backends.cuda.wgmma_convolution import PARTS
-from dptrain.backends.cuda.wgmma_convolution_tiles import (
+from dptrain.backends.cuda.convolution import wgmma_convolution_tiles
+from dptrain.backends.cuda.convolution.wgmma_convolution import PARTS
+from dptrain.backends.cuda.convolution.wgmma_convolution_tiles import (
     TILES,
 )
-from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile
+from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile
+from dptrain.backends.cuda.device.hardware import DEVICES
 from dptrain.network import (
     Add,
     BatchNorm2d,

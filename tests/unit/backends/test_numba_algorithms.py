@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.numba import folded_rgb_convolution
-from dptrain.backends.numba.algorithms import Shape, Work, select_algorithms
-from dptrain.backends.numba.fused_pooling import NoPool
+from dptrain.backends.numba.convolution import folded_rgb_convolution
+from dptrain.backends.numba.convolution.algorithms import Shape, Work, select_algorithms
+from dptrain.backends.numba.convolution.fused_pooling import NoPool
 from dptrain.backends.numba.vector import AVX512
 from dptrain.network import Conv2d, Dense, Flatten, Network
 from dptrain.plan.lowering import Phase

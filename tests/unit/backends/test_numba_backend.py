@@ -36,8 +36,8 @@ from dptrain.network import (
     SigmoidBinaryCrossEntropy,
     SumPool2d,
 )
+from dptrain.philox import dropout_keep
 from dptrain.plan import SGD, Adam, AdamW, Optimizer, make_plan
-from dptrain.plan.random import dropout_keep
 
 EPSILON = float(np.finfo(np.float32).eps)
 HEAD = [Flatten(), Dense(5)]
@@ -309,7 +309,7 @@ def test_finite_values_are_all_finite(network: Network) -> None:
 @pytest.mark.parametrize("shape", [(3, 5, 7), (11,), (4, 1, 1), (1, 6, 3)])
 @pytest.mark.parametrize("alone", [True, False])
 def test_dropout_masks(shape: tuple[int, ...], alone: bool) -> None:
-    """The mask is the one that `dptrain.plan.random` draws, with large numbers everywhere."""
+    """The mask is the one that `dptrain.philox` draws, with large numbers everywhere."""
     size, seed, step = math.prod(shape), 2**40 + 17, 2**31 + 5
     first: list[Layer] = [Flatten(), Dense(size), ReLU()]
     layers = [Dropout(0.37), Flatten()] if alone else [*first, Dropout(0.37)]

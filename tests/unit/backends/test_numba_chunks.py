@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import dptrain.api
-from dptrain.backends.numba import threads
-from dptrain.backends.numba.jit import kernel
-from dptrain.backends.numba.threads import ARGUMENTS, ENTRY, ITEMS, Launch, ThreadPool
 from dptrain.backends.replica import Replica
+from dptrain.native import threads
+from dptrain.native.jit import kernel
+from dptrain.native.threads import ARGUMENTS, ENTRY, ITEMS, Launch, ThreadPool
 from dptrain.network import Network
 from dptrain.plan import MicroShards
 from tests.unit.backends.test_stage_buffers import BATCH, NETWORKS

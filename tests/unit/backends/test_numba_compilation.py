@@ -16,20 +16,15 @@ import numba
 import numpy as np
 import pytest
 
-from dptrain.backends.cache import claim
-from dptrain.backends.numba import (
-    activations,
-    compilation,
-    compilation_helper,
-    elementwise,
-    kernel_cache,
-)
+from dptrain.backends.numba import activations, elementwise
 from dptrain.backends.numba.backend import NumbaBackend
-from dptrain.backends.numba.compilation import compile_requested
-from dptrain.backends.numba.jit import interpreted, native
-from dptrain.backends.numba.kernel_cache import source_digest
-from dptrain.backends.numba.matmul import dense_forward
-from dptrain.backends.numba.winograd_convolution import conv2d_forward
+from dptrain.backends.numba.convolution.winograd_convolution import conv2d_forward
+from dptrain.backends.numba.dense.matmul import dense_forward
+from dptrain.cache import claim
+from dptrain.native import compilation, compilation_helper, kernel_cache
+from dptrain.native.compilation import compile_requested
+from dptrain.native.jit import interpreted, native
+from dptrain.native.kernel_cache import source_digest
 from dptrain.network import GELU, Conv2d, Dense, Flatten, LeakyReLU, Network, Sigmoid
 from dptrain.network.files import get_network
 from dptrain.plan.plan import make_plan

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import direct_convolution
-from dptrain.backends.numba.algorithms import PHASES
-from dptrain.backends.numba.caches import cache_bytes
-from dptrain.backends.numba.fused_pooling import NoPool, pool_geometry
-from dptrain.backends.numba.planning import Shape, Work
-from dptrain.backends.numba.pooling_windows import NO_GRADIENT
+from dptrain.backends.numba.convolution import direct_convolution
+from dptrain.backends.numba.convolution.algorithms import PHASES
+from dptrain.backends.numba.convolution.fused_pooling import NoPool, pool_geometry
+from dptrain.backends.numba.convolution.planning import Shape, Work
+from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.vector import compiled_registers
+from dptrain.native.caches import cache_bytes
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shards import addition_steps
 from tests.lazy import LazyModule

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import normalization, pooling
-from dptrain.backends.numba.fused_pooling import pool_geometry
+from dptrain.backends.numba.convolution.fused_pooling import pool_geometry
+from dptrain.backends.numba.normalization import normalization
+from dptrain.backends.numba.pooling import pooling
 
 EPSILON = float(np.finfo(np.float32).eps)
 PIXELS, FIRST, LAST = 37, 3, 35

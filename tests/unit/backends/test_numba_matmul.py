@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import dense_blocks, dense_shards, matmul
+from dptrain.backends.numba.dense import dense_blocks, dense_shards, matmul
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shards import MicroShards, add_in_order
 

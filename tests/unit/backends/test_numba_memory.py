@@ -9,7 +9,7 @@ import pytest
 from numba import njit
 
 from dptrain.backends.numba import dropout, elementwise, losses
-from dptrain.plan.random import dropout_keep, threshold
+from dptrain.philox import dropout_keep, threshold
 
 SIZES = [1, 4, 7, 31, 64, 127, 128, 129, 300, 1000]
 LARGE = 2**33 + 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dptrain.backends.numba.caches import DEFAULTS, cache_bytes
-from dptrain.backends.numba.planning import rows_of_partial_sums, units_per_item
+from dptrain.backends.numba.convolution.planning import rows_of_partial_sums, units_per_item
+from dptrain.native.caches import DEFAULTS, cache_bytes
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 16, 24, 48])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import gathered_convolution as gathered
-from dptrain.backends.numba import pointwise_convolution as pointwise
-from dptrain.backends.numba.fused_pooling import NoPool
-from dptrain.backends.numba.planning import Work
+from dptrain.backends.numba.convolution import gathered_convolution as gathered
+from dptrain.backends.numba.convolution import pointwise_convolution as pointwise
+from dptrain.backends.numba.convolution.fused_pooling import NoPool
+from dptrain.backends.numba.convolution.planning import Work
 from dptrain.plan.lowering import Phase
 from tests.unit.backends import test_numba_convolution as vectors
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dptrain import make_replica
-from dptrain.backends.numba.jit import KernelError, kernel
 from dptrain.backends.numba.programs import Program, StageKernel
-from dptrain.backends.numba.threads import ThreadPool
 from dptrain.backends.replica import Context, Replica
+from dptrain.native.jit import KernelError, kernel
+from dptrain.native.threads import ThreadPool
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 
 NETWORK = Network(

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import folded_rgb_convolution as folded
-from dptrain.backends.numba import winograd_rgb_convolution as winograd
-from dptrain.backends.numba.planning import Shape, Work
-from dptrain.backends.numba.pooling_windows import NO_GRADIENT
+from dptrain.backends.numba.convolution import folded_rgb_convolution as folded
+from dptrain.backends.numba.convolution import winograd_rgb_convolution as winograd
+from dptrain.backends.numba.convolution.planning import Shape, Work
+from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
 from dptrain.backends.numba.vector import AVX512, PORTABLE
 from dptrain.plan.lowering import Phase
 from tests.unit.backends import test_numba_convolution as vectors

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dptrain.aligned import aligned_zeros
 from dptrain.api import make_replica
-from dptrain.backends.memory import aligned_zeros
-from dptrain.backends.numba.atomics import add32, load32, pause
-from dptrain.backends.numba.jit import KernelError, kernel
-from dptrain.backends.numba.threads import ALONE, ASLEEP, MISSED, OWNER_SLEEPS, ThreadPool
 from dptrain.machine import own_cores
+from dptrain.native.atomics import add32, load32, pause
+from dptrain.native.jit import KernelError, kernel
+from dptrain.native.threads import ALONE, ASLEEP, MISSED, OWNER_SLEEPS, ThreadPool
 from dptrain.network import Network, ReLU
 from tests.tiers import tiered
 
@@ -402,7 +402,7 @@ def test_the_end_of_a_pool_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     def compile_nothing(*arguments: object) -> None:
         raise AssertionError("the garbage collector may end a pool while Numba compiles")
 
-    monkeypatch.setattr("dptrain.backends.numba.compilation.compile_requested", compile_nothing)
+    monkeypatch.setattr("dptrain.native.compilation.compile_requested", compile_nothing)
     pool.close()
     assert not any(thread.is_alive() for thread in pool._threads)
 

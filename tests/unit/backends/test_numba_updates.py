@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.backends.numba import updates
-from dptrain.backends.numba.jit import Kernel
+from dptrain.native.jit import Kernel
 
 SIZE = 3 * 512 + 48
 BOUNDS = np.array([0, 16, 528, 1200, SIZE], np.int64)

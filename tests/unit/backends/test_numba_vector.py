@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from dptrain.backends.numba.microkernels import (
+from dptrain.backends.numba.convolution.microkernels import (
     ROW_GROUP,
     multiply_adjacent,
     multiply_in_place,

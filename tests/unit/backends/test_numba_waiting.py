@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import waiting
-from dptrain.backends.numba.atomics import add32, exchange32, load32, store32
-from dptrain.backends.numba.entries import address_of
-from dptrain.backends.numba.jit import interpreted, native
-from dptrain.backends.numba.waiting import interpreted_wait_while, interpreted_wake, sleep_while
+from dptrain.native import waiting
+from dptrain.native.atomics import add32, exchange32, load32, store32
+from dptrain.native.entries import address_of
+from dptrain.native.jit import interpreted, native
+from dptrain.native.waiting import interpreted_wait_while, interpreted_wake, sleep_while
 
 SECOND = 10**9
 LONG = 600 * SECOND
@@ -105,8 +105,8 @@ def test_waiting_without_a_futex() -> None:
 OTHER = """
 import mmap, sys
 import numpy as np
-from dptrain.backends.numba.entries import address_of
-from dptrain.backends.numba.waiting import interpreted_wait_while, interpreted_wake
+from dptrain.native.entries import address_of
+from dptrain.native.waiting import interpreted_wait_while, interpreted_wake
 file = open(sys.argv[1], "r+b")
 words = np.frombuffer(mmap.mmap(file.fileno(), 4096), np.int32)
 wait, wake = interpreted_wait_while(), interpreted_wake()

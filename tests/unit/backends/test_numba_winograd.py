@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import winograd_convolution as winograd
-from dptrain.backends.numba import winograd_geometry
-from dptrain.backends.numba.algorithms import work_of_layer
-from dptrain.backends.numba.planning import Shape, Work
-from dptrain.backends.numba.pooling_windows import NO_GRADIENT
+from dptrain.backends.numba.convolution import winograd_convolution as winograd
+from dptrain.backends.numba.convolution import winograd_geometry
+from dptrain.backends.numba.convolution.algorithms import work_of_layer
+from dptrain.backends.numba.convolution.planning import Shape, Work
+from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
 from dptrain.plan.lowering import Phase
 from tests.unit.backends import test_numba_convolution as vectors
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.numba.threads import ITEMS
+from dptrain.native.threads import ITEMS
 from dptrain.network import Conv2d, Dense, Flatten, Network, ReLU
 
 LAYERS = [Conv2d(16, 3, padding=1), ReLU(), Conv2d(40, 5, padding=2), Flatten(), Dense(10)]

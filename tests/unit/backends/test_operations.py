@@ -39,8 +39,8 @@ from dptrain.network import (
     SoftmaxCrossEntropy,
     Tanh,
 )
+from dptrain.philox import dropout_keep, philox
 from dptrain.plan import SGD, Adam, AdamW, MicroShards, Optimizer
-from dptrain.plan.random import dropout_keep, philox
 from dptrain.plan.shards import add_in_order, rank_contributions
 from tests.lazy import LazyModule
 from tests.unit.backends import cases, pytorch_reference

@@ -595,7 +595,7 @@ def test_without_a_gpu_the_command_says_what_is_missing(monkeypatch: pytest.Monk
     def missing() -> Any:
         raise UserError("backend cuda needs CuPy")
 
-    monkeypatch.setattr("dptrain.backends.cuda.cupy_runtime.import_cupy", missing)
+    monkeypatch.setattr("dptrain.backends.cuda.device.cupy_runtime.import_cupy", missing)
     done = CliRunner().invoke(main, ["--quick"])
     assert done.exit_code == 2
     assert "benchmarks.gpu: backend cuda" in done.output

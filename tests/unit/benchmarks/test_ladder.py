@@ -8,7 +8,7 @@ import pytest
 from benchmarks.gpu_ladder import LAYERS, climb, own
 from benchmarks.ladder.layer import DIRECTIONS, Layer, Numbers, bound, error, exact, layer_of
 from benchmarks.ladder.rungs import FOLDER, rungs
-from dptrain.backends.cuda.nvrtc import find_compiler
+from dptrain.backends.cuda.device.nvrtc import find_compiler
 from dptrain.network.layers import Conv2d, Flatten
 from dptrain.network.losses import MeanSquaredError
 from dptrain.network.network import Network

@@ -207,7 +207,7 @@ def test_missing_libraries_are_noted_if_there_are_gpus(
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr("dptrain.backends.cuda.nvrtc.find_compiler", fail)
+    monkeypatch.setattr("dptrain.backends.cuda.device.nvrtc.find_compiler", fail)
     monkeypatch.setattr("dptrain.backends.cudnn.library.load_library", fail)
     found = by_subject(tuple(doctor.gpu_findings()))
     assert found["gpus"].text.startswith("none found")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.backends.cuda import dependent_launch
-from dptrain.backends.cuda.device import KERNELS
+from dptrain.backends.cuda.device import dependent_launch
+from dptrain.backends.cuda.device.device import KERNELS
 
 KERNEL = re.compile(
     r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s*)?(\w+)\([^{]*?\)\s*\{(.*?)^}',

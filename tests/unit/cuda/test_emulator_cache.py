@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.backends.cuda.device import KERNELS
+from dptrain.backends.cuda.device.device import KERNELS
 from tests.emulator import libraries
 
 DAY_S = 24 * 3600

@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from dptrain.backends.cuda.gather_cost import UNPOOL_IN_KERNEL, gather_us
-from dptrain.backends.cuda.hardware import DEVICES
+from dptrain.backends.cuda.convolution.gather_cost import UNPOOL_IN_KERNEL, gather_us
+from dptrain.backends.cuda.device.hardware import DEVICES
 
 # "Halo tiles, 32 samples": channels, filters, filter size, pixels, whether dx unpools dy, and µs of
 # forward and input gradient in tf32 and bf16 with gathered operands (H200, 2026-11-21).

@@ -35,8 +35,8 @@ from dptrain.network import (
 )
 from dptrain.network.elementwise import Activation
 from dptrain.network.network import Node
+from dptrain.philox import dropout_keep, threshold
 from dptrain.plan.lowering import Group
-from dptrain.plan.random import dropout_keep, threshold
 from tests.lazy import LazyModule
 from tests.tiers import tiered
 from tests.unit.cuda.launching import BF16, FP32, Kept, ints, launch, launch_in_every_order

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda.device import KERNELS
-from dptrain.backends.cuda.nvrtc import Compiler, find_compiler
+from dptrain.backends.cuda.device.device import KERNELS
+from dptrain.backends.cuda.device.nvrtc import Compiler, find_compiler
 from tests.emulator.fake_cudnn_functions import to_bfloat16
 from tests.tiers import tiered
 from tests.unit.cuda.launching import SEEDS, THREADS, ints, launch, launch_in_every_order

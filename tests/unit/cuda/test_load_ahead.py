@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dptrain.backends.cuda import replica as cuda_replica
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.device import Array, Device, Function, StagingBuffer
-from dptrain.backends.cuda.pinned import TIMED_UPLOADS, PinnedStagingBuffer
+from dptrain.backends.cuda.device.device import Array, Device, Function, StagingBuffer
+from dptrain.backends.cuda.device.pinned import TIMED_UPLOADS, PinnedStagingBuffer
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World

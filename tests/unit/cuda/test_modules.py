@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 import dptrain.api
-from dptrain.backends.cuda.modules import Modules
-from dptrain.backends.cuda.nvrtc import CompileError
+from dptrain.backends.cuda.device.modules import Modules
+from dptrain.backends.cuda.device.nvrtc import CompileError
 from dptrain.network import Conv2d, Dense, Flatten, Network, ReLU
 from tests.emulator.emulator import MEMORY_BYTES, Emulator
 

@@ -17,26 +17,27 @@ from typing import Any
 
 import pytest
 
-from dptrain.backends.cuda import nvrtc, skinny_gemm, tensor_maps, wgmma_gemm_tiles
-from dptrain.backends.cuda.cupy_runtime import best_architecture
-from dptrain.backends.cuda.device import KERNELS
-from dptrain.backends.cuda.few_channel_tiles import few_channel_candidates
-from dptrain.backends.cuda.few_channel_wgrad_tiles import rank_few_channel_wgrad_tiles
-from dptrain.backends.cuda.gemm_tiles import TENSOR_TILES, THREAD_TILES, GemmTile
-from dptrain.backends.cuda.geometry import GEOMETRY_MACROS
-from dptrain.backends.cuda.gpu import GPU
-from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
-from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
-from dptrain.backends.cuda.nvrtc import (
+from dptrain.backends.cuda.convolution.few_channel_tiles import few_channel_candidates
+from dptrain.backends.cuda.convolution.few_channel_wgrad_tiles import rank_few_channel_wgrad_tiles
+from dptrain.backends.cuda.convolution.halo_tiles import InputView
+from dptrain.backends.cuda.convolution.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.convolution.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.dense import skinny_gemm, wgmma_gemm_tiles
+from dptrain.backends.cuda.dense.gemm_tiles import TENSOR_TILES, THREAD_TILES, GemmTile
+from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile
+from dptrain.backends.cuda.device import nvrtc, tensor_maps
+from dptrain.backends.cuda.device.cupy_runtime import best_architecture
+from dptrain.backends.cuda.device.device import KERNELS
+from dptrain.backends.cuda.device.gpu import GPU
+from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS
+from dptrain.backends.cuda.device.nvrtc import (
     SERIALIZED,
     CompileError,
     Compiler,
     compile_cached,
     find_compiler,
 )
-from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile
-from dptrain.backends.cuda.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.geometry import GEOMETRY_MACROS
 from dptrain.errors import UserError
 from tests.emulator import libraries
 from tests.tiers import tiered

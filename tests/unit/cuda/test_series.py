@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.device import LOAD_STREAM, WEIGHT_STREAM, Array, Device, Function
-from dptrain.backends.cuda.message import Message
+from dptrain.backends.cuda.device.device import LOAD_STREAM, WEIGHT_STREAM, Array, Device, Function
+from dptrain.backends.cuda.device.message import Message
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.pixels import PixelFormat
 from dptrain.comm import make_gradient_sum

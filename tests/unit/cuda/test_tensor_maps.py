@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.backends.cuda import tensor_maps
+from dptrain.backends.cuda.device import tensor_maps
 
 
 class Driver:

@@ -15,7 +15,7 @@ from dptrain import Trainer
 from dptrain.backends import load_backend
 from dptrain.backends.cuda import tuning
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.hardware import DEVICES
+from dptrain.backends.cuda.device.hardware import DEVICES
 from dptrain.backends.cuda.tuning import Candidate, Tuning, load_or_tune, tune, tuning_facts
 from dptrain.backends.replica import Kernel, Replica
 from dptrain.errors import UserError

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda.gemm_tiles import ceil_div, vector_elements
-from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES, ELEMENT_BYTES
-from dptrain.backends.cuda.wgrad_tiles import (
+from dptrain.backends.cuda.convolution.halo_tiles import InputView
+from dptrain.backends.cuda.convolution.wgrad_tiles import (
     LINE_SAMPLES,
     MIN_PIXELS,
     WgradTile,
@@ -20,6 +18,8 @@ from dptrain.backends.cuda.wgrad_tiles import (
     supports_wgrad_tiles,
     wgrad_candidates,
 )
+from dptrain.backends.cuda.dense.gemm_tiles import ceil_div, vector_elements
+from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS, DEVICES, ELEMENT_BYTES
 from dptrain.network import Conv2d, get_network
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered

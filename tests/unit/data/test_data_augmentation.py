@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.backends.numba.threads import ThreadPool
 from dptrain.data import Augmentation
 from dptrain.errors import UserError
+from dptrain.native.threads import ThreadPool
 
 EVERYTHING = Augmentation(crop=3, flip=True, brightness=0.3, contrast=0.5, cutout=3)
 

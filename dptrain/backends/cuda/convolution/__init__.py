@@ -1,0 +1,1 @@
+"""Convolutions: tiles, their costs, and the operations that launch kernels."""

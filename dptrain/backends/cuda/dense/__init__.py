@@ -1,0 +1,1 @@
+"""Dense layers: tiles and the operations that launch kernels."""

@@ -1,0 +1,215 @@
+"""Dense layers: general matrix products, and skinny products for few samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dptrain.backends.cuda.dense import skinny_gemm
+from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK
+from dptrain.backends.cuda.device.device import Array
+from dptrain.backends.cuda.device.hardware import ELEMENT_BYTES, limits_of
+from dptrain.backends.cuda.device.launching import launch_reduction
+from dptrain.backends.cuda.weighted import WeightedOperation
+from dptrain.backends.replica import Context, Kernel
+from dptrain.network.activations import ReLU
+from dptrain.network.layers import Dense
+from dptrain.plan.lowering import (
+    Access,
+    BufferSpec,
+    Group,
+    GroupNeeds,
+    Phase,
+    Setting,
+    stage_name,
+)
+
+
+class DenseGemm(WeightedOperation):
+    """Dense, optionally with ReLU, optionally with ReLU and Dropout.
+
+    An element that ReLU or dropout suppressed is 0 in y, so backward needs no mask but y.
+    """
+
+    @classmethod
+    def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the forward product."""
+        inputs, outputs = dense_shape(group)
+        return cls.gemm_config(
+            group, setting, Phase.FORWARD, setting.batch_size, outputs, inputs, split=True
+        )
+
+    @classmethod
+    def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the backward-input product."""
+        inputs, outputs = dense_shape(group)
+        n = setting.batch_size
+        return cls.gemm_config(group, setting, Phase.BACKWARD_INPUT, n, inputs, outputs)
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        n, outputs = setting.batch_size, group.head.output_shape[0]
+        buffers: dict[str, BufferSpec] = {}
+        parts = cls.forward_config(group, setting).split_k.count
+        if parts > 1:
+            buffers["forward_partial"] = BufferSpec((parts, n * outputs), "float32")
+        phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
+        if not setting.training:
+            return GroupNeeds(phases, buffers)
+        cls.add_partial_buffer(group, setting, buffers)
+        partial = ("partial",) if "partial" in buffers else ()
+        dz = ("dy", "y") if ReLU in group.kinds else ("dy",)
+        phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
+        if group.gradients:
+            phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
+        return GroupNeeds(phases, buffers)
+
+    @property
+    def shape(self) -> tuple[np.int32, np.int32]:
+        """Numbers of inputs and outputs."""
+        inputs, outputs = dense_shape(self.group)
+        return np.int32(inputs), np.int32(outputs)
+
+    def forward(self) -> Kernel:
+        return self.forward_product("dense.cu", self.forward_config(self.group, self.setting))
+
+    def forward_product(self, file: str, config: GemmConfig) -> Kernel:
+        """Return the forward stage with the kernels of a file."""
+        a, (inputs, outputs), split_k = self.arrays, self.shape, config.split_k
+        if split_k.count == 1:
+            return self.product(
+                file, "dense_forward", config, 1, int(outputs),
+                (a["x"], a["weight"], a["bias"], a["y"]), (inputs, outputs),
+                epilogue=self.undone_epilogue, fuses_dropout=True,
+            )  # fmt: skip
+        # Few samples occupy the GPU only if several blocks share each sum.
+        multiply = self.product(
+            file, "dense_forward_split_k", config, 1, int(outputs),
+            (a["x"], a["weight"], a["forward_partial"]),
+            (inputs, outputs, np.int32(split_k.terms)), epilogue=self.undone_epilogue,
+        )  # fmt: skip
+        reduce = self.reduce_forward(config)
+
+        def run(context: Context) -> None:
+            multiply(context)
+            reduce(context)
+
+        return run
+
+    def reduce_forward(self, config: GemmConfig) -> Kernel:
+        """Return the split-K reduction of the forward product, with the epilogue."""
+        a, outputs = self.arrays, self.shape[1]
+        defines = {
+            **self.defines,
+            "EPILOGUE": self.undone_epilogue,
+            "EPILOGUE_DROPOUT": int(self.fuses_dropout),
+        }
+        reduce = self.device.function("dense.cu", "dense_forward_reduce", **defines)
+        parts = np.int32(config.split_k.count)
+        last = {training: self.dropout_arguments(training=training) for training in (False, True)}
+
+        def run(context: Context) -> None:
+            size = context.n * int(outputs)
+            launch_reduction(
+                reduce, size, a["forward_partial"], parts, a["bias"], a["y"], outputs,
+                np.int32(size), *last[context.training],
+            )  # fmt: skip
+
+        return run
+
+    @property
+    def dz(self) -> tuple[Array, Array, np.float32]:
+        """The arrays and the factor from which kernels compute dz, the gradient before ReLU."""
+        return self.arrays["dy"], self.arrays["y"], self.dropout_factor
+
+    def backward_weight(self) -> Kernel:
+        return self.dense_wgrad("dense.cu")
+
+    def dense_wgrad(self, file: str) -> Kernel:
+        """Return the stage of the weight gradient with the kernel of a file."""
+        shape = self.shape
+
+        def trailing(samples: int, part: int) -> tuple[np.int32, ...]:
+            return np.int32(samples), *shape, np.int32(part)
+
+        config, inputs = self.wgrad_config(self.group, self.setting), (self.arrays["x"], *self.dz)
+        return self.wgrad_product(
+            file, "dense_backward_weight", config, lambda samples: samples, inputs, trailing
+        )
+
+    def backward_input(self) -> Kernel:
+        a, shape = self.arrays, self.shape
+        config = self.backward_input_config(self.group, self.setting)
+        return self.product(
+            "dense.cu", "dense_backward_input", config, 1, int(shape[0]),
+            (*self.dz, a["weight"], a["dx"]), shape, epilogue=self.undone_epilogue,
+        )  # fmt: skip
+
+
+class SkinnyDenseGemm(DenseGemm):
+    """Dense layers with few samples and many weights, whose time is that of reading the weights.
+
+    In fp32, the weight gradient has too few terms for 3xTF32, so the general kernel computes it.
+    """
+
+    FILE = "skinny_gemm.cu"
+
+    @classmethod
+    def supports(cls, group: Group, setting: Setting) -> bool:
+        """Return whether the kernels exist for a group and are faster."""
+        return isinstance(group.head.layer, Dense) and skinny_gemm.is_worthwhile(
+            setting.precision, setting.batch_size, math.prod(dense_shape(group)),
+            limits_of(setting),
+        )  # fmt: skip
+
+    @classmethod
+    def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        inputs, outputs = dense_shape(group)
+        product = setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
+        return setting.selection.pick(
+            stage_name(group.name, Phase.FORWARD),
+            skinny_gemm.select_forward_config(*product),
+            lambda: skinny_gemm.rank_forward_configs(*product),
+        )
+
+    @classmethod
+    def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        if setting.precision not in ELEMENT_BYTES:
+            return super().wgrad_config(group, setting)
+        outputs = group.head.output_shape[0]
+        return skinny_gemm.wgrad_config(setting.precision, setting.batch_size, outputs)
+
+    @classmethod
+    def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        inputs, outputs = dense_shape(group)
+        tile = skinny_gemm.select_backward_input_tile(
+            setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
+        )
+        if tile is None:
+            return super().backward_input_config(group, setting)
+        return GemmConfig(tile, SplitK(1, tile.terms))
+
+    def forward(self) -> Kernel:
+        return self.forward_product(self.FILE, self.forward_config(self.group, self.setting))
+
+    def backward_weight(self) -> Kernel:
+        if self.precision not in ELEMENT_BYTES:
+            return super().backward_weight()
+        return self.dense_wgrad("skinny_gemm_backward_weight.cu")
+
+    def backward_input(self) -> Kernel:
+        a, inputs = self.arrays, self.shape[0]
+        config = self.backward_input_config(self.group, self.setting)
+        if not isinstance(config.tile, skinny_gemm.SkinnyTile):
+            return super().backward_input()
+        return self.product(
+            self.FILE, "dense_backward_input", config, 1,
+            int(inputs), (*self.dz, a["weight"], a["dx"]), self.shape,
+            epilogue=self.undone_epilogue,
+        )  # fmt: skip
+
+
+def dense_shape(group: Group) -> tuple[int, int]:
+    """Return the numbers of inputs and outputs."""
+    return math.prod(group.head.input_shape), group.head.output_shape[0]

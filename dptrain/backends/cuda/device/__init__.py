@@ -1,0 +1,1 @@
+"""The GPU: memory, streams, graphs, compilation and launches."""

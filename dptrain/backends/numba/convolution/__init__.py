@@ -1,0 +1,1 @@
+"""Convolutions: algorithms, their kernels, and their selection."""

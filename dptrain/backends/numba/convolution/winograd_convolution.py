@@ -1,0 +1,636 @@
+"""Winograd convolution of stride 1 (`winograd_transforms`), forward and backward.
+
+Arguments are those of `direct_convolution`, with a `WinogradGeometry`. `prepare_forward` and
+`prepare_backward_input` transform the weights once for all threads.
+
+Bands are ranges of rows of tiles, or of pooled rows. A thread processes its range of bands in
+blocks of rows of tiles, which may belong to several samples: loads and transforms their inputs,
+multiplies them with the weights as 36 matrices, and transforms and stores their outputs. Functions
+that load or store have an `argmax`, which is None without pooling; the compiler removes the branch
+that does not apply.
+
+Blocks of the weight gradient are ranges of filters. Tiles are always summed in the same blocks,
+which begin at the first sample of a row of partial sums.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dptrain.backends.numba.convolution.fused_pooling import (
+    adds,
+    has_bias,
+    lower_bound,
+    pool_rows,
+    select_by_pool,
+    unpool_rows,
+)
+from dptrain.backends.numba.convolution.im2col import vector_part
+from dptrain.backends.numba.convolution.microkernels import NO_LOWER_BOUND, multiply
+from dptrain.backends.numba.convolution.planning import Algorithm, Shape, Work, units_per_item
+from dptrain.backends.numba.convolution.winograd_cost import are_near, parts_of_filters
+from dptrain.backends.numba.convolution.winograd_geometry import (
+    CHANNELS_PER_ITEM,
+    LARGE_BLOCK,
+    make_geometry,
+)
+from dptrain.backends.numba.convolution.winograd_transforms import (
+    INTEGERS,
+    MATRICES,
+    PANEL,
+    add_products,
+    multiply_matrices,
+    transform_gradients,
+    transform_inputs,
+    transform_outputs,
+    transform_sums,
+    transform_weights,
+)
+from dptrain.backends.numba.prefetching import tile_rows_part
+from dptrain.backends.numba.vector import (
+    LINE,
+    compiled_registers,
+    copy,
+    transpose,
+    vector_width,
+)
+from dptrain.native.jit import inlined, kernel
+from dptrain.plan.lowering import Phase
+
+SUM_BYTES, MAP_BYTES = 16 << 20, 32 << 20
+"""Size of all sums of a weight gradient from which an L3 cache does not hold them, and largest size
+of the transformed maps of all threads that it holds."""
+WEIGHTS = 1024
+"""Pairs of channels whose transform is worth one more thread: 7 µs."""
+
+
+def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+    """Return the Winograd algorithm of a phase of a convolution that `supports` accepts."""
+    if phase is Phase.BACKWARD_WEIGHT:
+        return _plan_backward_weight(shape, work)
+    maps, out, pads = shape.maps, shape.out, shape.pads
+    if phase is Phase.BACKWARD_INPUT:
+        maps, out, pads = shape.out, shape.maps, shape.dy_pads
+    geometry = make_geometry(maps, out, pads, shape.window[0], pool_height=shape.pool_height)
+    scratch = geometry.scratch_size
+    # A thread computes adjacent bands together, so the number of bands costs nothing.
+    bands = geometry.tiles_down if work.threads > 1 else 1
+    grain = max(1, min(geometry.block_rows, work.batch_size * bands // work.threads))
+    items = -(-maps[2] // CHANNELS_PER_ITEM)
+    packed = shape.window[0] ** 2 * maps[2] * geometry.k_vectors
+    weights = MATRICES * geometry.u_stride + packed
+    prepare_grain = -(-WEIGHTS // (CHANNELS_PER_ITEM * geometry.k_vectors))
+    parts = 1
+    # With fused pooling, each part would compute the gradient before pooling again. Products in
+    # place have all filters.
+    divides = phase is Phase.FORWARD or not are_near(maps[2], geometry.k_vectors)
+    if divides and geometry.m_offset != geometry.v_offset:
+        parts = parts_of_filters(
+            work.batch_size * bands, geometry.tiles_across, maps[2], geometry.k_vectors,
+            work.threads, keeps_weights=work.keeps_weights,
+        )  # fmt: skip
+    if parts > 1:
+        bands, geometry = bands * parts, geometry._replace(parts=INTEGERS[shape.window[0]](parts))
+        grain = -(-work.batch_size * bands // work.threads)
+    kernel, prepare = conv2d_forward, prepare_forward
+    if phase is Phase.BACKWARD_INPUT:
+        kernel, prepare = conv2d_backward_input, prepare_backward_input
+    return Algorithm(
+        kernel, geometry, scratch, bands, prepare, items, weights, grain, prepare_grain
+    )  # fmt: skip
+
+
+def _plan_backward_weight(shape: Shape, work: Work) -> Algorithm:
+    k_vectors = -(-shape.out[2] // compiled_registers().width)
+    blocks = units_per_item(work.rows, work.threads, k_vectors)
+    geometry = make_geometry(
+        shape.maps, shape.out, shape.pads, shape.window[0], pool_height=shape.pool_height,
+        gradient=True, large_blocks=not work.by_shape and _has_distant_sums(shape, work, blocks),
+    )  # fmt: skip
+    return Algorithm(conv2d_backward_weight, geometry, geometry.scratch_size, blocks)
+
+
+def _has_distant_sums(shape: Shape, work: Work, blocks: int) -> bool:
+    """Return whether a cache holds the transformed maps of a large block, but not the sums."""
+    c, k = shape.maps[2], shape.out[2]
+    sums, maps = work.rows * c * k, work.threads * LARGE_BLOCK * (c + k // blocks)
+    return 4 * MATRICES * sums > SUM_BYTES and 4 * MATRICES * maps <= MAP_BYTES
+
+
+def _some(pool, argmax):  # type: ignore[no-untyped-def]
+    return argmax
+
+
+def _none(pool, argmax):  # type: ignore[no-untyped-def]
+    return None
+
+
+_positions = select_by_pool(_some, _none)
+"""_positions(pool, argmax): `argmax`, or None without pooling."""
+
+
+@inlined
+def _prepare(start, stop, w, geo, u, flipped):  # type: ignore[no-untyped-def]
+    """Transform the weights of groups `start` to `stop` of input channels to u (36, C, K), of which
+    each matrix is in panels.
+
+    The weights that are flipped, or that do not fill vectors, are first packed after u.
+    """
+    c, k, vectors, taps = geo.c, geo.k, geo.k_vectors, geo.taps
+    matrix, positions = c * vectors, taps * taps
+    first, last = CHANNELS_PER_ITEM * start, min(c, CHANNELS_PER_ITEM * stop)
+    begin, count = first * vectors, (last - first) * vectors
+    if not flipped and k == vectors:
+        _transform_weight_panels(w, 0, geo, first, last, u)
+        return
+    packed = MATRICES * geo.u_stride
+    for tap in range(positions):
+        row = packed + tap * matrix + begin
+        if k < vectors:
+            for p in range(row, row + count):
+                u[p] = 0
+        if flipped:
+            source = (positions - 1 - tap) * c * k + first
+            transpose(w, source, c, u, row, vectors, k, last - first)
+        else:
+            for i in range(last - first):
+                copy(w, (tap * c + first + i) * k, u, row + i * vectors, k)
+    _transform_weight_panels(u, packed, geo, first, last, u)
+
+
+@inlined
+def _transform_weight_panels(w, start, geo, first, last, u):  # type: ignore[no-untyped-def]
+    """Transform the weights w (R, S, C, K) of channels `first` to `last`."""
+    c, vectors = geo.c, geo.k_vectors
+    for i in range(first, last):
+        for p in range(0, vectors, PANEL):
+            columns = min(PANEL, vectors - p)
+            transform_weights(
+                w, start + i * vectors + p, geo.taps, c * vectors,
+                u, p * c + i * columns, geo.u_stride, columns,
+            )  # fmt: skip
+
+
+@kernel
+def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+    """Transform the weights w (R, S, C, K); items are groups of input channels."""
+    _prepare(start, stop, w.reshape(-1), geo, shared, False)
+
+
+@kernel
+def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+    """Flip and transform the weights w (R, S, C, K); items are groups of channels of dy."""
+    _prepare(start, stop, w.reshape(-1), geo, shared, True)
+
+
+@inlined
+def _fill_scratch(geo, mine):  # type: ignore[no-untyped-def]
+    """Fill the constant parts of scratch: zeros after the maps, the bias 0, and 0, 1, 2, …."""
+    table = mine.view(np.int32)
+    # The last vector of channels may cross the end of the padded rows.
+    mine[geo.band_offset - geo.c_vectors - LINE : geo.band_offset] = 0
+    mine[geo.bias_offset : geo.ramp_offset] = 0
+    for i in range(geo.ramp_size):
+        table[geo.ramp_offset + i] = i
+
+
+@inlined
+def _load_rows(geo, x, argmax, pool, n, row, rows, mine):  # type: ignore[no-untyped-def]
+    """Load the padded inputs of `rows` rows of tiles from row `row` on of sample n."""
+    c, width = geo.c, geo.width
+    pitch = geo.padded_width * c
+    top, high = row * geo.tile_side - geo.pad_top, rows * geo.tile_side + geo.taps - 1
+    first = max(0, top)
+    last = max(first, min(geo.height, top + high))
+    start = geo.padded_offset + geo.pad_left * c
+    for i in range(high):
+        begin = geo.padded_offset + i * pitch
+        if top + i < first or top + i >= last:
+            mine[begin : begin + pitch] = 0
+        else:
+            mine[begin : begin + geo.pad_left * c] = 0
+            mine[begin + (geo.pad_left + width) * c : begin + pitch] = 0
+    target = start + (first - top) * pitch
+    if argmax is None:
+        source = (n * geo.height + first) * width * c
+        for i in range(last - first):
+            copy(x, source + i * width * c, mine, target + i * pitch, width * c)
+    else:
+        unpool_rows(
+            pool, x, argmax, n, (x.shape[1], x.shape[2], c), (first, last),
+            mine, target, geo.padded_width, (0, c),
+            mine, geo.rest_offset, mine[geo.rest_offset :],
+        )  # fmt: skip
+
+
+@inlined
+def _panel(geo, rows, panel):  # type: ignore[no-untyped-def]
+    """Return the first tile and the number of tiles of a panel of some rows.
+
+    Only a block of one row has several panels.
+    """
+    first = geo.tiles_across * panel // geo.panels
+    return first, rows * (geo.tiles_across * (panel + 1) // geo.panels - first)
+
+
+@inlined
+def _transform_rows(geo, first, count, tile, channels, mine, ahead):  # type: ignore[no-untyped-def]
+    """Transform `channels` channels of tiles of the padded rows into V, from tile `tile` on."""
+    c, vectors = geo.c, geo.c_vectors
+    transform_inputs(
+        mine, geo.padded_offset, geo.padded_width * c, c, channels, vectors, geo.tile_side,
+        geo.tiles_across, first, count, mine, geo.v_offset + tile * vectors, geo.v_stride, ahead,
+    )  # fmt: skip
+
+
+@inlined
+def _store_rows(geo, mine, tile, n, row, first, count, filters, y, argmax, base, bound, adds):  # type: ignore[no-untyped-def]
+    """Transform the products from tile `tile` on into outputs from row `row` of tiles on.
+
+    With pooling, the outputs are stored in scratch, which begins with row `base` of the sample.
+    Otherwise they are added to y if `adds`.
+    """
+    k, vectors, w_out, top = geo.k, geo.k_vectors, geo.w_out, row * geo.tile_side
+    source, bias = geo.m_offset + tile * vectors + filters[0], geo.bias_offset + filters[0]
+    channels = filters[1] - filters[0]
+    if argmax is None:
+        transform_outputs(
+            mine, source, geo.m_stride, vectors, geo.taps, geo.tile_side,
+            geo.tiles_across, first, count, y, (n * geo.h_out + top) * w_out * k + filters[0],
+            geo.h_out - top, w_out, k, channels, bias, bound, adds,
+        )  # fmt: skip
+    else:
+        transform_outputs(
+            mine, source, geo.m_stride, vectors, geo.taps, geo.tile_side, geo.tiles_across, first,
+            count, mine, geo.band_offset + (top - base) * w_out * k + filters[0],
+            geo.h_out - top, w_out, k, channels, bias, bound, None,
+        )  # fmt: skip
+
+
+@inlined
+def _pool_rows(geo, mine, n, y, argmax, pool, filters, base, ready, p, stop):  # type: ignore[no-untyped-def]
+    """Pool the windows from row p on that rows `base` to `ready` of the maps complete.
+
+    Returns:
+        The first row of the maps that is still in scratch, and the next row of windows.
+    """
+    if argmax is None:
+        return base, p
+    _, h_pool, w_pool, k = y.shape
+    w_out, pitch = geo.w_out, geo.w_out * geo.k
+    while p < stop:
+        above = p * pool.stride_v - pool.pad_top
+        top, bottom = max(0, above), min(geo.h_out, above + pool.window_v)
+        if bottom > ready:
+            break
+        pool_rows(
+            pool, mine, geo.band_offset + (above - base) * pitch, (top - above, bottom - above),
+            w_out, y, argmax, (n * h_pool + p) * w_pool * k, w_pool, k, filters,
+        )  # fmt: skip
+        p += 1
+    kept = min(ready, max(base, p * pool.stride_v - pool.pad_top))
+    if p < stop and kept > base:
+        for q in range(geo.band_offset, geo.band_offset + (ready - kept) * pitch):
+            mine[q] = mine[q + (kept - base) * pitch]
+    return kept, p
+
+
+@inlined
+def _tile_rows(geo, y, argmax, pool):  # type: ignore[no-untyped-def]
+    """Return the rows of tiles of a sample that are needed."""
+    if argmax is None:
+        return geo.tiles_down
+    bottom = (y.shape[1] - 1) * pool.stride_v - pool.pad_top + pool.window_v
+    return -(-min(geo.h_out, bottom) // geo.tile_side)
+
+
+@inlined
+def _pooled_row(geo, y, argmax, pool, bands, band):  # type: ignore[no-untyped-def]
+    """Return the first pooled row of a band; bands begin at a row of tiles if windows allow it."""
+    if argmax is None:
+        return 0
+    step = max(1, geo.tile_side // pool.stride_v)
+    return min(y.shape[1], -(-y.shape[1] // step) * band // bands * step)
+
+
+@inlined
+def _first_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-untyped-def]
+    """Return the first row of tiles of a band, which begins with pooled row p."""
+    if argmax is None:
+        return down * band // bands
+    return max(0, p * pool.stride_v - pool.pad_top) // geo.tile_side
+
+
+@inlined
+def _last_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-untyped-def]
+    """Return the row of tiles after those of the bands before `band`, whose first row is p."""
+    if argmax is None:
+        return down * band // bands
+    if p == 0:
+        return 0
+    bottom = (p - 1) * pool.stride_v - pool.pad_top + pool.window_v
+    return -(-min(geo.h_out, bottom) // geo.tile_side)
+
+
+@inlined
+def _inputs(geo, x, argmax, down, first, stop):  # type: ignore[no-untyped-def]
+    """Return the part of x that some rows of tiles read; nothing of gradients after pooling."""
+    if argmax is not None:
+        return x, 0, 0
+    shape, tiles = (geo.height, geo.width * geo.c), (down, geo.tile_side)
+    shifts = -geo.pad_top, geo.taps - 1 - geo.pad_top
+    return tile_rows_part(x, shape, tiles, (first, stop), shifts)
+
+
+@inlined
+def _outputs(geo, y, argmax, down, first, stop):  # type: ignore[no-untyped-def]
+    """Return the part of y in some rows of tiles; nothing with pooling.
+
+    Threads that compute parts of the filters would take the lines from each other.
+    """
+    if argmax is not None or geo.parts > 1:
+        return y, 0, 0
+    shape, tiles = (geo.h_out, geo.w_out * geo.k), (down, geo.tile_side)
+    return tile_rows_part(y, shape, tiles, (first, stop), (0, 0))
+
+
+@inlined
+def _convolve(  # type: ignore[no-untyped-def]
+    start, stop, filters, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine
+):
+    """Compute bands `start` to `stop` of y from x and transformed weights.
+
+    Args:
+        filters: (first, stop), the filters to compute; the first is a multiple of the vector width.
+        x_argmax: None, or positions of the maxima; x is then a gradient after pooling.
+        y_argmax: None, or receives positions of the maxima; y is then pooled.
+        bound: lower bound of y.
+        adds: None, or whether the result is added to y.
+        mine: scratch with the bias.
+    """
+    side, half = geo.tile_side, vector_width() // 2
+    channels = (geo.c + half - 1) // half * half
+    last_column = geo.k_vectors if filters[1] == geo.k else filters[1]
+    down = _tile_rows(geo, y, y_argmax, pool)
+    p = _pooled_row(geo, y, y_argmax, pool, bands, start % bands)
+    last_p = _pooled_row(geo, y, y_argmax, pool, bands, stop % bands)
+    row = _first_tile_row(geo, y_argmax, pool, down, bands, start % bands, p)
+    last = _last_tile_row(geo, y_argmax, pool, down, bands, stop % bands, last_p)
+    # Rows of tiles of all samples are numbered consecutively.
+    g, last_g, base = start // bands * down + row, stop // bands * down + last, row * side
+    while g < last_g:
+        # All blocks have about as many rows.
+        left = last_g - g
+        block = -(-left // -(-left // geo.block_rows))
+        for panel in range(geo.panels):
+            i, tile = g, 0
+            while i < g + block:
+                n, row = i // down, i % down
+                rows = min(down - row, g + block - i)
+                first, count = _panel(geo, rows, panel)
+                if panel == 0:
+                    _load_rows(geo, x, x_argmax, pool, n, row, rows, mine)
+                _transform_rows(geo, first, count, tile, channels, mine, None)
+                i, tile = i + rows, tile + count
+            multiply_matrices(
+                MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, 0,
+                geo.u_stride, geo.k, geo.k_vectors, geo.m_offset, geo.m_stride, geo.ramp_offset,
+                tile, filters[0], last_column,
+                _inputs(geo, x, x_argmax, down, g + block, min(g + 2 * block, last_g)),
+                _outputs(geo, y, y_argmax, down, g, g + block),
+            )  # fmt: skip
+            i, tile = g, 0
+            while i < g + block:
+                n, row = i // down, i % down
+                rows = min(down - row, g + block - i)
+                first, count = _panel(geo, rows, panel)
+                _store_rows(
+                    geo, mine, tile, n, row, first, count, filters, y, y_argmax, base, bound, adds
+                )  # fmt: skip
+                if panel == geo.panels - 1:
+                    ready = min(geo.h_out, (row + rows) * side)
+                    end = last_p if n == stop // bands else y.shape[1]
+                    base, p = _pool_rows(
+                        geo, mine, n, y, y_argmax, pool, filters, base, ready, p, end
+                    )  # fmt: skip
+                    if row + rows == down:
+                        base, p = 0, 0
+                i, tile = i + rows, tile + count
+        g += block
+
+
+@inlined
+def _convolve_parts(  # type: ignore[no-untyped-def]
+    start, stop, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine
+):
+    """Compute items `start` to `stop`: the bands of all samples of the first part of the filters,
+    then of the second, ….
+    """
+    bands //= geo.parts
+    whole, item = x.shape[0] * bands if geo.parts > 1 else stop, start
+    while item < stop:
+        part, first = item // whole, item % whole
+        count = min(whole - first, stop - item)
+        filters = vector_part(geo.k, part, geo.parts, vector_width())
+        _convolve(
+            first, first + count, filters, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands,
+            pool, mine,
+        )  # fmt: skip
+        item += count
+
+
+@kernel
+def conv2d_forward(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
+):
+    """Compute `direct_convolution.conv2d_forward`."""
+    mine, found = scratch[thread], _positions(pool, argmax)
+    _fill_scratch(geo, mine)
+    copy(b, 0, mine, geo.bias_offset, geo.k)
+    _convolve_parts(
+        start, stop, x, None, shared, y, found, lower_bound(pool), None, geo, bands, pool, mine
+    )
+
+
+@kernel
+def conv2d_backward_input(  # type: ignore[no-untyped-def]
+    start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
+):
+    """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
+    mine, found = scratch[thread], _positions(pool, argmax)
+    _fill_scratch(geo, mine)
+    _convolve_parts(
+        start, stop, dy, found, shared, dx, None, NO_LOWER_BOUND, adds(pool), geo, bands, pool, mine
+    )
+
+
+@inlined
+def sum_bias(geo, dy, start, pixels, channels, mine):  # type: ignore[no-untyped-def]
+    """Add `channels` channels of some pixels of dy to the gradient of the bias, as a product."""
+    one, table = geo.tile_offset, mine.view(np.int32)
+    mine[one] = 1
+    for p in range(0, pixels, geo.ramp_size):
+        multiply(
+            (mine, one),
+            (table, geo.ramp_offset, 0),
+            (table, geo.ramp_offset, 0),
+            (dy, start + p * geo.k, geo.k),
+            (mine, geo.bias_offset, 0),
+            (mine, geo.bias_offset),
+            (table, geo.ramp_offset, 0),
+            (1, min(geo.ramp_size, pixels - p), channels),
+            NO_LOWER_BOUND,
+        )
+
+
+@inlined
+def _load_gradients(geo, dy, argmax, pool, n, row, rows, first_k, channels, mine):  # type: ignore[no-untyped-def]
+    """Load the gradients of rows of tiles and add them to the gradient of the bias."""
+    top, pitch = row * geo.tile_side, geo.w_out * geo.k
+    bottom = min(geo.h_out, top + rows * geo.tile_side)
+    if argmax is None:
+        if has_bias(pool):
+            source = (n * geo.h_out + top) * pitch + first_k
+            sum_bias(geo, dy, source, (bottom - top) * geo.w_out, channels, mine)
+    else:
+        maps, written = (dy.shape[1], dy.shape[2], geo.k), (first_k, first_k + channels)
+        unpool_rows(
+            pool, dy, argmax, n, maps, (top, bottom), mine, geo.band_offset, geo.w_out, written,
+            mine, geo.bias_offset, mine[geo.rest_offset :],
+        )  # fmt: skip
+
+
+@inlined
+def _transform_gradient_rows(  # type: ignore[no-untyped-def]
+    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine, ahead
+):
+    """Transform tiles of the loaded gradients, from tile `tile` on."""
+    top = row * geo.tile_side
+    if argmax is None:
+        transform_gradients(
+            dy, (n * geo.h_out + top) * geo.w_out * geo.k + first_k, geo.h_out - top, geo.w_out,
+            geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
+            mine, geo.m_offset + tile * vectors, geo.m_stride, ahead,
+        )  # fmt: skip
+    else:
+        transform_gradients(
+            mine, geo.band_offset + first_k, geo.h_out - top, geo.w_out,
+            geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
+            mine, geo.m_offset + tile * vectors, geo.m_stride, ahead,
+        )  # fmt: skip
+
+
+@inlined
+def _is_transposed(geo):  # type: ignore[no-untyped-def]
+    """Return whether the sums of the weight gradient are (36, K, C): C fills vectors better.
+
+    20 filters of 32 channels then need 20 · 32 sums for each matrix instead of 32 · 32.
+    """
+    return geo.k * geo.c_vectors < geo.c * geo.k_vectors
+
+
+@inlined
+def _finish_transposed_gradient(geo, first_k, channels, mine, sums):  # type: ignore[no-untyped-def]
+    """Write dw of some filters to `sums`."""
+    c, tile = geo.c, geo.tile_offset
+    for q in range(channels):
+        for p in range(0, geo.c_vectors, PANEL):
+            columns = min(PANEL, geo.c_vectors - p)
+            source = geo.sums_offset + p * channels + q * columns
+            transform_sums(mine, source, geo.u_stride, geo.taps, mine, tile, columns, columns)
+            for tap in range(geo.taps * geo.taps):
+                for i in range(min(columns, c - p)):
+                    target = (tap * c + p + i) * geo.k + first_k + q
+                    sums[target] = mine[tile + tap * columns + i]
+
+
+@inlined
+def _finish_gradient(geo, first_k, channels, vectors, pooled, mine, sums):  # type: ignore[no-untyped-def]
+    """Write dw and db of some filters to `sums`."""
+    c, k, taps, tile = geo.c, geo.k, geo.taps, geo.tile_offset
+    if _is_transposed(geo):
+        _finish_transposed_gradient(geo, first_k, channels, mine, sums)
+    for i in range(0 if _is_transposed(geo) else c):
+        for p in range(0, vectors, PANEL):
+            columns = min(PANEL, vectors - p)
+            source, target = geo.sums_offset + p * c + i * columns, i * k + first_k + p
+            if p + columns <= channels:
+                transform_sums(mine, source, geo.u_stride, taps, sums, target, c * k, columns)
+                continue
+            transform_sums(mine, source, geo.u_stride, taps, mine, tile, columns, columns)
+            for tap in range(taps * taps):
+                copy(mine, tile + tap * columns, sums, target + tap * c * k, channels - p)
+    bias = geo.bias_offset + (first_k if pooled else 0)
+    copy(mine, bias, sums, taps * taps * c * k + first_k, channels)
+
+
+@inlined
+def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool, mine):  # type: ignore[no-untyped-def]
+    """Write dw and then db of samples `begin` to `end` and some blocks of filters to `sums`."""
+    width, down = vector_width(), geo.tiles_down
+    first_k = geo.k_vectors // width * first_b // blocks * width
+    vectors = geo.k_vectors // width * last_b // blocks * width - first_k
+    channels = min(vectors, geo.k - first_k)
+    _fill_scratch(geo, mine)
+    if begin == end:
+        mine[geo.sums_offset : geo.sums_offset + MATRICES * geo.u_stride] = 0
+    g, last_g = begin * down, end * down
+    while g < last_g:
+        block = min(geo.block_rows, last_g - g)
+        for panel in range(geo.panels):
+            i, tile = g, 0
+            while i < g + block:
+                n, row = i // down, i % down
+                rows = min(down - row, g + block - i)
+                first, count = _panel(geo, rows, panel)
+                if panel == 0:
+                    _load_rows(geo, x, None, None, n, row, rows, mine)
+                    _load_gradients(
+                        geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
+                    )  # fmt: skip
+                first_ahead, last_ahead = min(i + block, last_g), min(i + block + rows, last_g)
+                # A thread that computes some filters reads few lines of dy.
+                last_of_all = last_ahead if channels == geo.k else first_ahead
+                _transform_rows(
+                    geo, first, count, tile, geo.c_vectors, mine,
+                    _inputs(geo, x, None, down, first_ahead, last_ahead),
+                )  # fmt: skip
+                _transform_gradient_rows(
+                    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine,
+                    _outputs(geo, dy, argmax, down, first_ahead, last_of_all),
+                )  # fmt: skip
+                i, tile = i + rows, tile + count
+            is_first = g == begin * down and panel == 0
+            if _is_transposed(geo):
+                add_products(
+                    MATRICES, mine, geo.m_offset, geo.m_stride, vectors, channels, geo.v_offset,
+                    geo.v_stride, geo.c_vectors, geo.sums_offset, geo.u_stride, geo.ramp_offset,
+                    tile, is_first,
+                )  # fmt: skip
+            else:
+                add_products(
+                    MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, geo.m_offset,
+                    geo.m_stride, vectors, geo.sums_offset, geo.u_stride, geo.ramp_offset, tile,
+                    is_first,
+                )  # fmt: skip
+        g += block
+    _finish_gradient(geo, first_k, channels, vectors, argmax is not None, mine, sums)
+
+
+@kernel
+def conv2d_backward_weight(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
+):
+    """Compute `direct_convolution.conv2d_backward_weight`.
+
+    Adjacent blocks of a row are computed together.
+    """
+    item, found, mine = start, _positions(pool, argmax), scratch[thread]
+    while item < stop:
+        row, first = item // blocks, item % blocks
+        last = min(blocks, first + stop - item)
+        _sum_row(
+            bounds[row], bounds[row + 1], first, last, blocks, x, dy, found, partial[row], geo,
+            pool, mine,
+        )  # fmt: skip
+        item += last - first

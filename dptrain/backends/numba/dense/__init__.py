@@ -1,0 +1,1 @@
+"""Dense layers: matrix products of any shape, and products with one sample."""

@@ -1,0 +1,1 @@
+"""Normalisation over samples, groups, channels and neighbours."""

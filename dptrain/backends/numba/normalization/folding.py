@@ -1,0 +1,98 @@
+"""Batch normalisation folded into the convolution before it, in inference.
+
+The convolution runs with other weights and another bias, which are computed when the parameters
+have changed. This saves reading and writing the activations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dptrain.backends.numba.operations import Operation
+from dptrain.backends.numba.programs import StageKernel, joined
+from dptrain.backends.replica import UNKNOWN_VERSION, Arrays, Context, ReplacedArrays, Replica
+from dptrain.native.jit import kernel
+from dptrain.native.threads import ThreadPool
+from dptrain.network.activations import ReLU
+from dptrain.network.layers import Conv2d, Layer
+from dptrain.network.normalization import BatchNorm2d
+from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase
+
+FOLDED: Sequence[tuple[type[Layer], ...]] = (Conv2d, BatchNorm2d, ReLU), (Conv2d, BatchNorm2d)
+"""Groups of a convolution into which a batch normalisation is folded."""
+
+
+def folds_batch_norm(group: Group) -> bool:
+    """Return whether a group is a convolution with a batch normalisation."""
+    return BatchNorm2d in group.kinds[1:]
+
+
+def folded_needs(needs: GroupNeeds, group: Group) -> GroupNeeds:
+    """Return the needs of a convolution and of the kernel that computes its parameters."""
+    size, filters = group.head.parameters[0].size, group.head.output_maps[0]
+    buffers = {
+        "folded_weight": BufferSpec((size,), "float32"),
+        "folded_bias": BufferSpec((filters,), "float32"),
+    }
+    forward = needs.phases[Phase.FORWARD]
+    phases = {Phase.FORWARD: replace(forward, writes=(*forward.writes, *buffers))}
+    kept = (*needs.kept, *buffers)
+    return replace(needs, phases=phases, buffers={**needs.buffers, **buffers}, kept=kept)
+
+
+@kernel
+def fold(  # type: ignore[no-untyped-def]
+    start, stop, thread, w, b, gamma, beta, mean, variance, epsilon, folded_w, folded_b
+):
+    """Multiply w (weights of a filter, K) with γ / deviation; the new bias is β + (b − mean) times
+    this factor. Items are filters.
+    """
+    for k in range(start, stop):
+        factor = gamma[k] / math.sqrt(variance[k] + epsilon)
+        folded_b[k] = beta[k] + (b[k] - mean[k]) * factor
+        for i in range(len(w)):
+            folded_w[i, k] = w[i, k] * factor
+
+
+def bind_folded(
+    operation: type[Operation], group: Group, arrays: Arrays, pool: ThreadPool, replica: Replica
+) -> Mapping[Phase, StageKernel]:
+    """Return the forward stage of a convolution with its batch normalisation.
+
+    Args:
+        operation: computes the convolution.
+        group, arrays, pool, replica: see `Operation`.
+    """
+    convolution, norm = group.nodes[0].name, group.nodes[1].name
+    convolution_layer: Any = group.head.layer
+    layer: Any = group.nodes[1].layer
+    weight, beta = arrays[f"{convolution}.weight"], arrays[f"{norm}.bias"]
+    filters = len(beta)
+    has_bias = convolution_layer.bias
+    launch = pool.bind(
+        fold, weight.reshape(-1, filters),
+        arrays[f"{convolution}.bias"] if has_bias else np.zeros(filters, np.float32),
+        arrays[f"{norm}.weight"], beta, arrays["running_mean"], arrays["running_var"],
+        layer.epsilon, arrays["folded_weight"].reshape(-1, filters), arrays["folded_bias"],
+    )  # fmt: skip
+    folded_weight = arrays["folded_weight"].reshape(weight.shape)
+    own = ReplacedArrays(arrays, {"weight": folded_weight, "bias": arrays["folded_bias"]})
+    folded_version: int | None = None
+
+    def prepare(context: Context) -> None:
+        nonlocal folded_version
+        version = context.parameters_version
+        launch.set_items(filters)
+        if version != UNKNOWN_VERSION:
+            if version != folded_version:
+                launch.run()
+            launch.set_items(0)
+        folded_version = version
+
+    convolve = operation(group, own, pool, replica).kernels((Phase.FORWARD,))[Phase.FORWARD]
+    return {Phase.FORWARD: joined(StageKernel((launch,), prepare), convolve)}

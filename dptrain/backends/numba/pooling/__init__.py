@@ -1,0 +1,1 @@
+"""Max, average and sum pooling."""
