@@ -96,7 +96,7 @@ def _shortened(message: str) -> str:
 def _have_similar_lengths(value: str, name: str) -> bool:
     """Return True if one text may be the other with errors, or a part of it."""
     longest = max(len(value), len(name))
-    return value in name or name in value or abs(len(value) - len(name)) <= max(1, longest // 3)
+    return value in name or name in value or abs(len(value) - len(name)) <= max(1, 2 * longest // 5)
 
 
 def _escape(text: str) -> str:

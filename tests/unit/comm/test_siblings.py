@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_names_of_ranks_are_those_of_the_launchers() -> None:
-    assert tuple(rank for _, rank in launcher._VARIABLES) == siblings.RANK_NAMES
+    assert tuple(each.rank for each in launcher.LAUNCHERS) == siblings.RANK_NAMES
 
 
 @contextmanager
