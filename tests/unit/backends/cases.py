@@ -45,7 +45,7 @@ from dptrain.network import (
     SoftmaxCrossEntropy,
     SumPool2d,
 )
-from dptrain.network.activations import ELU, Clip
+from dptrain.network.activations import ELU, Clip, Tanh
 from dptrain.network.elementwise import Activation
 
 FEATURES: dict[type[Layer], str] = {
@@ -243,9 +243,12 @@ def _poolings() -> list[Case]:
     ]
 
 
-WITH_PARAMETERS = (LeakyReLU(0.3), Clip(0.0, 2.0), Clip(-2.0, 0.9), ELU(0.6))
-"""Functions with other parameters. No number of a case is so near to a kink that it is rounded
-across."""
+FUNCTIONS = (
+    ReLU(), LeakyReLU(), LeakyReLU(0.3), Sigmoid(), Tanh(), GELU(), SiLU(), Clip(0.0, 2.0),
+    Clip(-2.0, 0.9), ELU(0.6),
+)  # fmt: skip
+"""Functions with cases of their own; `graph_cases` has one with all functions. No number of a case
+is so near to a kink that it is rounded across."""
 
 
 def _elementwise() -> list[Case]:
@@ -258,8 +261,7 @@ def _elementwise() -> list[Case]:
         ("64 channels", (1, 64, 2, 3), LocalResponseNorm(4, alpha=0.1)),
     ]
     cases = [behind_maps(f"lrn: {name}", shape, [layer]) for name, shape, layer in lrn]
-    functions = [cls() for cls in ACTIVATIONS.values()]
-    for layer in (Dropout(0.3), *functions, *WITH_PARAMETERS):
+    for layer in (Dropout(0.3), *FUNCTIONS):
         values = "".join(f" {value}" for value in vars(layer).values())
         name = f"{layer.kind}{values}" if isinstance(layer, Activation) else layer.kind
         cases += [

@@ -237,8 +237,12 @@ def _readers_of_the_input() -> list[Case]:
 def _functions() -> Case:
     """All functions of single elements, each of the same tensor."""
     nodes = [NodeSpec(cls(), kind, (START,)) for kind, cls in ACTIVATIONS.items()]
-    both = NodeSpec(Concatenate(len(nodes)), "both", tuple(ACTIVATIONS))
-    return graph_case("all functions", (1, 3, 2, 5), [*nodes, both])
+    # Concatenations of two, because lines of generated code have a limit.
+    joined, last = list[NodeSpec](), next(iter(ACTIVATIONS))
+    for number, kind in enumerate([*ACTIVATIONS][1:], 1):
+        joined.append(NodeSpec(Concatenate(), f"joined{number}", (last, kind)))
+        last = f"joined{number}"
+    return graph_case("all functions", (1, 3, 2, 5), [*nodes, *joined])
 
 
 GRAPH_CASES = (*_residual_blocks(), *_branches(), *_readers_of_the_input(), _functions())

@@ -189,7 +189,10 @@ def test_all_numbers_equal_the_expression_in_float64(
     found = np.asarray(replica.output(), np.float64)
     exact = np.asarray(evaluate(layer.formula.forward, wide))
     unit = {"fp64": 1e-15, "fp32": 1.2e-7, "bf16": 2.0**-8}[precision]
-    np.testing.assert_allclose(found, exact, rtol=8 * unit, atol=1e-30)
+    # 1 + erf(x) has a cancellation, also in float64.
+    cancels = "normal_cdf" in layer.function.expression
+    near = 4 * min(unit, 1.2e-7) * np.abs(x) * cancels + 1e-30
+    assert (np.abs(found - exact) <= 8 * unit * np.abs(exact) + near).all()
     # Gradients follow from the output as it is stored.
     dy = 2.0 * (found - target) / x.size
     slope = evaluate(layer.formula.slope, {**wide, "y": found})

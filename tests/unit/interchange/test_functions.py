@@ -100,7 +100,7 @@ def test_functions_of_pytorch_are_recognised(tmp_path: Path) -> None:
             return self.compute(x)
 
     modules |= {"square": Function(torch.square), "abs": Function(torch.abs)}
-    assert set(modules) == set(ACTIVATIONS)
+    assert set(modules) <= set(ACTIVATIONS)
     layers = [each for module in modules.values() for each in (module, nn.Linear(4, 4))]
     model = nn.Sequential(nn.Linear(6, 4), *layers).eval()
     path = tmp_path / "model.onnx"
