@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from dptrain.network import read_network as read_network
     from dptrain.network import write_network as write_network
     from dptrain.network.activations import *  # noqa: F403
-    from dptrain.network.elementwise import activation as activation
+    from dptrain.network.own_functions import activation as activation
     from dptrain.plan.optimizers import SGD as SGD
     from dptrain.plan.optimizers import Adam as Adam
     from dptrain.plan.optimizers import AdamW as AdamW
@@ -147,7 +147,7 @@ _MODULES = {
     "TrainedModel": "training.model",
     "Trainer": "training.trainer",
     "UserError": "errors",
-    "activation": "network.elementwise",
+    "activation": "network.own_functions",
     "list_runs": "runs.records",
     "load": "training.model",
     "make_replica": "api",

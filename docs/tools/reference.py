@@ -37,7 +37,7 @@ GROUPS_OF_NAMES = {
     "A training loop of your own": ("api", "backends", "data", "plan"),
     "Networks": ("network.network", "network.functional", "network.files", "network.zoo",
                  "network.get_network", "network.__init__"),
-    "Layers": ("network.layers", "network.activations", "network.elementwise",
+    "Layers": ("network.layers", "network.activations", "network.own_functions",
                "network.normalization", "network.combining"),
     "Losses": ("network.losses",),
     "Initial values": ("network.initializers",),

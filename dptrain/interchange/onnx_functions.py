@@ -22,7 +22,7 @@ from dptrain.interchange.onnx_graph import OnnxGraph
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.network import expressions
 from dptrain.network.activations import ACTIVATIONS
-from dptrain.network.elementwise import OWN, Activation
+from dptrain.network.elementwise import Activation
 from dptrain.network.expressions import (
     CONSTANT,
     NAME,
@@ -35,6 +35,7 @@ from dptrain.network.expressions import (
     parse,
     variable,
 )
+from dptrain.network.own_functions import OWN
 
 MOST_OPERATORS = 32
 """Operators that are searched for a function of dptrain. Those of users may have more."""

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 
 from dptrain.errors import UserError
-from dptrain.network.elementwise import Activation, define, definition_of, parameters_of
+from dptrain.network.elementwise import Activation, parameters_of
 from dptrain.network.network import Network
+from dptrain.network.own_functions import define, definition_of
 
 KEY = "dptrain.functions"
 

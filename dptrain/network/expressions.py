@@ -444,17 +444,17 @@ class _Reader:
         return variable(name)
 
     def _call(self, name: str, arguments: list[ast.expr]) -> Expression:
-        operands = [self.read(each) for each in arguments]
-        if name == "clip" and len(operands) == 3:
-            return clip(*operands)
-        if name == "square" and len(operands) == 1:
-            return power(operands[0], 2)
-        if name not in VOCABULARY:
+        if name not in (*VOCABULARY, "clip"):
             raise UserError(
                 f"'{self._source}' calls {shown(name)}; {_expected()}"
                 f"{suggest(name, (*VOCABULARY, 'clip'))}"
             )
-        return apply(name, *operands)
+        operands = [self.read(each) for each in arguments]
+        if name != "clip":
+            return apply(name, *operands)
+        if len(operands) != 3:
+            raise UserError(f"clip has {len(operands)} operands; expected 3")
+        return clip(*operands)
 
 
 def __getattr__(name: str) -> Any:

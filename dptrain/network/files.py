@@ -18,7 +18,7 @@ The keys of a layer are the fields of its class. An initialiser is a table with 
 alone if all of its fields have their defaults: ``weight_init = "he"``.
 
 A file may define functions of single elements, which are then types of layers with their parameters
-as keys; see `dptrain.network.elementwise.activation`::
+as keys; see `dptrain.network.own_functions.activation`::
 
     [[function]]
     name = "swish"
@@ -51,7 +51,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 from dptrain.bounds import as_number
 from dptrain.errors import UserError, shown, suggest
 from dptrain.foreign import ONNX, is_onnx, refuse_foreign
-from dptrain.network.elementwise import OWN, Activation, define, definition_of
+from dptrain.network.elementwise import Activation
 from dptrain.network.field_types import type_options
 from dptrain.network.kinds import LAYERS
 from dptrain.network.layers import Layer, Shape
@@ -63,6 +63,7 @@ from dptrain.network.network import (
     check_layer_count,
     default_names,
 )
+from dptrain.network.own_functions import OWN, define, definition_of
 from dptrain.network.zoo import build_network
 from dptrain.toml import read_toml
 

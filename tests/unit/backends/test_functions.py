@@ -19,8 +19,9 @@ from dptrain.backends.memory import as_numbers
 from dptrain.backends.numba import activations as numba_activations
 from dptrain.network import ACTIVATIONS, Dense, MeanSquaredError, Network
 from dptrain.network.derivatives import derivative, times
-from dptrain.network.elementwise import DY, Activation, activation
+from dptrain.network.elementwise import DY, Activation
 from dptrain.network.expressions import Expression, apply, constant, evaluate, variable
+from dptrain.network.own_functions import activation
 from tests.unit.backends.selection import QUICK_VARIANTS, marked
 from tests.unit.cuda.launching import BF16
 

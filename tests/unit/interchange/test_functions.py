@@ -15,8 +15,9 @@ from dptrain.interchange.canonical import canonical, is_close
 from dptrain.interchange.onnx_functions import in_operators
 from dptrain.interchange.onnx_import import read_onnx
 from dptrain.network import ACTIVATIONS, ELU, Clip, Dense, LeakyReLU, MeanSquaredError, Network
-from dptrain.network.elementwise import OWN, Activation, activation
+from dptrain.network.elementwise import Activation
 from dptrain.network.expressions import apply, constant, evaluate, parse, variable
+from dptrain.network.own_functions import OWN, activation
 from tests.lazy import LazyModule
 from tests.unit.backends.test_functions import POINTS, expressions
 from tests.unit.interchange.models import assert_agree, model_of, plain, run_onnx, run_torch

@@ -13,18 +13,13 @@ from hypothesis import strategies as st
 import dptrain
 from dptrain.errors import UserError
 from dptrain.network import ACTIVATIONS, Dense, Network, expressions
+from dptrain.network.derivative_check import check_derivative, check_points
 from dptrain.network.derivatives import derivative, times
-from dptrain.network.elementwise import (
-    DY,
-    Activation,
-    activation,
-    check_derivative,
-    check_points,
-    define,
-)
+from dptrain.network.elementwise import DY, Activation
 from dptrain.network.expression_code import Language, without_extrema, write
 from dptrain.network.expressions import Expression, evaluate, parse, text, variable
 from dptrain.network.files import network_from_dict, network_to_dict, read_network, write_network
+from dptrain.network.own_functions import activation, define
 
 X = variable("x")
 POINTS = np.array([-2.71, -1.37, -0.43, 0.19, 0.83, 1.93, 3.31])
@@ -128,6 +123,8 @@ def test_code_of_extrema_passes_nan_of_each_operand(operator: str, operands: str
         ("x > 0", "is a comparison; expected a number"),
         ("1 < x < 2", "has compare syntax"),
         ("exp(x, x)", "exp has 2 operands; expected 1"),
+        ("clip(x, 1)", "clip has 2 operands; expected 3"),
+        ("exit('x')", "calls exit; expected abs"),
         ("exp(x=1)", "has call syntax"),
         ("z + 1", "has an unknown name z; expected x"),
         ("x ** 0.5", r"the power is 0.5; expected a whole number"),
