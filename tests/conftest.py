@@ -11,6 +11,17 @@ from collections.abc import Iterator
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def handlers_of_signals() -> Iterator[None]:
+    """Restore the handlers of stop signals, which a command ignores when it has trained."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 def pytest_configure() -> None:
     """Hear of Ctrl-C, which tests send, though a script that runs them behind `&` ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

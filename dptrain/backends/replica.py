@@ -36,7 +36,6 @@ from dptrain.plan.shards import add_in_order
 
 if TYPE_CHECKING:
     from dptrain.backends.base import Backend
-    from dptrain.native.threads import ThreadPool
 
 
 UNKNOWN_VERSION = -1
@@ -187,7 +186,6 @@ class Replica(Sealed):
             sum.
         slot_sums: (`Plan.gradient_slots`, `SUMS`), the loss sums in `gradient_slots`.
         memory: where the arrays are allocated.
-        thread_pool: threads of the host that compute stages; None if there are none.
         accumulation: adds the gradients of several passes; None if an update has one pass.
         stages: every stage except load and update, with its kernel, in order.
         updates: number of updates made; the bias correction of Adam reads it.
@@ -206,8 +204,6 @@ class Replica(Sealed):
         >>> losses[0] > losses[1] > losses[2]
         True
     """
-
-    thread_pool: ThreadPool | None = None
 
     def __init__(
         self,

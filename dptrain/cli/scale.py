@@ -120,7 +120,7 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
 
     display = StudyDisplay(errors=as_json)
     for line in _data_lines(design):
-        display.print(line)
+        display.print(f"dptrain: {line}" if as_json else line)
     again = f"dptrain scale --output {shlex.quote(str(folder))}"
     try:
         done, design = launch_study(folder, design, chosen, display)

@@ -45,6 +45,7 @@ from dptrain.comm.segment import map_segment
 from dptrain.comm.world import World
 from dptrain.native.contributions import bind_sum
 from dptrain.native.gates import GATE_BYTES
+from dptrain.native.threads import threads_of
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.plan import Plan
@@ -226,7 +227,7 @@ class SharedSum(GradientSum):
         self._sums = [self._bind(replica, part) if part.stop > part.start else [] for part in mine]
         self._loss_sums = self._place_loss_sums()
         self._sum_loss = bind_sum(
-            replica.thread_pool,
+            threads_of(replica),
             self.gradients[size:],
             self._loss_sums.reshape(-1),
             np.arange(len(self._loss_sums), dtype=np.int64) * ALIGNMENT,
@@ -250,7 +251,7 @@ class SharedSum(GradientSum):
         offsets = arrays.slot_offsets + part.start
         return [
             bind_sum(
-                replica.thread_pool, self.gradients[part], arrays.elements, offsets, arrays.merges
+                threads_of(replica), self.gradients[part], arrays.elements, offsets, arrays.merges
             )
         ]
 

@@ -36,6 +36,7 @@ from dptrain.comm.base import GradientSum
 from dptrain.comm.shared import SharedSum
 from dptrain.comm.world import PIECE, Nodes, World, pieces
 from dptrain.native.contributions import bind_sum
+from dptrain.native.threads import threads_of
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.shards import (
@@ -125,7 +126,7 @@ class TreeExchange:
         first = sum(order.counts[: peers.Get_rank()])
         self.own = self._received.reshape(rows, size)[first : first + len(order.groups)]
         offsets = np.arange(rows, dtype=np.int64) * size
-        self.finish = bind_sum(replica.thread_pool, target, self._received, offsets, order.merges)
+        self.finish = bind_sum(threads_of(replica), target, self._received, offsets, order.merges)
 
     def start(self) -> list[MPI.Request]:
         """Start the exchange of contributions."""
@@ -164,12 +165,12 @@ class SharedNodesSum(SharedSum):
         if self._order is None:
             self._exchanges[part.start] = AllReduce(peers, target)
             merges = np.minimum(np.arange(offsets.size, dtype=np.int64), 1)
-            return [bind_sum(replica.thread_pool, target, arrays.elements, offsets, merges)]
+            return [bind_sum(threads_of(replica), target, arrays.elements, offsets, merges)]
         exchange = TreeExchange(peers, replica, target, self._order)
         self._exchanges[part.start] = exchange
         return [
             bind_sum(
-                replica.thread_pool, row, arrays.elements, offsets[first : first + count], merges
+                threads_of(replica), row, arrays.elements, offsets[first : first + count], merges
             )
             for row, (first, count, merges) in zip(exchange.own, self._order.groups, strict=True)
         ]

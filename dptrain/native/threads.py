@@ -533,3 +533,9 @@ def _forget(memory: NDArray[np.int32] | None) -> None:
     if memory is not None:
         memory[:] = 0
         memory[0, ALONE // 4] = 1
+
+
+def threads_of(replica: object) -> ThreadPool | None:
+    """Return the thread pool of a replica; None if its backend has none."""
+    found: ThreadPool | None = getattr(replica, "thread_pool", None)
+    return found

@@ -312,11 +312,10 @@ class NumbaReplica(CropWindowReplica):
     """A replica with a thread pool, and with kernels that load images.
 
     Attributes:
+        thread_pool: the threads.
         programs: stages that run together, by purpose: ``step`` (without the update), ``forward``,
             ``evaluation`` and ``inference``.
     """
-
-    thread_pool: ThreadPool
 
     def __init__(
         self, backend: Backend, plan: Plan, *, seed: int, arrays: FlatArrays | None = None

@@ -64,7 +64,7 @@ def test_a_network_brings_its_recipe() -> None:
         ({"seed": ("1", "2")}, "use --seeds"),
         ({"run_dir": ("a",)}, "expected a setting"),
         ({"batch_size": ("0",)}, "--batch-size is 0"),
-        ({"width": ("-1",)}, "expected numbers above 0"),
+        ({"width": ("-1",)}, "expected a number above 0"),
     ],
 )
 def test_wrong_axes(axes: Mapping[str, tuple[str, ...]], message: str) -> None:

@@ -435,7 +435,7 @@ def test_results_of_a_resumed_run_are_those_of_its_record(
     folder, spans = tmp_path_factory.mktemp("results"), Spans()
     for first, planned, power in sorted(starts):
         first = first if spans.items else 1
-        spans = spans.followed_by(Span(first, {"steps": planned, "power": power}))
+        spans = spans.followed_by(Span(first, {"steps": planned, "epoch_steps": 9, "power": power}))
     (folder / FILE).write_text(spans.text())
     selected = min(selected, steps)
     record = {"run": str(folder), "steps": steps, "selected_step": selected, "power": 3.0,

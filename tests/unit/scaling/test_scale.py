@@ -49,7 +49,7 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profiles: Pat
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("FAKE_PROFILES", str(profiles))
     # A second each, and nothing here looks at it but the first test.
-    monkeypatch.setattr("dptrain.scaling.scale.write_report", lambda folder: None)
+    monkeypatch.setattr("dptrain.report.files.write_report", lambda folder: None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -67,7 +67,7 @@ def made() -> list[str]:
 def test_a_study_from_command_to_files(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dptrain.scaling.scale.write_report", write_report)
+    monkeypatch.setattr("dptrain.report.files.write_report", write_report)
     assert scale() == 0
     assert (Path("study") / REPORT).exists()
     said = capsys.readouterr().out

@@ -375,7 +375,9 @@ def test_mistakes_name_the_setting(settings: dict[str, Any], message: str) -> No
 
 
 def test_a_diverging_run_names_step_and_layer() -> None:
-    trainer = tiny(learning_rate=1e38, schedule="constant", epochs=10, backend="numba")
+    trainer = tiny(
+        learning_rate=1e30, weight_decay=1e6, schedule="constant", epochs=10, backend="numba"
+    )
     message = r"the loss is \S+ at step \d+, first in .*`dptrain find-rate`"
     with pytest.raises(UserError, match=message):
         trainer.fit()
