@@ -20,7 +20,7 @@ help:
 	@echo "make fuzz       try random inputs, valid and damaged, a minute of each kind; MINUTES=10"
 	@echo "make bench      install and compare with other libraries, 20 minutes; ARGS=--quick"
 	@echo "make docs       install and build the documentation site, site/index.html"
-	@echo "make check      run the formatter, the linter and the type checker"
+	@echo "make check      run the formatter, the linter, the type checker and the contracts of imports"
 	@echo "make format     let the formatter and the linter correct what they can"
 	@echo "make clean      remove $(ENV) and caches"
 	@echo "PYTHON=python3.12 selects the interpreter (3.10 or later) of a new $(ENV)"
