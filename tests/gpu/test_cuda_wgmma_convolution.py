@@ -28,8 +28,9 @@ def test_slices_of_patches_begin_in_every_column(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block reads so many slices of positions that some begin with a row of the map."""
+    # In tf32, the operands of the weight gradient are rearranged before, and have no such slices.
     assert_results_of_tile(
-        BLOCK, "tf32", number, monkeypatch, batch=12, samples=(12, 9), roundoffs=16.0
+        BLOCK, "bf16", number, monkeypatch, batch=12, samples=(12, 9), roundoffs=16.0
     )
 
 
