@@ -268,7 +268,7 @@ class Replica(Sealed):
     _READ_ONLY: ClassVar[frozenset[str]] = frozenset({
         "arrays", "backend", "flat_gradients", "flat_parameters", "flat_state", "gradient_slots",
         "gradients", "memory", "notes", "owns_parameters", "parameters", "plan", "slot_sums",
-        "state", "statistics",
+        "state", "statistics", "thread_pool",
     })  # fmt: skip
     """Attributes that nothing may set after the replica was made."""
 
