@@ -1,4 +1,4 @@
-"""Bounds of the numbers that flags, variables of the environment, files and programs give.
+"""Bounds of the numbers that flags, variables of the environment, files and programs set.
 
 Every such number has bounds, also if its declaration states none: whole numbers have those of a
 32-bit integer, other numbers are finite and fit float32. Texts are converted here, so that numbers

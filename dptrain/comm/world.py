@@ -124,7 +124,7 @@ class World:
         self.local_size = node.Get_size() if node else 1
         self._processes: list[list[Any]] = []  # Host and process number of each rank.
         self._nodes: Nodes | None = None
-        # A world of one process waits for nobody, also if the process is a rank of a job.
+        # A world of one process waits for no other, also if the process is a rank of a job.
         job = None if comm is None else current_job()
         self.activity = Activity(self.rank, self.size) if job is None else job.activity
         self.is_crowded = True
