@@ -27,7 +27,12 @@ def network_for(name: str, data: str | None = None) -> Network:
         UserError: the network or the data does not exist, or they do not fit.
 
     Example:
-        >>> network_for("model0").num_outputs, network_for("model0", "shapes").num_outputs
+        >>> import tempfile
+        >>> import numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/a.npz", x=np.zeros((8, 3, 32, 32)), y=np.arange(8) % 4)
+        ...     network = network_for("model0", f"npz:{folder}/a.npz")
+        >>> network_for("model0").num_outputs, network.num_outputs
         (10, 4)
     """
     network = get_network(name)

@@ -97,8 +97,8 @@ def adaptation_lines(network: Network) -> list[str]:
 
     Example:
         >>> from dptrain.network import get_network
-        >>> adaptation_lines(adapt(get_network("mlp-16"), (8,), 10))
-        ['network: mlp-16 adapted to the data: 8 inputs (published: 1024)']
+        >>> adaptation_lines(adapt(get_network("mlp-16"), (8,), 1))
+        ['network: mlp-16 adapted to the data: 8 inputs (published: 50)']
     """
     text = describe_adaptation(network)
     return [f"network: {network.name} {text}"] if text else []
