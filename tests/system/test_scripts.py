@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -45,6 +46,12 @@ def open_mpi() -> dict[str, str]:
     library = str(home / "lib" / "libmpi.so.40")
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {"PATH": path, "MPI4PY_LIBMPI": library, **root}
+
+
+def batch_job(folder: Path, script: str) -> dict[str, str]:
+    """Write a squeue to `folder` that prints the script's command; the variables of its job."""
+    write_program(folder, "squeue", f"#!/bin/bash\necho {shlex.quote(str(ROOT / script))}\n")
+    return {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "x"}
 
 
 def start(script: str, *arguments: str, cwd: Path, **variables: str) -> str:
@@ -159,6 +166,7 @@ def test_a_rank_is_bound_to_the_cores_of_its_threads(
     variables["PATH"] = os.pathsep.join([str(programs), variables["PATH"]])
     count = str(len(cores))
     chosen = {"RANKS": "1", "THREADS": count, "SLURM_CPUS_PER_TASK": count, "LAUNCH": "mpirun -n 1"}
+    chosen |= batch_job(programs, script)
     done = subprocess.run(
         [ROOT / script], cwd=tmp_path, env=environment(**variables, **chosen), text=True,
         capture_output=True, timeout=300,
@@ -173,11 +181,14 @@ def test_slurm_scripts_tell_open_mpi_how_many_cores_a_rank_has(
     tmp_path: Path, script: str, launch: str
 ) -> None:
     program = "#!/bin/bash\nenv >>variables\n"
-    programs = [write_program(tmp_path / "bin", name, program) for name in ("mpirun", "srun")]
-    path = os.pathsep.join([str(programs[0]), os.environ["PATH"]])
-    job = {"CPUS_PER_TASK": "6", "JOB_ID": "1", "JOB_NAME": "x", "ARRAY_TASK_ID": "1"}
-    job |= {"ARRAY_TASK_MIN": "1", "ARRAY_TASK_COUNT": "1"}
+    programs = tmp_path / "bin"
+    for name in ("mpirun", "srun"):
+        write_program(programs, name, program)
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    job = {"CPUS_PER_TASK": "6", "ARRAY_TASK_ID": "1", "ARRAY_TASK_MIN": "1"}
+    job |= {"ARRAY_TASK_COUNT": "1"}
     variables = {f"SLURM_{name}": value for name, value in job.items()}
+    variables |= batch_job(programs, f"slurm/{script}.sh")
     subprocess.run(
         [ROOT / "slurm" / f"{script}.sh"], cwd=tmp_path, check=True,
         env=environment(PATH=path, LAUNCH=launch, **variables),
