@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptrain.comm import launcher
+from dptrain.comm.ancestry import Facts
 from dptrain.training.binding import RankCores, binding_warning
 
 
@@ -70,16 +72,28 @@ def _meet(a: RankCores, b: RankCores) -> bool:
 @pytest.mark.parametrize(
     ("variables", "advice"),
     [
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpirun --map-by slot:PE=4 --bind-to core"),
-        ({"PMI_SIZE": "2", "PMI_JOBID": "7.0"}, "srun --cpus-per-task=4 --cpu-bind=cores"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_SERVER_URI41": "prterun@0.0;tcp4://127.0.0.1:50"},
+            "mpirun --map-by slot:PE=4 --bind-to core",
+        ),
+        (
+            {"PMI_SIZE": "2", "PMI_FD": "9", "PMI_JOBID": "7.0"},
+            "srun --cpus-per-task=4 --cpu-bind=cores",
+        ),
         ({"SLURM_STEP_NUM_TASKS": "2"}, "srun --cpus-per-task=4 --cpu-bind=cores"),
         (
-            {"PMI_SIZE": "2", "PMI_JOBID": "7.0", "PMI_HOSTNAME": "n1"},
+            {"PMI_SIZE": "2", "PMI_FD": "9", "PMI_JOBID": "7.0", "PMI_HOSTNAME": "n1"},
             "mpirun -bind-to core:4",
         ),
     ],
 )
-def test_the_advice_is_for_the_launcher(variables: dict[str, str], advice: str) -> None:
+def test_the_advice_is_for_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], advice: str
+) -> None:
+    # The launcher cannot be seen, and its connection is open.
+    facts = Facts(has_socket=lambda file: True, has_listener=lambda port: True)
+    monkeypatch.setattr(launcher, "observe", lambda programs: facts)
+    monkeypatch.setattr(launcher, "_decisions", {})
     line = binding_warning([bound((0, 1, 2, 5), 4, 4), bound((3,), 1, 4)], variables)
     assert line is not None
     assert "on 3 cores (4 hardware threads) of n1 (affinity mask 0-2,5); " in line
