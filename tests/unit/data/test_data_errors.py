@@ -395,9 +395,11 @@ def test_options_of_shapes(net, refuse):
     refuse("shapes?samples=10", net((3, 32, 32), 7), "10 classes", "7 outputs")
 
 
-def test_more_than_memory(net, refuse):
+def test_more_than_memory(net, refuse, monkeypatch):
+    monkeypatch.setattr("dptrain.memory.free_memory", lambda: 2**30)
     network = net((50,), 1, "values")
-    refuse("irradiance?samples=99999999999999", network, "99999999999999", "memory")
+    refuse("irradiance?samples=2000000000", network, "2,000,000,000", "memory")
+    refuse("shapes?samples=2000000000", net((3, 32, 32)), "2,000,000,000", "memory")
 
 
 def test_specs_that_are_no_text(net, refuse):
@@ -568,6 +570,13 @@ def test_paths_of_specs_are_relative_to_a_directory(tmp_path):
     assert absolute("digits", tmp_path) == "digits"
 
 
-def test_more_synthetic_samples_than_memory_can_order(net, refuse):
-    words = ["samples is 1,000,000,000,000", "24,000 GB", "use fewer"]
-    refuse("synthetic?samples=1000000000000", net((5,)), *words)
+def test_more_synthetic_samples_than_memory_can_order(net, refuse, monkeypatch):
+    monkeypatch.setattr("dptrain.data.synthetic.free_memory", lambda: 2 * 10**9)
+    words = ["samples is 2,000,000,000", "48 GB", "2 GB are available", "use fewer"]
+    refuse("synthetic?samples=2000000000", net((5,)), *words)
+
+
+@pytest.mark.parametrize("name", ["irradiance", "shapes", "synthetic"])
+def test_more_samples_than_a_whole_number_may_be(net, refuse, name):
+    network = net((50,), 1, "values") if name == "irradiance" else net((3, 32, 32))
+    refuse(f"{name}?samples=1000000000000", network, "'1000000000000'", "up to 2,147,483,647")

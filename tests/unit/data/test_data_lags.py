@@ -79,7 +79,7 @@ def test_a_model_applies_its_lags(net, read, table, tmp_path, shape):
     np.testing.assert_array_equal(saved.apply(samples)[:-2], expected)
     inputs = open_inputs(tmp_path / "t.csv", saved)
     assert inputs.names == tuple(map(str, range(3, ROWS)))
-    assert inputs.targets[:-2] == [str(int(value)) for value in targets[:, 0]]
+    assert inputs.targets[:-2] == [(str(int(value)),) for value in targets[:, 0]]
     x = np.zeros((len(inputs.samples), *shape), np.float32)
     inputs.samples.read(np.arange(len(x)), x, np.zeros(0))
     np.testing.assert_array_equal(x[:-2], expected)
