@@ -10,8 +10,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from dptrain.errors import UserError
 from dptrain.network.expressions import (
     CONSTANT,
+    MOST_NODES_BETWEEN,
     NAME,
     NORMAL_DENSITY,
     SQRT_HALF,
@@ -27,7 +29,24 @@ TOLERANCE = 1e-4
 
 
 def canonical(expression: Expression) -> Form:
-    """Return the form of an expression."""
+    """Return the form of an expression.
+
+    Raises:
+        UserError: the form has much more parts than a function has.
+        ZeroDivisionError: the expression has a division by 0.
+    """
+    if _size(expression) > MOST_NODES_BETWEEN:
+        raise UserError(f"the expression has more than {MOST_NODES_BETWEEN} operations")
+    return _form(expression)
+
+
+def _size(node: Expression) -> int:
+    """Return a bound of the number of parts; the density has its operand twice."""
+    parts = sum(map(_size, node.operands))
+    return 1 + (2 * parts if node.operator == "normal_pdf" else parts)
+
+
+def _form(expression: Expression) -> Form:
     coefficient, form = _scaled(expression)
     return ("scaled", coefficient, form)
 
@@ -122,7 +141,7 @@ def _function(node: Expression) -> tuple[float, Form]:
         return _scaled(lowered[operator]())
     if operator == "where":
         return _selection(node)
-    parts = [canonical(operand) for operand in operands]
+    parts = [_form(operand) for operand in operands]
     if operator in ("min", "max"):
         parts.sort(key=_order)
     return 1.0, ("product", (operator, *parts))
@@ -131,8 +150,8 @@ def _function(node: Expression) -> tuple[float, Form]:
 def _selection(node: Expression) -> tuple[float, Form]:
     """Return where(a < b, c, d); it is a maximum or minimum if c and d are a and b."""
     condition, *branches = node.operands
-    a, b = map(canonical, condition.operands)
-    c, d = map(canonical, branches)
+    a, b = map(_form, condition.operands)
+    c, d = map(_form, branches)
     if condition.operator in (">", ">="):
         a, b = b, a
     for name, first, second in (("max", b, a), ("min", a, b)):

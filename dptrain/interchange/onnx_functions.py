@@ -151,10 +151,11 @@ def match_function(
     """
     alone = _read_operator(graph, node)
     if alone is not None:
-        return alone, str(node.input[0])
+        return (alone, str(node.input[0])) if node.input and node.input[0] else None
     known = tuple(known)
-    candidates = [*known, *_without_parameters(), *(cls() for cls in OWN.values())]
-    longest = expressions.MOST_NODES if known or OWN else MOST_OPERATORS
+    own = [*known, *(cls() for cls in OWN.values())]
+    candidates = [*known, *_without_parameters(), *own[len(known) :]]
+    longest = max([MOST_OPERATORS, *map(_num_operators, own)])
     for found, tensor in _forms_before(graph, node, longest):
         for layer in candidates:
             if any(is_close(found, form) for form in _forms(layer)):
@@ -168,9 +169,23 @@ def _without_parameters() -> tuple[Activation, ...]:
 
 
 @functools.lru_cache(256)
+def _num_operators(layer: Activation) -> int:
+    """Return a bound of the operators that compute a function in a file."""
+    try:
+        size = in_operators(layer.formula.output()).size
+    except UserError:
+        size = expressions.MOST_NODES
+    return min(size, expressions.MOST_NODES)
+
+
+@functools.lru_cache(256)
 def _forms(layer: Activation) -> tuple[Any, ...]:
+    """Return the forms of a function, as dptrain and as ONNX writes it; none if it has none."""
     expression = layer.formula.output()
-    return canonical(expression), canonical(in_operators(expression))
+    try:
+        return canonical(expression), canonical(in_operators(expression))
+    except (UserError, ArithmeticError):
+        return ()
 
 
 def _read_operator(graph: ReadGraph, node: onnx.NodeProto) -> Activation | None:
@@ -238,8 +253,8 @@ def _forms_before(
         if len(leaves) == 1:
             (leaf,) = leaves
             try:
-                form = canonical(_build(graph, last.output[0], leaf, {}))
-            except (UserError, ArithmeticError, RecursionError):
+                form = canonical(_build(graph, last.output[0], leaf))
+            except (UserError, ArithmeticError):
                 return
             yield form, leaf
         inner = [name for name in leaves if _is_readable(graph, name)]
@@ -272,29 +287,46 @@ def ending_operators() -> frozenset[str]:
     return operators() | frozenset(_READERS)
 
 
-def _build(graph: ReadGraph, tensor: str, leaf: str, built: dict[str, Expression]) -> Expression:
+def _build(graph: ReadGraph, last: str, leaf: str) -> Expression:
     """Return the expression of a tensor in terms of another one, ``x``."""
-    if tensor == leaf:
-        return variable("x")
-    if tensor not in built:
+    built, waiting, stack = {leaf: variable("x")}, set[str](), [last]
+    while stack:
+        tensor = stack[-1]
+        if tensor in built:
+            stack.pop()
+            continue
         value = _scalar(graph, tensor)
-        built[tensor] = _read(graph, tensor, leaf, built) if value is None else constant(value)
-    return built[tensor]
+        if value is not None:
+            built[tensor] = constant(value)
+            continue
+        node = graph.node(tensor)
+        assert node is not None
+        missing = [name for name in node.input if name and name not in built]
+        if not missing:
+            built[tensor] = _read(graph, node, built)
+        elif tensor in waiting:
+            raise UserError(f"the graph has a cycle through '{shown(tensor)}'")
+        waiting.add(tensor)
+        stack += missing
+    return built[last]
 
 
-def _read(graph: ReadGraph, tensor: str, leaf: str, built: dict[str, Expression]) -> Expression:
-    node = graph.node(tensor)
-    assert node is not None
+def _read(graph: ReadGraph, node: onnx.NodeProto, built: Mapping[str, Expression]) -> Expression:
+    """Return the expression of a node whose inputs have one."""
     if node.op_type in ("Min", "Max") and len(node.input) != 2:
         raise UserError(f"{node.op_type} has {len(node.input)} inputs; expected 2")
-    inputs = [_build(graph, name, leaf, built) if name else None for name in node.input]
+    inputs = [built[name] if name else None for name in node.input]
+    if not inputs or inputs[0] is None:
+        raise UserError(f"{node.op_type} has no first input")
     alone = _read_operator(graph, node)
     if alone is not None:
-        assert inputs[0] is not None
         return expressions.replace(alone.formula.output(), {variable("x"): inputs[0]})
     if node.op_type not in _READERS or (attributes(node) and node.op_type != "Clip"):
         raise UserError(f"{node.op_type} has settings that are not read")
-    return _READERS[node.op_type](*inputs)
+    try:
+        return _READERS[node.op_type](*inputs)
+    except TypeError:
+        raise UserError(f"{node.op_type} has {len(inputs)} inputs") from None
 
 
 def _clip(x: Expression, low: Expression | None = None, high: Expression | None = None) -> Any:

@@ -122,5 +122,5 @@ def expressions_of(cls: type[Any]) -> tuple[Expression, Expression]:
     if "x" in expressions.names(in_y):
         # The backward pass reads one array only.
         in_y = expressions.replace(slope, {Y: forward})
-    expressions.require_size(sum(1 for _ in expressions.nodes(in_y)), "the derivative")
+    expressions.require_size(in_y, "the derivative")
     return forward, in_y

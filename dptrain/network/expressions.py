@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,11 @@ LONGEST_TEXT = 2000
 """Characters of the text of an expression."""
 MOST_NODES = 500
 """Nodes of an expression, and of its derivative."""
+DEEPEST = 100
+"""Operators within each other in an expression."""
+MOST_NODES_BETWEEN, DEEPEST_BETWEEN = 20_000, 300
+"""Likewise for expressions that result from others, such as derivatives before they are simplified.
+Equal parts count each time, so that work on the tree is bounded."""
 LARGEST_POWER = 8
 
 CONSTANT, NAME = "constant", "name"
@@ -102,6 +107,16 @@ _OPERATORS = {**VOCABULARY, **_ARITHMETIC}
 class Expression:
     """A constant, a name, or an operator with its operands.
 
+    Attributes:
+        operator: the operator, `CONSTANT` or `NAME`.
+        operands: of the operator.
+        value: of a constant, or the name.
+        size: number of nodes; equal parts count each time.
+        depth: number of operators within each other.
+
+    Raises:
+        UserError: the expression is much larger, or deeper, than a function may be.
+
     Examples:
         >>> x = variable("x")
         >>> print(x * clip(x + 3, 0, 6) / 6)
@@ -111,6 +126,16 @@ class Expression:
     operator: str
     operands: tuple[Expression, ...] = ()
     value: float | str = 0.0
+    size: int = field(init=False, repr=False, compare=False)
+    depth: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        size = 1 + sum(each.size for each in self.operands)
+        depth = max((1 + each.depth for each in self.operands), default=0)
+        if size > MOST_NODES_BETWEEN or depth > DEEPEST_BETWEEN:
+            _require(size, depth, "a part of the expression")
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "depth", depth)
 
     # NumPy's functions, with Python's and NumPy's numbers as operands.
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Expression:
@@ -378,23 +403,30 @@ sin, cos, tanh, erf, sigmoid, softplus, normal_cdf, normal_pdf, min, max, where,
     try:
         tree = ast.parse(source.strip(), mode="eval").body
         found = _Reader(source, known).read(tree)
-        size = sum(1 for _ in nodes(found))
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(
             f"'{shown(source)}' is no expression; expected one such as x * sigmoid(1.5 * x)"
         ) from None
-    require_size(size)
+    require_size(found)
     if found.operator in COMPARISONS:
         raise UserError(f"'{shown(source)}' is a comparison; expected a number for each x")
     return found
 
 
-def require_size(size: int, what: str = "the expression") -> None:
-    """Raise a `UserError` if an expression has too many nodes."""
+def require_size(expression: Expression, what: str = "the expression") -> None:
+    """Raise a `UserError` if an expression that somebody wrote has too many nodes, or is deep."""
+    _require(expression.size, expression.depth, what)
+
+
+def _require(size: int, depth: int, what: str = "the expression") -> None:
     if size > MOST_NODES:
         raise UserError(f"{what} has {size} operations and operands; expected at most {MOST_NODES}")
+    if depth > DEEPEST:
+        raise UserError(
+            f"{what} has {depth} operations within each other; expected at most {DEEPEST}"
+        )
 
 
 class _Reader:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.fuzz import onnx_models
 from tests.fuzz.__main__ import main
 from tests.fuzz.kinds import KINDS, find_trial
 from tests.fuzz.outcome import COMPARED, Outcome, Verdict, expect, refused
@@ -96,3 +98,17 @@ def test_the_command_prints_seeds_and_counts(
 def test_every_kind_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(KINDS)
+
+
+def test_damaged_onnx_files_that_end_the_runtime_end_no_trial(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It runs in another process, whose output, error and end are known."""
+    x = np.ones((2, 3), np.float32)
+    path = tmp_path / "model.onnx"
+    monkeypatch.setattr(onnx_models, "run_onnx", lambda path, x: 2 * x)
+    assert (onnx_models._run_apart(path, x) == 2).all()
+    for end in (os.abort, lambda: os.kill(os.getpid(), signal.SIGSEGV), lambda: 1 / 0):
+        monkeypatch.setattr(onnx_models, "run_onnx", lambda path, x, end=end: end())
+        with pytest.raises(RuntimeError, match="ONNX Runtime ended with"):
+            onnx_models._run_apart(path, x)

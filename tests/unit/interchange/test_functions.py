@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,80 @@ def test_canonical_forms_of_generated_expressions() -> None:
             lowered, evaluate(tree, {"x": POINTS.astype(float)}), 1e-9, 1e-12
         )
     assert count > 190
+
+
+def _graph_of(nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
+    """Return a model of nodes from ``x`` to ``y``, with the constant ``c`` and a dense layer."""
+    helper = onnx.helper
+    dense = helper.make_node("MatMul", ["y", "w"], ["z"])
+    values = {"w": np.ones((3, 2), np.float32), "c": np.float32(0.5)}
+    constants = [onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in values.items()]
+    ends = [
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", width])]
+        for name, width in (("x", 3), ("z", 2))
+    ]
+    graph = helper.make_graph([*nodes, dense], "graph", *ends, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def _read_or_refuse(nodes: list[onnx.NodeProto], path: Path) -> bool:
+    """Return whether a model is read; otherwise it must be refused in one line."""
+    onnx.save(_graph_of(nodes), path)
+    try:
+        read_onnx(path)
+    except UserError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return False
+    return True
+
+
+OPERATORS = (
+    "Add", "Mul", "Sub", "Div", "Sigmoid", "Relu", "Clip", "Min", "Max", "Where", "Less", "Neg",
+    "Pow", "Exp", "Tanh", "LeakyRelu", "Elu", "Gelu", "Softplus", "Reciprocal", "HardSigmoid",
+)  # fmt: skip
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {}, {}, {}, {}, {"alpha": "a"}, {"alpha": 3}, {"alpha": [1.0]}, {"alpha": float("nan")},
+    {"approximate": b"\xff"}, {"approximate": 1.5}, {"beta": "b"}, {"min": "a"},
+)  # fmt: skip
+
+
+def test_damaged_operators_of_functions_are_one_line(tmp_path: Path) -> None:
+    """Absent inputs, too few and too many, cycles, and attributes of other types."""
+    random_, verdicts = random.Random(3), set()
+    for _ in range(300):
+        nodes, tensors = [], ["x"]
+        length = random_.randint(1, 4)
+        for index in range(length):
+            operator = random_.choice(OPERATORS)
+            names = random_.choices([tensors[0], "c", tensors[-1], "", "y"], (9, 9, 18, 3, 1),
+                                    k=random_.choice((1, 1, 2, 2, 2, 3, 0)))  # fmt: skip
+            tensors.append("y" if index == length - 1 else f"t{index}")
+            settings = random_.choice(SETTINGS)
+            nodes.append(onnx.helper.make_node(operator, names, tensors[-1:], **settings))
+        verdicts.add(_read_or_refuse(nodes, tmp_path / "model.onnx"))
+    assert verdicts == {True, False}
+
+
+@pytest.mark.parametrize(("operator", "repeats"), [("Neg", 1), ("Add", 2), ("Mul", 2), ("Pow", 0)])
+@pytest.mark.parametrize("length", [20, 40])
+def test_long_chains_of_operators_are_read_or_refused(
+    operator: str, repeats: int, length: int, tmp_path: Path
+) -> None:
+    """Trees that are deep, or that have many equal parts: x + x, the sum of it with itself, …"""
+    names = ["x", *(f"t{index}" for index in range(length - 1)), "y"]
+    nodes = [
+        onnx.helper.make_node(operator, [before] * repeats or [before, "two"], [after])
+        for before, after in itertools.pairwise(names)
+    ]
+    two = onnx.numpy_helper.from_array(np.float32(2), "two")
+    nodes.insert(0, onnx.helper.make_node("Constant", [], ["two"], value=two))
+    OWN.clear()
+    _read_or_refuse(nodes, tmp_path / "model.onnx")
+
+
+def test_functions_whose_form_is_large_are_exported(tmp_path: Path) -> None:
+    layer = activation("nested", "normal_pdf(" * 9 + "x" + ")" * 9)()
+    with pytest.raises(UserError, match="operations"):
+        canonical(parse("normal_pdf(" * 40 + "x" + ")" * 40, ["x"]))
+    network = network_of(layer)
+    assert model_of(network, plain(network)).export(tmp_path / "model.onnx")
