@@ -82,7 +82,8 @@ class Progress:
         if finished.outcome.verdict is Verdict.FAILED:
             self._clear()
             text = finished.outcome.text.strip()
-            print(f"seed {finished.seed}: {text}", flush=True)
+            readable = text.encode(errors="backslashreplace").decode()
+            print(f"seed {finished.seed}: {readable}", flush=True)
             self._keep(finished)
         now = time.monotonic()
         if now - self._shown > (0.2 if self._is_terminal else LINE_S):
