@@ -20,6 +20,7 @@ from dptrain.network.elementwise import Activation
 from dptrain.network.expressions import apply, constant, evaluate, parse, variable
 from dptrain.network.own_functions import OWN, activation
 from tests.lazy import LazyModule
+from tests.tiers import tiered
 from tests.unit.backends.test_functions import POINTS, expressions
 from tests.unit.interchange.models import assert_agree, model_of, plain, run_onnx, run_torch
 
@@ -203,7 +204,7 @@ def test_damaged_operators_of_functions_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("operator", "repeats"), [("Neg", 1), ("Add", 2), ("Mul", 2), ("Pow", 0)])
-@pytest.mark.parametrize("length", [20, 40])
+@pytest.mark.parametrize("length", tiered([20, 40], [20]))
 def test_long_chains_of_operators_are_read_or_refused(
     operator: str, repeats: int, length: int, tmp_path: Path
 ) -> None:
@@ -219,6 +220,7 @@ def test_long_chains_of_operators_are_read_or_refused(
     _read_or_refuse(nodes, tmp_path / "model.onnx")
 
 
+@pytest.mark.more
 def test_functions_whose_form_is_large_are_exported(tmp_path: Path) -> None:
     layer = activation("nested", "normal_pdf(" * 9 + "x" + ")" * 9)()
     with pytest.raises(UserError, match="operations"):

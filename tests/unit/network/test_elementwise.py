@@ -22,6 +22,7 @@ from dptrain.network.expression_code import Language, without_extrema, write
 from dptrain.network.expressions import Expression, evaluate, parse, text, variable
 from dptrain.network.files import network_from_dict, network_to_dict, read_network, write_network
 from dptrain.network.own_functions import activation, define
+from tests.tiers import tiered
 
 X = variable("x")
 POINTS = np.array([-2.71, -1.37, -0.43, 0.19, 0.83, 1.93, 3.31])
@@ -290,7 +291,7 @@ NESTED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("form", NESTED)
+@pytest.mark.parametrize("form", tiered(NESTED, NESTED[:2]))
 def test_nested_expressions_are_functions_or_one_line(
     form: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
