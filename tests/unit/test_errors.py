@@ -82,7 +82,7 @@ def test_a_name_with_an_error_suggests_a_name_as_long(name, position, letter, ed
         assert (
             not hint
             or is_part
-            or 3 * abs(len(other) - len(typed)) <= max(3, len(other), len(typed))
+            or 5 * abs(len(other) - len(typed)) <= 2 * max(3, len(other), len(typed))
         )
 
 
