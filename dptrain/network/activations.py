@@ -102,13 +102,16 @@ class ReLU6(Activation):
 class Clip(Activation):
     """min(max(x, low), high), also called hard tanh; derivative 0 at `low` and `high`.
 
+    The derivative is one in terms of x, because an output that is rounded, such as to bfloat16, may
+    be below a bound that it has reached.
+
     Attributes:
         low, high: bounds of the output.
     """
 
     kind: ClassVar[str] = "clip"
     function = Function(
-        "clip(x, low, high)", "where(y > low, where(y < high, 1, 0), 0)",
+        "clip(x, low, high)", "where(x > low, where(x < high, 1, 0), 0)",
         "Clip(low, high)", "torch.clamp({0}, {low}, {high})",
     )  # fmt: skip
 

@@ -42,7 +42,7 @@ def test_a_killed_benchmark_continues(tmp_path: Path) -> None:
     assert len(found["results"]) == 12
     by_task = {(r["network"], r["task"]): r for r in found["results"]}
     largest = by_task["solar", "largest training"]
-    assert largest["timing"]["time_ms"]["n"] == 1
+    assert largest["timing"] is None
     assert largest["needed_bytes"] <= 150e6 < largest["largest"]["next_bytes"]
     assert by_task["solar", "training"]["samples_per_s"] > 0
     other = launch(*BENCH, str(folder), "--threads", "2")

@@ -84,7 +84,8 @@ Trainer("model0", "digits", batch_size=0)
 def test_a_rank_that_exits_late_after_a_mistake_is_not_killed(tmp_path: Path, late: int) -> None:
     done = run(LATE.format(late=late), tmp_path, ranks=2)
     assert done.returncode == 2, done.stdout
-    assert done.stderr == "dptrain: batch_size is 0; expected a whole number of at least 1\n"
+    expected = "a whole number of at least 1 and up to 2,147,483,647"
+    assert done.stderr == f"dptrain: batch_size is 0; expected {expected}\n"
     assert (tmp_path / "left-0").exists()
     assert (tmp_path / "left-1").exists()
 
