@@ -156,7 +156,9 @@ def match_function(
     own = [*known, *(cls() for cls in OWN.values())]
     candidates = [*known, *_without_parameters(), *own[len(known) :]]
     longest = max([MOST_OPERATORS, *map(_num_operators, own)])
-    for found, tensor in _forms_before(graph, node, longest):
+    # Operators in another order have about as many nodes.
+    largest = 2 * max(MOST_OPERATORS, *map(_num_operators, candidates))
+    for found, tensor in _forms_before(graph, node, longest, largest):
         for layer in candidates:
             if any(is_close(found, form) for form in _forms(layer)):
                 return layer, tensor
@@ -242,9 +244,16 @@ def _scalar(graph: ReadGraph, tensor: str) -> float | None:
 
 
 def _forms_before(
-    graph: ReadGraph, last: onnx.NodeProto, longest: int
+    graph: ReadGraph, last: onnx.NodeProto, longest: int, largest: int
 ) -> Iterator[tuple[Form, str]]:
-    """Yield the form of a node in terms of one tensor, for earlier and earlier tensors."""
+    """Yield the form of a node in terms of one tensor, for earlier and earlier tensors.
+
+    Args:
+        graph: the graph.
+        last: the node.
+        longest: most operators of a form.
+        largest: most nodes of its expression, in which a tensor that is read twice counts twice.
+    """
     inside = {last.output[0]}
     while len(inside) < longest:
         leaves = {
@@ -253,7 +262,10 @@ def _forms_before(
         if len(leaves) == 1:
             (leaf,) = leaves
             try:
-                form = canonical(_build(graph, last.output[0], leaf))
+                expression = _build(graph, last.output[0], leaf)
+                if expression.size > largest:
+                    return
+                form = canonical(expression)
             except (UserError, ArithmeticError):
                 return
             yield form, leaf
