@@ -319,7 +319,8 @@ def test_a_warning_before_training_ends_the_job_with_a_line(
 def test_a_chain_of_jobs_ends_as_if_nothing_had_happened(
     cluster: Cluster, tmp_path: Path, uninterrupted: Path
 ) -> None:
-    chain = ("--no-requeue", "--job-name=dptrain", "--dependency=singleton")
+    # Jobs of other tests with the same name would be waited for.
+    chain = ("--no-requeue", "--job-name=chain", "--dependency=singleton")
     more = ("--run-dir", "runs/chain")
     jobs = [
         cluster.submit(*TWO, *chain, SCRIPTS / "requeue.sh", *TRAIN, *more, folder=tmp_path,
