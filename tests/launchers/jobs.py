@@ -185,6 +185,8 @@ class RunningJob:
             [*launcher.command, sys.executable, *program], cwd=folder, stdin=subprocess.DEVNULL,
             stdout=self._output, stderr=self._output,
             env=environment(**dict(launcher.variables)), start_new_session=True,
+            # `nohup` ignores this signal, and a shell cannot trap what it ignores from its start.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )  # fmt: skip
         self._num_ranks = 2 if launcher.command else 1
         self._event_at = time.monotonic()
