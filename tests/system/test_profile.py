@@ -120,7 +120,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 def test_a_killed_rank_ends_the_job_and_leaves_no_profile(tmp_path: Path) -> None:
-    line = command(*map(str, (*SMALL, "--steps", 10**6, "--output", "p")), ranks=2)
+    line = command(*map(str, (*SMALL, "--steps", 10**5, "--output", "p")), ranks=2)
     job = subprocess.Popen(
         line, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         encoding="utf-8",

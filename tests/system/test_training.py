@@ -422,7 +422,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_layer(
         (("--precision", "fp8"), "fp8"),
         (("--run-dir", "taken"), "taken"),
         (("--steps", 2, "--warmup-steps", 5), "5 of warm-up"),
-        (("--threads", 2000), "up to 1024"),
+        (("--threads", 2000), "up to 1,024"),
     ],
 )
 def test_a_mistake_is_one_line_from_one_rank(
