@@ -51,5 +51,6 @@ def test_a_study_whose_ranks_cannot_start_says_why_once(tmp_path: Path) -> None:
     assert done.stdout.count("missing.npz") + done.stderr.count("missing.npz") >= 1
     causes = [line for line in done.stderr.splitlines() if line.startswith("dptrain: ")]
     assert len(causes) == 1
-    assert "preparing" in causes[0]
+    assert "missing.npz does not exist" in causes[0]
+    assert not (tmp_path / "study").exists()
     assert "Traceback" not in done.stdout + done.stderr
