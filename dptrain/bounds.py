@@ -18,7 +18,7 @@ from dptrain.errors import shown
 MAX_WHOLE = 2**31 - 1
 """Largest whole number; kernels receive sizes as 32-bit integers."""
 
-MAX_REAL = 1e30
+MAX_REAL = 1e38
 """Largest absolute value of other numbers; float32 ends at 3.4e38."""
 
 MAX_SEED = 2**63 - 1

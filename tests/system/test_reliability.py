@@ -138,7 +138,10 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     sgd = ("--optimizer", "sgd", "--momentum", 0, "--backend", "numba")
     run = train(tmp_path, *sgd, steps=2)
     # The loss before the update is finite, the updated parameters are not.
-    flags = ("--learning-rate", "1e300", "--checkpoint-every", 1, "--evaluate-every", 0)
+    flags = (
+        "--learning-rate", "1e38", "--weight-decay", "1e6", "--checkpoint-every", 1,
+        "--evaluate-every", 0,
+    )  # fmt: skip
     line = one_line(launch("train", "--resume", "run", "--steps", 4, *flags, cwd=tmp_path), 2)
     assert "after step 3 " in line
     assert "are not finite, so no checkpoint was saved" in line
