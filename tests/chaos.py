@@ -48,7 +48,7 @@ LIMIT_S = 240.0
 """Time limit of a job on a busy machine; a longer one hangs."""
 
 AFTER_STOP_S = 60.0
-"""Time after which a stopped rank that nobody waits for is continued."""
+"""Time after which a stopped rank for which no other rank waits is continued."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 

@@ -29,7 +29,7 @@ SAMPLES = 2
 LARGEST = 2**24
 """Elements of a network's input or parameters that are computed."""
 OVERFLOWS = 1e12
-"""Products of such weights overflow in between, and which maximum ignores NaN is nobody's rule."""
+"""Products of such weights overflow in the network. ONNX does not define the maximum of NaN."""
 LIMIT_S = 20
 """Time that ONNX Runtime has for a damaged file."""
 FACTS = CheckpointFacts(
