@@ -240,7 +240,7 @@ class RunningJob:
             return
         ranks = self.ranks()
         for rank in ranks if target == "all" else ranks[-1:]:
-            with contextlib.suppress(ProcessLookupError):  # The other one has told it.
+            with contextlib.suppress(ProcessLookupError):  # It has ended since.
                 os.kill(rank, number)
 
     def wait(self) -> Outcome:

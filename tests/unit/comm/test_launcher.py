@@ -1,4 +1,4 @@
-"""Which launcher started this process, what others leave behind, and what is refused."""
+"""Which launcher started this process, which variables are ignored, and which are refused."""
 
 from __future__ import annotations
 
