@@ -48,8 +48,9 @@ TIMEOUT_S = 3600
 """For one suite. Each test has a limit of its own (pyproject.toml); this ends a stuck mpirun."""
 
 NUM_PARTS = 3
-QUICK, MORE = "not more", "more"
-"""Expressions of marks that select a tier."""
+QUICK, MORE = "not more", "more or hypothesis"
+"""Expressions of marks that select a tier. A property test is in both, with fewer examples in the
+quick tier (tests/unit/examples.py); Hypothesis marks it."""
 
 PYTEST = (sys.executable, "-m", "pytest")
 QUIET = ("-p", "no:terminal")
@@ -150,7 +151,7 @@ def is_in(marks: str, module: str) -> bool:
     text = (ROOT / module).read_text(encoding="utf-8")
     if marks == QUICK:
         return not re.search(r"^pytestmark = .*\bmore\b", text, re.MULTILINE)
-    return any(
+    return "hypothesis" in text or any(
         "mark.more" in (ROOT / each).read_text(encoding="utf-8") for each in _sources(module)
     )
 

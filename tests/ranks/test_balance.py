@@ -204,6 +204,7 @@ def test_engines_of_former_calls_of_fit_are_released(connected: World) -> None:
     assert set(numbers) == {2}, "parameters, and sums of statistics"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("shards", tiered([0, 8], [0]))
 def test_shares_follow_the_speeds(connected: World, paced: Any, shards: int) -> None:
     """Rank 0 takes a third of the time of the others for a sample."""
@@ -225,6 +226,7 @@ def test_shares_follow_the_speeds(connected: World, paced: Any, shards: int) -> 
     )
 
 
+@pytest.mark.more
 def test_a_rank_that_is_much_slower_keeps_a_sample(connected: World, paced: Any) -> None:
     if connected.size == 1:
         pytest.skip("one rank has all samples")

@@ -140,6 +140,7 @@ def test_a_sum_over_shards_follows_their_tree(connected: World) -> None:
     np.testing.assert_array_equal(replica.flat_gradients, expected)
 
 
+@pytest.mark.more
 def test_ranks_that_share_cores_sleep_while_they_wait(
     connected: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

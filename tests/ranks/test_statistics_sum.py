@@ -16,6 +16,7 @@ from dptrain.comm.statistics_mpi import MpiStatisticsSum
 from dptrain.comm.statistics_shared import SharedNodesStatisticsSum, SharedStatisticsSum
 from dptrain.comm.world import World
 from dptrain.plan.shards import MicroShards, add_in_order, merge_table, shards_of_rank
+from tests.tiers import tiered
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi(min_size=2)]
 
@@ -72,7 +73,7 @@ def test_sums_have_the_bits_of_the_tree(
     sums.close()
 
 
-@pytest.mark.parametrize("method", ["mpi", "shared"])
+@pytest.mark.parametrize("method", tiered(["mpi", "shared"], ["shared"]))
 def test_a_rank_that_is_late_is_waited_for_up_to_the_timeout(
     connected: World, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_process_joins_its_ranks_as_often_as_it_likes(connected: World) -> Non
         assert again.py2f() == connected._node.py2f()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_an_error_of_one_rank_reaches_all_with_its_number(connected: World) -> None:
     for bad in range(connected.size):
         with pytest.raises(AgreedError, match=rf"^rank {bad}: no data$"):

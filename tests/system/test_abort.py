@@ -84,11 +84,11 @@ SILENT = "was killed or exited in the middle of the run"
 @pytest.mark.parametrize(
     ("how", "rank", "cause", "code"),
     [
-        ("bug", 1, ZERO, 1),
         ("SIGKILL", 2, SILENT, None),
         *(
             pytest.param(*values, marks=pytest.mark.more)
             for values in (
+                ("bug", 1, ZERO, 1),
                 ("thread", 2, ZERO, 1),
                 ("user", 2, MISSING, 2),
                 ("stuck", 1, ZERO, None),
@@ -276,6 +276,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.more
 @pytest.mark.skipif(not sees_all_processes(), reason="in a container, no file is removed")
 def test_a_kill_while_mpi_starts_leaves_no_file_of_mpi(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"

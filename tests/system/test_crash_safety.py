@@ -24,6 +24,7 @@ REPEATS = 2
 """Saves of each step, so that whole checkpoints are replaced too and not only added."""
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("attack", tiered(["random", "everywhere"], ["everywhere"]))
 def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path: Path, attack: str) -> None:
     # One thread, so that forking is safe.

@@ -179,6 +179,7 @@ def test_minibatches_smaller_than_the_number_of_ranks(tmp_path: Path) -> None:
         assert np.linalg.norm(four[name] - expected) <= max(bound, 1e-7), name
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "options",
     [pytest.param((), marks=pytest.mark.more), ("--optimizer", "adam", "--learning-rate", "0.001")],
@@ -396,6 +397,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     wait_until_ended(ranks)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("ranks", tiered([0, 3], [0]))
 def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_layer(
     tmp_path: Path, ranks: int

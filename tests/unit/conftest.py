@@ -7,17 +7,19 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.emulator.emulator import Emulator
 from tests.emulator.fake_cudnn import Module
 from tests.emulator.fake_cudnn_functions import Functions
+from tests.run import QUICK
+from tests.unit import examples
 
 EMULATOR = Emulator()
 
-# How long an example takes depends on the other programs of the machine.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let property tests try few examples in the quick tier, and many in the parts."""
+    examples.choose_number(quick=config.getoption("markexpr") == QUICK)
 
 
 @pytest.fixture(autouse=True)

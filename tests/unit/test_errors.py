@@ -1,7 +1,7 @@
 """Text from input files appears in error messages escaped, shortened and on one line."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.errors import UserError, shown, suggest
@@ -48,6 +48,7 @@ def test_other_values_are_converted() -> None:
     assert shown([1, "a\n"]) == r"[1, 'a\n']"
 
 
+@pytest.mark.more
 def test_a_suggestion_for_a_huge_name_takes_no_time() -> None:
     assert suggest("batch_sice", ["batch_size"]) == "; did you mean 'batch_size'?"
     assert suggest("b" * 10_000_000, ["batch_size"] * 100) == ""
@@ -56,7 +57,6 @@ def test_a_suggestion_for_a_huge_name_takes_no_time() -> None:
 NAMES = sorted(setting.name for setting in all_settings())
 
 
-@settings(max_examples=300)
 @given(
     name=st.sampled_from(NAMES),
     position=st.integers(0, 30),

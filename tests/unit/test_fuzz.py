@@ -15,6 +15,7 @@ from tests.fuzz.__main__ import main
 from tests.fuzz.kinds import KINDS, find_trial
 from tests.fuzz.outcome import COMPARED, Outcome, Verdict, expect, refused
 from tests.fuzz.workers import run_trial, run_trials
+from tests.tiers import tiered
 
 SEEDS = {
     "images": (22, 23, 34, 36, 37, 38),
@@ -25,10 +26,10 @@ SEEDS = {
     "runs": range(4),
     "flags": (100_000, 100_001, 100_002, 100_003, 100_004, 100_005),
 }
-"""Seeds of the quick tier, with which valid and wrong inputs are tried."""
+"""Seeds with which valid and wrong inputs are tried."""
 
 
-@pytest.mark.parametrize("kind", SEEDS)
+@pytest.mark.parametrize("kind", tiered(SEEDS, [kind for kind in SEEDS if kind != "flags"]))
 def test_some_trials_of_each_kind(kind: str, tmp_path: Path) -> None:
     trial, verdicts = find_trial(kind), set()
     for seed in SEEDS[kind]:

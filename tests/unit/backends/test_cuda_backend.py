@@ -486,7 +486,7 @@ def engine_of(replica: Replica) -> Engine:
 
 
 @every_rule
-@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("late", tiered([True, False], [True]))
 @pytest.mark.usefixtures("all_is_worth_it")
 def test_an_update_beside_later_stages_gives_the_same_bits(
     optimizer: SGD | Adam, late: bool, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ from dptrain.native.jit import kernel
 from dptrain.native.threads import ARGUMENTS, ENTRY, ITEMS, Launch, ThreadPool
 from dptrain.network import Network
 from dptrain.plan import MicroShards
+from tests.tiers import tiered
 from tests.unit.backends.test_stage_buffers import BATCH, NETWORKS
 
 THREADS = 37
@@ -149,7 +150,7 @@ def _train_step(replica: Replica, n: int, seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-@pytest.mark.parametrize("shards", [0, 3])
+@pytest.mark.parametrize("shards", tiered([0, 3], [3]))
 def test_chunks_of_training_are_independent(network: Network, shards: int) -> None:
     """Gradients without micro-shards depend on the number of threads, and on nothing else."""
     micro_shards = MicroShards.of_rank(shards) if shards else None

@@ -366,6 +366,7 @@ def test_a_killed_process_ends() -> None:
     assert process.returncode == -signal.SIGTERM
 
 
+@pytest.mark.more
 def test_a_forked_process_does_the_work_of_all() -> None:
     """Only the thread that forks lives on in the child."""
     process = start(

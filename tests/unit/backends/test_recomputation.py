@@ -63,15 +63,18 @@ def _blocks() -> Network:
 
 NETWORKS = (CHAIN, _blocks())
 BATCH = 5
-SLOW = {("cuda", "bf16"), ("cuda", "tf32")}
-"""Products of matrix units, which take the emulator longest. The plan is that of float32."""
+QUICK = {
+    ("chain", "cuda", "fp32"), ("chain", "cudnn", "bf16"), ("blocks", "numba", "fp32"),
+    ("blocks", "reference", "fp32"),
+}  # fmt: skip
+"""The emulator takes longest for products of matrix units and for residual blocks."""
 
 
 def _variants(*, sharded: bool = False) -> list[object]:
     return [
         pytest.param(
             network, backend, precision, id=f"{network.name}-{backend}-{precision}",
-            marks=pytest.mark.more if (backend, precision) in SLOW else (),
+            marks=() if (network.name, backend, precision) in QUICK else pytest.mark.more,
         )
         for network in NETWORKS
         for backend, precision in cases.variants()

@@ -110,7 +110,7 @@ def _state(replica: Replica) -> dict[str, Any]:
 @pytest.mark.parametrize("backend", tiered(["reference", "numba"], ["numba"]))
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize(
-    "options", tiered([{}, {"recompute": True}, {"shards": 3}], [{}, {"shards": 3}]), ids=str
+    "options", tiered([{}, {"recompute": True}, {"shards": 3}], [{"shards": 3}]), ids=str
 )
 def test_training_reads_and_writes_the_listed_buffers(
     network: Network, backend: str, options: dict[str, Any]

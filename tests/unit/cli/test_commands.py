@@ -77,7 +77,7 @@ def test_interrupt_before_the_commands_are_imported(
     "program",
     [
         "from dptrain.backends import load_backend; load_backend('numba')",
-        "import dptrain.native.draws",
+        pytest.param("import dptrain.native.draws", marks=pytest.mark.more),
     ],
 )
 def test_numba_refuses_an_environment_variable(program: str) -> None:

@@ -108,6 +108,7 @@ def test_without_a_name_all_networks_are_listed() -> None:
         assert sum(words[:1] == [name] for words in lines) == 1
 
 
+@pytest.mark.more
 def test_a_pipe_cuts_no_names() -> None:
     text = (
         CliRunner()

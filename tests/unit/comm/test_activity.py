@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.comm import activity
@@ -46,9 +46,6 @@ def wait(world: World) -> None:
 STATES = st.lists(st.sampled_from(["works", "waits", "left"]), min_size=2, max_size=6)
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 @given(states=STATES, data=st.data())
 def test_the_rank_that_neither_waits_nor_has_left_is_named(
     tmp_path: Path, states: list[str], data: st.DataObject

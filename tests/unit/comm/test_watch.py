@@ -147,6 +147,7 @@ def gone(folder: Path) -> bool:
     return not folder.exists()
 
 
+@pytest.mark.more
 def test_ranks_that_a_launcher_leaves_alone_are_killed(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     with ranks(folder, *[SILENT_AFTER_MPI] * 3) as processes:
@@ -159,6 +160,7 @@ def test_ranks_that_a_launcher_leaves_alone_are_killed(tmp_path: Path) -> None:
     assert gone(folder)
 
 
+@pytest.mark.more
 def test_ranks_that_end_regularly_are_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     with ranks(folder, GOOD, GOOD) as (first, last):
@@ -178,6 +180,7 @@ def test_the_watchdog_ends_when_all_ranks_have_left(tmp_path: Path) -> None:
         assert [rank.poll() for rank in processes] == [None, None]
 
 
+@pytest.mark.more
 def test_a_rank_that_is_stopped_while_mpi_starts_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     with ranks(folder, CONNECTING, SILENT) as (waiting, stopped):
@@ -205,6 +208,7 @@ def test_a_rank_that_does_not_arrive_at_a_later_call_is_named(tmp_path: Path) ->
     assert said.count("\n") == 1
 
 
+@pytest.mark.more
 def test_a_wait_for_a_rank_of_another_node_names_it(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     with ranks(folder, CONNECTING) as (waiting,):
@@ -217,6 +221,7 @@ def test_a_wait_for_a_rank_of_another_node_names_it(tmp_path: Path) -> None:
     assert said.count("\n") == 1
 
 
+@pytest.mark.more
 def test_time_in_which_a_rank_was_stopped_does_not_count(tmp_path: Path) -> None:
     """The limit of its call is 1 s, of which the watchdog counts up to 0.2 s too many."""
     folder = tmp_path / "meeting"
@@ -300,6 +305,7 @@ def test_ranks_that_register_at_once_start_one_watchdog(tmp_path: Path) -> None:
         assert first.stderr.read() == ""
 
 
+@pytest.mark.more
 def test_a_rank_that_starts_after_all_others_have_failed_is_killed(tmp_path: Path) -> None:
     """It is not named as a second cause."""
     folder = tmp_path / "meeting"

@@ -16,6 +16,7 @@ COUNT = 12
 INTERVAL_S = 0.15
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("sent", "timeout_s"), [(COUNT, 1.5), (2, 1.0)])
 def test_the_timeout_counts_from_the_last_progress(sent: int, timeout_s: float) -> None:
     """A slow sender is no timeout; a sender that stops is one.

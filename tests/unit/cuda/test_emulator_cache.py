@@ -61,6 +61,7 @@ def named_headers(folder: Path, file: str) -> set[str]:
     return own.union(*(named_headers(folder, header) for header in own))
 
 
+@pytest.mark.more
 def test_a_changed_header_recompiles_exactly_the_kernels_that_include_it(
     compilations: list[str], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dptrain.data import Dataset, Preprocessing
@@ -78,7 +78,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("classes")
 
 
-@settings(max_examples=200)
 @given(names=integer_names(), form=st.sampled_from(FORMS), data=st.data())
 def test_integers_are_matched_by_value(names, form, data) -> None:
     values = [int(name) for name in names]
@@ -97,7 +96,6 @@ def test_integers_are_matched_by_value(names, form, data) -> None:
     assert predicted(preprocessing, y) == [names[index] for index in found]
 
 
-@settings(max_examples=200)
 @given(
     names=st.lists(TEXTS | st.sampled_from(["0", "1", "2"]), min_size=2, max_size=6, unique=True),
     form=st.sampled_from(FORMS),
@@ -122,7 +120,6 @@ def test_integers_are_never_matched_by_position(names, form, data) -> None:
         predicted(preprocessing, y)
 
 
-@settings(max_examples=200)
 @given(
     names=st.lists(
         TEXTS.map(str.strip).filter(str.isprintable), min_size=2, max_size=6, unique=True
@@ -148,7 +145,6 @@ def test_names_that_an_error_proposes_can_be_stated(names, values, form) -> None
     assert len(set(found)) == len(set(values[: len(names)]))
 
 
-@settings(max_examples=200)
 @given(
     names=st.lists(TEXTS, min_size=2, max_size=7, unique=True),
     as_mapping=st.booleans(),
@@ -212,7 +208,6 @@ def test_classes_that_no_training_sample_has_are_named() -> None:
     assert dataset_from((x, y, x[:4], y[:4]), network).notes == ()
 
 
-@settings(max_examples=200)
 @given(
     parts=st.tuples(*[st.lists(st.integers(0, 4), min_size=3, max_size=8)] * 3),
     has_names=st.booleans(),
@@ -238,7 +233,6 @@ def test_a_note_names_exactly_the_classes_that_no_training_sample_has(parts, has
     ]
 
 
-@settings(max_examples=200)
 @given(
     names=st.lists(
         st.text("aé漢 0", min_size=1, max_size=4).filter(str.strip).map(same_form),

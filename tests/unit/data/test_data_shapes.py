@@ -31,6 +31,7 @@ def test_classes_are_equally_frequent():
     assert np.bincount(labels).tolist() == [100] * 10
 
 
+@pytest.mark.more
 def test_a_linear_classifier_learns_nothing():
     (x, y), (x_test, y_test) = generate(6000, 0, 1), generate(2000, 0, 2)
     x, x_test = (a.reshape(len(a), 3, 16, 2, 16, 2).mean((3, 5)) for a in (x, x_test))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -248,7 +248,6 @@ def test_arrays_are_mapped(net, tmp_path):
 # What a user gets wrong.
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(["table", "vector", "pixels", "floats"]),
     width=st.integers(1, 9),

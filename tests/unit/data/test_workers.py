@@ -165,6 +165,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.more
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_workers_end_with_a_rank_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -34,6 +34,7 @@ from dptrain.files import dump_json, parse_json
 from dptrain.measure.analysis import spread
 from dptrain.measure.console import make_console
 from dptrain.network.random_batch import random_batch
+from tests.tiers import tiered
 
 SETTINGS = BenchSettings(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=True,
                     seconds_per_case=0.02, memory=2_000_000)  # fmt: skip
@@ -70,7 +71,7 @@ def test_answers_are_to_all_samples() -> None:
     assert replica.context.n == 1
 
 
-@pytest.mark.parametrize("backend", ["numba", "cuda"])
+@pytest.mark.parametrize("backend", tiered(["numba", "cuda"], ["numba"]))
 def test_a_figure_has_its_rate(backend: str) -> None:
     result = measured(TRAINING, 2, backend=backend)
     assert result.fits

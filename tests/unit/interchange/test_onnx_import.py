@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -226,7 +225,6 @@ def test_files_of_pytorch(tmp_path: Path) -> None:
     assert network.num_parameters == sum(p.numel() for p in model.parameters()) - 16
 
 
-@hypothesis_settings(max_examples=200, derandomize=True)
 @given(st.sampled_from([-1, 0, 1, 2, 4, 8, 24]), st.sampled_from([-1, 1, 4, 8, 12, 24, 48]),
        st.sampled_from(["N", 2]))  # fmt: skip
 def test_a_new_shape_is_accepted_only_if_samples_stay_apart(

@@ -35,6 +35,7 @@ def test_rows_end_where_every_backend_ends_a_group() -> None:
     assert total == max(sum(stage.flops for stage in plan.stages) for plan in plans.values())
 
 
+@pytest.mark.more
 def test_the_command_times_every_layer(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--backends", "numba,reference", "--precision", "fp32"]
     assert (

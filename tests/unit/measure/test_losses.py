@@ -143,10 +143,10 @@ def test_intervals_over_rounds_contain_the_difference(drift: float) -> None:
     [
         np.full(2, 5.0),
         np.full(4, 5.0),
-        np.full(16, 5.0),
+        pytest.param(np.full(16, 5.0), marks=pytest.mark.more),
         # Slower by three standard errors of its mean.
         5 + 0.15 * (np.arange(16) == 0),
-        5 + 0.15 * (np.arange(16) % 2),
+        pytest.param(5 + 0.15 * (np.arange(16) % 2), marks=pytest.mark.more),
     ],
     ids=["2 equal", "4 equal", "16 equal", "one of 16 slower", "half of 16 slower"],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.data.objects import dataset_from
@@ -46,7 +46,6 @@ def test_every_network_of_the_zoo_is_a_function_of_input_and_outputs(name: str) 
     assert same == published
 
 
-@settings(max_examples=200)
 @given(
     name=st.sampled_from(SMALL),
     values=st.integers(2, 40).map(range)
@@ -79,7 +78,6 @@ def test_a_named_network_fits_any_data(name, values, shape, columns, form) -> No
     assert get_network(name, input_shape=expected, outputs=outputs) == adapted
 
 
-@settings(max_examples=200)
 @given(network=networks(), outputs=st.integers(2, 30))
 def test_the_edit_of_a_file_is_exact(tmp_path_factory, network: Network, outputs: int) -> None:
     path = tmp_path_factory.mktemp("edit") / "mine.toml"
@@ -98,7 +96,6 @@ def test_the_edit_of_a_file_is_exact(tmp_path_factory, network: Network, outputs
     assert read_network(path).num_outputs == outputs
 
 
-@settings(max_examples=200)
 @given(
     network=networks(),
     outputs=st.integers(2, 30),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dptrain
@@ -62,13 +62,11 @@ def _larger(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expressio
 trees = st.recursive(st.one_of(st.just(X), st.just(X), numbers), _larger, max_leaves=6)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(trees)
 def test_text_of_an_expression_is_read_as_the_same_expression(tree: Expression) -> None:
     assert parse(text(tree), ["x"]) == tree
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(trees)
 def test_derivatives_equal_finite_differences(tree: Expression) -> None:
     slope, h = derivative(tree), 1e-6
@@ -89,7 +87,6 @@ def test_derivatives_equal_finite_differences(tree: Expression) -> None:
         )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(trees)
 def test_code_of_an_expression_computes_the_same(tree: Expression) -> None:
     """Also with NaN, which passes through minima and maxima."""

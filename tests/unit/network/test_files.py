@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.errors import UserError
@@ -32,6 +32,7 @@ from dptrain.network import (
 from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.layers import Elementwise
 from dptrain.network.zoo import NETWORKS
+from tests.unit.examples import fewer
 
 HEAD = 'input = [3, 8, 8]\n[[layer]]\ntype = "flatten"\n'
 
@@ -64,7 +65,7 @@ maps = st.one_of(
 vectors = st.builds(Dense, st.integers(2, 9), weights, biases, st.floats(0, 1))
 
 
-@settings(max_examples=40)
+@fewer()
 @given(
     st.lists(maps, max_size=4), st.lists(vectors, min_size=1, max_size=3),
     st.sampled_from(sorted(LOSSES)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
@@ -37,7 +37,6 @@ def exact_sigmoid(z: float) -> float:
     return 1.0 / (1.0 + math.exp(-z)) if z >= 0 else math.exp(z) / (1.0 + math.exp(z))
 
 
-@settings(max_examples=EXAMPLES, derandomize=True)
 @example([-10.0, -18.0, -30.0, -87.0, -math.inf, math.inf, math.nan, 0.0, 40.0])
 @given(st.lists(floats32, min_size=1, max_size=20))
 def test_sigmoid_has_the_relative_error_of_its_type(values: list[float]) -> None:
@@ -51,7 +50,6 @@ def test_sigmoid_has_the_relative_error_of_its_type(values: list[float]) -> None
     np.testing.assert_allclose(found, exact, 4 * ROUNDOFF, smallest)
 
 
-@settings(max_examples=EXAMPLES, derandomize=True)
 @example([1e4, -1e4, 0.0])
 @example([math.nan, 1.0, 2.0])
 @example([-math.inf, 1.0, 2.0])
@@ -83,7 +81,6 @@ def outputs_and_labels(few_values: bool) -> st.SearchStrategy[tuple[NDArray[Any]
     return count.flatmap(of)
 
 
-@settings(max_examples=EXAMPLES, derandomize=True)
 @given(st.booleans().flatmap(outputs_and_labels), st.integers(1, 12))
 def test_most_probable_classes_are_those_of_scikit_learn(
     pair: tuple[NDArray[Any], NDArray[Any]], count: int
@@ -108,7 +105,6 @@ def test_most_probable_classes_are_those_of_scikit_learn(
         assert are_among_most_probable(outputs, labels, 1)[known].mean() == pytest.approx(right)
 
 
-@settings(max_examples=EXAMPLES, derandomize=True)
 @given(arrays.arrays(np.float32, (4, 2), elements=floats32))
 def test_nan_is_on_no_side_of_a_half(outputs: NDArray[Any]) -> None:
     found = [are_right(outputs, np.full((4, 2), target)) for target in (0.0, 1.0)]
@@ -123,7 +119,6 @@ def test_equal_outputs_are_found_as_often_as_by_chance(count: int) -> None:
     assert are_among_most_probable(np.zeros((24, 12)), labels, count).mean() == count / 12
 
 
-@settings(max_examples=EXAMPLES, derandomize=True)
 @given(st.integers(1, 4).flatmap(lambda f: arrays.arrays(np.float32, (3, f), elements=floats32)))
 def test_the_predicted_class_has_the_largest_probability(probabilities: NDArray[Any]) -> None:
     found = predicted_classes(probabilities)

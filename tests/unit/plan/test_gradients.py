@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dptrain.backends.null import backend as null
@@ -165,7 +165,6 @@ CHANGED_EARLY = Network.from_nodes(
 )  # fmt: skip
 
 
-@settings(max_examples=200, derandomize=True, database=None)
 @example(CHANGED_EARLY, True, False)
 @given(graphs(), st.booleans(), st.booleans())
 def test_each_group_reads_the_sum_of_all_contributions(

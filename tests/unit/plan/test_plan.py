@@ -10,7 +10,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dptrain.api
@@ -33,11 +33,10 @@ from dptrain.plan.buckets import updatable_prefixes
 from dptrain.plan.flat import ALIGNMENT, SUMS
 from tests.tiers import tiered
 from tests.unit.backends import pytorch_reference
+from tests.unit.examples import fewer
 from tests.unit.plan.networks import networks
 
 every_backend = pytest.mark.parametrize("backend", tiered(BACKENDS, ["numba", "cuda"]))
-# Derandomised: every run uses the same examples, so that only a change can cause a failure.
-examples = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 def plan_of(
@@ -82,7 +81,7 @@ CIFAR = Network(
 
 
 @every_backend
-@examples
+@fewer()
 @given(network=networks(), batch_size=st.integers(1, 5), training=st.booleans())
 def test_a_stage_reads_what_an_earlier_stage_wrote(
     backend: str, network: Network, batch_size: int, training: bool
@@ -109,7 +108,7 @@ def test_a_stage_reads_what_an_earlier_stage_wrote(
 
 
 @every_backend
-@examples
+@fewer()
 @given(network=networks(), batch_size=st.integers(1, 5))
 def test_live_buffers_do_not_overlap_in_the_arena(
     backend: str, network: Network, batch_size: int
@@ -152,7 +151,7 @@ def test_the_arena_wastes_little(network: Network) -> None:
 
 
 @every_backend
-@examples
+@fewer()
 @given(network=networks(), bucket_bytes=st.sampled_from([1, 64, 500, 4000, 10**9, None]))
 def test_buckets_cover_the_gradient_once_and_follow_its_stages(
     backend: str, network: Network, bucket_bytes: int | None
@@ -184,7 +183,7 @@ def test_buckets_cover_the_gradient_once_and_follow_its_stages(
 
 
 @every_backend
-@examples
+@fewer()
 @given(network=networks())
 def test_updatable_parameters_are_needed_by_no_later_stage(backend: str, network: Network) -> None:
     plan = plan_of(network, backend)
@@ -200,7 +199,7 @@ def test_updatable_parameters_are_needed_by_no_later_stage(backend: str, network
 
 
 @every_backend
-@examples
+@fewer()
 @given(network=networks())
 def test_slots_hold_every_parameter_once(backend: str, network: Network) -> None:
     layout = plan_of(network, backend).layout
@@ -216,7 +215,7 @@ def test_slots_hold_every_parameter_once(backend: str, network: Network) -> None
 
 
 @every_backend
-@examples
+@fewer()
 @given(network=networks())
 def test_every_gradient_is_finished_by_one_stage(backend: str, network: Network) -> None:
     plan = plan_of(network, backend)
@@ -249,7 +248,7 @@ def test_the_first_layer_computes_no_input_gradient(backend: str) -> None:
 
 
 @every_backend
-@pytest.mark.parametrize("network", [MODEL0, CIFAR], ids=["model0", "cifar"])
+@pytest.mark.parametrize("network", tiered([MODEL0, CIFAR], [CIFAR]), ids=["model0", "cifar"])
 def test_products_are_as_many_as_pytorch_counts(backend: str, network: Network) -> None:
     """PyTorch counts the multiply-adds of convolutions and matrix products, twice, no biases."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -410,6 +409,7 @@ def test_the_memory_of_a_device_is_checked() -> None:
         backend.make_replica(plan)
 
 
+@pytest.mark.more
 def test_recomputation_is_advised_unless_the_plan_has_it() -> None:
     for options, ending in (
         ({}, "use a smaller batch size or network, or --recompute"),

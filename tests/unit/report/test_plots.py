@@ -32,6 +32,7 @@ def plots(tmp_path_factory: pytest.TempPathFactory) -> list[Plot]:
     return [*study_plots(study), *profile_plots(with_pop(profile))]
 
 
+@pytest.mark.more
 def test_all_kinds_are_drawn(plots: list[Plot]) -> None:
     names = {plot.name for plot in plots}
     for kind in ("efficiency", "speed-up", "parts", "forecast"):
@@ -40,6 +41,7 @@ def test_all_kinds_are_drawn(plots: list[Plot]) -> None:
     assert len(names) == len(plots)
 
 
+@pytest.mark.more
 def test_an_svg_is_whole_and_its_text_is_text(plots: list[Plot]) -> None:
     for plot in plots:
         root = ElementTree.fromstring(plot.svg)
@@ -51,6 +53,7 @@ def test_an_svg_is_whole_and_its_text_is_text(plots: list[Plot]) -> None:
         assert "<image" not in plot.svg
 
 
+@pytest.mark.more
 def test_a_colour_is_one_of_the_roles(plots: list[Plot]) -> None:
     # Any other would stay as it is where the reader's screen is dark.
     for plot in plots:
@@ -58,6 +61,7 @@ def test_a_colour_is_one_of_the_roles(plots: list[Plot]) -> None:
         assert not re.findall(r"#[0-9a-f]{6}\b", inline(plot)), plot.name
 
 
+@pytest.mark.more
 def test_plots_can_stand_in_one_page(plots: list[Plot]) -> None:
     inlined = [inline(plot) for plot in plots]
     found = [set(re.findall(r'\bid="([^"]+)"', text)) for text in inlined]
@@ -67,6 +71,7 @@ def test_plots_can_stand_in_one_page(plots: list[Plot]) -> None:
         assert "<style" not in text
 
 
+@pytest.mark.more
 def test_a_png_is_a_picture_of_it(plots: list[Plot]) -> None:
     for plot in plots:
         picture = np.asarray(Image.open(io.BytesIO(plot.png)).convert("RGB"))

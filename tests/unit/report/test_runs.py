@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.errors import UserError
@@ -99,6 +99,7 @@ def test_a_regression_has_no_accuracy(tmp_path: Path) -> None:
     assert "accuracy" not in page.text.partition("Definitions")[0].lower()
 
 
+@pytest.mark.more
 def test_a_regression_has_a_plot_of_its_predictions(tmp_path: Path) -> None:
     results = {"test_mae": 0.5, "test_rmse": 0.75, "test_r2": 0.25}
     run = write_run(tmp_path / "run", accuracy=None, **results)
@@ -121,7 +122,6 @@ def test_a_regression_has_a_plot_of_its_predictions(tmp_path: Path) -> None:
         TrainingRun.read(run)
 
 
-@settings(max_examples=200)
 @given(
     values=st.integers(1, 3).flatmap(
         lambda width: st.lists(
@@ -383,6 +383,7 @@ def test_two_runs_are_compared_with_intervals(tmp_path: Path) -> None:
     assert change["value"] == pytest.approx(-5.0)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("step_ms", tiered([0.1, 1.2, 1.27, 1.9, 300.0], [1.27]))
 def test_numbers_below_the_axis_of_changes_are_whole(tmp_path: Path, step_ms: float) -> None:
     runs = [write_run(tmp_path / "one"), write_run(tmp_path / "two", step_ms=step_ms)]

@@ -124,6 +124,7 @@ def test_the_plot_has_a_row_for_each_rank(tmp_path: Path) -> None:
         assert f">{word}</text>" in drawn.svg
 
 
+@pytest.mark.more
 def test_communication_after_the_sums_is_explained_if_there_is_any() -> None:
     """Random steps of ranks that sum in one or two intervals, with or without a rest after them."""
     explained = 0

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import dptrain
@@ -305,7 +304,6 @@ def test_the_report_says_what_means_of_an_interrupted_epoch_contain(
 
 
 @given(epoch_steps=st.integers(1, 12), firsts=st.lists(st.integers(2, 60), max_size=4, unique=True))
-@hypothesis_settings(max_examples=200)
 def test_means_of_an_epoch_begin_with_the_span_that_interrupted_it(epoch_steps, firsts) -> None:
     spans = Spans(
         tuple(Span(first, {"epoch_steps": epoch_steps}) for first in (1, *sorted(firsts)))
@@ -427,7 +425,6 @@ STARTS = st.lists(
              min_size=1, max_size=5),
     st.integers(1, 80), st.integers(1, 80),
 )  # fmt: skip
-@hypothesis_settings(max_examples=200)
 def test_results_of_a_resumed_run_are_those_of_its_record(
     tmp_path_factory: pytest.TempPathFactory, starts: Any, steps: int, selected: int
 ) -> None:
@@ -454,7 +451,6 @@ def test_results_of_a_resumed_run_are_those_of_its_record(
 
 
 @given(STARTS, st.integers(1, 12))
-@hypothesis_settings(max_examples=200, deadline=None, derandomize=True)
 def test_each_step_has_the_settings_that_made_it(
     starts: list[tuple[int, dict[str, float]]], steps: int
 ) -> None:
@@ -508,7 +504,6 @@ def config_of(chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(st.fixed_dictionaries(VALUES), st.fixed_dictionaries(VALUES))
-@hypothesis_settings(max_examples=200, deadline=None, derandomize=True)
 def test_flags_of_a_repeated_run_make_its_settings(
     before: dict[str, Any], now: dict[str, Any]
 ) -> None:

@@ -20,6 +20,7 @@ from dptrain.scaling.ensemble import FARTHEST, LATENESS, TOLERATED, WIDEST
 from dptrain.scaling.forecast import make_forecast, make_series
 from dptrain.scaling.points import Measured, base_of, make_groups
 from dptrain.scaling.study import Forecast
+from tests.tiers import tiered
 from tests.unit.scaling.synthetic import Law, make_launches, make_profile
 
 LAW = Law(per_node=1, noise=0.005, sample=0.8, overlap=0.0)
@@ -68,7 +69,7 @@ def test_waiting_grows_with_the_tail_of_lateness() -> None:
     assert LATENESS["exponential"](8) == pytest.approx(2.7179 - 1, rel=1e-3)
 
 
-@pytest.mark.parametrize("scaling", ["weak", "strong"])
+@pytest.mark.parametrize("scaling", tiered(["weak", "strong"], ["weak"]))
 def test_the_interval_contains_what_the_law_gives(scaling: str) -> None:
     forecast = forecast_of(make_launches(LAW, (1, 2, 4, 8), batch_size=64), scaling)
     assert [ranks for ranks, _, _ in forecast.points] == [16, 32, 64][: len(forecast.points)]
@@ -93,6 +94,7 @@ def test_forecasts_end_where_they_were_not_tested() -> None:
     assert f"for {2 * FARTHEST * 4} ranks and more" in forecast.unknown
 
 
+@pytest.mark.more
 def test_hindcasts_see_only_smaller_points() -> None:
     launches = make_launches(LAW, (1, 2, 4, 8))
     errors = [ms / measured - 1 for _, ms, measured in forecast_of(launches).hindcasts]

@@ -118,6 +118,7 @@ def test_leaving_the_block_ends_a_child_that_does_not_listen(
     assert child.wait(0) == -9
 
 
+@pytest.mark.more
 def test_what_a_launcher_leaves_behind_goes_with_it(tmp_path: Path) -> None:
     # A rank in a process group of its own, as Open MPI's are, of a launcher that forgets it.
     rank = "import os, time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(60)"

@@ -64,6 +64,7 @@ def made() -> list[str]:
     return [name for name in names if not name.startswith("t1-b")]
 
 
+@pytest.mark.more
 def test_a_study_from_command_to_files(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +155,7 @@ def test_accuracies_that_cannot_be_reached_are_refused(
     assert not Path("study").exists()
 
 
+@pytest.mark.more
 def test_ranks_that_slurm_starts_are_no_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dptrain.scaling.running.cores_of_others", lambda before: 2.0)
 
@@ -286,6 +288,7 @@ def test_json_is_the_record_and_nothing_else(capsys: pytest.CaptureFixture[str])
     assert "6 launches" in said.err
 
 
+@pytest.mark.more
 def test_a_study_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale() == 0
     gone = Path("study/launches/weak-r2-t1-2")
@@ -320,8 +323,14 @@ def test_more_launches_are_added() -> None:
     ("arguments", "words"),
     [
         (("--steps", "20"), "--steps 50, this command has 20"),
-        (("--batch-size", "64"), "--batch-size 32, this command has 64"),
-        (("--network", "model1"), "--network model0, this command has model1"),
+        pytest.param(
+            ("--batch-size", "64"), "--batch-size 32, this command has 64", marks=pytest.mark.more
+        ),
+        pytest.param(
+            ("--network", "model1"),
+            "--network model0, this command has model1",
+            marks=pytest.mark.more,
+        ),
     ],
 )
 def test_a_changed_configuration_is_refused(
@@ -544,6 +553,7 @@ def test_a_study_that_is_stopped_takes_its_children_along_and_goes_on(
     assert len(made()) == 6
 
 
+@pytest.mark.more
 def test_a_study_that_is_killed_leaves_no_child_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

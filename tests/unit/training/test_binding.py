@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.comm import launcher
@@ -28,7 +28,6 @@ def machines(draw: st.DrawFn) -> tuple[int, list[RankCores]]:
     return num_cores, [bound(tuple(sorted(mask)), n, num_cores) for mask, n in ranks]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
 @given(machines())
 def test_a_warning_names_a_rank_whose_threads_share_a_core(
     machine: tuple[int, list[RankCores]],

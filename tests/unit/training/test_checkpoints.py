@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from dptrain.training.checkpoints import (
     replica_arrays,
     restore_replica,
 )
+from tests.unit.examples import fewer
 
 ARRAYS = {"parameters/w": np.arange(6, dtype=np.float32).reshape(2, 3)}
 
@@ -67,7 +68,7 @@ def error_of(call: Callable[[], object]) -> str:
 # Round trips.
 
 
-@settings(max_examples=40)
+@fewer()
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
@@ -138,7 +139,7 @@ def test_a_folder_holds_what_it_says(tmp_path: Path) -> None:
 # Which are kept, which is loaded.
 
 
-@settings(max_examples=40)
+@fewer()
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.integers(1, 4))
 def test_the_last_saved_is_the_newest_and_the_last_few_stay(
     tmp_path_factory: pytest.TempPathFactory, saves: list[int], keep: int
@@ -194,7 +195,7 @@ def swap(path: Path, position: float) -> None:
     other.write_bytes(mine)
 
 
-@settings(max_examples=30)
+@fewer()
 @given(
     st.sampled_from([truncate, delete]),
     st.sampled_from(FILES),

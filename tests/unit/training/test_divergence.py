@@ -33,6 +33,7 @@ def descend(rates: list[float], curvature: float) -> tuple[int, StableRate] | No
     return None
 
 
+@pytest.mark.more
 def test_the_suggested_rate_does_not_diverge() -> None:
     """Random schedules that rise to a rate far above the limit, or begin there."""
     suggestions = 0

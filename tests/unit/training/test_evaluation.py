@@ -82,6 +82,7 @@ def test_vectors_of_bytes_are_pixels_too() -> None:
     assert score(trainer.job.replica, trainer.data.test, World.single()) == converted_score(trainer)
 
 
+@pytest.mark.more
 def test_workers_decode_for_evaluation_and_prediction(tmp_path: Path) -> None:
     from PIL import Image
 

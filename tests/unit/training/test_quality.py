@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -30,6 +30,7 @@ from dptrain.network import Dense, Flatten, Network
 from dptrain.report.quality_plots import confusion_plot, predicted_plot
 from dptrain.training.quality import ClassQuality, ValueQuality, make_collector
 from dptrain.training.quality_tables import class_tables
+from tests.tiers import tiered
 
 CONFUSION = np.array([[5, 1, 0], [2, 2, 0], [1, 0, 0]], np.int64)
 
@@ -106,7 +107,6 @@ def test_outputs_with_nan_are_no_class() -> None:
     assert any("2 samples contain NaN" in str(table) for table in class_tables(found))
 
 
-@settings(max_examples=200, derandomize=True)
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(2, 6), st.integers(0, 2))
 def test_classes_are_scored_as_by_scikit_learn(
     seed: int, count: int, present: int, num_nan: int
@@ -135,7 +135,6 @@ def test_classes_are_scored_as_by_scikit_learn(
     assert found.top5 == pytest.approx(np.mean(in_top))
 
 
-@settings(max_examples=200, derandomize=True)
 @given(st.integers(0, 2**32), st.integers(1, 20), st.integers(1, 4), st.integers(0, 2))
 def test_values_are_scored_as_by_scikit_learn(
     seed: int, count: int, outputs: int, constant: int
@@ -277,7 +276,7 @@ def test_evaluate_writes_predicted_and_expected_values(tmp_path: Path) -> None:
     assert written == [f"{a - b:.5f}" for a, b in rows[2:]] + ["", ""]
 
 
-@pytest.mark.parametrize("count", [2, 12, 30, 100])
+@pytest.mark.parametrize("count", tiered([2, 12, 30, 100], [2, 12]))
 def test_plots_state_their_numbers(count: int) -> None:
     rng = np.random.default_rng(count)
     names = tuple(f"class number {i}" for i in range(count))

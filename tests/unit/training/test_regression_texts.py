@@ -38,6 +38,7 @@ def dataset(targets: np.ndarray, network: str = "mlp-2") -> Any:
     return dataset_from((x, targets.astype(np.float32)), get_network(network))
 
 
+@pytest.mark.more
 def test_the_scale_of_targets_is_that_of_numpy() -> None:
     warned = 0
     for seed in range(200):

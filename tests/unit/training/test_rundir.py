@@ -100,6 +100,7 @@ def test_an_empty_or_new_directory_is_taken(tmp_path: Path) -> None:
         assert path.is_dir()
 
 
+@pytest.mark.more
 def test_one_process_at_a_time_trains_in_a_directory(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     hold = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
@@ -279,7 +279,6 @@ def test_weights_decide_on_the_size_of_a_network_of_the_zoo(tmp_path: Path) -> N
         Trainer("model-small", data, classes=list("abcde"), **settings)
 
 
-@settings(max_examples=200)
 @given(
     network=networks(),
     prefix=st.sampled_from(["", "module.", "_orig_mod.module.", "model.", "a.conv1.", "weight."]),
