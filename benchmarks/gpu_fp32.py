@@ -27,7 +27,7 @@ from benchmarks.batch import random_batch
 from benchmarks.gpu_cases import Case, takes_cases, timed
 from benchmarks.gpu_products import PHASES, Planned, compile_unit, launches_of, products
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.convolution import implicit_gemm_cost, wgrad_tiles
+from dptrain.backends.cuda.convolution.halo import implicit_gemm_cost, wgrad_tiles
 from dptrain.backends.cuda.device import hardware
 from dptrain.backends.replica import Replica
 from dptrain.network.network import Network

@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 from benchmarks.gpu_products import Planned, Unit, compile_unit
 from benchmarks.outside import find_network
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.convolution import gather_cost, wgrad_tiles
-from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.convolution.halo_tiles import InputView
-from dptrain.backends.cuda.convolution.implicit_gemm_tiles import ImplicitGemmTile
-from dptrain.backends.cuda.convolution.wgrad_tiles import WgradTile
+from dptrain.backends.cuda.convolution import gather_cost
+from dptrain.backends.cuda.convolution.halo import wgrad_tiles
+from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.convolution.halo.wgrad_tiles import WgradTile
 from dptrain.backends.cuda.device.device import Array, Device, Function
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.operation import Kernels

@@ -28,7 +28,7 @@ from benchmarks.gpu_cases import Case, Times, takes_cases, timed
 from dptrain.backends.cuda import weighted
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.convolution import convolution
-from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.dense.dense import SkinnyDenseGemm
 from dptrain.backends.cuda.dense.dense_wgmma import WgmmaDenseGemm
 from dptrain.backends.cuda.dense.gemm_tiles import (

@@ -21,9 +21,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from dptrain.backends.cuda.device.device import KERNELS
 from dptrain.backends.cuda.device.hardware import DEVICES
 from dptrain.backends.cuda.device.nvrtc import CompileError, Compiler, find_compiler, source_digest
+from dptrain.backends.cuda.device.sources import source_path
 from dptrain.cache import writable_folder, write_atomically
 from dptrain.machine import available_cores
 from dptrain.plan.limits import REGISTERS, DeviceLimits
@@ -87,7 +87,7 @@ def compile_unit(capability: int, unit: Unit) -> dict[str, Usage] | str:
 def _compile(capability: int, unit: Unit) -> dict[str, Usage] | str:
     file, defines = unit
     try:
-        _compiler().compile(KERNELS / file, capability, dict(defines), ["--ptxas-options=-v"])
+        _compiler().compile(source_path(file), capability, dict(defines), ["--ptxas-options=-v"])
     except CompileError as error:
         return str(error)
     return kernel_usages(_compiler().log)

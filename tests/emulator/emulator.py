@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dptrain.backends.cuda.device.device import (
-    KERNELS,
     SUM_STREAM,
     WEIGHT_STREAM,
     Array,
@@ -29,6 +28,7 @@ from dptrain.backends.cuda.device.device import (
     Macro,
 )
 from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS
+from dptrain.backends.cuda.device.sources import KERNELS
 from dptrain.plan.limits import DeviceLimits
 from tests.emulator.libraries import Macros, load_library
 
@@ -66,7 +66,7 @@ class Emulator(Device):
 
     Args:
         seed: seed of a random order of blocks and threads; 0 runs them in order.
-        folder: folder of the kernel sources.
+        folder: folder whose subfolders contain the kernel sources.
         specializes: see `Device`; each compilation takes a quarter of a second here.
         limits: of the GPU that is emulated; launches that exceed them are refused.
     """

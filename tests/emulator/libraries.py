@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dptrain import cache
+from dptrain.backends.cuda.device.sources import source_path
 
 HERE = Path(__file__).parent
 
@@ -82,7 +83,7 @@ def translated_sources(folder: Path, file: str) -> dict[str, str]:
     while names:
         name = names.pop()
         if name not in found:
-            found[name] = _translated(folder / name)
+            found[name] = _translated(source_path(name, folder))
             names += re.findall(r'^\s*#\s*include\s+"(.+)"', found[name], re.MULTILINE)
     return dict(sorted(found.items()))
 

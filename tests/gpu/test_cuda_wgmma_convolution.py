@@ -2,7 +2,7 @@
 
 import pytest
 
-from dptrain.backends.cuda.convolution.wgmma_convolution_tiles import TILES
+from dptrain.backends.cuda.convolution.wgmma.wgmma_convolution_tiles import TILES
 from dptrain.network import Network
 from tests.unit.backends.test_cuda_wgmma_convolution import (
     BLOCK,

@@ -50,7 +50,7 @@ REST_TIMEOUT_S = 1800
 MOST_CHARACTERS = 100
 """Of a line of output that does not name a test."""
 
-COMPILED = ("dptrain/backends/numba/", "dptrain/kernels/")
+COMPILED = ("dptrain/backends/numba/", "dptrain/backends/cuda/")
 """Folders of kernels, which are compiled again if they have a fault."""
 
 PACKAGES = tuple(

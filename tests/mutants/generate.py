@@ -1,6 +1,6 @@
 """Candidates for mutants of a file: one changed operator, bound, barrier or order of arguments.
 
-    python -m tests.mutants.generate dptrain/plan/shards.py dptrain/kernels/pooling.cuh
+    python -m tests.mutants.generate dptrain/plan/shards.py dptrain/backends/cuda/pooling.cu
 
 prints the first candidates of each file as rows of `generated.toml`. The order of the candidates of
 a file is that of a hash of `SEED`, the file's name and the change, so that it does not depend on

@@ -14,7 +14,8 @@ A layer reaches its kernel through these modules, in this order:
    `patch_grids`, `geometry` and `hardware`: the shape of the layer and the limits of the GPU.
 5. `replica`, `launching`: bind and launch the stages of a step.
 6. `device` (interface), `gpu`: memory, streams, graphs and launches (`dependent_launch`,
-   `tensor_maps`). `nvrtc`: compiles ``dptrain/kernels/*.cu`` with the macros of the configuration.
+   `tensor_maps`). `nvrtc`: compiles a ``.cu`` file, which `sources` finds by its name, with the
+   macros of the configuration.
 """
 
 from dptrain.backends.cuda.backend import CudaBackend

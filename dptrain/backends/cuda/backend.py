@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
-from dptrain.backends.cuda.activations import ActivationOperation
 from dptrain.backends.cuda.combining import (
     AddOperation,
     ConcatenateOperation,
@@ -23,8 +22,8 @@ from dptrain.backends.cuda.convolution.grouped_convolution import (
     GroupedConvolution,
     is_grouped,
 )
-from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.convolution.wgmma_convolution import WgmmaConvolution
+from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.convolution.wgmma.wgmma_convolution import WgmmaConvolution
 from dptrain.backends.cuda.dense.dense import DenseGemm, SkinnyDenseGemm
 from dptrain.backends.cuda.dense.dense_wgmma import WgmmaDenseGemm
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
@@ -32,7 +31,8 @@ from dptrain.backends.cuda.device.device import Array, Device
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.launching import THREADS, launch
 from dptrain.backends.cuda.device.message import Message
-from dptrain.backends.cuda.dropout import DropoutOperation
+from dptrain.backends.cuda.elementwise.activations import ActivationOperation
+from dptrain.backends.cuda.elementwise.dropout import DropoutOperation
 from dptrain.backends.cuda.epilogues import EPILOGUES
 from dptrain.backends.cuda.normalization.batch_norm import BatchNormOperation
 from dptrain.backends.cuda.normalization.folding import (

@@ -1,4 +1,4 @@
-"""Launches of kernels whose threads keep their channels; see ``kernels/channel_sums.cuh``."""
+"""Launches of kernels whose threads keep their channels; see ``headers/channel_sums.cuh``."""
 
 from __future__ import annotations
 

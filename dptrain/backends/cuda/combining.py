@@ -1,4 +1,4 @@
-"""Layers with several inputs, and the mean over pixels; see ``kernels/combining.cu``."""
+"""Layers with several inputs, and the mean over pixels; see ``combining.cu``."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import numpy as np
 from dptrain.backends.cuda.dense.gemm_tiles import TARGET_BLOCKS, ceil_div
 from dptrain.backends.cuda.device.hardware import DEFAULT_SHARED_BYTES, limits_of
 from dptrain.backends.cuda.device.launching import THREADS, launch
-from dptrain.backends.cuda.dropout import DropoutKernels
+from dptrain.backends.cuda.elementwise.dropout import DropoutKernels
 from dptrain.backends.cuda.normalization.normalization import NormalizationKernels
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cuda.pooling import PoolingKernels, argmax_dtype

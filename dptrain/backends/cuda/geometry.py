@@ -1,4 +1,4 @@
-"""Arguments and macros that describe a convolution or pooling; see ``kernels/geometry.cuh``."""
+"""Arguments and macros that describe a convolution or pooling; see ``headers/geometry.cuh``."""
 
 from __future__ import annotations
 

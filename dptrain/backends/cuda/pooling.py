@@ -1,4 +1,4 @@
-"""Max, average and sum pooling; see ``kernels/pooling.cu``."""
+"""Max, average and sum pooling; see ``pooling.cu``."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dptrain import __version__
-from dptrain.backends.cuda.device.device import KERNELS
 from dptrain.backends.cuda.device.hardware import limits_of
+from dptrain.backends.cuda.device.sources import kernel_files
 from dptrain.backends.replica import Kernel, Replica
 from dptrain.cache import writable_folder, write_atomically
 from dptrain.network.files import network_to_dict
@@ -273,8 +273,8 @@ def _times_ms(replica: Replica, kernel: Kernel) -> Sequence[float]:
 def tuning_facts(plan: Plan) -> dict[str, Any]:
     """Return what a measured selection is valid for, as plain JSON values."""
     kernels = hashlib.sha256()
-    for path in sorted(KERNELS.glob("*.cu*")):
-        kernels.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, path in sorted(kernel_files().items()):
+        kernels.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     network = json.dumps(network_to_dict(plan.network), sort_keys=True)
     return {
         "version": __version__,

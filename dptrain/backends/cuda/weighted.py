@@ -21,7 +21,7 @@ from dptrain.backends.cuda.dense.gemm_tiles import (
 )
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.launching import launch_reduction
-from dptrain.backends.cuda.dropout import DropoutKernels
+from dptrain.backends.cuda.elementwise.dropout import DropoutKernels
 from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
 from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.cuda.replica import PRECISIONS

@@ -13,7 +13,7 @@ import pytest
 
 from dptrain.backends.cuda import weighted
 from dptrain.backends.cuda.convolution.convolution import GatherConvolution
-from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.dense import gemm_tiles
 from dptrain.backends.cuda.dense.gemm_tiles import (
     TENSOR_TILES,

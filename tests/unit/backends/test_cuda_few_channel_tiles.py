@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from dptrain.api import make_replica
 from dptrain.backends.cuda.convolution import convolution
-from dptrain.backends.cuda.convolution.few_channel_tiles import (
+from dptrain.backends.cuda.convolution.few_channels.few_channel_tiles import (
     MIN_BLOCKS_PER_SM,
     FewChannelTile,
     few_channel_candidates,
     select_few_channel_tile,
 )
-from dptrain.backends.cuda.convolution.halo_tiles import InputView
+from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
 from dptrain.backends.cuda.device.hardware import (
     DEFAULT_LIMITS,

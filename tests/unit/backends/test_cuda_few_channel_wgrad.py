@@ -7,9 +7,11 @@ import itertools
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda.convolution import few_channel_wgrad_tiles
-from dptrain.backends.cuda.convolution.few_channel_wgrad_tiles import select_few_channel_wgrad_tile
-from dptrain.backends.cuda.convolution.halo_tiles import InputView
+from dptrain.backends.cuda.convolution.few_channels import few_channel_wgrad_tiles
+from dptrain.backends.cuda.convolution.few_channels.few_channel_wgrad_tiles import (
+    select_few_channel_wgrad_tile,
+)
+from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
 from dptrain.backends.cuda.device.hardware import DEVICES, ELEMENT_BYTES
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU, get_network
 from tests.emulator.emulator import Emulator

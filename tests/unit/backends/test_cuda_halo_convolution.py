@@ -15,23 +15,19 @@ from numpy.typing import NDArray
 
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
-from dptrain.backends.cuda.convolution import (
-    convolution,
-    gather_cost,
-    halo_convolution,
-    implicit_gemm_candidates,
-    wgmma_convolution_tiles,
-)
-from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.convolution.halo_tiles import InputView, supports_halo_tiles
-from dptrain.backends.cuda.convolution.implicit_gemm_candidates import (
+from dptrain.backends.cuda.convolution import convolution, gather_cost
+from dptrain.backends.cuda.convolution.halo import halo_convolution, implicit_gemm_candidates
+from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView, supports_halo_tiles
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_candidates import (
     BLOCK_SHAPES,
     PERSISTENT_SHAPES,
     efficient_pixel_tiles,
 )
-from dptrain.backends.cuda.convolution.implicit_gemm_cost import select_implicit_gemm_tile
-from dptrain.backends.cuda.convolution.implicit_gemm_tiles import ImplicitGemmTile
-from dptrain.backends.cuda.convolution.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.convolution.halo.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.convolution.wgmma import wgmma_convolution_tiles
 from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS, VECTOR_BYTES
 from dptrain.backends.replica import Replica
 from dptrain.network import (

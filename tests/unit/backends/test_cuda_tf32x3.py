@@ -16,12 +16,12 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda.convolution import halo_convolution
-from dptrain.backends.cuda.convolution.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.convolution.implicit_gemm_candidates import implicit_gemm_candidates
-from dptrain.backends.cuda.convolution.implicit_gemm_cost import select_implicit_gemm_tile
-from dptrain.backends.cuda.convolution.implicit_gemm_tiles import ImplicitGemmTile
-from dptrain.backends.cuda.convolution.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.convolution.halo import halo_convolution
+from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_candidates import implicit_gemm_candidates
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.convolution.halo.wgrad_tiles import select_wgrad_tile
 from dptrain.backends.cuda.dense import skinny_gemm
 from dptrain.backends.cuda.dense.gemm_tiles import GemmTile, select_gemm_config
 from dptrain.backends.cuda.device import hardware

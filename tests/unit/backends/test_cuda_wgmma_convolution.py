@@ -8,9 +8,9 @@ import pytest
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.convolution import wgmma_convolution_tiles
-from dptrain.backends.cuda.convolution.wgmma_convolution import PARTS
-from dptrain.backends.cuda.convolution.wgmma_convolution_tiles import (
+from dptrain.backends.cuda.convolution.wgmma import wgmma_convolution_tiles
+from dptrain.backends.cuda.convolution.wgmma.wgmma_convolution import PARTS
+from dptrain.backends.cuda.convolution.wgmma.wgmma_convolution_tiles import (
     TILES,
 )
 from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile

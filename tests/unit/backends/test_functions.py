@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import dptrain
-from dptrain.backends.cuda import activations as cuda_activations
+from dptrain.backends.cuda.elementwise import activations as cuda_activations
 from dptrain.backends.memory import as_numbers
 from dptrain.backends.numba import activations as numba_activations
 from dptrain.network import ACTIVATIONS, Dense, MeanSquaredError, Network

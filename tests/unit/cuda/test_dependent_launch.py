@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dptrain.backends.cuda.device import dependent_launch
-from dptrain.backends.cuda.device.device import KERNELS
+from dptrain.backends.cuda.device.sources import kernel_files, source_path
 
 KERNEL = re.compile(
     r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s*)?(\w+)\([^{]*?\)\s*\{(.*?)^}',
@@ -19,12 +19,13 @@ KERNEL = re.compile(
 
 
 def test_every_kernel_waits_for_its_predecessor() -> None:
+    sources = [path for path in kernel_files().values() if path.suffix == ".cu"]
     bodies = {
         (path.name, name): body
-        for path in KERNELS.glob("*.cu")
+        for path in sources
         for name, body in KERNEL.findall(path.read_text())
     }
-    assert len(bodies) == sum(p.read_text().count("__global__") for p in KERNELS.glob("*.cu"))
+    assert len(bodies) == sum(p.read_text().count("__global__") for p in sources)
     # The exceptions are tested below; a kernel may write its own shared memory before it waits.
     wait = r"wait_for_previous_kernel\(\);"
     later = re.compile(
@@ -43,7 +44,7 @@ def test_every_kernel_waits_for_its_predecessor() -> None:
 
 
 def test_kernels_prefetch_only_weights_before_they_wait() -> None:
-    gemm, skinny = ((KERNELS / name).read_text() for name in ("gemm.cuh", "skinny_gemm.cu"))
+    gemm, skinny = (source_path(name).read_text() for name in ("gemm.cuh", "skinny_gemm.cu"))
     body = gemm[gemm.index("void multiply(") :]
     before = body[: body.index("    wait_for_previous_kernel();")]
     assert (
@@ -58,7 +59,7 @@ def test_kernels_prefetch_only_weights_before_they_wait() -> None:
     for ahead in re.findall(between, skinny, re.S):
         assert re.fullmatch(r"\s*shared\.weights\.load_async\([^;]*\);\s*", ahead)
     assert skinny.count("if (PREFETCH_WEIGHTS) wait_for_previous_kernel();") == 2
-    few_channels = (KERNELS / "conv2d_forward_few_channels.cu").read_text()
+    few_channels = source_path("conv2d_forward_few_channels.cu").read_text()
     before = few_channels[few_channels.index("    conv2d_forward_few_channels(") :]
     before = before[: before.index("    wait_for_previous_kernel();")]
     assert (
@@ -70,7 +71,7 @@ def test_kernels_prefetch_only_weights_before_they_wait() -> None:
 
 
 def test_products_by_wgmma_wait_in_all_threads_before_they_read() -> None:
-    text = (KERNELS / "wgmma_gemm.cuh").read_text()
+    text = source_path("wgmma_gemm.cuh").read_text()
     body = text[text.index("void wgmma_gemm(") :]
     wait = "    wait_for_previous_kernel();\n"
     tensor_maps, scalar = body.split("#if TENSOR_MAPS")[1].split("#endif")[0].split("#else")

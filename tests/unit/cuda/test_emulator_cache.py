@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.backends.cuda.device.device import KERNELS
+from dptrain.backends.cuda.device.sources import KERNELS, include_folders, source_path
 from tests.emulator import libraries
 
 DAY_S = 24 * 3600
@@ -40,8 +40,8 @@ def compilations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def copied(folder: Path) -> tuple[Path, list[str]]:
     """Return a copy of the kernels, and the names of their sources."""
-    shutil.copytree(KERNELS, folder)
-    return folder, sorted(path.name for path in folder.glob("*.cu"))
+    shutil.copytree(KERNELS, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    return folder, sorted(path.name for path in folder.rglob("*.cu"))
 
 
 def library(folder: Path, file: str, **macros: int) -> Path:
@@ -50,14 +50,15 @@ def library(folder: Path, file: str, **macros: int) -> Path:
 
 def preprocessed_headers(folder: Path, file: str) -> set[str]:
     """Return the headers that the preprocessor includes without macros."""
-    command = [libraries.COMPILER[0], "-MM", "-x", "c++", file]
-    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    paths = [f"-I{path}" for path in include_folders(folder)]
+    command = [libraries.COMPILER[0], "-MM", *paths, "-x", "c++", str(source_path(file, folder))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return set(re.findall(r"\w+\.cuh", done.stdout))
 
 
 def named_headers(folder: Path, file: str) -> set[str]:
     """Return the headers that a file or its headers name, also those under a condition."""
-    own = set(re.findall(r'"(\w+\.cuh)"', (folder / file).read_text()))
+    own = set(re.findall(r'"(\w+\.cuh)"', source_path(file, folder).read_text()))
     return own.union(*(named_headers(folder, header) for header in own))
 
 
@@ -72,13 +73,14 @@ def test_a_changed_header_recompiles_exactly_the_kernels_that_include_it(
         assert libraries.translated_sources(folder, file).keys() == {file, *named[file]}
     before = {file: library(folder, file) for file in files}
     for name in ("mma.cuh", "pooling.cuh", "precision.cuh"):
-        text = (folder / name).read_text()
-        (folder / name).write_text(f"{text}\n// Changed.\n")
+        path = source_path(name, folder)
+        text = path.read_text()
+        path.write_text(f"{text}\n// Changed.\n")
         compilations.clear()
         changed = {file for file in files if library(folder, file) != before[file]}
         assert changed == set(compilations) == {f for f in files if name in named[f]}
         assert 0 < len(changed) < len(files)
-        (folder / name).write_text(text)
+        path.write_text(text)
 
 
 def test_copies_of_the_sources_share_libraries(compilations: list[str], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda import activations
+from dptrain.backends.cuda.elementwise import activations
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS, geometry
 from dptrain.backends.memory import as_numbers
 from dptrain.backends.reference.operations import operation_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda.device.device import KERNELS
 from dptrain.backends.cuda.device.nvrtc import Compiler, find_compiler
+from dptrain.backends.cuda.device.sources import source_path
 from tests.emulator.fake_cudnn_functions import to_bfloat16
 from tests.tiers import tiered
 from tests.unit.cuda.launching import SEEDS, THREADS, ints, launch, launch_in_every_order
@@ -115,7 +115,7 @@ def _expect_smoothed(
 def test_losses_compile(smoothed: int) -> None:
     compiler: Compiler = find_compiler([12])
     defines = {"SAMPLE_LANES": 16, "PRECISION": 0, "SMOOTHED": smoothed}
-    assert compiler.compile(KERNELS / "losses.cu", 90, defines).startswith(b"\x7fELF")
+    assert compiler.compile(source_path("losses.cu"), 90, defines).startswith(b"\x7fELF")
 
 
 @pytest.mark.more
@@ -124,4 +124,4 @@ def test_losses_compile(smoothed: int) -> None:
 def test_bias_gradients_compile_for_every_width(lanes: int, precision: int) -> None:
     compiler: Compiler = find_compiler([12])
     defines = {"CHANNEL_VECTORS": lanes, "VECTOR": 4, "PRECISION": precision}
-    assert compiler.compile(KERNELS / "backward_bias.cu", 90, defines).startswith(b"\x7fELF")
+    assert compiler.compile(source_path("backward_bias.cu"), 90, defines).startswith(b"\x7fELF")

@@ -17,17 +17,18 @@ from typing import Any
 
 import pytest
 
-from dptrain.backends.cuda.convolution.few_channel_tiles import few_channel_candidates
-from dptrain.backends.cuda.convolution.few_channel_wgrad_tiles import rank_few_channel_wgrad_tiles
-from dptrain.backends.cuda.convolution.halo_tiles import InputView
-from dptrain.backends.cuda.convolution.implicit_gemm_cost import select_implicit_gemm_tile
-from dptrain.backends.cuda.convolution.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.convolution.few_channels.few_channel_tiles import few_channel_candidates
+from dptrain.backends.cuda.convolution.few_channels.few_channel_wgrad_tiles import (
+    rank_few_channel_wgrad_tiles,
+)
+from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.convolution.halo.wgrad_tiles import select_wgrad_tile
 from dptrain.backends.cuda.dense import skinny_gemm, wgmma_gemm_tiles
 from dptrain.backends.cuda.dense.gemm_tiles import TENSOR_TILES, THREAD_TILES, GemmTile
 from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile
 from dptrain.backends.cuda.device import nvrtc, tensor_maps
 from dptrain.backends.cuda.device.cupy_runtime import best_architecture
-from dptrain.backends.cuda.device.device import KERNELS
 from dptrain.backends.cuda.device.gpu import GPU
 from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS
 from dptrain.backends.cuda.device.nvrtc import (
@@ -37,12 +38,13 @@ from dptrain.backends.cuda.device.nvrtc import (
     compile_cached,
     find_compiler,
 )
+from dptrain.backends.cuda.device.sources import KERNELS, kernel_files, source_path
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS
 from dptrain.errors import UserError
 from tests.emulator import libraries
 from tests.tiers import tiered
 
-SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
+SOURCES = sorted(name for name in kernel_files() if name.endswith(".cu"))
 VECTORED = ["dropout.cu", "elementwise.cu", "normalization.cu", "pooling.cu", "optimizers.cu"]
 COMPILED = {90: 13, 100: 12, 80: 12, 70: 12}
 """Architectures and versions of CUDA. CUDA 13 treats functions without annotations as host
@@ -98,7 +100,7 @@ def machine_code(
     assert compiler.version[0] == version
 
     def build(folder: Path) -> None:
-        code = compiler.compile(KERNELS / file, architecture, defines)
+        code = compiler.compile(source_path(file), architecture, defines)
         assert SERIALIZED not in compiler.log
         (folder / "result").write_bytes(code)
 
@@ -333,11 +335,11 @@ def test_a_serialized_kernel_is_compiled_with_a_scheduling_barrier(
         return str(defines).encode(), log
 
     monkeypatch.setattr(compiler, "_compile", compile_once)
-    code = compiler.compile(KERNELS / "conv2d_backward_weight_halo.cu", 90, {"STRIP_LINES": 2})
+    code = compiler.compile(source_path("conv2d_backward_weight_halo.cu"), 90, {"STRIP_LINES": 2})
     assert compiled_with == [{"STRIP_LINES": 2}, {"STRIP_LINES": 2, "SCHEDULING_BARRIER": 1}]
     assert code == str(compiled_with[1]).encode()
     # Other kernels have no scheduling barrier.
-    compiler.compile(KERNELS / "conv2d_forward_halo.cu", 90)
+    compiler.compile(source_path("conv2d_forward_halo.cu"), 90)
     assert compiled_with[2:] == [{}]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda.convolution.halo_tiles import InputView
-from dptrain.backends.cuda.convolution.wgrad_tiles import (
+from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
+from dptrain.backends.cuda.convolution.halo.wgrad_tiles import (
     LINE_SAMPLES,
     MIN_PIXELS,
     WgradTile,

@@ -13,18 +13,18 @@ from functools import cached_property
 
 import numpy as np
 
-from dptrain.backends.cuda.convolution.few_channel_tiles import (
+from dptrain.backends.cuda.convolution.few_channels.few_channel_tiles import (
     FewChannelTile,
     few_channel_candidates,
     select_few_channel_tile,
 )
-from dptrain.backends.cuda.convolution.few_channel_wgrad_tiles import (
+from dptrain.backends.cuda.convolution.few_channels.few_channel_wgrad_tiles import (
     FewChannelWgradTile,
     rank_few_channel_wgrad_tiles,
     select_few_channel_wgrad_tile,
 )
-from dptrain.backends.cuda.convolution.halo_tiles import InputView
-from dptrain.backends.cuda.convolution.wgrad_tiles import (
+from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
+from dptrain.backends.cuda.convolution.halo.wgrad_tiles import (
     WgradTile,
     rank_wgrad_tiles,
     select_wgrad_tile,

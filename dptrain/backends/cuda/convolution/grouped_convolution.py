@@ -1,4 +1,4 @@
-"""Convolutions with groups; see ``kernels/conv2d_depthwise.cu`` and ``conv2d_grouped.cu``."""
+"""Convolutions with groups; see ``conv2d_depthwise.cu`` and ``conv2d_grouped.cu``."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dptrain.backends.cuda.convolution.wgmma_operands import padded_pitch, rounded_weights
+from dptrain.backends.cuda.convolution.wgmma.wgmma_operands import padded_pitch, rounded_weights
 from dptrain.backends.cuda.dense import wgmma_gemm_tiles
 from dptrain.backends.cuda.dense.dense import DenseGemm, dense_shape
 from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, ceil_div

@@ -1,4 +1,4 @@
-"""Tile configurations and split-K of the general matrix-product kernels; see ``kernels/gemm.cuh``.
+"""Tile configurations and split-K of the general matrix-product kernels; see ``headers/gemm.cuh``.
 
 A product C = A B has `rows` × `columns` elements, each a sum of `terms` products (M, N and K of
 BLAS). A block of threads computes one tile of C.

@@ -1,4 +1,4 @@
-"""Tile configurations of dense layers with few samples; see ``kernels/skinny_gemm.cu``.
+"""Tile configurations of dense layers with few samples; see ``skinny_gemm.cu``.
 
 With few samples the product is skinny (small M), and its time is that of reading the weights. A
 block therefore loads all weights and samples of its part of the sum in one step and multiplies them

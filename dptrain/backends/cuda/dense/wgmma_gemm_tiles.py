@@ -1,4 +1,4 @@
-"""Tile configurations of large dense layers on Hopper; see ``kernels/wgmma_gemm.cuh``."""
+"""Tile configurations of large dense layers on Hopper; see ``headers/wgmma_gemm.cuh``."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 In a CUDA graph, a dependency between two kernels costs about 1 µs on an H200, and a step of model0
 with 32 samples has 17 kernels. A dependent launch hides part of that time: a kernel
 prefetches what does not depend on the previous kernel and then waits for it
-(``kernels/dependent_launch.cuh``). CuPy does not offer such launches.
+(``headers/dependent_launch.cuh``). CuPy does not offer such launches.
 
 Source: CUDA C++ Programming Guide, section "Programmatic Dependent Launch and Synchronization";
 CUDA Driver API, ``cuLaunchKernelEx``.

@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,9 +22,6 @@ from dptrain.backends.cuda.device.tensor_maps import PatchGrid
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 from dptrain.plan.limits import DeviceLimits
-
-KERNELS = Path(__file__).parents[3] / "kernels"
-"""Folder with the sources of the kernels."""
 
 Array = Any
 """Device memory: contiguous, with ``shape``, ``dtype``, ``size``, ``nbytes``, ``reshape``, ``view``

@@ -31,7 +31,7 @@ VECTOR_BYTES = 16
 """Bytes of the widest load or store of a thread."""
 
 TF32X3_MARGIN = 1.15
-"""fp32 products use tensor cores (3xTF32, ``kernels/mma.cuh``) if their estimated time, multiplied
+"""fp32 products use tensor cores (3xTF32, ``headers/mma.cuh``) if their estimated time, multiplied
 by this, is lower than that of fused multiply-adds. With 1e-9 all supported products do, with
 `math.inf` none. Halo tiles have no estimate for fused multiply-adds to compare with, so they are
 used with every finite margin. On an H100 (model0, cifar, solar and a VGG-like network of 64 to 256

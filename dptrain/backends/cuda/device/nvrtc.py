@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dptrain.backends.cuda.device.device import KERNELS, Macro
+from dptrain.backends.cuda.device.device import Macro
+from dptrain.backends.cuda.device.sources import KERNELS, include_folders, source_path
 from dptrain.cache import claim, load, store, writable_folder
 from dptrain.errors import UserError
 
@@ -87,7 +88,7 @@ class Compiler:
         compiled with the barrier.
 
         Args:
-            path: of the source. Its folder is the include path.
+            path: of the source. Headers are searched in its folder and in those of the backends.
             architecture: such as 90 for ``sm_90``.
             defines: macros.
             options: further options of NVRTC.
@@ -112,7 +113,7 @@ class Compiler:
             *_OPTIONS,
             *options,
             f"--gpu-architecture=sm_{architecture}{_ARCHITECTURE_SUFFIX.get(architecture, '')}",
-            f"--include-path={path.parent}",
+            *(f"--include-path={each}" for each in (path.parent, *include_folders(KERNELS))),
             *(f"-D{name}={value}" for name, value in sorted(defines.items())),
         ]
         program, text = ctypes.c_void_p(), path.read_text(encoding="utf-8")
@@ -194,7 +195,7 @@ def compile_cached(
     """
     folder = writable_folder("cuda-kernels")
     if folder is None:
-        return compiler.compile(KERNELS / file, architecture, defines)
+        return compiler.compile(source_path(file, KERNELS), architecture, defines)
     path = (
         folder / f"{Path(file).stem}-{source_digest(compiler, file, architecture, defines)}.cubin"
     )
@@ -204,7 +205,7 @@ def compile_cached(
     with claim(path) as is_claimed:
         # Another process may have compiled it meanwhile.
         if is_claimed and (data := load(path)) is None:
-            data = compiler.compile(KERNELS / file, architecture, defines)
+            data = compiler.compile(source_path(file, KERNELS), architecture, defines)
             store(path, data)
     return data
 
@@ -228,7 +229,7 @@ def _sources(file: str) -> dict[str, bytes]:
     while names:
         name = names.pop()
         if name not in texts:
-            texts[name], included = _read(KERNELS / name)
+            texts[name], included = _read(source_path(name, KERNELS))
             names += included
     return texts
 

@@ -1,4 +1,4 @@
-"""Tensor maps: descriptors of arrays for the Tensor Memory Accelerator (``kernels/tma.cuh``).
+"""Tensor maps: descriptors of arrays for the Tensor Memory Accelerator (``headers/tma.cuh``).
 
 Source: CUDA Driver API, ``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col``.
 """

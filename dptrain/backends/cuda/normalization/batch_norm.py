@@ -1,4 +1,4 @@
-"""Batch normalisation, with addition and ReLU fused; see ``kernels/batch_norm_*.cu``."""
+"""Batch normalisation, with addition and ReLU fused; see ``batch_norm_*.cu``."""
 
 from __future__ import annotations
 

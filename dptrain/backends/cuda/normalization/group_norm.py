@@ -1,4 +1,4 @@
-"""Group normalisation, and layer normalisation over channels; see ``kernels/group_norm.cu``."""
+"""Group normalisation, and layer normalisation over channels; see ``group_norm.cu``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local response normalization; see ``kernels/normalization.cu``."""
+"""Local response normalization; see ``normalization.cu``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Convolutions of inputs with few channels, such as images."""

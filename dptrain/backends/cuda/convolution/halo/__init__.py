@@ -1,0 +1,1 @@
+"""Convolutions whose blocks read a halo tile of the input from shared memory."""

@@ -1,0 +1,1 @@
+"""Convolutions by TMA and wgmma on Hopper, for many channels."""

@@ -1,0 +1,265 @@
+// Loss functions, their gradients with respect to the predictions, and the loss sums of a step.
+//
+//     z          (n, F)   predictions (logits), activation type
+//     labels     (n,)     int32, for softmax        target (n, F) float32, for the others
+//     dz         (n, F)   gradient, written if `backward` is not 0
+//     loss_sums  (3,)     loss · scale, number of correct predictions, stop request
+//     scratch    (1 + gridDim.x,) uint64, 0 before the first launch
+//
+// A loss in loss_sums that is not finite stays: the minibatch of the next step may have been loaded
+// before that loss was known, and no later step may update the parameters.
+//
+// scale = 1 / samples of the global minibatch. The stop request comes from the hyperparameters
+// (hyperparameters.cuh), an array float32 (6,).
+//
+// Algorithm: SAMPLE_LANES lanes of a warp process a sample. Each block reduces its samples by warp
+// shuffles, and the last block to finish adds the blocks. The order of additions is fixed, so
+// results are reproducible. Launched with blocks of 512 threads (backend.py).
+
+#include "precision.cuh"
+#include "dependent_launch.cuh"
+#include "hyperparameters.cuh"
+
+#ifndef SAMPLE_LANES
+#define SAMPLE_LANES 16
+#endif
+
+// 1 if the losses of classes have a further argument, the label smoothing. It applies to training
+// only, that is, if `backward` is not 0.
+#ifndef SMOOTHED
+#define SMOOTHED 0
+#endif
+#if SMOOTHED
+#define SMOOTHING_PARAMETER , float smoothing
+#else
+#define SMOOTHING_PARAMETER
+#endif
+
+constexpr int THREADS = 512;
+constexpr unsigned FULL_WARP = 0xFFFFFFFFu;
+
+// Exchange between blocks: scratch[0] counts finished blocks and is reset to 0; scratch[1 + b]
+// holds the sums of block b, with the loss in the upper 32 bits.
+using PackedSum = unsigned long long;
+
+struct LossSum {
+    float loss;
+    int correct;
+};
+
+// Sum over the block; the result is valid in thread 0.
+__device__ inline LossSum block_sum(LossSum own) {
+    __shared__ LossSum warps[THREADS / 32];
+    const int lane = threadIdx.x % 32;
+    for (int half = 16; half > 0; half /= 2) {
+        own.loss += __shfl_down_sync(FULL_WARP, own.loss, half);
+        own.correct += __shfl_down_sync(FULL_WARP, own.correct, half);
+    }
+    if (lane == 0) warps[threadIdx.x / 32] = own;
+    __syncthreads();
+    own = {0.0f, 0};
+    if (threadIdx.x == 0)
+        for (const LossSum& warp : warps) own = {own.loss + warp.loss, own.correct + warp.correct};
+    __syncthreads();
+    return own;
+}
+
+// Add the sums of all threads of all blocks, multiply the loss by `factor` and store the loss sums.
+__device__ inline void reduce_blocks(LossSum own, float factor, float* loss_sums,
+                                     const float* hyperparameters, PackedSum* scratch) {
+    const float stop = hyperparameters[STOP_REQUESTED];
+    own = block_sum(own);
+    if (gridDim.x > 1) {
+        __shared__ bool last;
+        if (threadIdx.x == 0) {
+            const PackedSum found =
+                PackedSum(__float_as_uint(own.loss)) << 32 | unsigned(own.correct);
+            atomicExch(&scratch[1 + blockIdx.x], found);
+            __threadfence();
+            last = atomicAdd(&scratch[0], PackedSum(1)) == gridDim.x - 1;
+        }
+        __syncthreads();
+        if (!last) return;
+        own = {0.0f, 0};
+        for (int block = threadIdx.x; block < gridDim.x; block += THREADS) {
+            const PackedSum found = atomicAdd(&scratch[1 + block], PackedSum(0));
+            own.loss += __uint_as_float(unsigned(found >> 32));
+            own.correct += int(unsigned(found));
+        }
+        own = block_sum(own);
+        if (threadIdx.x == 0) atomicExch(&scratch[0], PackedSum(0));
+    }
+    if (threadIdx.x == 0) {
+        if (is_finite(loss_sums[0])) loss_sums[0] = own.loss * factor;
+        loss_sums[1] = float(own.correct);
+        loss_sums[2] = stop;
+    }
+}
+
+// This thread's part of a sample: outputs lane, lane + SAMPLE_LANES, … All lanes of a warp run the
+// same number of iterations, because they exchange data; samples beyond the last are ignored.
+struct LaneRange {
+    int lane = threadIdx.x % SAMPLE_LANES, offset = threadIdx.x % 32 / SAMPLE_LANES;
+    int first = int(blockIdx.x * THREADS + threadIdx.x) / SAMPLE_LANES - offset;
+    int stride = gridDim.x * (THREADS / SAMPLE_LANES);
+};
+
+template <class T, class F> __device__ inline T reduce_lanes(T value, F combine) {
+    for (int bit = SAMPLE_LANES / 2; bit > 0; bit /= 2)
+        value = combine(value, __shfl_xor_sync(FULL_WARP, value, bit));
+    return value;
+}
+
+// Return the mean of a row of logits; all lanes of the sample receive it.
+template <class T> __device__ inline float row_mean(const T* row, int outputs, int lane) {
+    float sum = 0.0f;
+    for (int k = lane; k < outputs; k += SAMPLE_LANES) sum += to_float(row[k]);
+    return reduce_lanes(sum, [](float a, float b) { return a + b; }) / outputs;
+}
+
+struct RowMaximum {
+    float value;
+    int index;
+};
+
+// Find the first of the largest elements of a row; the lanes of a sample share the work. A row with
+// NaN has the index −1, which is no class; NaN also shows in the sum of exponentials.
+template <class T>
+__device__ inline RowMaximum row_maximum(const T* row, int outputs, int lane) {
+    float own = -__int_as_float(0x7F800000);
+    int best = outputs;
+    for (int k = lane; k < outputs; k += SAMPLE_LANES) {
+        const float value = to_float(row[k]);
+        if (value > own) own = value, best = k;
+        if (value != value) own = __int_as_float(0x7F800000), best = -1;
+    }
+    const float maximum = reduce_lanes(own, [](float a, float b) { return fmaxf(a, b); });
+    best = reduce_lanes(own == maximum ? best : outputs, [](int a, int b) { return min(a, b); });
+    return {maximum, best};
+}
+
+// Loss = −log softmax(z)[label]; dz = (softmax(z) − onehot(label)) · scale. A prediction is correct
+// if the label has the largest logit. With label smoothing s, the one-hot row becomes
+// (1 − s) onehot + s / F.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    softmax_cross_entropy(const Number* z, const int* labels, Number* dz, float* loss_sums,
+                          const float* hyperparameters, PackedSum* scratch, int n, int outputs,
+                          float scale, int backward SMOOTHING_PARAMETER) {
+    wait_for_previous_kernel();
+    const LaneRange lanes;
+    LossSum own_sum = {0.0f, 0};
+    for (int first = lanes.first; first < n; first += lanes.stride) {
+        const int sample = first + lanes.offset;
+        const bool there = sample < n;
+        const Number* row = z + (there ? sample : 0) * outputs;
+        const int label = labels[there ? sample : 0];
+        const float chosen = to_float(row[label]);
+        const auto [maximum, best] = row_maximum(row, outputs, lanes.lane);
+        float sum_exp = 0.0f;
+        for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES)
+            sum_exp += expf(to_float(row[k]) - maximum);
+        sum_exp = reduce_lanes(sum_exp, [](float a, float b) { return a + b; });
+#if SMOOTHED
+        const float mean = row_mean(row, outputs, lanes.lane);
+        if (there && backward && lanes.lane == 0) own_sum.loss += smoothing * (chosen - mean);
+#endif
+        if (!there) continue;
+        if (lanes.lane == 0) {
+            own_sum.loss += logf(sum_exp) - (chosen - maximum);
+            own_sum.correct += best == label;
+        }
+        if (!backward) continue;
+        for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES) {
+            const float share = expf(to_float(row[k]) - maximum) / sum_exp;
+#if SMOOTHED
+            const float wanted = (k == label ? 1.0f - smoothing : 0.0f) + smoothing / outputs;
+#else
+            const float wanted = k == label ? 1.0f : 0.0f;
+#endif
+            dz[sample * outputs + k] = from_float<Number>((share - wanted) * scale);
+        }
+    }
+    reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
+}
+
+// The same loss from logs = log softmax(z), for a library that computes softmax: dlogs (n, F) is the
+// gradient with respect to logs. NaN in a row of z makes the whole row of logs NaN.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    negative_log_likelihood(const float* z, const float* logs, const int* labels, float* dlogs,
+                            float* loss_sums, const float* hyperparameters, PackedSum* scratch,
+                            int n, int outputs, float scale, int backward SMOOTHING_PARAMETER) {
+    wait_for_previous_kernel();
+    const LaneRange lanes;
+    LossSum own_sum = {0.0f, 0};
+    for (int first = lanes.first; first < n; first += lanes.stride) {
+        const int sample = first + lanes.offset;
+        const bool there = sample < n;
+        const int start = (there ? sample : 0) * outputs, label = labels[there ? sample : 0];
+        const RowMaximum best = row_maximum(z + start, outputs, lanes.lane);
+#if SMOOTHED
+        const float mean = row_mean(z + start, outputs, lanes.lane);
+        if (there && backward && lanes.lane == 0)
+            own_sum.loss += smoothing * (z[start + label] - mean);
+#endif
+        if (!there) continue;
+        if (lanes.lane == 0) {
+            own_sum.loss -= logs[start + label];
+            own_sum.correct += best.index == label;
+        }
+        if (!backward) continue;
+        for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES)
+#if SMOOTHED
+            dlogs[start + k] =
+                -scale * ((k == label ? 1.0f - smoothing : 0.0f) + smoothing / outputs);
+#else
+            dlogs[start + k] = k == label ? -scale : 0.0f;
+#endif
+    }
+    reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
+}
+
+// Loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F. A prediction is
+// correct if every output lies on the correct side of ½.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sigmoid_cross_entropy(const Number* z, const float* target, Number* dz, float* loss_sums,
+                          const float* hyperparameters, PackedSum* scratch, int n, int outputs,
+                          float scale, int backward) {
+    wait_for_previous_kernel();
+    const float factor = scale / outputs;
+    const LaneRange lanes;
+    LossSum own_sum = {0.0f, 0};
+    for (int first = lanes.first; first < n; first += lanes.stride) {
+        const int sample = first + lanes.offset;
+        int wrong = 0;
+        for (int k = lanes.lane; k < outputs && sample < n; k += SAMPLE_LANES) {
+            const int i = sample * outputs + k;
+            const float value = to_float(z[i]), y = target[i];
+            // This form of max(z, 0) lets NaN pass.
+            const float positive = value <= 0.0f ? 0.0f : value;
+            own_sum.loss += positive - value * y + log1pf(expf(-fabsf(value)));
+            wrong += (value > 0.0f) != (y > 0.5f) || value != value;
+            if (backward)
+                dz[i] = from_float<Number>((1.0f / (1.0f + expf(-value)) - y) * factor);
+        }
+        wrong = reduce_lanes(wrong, [](int a, int b) { return a + b; });
+        own_sum.correct += sample < n && lanes.lane == 0 && wrong == 0;
+    }
+    reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch);
+}
+
+// Loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F. No prediction counts as
+// correct.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mean_squared_error(const Number* z, const float* target, Number* dz, float* loss_sums,
+                       const float* hyperparameters, PackedSum* scratch, int n, int outputs,
+                       float scale, int backward) {
+    wait_for_previous_kernel();
+    const float factor = scale / outputs;
+    LossSum own_sum = {0.0f, 0};
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < n * outputs; i += gridDim.x * THREADS) {
+        const float d = to_float(z[i]) - target[i];
+        own_sum.loss += d * d;
+        if (backward) dz[i] = from_float<Number>(2.0f * d * factor);
+    }
+    reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch);
+}
