@@ -51,7 +51,7 @@ def compile_times(network: str, batch_size: int) -> tuple[float, float]:
 
 def _compile(network: str, batch_size: int) -> dict[str, Any]:
     import dptrain
-    from dptrain.training.model import INFERENCE_BATCH
+    from dptrain.training.evaluation.model import INFERENCE_BATCH
 
     start = time.perf_counter()
     built = dptrain.get_network(network)

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.training.persistence import load_checkpoint
+from dptrain.training.persistence.persistence import load_checkpoint
 
 TIMEOUT_S = 1200
 CHECKED_STEPS = 3

@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from dptrain.training.callbacks import AfterStep as AfterStep
     from dptrain.training.callbacks import Callback as Callback
     from dptrain.training.callbacks import Progress as Progress
+    from dptrain.training.evaluation.model import TrainedModel as TrainedModel
+    from dptrain.training.evaluation.model import load as load
     from dptrain.training.history import History as History
-    from dptrain.training.model import TrainedModel as TrainedModel
-    from dptrain.training.model import load as load
-    from dptrain.training.rundir import RunDirectoryLostError as RunDirectoryLostError
+    from dptrain.training.persistence.rundir import RunDirectoryLostError as RunDirectoryLostError
     from dptrain.training.trainer import Trainer as Trainer
 
 __version__ = "0.2.0"
@@ -137,19 +137,19 @@ _MODULES = {
     "DivergedError": "comm.world",
     "RankTimeoutError": "comm.deadline",
     "ReadOnlyError": "errors",
-    "RunDirectoryLostError": "training.rundir",
+    "RunDirectoryLostError": "training.persistence.rundir",
     "StoppedError": "comm.signals",
     "AfterStep": "training.callbacks",
     "Callback": "training.callbacks",
     "History": "training.history",
     "Progress": "training.callbacks",
     "Replica": "backends.replica",
-    "TrainedModel": "training.model",
+    "TrainedModel": "training.evaluation.model",
     "Trainer": "training.trainer",
     "UserError": "errors",
     "activation": "network.own_functions",
     "list_runs": "runs.records",
-    "load": "training.model",
+    "load": "training.evaluation.model",
     "make_replica": "api",
     "open_data": "data",
 }

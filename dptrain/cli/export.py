@@ -52,7 +52,7 @@ def _export(
 ) -> None:
     """Write the files and print their names; called on rank 0."""
     from dptrain.cli.train import print_warning
-    from dptrain.training.model import load
+    from dptrain.training.evaluation.model import load
 
     # The reference backend compiles nothing.
     model = load(run_dir, checkpoint=checkpoint, weights=weights, backend="reference")

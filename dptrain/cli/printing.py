@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dptrain.network.network import Network
     from dptrain.plan.plan import Plan
     from dptrain.scaling.study import Study
-    from dptrain.training.quality import Quality
+    from dptrain.training.evaluation.quality import Quality
     from dptrain.training.rate_range import RangeTest
 
 
@@ -37,10 +37,10 @@ def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def print_evaluation(result: Mapping[str, Any], quality: Quality | None, *, as_json: bool) -> None:
-    """Print what `dptrain.training.evaluation.evaluate_model` returns."""
-    from dptrain.training.quality import ClassQuality
-    from dptrain.training.quality_tables import class_tables
-    from dptrain.training.regression import r2_remark
+    """Print what `dptrain.training.evaluation.evaluation.evaluate_model` returns."""
+    from dptrain.training.evaluation.quality import ClassQuality
+    from dptrain.training.evaluation.quality_tables import class_tables
+    from dptrain.training.evaluation.regression import r2_remark
 
     if as_json:
         return _print_json(result)
@@ -206,7 +206,7 @@ def print_explanations(plans: Sequence[Plan], *, as_json: bool) -> None:
 
 
 def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> None:
-    """Print what `dptrain.training.profiling.profile` returns, and the folder of its files."""
+    """Print what `training.profiling.profiling.profile` returns, and the folder of its files."""
     if as_json:
         return click.echo(profile.text())
     from dptrain.measure.profile_tables import profile_report
@@ -217,7 +217,7 @@ def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> No
 
 
 def print_losses(losses: Losses, output: Path | None, *, as_json: bool) -> None:
-    """Print what `dptrain.training.losses.measure_losses` returns, and the folder of its file."""
+    """Print what `training.profiling.losses.measure_losses` returns, and the folder of its file."""
     if as_json:
         return click.echo(losses.text())
     from dptrain.measure.loss_tables import losses_report

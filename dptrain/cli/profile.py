@@ -115,9 +115,9 @@ def profile(
 
     def action() -> int:
         from dptrain.comm.world import World
-        from dptrain.training.inference import profile_inference
-        from dptrain.training.profiling import ProfileOptions
-        from dptrain.training.profiling import profile as measure
+        from dptrain.training.profiling.inference import profile_inference
+        from dptrain.training.profiling.profiling import ProfileOptions
+        from dptrain.training.profiling.profiling import profile as measure
         from dptrain.training.settings import load_settings
 
         if losses:
@@ -160,7 +160,7 @@ def _losses(
     as_json: bool,
 ) -> int:
     from dptrain.comm.world import World
-    from dptrain.training.losses import LossOptions, measure_losses
+    from dptrain.training.profiling.losses import LossOptions, measure_losses
     from dptrain.training.settings import load_settings
 
     delay_s = None if delay is None else parse_seconds(delay, "--delay")

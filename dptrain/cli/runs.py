@@ -120,7 +120,7 @@ def compare(folders: tuple[Path, ...], as_json: bool) -> None:
 def label(folder: Path, add: tuple[str, ...], remove: tuple[str, ...], note: str | None) -> None:
     """Set the tags and the note of a run, or show them."""
     from dptrain.runs.labels import Labels, parse_tags
-    from dptrain.training.rundir import RunDirectory
+    from dptrain.training.persistence.rundir import RunDirectory
 
     RunDirectory.open(folder)
     labels = Labels.read(folder).changed(parse_tags(add), parse_tags(remove), note)
@@ -137,7 +137,7 @@ def cite(folder: Path, as_json: bool) -> None:
     from dptrain.cli.printing import print_values
     from dptrain.runs.citation import citation
     from dptrain.runs.records import read_record
-    from dptrain.training.rundir import RunDirectory
+    from dptrain.training.persistence.rundir import RunDirectory
 
     RunDirectory.open(folder)
     print_values(citation(read_record(folder)), as_json=as_json)

@@ -151,8 +151,8 @@ def _data_lines(design: Design) -> list[str]:
     """
     from dptrain.data import open_data
     from dptrain.network.adaptation import resize
+    from dptrain.training.output.summary import data_lines
     from dptrain.training.settings import load_settings
-    from dptrain.training.summary import data_lines
 
     config = load_settings({**design.settings, "batch_size": design.batch_size}, {}, None)
     network = config.load_network()

@@ -55,7 +55,7 @@ def train(file: Path | None, dry: bool, **flags: Any) -> int:
     """
 
     def action() -> int:
-        from dptrain.training.rundir import RunDirectory
+        from dptrain.training.persistence.rundir import RunDirectory
         from dptrain.training.settings import load_settings
 
         chosen = set_flags(flags)
@@ -113,8 +113,8 @@ def evaluate(
         from dptrain.comm.collective import call_on_rank_zero
         from dptrain.comm.world import World
         from dptrain.report.quality_files import claim, write_evaluation
-        from dptrain.training.evaluation import evaluate_model
-        from dptrain.training.model import load_on_all_ranks
+        from dptrain.training.evaluation.evaluation import evaluate_model
+        from dptrain.training.evaluation.model import load_on_all_ranks
 
         world = World.of_launch(command="evaluate")
         model = load_on_all_ranks(run_dir, world, checkpoint, weights=weights)
@@ -164,8 +164,8 @@ def predict(
 
     def action() -> int:
         from dptrain.comm.world import World
-        from dptrain.training.model import load_on_all_ranks
-        from dptrain.training.prediction import predict_to_file
+        from dptrain.training.evaluation.model import load_on_all_ranks
+        from dptrain.training.evaluation.prediction import predict_to_file
 
         world = World.of_launch(command="predict")
         model = load_on_all_ranks(run_dir, world, checkpoint, weights=weights)

@@ -15,9 +15,9 @@ from dptrain.comm.world import World
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
 from dptrain.training.callbacks import Progress
-from dptrain.training.rundir import RunDirectory
+from dptrain.training.output.summary import data_lines
+from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.settings import Settings
-from dptrain.training.summary import data_lines
 from dptrain.training.trainer import Trainer
 
 

@@ -18,7 +18,7 @@ from dptrain.interchange.own_functions import functions_metadata
 from dptrain.network.network import Network
 
 if TYPE_CHECKING:
-    from dptrain.training.model import TrainedModel
+    from dptrain.training.evaluation.model import TrainedModel
 
 
 @dataclass(frozen=True)

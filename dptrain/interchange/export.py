@@ -11,7 +11,7 @@ from dptrain.errors import UserError, shown, suggest
 from dptrain.interchange.contents import ModelContents
 
 if TYPE_CHECKING:
-    from dptrain.training.model import TrainedModel
+    from dptrain.training.evaluation.model import TrainedModel
 
 
 def export_model(

@@ -12,9 +12,9 @@ from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
 from dptrain.report.canvas import Plot
 from dptrain.report.quality_plots import confusion_plot, predicted_plot
-from dptrain.training.predicted_values import FILE as VALUES
-from dptrain.training.predicted_values import values_text
-from dptrain.training.quality import ClassQuality, Quality
+from dptrain.training.evaluation.predicted_values import FILE as VALUES
+from dptrain.training.evaluation.predicted_values import values_text
+from dptrain.training.evaluation.quality import ClassQuality, Quality
 
 METRICS, CONFUSION = "metrics.json", "confusion.csv"
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dptrain.report.canvas import BOTTOM, RIGHT, SMALL_PT, TOP, WIDTH, Plot, colour, plot
 from dptrain.report.numbers import percent, short
-from dptrain.training.quality import ClassQuality, ValueQuality
+from dptrain.training.evaluation.quality import ClassQuality, ValueQuality
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

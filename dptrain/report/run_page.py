@@ -28,8 +28,8 @@ from dptrain.report.run_record import TrainingRun
 from dptrain.report.run_tables import epochs_table, settings_table, spans_table, time_tables
 from dptrain.report.tables import Number
 from dptrain.runs.names import SUMMARY
-from dptrain.training.predicted_values import MOST_ROWS
-from dptrain.training.regression import r2_remark
+from dptrain.training.evaluation.predicted_values import MOST_ROWS
+from dptrain.training.evaluation.regression import r2_remark
 
 VALUE_RESULTS = (
     ("test_r2", "Test R²", "1 is perfect, 0 is the mean"),

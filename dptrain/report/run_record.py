@@ -21,10 +21,10 @@ from dptrain.report.differences import share
 from dptrain.runs.files import read_file
 from dptrain.runs.names import ENVIRONMENT, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans, steps_text
-from dptrain.training.predicted_values import FILE as PREDICTED
-from dptrain.training.predicted_values import read_values
-from dptrain.training.quality import ValueQuality
-from dptrain.training.rundir import LAST_CHECKPOINT
+from dptrain.training.evaluation.predicted_values import FILE as PREDICTED
+from dptrain.training.evaluation.predicted_values import read_values
+from dptrain.training.evaluation.quality import ValueQuality
+from dptrain.training.persistence.rundir import LAST_CHECKPOINT
 
 METRICS = "metrics.jsonl"
 

@@ -29,7 +29,7 @@ from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.plan.shards import MicroShards
 from dptrain.training.engines import make_engine
-from dptrain.training.evaluation import images_for
+from dptrain.training.evaluation.evaluation import images_for
 from dptrain.training.job import Job
 from dptrain.training.settings import OFF
 

@@ -13,21 +13,21 @@ from dptrain.comm.collective import call_on_rank_zero
 from dptrain.errors import UserError
 from dptrain.measure.recorder import CHECKPOINT
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
-from dptrain.training.board import (
+from dptrain.training.history import Record
+from dptrain.training.output.board import (
     TIMES,
     hyperparameters,
     layer_memory,
     layer_times,
     write_activations,
 )
-from dptrain.training.checkpoints import replica_arrays
-from dptrain.training.display import Display
-from dptrain.training.history import Record
-from dptrain.training.persistence import checkpoint_facts
+from dptrain.training.output.display import Display
+from dptrain.training.persistence.checkpoints import replica_arrays
+from dptrain.training.persistence.persistence import checkpoint_facts
 
 if TYPE_CHECKING:
     from dptrain.training.engines import StepResult
-    from dptrain.training.summary import Conclusion
+    from dptrain.training.output.summary import Conclusion
     from dptrain.training.trainer import Trainer
 
 
@@ -121,7 +121,7 @@ class Progress(Callback):
         self._display: Display | None = None
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        from dptrain.training.summary import introduce
+        from dptrain.training.output.summary import introduce
 
         job = trainer.job
         self._display = Display(

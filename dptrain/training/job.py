@@ -44,18 +44,20 @@ from dptrain.training.balance import (
     stored_shares,
     with_counts,
 )
-from dptrain.training.checkpoints import Checkpoint
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.engines.alone import make_alone_engine
-from dptrain.training.evaluation import images_for
+from dptrain.training.evaluation.evaluation import images_for
 from dptrain.training.history import Record
-from dptrain.training.persistence import (
+from dptrain.training.persistence.checkpoints import Checkpoint
+from dptrain.training.persistence.persistence import (
     find_best,
     open_run,
     restore_run,
     start_run,
     starts_from_weights,
 )
+from dptrain.training.persistence.rundir import RunDirectory
+from dptrain.training.persistence.weights import check_weights, load_weights, size_of_weights
 from dptrain.training.resources import (
     COMPILING,
     bucket_bytes,
@@ -70,13 +72,11 @@ from dptrain.training.resources import (
     open_shared_arrays,
     share_state,
 )
-from dptrain.training.rundir import RunDirectory
 from dptrain.training.schedules import Schedule, parse_fractions
 from dptrain.training.selection import Selection
 from dptrain.training.settings import MEASURED, OFF, Settings
 from dptrain.training.spec import JobSpec, RunSpec, digest, job_settings, resolve_job
 from dptrain.training.tuning import select_kernels
-from dptrain.training.weights import check_weights, load_weights, size_of_weights
 from dptrain.training.workers import are_mixed, check_mixed
 
 DECODING = "decoding images, which then stay in memory"

@@ -19,8 +19,8 @@ from dptrain.errors import UserError
 from dptrain.measure.console import make_console
 from dptrain.training.baseline import open_loader
 from dptrain.training.job import Job, assemble
+from dptrain.training.output.summary import data_lines
 from dptrain.training.settings import Settings
-from dptrain.training.summary import data_lines
 
 SMOOTHING = 0.9
 """Weight of earlier steps in the moving average of the loss."""

@@ -15,11 +15,11 @@ from dptrain.measure.tables import fitted_table
 from dptrain.runs.spans import Spans
 from dptrain.training.callbacks import Progress
 from dptrain.training.job import assemble
-from dptrain.training.persistence import restore_run
-from dptrain.training.rundir import RunDirectory
+from dptrain.training.output.summary import data_lines
+from dptrain.training.persistence.persistence import restore_run
+from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.settings import Settings
 from dptrain.training.spec import RunSpec
-from dptrain.training.summary import data_lines
 from dptrain.training.trainer import Trainer
 
 

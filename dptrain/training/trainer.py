@@ -53,33 +53,33 @@ from dptrain.training.averaging import averaged_parameters, averaged_replica, ha
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.baseline import InterleavedBaseline, open_loader
 from dptrain.training.callbacks import Callback, Checkpoints, MetricsLog, Progress
-from dptrain.training.checkpoints import (
-    Checkpoint,
-    CheckpointStore,
-    replica_arrays,
-    restore_replica,
-)
 from dptrain.training.divergence import StableRate, raise_not_finite
-from dptrain.training.energy import TrainingEnergy
 from dptrain.training.engines import StepResult
-from dptrain.training.evaluation import (
+from dptrain.training.evaluation.evaluation import (
     open_test_data,
     results_of,
     score,
     score_in_detail,
 )
+from dptrain.training.evaluation.quality import ValueQuality
 from dptrain.training.history import History
 from dptrain.training.job import Job, assemble, with_size_of_weights
-from dptrain.training.persistence import checkpoint_facts, load_checkpoint
-from dptrain.training.progress import Progress as RunningState
-from dptrain.training.quality import ValueQuality
+from dptrain.training.output.progress import Progress as RunningState
+from dptrain.training.output.summary import Conclusion, conclude, nothing_left, settings_to_continue
+from dptrain.training.persistence.checkpoints import (
+    Checkpoint,
+    CheckpointStore,
+    replica_arrays,
+    restore_replica,
+)
+from dptrain.training.persistence.persistence import checkpoint_facts, load_checkpoint
+from dptrain.training.persistence.rundir import BEST
+from dptrain.training.profiling.energy import TrainingEnergy
 from dptrain.training.resources import average_statistics, share_state
-from dptrain.training.rundir import BEST
 from dptrain.training.selection import Selection
 from dptrain.training.setting_names import resolved_name, unknown_setting
 from dptrain.training.settings import Settings, load_settings
 from dptrain.training.spec import RunSpec, job_settings
-from dptrain.training.summary import Conclusion, conclude, nothing_left, settings_to_continue
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -692,7 +692,7 @@ class Trainer(Sealed):
             ``scored`` (which samples were evaluated), ``notes`` (what was left out or converted of
             other data, if anything was), ``samples`` (their number), ``loss`` (mean over samples)
             and, unless the network predicts values, ``accuracy``; further results of
-            each class or of values, see `dptrain.training.evaluation.results_of`.
+            each class or of values, see `dptrain.training.evaluation.evaluation.results_of`.
         """
         job = self.job
         notes: tuple[str, ...] = ()

@@ -18,8 +18,8 @@ from dptrain.comm.collective import call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.plan.plan import Plan, with_selection
 from dptrain.plan.selection import KernelSelection
+from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.resources import NOTICE_AFTER_S, notice_if_slow
-from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
 
 TUNING = "tuning kernels for this GPU, network and batch size; later runs use the result"

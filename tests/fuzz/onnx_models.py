@@ -18,8 +18,8 @@ from dptrain.errors import UserError
 from dptrain.interchange.onnx_import import OnnxNetwork, read_onnx
 from dptrain.network import Network
 from dptrain.network.files import read_network
-from dptrain.training.checkpoints import CheckpointFacts
-from dptrain.training.model import TrainedModel
+from dptrain.training.evaluation.model import TrainedModel
+from dptrain.training.persistence.checkpoints import CheckpointFacts
 from tests.fuzz.damage import damage_bytes
 from tests.fuzz.network_files import make_case
 from tests.fuzz.onnx_graphs import edit, random_graph

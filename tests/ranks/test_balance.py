@@ -18,10 +18,11 @@ from dptrain.measure.energy import EnergyMeter
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU, Sigmoid
 from dptrain.plan.shares import Counts, equal_counts
-from dptrain.training import balance, energy
+from dptrain.training import balance
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.callbacks import AfterStep, Callback
 from dptrain.training.engines import alone as alone_engines
+from dptrain.training.profiling import energy
 from tests.ranks.test_peer import Device
 from tests.tiers import tiered
 

@@ -10,8 +10,8 @@ from dptrain.comm.enqueued import EnqueuedOneNumberSum, EnqueuedSum
 from dptrain.comm.world import AgreedError, World
 from dptrain.measure import losses as measure
 from dptrain.measure.losses import Losses
-from dptrain.training import losses
-from dptrain.training.losses import LossOptions, measure_losses
+from dptrain.training.profiling import losses
+from dptrain.training.profiling.losses import LossOptions, measure_losses
 from dptrain.training.settings import load_settings
 from tests.ranks.attempts import repeat_if_disturbed
 from tests.ranks.test_peer import Device

@@ -19,9 +19,9 @@ from dptrain.measure.profile import Profile
 from dptrain.measure.profile_tables import profile_report, straggler_line
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU
 from dptrain.network.files import write_network
-from dptrain.training import losses
-from dptrain.training.losses import LossOptions, measure_losses
-from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.profiling import losses
+from dptrain.training.profiling.losses import LossOptions, measure_losses
+from dptrain.training.profiling.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
 from tests.ranks.attempts import repeat_if_disturbed
 from tests.ranks.test_peer import Device

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.training.persistence import load_checkpoint
+from dptrain.training.persistence.persistence import load_checkpoint
 from tests.system.launch import SCRIPTS, command, environment, launch, succeed
 
 pytestmark = pytest.mark.more

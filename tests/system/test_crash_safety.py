@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dptrain.training.checkpoints import CheckpointStore
+from dptrain.training.persistence.checkpoints import CheckpointStore
 from tests.tiers import tiered
 
 REPEATS = 2

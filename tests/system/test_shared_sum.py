@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from dptrain.training.checkpoints import CheckpointStore
+from dptrain.training.persistence.checkpoints import CheckpointStore
 from tests.system.launch import launch
 
 pytestmark = pytest.mark.more

@@ -47,8 +47,8 @@ from dptrain.network import (
 )
 from dptrain.plan import SGD, Adam, AdamW, make_buckets, make_plan
 from dptrain.plan.plan import INPUT
-from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
 from dptrain.training.engines import Engine, make_engine
+from dptrain.training.persistence.checkpoints import Checkpoint, replica_arrays, restore_replica
 from tests.tiers import tiered
 
 EPSILON = float(np.finfo(np.float32).eps)

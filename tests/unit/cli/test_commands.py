@@ -193,10 +193,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     model = SimpleNamespace(warning=None, step=40)
     note("run.train", False)
-    note("model.load_on_all_ranks", model)
+    note("evaluation.model.load_on_all_ranks", model)
     found = {"samples": 360, "loss": 0.123456789, "accuracy": 0.975}
-    note("evaluation.evaluate_model", (found, None))
-    note("prediction.predict_to_file", 7)
+    note("evaluation.evaluation.evaluate_model", (found, None))
+    note("evaluation.prediction.predict_to_file", 7)
     monkeypatch.setattr("dptrain.comm.world.World", FakeWorld)
     for name in [s.variable for s in settings()]:
         monkeypatch.delenv(name, raising=False)
@@ -225,8 +225,8 @@ def test_evaluate_prints_names_and_values(
     arguments = ["evaluate", "here", "--checkpoint", "40", "--data", "digits", "--workers", "3"]
     assert run(arguments, is_rank_zero=True) == 0
     [load, evaluate] = calls
-    assert load == ("model.load_on_all_ranks", Path("here"), 40, {"weights": None})
-    assert evaluate[0] == "evaluation.evaluate_model"
+    assert load == ("evaluation.model.load_on_all_ranks", Path("here"), 40, {"weights": None})
+    assert evaluate[0] == "evaluation.evaluation.evaluate_model"
     assert evaluate[2:] == ("digits", {"workers": 3})
     assert capsys.readouterr().out.splitlines() == [
         "samples   360",
@@ -242,7 +242,7 @@ def test_predict_reports_the_file_and_the_step(
 ) -> None:
     assert run(["predict", "here", "-i", "x.npy", "-o", "y.csv"], is_rank_zero=True) == 0
     [load, predict] = calls
-    assert load == ("model.load_on_all_ranks", Path("here"), None, {"weights": None})
+    assert load == ("evaluation.model.load_on_all_ranks", Path("here"), None, {"weights": None})
     expected = {"workers": 0, "classes": None}
     assert predict[2:] == (Path("x.npy"), Path("y.csv"), expected)
     assert capsys.readouterr().out == "7 predictions by the model of step 40 in y.csv\n"

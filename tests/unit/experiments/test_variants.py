@@ -19,7 +19,7 @@ from dptrain.experiments.study import kind_times, study_variants
 from dptrain.experiments.variants import UNCHANGED, list_variants
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network
 from dptrain.training import trainer
-from dptrain.training.rundir import RunDirectory
+from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.settings import Settings
 from tests.tiers import tiered
 

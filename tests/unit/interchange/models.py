@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from dptrain import make_replica
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.network import Network, Sigmoid, SiLU
-from dptrain.training.checkpoints import CheckpointFacts
-from dptrain.training.model import TrainedModel
+from dptrain.training.evaluation.model import TrainedModel
+from dptrain.training.persistence.checkpoints import CheckpointFacts
 from tests.lazy import LazyModule
 from tests.unit.backends.cases import Case
 from tests.unit.backends.selection import CASES, cover, marked

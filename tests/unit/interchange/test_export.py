@@ -16,7 +16,7 @@ from dptrain.cli.main import run
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.interchange.contents import without_folders
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network
-from dptrain.training.weights import load_weights
+from dptrain.training.persistence.weights import load_weights
 
 NETWORK = Network(
     (3, 8, 8), [Conv2d(4, bias=False), BatchNorm2d(), Flatten(), Dense(3)], name="small"

@@ -35,8 +35,8 @@ from dptrain.network import (
     ReLU,
     SigmoidBinaryCrossEntropy,
 )
-from dptrain.training.model import TrainedModel
-from dptrain.training.weights import load_weights
+from dptrain.training.evaluation.model import TrainedModel
+from dptrain.training.persistence.weights import load_weights
 from tests.fuzz.networks import random_network
 from tests.unit.backends.cases import Case
 from tests.unit.interchange.models import (

@@ -44,8 +44,8 @@ from dptrain.network import (
     SumPool2d,
     get_network,
 )
+from dptrain.training.persistence.weights import load_weights
 from dptrain.training.settings import Settings
-from dptrain.training.weights import load_weights
 from tests.lazy import LazyModule
 from tests.unit.interchange.models import load_module, model_of, plain
 

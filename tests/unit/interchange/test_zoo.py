@@ -15,7 +15,7 @@ from dptrain.interchange.onnx_import import read_onnx
 from dptrain.network import get_network
 from dptrain.network.zoo import NETWORKS
 from dptrain.network.zoo.studies import PERCEPTRONS
-from dptrain.training.model import TrainedModel
+from dptrain.training.evaluation.model import TrainedModel
 from tests.tiers import tiered
 from tests.unit.interchange.models import (
     assert_agree,

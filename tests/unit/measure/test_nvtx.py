@@ -10,7 +10,7 @@ import pytest
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.nvtx import LIBRARIES, load_ranges
-from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.profiling.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
 
 

@@ -21,7 +21,7 @@ from dptrain.measure.profile_files import claim, csv_text
 from dptrain.measure.profile_tables import profile_report
 from dptrain.measure.vocabulary import SECTIONS, find_term, vocabulary_table
 from dptrain.plan.lowering import Phase
-from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.profiling.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
@@ -203,7 +203,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
 def test_a_trace_that_no_viewer_opens_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dptrain.training.profiling.MOST_TRACE_BYTES", 1000)
+    monkeypatch.setattr("dptrain.training.profiling.profiling.MOST_TRACE_BYTES", 1000)
     with pytest.raises(UserError, match="try fewer --steps"):
         measure("reference", output=tmp_path / "p", trace=True)
     assert not list((tmp_path / "p").iterdir())

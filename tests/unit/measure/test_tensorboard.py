@@ -19,7 +19,7 @@ from dptrain.measure.tensorboard import FOLDER, TensorBoard, tag_of
 from dptrain.measure.vocabulary import SECTIONS, find_term
 from dptrain.network import get_network
 from dptrain.plan import make_plan
-from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.profiling.profiling import ProfileOptions, profile
 from dptrain.training.run import train
 from dptrain.training.settings import load_settings
 

@@ -26,8 +26,8 @@ from dptrain.report.run_page import run_page
 from dptrain.report.run_record import TrainingRun
 from dptrain.runs.records import read_record
 from dptrain.scaling.analysis import analyse
-from dptrain.training.predicted_values import read_values, values_text
-from dptrain.training.quality import ValueQuality
+from dptrain.training.evaluation.predicted_values import read_values, values_text
+from dptrain.training.evaluation.quality import ValueQuality
 from tests.tiers import tiered
 from tests.unit.report.test_files import HOSTILE, Reader
 from tests.unit.scaling.synthetic import Law, make_launches, make_profile, write_study

@@ -18,7 +18,7 @@ from dptrain.runs.comparison import Comparison
 from dptrain.runs.labels import Labels, parse_tags
 from dptrain.runs.records import find_runs, read_record
 from dptrain.runs.selection import parse_condition
-from dptrain.training.rundir import RunDirectory
+from dptrain.training.persistence.rundir import RunDirectory
 
 TRAINING: dict[str, Any] = {"progress": False, "baseline_steps": 0, "steps": 3}
 

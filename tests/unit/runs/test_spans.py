@@ -29,7 +29,7 @@ from dptrain.runs.names import SPANS as FILE
 from dptrain.runs.records import read_record
 from dptrain.runs.spans import Span, Spans, value_text
 from dptrain.toml import read_toml
-from dptrain.training.repeating import changing_flags
+from dptrain.training.persistence.repeating import changing_flags
 from dptrain.training.settings import (
     DIRECTORY_SETTINGS,
     START_SETTINGS,

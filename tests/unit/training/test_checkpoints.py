@@ -31,7 +31,7 @@ from dptrain.network import (
     ReLU,
 )
 from dptrain.plan.optimizers import SGD, Adam, AdamW, Optimizer
-from dptrain.training.checkpoints import (
+from dptrain.training.persistence.checkpoints import (
     Checkpoint,
     CheckpointFacts,
     CheckpointStore,
@@ -256,7 +256,7 @@ def test_nothing_whole_is_an_error_that_names_the_newest(tmp_path: Path) -> None
 
 def test_a_format_of_the_future_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("dptrain.training.checkpoints.FORMAT", 2)
+        patch.setattr("dptrain.training.persistence.checkpoints.FORMAT", 2)
         filled(tmp_path, (1,))
     assert "format 2; this version reads 1" in error_of(CheckpointStore(tmp_path).load)
 
@@ -542,7 +542,7 @@ def test_a_disk_that_fills_while_arrays_are_written_is_one_line(
 
     store = filled(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("dptrain.training.checkpoints.save_file", full)
+        patch.setattr("dptrain.training.persistence.checkpoints.save_file", full)
         assert "No space left on device" in error_of(lambda: store.save(40, ARRAYS, {}))
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         f"step-000000{step}" for step in (10, 20, 30)

@@ -12,9 +12,9 @@ import dptrain
 from dptrain import Dense, Flatten, MeanSquaredError, Network, Trainer
 from dptrain.comm.world import World
 from dptrain.data.stored import CachedSamples, StoredSamples
-from dptrain.training import evaluation
-from dptrain.training.evaluation import evaluate_model, pixel_batches_of, score
-from dptrain.training.prediction import predict_to_file
+from dptrain.training.evaluation import evaluation
+from dptrain.training.evaluation.evaluation import evaluate_model, pixel_batches_of, score
+from dptrain.training.evaluation.prediction import predict_to_file
 
 SHAPE = 3, 8, 8
 NETWORK = Network(SHAPE, [Flatten(), Dense(2)], name="pictures")

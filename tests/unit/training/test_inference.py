@@ -21,8 +21,8 @@ from dptrain.network import get_network
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.plan import make_plan
 from dptrain.training.engines import FIRST_TIMED
-from dptrain.training.inference import profile_inference
-from dptrain.training.profiling import ProfileOptions
+from dptrain.training.profiling.inference import profile_inference
+from dptrain.training.profiling.profiling import ProfileOptions
 from dptrain.training.settings import load_settings
 from tests.unit.measure.test_trace import check_trace
 

@@ -11,8 +11,8 @@ import pytest
 from dptrain import AfterStep
 from dptrain.comm.world import World
 from dptrain.measure.energy import Energy, EnergyMeter, energy_lines
-from dptrain.training import energy, profiling
-from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.profiling import energy, profiling
+from dptrain.training.profiling.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
 from tests.unit.training.test_trainer import tiny
 

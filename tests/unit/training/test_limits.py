@@ -12,7 +12,7 @@ import pytest
 
 from dptrain.measure.input_times import InputCost
 from dptrain.measure.profile import Parts, StepParts
-from dptrain.training.limits import ACCEPTABLE, NAMES, training_limit
+from dptrain.training.output.limits import ACCEPTABLE, NAMES, training_limit
 from dptrain.training.settings import settings
 
 PARTS = [field.name for field in fields(Parts)]

@@ -13,8 +13,8 @@ from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.world import World
 from dptrain.measure import losses as measure
 from dptrain.measure.counters import NO_CYCLES, Counts
-from dptrain.training import losses
-from dptrain.training.losses import LossOptions
+from dptrain.training.profiling import losses
+from dptrain.training.profiling.losses import LossOptions
 from tests.unit.training.test_trainer import tiny
 
 

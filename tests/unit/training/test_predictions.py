@@ -17,7 +17,7 @@ from dptrain.network import (
     SigmoidBinaryCrossEntropy,
     SoftmaxCrossEntropy,
 )
-from dptrain.training.prediction import predict_to_file
+from dptrain.training.evaluation.prediction import predict_to_file
 from tests.unit.interchange.models import model_of, plain
 
 

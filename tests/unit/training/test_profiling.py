@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from dptrain.comm.world import World
-from dptrain.training.profiling import LARGEST_SWEPT, ProfileOptions, profile, swept_counts
+from dptrain.training.profiling.profiling import (
+    LARGEST_SWEPT,
+    ProfileOptions,
+    profile,
+    swept_counts,
+)
 from dptrain.training.settings import load_settings
 from tests.unit.measure.test_trace import check_trace
 

@@ -28,8 +28,8 @@ from dptrain.comm.world import World
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.network import Dense, Flatten, Network
 from dptrain.report.quality_plots import confusion_plot, predicted_plot
-from dptrain.training.quality import ClassQuality, ValueQuality, make_collector
-from dptrain.training.quality_tables import class_tables
+from dptrain.training.evaluation.quality import ClassQuality, ValueQuality, make_collector
+from dptrain.training.evaluation.quality_tables import class_tables
 from tests.tiers import tiered
 
 CONFUSION = np.array([[5, 1, 0], [2, 2, 0], [1, 0, 0]], np.int64)

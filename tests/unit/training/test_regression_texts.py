@@ -9,8 +9,8 @@ import pytest
 
 from dptrain.data.objects import dataset_from
 from dptrain.network.files import get_network
-from dptrain.training.quality import ValueQuality
-from dptrain.training.regression import LARGE, SMALL, r2_remark, target_warning
+from dptrain.training.evaluation.quality import ValueQuality
+from dptrain.training.evaluation.regression import LARGE, SMALL, r2_remark, target_warning
 from dptrain.training.trainer import Trainer
 
 REMARK = "worse than predicting the mean of the targets"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dptrain.comm.abort import exit_code
 from dptrain.errors import UserError
-from dptrain.training.rundir import RunDirectory, RunDirectoryLostError
+from dptrain.training.persistence.rundir import RunDirectory, RunDirectoryLostError
 
 NOW = datetime(2026, 11, 20, 16, 31, 52)
 ARRAYS = {"w": np.ones(5, np.float32)}
@@ -104,7 +104,8 @@ def test_an_empty_or_new_directory_is_taken(tmp_path: Path) -> None:
 def test_one_process_at_a_time_trains_in_a_directory(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     hold = (
-        "import sys; from pathlib import Path; from dptrain.training.rundir import RunDirectory\n"
+        "import sys; from pathlib import Path\n"
+        "from dptrain.training.persistence.rundir import RunDirectory\n"
         "run = RunDirectory(Path(sys.argv[1])); run.hold()\n"
         "print('held', flush=True); sys.stdin.read()"
     )
@@ -253,7 +254,7 @@ def test_a_directory_that_is_moved_within_a_write_is_named(
         run.path.rename(tmp_path / "moved")
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
-    monkeypatch.setattr("dptrain.training.checkpoints.sync", move)
+    monkeypatch.setattr("dptrain.training.persistence.checkpoints.sync", move)
     with pytest.raises(RunDirectoryLostError, match="was moved to"):
         run.save_checkpoint(1, ARRAYS, {})
     assert not run.path.exists()
@@ -405,7 +406,7 @@ import numpy as np
 from dptrain.errors import UserError
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
-from dptrain.training.rundir import RunDirectory
+from dptrain.training.persistence.rundir import RunDirectory
 
 run = RunDirectory.open(Path(sys.argv[1]))
 network = Network((4,), [Dense(3)] * 20)

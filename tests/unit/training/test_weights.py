@@ -27,7 +27,7 @@ from dptrain.network import (
     get_network,
 )
 from dptrain.plan.optimizers import SGD
-from dptrain.training.weights import (
+from dptrain.training.persistence.weights import (
     check_weights,
     load_weights,
     save_weights,

@@ -18,10 +18,10 @@ from dptrain.data.spec import parse_names
 from dptrain.data.workers import read_by_workers
 from dptrain.errors import UserError
 from dptrain.files import write_whole
-from dptrain.training.evaluation import batches_of
+from dptrain.training.evaluation.evaluation import batches_of
 
 if TYPE_CHECKING:
-    from dptrain.training.model import TrainedModel
+    from dptrain.training.evaluation.model import TrainedModel
 
 
 def predict_to_file(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
     from dptrain.tables import Table
-    from dptrain.training.progress import Progress
+    from dptrain.training.output.progress import Progress
 
 LINE_EVERY_S = 10.0
 """Seconds between two lines within an epoch if there is no terminal."""

@@ -24,10 +24,10 @@ from dptrain.data.spec import absolute
 from dptrain.data.workers import read_by_workers
 from dptrain.network.network import Network
 from dptrain.plan.shares import Counts
-from dptrain.training.quality import Collector, Quality, make_collector
+from dptrain.training.evaluation.quality import Collector, Quality, make_collector
 
 if TYPE_CHECKING:
-    from dptrain.training.model import TrainedModel
+    from dptrain.training.evaluation.model import TrainedModel
 
 
 @dataclass(frozen=True)

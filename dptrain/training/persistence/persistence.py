@@ -22,7 +22,8 @@ from dptrain.runs.labels import Labels, parse_tags
 from dptrain.runs.names import CONFIG
 from dptrain.runs.spans import Span, Spans, changed_text, environment_of
 from dptrain.toml import read_toml
-from dptrain.training.checkpoints import (
+from dptrain.training.history import Record
+from dptrain.training.persistence.checkpoints import (
     MANIFEST,
     Checkpoint,
     CheckpointFacts,
@@ -31,9 +32,8 @@ from dptrain.training.checkpoints import (
     other_setting,
     restore_replica,
 )
-from dptrain.training.history import Record
-from dptrain.training.repeating import repeating_commands
-from dptrain.training.rundir import RunDirectory
+from dptrain.training.persistence.repeating import repeating_commands
+from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.selection import Selection
 from dptrain.training.settings import Settings
 from dptrain.training.spec import JobSpec, RunSpec, all_settings

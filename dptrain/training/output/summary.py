@@ -28,13 +28,13 @@ from dptrain.plan.lowering import Phase
 from dptrain.plan.shares import alone
 from dptrain.runs.spans import changed_text
 from dptrain.training.binding import binding_warning, gather_rank_cores
-from dptrain.training.display import Display
-from dptrain.training.energy import samples_between
 from dptrain.training.engines import FIRST_TIMED
+from dptrain.training.evaluation.regression import r2_remark, target_warning
 from dptrain.training.job import Job
-from dptrain.training.limits import TrainingLimit, training_limit
-from dptrain.training.progress import Progress
-from dptrain.training.regression import r2_remark, target_warning
+from dptrain.training.output.display import Display
+from dptrain.training.output.limits import TrainingLimit, training_limit
+from dptrain.training.output.progress import Progress
+from dptrain.training.profiling.energy import samples_between
 from dptrain.training.resources import possible_efficiency
 from dptrain.training.schedules import Schedule
 

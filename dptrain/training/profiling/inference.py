@@ -24,11 +24,11 @@ from dptrain.network.biases import separate_biases
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.training.baseline import open_loader, whole_minibatches
-from dptrain.training.energy import block_bounds, metered_gpu, open_job_meter
 from dptrain.training.engines import FIRST_TIMED
-from dptrain.training.forward_passes import ForwardPasses
 from dptrain.training.job import Job, assemble
-from dptrain.training.profiling import (
+from dptrain.training.profiling.energy import block_bounds, metered_gpu, open_job_meter
+from dptrain.training.profiling.forward_passes import ForwardPasses
+from dptrain.training.profiling.profiling import (
     ProfileOptions,
     gather_trace,
     measure_job_roofs,

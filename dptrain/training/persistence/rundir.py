@@ -10,7 +10,7 @@ labels.toml       tags and a note: see `dptrain.runs.labels`
 network.toml      the network, unless dptrain builds it by its name
 summary.json      results, written when the run ends
 predicted.csv     expected and predicted values of up to 4,000 test samples, of a regression
-checkpoints/      see `dptrain.training.checkpoints`
+checkpoints/      see `dptrain.training.persistence.checkpoints`
 best/             the checkpoint of the best epoch by the validation data
 .last_checkpoint  step of the newest checkpoint
 .lock             locked by the process that trains here
@@ -51,10 +51,10 @@ from dptrain.network.network import Network
 from dptrain.runs.files import read_file
 from dptrain.runs.names import CONFIG, ENVIRONMENT, LOCK, NETWORK, SPANS, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans
-from dptrain.training.checkpoints import Arrays, CheckpointStore
-from dptrain.training.predicted_values import FILE as PREDICTED
-from dptrain.training.predicted_values import MOST_ROWS, values_text
-from dptrain.training.quality import ValueQuality
+from dptrain.training.evaluation.predicted_values import FILE as PREDICTED
+from dptrain.training.evaluation.predicted_values import MOST_ROWS, values_text
+from dptrain.training.evaluation.quality import ValueQuality
+from dptrain.training.persistence.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import read_settings
 
 BEST = "best"

@@ -24,9 +24,10 @@ from dptrain.network.files import network_from_dict
 from dptrain.network.network import Network
 from dptrain.plan.plan import make_plan
 from dptrain.plan.shards import MicroShards
-from dptrain.training.checkpoints import CheckpointFacts, restore_replica
-from dptrain.training.evaluation import evaluate_model
-from dptrain.training.persistence import load_checkpoint
+from dptrain.training.evaluation.evaluation import evaluate_model
+from dptrain.training.persistence.checkpoints import CheckpointFacts, restore_replica
+from dptrain.training.persistence.persistence import load_checkpoint
+from dptrain.training.persistence.weights import check_weights, load_weights, save_weights
 from dptrain.training.resources import (
     broadcast_flat,
     broadcast_statistics,
@@ -36,7 +37,6 @@ from dptrain.training.resources import (
 )
 from dptrain.training.setting_names import resolved_name
 from dptrain.training.settings import Settings
-from dptrain.training.weights import check_weights, load_weights, save_weights
 
 INFERENCE_BATCH = 256
 """Samples that are computed at a time: enough for full speed, and little memory."""
@@ -136,7 +136,7 @@ class TrainedModel(Sealed):
 
     @named_arguments("pass arrays as one argument: evaluate((x, y))")
     def evaluate(self, data: Any = None, *, classes: Any = None) -> dict[str, Any]:
-        """Evaluate the model; see `dptrain.training.evaluation.evaluate_model` for the result.
+        """Evaluate the model; see `evaluation.evaluate_model` for the result.
 
         Args:
             data: None for the test split of the training data; else the name of a data set as for
@@ -199,7 +199,7 @@ def load(
         checkpoint: step of the checkpoint. If it is None, the best one by the validation data, or
             the newest valid one if the run has no best one.
         weights: a safetensors file whose parameters and statistics replace those of the
-            checkpoint; see `dptrain.training.weights`.
+            checkpoint; see `dptrain.training.persistence.weights`.
         backend: what computes, in its default precision.
         threads: compute threads; all cores of this process if it is None.
 

@@ -28,7 +28,7 @@ from dptrain.measure.recorder import StepRecorder
 from dptrain.training.baseline import open_loader, whole_minibatches
 from dptrain.training.engines import FIRST_TIMED, Engine, make_engine
 from dptrain.training.job import Job, assemble
-from dptrain.training.profiling import describe_job, rank_facts
+from dptrain.training.profiling.profiling import describe_job, rank_facts
 from dptrain.training.settings import Settings
 
 ROUNDS = 10

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from dptrain.machine import process_age_s
 from dptrain.training.engines import StepResult
-from dptrain.training.evaluation import Score
+from dptrain.training.evaluation.evaluation import Score
+from dptrain.training.evaluation.quality import Quality
 from dptrain.training.history import Record
-from dptrain.training.quality import Quality
 from dptrain.training.selection import Selection
 from dptrain.training.spec import JobSpec
 

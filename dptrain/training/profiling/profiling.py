@@ -45,16 +45,21 @@ from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_tra
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.plan import Plan
 from dptrain.training.baseline import open_loader
-from dptrain.training.board import TIMES, layer_memory, layer_times
-from dptrain.training.display import Display
 from dptrain.training.divergence import StableRate, raise_not_finite
-from dptrain.training.energy import block_bounds, metered_gpu, open_job_meter, samples_between
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
 from dptrain.training.job import Job, assemble
-from dptrain.training.progress import Progress
+from dptrain.training.output.board import TIMES, layer_memory, layer_times
+from dptrain.training.output.display import Display
+from dptrain.training.output.progress import Progress
+from dptrain.training.output.summary import introduce
+from dptrain.training.profiling.energy import (
+    block_bounds,
+    metered_gpu,
+    open_job_meter,
+    samples_between,
+)
 from dptrain.training.resources import possible_efficiency, share_of_cores
 from dptrain.training.settings import Settings
-from dptrain.training.summary import introduce
 
 SUM_REPEATS, SUM_WARM_UP = 20, 3
 """Timed and untimed repetitions of a gradient sum outside a step."""

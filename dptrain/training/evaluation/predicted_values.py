@@ -10,7 +10,7 @@ import numpy as np
 
 from dptrain.errors import UserError, shown
 from dptrain.files import MAX_TEXT_BYTES, read_regular
-from dptrain.training.quality import ValueQuality
+from dptrain.training.evaluation.quality import ValueQuality
 
 FILE = "predicted.csv"
 MOST_ROWS = 4000

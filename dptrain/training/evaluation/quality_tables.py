@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dptrain.measure.tables import fitted_table
-from dptrain.training.quality import ClassQuality
+from dptrain.training.evaluation.quality import ClassQuality
 
 if TYPE_CHECKING:
     from dptrain.tables import Table

@@ -1,0 +1,1 @@
+"""What a run shows: progress, its first and last lines, and TensorBoard."""

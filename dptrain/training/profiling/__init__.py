@@ -1,0 +1,1 @@
+"""Profiles of training and inference: timed steps, losses of efficiency, and energy."""
