@@ -28,7 +28,7 @@ from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import device as device_module
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.pixels import PixelFormat
-from dptrain.data.augmentation import Augmentation
+from dptrain.data.loading.augmentation import Augmentation
 from dptrain.network.network import Network
 from dptrain.plan import SGD
 from dptrain.plan.plan import make_plan

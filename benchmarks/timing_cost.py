@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.overhead import frozen_objects
 from dptrain.comm.world import World
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.measure.statistics import Estimate, median_of_launches
 from dptrain.training.baseline import open_loader, whole_minibatches
 from dptrain.training.engines import FIRST_TIMED, Engine

@@ -101,7 +101,7 @@ SCALE = 4
 
 def digits() -> Digits:
     """Return the digits as grey images of 32×32 pixels: training and test."""
-    with (files("dptrain.data") / "digits.npz").open("rb") as file, np.load(file) as arrays:
+    with (files("dptrain.data.sources") / "digits.npz").open("rb") as file, np.load(file) as arrays:
         images = np.asarray(arrays["images"], np.float32)[:, None] / 16.0
         labels = np.asarray(arrays["labels"])
     large = images.repeat(SCALE, axis=2).repeat(SCALE, axis=3) - 0.3

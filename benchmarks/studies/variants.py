@@ -13,7 +13,7 @@ from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement,
 from benchmarks.studies.networks import cifar_variants
 from benchmarks.studies.step_parts import step_and_update
 from dptrain import Trainer
-from dptrain.data.shapes import _TEST, _TRAIN, generate
+from dptrain.data.sources.shapes import _TEST, _TRAIN, generate
 
 BATCH = 128
 RECIPE: dict[str, Any] = {

@@ -9,23 +9,23 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dptrain.data.arrays import open_npy, open_npz
-from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Dataset, Samples
-from dptrain.data.cifar10 import open_cifar10
-from dptrain.data.crop_windows import CropWindowLoader
-from dptrain.data.digits import open_digits
 from dptrain.data.fitting import fitting_network
-from dptrain.data.folder import open_folder
-from dptrain.data.irradiance import open_irradiance
-from dptrain.data.loader import Batch, BatchSource, Loader
-from dptrain.data.mnist import open_mnist
-from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.shapes import open_shapes
-from dptrain.data.sharding import Sampler
+from dptrain.data.loading.augmentation import Augmentation
+from dptrain.data.loading.crop_windows import CropWindowLoader
+from dptrain.data.loading.loader import Batch, BatchSource, Loader
+from dptrain.data.loading.sharding import Sampler
+from dptrain.data.preprocessing.preprocessing import Preprocessing
+from dptrain.data.sources.arrays import open_npy, open_npz
+from dptrain.data.sources.cifar10 import open_cifar10
+from dptrain.data.sources.digits import open_digits
+from dptrain.data.sources.folder import open_folder
+from dptrain.data.sources.irradiance import open_irradiance
+from dptrain.data.sources.mnist import open_mnist
+from dptrain.data.sources.shapes import open_shapes
+from dptrain.data.sources.synthetic import open_synthetic
+from dptrain.data.sources.table import open_csv, open_maps
 from dptrain.data.spec import Source, parse
-from dptrain.data.synthetic import open_synthetic
-from dptrain.data.table import open_csv, open_maps
 from dptrain.errors import UserError
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
@@ -213,15 +213,15 @@ def open_data(
 
     Args:
         spec: ``name``, ``name:path`` or ``name:path?key=value&key=value``; see `DATA_HELP`.
-        network: for which the data is preprocessed; `dptrain.data.images` describes how images are
-            converted. A network of the zoo is adapted to the data: the result has the input shape
-            and the number of outputs of `dptrain.network.adaptation.resize`.
+        network: for which the data is preprocessed; `dptrain.data.preprocessing.images` describes
+            how images are converted. A network of the zoo is adapted to the data: the result has
+            the input shape and the number of outputs of `dptrain.network.adaptation.resize`.
         seed: of the run; generated data depends on it. Splits never depend on it.
         ranks_per_node: ranks on this node that open the data set. Each holds its own copy if all
             copies together fit into `dptrain.data.stored.HOST_SHARE` of the available memory.
         preprocessing: saved with a trained model. The data is then preprocessed as the training
-            data was, classes are matched as `dptrain.data.classes` describes, and data that does
-            not match is refused. None: it is determined from this data.
+            data was, classes are matched as `dptrain.data.preprocessing.classes` describes, and
+            data that does not match is refused. None: it is determined from this data.
         split: False uses a data set that has no split of its own as a whole: both splits of the
             result contain all samples.
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.classes import Labels, Names, labels_in, listed, names_for
+from dptrain.data.preprocessing.classes import Labels, Names, labels_in, listed, names_for
 from dptrain.data.spec import Request
 from dptrain.errors import UserError, shown
 from dptrain.network.adaptation import adapt, edit_outputs

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from dptrain.data.adaptation import class_names
 from dptrain.data.base import Dataset, count_text
-from dptrain.data.classes import labels_in, listed
-from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.scale import Scale
-from dptrain.data.sharding import epoch_order
+from dptrain.data.loading.sharding import epoch_order
+from dptrain.data.preprocessing.classes import labels_in, listed
+from dptrain.data.preprocessing.preprocessing import Preprocessing
+from dptrain.data.preprocessing.scale import Scale
+from dptrain.data.preprocessing.targets import targets_for
 from dptrain.data.spec import Request
 from dptrain.data.stored import StoredInputs, StoredSamples, cache_limit_bytes, cache_samples
-from dptrain.data.targets import targets_for
 from dptrain.errors import UserError
 from dptrain.network.adaptation import edit_input
 from dptrain.network.layers import Shape

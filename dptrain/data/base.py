@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.pixels import INPUTS, PixelFormat
-from dptrain.data.classes import Classes
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.classes import Classes
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.network.layers import Shape
 from dptrain.network.losses import TargetKind
 

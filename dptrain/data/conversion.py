@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.arrays import CLASSES_FILE
 from dptrain.data.base import Dataset, Samples
+from dptrain.data.sources.arrays import CLASSES_FILE
 from dptrain.errors import UserError
 from dptrain.files import write_whole, writing
 

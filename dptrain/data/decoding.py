@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.data.base import Dataset
-from dptrain.data.folder import FolderSamples
+from dptrain.data.sources.folder import FolderSamples
 from dptrain.data.stored import CachedSamples, cache_limit_bytes
 from dptrain.machine import available_cores
 

@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 
-from dptrain.data.arrays import training_pair
-from dptrain.data.layout import channels_first
+from dptrain.data.preprocessing.layout import channels_first
+from dptrain.data.sources.arrays import training_pair
+from dptrain.data.sources.table import linear_network
 from dptrain.data.spec import Request
-from dptrain.data.table import linear_network
 from dptrain.network.layers import Dense, Flatten, Shape
 from dptrain.network.losses import Loss, MeanSquaredError, SoftmaxCrossEntropy
 from dptrain.network.network import Network

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Dataset, Samples
+from dptrain.data.loading.augmentation import Augmentation
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:

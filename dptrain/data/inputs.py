@@ -17,21 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.arrays import left_out_arrays, map_npy, names_in, opened_npz
 from dptrain.data.base import Samples
-from dptrain.data.classes import Classes, Names, labels_in
-from dptrain.data.csv_file import read_columns
-from dptrain.data.folder import check_takes_images, read_image
 from dptrain.data.image_files.listing import LeftOut, find_images, is_image, no_images
-from dptrain.data.images import Adapter
-from dptrain.data.layout import channels_first
-from dptrain.data.names import find_path, printable, same_form
-from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.rows import RowSamples
-from dptrain.data.scale import check_against_training
+from dptrain.data.preprocessing.classes import Classes, Names, labels_in
+from dptrain.data.preprocessing.images import Adapter
+from dptrain.data.preprocessing.layout import channels_first
+from dptrain.data.preprocessing.names import find_path, printable, same_form
+from dptrain.data.preprocessing.preprocessing import Preprocessing
+from dptrain.data.preprocessing.rows import RowSamples
+from dptrain.data.preprocessing.scale import check_against_training
+from dptrain.data.sources.arrays import left_out_arrays, map_npy, names_in, opened_npz
+from dptrain.data.sources.csv_file import read_columns
+from dptrain.data.sources.folder import check_takes_images, read_image
+from dptrain.data.sources.table import check_takes_tables, read_targets
 from dptrain.data.spec import CLASSES, example_of_option
 from dptrain.data.stored import StoredInputs
-from dptrain.data.table import check_takes_tables, read_targets
 from dptrain.errors import UserError
 from dptrain.files import require_regular
 from dptrain.notes import show_notes

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.fingerprint import data_fingerprint
-from dptrain.data.folder import FolderSamples
 from dptrain.data.image_files.decoder import RuleCounts
+from dptrain.data.sources.folder import FolderSamples
 
 BATCH = 256
 """Samples that are read at once."""

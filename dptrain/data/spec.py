@@ -14,9 +14,9 @@ from pathlib import Path
 
 from dptrain.bounds import Limits, parse_number, wrong_number
 from dptrain.data.base import Dataset
-from dptrain.data.classes import MOST_NAMES, Names, names_from, read_names
-from dptrain.data.names import find_path
-from dptrain.data.preprocessing import FITS, Preprocessing
+from dptrain.data.preprocessing.classes import MOST_NAMES, Names, names_from, read_names
+from dptrain.data.preprocessing.names import find_path
+from dptrain.data.preprocessing.preprocessing import FITS, Preprocessing
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.network import Network
 
@@ -27,7 +27,7 @@ NAMES_SUFFIX = ".txt"
 _NUMBERED = re.compile(r"(-?[0-9]{1,18}):(.+)")
 
 PYTHON_DATA = ("arrays", "samples")
-"""Names of data sets that were made from Python objects; see `dptrain.data.objects`."""
+"""Names of data sets that were made from Python objects; see `dptrain.data.sources.objects`."""
 
 _LISTS = ("npy", "maps")
 """Sources whose path is a list of files, separated by commas."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.data.base import Samples
-from dptrain.data.images import Adapter, centre
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.images import Adapter, centre
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.machine import free_memory
 from dptrain.network.layers import Shape
 

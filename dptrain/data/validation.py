@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset, Samples
-from dptrain.data.sharding import epoch_order
+from dptrain.data.loading.sharding import epoch_order
 from dptrain.errors import UserError
 
 _STREAM = -1

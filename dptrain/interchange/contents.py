@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain import __version__
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.interchange.own_functions import functions_metadata
 from dptrain.network.network import Network
 

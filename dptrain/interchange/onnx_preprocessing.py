@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dptrain.backends.resizing import bilinear_weights
-from dptrain.data.images import LUMA
-from dptrain.data.sensor_maps import interpolation_weights
+from dptrain.data.preprocessing.images import LUMA
+from dptrain.data.preprocessing.sensor_maps import interpolation_weights
 from dptrain.interchange.onnx_graph import DOUBLE, FLOAT, INT64, OnnxGraph
 from dptrain.interchange.raw_inputs import RawInputs, Size
 

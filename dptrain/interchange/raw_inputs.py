@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.network.layers import Shape
 
 Size = tuple[int, int]
@@ -29,7 +29,7 @@ class RawInputs:
         scale, offset: a number v becomes v · scale + offset, in float32.
         transposes: True if the columns of a table, the last axis, become channels.
         positions: of sensors, the last axis, that are interpolated to maps; see
-            `dptrain.data.sensor_maps.interpolation_weights`. () if there are none.
+            `dptrain.data.preprocessing.sensor_maps.interpolation_weights`. () if there are none.
         shape_of_inputs: (C, H, W) or (F,), to which one channel is repeated, or maps are flattened.
     """
 

@@ -18,7 +18,7 @@ from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.errors import UserError
 from dptrain.measure.efficiency import Baseline, Pair
 from dptrain.measure.input_times import InputTimes

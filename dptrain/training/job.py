@@ -16,14 +16,14 @@ from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import AgreedError, World
 from dptrain.data import Dataset, open_data
-from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
 from dptrain.data.decoding import keep_decoded
 from dptrain.data.fingerprint import data_fingerprint
-from dptrain.data.sharding import Sampler, steps_per_epoch
+from dptrain.data.loading.augmentation import Augmentation
+from dptrain.data.loading.sharding import Sampler, steps_per_epoch
+from dptrain.data.loading.workers import with_workers
 from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.data.validation import with_validation
-from dptrain.data.workers import with_workers
 from dptrain.errors import UserError
 from dptrain.measure.energy import EnergyMeter
 from dptrain.measure.input_times import InputTimes

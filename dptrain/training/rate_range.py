@@ -14,7 +14,7 @@ from typing import Any
 
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
-from dptrain.data.loader import BatchSource
+from dptrain.data.loading.loader import BatchSource
 from dptrain.errors import UserError
 from dptrain.measure.console import make_console
 from dptrain.training.baseline import open_loader

@@ -141,7 +141,7 @@ class RunSpec:
         job: the resolved settings.
         network: the network as its TOML file describes it.
         data: fingerprint of the data set, see `dptrain.data.fingerprint`.
-        preprocessing: see `dptrain.data.preprocessing.Preprocessing.to_dict`.
+        preprocessing: see `dptrain.data.preprocessing.preprocessing.Preprocessing.to_dict`.
         ranks: one entry for each rank.
         origins: origin of each setting that is not a default, such as a flag or a file.
         kernels: the kernels that were selected by measurements; empty if estimates decided.

@@ -38,8 +38,8 @@ from dptrain.comm.launcher import find_launch
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.data import Dataset
-from dptrain.data.loader import BatchSource
-from dptrain.data.objects import dataset_from
+from dptrain.data.loading.loader import BatchSource
+from dptrain.data.sources.objects import dataset_from
 from dptrain.data.spec import PYTHON_DATA
 from dptrain.errors import UserError, shown
 from dptrain.files import writing
@@ -106,9 +106,9 @@ class Trainer(Sealed):
             .onnx file, which also contains the initial parameters.
         data: the name of a data set as for ``dptrain train --data``; None for the one of the
             network's recipe; arrays ``(x_train, y_train, x_test, y_test)`` or ``(x, y)``; a
-            mapping with these names; or any object that `dptrain.data.objects` describes. A network
-            that is named gets the channels or columns of the data and its number of classes or
-            target columns; one of your own must have them.
+            mapping with these names; or any object that `dptrain.data.sources.objects` describes. A
+            network that is named gets the channels or columns of the data and its number of classes
+            or target columns; one of your own must have them.
         classes: names of the labels of arrays and objects: a list in the order of the labels 0, 1,
             …, or a mapping from label to name; None if labels are integers without names.
         callbacks: objects that run after steps and epochs; see `dptrain.training.callbacks`.

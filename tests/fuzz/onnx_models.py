@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dptrain import make_replica
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_import import OnnxNetwork, read_onnx
 from dptrain.network import Network

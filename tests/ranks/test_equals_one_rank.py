@@ -13,8 +13,8 @@ from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum
 from dptrain.comm.shared import share_arrays
 from dptrain.comm.world import World
-from dptrain.data.loader import Batch
-from dptrain.data.sharding import pass_shards
+from dptrain.data.loading.loader import Batch
+from dptrain.data.loading.sharding import pass_shards
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, AdamW, Optimizer, make_buckets, make_plan

@@ -21,8 +21,8 @@ from dptrain.comm.enqueued import Shared
 from dptrain.comm.peer import Peers
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
-from dptrain.data.loader import Batch
-from dptrain.data.sharding import pass_shards
+from dptrain.data.loading.loader import Batch
+from dptrain.data.loading.sharding import pass_shards
 from dptrain.errors import UserError
 from dptrain.measure.recorder import EXPOSED, STATISTICS, STEP, StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU

@@ -174,6 +174,8 @@ def test_samples_of_a_huge_network_are_refused() -> None:
 def test_a_network_that_does_not_fit_is_refused_before_images_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dptrain.data.shapes.generate", lambda *arguments: pytest.fail("made"))
+    monkeypatch.setattr(
+        "dptrain.data.sources.shapes.generate", lambda *arguments: pytest.fail("made")
+    )
     with pytest.raises(UserError, match="shapes has classes"):
         open_data("shapes", get_network("mlp-5"))

@@ -20,7 +20,7 @@ from dptrain.comm import make_gradient_sum
 from dptrain.comm.base import GradientSum
 from dptrain.comm.none import NoSum
 from dptrain.comm.world import World
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.training.engines import make_engine

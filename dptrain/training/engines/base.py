@@ -16,7 +16,7 @@ from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.comm.statistics import StatisticsSum, largest_statistics
 from dptrain.comm.world import AgreedError
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import CORRECT, LOSS, STOP

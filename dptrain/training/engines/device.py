@@ -12,7 +12,7 @@ from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.replica import Listener, Replica
 from dptrain.comm.base import GradientSum
 from dptrain.comm.statistics import StatisticsSum
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS

@@ -9,7 +9,7 @@ from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.comm.statistics import StatisticsSum
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from dptrain.backends.replica import Replica
-from dptrain.data.loader import Batch
-from dptrain.data.sharding import shard
+from dptrain.data.loading.loader import Batch
+from dptrain.data.loading.sharding import shard
 
 
 class Kind(Enum):

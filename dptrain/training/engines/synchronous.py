@@ -8,7 +8,7 @@ from abc import abstractmethod
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.comm.statistics import StatisticsSum
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS

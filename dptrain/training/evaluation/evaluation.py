@@ -15,13 +15,13 @@ from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.world import World
 from dptrain.data import Preprocessing
-from dptrain.data.augmentation import centred_windows
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.fingerprint import data_fingerprint
-from dptrain.data.objects import dataset_from
-from dptrain.data.sharding import shard
+from dptrain.data.loading.augmentation import centred_windows
+from dptrain.data.loading.sharding import shard
+from dptrain.data.loading.workers import read_by_workers
+from dptrain.data.sources.objects import dataset_from
 from dptrain.data.spec import absolute
-from dptrain.data.workers import read_by_workers
 from dptrain.network.network import Network
 from dptrain.plan.shares import Counts
 from dptrain.training.evaluation.quality import Collector, Quality, make_collector
@@ -279,12 +279,13 @@ def evaluate_model(
     """Evaluate a trained model on a data set; every rank calls this function.
 
     The data is preprocessed as the model's saved preprocessing requires. Its classes and columns
-    are matched by name, and labels without names by their value, see `dptrain.data.classes`.
+    are matched by name, and labels without names by their value, see
+    `dptrain.data.preprocessing.classes`.
 
     Args:
         model: the trained model, on every rank.
         data: None for the test split of the data that the model was trained on; else a data spec or
-            an object, see `dptrain.data.objects`.
+            an object, see `dptrain.data.sources.objects`.
         world: the ranks.
         workers: processes of each rank that decode samples; 0 decodes in the rank itself.
         classes: names of the labels of an object, see `dataset_from`.

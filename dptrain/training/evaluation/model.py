@@ -18,7 +18,7 @@ from dptrain.backends.base import Backend
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.errors import UserError
 from dptrain.network.files import network_from_dict
 from dptrain.network.network import Network

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.data.inputs import RawInputs, open_inputs
-from dptrain.data.sharding import shard
+from dptrain.data.loading.sharding import shard
+from dptrain.data.loading.workers import read_by_workers
 from dptrain.data.spec import parse_names
-from dptrain.data.workers import read_by_workers
 from dptrain.errors import UserError
 from dptrain.files import write_whole
 from dptrain.training.evaluation.evaluation import batches_of

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.world import World
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.network.network import Network
 from dptrain.network.outputs import NO_CLASS, are_among_most_probable, most_probable
 

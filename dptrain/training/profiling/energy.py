@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from types import TracebackType
 
-from dptrain.data.sharding import samples_before
+from dptrain.data.loading.sharding import samples_before
 from dptrain.measure.background_meter import BackgroundMeter
 from dptrain.measure.energy import EnergyMeter, open_meter
 from dptrain.training.engines.alone import IdleEngine

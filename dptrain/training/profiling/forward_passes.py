@@ -9,7 +9,7 @@ from time import perf_counter_ns
 
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.lowering import Phase
 

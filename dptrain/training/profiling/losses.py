@@ -15,7 +15,7 @@ from dptrain.comm.base import GradientSum
 from dptrain.comm.collective import call_on_rank_zero
 from dptrain.comm.experimental import LateSum, OneNumberSum, WithoutSum
 from dptrain.comm.world import AgreedError, World
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure import losses as measure

@@ -27,8 +27,8 @@ from dptrain.backends.pixels import PixelFormat
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data.augmentation import Augmentation, centred_windows
-from dptrain.data.loader import Batch
+from dptrain.data.loading.augmentation import Augmentation, centred_windows
+from dptrain.data.loading.loader import Batch
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import (

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from dptrain.api import make_replica
 from dptrain.backends.pixels import PixelFormat
 from dptrain.backends.replica import CropWindowReplica
-from dptrain.data.augmentation import Augmentation, centred_windows
-from dptrain.data.loader import Loader
-from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.sharding import Sampler
+from dptrain.data.loading.augmentation import Augmentation, centred_windows
+from dptrain.data.loading.loader import Loader
+from dptrain.data.loading.sharding import Sampler
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.network import Conv2d, Flatten, MeanSquaredError, Network
 from dptrain.plan.plan import INPUT

@@ -20,8 +20,8 @@ from dptrain.backends.cuda.device.pinned import TIMED_UPLOADS, PinnedStagingBuff
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data.loader import Batch
-from dptrain.data.sharding import pass_shards
+from dptrain.data.loading.loader import Batch
+from dptrain.data.loading.sharding import pass_shards
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, make_buckets, make_plan

@@ -10,7 +10,7 @@ import pytest
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.pixels import PixelFormat
-from dptrain.data.augmentation import Augmentation, centred_windows
+from dptrain.data.loading.augmentation import Augmentation, centred_windows
 from dptrain.network import Dense, Flatten, MeanSquaredError, Network
 from dptrain.plan import make_plan
 from dptrain.plan.plan import INPUT

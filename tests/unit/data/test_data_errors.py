@@ -10,7 +10,7 @@ import pytest
 
 from dptrain.data import open_data
 from dptrain.data.image_files.decoder import decode_file
-from dptrain.data.objects import dataset_from
+from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError
 
 
@@ -439,7 +439,7 @@ def test_files_with_damage_at_any_byte(net, tmp_path):
 def test_no_more_of_a_compressed_file_is_read_than_its_header_states(
     net, refuse, mnist, monkeypatch
 ):
-    from dptrain.data import mnist as module
+    from dptrain.data.sources import mnist as module
 
     folder, network = mnist(packed=True)[0], net((1, 28, 28))
     path = folder / "t10k-images-idx3-ubyte.gz"
@@ -571,7 +571,7 @@ def test_paths_of_specs_are_relative_to_a_directory(tmp_path):
 
 
 def test_more_synthetic_samples_than_memory_can_order(net, refuse, monkeypatch):
-    monkeypatch.setattr("dptrain.data.synthetic.free_memory", lambda: 2 * 10**9)
+    monkeypatch.setattr("dptrain.data.sources.synthetic.free_memory", lambda: 2 * 10**9)
     words = ["samples is 2,000,000,000", "48 GB", "2 GB are available", "use fewer"]
     refuse("synthetic?samples=2000000000", net((5,)), *words)
 

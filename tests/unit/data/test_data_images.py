@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from dptrain.backends.resizing import bilinear_weights
-from dptrain.data.images import Adapter
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.images import Adapter
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.errors import UserError
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from dptrain.api import make_replica
 from dptrain.data import Loader, Sampler, open_data
-from dptrain.data.irradiance import simulate
+from dptrain.data.sources.irradiance import simulate
 from dptrain.network import Dense, MeanSquaredError, Network, ReLU
 from dptrain.plan import Adam
 

@@ -15,9 +15,9 @@ from dptrain.data import (
     Samples,
     open_data,
 )
-from dptrain.data.crop_windows import SPANS_AHEAD
-from dptrain.data.loader import SWITCH_INTERVAL_S
-from dptrain.data.sharding import minibatch, shard, steps_per_epoch
+from dptrain.data.loading.crop_windows import SPANS_AHEAD
+from dptrain.data.loading.loader import SWITCH_INTERVAL_S
+from dptrain.data.loading.sharding import minibatch, shard, steps_per_epoch
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
 
@@ -115,7 +115,7 @@ def test_windows_contain_the_pixels_that_the_other_loader_reads(
     shape, crop, contrast, together, passes, monkeypatch
 ):
     """Of several epochs, each in one piece or in some."""
-    monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", together)
+    monkeypatch.setattr("dptrain.data.loading.crop_windows.SAMPLES_PER_PIECE", together)
     random = np.random.default_rng(0)
     x = random.standard_normal((9, *shape), dtype=np.float32)
     samples = CachedSamples(x, random.integers(0, 5, 9).astype(np.int32), count=18)
@@ -154,7 +154,7 @@ def test_small_minibatches_that_are_read_together_stay_while_they_are_used(
     depth, per_read, rank, monkeypatch
 ):
     """Minibatches have 4, 4 and 2 samples, of which the last of three ranks has 1, 1 and 0."""
-    monkeypatch.setattr("dptrain.data.loader.SAMPLES_PER_READ", per_read)
+    monkeypatch.setattr("dptrain.data.loading.loader.SAMPLES_PER_READ", per_read)
     samples, kept = Numbers(10), []
     changes = {"rank": rank, "size": 3, "last_step": 40, "keeps_pixels": True, "depth": depth}
     with loader(samples, **changes) as batches:
@@ -189,7 +189,7 @@ def test_windows_are_computed_on_a_thread_until_the_loader_is_closed():
 def test_the_next_windows_are_computed_while_the_present_ones_are_used(
     together, first, second, monkeypatch
 ):
-    monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", together)
+    monkeypatch.setattr("dptrain.data.loading.crop_windows.SAMPLES_PER_PIECE", together)
     made, make = [], CropWindowLoader._make_pieces
 
     def noted(self, epoch, steps):
@@ -208,7 +208,7 @@ def test_the_next_windows_are_computed_while_the_present_ones_are_used(
 
 def test_pieces_of_an_epoch_are_about_equally_large(monkeypatch):
     """22 minibatches, of which 21 could be made together."""
-    monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", 21 * 4)
+    monkeypatch.setattr("dptrain.data.loading.crop_windows.SAMPLES_PER_PIECE", 21 * 4)
     samples = CachedSamples(np.zeros((86, 3), np.float32), np.zeros(86, np.int32))
     with loader(samples, input_shape=(3,), windows=True, last_step=44) as batches:
         pieces = list(batches._spans())
@@ -282,7 +282,7 @@ def test_no_more_than_the_buffers_are_read_ahead():
 
 
 def test_an_epochs_order_is_computed_once(monkeypatch):
-    from dptrain.data import sharding as module
+    from dptrain.data.loading import sharding as module
 
     epochs = []
     order = module.epoch_order
@@ -510,7 +510,7 @@ def test_a_crop_that_moves_the_window_off_the_image_is_refused(crop):
 
 def test_windows_are_not_computed_ahead_without_limit(monkeypatch):
     """A consumer that pauses leaves no queue that grows."""
-    monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", 4)
+    monkeypatch.setattr("dptrain.data.loading.crop_windows.SAMPLES_PER_PIECE", 4)
     samples = CachedSamples(np.zeros((9, 3), np.float32), np.zeros(9, np.int32))
     made, make = [], CropWindowLoader._make_pieces
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.data.augmentation import Augmentation
-from dptrain.data.loader import Loader
-from dptrain.data.mixup import partner_weights
-from dptrain.data.sharding import Sampler
+from dptrain.data.loading.augmentation import Augmentation
+from dptrain.data.loading.loader import Loader
+from dptrain.data.loading.mixup import partner_weights
+from dptrain.data.loading.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
 from dptrain.plan.shards import MicroShards

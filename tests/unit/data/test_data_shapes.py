@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.data import open_data
-from dptrain.data.shapes import CLASSES, NUM_TEST, NUM_TRAIN, generate
+from dptrain.data.sources.shapes import CLASSES, NUM_TEST, NUM_TRAIN, generate
 
 
 def test_images_depend_on_seed_stream_and_number_only():

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.data.sharding import epoch_order, minibatch, shard, steps_per_epoch
+from dptrain.data.loading.sharding import epoch_order, minibatch, shard, steps_per_epoch
 
 samples = st.integers(1, 200)
 batches = st.integers(1, 64)

@@ -115,7 +115,7 @@ def test_cifar10_is_found_in_the_folder_that_its_archive_makes(net, cifar, tmp_p
 
 
 def test_cifar10_records_are_mapped(net, cifar):
-    from dptrain.data.cifar10 import Records
+    from dptrain.data.sources.cifar10 import Records
 
     records = Records([cifar[0] / "test_batch.bin"])
     assert all(isinstance(m, np.memmap) for m in records.maps)

@@ -13,9 +13,9 @@ from PIL import Image
 from dptrain.data import Dataset, open_data
 from dptrain.data.decoding import keep_decoded
 from dptrain.data.fingerprint import data_fingerprint
-from dptrain.data.objects import dataset_from
+from dptrain.data.loading.workers import with_workers
+from dptrain.data.sources.objects import dataset_from
 from dptrain.data.validation import validation_indices, with_validation
-from dptrain.data.workers import with_workers
 from dptrain.errors import UserError
 from dptrain.network import Dense, Flatten, MeanSquaredError, Network
 from dptrain.network.files import get_network

@@ -11,7 +11,7 @@ import pytest
 from dptrain.data import open_data
 from dptrain.data.base import Dataset
 from dptrain.data.decoding import keep_decoded
-from dptrain.data.folder import FolderSamples
+from dptrain.data.sources.folder import FolderSamples
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
 from dptrain.training.trainer import Trainer

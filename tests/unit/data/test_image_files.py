@@ -19,7 +19,7 @@ from dptrain.data.image_files.decoder import decode_file, pixels_of
 from dptrain.data.image_files.decoder_warnings import collected_warnings
 from dptrain.data.image_files.headers import channel_bits
 from dptrain.data.inspection import counting_rules, find_problems
-from dptrain.data.objects import dataset_from
+from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError
 from dptrain.network import Dense, Flatten, Network
 from tests.tiers import tiered

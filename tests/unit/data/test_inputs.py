@@ -12,14 +12,14 @@ from PIL import Image
 
 from dptrain.data import Preprocessing, open_data
 from dptrain.data.inputs import open_inputs
-from dptrain.data.irradiance import WINDOW, simulate
+from dptrain.data.sources.irradiance import WINDOW, simulate
 from dptrain.errors import UserError
 
 RNG = np.random.default_rng(7)
 
 
 def digits():
-    path = Path(__file__).parents[3] / "dptrain" / "data" / "digits.npz"
+    path = Path(__file__).parents[3] / "dptrain" / "data" / "sources" / "digits.npz"
     with np.load(path) as file:
         return file["images"], file["labels"]
 

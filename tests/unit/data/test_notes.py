@@ -14,7 +14,7 @@ from PIL import Image
 from dptrain.cli.main import run
 from dptrain.data import open_data
 from dptrain.data.inputs import open_inputs
-from dptrain.data.objects import dataset_from
+from dptrain.data.sources.objects import dataset_from
 from dptrain.network import Dense, MeanSquaredError, Network
 from dptrain.notes import notes_shown, show_notes
 

@@ -8,8 +8,8 @@ from PIL import Image
 
 from dptrain.data import open_data, stored
 from dptrain.data.fingerprint import data_fingerprint, sampled_indices
-from dptrain.data.objects import dataset_from
-from dptrain.data.scale import MOST_DECODED
+from dptrain.data.preprocessing.scale import MOST_DECODED
+from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError
 
 RNG = np.random.default_rng(5)

@@ -10,7 +10,7 @@ import pytest
 
 from dptrain.data import Preprocessing, open_data
 from dptrain.data.inputs import open_inputs
-from dptrain.data.objects import dataset_from
+from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError
 from dptrain.network import Dense, Flatten, Network
 from tests.tiers import tiered

@@ -11,7 +11,7 @@ import dptrain
 from dptrain import Trainer
 from dptrain.data import Preprocessing, open_data
 from dptrain.data.inputs import open_inputs
-from dptrain.data.sensor_maps import interpolate, interpolation_weights
+from dptrain.data.preprocessing.sensor_maps import interpolate, interpolation_weights
 from dptrain.errors import UserError
 from dptrain.network import Conv2d, Dense, Flatten, MeanSquaredError, Network
 from tests.lazy import LazyModule

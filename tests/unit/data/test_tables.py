@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dptrain.data import open_data
-from dptrain.data.csv_file import read_numeric_columns
 from dptrain.data.inputs import open_inputs
+from dptrain.data.sources.csv_file import read_numeric_columns
 from dptrain.errors import UserError
 from dptrain.network import Dense, MeanSquaredError, Network, SigmoidBinaryCrossEntropy
 from tests.tiers import tiered

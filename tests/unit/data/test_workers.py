@@ -15,8 +15,8 @@ import pytest
 
 from dptrain.data import Augmentation, Loader, Sampler, open_data
 from dptrain.data.base import Dataset
-from dptrain.data.objects import dataset_from
-from dptrain.data.workers import Workers, WorkerSamples, with_workers
+from dptrain.data.loading.workers import Workers, WorkerSamples, with_workers
+from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError
 from tests.tiers import tiered
 
@@ -83,7 +83,7 @@ def test_minibatches_are_the_same_for_any_number_of_workers(
     data = open_pictures(net, monkeypatch, Pictures())
     change, seen = Augmentation(crop=1, flip=True, contrast=0.3), []
     # Several requests for each minibatch.
-    monkeypatch.setattr("dptrain.data.workers.SHARED_BYTES", 200)
+    monkeypatch.setattr("dptrain.data.loading.workers.SHARED_BYTES", 200)
     for count in (0, 2):
         given = with_workers(data, count)
         sampler = Sampler(len(given.train), 7, seed=1)
@@ -139,7 +139,7 @@ def test_arrays_need_no_workers(net: Any) -> None:
 SCRIPT = """
 import time
 import numpy as np
-from dptrain.data.workers import Workers
+from dptrain.data.loading.workers import Workers
 from tests.unit.data.test_workers import Forever
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain import make_replica
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.network import Network, Sigmoid, SiLU
 from dptrain.training.evaluation.model import TrainedModel
 from dptrain.training.persistence.checkpoints import CheckpointFacts

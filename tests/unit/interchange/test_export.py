@@ -13,7 +13,7 @@ from safetensors import safe_open
 import dptrain
 from dptrain import Trainer, make_replica
 from dptrain.cli.main import run
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.interchange.contents import without_folders
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network
 from dptrain.training.persistence.weights import load_weights

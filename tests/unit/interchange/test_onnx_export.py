@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import dptrain
 from dptrain import make_replica
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_import import read_onnx
 from dptrain.interchange.onnx_layers import OPERATORS

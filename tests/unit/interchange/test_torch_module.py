@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.errors import UserError
 from dptrain.interchange.torch_layers import CODE
 from dptrain.interchange.torch_module import RESERVED

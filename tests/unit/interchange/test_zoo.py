@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.interchange.onnx_import import read_onnx
 from dptrain.network import get_network
 from dptrain.network.zoo import NETWORKS

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dptrain.data.base import Samples
-from dptrain.data.loader import Loader
-from dptrain.data.sharding import Sampler
+from dptrain.data.loading.loader import Loader
+from dptrain.data.loading.sharding import Sampler
 from dptrain.files import parse_json
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.input_times import InputCost, InputTimes
@@ -71,7 +71,7 @@ class SlowSamples(Samples):
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_loader_counts_reading_and_batches(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("data.loader", "measure.input_times"):
+    for module in ("data.loading.loader", "measure.input_times"):
         monkeypatch.setattr(f"dptrain.{module}.perf_counter_ns", CLOCK)
     times = InputTimes()
     sampler = Sampler(20, 4, seed=0)

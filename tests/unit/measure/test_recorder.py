@@ -20,7 +20,7 @@ from dptrain.backends.memory import HostMemory
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import (
     CHECKPOINT,
     DATA_WAIT,

@@ -12,7 +12,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.data.objects import dataset_from
+from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError
 from dptrain.network import Network, get_network, read_network, write_network
 from dptrain.network.adaptation import (

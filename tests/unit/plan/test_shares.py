@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dptrain.data.sharding import Sampler
+from dptrain.data.loading.sharding import Sampler
 from dptrain.plan.shards import MicroShards, add_in_order, rank_contributions
 from dptrain.plan.shares import better_counts, equal_counts, proportional_counts, step_time
 

@@ -20,7 +20,7 @@ from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.none import NoSum
 from dptrain.comm.transport import check_strategy, choose_transport
 from dptrain.comm.world import World
-from dptrain.data.loader import Batch
+from dptrain.data.loading.loader import Batch
 from dptrain.errors import UserError
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU

@@ -25,7 +25,7 @@ from dptrain import Trainer
 from dptrain.cli.main import run
 from dptrain.cli.printing import print_evaluation
 from dptrain.comm.world import World
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.network import Dense, Flatten, Network
 from dptrain.report.quality_plots import confusion_plot, predicted_plot
 from dptrain.training.evaluation.quality import ClassQuality, ValueQuality, make_collector

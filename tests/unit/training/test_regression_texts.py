@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.data.objects import dataset_from
+from dptrain.data.sources.objects import dataset_from
 from dptrain.network.files import get_network
 from dptrain.training.evaluation.quality import ValueQuality
 from dptrain.training.evaluation.regression import LARGE, SMALL, r2_remark, target_warning

@@ -16,7 +16,7 @@ from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.pixels import PixelFormat
 from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm.world import World
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.errors import UserError
 from dptrain.training.job import _cache_images

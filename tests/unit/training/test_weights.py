@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from dptrain import Trainer, load
 from dptrain.api import make_replica
 from dptrain.backends.replica import Replica
-from dptrain.data.shapes import generate
+from dptrain.data.sources.shapes import generate
 from dptrain.errors import UserError
 from dptrain.network import (
     BatchNorm2d,

@@ -172,7 +172,7 @@ __device__ inline void block_sums(Sum (&sums)[GROUP]) {
 // Crop windows of the dataset cache images (M, C, rows, columns) to input (n, H, W, C); inputs
 // outside an image are 0. crop_windows int32 (n, 4). If `recolours` is set, the colours of each
 // window are changed as recolourings float32 (n, 2) describes; the mean includes the pixels
-// outside, and every operation is rounded, as on the host (dptrain/data/augmentation.py). If `cuts`
+// outside, and every operation is rounded, as on the host (dptrain/data/loading/augmentation.py). If `cuts`
 // is set, the inputs that cutouts int32 (n, 4) describes become 0 in the end. Launched with one
 // block per sample. If images are resized, (rows, columns) are those of resized images.
 //

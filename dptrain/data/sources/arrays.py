@@ -25,10 +25,10 @@ from dptrain.data.assembly import (
     split_rows,
 )
 from dptrain.data.base import Dataset
-from dptrain.data.classes import Names, labels_in, names_from, read_names
-from dptrain.data.layout import channels_first
-from dptrain.data.names import find_path
-from dptrain.data.scale import check_against_training, common_scale
+from dptrain.data.preprocessing.classes import Names, labels_in, names_from, read_names
+from dptrain.data.preprocessing.layout import channels_first
+from dptrain.data.preprocessing.names import find_path
+from dptrain.data.preprocessing.scale import check_against_training, common_scale
 from dptrain.data.spec import CLASSES, Request, existing, unescape
 from dptrain.data.stored import StoredInputs
 from dptrain.errors import UserError, shown
@@ -57,7 +57,7 @@ def open_npz(request: Request) -> Dataset:
 
     x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). uint8 is taken as pixels
     0 to 255 and converted to -1 to 1, and images of other types are if they look so; other numbers
-    are taken as they are, see `dptrain.data.scale`. y: integer labels (n,) or
+    are taken as they are, see `dptrain.data.preprocessing.scale`. y: integer labels (n,) or
     one-hot rows (n, classes); for networks that predict values, numbers (n,) or (n, F). With x and
     y only, dptrain chooses a fifth of the samples for the test, always the same. x_val and y_val
     (or _valid, _validation) next to the four arrays are the validation split.

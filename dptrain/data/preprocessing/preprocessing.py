@@ -17,13 +17,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dptrain.data.classes import Classes
 from dptrain.data.image_files.decoder import is_pillow_image, pixels_of
-from dptrain.data.images import Adapter
-from dptrain.data.layout import channels_first
-from dptrain.data.names import same_form
-from dptrain.data.rows import RowLayout
-from dptrain.data.scale import check_against_training
+from dptrain.data.preprocessing.classes import Classes
+from dptrain.data.preprocessing.images import Adapter
+from dptrain.data.preprocessing.layout import channels_first
+from dptrain.data.preprocessing.names import same_form
+from dptrain.data.preprocessing.rows import RowLayout
+from dptrain.data.preprocessing.scale import check_against_training
 from dptrain.errors import UserError, suggest
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
@@ -41,7 +41,7 @@ class Preprocessing:
 
     A stored number v becomes v * scale + offset. Tables are standardised instead: column by column,
     (v - mean) / deviation. Images are converted to the network's number of channels and to its
-    height and width as `dptrain.data.images` describes.
+    height and width as `dptrain.data.preprocessing.images` describes.
 
     Attributes:
         kind: ``image`` for samples (C, H, W), ``vector`` for samples (F,) without column names,

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.pixels import INPUTS
-from dptrain.data.augmentation import Augmentation, centred_windows
 from dptrain.data.base import Samples
-from dptrain.data.mixup import SHIFT, mix, partner_weights
-from dptrain.data.sharding import Sampler
+from dptrain.data.loading.augmentation import Augmentation, centred_windows
+from dptrain.data.loading.mixup import SHIFT, mix, partner_weights
+from dptrain.data.loading.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.input_times import InputTimes
 from dptrain.network.layers import Shape

@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 from dptrain.data.adaptation import adapt_request, class_names
 from dptrain.data.assembly import RawSplit, make_dataset
 from dptrain.data.base import Dataset
-from dptrain.data.csv_file import (
+from dptrain.data.preprocessing.names import same_form
+from dptrain.data.preprocessing.preprocessing import Preprocessing
+from dptrain.data.preprocessing.rows import RowLayout, RowSamples
+from dptrain.data.preprocessing.sensor_maps import positions_of, read_positions
+from dptrain.data.sources.csv_file import (
     Header,
     list_some,
     read_columns,
@@ -19,11 +23,7 @@ from dptrain.data.csv_file import (
     read_numeric_columns,
     read_texts,
 )
-from dptrain.data.lags import lags_of
-from dptrain.data.names import same_form
-from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.rows import RowLayout, RowSamples
-from dptrain.data.sensor_maps import positions_of, read_positions
+from dptrain.data.sources.lags import lags_of
 from dptrain.data.spec import Request, escape, existing, unescape
 from dptrain.errors import UserError, shown
 from dptrain.network.layers import Dense, Shape

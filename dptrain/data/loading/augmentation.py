@@ -45,7 +45,7 @@ class Augmentation:
             T. DeVries and G. W. Taylor, Improved Regularization of Convolutional Neural Networks
             with Cutout, 2017.
         mixup: α; each sample is averaged with another one of its minibatch, see
-            `dptrain.data.mixup`. `Loader` does this after all changes of both samples.
+            `dptrain.data.loading.mixup`. `Loader` does this after all changes of both samples.
     """
 
     crop: int = 0

@@ -15,7 +15,7 @@ Anything of the following can be trained on:
   above;
 - a `Dataset`.
 
-Arrays have the shapes and types that ``npz`` files have: see `dptrain.data.arrays.open_npz`.
+Arrays have the shapes and types that ``npz`` files have: see `arrays.open_npz`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data import open_data
-from dptrain.data.arrays import (
+from dptrain.data.base import Dataset
+from dptrain.data.preprocessing.classes import listed, names_from
+from dptrain.data.preprocessing.layout import as_numbers, channels_first
+from dptrain.data.preprocessing.preprocessing import Preprocessing
+from dptrain.data.sources.arrays import (
     VALIDATION,
     Pair,
     dataset_of_pairs,
@@ -37,10 +41,6 @@ from dptrain.data.arrays import (
     pairs_by_ending,
     unused_note,
 )
-from dptrain.data.base import Dataset
-from dptrain.data.classes import listed, names_from
-from dptrain.data.layout import as_numbers, channels_first
-from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import CLASSES, Request
 from dptrain.data.stored import cache_limit_bytes
 from dptrain.errors import UserError

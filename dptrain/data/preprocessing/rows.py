@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.sensor_maps import interpolate, interpolation_weights
+from dptrain.data.preprocessing.sensor_maps import interpolate, interpolation_weights
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 

@@ -29,7 +29,7 @@ WHITE = 16
 
 def open_digits(request: Request) -> Dataset:
     """Open the digits: 1,437 samples for training and 360 for the test, always the same."""
-    with (files("dptrain.data") / "digits.npz").open("rb") as file, np.load(file) as arrays:
+    with (files("dptrain.data.sources") / "digits.npz").open("rb") as file, np.load(file) as arrays:
         images, labels = arrays["images"][:, None], arrays["labels"]
     train, test = (
         RawSplit(images, labels, rows) for rows in fixed_split(len(images), "digits", labels)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.classes import check_numbers
+from dptrain.data.preprocessing.classes import check_numbers
 from dptrain.errors import UserError
 from dptrain.network.network import Network
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dptrain.data.adaptation import adapt_request
 from dptrain.data.assembly import RawSplit, make_dataset
 from dptrain.data.base import Dataset
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.spec import Request
 from dptrain.data.stored import StoredInputs
 from dptrain.errors import UserError

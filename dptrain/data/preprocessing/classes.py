@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.names import same_form
+from dptrain.data.preprocessing.names import same_form
 from dptrain.errors import UserError, shown
 from dptrain.files import MAX_TEXT_BYTES, read_regular
 from dptrain.network.losses import TargetKind

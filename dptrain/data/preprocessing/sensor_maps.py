@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.names import same_form
+from dptrain.data.preprocessing.names import same_form
 from dptrain.errors import UserError, shown
 
 NAMES = ("sensor", "name", "station", "column")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:
-    from dptrain.data.preprocessing import Preprocessing
+    from dptrain.data.preprocessing.preprocessing import Preprocessing
     from dptrain.data.stored import StoredInputs
 
 MOST_SAMPLES = 512

@@ -14,7 +14,6 @@ from dptrain.backends.pixels import PixelFormat
 from dptrain.data.adaptation import adapt_request
 from dptrain.data.assembly import preprocessing_for, split_rows, targets_of
 from dptrain.data.base import Dataset, Samples, count_text
-from dptrain.data.classes import listed
 from dptrain.data.image_files.colour import any_has_colour
 from dptrain.data.image_files.decoder import DecodedImage, RuleCounts, decode_file
 from dptrain.data.image_files.listing import (
@@ -26,9 +25,10 @@ from dptrain.data.image_files.listing import (
     no_images,
     sub_folders,
 )
-from dptrain.data.images import Adapter
-from dptrain.data.names import printable, same_form
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing.classes import listed
+from dptrain.data.preprocessing.images import Adapter
+from dptrain.data.preprocessing.names import printable, same_form
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.spec import Request, escape
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape

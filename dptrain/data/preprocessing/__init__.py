@@ -1,0 +1,1 @@
+"""How raw samples become inputs of a network, and labels become classes."""

@@ -1,0 +1,1 @@
+"""Data sources: each module opens one kind of data set."""
