@@ -26,7 +26,7 @@ def _start() -> None:
 
     open_standard_streams()
     from dptrain.comm.job import exit_on_interrupt, start_job
-    from dptrain.comm.launcher import find_launch
+    from dptrain.comm.launching.launcher import find_launch
     from dptrain.comm.signals import remember_early_signals
 
     command, launch = "".join(sys.argv[1:2]), find_launch()

@@ -36,7 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dptrain.comm.siblings import RANK_NAMES
+from dptrain.comm.watchdog.siblings import RANK_NAMES
 from tests.run import BIN, OPENMPI, ROOT
 
 TRAINING = (

@@ -87,8 +87,8 @@ def meeting_copy(spec: Spec, session: Session) -> Runner:
 
     Nothing is summed. The wait shows how much the slowest core of each step costs.
     """
-    from dptrain.comm.gates import OVERSUBSCRIBED_SPINS, SLEEP_NS, SPINS
-    from dptrain.comm.segment import map_segment
+    from dptrain.comm.node.gates import OVERSUBSCRIBED_SPINS, SLEEP_NS, SPINS
+    from dptrain.comm.node.segment import map_segment
     from dptrain.native import gates
     from dptrain.native.entries import address_of
 

@@ -10,7 +10,7 @@ import click
 from dptrain.cli import parsing
 from dptrain.cli.common import BACKEND_LIST, DATA, JSON, STOPPED, examples
 from dptrain.cli.options import GroupedCommand
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 from dptrain.errors import UserError
 
 

@@ -25,7 +25,7 @@ from dptrain.cli.runs import runs
 from dptrain.cli.scale import scale
 from dptrain.cli.study import study
 from dptrain.cli.train import evaluate, predict, train
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 from dptrain.errors import UserError, path_user_error
 from dptrain.notes import notes_shown
 

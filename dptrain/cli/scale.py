@@ -99,7 +99,7 @@ def scale(
     Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the study and keep finished launches, with exit code
     75; the same command continues. docs/explanation/measuring.md defines every value.
     """
-    from dptrain.comm.launcher import find_launch
+    from dptrain.comm.launching.launcher import find_launch
 
     if find_launch(os.environ).size > 1:
         raise UserError("dptrain scale starts ranks itself; start it without mpirun or srun")

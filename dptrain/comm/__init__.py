@@ -11,8 +11,8 @@ from dptrain.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from dptrain.backends.replica import Replica
-    from dptrain.comm.base import GradientSum
-    from dptrain.comm.statistics import StatisticsSum
+    from dptrain.comm.statistics.statistics import StatisticsSum
+    from dptrain.comm.sums.base import GradientSum
     from dptrain.comm.world import World
     from dptrain.plan.buckets import Bucket
 
@@ -61,11 +61,11 @@ def make_gradient_sum(
             f"{suggest(strategy, STRATEGIES)}"
         )
     if world.size == 1:
-        from dptrain.comm.none import NoSum
+        from dptrain.comm.sums.none import NoSum
 
         return NoSum(world, replica.flat_gradients, replica.plan.layout.size, buckets)
     if mixed:
-        from dptrain.comm.mixed import MixedSum
+        from dptrain.comm.sums.mixed import MixedSum
 
         return MixedSum(world, replica, buckets)
     from dptrain.comm.transport import check_strategy, choose_transport
@@ -73,15 +73,15 @@ def make_gradient_sum(
     transport = transport or choose_transport(world, replica, strategy=strategy)
     check_strategy(transport, strategy, on_gpu=replica.memory.on_gpu)
     if transport in ("peer", "nccl"):
-        from dptrain.comm.enqueued import EnqueuedCentralSum, EnqueuedSum
-        from dptrain.comm.nccl import Nccl
-        from dptrain.comm.peer import Peers
+        from dptrain.comm.sums.enqueued import EnqueuedCentralSum, EnqueuedSum
+        from dptrain.comm.sums.nccl import Nccl
+        from dptrain.comm.sums.peer import Peers
 
         enqueued = EnqueuedCentralSum if strategy == "central" else EnqueuedSum
         return enqueued(world, replica, buckets, Peers if transport == "peer" else Nccl)
     if transport == "shared":
-        from dptrain.comm.shared import SharedSum
-        from dptrain.comm.shared_nodes import SharedNodesSum
+        from dptrain.comm.sums.shared import SharedSum
+        from dptrain.comm.sums.shared_nodes import SharedNodesSum
 
         several = world.local_size < world.size
         return (SharedNodesSum if several else SharedSum)(world, replica, buckets)
@@ -109,20 +109,23 @@ def make_statistics_sum(world: World, replica: Replica, transport: str) -> Stati
         return None
     if transport in ("peer", "nccl"):
         from dptrain.backends.device_replica import DeviceReplica
-        from dptrain.comm.nccl import Nccl
-        from dptrain.comm.peer import Peers, peer_error
-        from dptrain.comm.statistics_devices import EnqueuedStatisticsSum
+        from dptrain.comm.statistics.statistics_devices import EnqueuedStatisticsSum
+        from dptrain.comm.sums.nccl import Nccl
+        from dptrain.comm.sums.peer import Peers, peer_error
 
         assert isinstance(replica, DeviceReplica)
         has_peers = transport == "peer" or peer_error(world, replica) is None
         return EnqueuedStatisticsSum(world, replica, Peers if has_peers else Nccl)
     if transport == "shared":
-        from dptrain.comm.statistics_shared import SharedNodesStatisticsSum, SharedStatisticsSum
+        from dptrain.comm.statistics.statistics_shared import (
+            SharedNodesStatisticsSum,
+            SharedStatisticsSum,
+        )
 
         several = world.local_size < world.size
         shared = SharedNodesStatisticsSum if several else SharedStatisticsSum
         return shared(world, replica.plan)
-    from dptrain.comm.statistics_mpi import MpiStatisticsSum
+    from dptrain.comm.statistics.statistics_mpi import MpiStatisticsSum
 
     return MpiStatisticsSum(world, replica.plan, replica.memory)
 
@@ -142,11 +145,11 @@ def _sum_by_mpi(
         passes_gpu_memory: True passes addresses in GPU memory to MPI.
     """
     if replica.plan.micro_shards is not None:
-        from dptrain.comm.tree import CentralTreeSum, TreeSum
+        from dptrain.comm.sums.tree import CentralTreeSum, TreeSum
 
         tree = CentralTreeSum if strategy == "central" else TreeSum
         return tree(world, replica, buckets)
-    from dptrain.comm.mpi import DeviceMirroredSum, MirroredSum
+    from dptrain.comm.sums.mpi import DeviceMirroredSum, MirroredSum
 
     size, gradients = replica.plan.layout.size, replica.flat_gradients
     if passes_gpu_memory and replica.memory.on_gpu:
@@ -154,7 +157,7 @@ def _sum_by_mpi(
     if replica.memory.asynchronous:
         gradients = replica.memory.host_copy(gradients)
     if strategy == "central":
-        from dptrain.comm.central import CentralSum
+        from dptrain.comm.sums.central import CentralSum
 
         return CentralSum(world, gradients, buckets, replica.flat_parameters, replica.memory)
     return MirroredSum(world, gradients, size, buckets)

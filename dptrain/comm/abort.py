@@ -5,14 +5,15 @@ What ends a job, and who prints the cause:
 - An exception, `sys.exit`, or an exception in a thread: the `guard` of that rank prints and calls
   MPI_Abort.
 - A mistake that all ranks agreed on: rank 0 prints, and every rank exits with code 2.
-- SIGKILL, `os._exit`, a segmentation fault: the watchdog of the node (`dptrain.comm.watch`) names
-  the rank. The launcher ends the other ranks; if it does not, the watchdog ends those of its node.
-  The watchdogs of several nodes inform each other (`dptrain.comm.node_links`).
+- SIGKILL, `os._exit`, a segmentation fault: the watchdog of the node
+  (`dptrain.comm.watchdog.watch`) names the rank. The launcher ends the other ranks; if it does not,
+  the watchdog ends those of its node. The watchdogs of several nodes inform each other
+  (`dptrain.comm.watchdog.node_links`).
 - MPI_Abort does not return, for example because the launcher cannot be reached: the watchdog ends
   this rank after `_ABORT_S`, and then the other ranks.
 - A rank that hangs or is stopped: the waits of the other ranks end after `World.timeout`. The rank
-  that is stopped, or neither waits nor has left (`dptrain.comm.activity`), is named: by a rank of
-  its node, or by the watchdog of its node if the ranks of another node waited.
+  that is stopped, or neither waits nor has left (`dptrain.comm.node.activity`), is named: by a rank
+  of its node, or by the watchdog of its node if the ranks of another node waited.
 - A rank whose program has ended: if all others wait, their waits end after seconds.
 """
 
@@ -31,10 +32,10 @@ from typing import NoReturn
 
 from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.job import Job, current_job, kill_after, start_job
-from dptrain.comm.launcher import find_launch
-from dptrain.comm.mpi_files import own_files
-from dptrain.comm.start import start_mpi
-from dptrain.comm.watch import find_launcher
+from dptrain.comm.launching.launcher import find_launch
+from dptrain.comm.launching.start import start_mpi
+from dptrain.comm.watchdog.mpi_files import own_files
+from dptrain.comm.watchdog.watch import find_launcher
 from dptrain.comm.world import AgreedError, World
 from dptrain.errors import UserError, path_user_error
 from dptrain.memory import memory_user_error

@@ -1,9 +1,9 @@
 """The folder that the ranks of a node share without MPI, so that a failure is reported once.
 
 The folder is in the temporary directory; its name follows from the launcher's process. The first
-rank that arrives starts the watchdog (`dptrain.comm.watch`). The process that creates the file
-``failed`` in the folder prints the cause. Files are used because MPI calls of a rank that fails can
-hang.
+rank that arrives starts the watchdog (`dptrain.comm.watchdog.watch`). The process that creates the
+file ``failed`` in the folder prints the cause. Files are used because MPI calls of a rank that
+fails can hang.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from dptrain.comm import watch
-from dptrain.comm.activity import Activity
+from dptrain.comm.node.activity import Activity
 from dptrain.comm.signals import SIGNALS
+from dptrain.comm.watchdog import watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -56,7 +56,7 @@ def choose_transport(
         return "host"
     small = replica.flat_gradients.nbytes <= PEER_BYTES
     if wanted == "peer" or (wanted == "auto" and small):
-        from dptrain.comm.peer import peer_error
+        from dptrain.comm.sums.peer import peer_error
 
         error = peer_error(world, replica)
         if error is None:
@@ -106,7 +106,7 @@ def check_strategy(transport: str, strategy: str, *, on_gpu: bool) -> None:
 
 def _nccl_error(world: World, replica: Replica) -> str | None:
     """Return why NCCL is not available on some rank; None if it is."""
-    from dptrain.comm import nccl
+    from dptrain.comm.sums import nccl
 
     error = None
     try:
@@ -142,7 +142,7 @@ def accepts_gpu_memory(world: World, replica: Replica) -> bool:
     array = memory.zeros((2,), "float32")
     memory.upload(array, np.array([1.0, world.rank], np.float32))
     memory.synchronize()
-    from dptrain.comm.mpi import sum_in_place
+    from dptrain.comm.sums.mpi import sum_in_place
 
     sum_in_place(world, array, "a test sum in GPU memory")
     expected = [world.size, world.size * (world.size - 1) / 2]

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.comm.activity import Activity, Wait, late_error
 from dptrain.comm.deadline import MAX_TIMEOUT_S, RankTimeoutError
 from dptrain.comm.job import Job, current_job, raise_on_interrupt, start_job
-from dptrain.comm.launcher import has_launcher
-from dptrain.comm.node_links import local_addresses
-from dptrain.comm.start import report_files, start_mpi
-from dptrain.comm.watch import process_state
+from dptrain.comm.launching.launcher import has_launcher
+from dptrain.comm.launching.start import report_files, start_mpi
+from dptrain.comm.node.activity import Activity, Wait, late_error
+from dptrain.comm.watchdog.node_links import local_addresses
+from dptrain.comm.watchdog.watch import process_state
 from dptrain.errors import UserError
 from dptrain.machine import available_cores, own_cores, physical_cores
 

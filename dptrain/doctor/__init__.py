@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import dptrain
-from dptrain.comm.launcher import Launch, find_launch, mpirun_vendor
-from dptrain.comm.mpi_files import SHARED_MEMORY, mapped_files
-from dptrain.comm.segment import map_segment
-from dptrain.comm.start import available_memory, import_mpi, library_name, needed_memory
+from dptrain.comm.launching.launcher import Launch, find_launch, mpirun_vendor
+from dptrain.comm.launching.start import available_memory, import_mpi, library_name, needed_memory
+from dptrain.comm.node.segment import map_segment
+from dptrain.comm.watchdog.mpi_files import SHARED_MEMORY, mapped_files
 from dptrain.comm.world import AgreedError, World
 from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, run_program, version_of
 from dptrain.doctor.gpus import gpu_findings

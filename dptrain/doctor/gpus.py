@@ -69,7 +69,7 @@ def library_findings(*, have_gpus: bool) -> Iterator[Finding]:
     except UserError as error:
         yield missing_finding("cudnn", error, have_gpus=have_gpus)
     try:
-        from dptrain.comm.nccl import import_nccl
+        from dptrain.comm.sums.nccl import import_nccl
 
         yield Finding("nccl", OK, nccl_version(import_nccl().get_version()))
     except UserError as error:
@@ -77,7 +77,7 @@ def library_findings(*, have_gpus: bool) -> Iterator[Finding]:
 
 
 def _has_nccl() -> bool:
-    from dptrain.comm.nccl import import_nccl
+    from dptrain.comm.sums.nccl import import_nccl
 
     try:
         import_nccl()

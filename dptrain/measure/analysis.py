@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.comm.statistics import largest_statistics
+from dptrain.comm.statistics.statistics import largest_statistics
 from dptrain.measure.pop import Pop, pop_efficiencies
 from dptrain.measure.profile import (
     Parts,

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
-from dptrain.comm.base import GradientSum
+from dptrain.comm.sums.base import GradientSum
 from dptrain.errors import UserError
 from dptrain.measure.recorder import DATA_WAIT
 from dptrain.plan.lowering import Phase

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from dptrain.comm.launcher import mpirun_vendor
+from dptrain.comm.launching.launcher import mpirun_vendor
 from dptrain.errors import UserError
 from dptrain.training.settings import OTHER_VARIABLES, PREFIX
 

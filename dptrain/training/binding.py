@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 from dptrain.comm.world import World
 from dptrain.machine import own_cores, physical_cores
 

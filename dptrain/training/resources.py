@@ -131,7 +131,7 @@ def open_shared_arrays(
                 "with --shards, only nodes with consecutive ranks can sum in shared memory; start "
                 "the ranks node by node, for example with --map-by slot"
             )
-        from dptrain.comm.shared import share_arrays
+        from dptrain.comm.sums.shared import share_arrays
 
         return share_arrays(world, plan)
     except AgreedError as error:

@@ -31,10 +31,10 @@ from numpy.typing import ArrayLike, NDArray
 from dptrain.arguments import named_arguments
 from dptrain.attributes import Sealed, read_only
 from dptrain.backends.replica import Replica
-from dptrain.comm.activity import CALLBACK, EVALUATING, TRAINING
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
+from dptrain.comm.node.activity import CALLBACK, EVALUATING, TRAINING
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.data import Dataset
@@ -846,7 +846,7 @@ def connect_ranks(timeout: float | None = None) -> World:
     """
     if find_launch(os.environ).size == 1:
         return World.single()
-    from dptrain.comm.script import end_job_on_exception
+    from dptrain.comm.launching.script import end_job_on_exception
 
     end_job_on_exception()
     # `Settings` refuses a timeout that is no number, on every rank.

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.backends.cuda.device.gpu import GPU
-from dptrain.comm.peer import BLOCKS, EMPTY, THREADS, VECTOR
+from dptrain.comm.sums.peer import BLOCKS, EMPTY, THREADS, VECTOR
 
 RANKS = 2
 TIMEOUT_NS = 2_000_000_000

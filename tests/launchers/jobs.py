@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dptrain.comm.watch import process_state
+from dptrain.comm.watchdog.watch import process_state
 from tests.system.launch import ROOT, SCRIPTS, environment
 
 LIMIT_S = 150.0

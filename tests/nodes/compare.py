@@ -20,7 +20,7 @@ import numpy as np
 
 from dptrain.backends import load_backend
 from dptrain.comm import make_gradient_sum
-from dptrain.comm.shared import share_arrays
+from dptrain.comm.sums.shared import share_arrays
 from dptrain.comm.world import World
 from dptrain.network import get_network
 from dptrain.plan import SGD, make_buckets, make_plan

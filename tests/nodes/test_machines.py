@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from dptrain.comm.watch import process_state
+from dptrain.comm.watchdog.watch import process_state
 from tests.nodes.conftest import DELAY_US, MBIT
 from tests.nodes.machines import Nodes
 from tests.nodes.report_network import SIZE_BYTES

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dptrain import Trainer
-from dptrain.comm import peer
 from dptrain.comm.signals import StopRequest
+from dptrain.comm.sums import peer
 from dptrain.comm.world import AgreedError, World
 from dptrain.measure.energy import EnergyMeter
 from dptrain.measure.recorder import StepRecorder

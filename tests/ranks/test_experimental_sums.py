@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.comm.base import GradientSum
-from dptrain.comm.experimental import LateSum, OneNumberSum, WithoutSum
+from dptrain.comm.sums.base import GradientSum
+from dptrain.comm.sums.experimental import LateSum, OneNumberSum, WithoutSum
 from dptrain.comm.world import World
 from dptrain.plan import make_buckets
 from tests.ranks.test_gradient_sum import METHODS, _replica

@@ -14,9 +14,9 @@ import dptrain.api as api
 from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, make_gradient_sum
-from dptrain.comm.base import GradientSum
-from dptrain.comm.mpi import DeviceMirroredSum
-from dptrain.comm.shared import share_arrays
+from dptrain.comm.sums.base import GradientSum
+from dptrain.comm.sums.mpi import DeviceMirroredSum
+from dptrain.comm.sums.shared import share_arrays
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.network import Dense, Network, ReLU

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.comm import peer
-from dptrain.comm.enqueued import EnqueuedOneNumberSum, EnqueuedSum
+from dptrain.comm.sums import peer
+from dptrain.comm.sums.enqueued import EnqueuedOneNumberSum, EnqueuedSum
 from dptrain.comm.world import AgreedError, World
 from dptrain.measure import losses as measure
 from dptrain.measure.losses import Losses

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 import dptrain.api as api
 from dptrain.backends.replica import Replica
-from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum, nccl
+from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum
+from dptrain.comm.sums import nccl
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
 from dptrain.data.loading.loader import Batch

@@ -12,7 +12,8 @@ import pytest
 
 from dptrain.backends.reference.normalization import BatchNormalization
 from dptrain.backends.replica import Context, Replica
-from dptrain.comm import STRATEGIES, peer
+from dptrain.comm import STRATEGIES
+from dptrain.comm.sums import peer
 from dptrain.comm.world import World
 from dptrain.measure.loss_tables import losses_report
 from dptrain.measure.profile import Profile

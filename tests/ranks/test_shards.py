@@ -23,7 +23,7 @@ def test_sums_are_those_of_one_rank(
     connected: World, strategy: str, shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Buckets consist of several pieces, and are reported when all of them are summed."""
-    monkeypatch.setattr("dptrain.comm.tree.PIECE", 1000)
+    monkeypatch.setattr("dptrain.comm.sums.tree.PIECE", 1000)
     if connected.size == 1:
         pytest.skip("one rank sums nothing")
     own = MicroShards.of_rank(shards, connected.rank, connected.size)

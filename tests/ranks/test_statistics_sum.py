@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dptrain.backends.memory import HOST
 from dptrain.comm.deadline import RankTimeoutError
-from dptrain.comm.statistics import StatisticsSum
-from dptrain.comm.statistics_mpi import MpiStatisticsSum
-from dptrain.comm.statistics_shared import SharedNodesStatisticsSum, SharedStatisticsSum
+from dptrain.comm.statistics.statistics import StatisticsSum
+from dptrain.comm.statistics.statistics_mpi import MpiStatisticsSum
+from dptrain.comm.statistics.statistics_shared import SharedNodesStatisticsSum, SharedStatisticsSum
 from dptrain.comm.world import World
 from dptrain.plan.shards import MicroShards, add_in_order, merge_table, shards_of_rank
 from tests.tiers import tiered

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dptrain.comm.abort import guard
 from dptrain.comm.job import start_job
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 

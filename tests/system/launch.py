@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dptrain
-from dptrain.comm.watch import process_state
+from dptrain.comm.watchdog.watch import process_state
 
 ROOT = Path(dptrain.__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
@@ -118,7 +118,7 @@ PARSER = """\
 import json, os, sys
 from dptrain.cli.main import train
 from dptrain.cli.options import set_flags
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 from dptrain.training.settings import load_settings
 
 assert sys.argv[1] == "train"

@@ -8,7 +8,7 @@ import shlex
 import sys
 
 from dptrain.cli.main import run
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 
 if __name__ == "__main__":
     is_rank_zero = find_launch(os.environ).rank == 0

@@ -17,9 +17,9 @@ import numpy as np
 
 from dptrain import Trainer
 from dptrain.backends.replica import Replica
-from dptrain.comm.launcher import find_launch
-from dptrain.comm.mpi_files import own_files
-from dptrain.comm.shared import SharedSum
+from dptrain.comm.launching.launcher import find_launch
+from dptrain.comm.sums.shared import SharedSum
+from dptrain.comm.watchdog.mpi_files import own_files
 from dptrain.network import Dense, Network, ReLU
 
 FAILING_STEP = 7

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.comm.mpi_files import sees_all_processes
-from dptrain.comm.watch import process_state
+from dptrain.comm.watchdog.mpi_files import sees_all_processes
+from dptrain.comm.watchdog.watch import process_state
 from tests.system.launch import under_launcher
 
 HERE = Path(__file__).parent
@@ -223,8 +223,8 @@ EARLY = """
 import os
 from pathlib import Path
 from dptrain.comm.abort import end_start, fail
-from dptrain.comm.mpi_files import own_files
-from dptrain.comm.start import start_mpi
+from dptrain.comm.watchdog.mpi_files import own_files
+from dptrain.comm.launching.start import start_mpi
 
 start_mpi(60.0)
 Path(f"files-{os.getpid()}").write_text("\\n".join(own_files()))
@@ -265,7 +265,7 @@ KILLED_IN_START = """
 import os
 from pathlib import Path
 from dptrain.comm.job import start_job
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 
 launch = find_launch()
 start_job(launch.rank, launch.size)

@@ -117,7 +117,7 @@ def test_ctrl_c_before_training_ends_the_job_with_one_line(tmp_path: Path) -> No
 LATE = """
 import os, time
 from dptrain.comm.job import exit_on_interrupt, start_job
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 from dptrain.comm.world import World
 
 launch = find_launch()

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import dptrain
-from dptrain.comm.watch import process_state
+from dptrain.comm.watchdog.watch import process_state
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
 from dptrain.network.files import write_network
 from tests.system.launch import SCRIPTS, SEVERAL, environment, launch, succeed, succeed_together
@@ -204,9 +204,9 @@ FAILING = """
 import os, signal
 from pathlib import Path
 from dptrain.__main__ import main
-from dptrain.comm.launcher import find_launch
-from dptrain.comm.statistics import StatisticsSum
-from dptrain.comm.mpi_files import own_files
+from dptrain.comm.launching.launcher import find_launch
+from dptrain.comm.statistics.statistics import StatisticsSum
+from dptrain.comm.watchdog.mpi_files import own_files
 
 calls = 0
 add = StatisticsSum.__call__

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.comm.watch import process_state
+from dptrain.comm.watchdog.watch import process_state
 from tests.system.launch import command, environment, succeed
 from tests.system.test_kernel_cache import finish, start
 

@@ -32,7 +32,7 @@ LAUNCHERS = [
 
 SCRIPT = """
 import os, sys, time, dptrain
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 
 how, transport = sys.argv[1:]
 is_chosen = find_launch().rank == 1

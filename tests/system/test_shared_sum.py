@@ -106,7 +106,7 @@ def test_a_stopped_rank_ends_the_job_after_the_timeout(temporary: Path, phase: s
 REFUSAL = """
 import errno, os, sys
 from dptrain.__main__ import main
-from dptrain.comm.launcher import find_launch
+from dptrain.comm.launching.launcher import find_launch
 
 def refuse(*arguments):
     raise OSError(errno.ENOSPC, "No space left on device")

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from dptrain.backends.replica import Replica
-from dptrain.comm.base import GradientSum
-from dptrain.comm.statistics import StatisticsSum
+from dptrain.comm.statistics.statistics import StatisticsSum
+from dptrain.comm.sums.base import GradientSum
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.training.engines.base import Engine, StepResult

@@ -17,8 +17,8 @@ from typing import Any
 
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
-from dptrain.comm.base import GradientSum
-from dptrain.comm.none import NoSum
+from dptrain.comm.sums.base import GradientSum
+from dptrain.comm.sums.none import NoSum
 from dptrain.comm.world import World
 from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import StepRecorder

@@ -13,8 +13,8 @@ import numpy as np
 
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
-from dptrain.comm.base import GradientSum
-from dptrain.comm.statistics import StatisticsSum, largest_statistics
+from dptrain.comm.statistics.statistics import StatisticsSum, largest_statistics
+from dptrain.comm.sums.base import GradientSum
 from dptrain.comm.world import AgreedError
 from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.replica import Listener, Replica
-from dptrain.comm.base import GradientSum
-from dptrain.comm.statistics import StatisticsSum
+from dptrain.comm.statistics.statistics import StatisticsSum
+from dptrain.comm.sums.base import GradientSum
 from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
 from dptrain.plan.buckets import Bucket

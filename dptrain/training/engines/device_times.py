@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
-from dptrain.comm.base import GradientSum
-from dptrain.comm.statistics import StatisticsSum
+from dptrain.comm.statistics.statistics import StatisticsSum
+from dptrain.comm.sums.base import GradientSum
 from dptrain.measure.recorder import Laps, StepRecorder
 
 

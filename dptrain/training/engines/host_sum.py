@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
-from dptrain.comm.base import GradientSum
-from dptrain.comm.statistics import StatisticsSum
+from dptrain.comm.statistics.statistics import StatisticsSum
+from dptrain.comm.sums.base import GradientSum
 from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dptrain.backends.device_replica import DeviceReplica, EnqueueStatisticsSum
-from dptrain.comm.statistics import StatisticsSum
+from dptrain.comm.statistics.statistics import StatisticsSum
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from dptrain.comm.base import GradientSum, UpdateSlice
+from dptrain.comm.sums.base import GradientSum, UpdateSlice
 
 
 class SumTimer:

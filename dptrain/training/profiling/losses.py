@@ -10,10 +10,10 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.comm.activity import Wait
-from dptrain.comm.base import GradientSum
 from dptrain.comm.collective import call_on_rank_zero
-from dptrain.comm.experimental import LateSum, OneNumberSum, WithoutSum
+from dptrain.comm.node.activity import Wait
+from dptrain.comm.sums.base import GradientSum
+from dptrain.comm.sums.experimental import LateSum, OneNumberSum, WithoutSum
 from dptrain.comm.world import AgreedError, World
 from dptrain.data.loading.loader import Batch
 from dptrain.errors import UserError
@@ -364,7 +364,7 @@ def _one_number_sum(original: GradientSum) -> GradientSum:
     """Return the sum of one number instead of the gradients; every rank calls this."""
     if not original.enqueues or original.is_identity:
         return OneNumberSum(original)
-    from dptrain.comm.enqueued import EnqueuedOneNumberSum, EnqueuedSum
+    from dptrain.comm.sums.enqueued import EnqueuedOneNumberSum, EnqueuedSum
 
     assert isinstance(original, EnqueuedSum)
     return EnqueuedOneNumberSum(original)

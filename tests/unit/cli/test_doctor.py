@@ -13,7 +13,7 @@ import pytest
 
 from dptrain import doctor
 from dptrain.cli.main import run
-from dptrain.comm.launcher import Launch
+from dptrain.comm.launching.launcher import Launch
 from dptrain.comm.world import World
 from dptrain.doctor import NOTE, OK, PROBLEM, Finding, examine, gpus
 from dptrain.errors import UserError

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.comm import activity
-from dptrain.comm.activity import CALLBACK, TRAINING, Activity, Wait
 from dptrain.comm.deadline import RankTimeoutError
+from dptrain.comm.node import activity
+from dptrain.comm.node.activity import CALLBACK, TRAINING, Activity, Wait
 from dptrain.comm.world import World
 
 

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from dptrain.comm import launcher
-from dptrain.comm.ancestry import Facts
-from dptrain.comm.launcher import (
+from dptrain.comm.launching import launcher
+from dptrain.comm.launching.ancestry import Facts
+from dptrain.comm.launching.launcher import (
     LAUNCHERS,
     Launch,
     find_launch,

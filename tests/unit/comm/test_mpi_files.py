@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.comm import mpi_files
-from dptrain.comm.ancestry import is_listening, is_open_socket, observe
+from dptrain.comm.launching.ancestry import is_listening, is_open_socket, observe
+from dptrain.comm.watchdog import mpi_files
 
 pytestmark = pytest.mark.skipif(
     not mpi_files.sees_all_processes(), reason="in a container, no file is removed"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dptrain.comm.node_links import NodeLinks, local_addresses
+from dptrain.comm.watchdog.node_links import NodeLinks, local_addresses
 
 
 class Node:

@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from dptrain.comm.shared_nodes import node_order
+from dptrain.comm.sums.shared_nodes import node_order
 from dptrain.comm.world import Nodes
 from dptrain.plan.shards import MicroShards, add_in_order
 

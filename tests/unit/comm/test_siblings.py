@@ -12,8 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from dptrain.comm import launcher, siblings
-from dptrain.comm.siblings import Siblings
+from dptrain.comm.launching import launcher
+from dptrain.comm.watchdog import siblings
+from dptrain.comm.watchdog.siblings import Siblings
 
 LIMIT_S = 60
 

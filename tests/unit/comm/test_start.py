@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dptrain.comm import start
+from dptrain.comm.launching import start
 from dptrain.errors import UserError
 
 UCX = "MPICH Version:\t4.0.2\nMPICH Device:\tch4:ucx\n"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.comm import job, watch
-from dptrain.comm.activity import Activity
+from dptrain.comm import job
 from dptrain.comm.job import Job, start_job
+from dptrain.comm.node.activity import Activity
+from dptrain.comm.watchdog import watch
 from tests.tiers import tiered
 
 LIMIT_S = 60

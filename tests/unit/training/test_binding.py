@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.comm import launcher
-from dptrain.comm.ancestry import Facts
+from dptrain.comm.launching import launcher
+from dptrain.comm.launching.ancestry import Facts
 from dptrain.training.binding import RankCores, binding_warning
 
 

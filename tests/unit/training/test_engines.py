@@ -15,9 +15,9 @@ from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.null.backend import NULL_LOSS
 from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm import make_gradient_sum
-from dptrain.comm.base import GradientSum, UpdateSlice
 from dptrain.comm.deadline import RankTimeoutError
-from dptrain.comm.none import NoSum
+from dptrain.comm.sums.base import GradientSum, UpdateSlice
+from dptrain.comm.sums.none import NoSum
 from dptrain.comm.transport import check_strategy, choose_transport
 from dptrain.comm.world import World
 from dptrain.data.loading.loader import Batch

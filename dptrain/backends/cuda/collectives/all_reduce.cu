@@ -24,7 +24,7 @@
 // Statistics of a minibatch are float64, two elements in a packet, of which each half is a flag of
 // its own (rank_sums.cuh).
 //
-// Launch: the same grid on all ranks, one-dimensional blocks (dptrain/comm/peer.py); RANKS is the
+// Launch: the same grid on all ranks, one-dimensional blocks (dptrain/comm/sums/peer.py); RANKS is the
 // number of ranks.
 //
 // Source: NCCL documentation and source (LL protocol); NVIDIA TensorRT-LLM, custom all-reduce

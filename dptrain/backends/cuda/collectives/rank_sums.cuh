@@ -25,7 +25,7 @@
 //     timed_out    (1,) not 0 after a timeout
 //     loss_sums    (3,) float32, set to NaN after a timeout of timeout_ns
 //
-// (dptrain/comm/peer.py). Reading them from memory would lengthen the kernel.
+// (dptrain/comm/sums/peer.py). Reading them from memory would lengthen the kernel.
 #if ACROSS_RANKS
 #define RANKS_PARAMETERS                                                                    \
     int ranks, int rank, const unsigned long long *inboxes, unsigned long long own_inbox,  \

@@ -16,7 +16,7 @@ import numpy as np
 
 from dptrain.backends.canonical import CanonicalOrder
 from dptrain.backends.replica import Replica
-from dptrain.comm.mpi import MirroredSum
+from dptrain.comm.sums.mpi import MirroredSum
 from dptrain.comm.world import World
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import ALIGNMENT

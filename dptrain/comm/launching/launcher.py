@@ -4,8 +4,8 @@ A launcher describes the job in environment variables. Every program that a rank
 them, and so does a shell that outlives the job. An MPI library that follows variables
 of another job aborts, waits without limit, or disturbs that job. `LAUNCHERS` lists the variables of
 each kind of launcher, and `find_launch` compares them with what the operating system knows
-(`dptrain.comm.ancestry`): the ancestors of this process and the connections that the variables
-name.
+(`dptrain.comm.launching.ancestry`): the ancestors of this process and the connections that the
+variables name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from dptrain.comm.ancestry import Facts, observe
+from dptrain.comm.launching.ancestry import Facts, observe
 from dptrain.errors import UserError
 
 ALLOW_SINGLE = "DPTRAIN_ALLOW_SINGLE"

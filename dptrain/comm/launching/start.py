@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.comm.job import Job, start_job
-from dptrain.comm.launcher import (
+from dptrain.comm.launching.launcher import (
     prepare_mpi,
     refuse_other_mpi,
     refuse_single,
     shorten_addresses,
 )
-from dptrain.comm.mpi_files import SHARED_MEMORY, mapped_files, own_files, recent_files
+from dptrain.comm.watchdog.mpi_files import SHARED_MEMORY, mapped_files, own_files, recent_files
 from dptrain.errors import UserError
 from dptrain.memory import format_bytes
 

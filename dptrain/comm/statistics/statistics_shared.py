@@ -29,10 +29,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dptrain.aligned import aligned_zeros
-from dptrain.comm.gates import Gates
-from dptrain.comm.segment import map_segment
-from dptrain.comm.statistics import Parts, StatisticsSum, largest_sum
-from dptrain.comm.statistics_mpi import add_gathered
+from dptrain.comm.node.gates import Gates
+from dptrain.comm.node.segment import map_segment
+from dptrain.comm.statistics.statistics import Parts, StatisticsSum, largest_sum
+from dptrain.comm.statistics.statistics_mpi import add_gathered
 from dptrain.comm.world import World
 from dptrain.native.contributions import bind_leading_sum
 from dptrain.native.gates import GATE_BYTES

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
-from dptrain.comm.enqueued import Carrier, Connect, Shared
-from dptrain.comm.statistics import StatisticsSum
+from dptrain.comm.statistics.statistics import StatisticsSum
+from dptrain.comm.sums.enqueued import Carrier, Connect, Shared
 from dptrain.comm.world import World
 
 

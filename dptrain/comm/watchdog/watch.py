@@ -59,8 +59,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dptrain.comm.node_links import NodeLinks
-    from dptrain.comm.siblings import Siblings
+    from dptrain.comm.watchdog.node_links import NodeLinks
+    from dptrain.comm.watchdog.siblings import Siblings
 
 LAUNCHER_S = 3.0
 """Time for the launcher to end the other ranks after one has failed."""
@@ -91,7 +91,7 @@ _CLOCK_S = 1.0
 """By how much the time of a file may precede the clock."""
 
 ACTIVITY = struct.Struct("8q")
-"""A record of `dptrain.comm.activity`; it begins with the process and the state."""
+"""A record of `dptrain.comm.node.activity`; it begins with the process and the state."""
 
 WORKING, WAITING, LEFT = range(3)
 """States of a rank: it works, waits for other ranks, or its program has ended."""

@@ -12,8 +12,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dptrain.backends.memory import Memory
-from dptrain.comm.base import UpdateSlice
-from dptrain.comm.mpi import MirroredSum
+from dptrain.comm.sums.base import UpdateSlice
+from dptrain.comm.sums.mpi import MirroredSum
 from dptrain.comm.world import World, pieces
 from dptrain.plan.buckets import Bucket
 

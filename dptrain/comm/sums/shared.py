@@ -39,9 +39,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.flat_arrays import FlatArrays, clips, num_squares, state_names
-from dptrain.comm.base import GradientSum, UpdateSlice
-from dptrain.comm.gates import Gates
-from dptrain.comm.segment import map_segment
+from dptrain.comm.node.gates import Gates
+from dptrain.comm.node.segment import map_segment
+from dptrain.comm.sums.base import GradientSum, UpdateSlice
 from dptrain.comm.world import World
 from dptrain.native.contributions import bind_sum
 from dptrain.native.gates import GATE_BYTES

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from dptrain.comm.base import GradientSum, UpdateSlice
+from dptrain.comm.sums.base import GradientSum, UpdateSlice
 
 
 class ExperimentalSum(GradientSum):
@@ -56,7 +56,7 @@ class WithoutSum(ExperimentalSum):
 class OneNumberSum(WithoutSum):
     """Sums one number instead of the gradients, so that ranks wait for each other.
 
-    `dptrain.comm.enqueued.EnqueuedOneNumberSum` does the same on GPUs.
+    `dptrain.comm.sums.enqueued.EnqueuedOneNumberSum` does the same on GPUs.
     """
 
     def _finish(self) -> None:

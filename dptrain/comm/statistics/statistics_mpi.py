@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.memory import Memory
-from dptrain.comm.statistics import Parts, StatisticsSum
+from dptrain.comm.statistics.statistics import Parts, StatisticsSum
 from dptrain.comm.world import World
 from dptrain.plan.plan import Plan
 from dptrain.plan.shards import add_in_order

@@ -1,9 +1,9 @@
 """Sums in shared memory within each node, and by MPI across nodes.
 
-Each rank sums its slice of the gradient over the ranks of its node (`dptrain.comm.shared`). Then it
-sums the slice with its peers, the ranks with the same local rank on the other nodes, and updates
-it. If nodes have different numbers of ranks, the slices are cut for the smallest node, and the
-other ranks of a larger node have none. Transfers of a bucket overlap with the backward pass.
+Each rank sums its slice of the gradient over the ranks of its node (`dptrain.comm.sums.shared`).
+Then it sums the slice with its peers, the ranks with the same local rank on the other nodes, and
+updates it. If nodes have different numbers of ranks, the slices are cut for the smallest node, and
+the other ranks of a larger node have none. Transfers of a bucket overlap with the backward pass.
 
 Order of summation: within a node rank by rank; across nodes MPI decides. With micro-shards the
 order is the binary tree of `dptrain.plan.shards`: a node adds its contributions as far as the tree
@@ -11,8 +11,8 @@ allows, all nodes exchange what remains, and each adds the rest. The loss sums o
 exchanged and added in the order of ranks, or of the tree, so that all ranks have the same bits.
 
 Cost model, for N nodes with P ranks each, n bytes, and a link per node that takes α + β · bytes:
-the sum within the node (`dptrain.comm.shared`), and an all-reduce of n / P bytes by P ranks at the
-same time,
+the sum within the node (`dptrain.comm.sums.shared`), and an all-reduce of n / P bytes by P ranks at
+the same time,
 
     T ≈ T_node + 2 log₂(N) α + 2 (N − 1)/N n β + log₂(N P) α
 
@@ -32,8 +32,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dptrain.aligned import aligned_zeros
-from dptrain.comm.base import GradientSum
-from dptrain.comm.shared import SharedSum
+from dptrain.comm.sums.base import GradientSum
+from dptrain.comm.sums.shared import SharedSum
 from dptrain.comm.world import PIECE, Nodes, World, pieces
 from dptrain.native.contributions import bind_sum
 from dptrain.native.threads import threads_of

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dptrain.comm import watch
-from dptrain.comm.mpi_files import mapped_files, sees_all_processes
+from dptrain.comm.watchdog import watch
+from dptrain.comm.watchdog.mpi_files import mapped_files, sees_all_processes
 
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?\.so")
 _LISTENING = "0A"

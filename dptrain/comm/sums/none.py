@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dptrain.comm.base import GradientSum
+from dptrain.comm.sums.base import GradientSum
 
 
 class NoSum(GradientSum):

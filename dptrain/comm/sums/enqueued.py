@@ -11,7 +11,7 @@ from typing import ClassVar
 from dptrain.backends.cuda.device.device import SUM_STREAM, Array, Device
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
-from dptrain.comm.base import GradientSum, UpdateSlice
+from dptrain.comm.sums.base import GradientSum, UpdateSlice
 from dptrain.comm.world import World
 from dptrain.plan.buckets import Bucket
 

@@ -16,7 +16,7 @@ from dptrain.backends.cuda.device.device import Array, Device, Function
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks
-from dptrain.comm.enqueued import Carrier, Shared
+from dptrain.comm.sums.enqueued import Carrier, Shared
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.plan.flat import SUMS

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dptrain.comm.base import GradientSum
+from dptrain.comm.sums.base import GradientSum
 from dptrain.comm.world import World, pieces
 from dptrain.plan.buckets import Bucket
 

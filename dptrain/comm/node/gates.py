@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.comm.activity import Wait
+from dptrain.comm.node.activity import Wait
 from dptrain.comm.world import World
 from dptrain.native.entries import address_of
 from dptrain.native.gates import ROUND, request_arrive, request_pass

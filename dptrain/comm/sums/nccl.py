@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from dptrain.backends.cuda.device.device import Array, Device
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
-from dptrain.comm.enqueued import Carrier, Shared
 from dptrain.comm.job import current_job
+from dptrain.comm.sums.enqueued import Carrier, Shared
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 

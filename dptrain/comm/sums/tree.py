@@ -20,8 +20,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dptrain.backends.replica import Replica
-from dptrain.comm.base import GradientSum
-from dptrain.comm.central import CentralSum
+from dptrain.comm.sums.base import GradientSum
+from dptrain.comm.sums.central import CentralSum
 from dptrain.comm.world import PIECE, World
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import ALIGNMENT

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dptrain.comm.deadline import Deadline, RankTimeoutError
-from dptrain.comm.watch import ACTIVITY, LEFT, MAX_NAMED, WAITING, WORKING, process_state
+from dptrain.comm.watchdog.watch import ACTIVITY, LEFT, MAX_NAMED, WAITING, WORKING, process_state
 
 if TYPE_CHECKING:
     from dptrain.comm.world import World

@@ -1,0 +1,1 @@
+"""How ranks are started: by which launcher, with which MPI, and from which script."""

@@ -1,0 +1,1 @@
+"""Sums of batch statistics over the ranks: each module is one method."""

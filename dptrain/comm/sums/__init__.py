@@ -1,0 +1,1 @@
+"""Sums of gradients over the ranks: each module is one method."""
