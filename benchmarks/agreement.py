@@ -22,8 +22,8 @@ import click
 from benchmarks.machine import about
 from benchmarks.targets import Target
 from dptrain.measure.console import make_console
+from dptrain.measure.profile.tables import fitted_table
 from dptrain.measure.statistics import Estimate
-from dptrain.measure.tables import fitted_table
 from dptrain.scaling.pairing import difference
 from dptrain.scaling.study import Study
 

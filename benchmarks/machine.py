@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from dptrain.measure.environment import environment
+from dptrain.measure.machine.environment import environment
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 

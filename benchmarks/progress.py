@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dptrain.measure.console import make_console
-from dptrain.measure.tables import fitted_table
+from dptrain.measure.profile.tables import fitted_table
 
 if TYPE_CHECKING:
     from benchmarks.tables import Table

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.gpu.limits import Limits, measure_limits
 from dptrain.backends import load_backend
 from dptrain.errors import UserError
-from dptrain.measure.environment import environment
+from dptrain.measure.machine.environment import environment
 
 
 @dataclass(frozen=True)

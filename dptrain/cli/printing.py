@@ -16,8 +16,8 @@ from dptrain.tables import Table
 if TYPE_CHECKING:
     from dptrain.doctor.finding import Finding
     from dptrain.measure.layers import LayerTimes
-    from dptrain.measure.losses import Losses
-    from dptrain.measure.profile import Profile
+    from dptrain.measure.profile.losses import Losses
+    from dptrain.measure.profile.profile import Profile
     from dptrain.network.network import Network
     from dptrain.plan.plan import Plan
     from dptrain.scaling.study import Study
@@ -196,7 +196,7 @@ def print_layers(
 
 def print_explanations(plans: Sequence[Plan], *, as_json: bool) -> None:
     """Print the algorithm of each stage of plans of one network for several backends."""
-    from dptrain.measure.explanations import explain_stages, explanation_table
+    from dptrain.measure.profile.explanations import explain_stages, explanation_table
 
     explained = [(plan, explain_stages(plan)) for plan in plans]
     if as_json:
@@ -209,7 +209,7 @@ def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> No
     """Print what `training.profiling.profiling.profile` returns, and the folder of its files."""
     if as_json:
         return click.echo(profile.text())
-    from dptrain.measure.profile_tables import profile_report
+    from dptrain.measure.profile.profile_tables import profile_report
 
     written = [] if output is None else [f"written: {output}"]
     print_tables([*profile_report(profile), *written])
@@ -220,7 +220,7 @@ def print_losses(losses: Losses, output: Path | None, *, as_json: bool) -> None:
     """Print what `training.profiling.losses.measure_losses` returns, and the folder of its file."""
     if as_json:
         return click.echo(losses.text())
-    from dptrain.measure.loss_tables import losses_report
+    from dptrain.measure.profile.loss_tables import losses_report
 
     written = [] if output is None else [f"written: {output}"]
     print_tables([*losses_report(losses), *written])

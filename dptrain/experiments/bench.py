@@ -17,7 +17,7 @@ from dptrain.experiments.findings import View, by_configuration, find, rows
 from dptrain.experiments.ledger import Ledger, machine, write_csv
 from dptrain.experiments.measuring import Result, TimeEstimator, measure
 from dptrain.experiments.tables import bench_tables, digits, duration, energy_reasons
-from dptrain.measure.environment import environment
+from dptrain.measure.machine.environment import environment
 from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.network import Network
 

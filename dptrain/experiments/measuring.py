@@ -28,8 +28,8 @@ from dptrain.experiments.memory_budget import (
     memory_budget,
 )
 from dptrain.experiments.timing import Timing, time_runs
-from dptrain.measure.energy import Energy, EnergyMeter, energy_of, meter_facts, open_meter
-from dptrain.measure.profile import Spread
+from dptrain.measure.machine.energy import Energy, EnergyMeter, energy_of, meter_facts, open_meter
+from dptrain.measure.profile.profile import Spread
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.network import Network
 from dptrain.network.random_batch import random_batch

@@ -18,7 +18,7 @@ from dptrain.experiments.ledger import OUTPUT, Ledger, machine, read_settings, w
 from dptrain.experiments.study_tables import study_report
 from dptrain.experiments.tables import duration
 from dptrain.experiments.variants import Variant, list_variants
-from dptrain.measure.environment import environment
+from dptrain.measure.machine.environment import environment
 from dptrain.measure.metrics import MetricsFile
 from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.layers import Conv2d

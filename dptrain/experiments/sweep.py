@@ -29,7 +29,7 @@ from dptrain.experiments.display import CaseDisplay
 from dptrain.experiments.ledger import Ledger, machine, read_settings, write_csv
 from dptrain.experiments.variants import AXES, change_layers
 from dptrain.files import write_whole
-from dptrain.measure.environment import environment
+from dptrain.measure.machine.environment import environment
 from dptrain.measure.statistics import FEWEST, Estimate, student
 from dptrain.network.network import Network
 from dptrain.runs.records import read_record

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.experiments.measuring import size_text
 from dptrain.experiments.tables import digits, duration
+from dptrain.measure.profile.tables import fitted_table
 from dptrain.measure.statistics import Estimate
-from dptrain.measure.tables import fitted_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dptrain.measure.analysis import spread
-from dptrain.measure.profile import Spread
+from dptrain.measure.profile.analysis import spread
+from dptrain.measure.profile.profile import Spread
 
 MAX_MADS = 3.0
 """A value further from the median than this many median absolute deviations is an outlier."""

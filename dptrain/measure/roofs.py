@@ -13,8 +13,8 @@ from dptrain.backends.base import Backend
 from dptrain.backends.memory import Memory
 from dptrain.backends.replica import Replica
 from dptrain.machine import available_memory
-from dptrain.measure.blas import product_rate
-from dptrain.measure.profile import Roofs
+from dptrain.measure.machine.blas import product_rate
+from dptrain.measure.profile.profile import Roofs
 from dptrain.native.caches import cache_bytes
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dptrain.measure.profile import Parts
+from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.canvas import (
     BOTTOM,

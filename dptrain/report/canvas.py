@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dptrain.measure.tables import PART_NAMES
+from dptrain.measure.profile.tables import PART_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

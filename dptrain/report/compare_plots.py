@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.measure.pop import Pop
-from dptrain.measure.profile import Parts, StageProfile
+from dptrain.measure.profile.pop import Pop
+from dptrain.measure.profile.profile import Parts, StageProfile
 from dptrain.measure.statistics import Estimate
 from dptrain.report.bars import ROW_PT, Bar, efficiency_bars, text_line, whisker
 from dptrain.report.canvas import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import UserError
-from dptrain.measure.profile import Profile
+from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import Estimate
 from dptrain.records import Form
 from dptrain.report.differences import difference, ratio

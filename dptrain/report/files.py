@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dptrain.errors import UserError
 from dptrain.files import write_whole, writing
-from dptrain.measure.profile_files import LOSSES, PROFILE, TRACE, csv_text
+from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE, csv_text
 from dptrain.report.compare_page import compare_page
 from dptrain.report.compare_plots import ROLES
 from dptrain.report.comparison import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dptrain.measure.loss_tables import num_rows, shown_name
-from dptrain.measure.losses import ALONE, DURING, Losses
+from dptrain.measure.profile.loss_tables import num_rows, shown_name
+from dptrain.measure.profile.losses import ALONE, DURING, Losses
 from dptrain.measure.statistics import Estimate
 from dptrain.report.bars import ROW_PT, text_line, whisker
 from dptrain.report.canvas import BOTTOM, TOP, Plot, colour, plot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dptrain.measure.loss_tables import (
+from dptrain.measure.profile.loss_tables import (
     AGREE,
     FACTOR_NAMES,
     MEANINGS,
@@ -11,7 +11,7 @@ from dptrain.measure.loss_tables import (
     num_rows,
     shown_name,
 )
-from dptrain.measure.losses import ALONE, DURING, Losses
+from dptrain.measure.profile.losses import ALONE, DURING, Losses
 from dptrain.report.tables import Table, estimates, texts, values
 
 

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dptrain.measure.counters import processor_line
-from dptrain.measure.energy import energy_lines
-from dptrain.measure.losses import Losses
-from dptrain.measure.profile import Parts, Profile, Spread
-from dptrain.measure.profile_files import LOSSES, PROFILE, TRACE
-from dptrain.measure.profile_tables import STRAGGLER_SHARE, straggler_line
+from dptrain.measure.machine.counters import processor_line
+from dptrain.measure.machine.energy import energy_lines
+from dptrain.measure.profile.losses import Losses
+from dptrain.measure.profile.profile import Parts, Profile, Spread
+from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE
+from dptrain.measure.profile.profile_tables import STRAGGLER_SHARE, straggler_line
 from dptrain.report.bars import parts_bars
 from dptrain.report.canvas import Plot, part_name
 from dptrain.report.definitions import OF_PROFILES, definitions

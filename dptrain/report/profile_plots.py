@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.measure.pop import Pop
-from dptrain.measure.profile import Profile, RankProfile, StageProfile
-from dptrain.measure.profile_tables import STRAGGLER_SHARE
+from dptrain.measure.profile.pop import Pop
+from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
+from dptrain.measure.profile.profile_tables import STRAGGLER_SHARE
 from dptrain.report.bars import Bar, efficiency_bars
 from dptrain.report.canvas import (
     BOTTOM,

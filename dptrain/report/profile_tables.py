@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from dptrain.measure.loss_tables import FACTOR_NAMES
-from dptrain.measure.pop import Pop
-from dptrain.measure.profile import (
+from dptrain.measure.profile.loss_tables import FACTOR_NAMES
+from dptrain.measure.profile.pop import Pop
+from dptrain.measure.profile.profile import (
     Parts,
     Profile,
     Spread,
@@ -15,7 +15,7 @@ from dptrain.measure.profile import (
     StatisticsTime,
     StepParts,
 )
-from dptrain.measure.profile_tables import LOST_IF
+from dptrain.measure.profile.profile_tables import LOST_IF
 from dptrain.measure.statistics import Estimate
 from dptrain.report.canvas import PARTS, part_name
 from dptrain.report.numbers import decimals_for, fixed, percent

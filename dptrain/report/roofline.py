@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
-from dptrain.measure.profile import Profile, Roofs, StageProfile
+from dptrain.measure.profile.profile import Profile, Roofs, StageProfile
 from dptrain.report.canvas import (
     BOTTOM,
     LEGEND_PT,

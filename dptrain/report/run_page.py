@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dptrain.measure.energy import Energy, energy_lines
-from dptrain.measure.load import BUSY_SHARE
-from dptrain.measure.profile import Spread
+from dptrain.measure.machine.energy import Energy, energy_lines
+from dptrain.measure.machine.load import BUSY_SHARE
+from dptrain.measure.profile.profile import Spread
 from dptrain.report.definitions import OF_RUNS
 from dptrain.report.numbers import fixed, percent, short
 from dptrain.report.page import Key, Page, Section, restrictions_section

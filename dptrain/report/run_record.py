@@ -14,8 +14,8 @@ from dptrain.errors import UserError, shown
 from dptrain.files import read_regular
 from dptrain.forms import COUNT, NUMBER, SHARE, Form, Optional, check_form
 from dptrain.measure.metrics import MetricsFile
-from dptrain.measure.pop import Pop
-from dptrain.measure.profile import Parts, Spread, StageProfile, StepParts
+from dptrain.measure.profile.pop import Pop
+from dptrain.measure.profile.profile import Parts, Spread, StageProfile, StepParts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.differences import share
 from dptrain.runs.files import read_file

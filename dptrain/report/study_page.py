@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from dptrain.measure.profile_files import PROFILE
+from dptrain.measure.profile.profile_files import PROFILE
 from dptrain.measure.statistics import Estimate
 from dptrain.report.canvas import Plot, part_name
 from dptrain.report.definitions import OF_STUDIES

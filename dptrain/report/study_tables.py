@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from dptrain.measure.profile import Parts
+from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.canvas import part_name
 from dptrain.report.numbers import percent, short

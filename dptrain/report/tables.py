@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from dptrain.measure.profile import Spread
+from dptrain.measure.profile.profile import Spread
 from dptrain.measure.statistics import Estimate
 from dptrain.report.numbers import decimals_for, fixed
 

@@ -24,8 +24,8 @@ from dptrain.forms import (
     form_of,
     read_object,
 )
-from dptrain.measure.pop import Pop
-from dptrain.measure.profile import Spread, StageProfile, StepParts
+from dptrain.measure.profile.pop import Pop
+from dptrain.measure.profile.profile import Spread, StageProfile, StepParts
 from dptrain.runs.names import ENVIRONMENT, SPANS, SPECIFICATION, SUMMARY
 
 SETTINGS: Form = {"steps": POSITIVE, "epoch_steps": POSITIVE, ...: Optional(SCALAR)}

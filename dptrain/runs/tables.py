@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dptrain.measure.tables import fitted_table
+from dptrain.measure.profile.tables import fitted_table
 from dptrain.runs.comparison import Comparison
 from dptrain.runs.records import Record
 

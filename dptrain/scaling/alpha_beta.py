@@ -27,7 +27,7 @@ from functools import partial
 
 import numpy as np
 
-from dptrain.measure.profile import Parts, Profile
+from dptrain.measure.profile.profile import Parts, Profile
 from dptrain.scaling.models import Model, Setting, TooFewPointsError, nonnegative
 from dptrain.scaling.points import Group
 

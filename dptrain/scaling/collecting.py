@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dptrain.errors import UserError
-from dptrain.measure.load import is_busy
-from dptrain.measure.profile import Profile
+from dptrain.measure.machine.load import is_busy
+from dptrain.measure.profile.profile import Profile
 from dptrain.scaling.accuracy import read_training
 from dptrain.scaling.design import (
     DESIGN,

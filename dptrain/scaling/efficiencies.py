@@ -2,7 +2,7 @@
 
 The efficiency of a point is the product of its parallel efficiency, load balance · serialisation ·
 transfer, and of computation scaling, the busy time per sample and compute thread at the base point
-divided by that at this point. Source: see `dptrain.measure.pop`.
+divided by that at this point. Source: see `dptrain.measure.profile.pop`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.measure.counters import processor_line
-from dptrain.measure.profile import Profile
+from dptrain.measure.machine.counters import processor_line
+from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
 from dptrain.scaling.study import Efficiencies
 

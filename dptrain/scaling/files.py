@@ -8,7 +8,7 @@ from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.files import parse_json, write_whole
-from dptrain.measure.profile_files import csv_text
+from dptrain.measure.profile.profile_files import csv_text
 from dptrain.scaling.study import Point, Study
 
 STUDY, POINTS, LAUNCHES, FITS, FORECASTS = (

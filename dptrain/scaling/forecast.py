@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dptrain.measure.profile import Profile
+from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.alpha_beta import Calibration, fit_alpha_beta
 from dptrain.scaling.ensemble import (

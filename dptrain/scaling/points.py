@@ -10,7 +10,7 @@ from pathlib import PurePath
 import numpy as np
 
 from dptrain.errors import UserError
-from dptrain.measure.profile import Parts, Profile
+from dptrain.measure.profile.profile import Parts, Profile
 from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
 from dptrain.scaling.accuracy import Training, find_time_to_accuracy
 from dptrain.scaling.efficiencies import find_efficiencies, joules_per_sample

@@ -22,8 +22,8 @@ from dptrain.comm.signals import StopRequest
 from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
 from dptrain.machine import available_cores
-from dptrain.measure.load import Clock, cores_of_others, is_busy
-from dptrain.measure.profile import Profile
+from dptrain.measure.machine.load import Clock, cores_of_others, is_busy
+from dptrain.measure.profile.profile import Profile
 from dptrain.scaling.accuracy import SUMMARY, TRAINING
 from dptrain.scaling.design import (
     LAUNCHED,

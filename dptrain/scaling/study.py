@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dptrain.measure.profile import Parts
+from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
 from dptrain.records import Form
 
@@ -51,7 +51,7 @@ class Efficiencies:
 
     Attributes:
         parallel: share of the wall time in which ranks are busy: the product of the next three.
-        load_balance, serialisation, transfer: see `dptrain.measure.pop.Pop`.
+        load_balance, serialisation, transfer: see `dptrain.measure.profile.pop.Pop`.
         computation_scaling: busy time at the base point / busy time, for the same work.
         instructions_per_cycle, ghz: of the processor, waiting included; None if they cannot be
             read.
@@ -245,7 +245,7 @@ class Study:
     """The result of a scaling study.
 
     Attributes:
-        job: entries of `dptrain.measure.profile.Profile.job` that are equal at all points.
+        job: entries of `dptrain.measure.profile.profile.Profile.job` that are equal at all points.
         base_ranks, base_threads: ranks and threads of the base point of speed-ups.
         points: points of weak scaling, then of strong scaling.
         fits: models, in the order of the hindcast error.

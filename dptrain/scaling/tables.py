@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dptrain.measure.profile.tables import fitted_table
 from dptrain.measure.statistics import FEWEST, Estimate
-from dptrain.measure.tables import fitted_table
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study

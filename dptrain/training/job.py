@@ -25,8 +25,8 @@ from dptrain.data.loading.workers import with_workers
 from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.data.validation import with_validation
 from dptrain.errors import UserError
-from dptrain.measure.energy import EnergyMeter
 from dptrain.measure.input_times import InputTimes
+from dptrain.measure.machine.energy import EnergyMeter
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.adaptation import fixed, resize
 from dptrain.network.files import network_to_dict

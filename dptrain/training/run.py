@@ -11,7 +11,7 @@ from dptrain.comm.signals import EARLY_SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.console import make_console
-from dptrain.measure.tables import fitted_table
+from dptrain.measure.profile.tables import fitted_table
 from dptrain.runs.spans import Spans
 from dptrain.training.callbacks import Progress
 from dptrain.training.job import assemble

@@ -44,7 +44,7 @@ from dptrain.data.spec import PYTHON_DATA
 from dptrain.errors import UserError, shown
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
-from dptrain.measure.load import Clock
+from dptrain.measure.machine.load import Clock
 from dptrain.measure.recorder import EVALUATION
 from dptrain.network.files import get_network
 from dptrain.network.network import Network

@@ -14,7 +14,7 @@ from dptrain import Trainer
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.sums import peer
 from dptrain.comm.world import AgreedError, World
-from dptrain.measure.energy import EnergyMeter
+from dptrain.measure.machine.energy import EnergyMeter
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU, Sigmoid
 from dptrain.plan.shares import Counts, equal_counts

@@ -8,8 +8,8 @@ import pytest
 from dptrain.comm.sums import peer
 from dptrain.comm.sums.enqueued import EnqueuedOneNumberSum, EnqueuedSum
 from dptrain.comm.world import AgreedError, World
-from dptrain.measure import losses as measure
-from dptrain.measure.losses import Losses
+from dptrain.measure.profile import losses as measure
+from dptrain.measure.profile.losses import Losses
 from dptrain.training.profiling import losses
 from dptrain.training.profiling.losses import LossOptions, measure_losses
 from dptrain.training.settings import load_settings

@@ -15,9 +15,9 @@ from dptrain.backends.replica import Context, Replica
 from dptrain.comm import STRATEGIES
 from dptrain.comm.sums import peer
 from dptrain.comm.world import World
-from dptrain.measure.loss_tables import losses_report
-from dptrain.measure.profile import Profile
-from dptrain.measure.profile_tables import profile_report, straggler_line
+from dptrain.measure.profile.loss_tables import losses_report
+from dptrain.measure.profile.profile import Profile
+from dptrain.measure.profile.profile_tables import profile_report, straggler_line
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU
 from dptrain.network.files import write_network
 from dptrain.training.profiling import losses

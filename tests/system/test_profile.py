@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.measure.profile import Profile
+from dptrain.measure.profile.profile import Profile
 from tests.system.launch import (
     command,
     descendants,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.measure.profile import Profile
+from dptrain.measure.profile.profile import Profile
 from dptrain.scaling.study import Study
 from tests.system.launch import launch, succeed
 

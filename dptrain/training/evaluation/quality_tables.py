@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dptrain.measure.tables import fitted_table
+from dptrain.measure.profile.tables import fitted_table
 from dptrain.training.evaluation.quality import ClassQuality
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dptrain.data.base import Dataset
 from dptrain.measure.input_times import InputCost
-from dptrain.measure.profile import StepParts
+from dptrain.measure.profile.profile import StepParts
 from dptrain.training.spec import JobSpec
 
 NAMES = {

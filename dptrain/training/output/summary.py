@@ -13,15 +13,15 @@ from dptrain import __version__
 from dptrain.comm.signals import stop_advice
 from dptrain.comm.world import World
 from dptrain.data.base import Dataset
-from dptrain.measure.analysis import Measured, profile_efficiencies, spread, stage_profiles
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
-from dptrain.measure.energy import energy_lines, energy_of, meter_facts
-from dptrain.measure.gathering import gather_measured
 from dptrain.measure.input_times import MIN_STEPS, InputCost
-from dptrain.measure.load import Clock, is_busy
+from dptrain.measure.machine.energy import energy_lines, energy_of, meter_facts
+from dptrain.measure.machine.load import Clock, is_busy
+from dptrain.measure.profile.analysis import Measured, profile_efficiencies, spread, stage_profiles
+from dptrain.measure.profile.gathering import gather_measured
+from dptrain.measure.profile.tables import layers_table, notes_table, parts_table
 from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
-from dptrain.measure.tables import layers_table, notes_table, parts_table
 from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase

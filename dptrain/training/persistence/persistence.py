@@ -14,7 +14,7 @@ from dptrain.comm.world import World
 from dptrain.data import Dataset
 from dptrain.errors import UserError, shown
 from dptrain.foreign import refuse_foreign
-from dptrain.measure.environment import environment
+from dptrain.measure.machine.environment import environment
 from dptrain.network.files import network_from_dict, network_to_dict
 from dptrain.network.network import Network
 from dptrain.network.zoo import build_network

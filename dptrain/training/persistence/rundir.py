@@ -306,7 +306,7 @@ class RunDirectory:
         return read_settings(self.path / CONFIG)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write `env.json`; see `dptrain.measure.environment`."""
+        """Write `env.json`; see `dptrain.measure.machine.environment`."""
         self._write(ENVIRONMENT, dump_json(environment, indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

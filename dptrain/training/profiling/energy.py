@@ -6,8 +6,8 @@ from functools import partial
 from types import TracebackType
 
 from dptrain.data.loading.sharding import samples_before
-from dptrain.measure.background_meter import BackgroundMeter
-from dptrain.measure.energy import EnergyMeter, open_meter
+from dptrain.measure.machine.background_meter import BackgroundMeter
+from dptrain.measure.machine.energy import EnergyMeter, open_meter
 from dptrain.training.engines.alone import IdleEngine
 from dptrain.training.job import Job
 

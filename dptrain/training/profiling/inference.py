@@ -14,11 +14,11 @@ from dptrain.comm.clocks import clock_offset
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.errors import UserError
-from dptrain.measure.counters import StepCounter
-from dptrain.measure.energy import EnergyMeter
-from dptrain.measure.gathering import gather_measured
-from dptrain.measure.profile import Profile
-from dptrain.measure.profile_files import claim
+from dptrain.measure.machine.counters import StepCounter
+from dptrain.measure.machine.energy import EnergyMeter
+from dptrain.measure.profile.gathering import gather_measured
+from dptrain.measure.profile.profile import Profile
+from dptrain.measure.profile.profile_files import claim
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.biases import separate_biases
 from dptrain.plan.lowering import Phase

@@ -1,4 +1,4 @@
-"""Runs the experiments of `dptrain.measure.losses` in one launch, in interleaved blocks."""
+"""Runs the experiments of `dptrain.measure.profile.losses` in one launch, in interleaved blocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dptrain.comm.world import AgreedError, World
 from dptrain.data.loading.loader import Batch
 from dptrain.errors import UserError
 from dptrain.files import writing
-from dptrain.measure import losses as measure
-from dptrain.measure.analysis import MS, Measured
-from dptrain.measure.counters import NO_CYCLES, Counts, HardwareCounters, open_counters
-from dptrain.measure.environment import environment
-from dptrain.measure.losses import Losses
-from dptrain.measure.profile_files import FLAG, LOSSES
+from dptrain.measure.machine.counters import NO_CYCLES, Counts, HardwareCounters, open_counters
+from dptrain.measure.machine.environment import environment
+from dptrain.measure.profile import losses as measure
+from dptrain.measure.profile.analysis import MS, Measured
+from dptrain.measure.profile.losses import Losses
+from dptrain.measure.profile.profile_files import FLAG, LOSSES
 from dptrain.measure.recorder import StepRecorder
 from dptrain.training.baseline import open_loader, whole_minibatches
 from dptrain.training.engines import FIRST_TIMED, Engine, make_engine

@@ -20,7 +20,11 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import AgreedError, World
 from dptrain.errors import UserError
 from dptrain.machine import cpu_model, peak_memory
-from dptrain.measure.analysis import (
+from dptrain.measure.machine.counters import StepCounter, processor_of
+from dptrain.measure.machine.energy import EnergyMeter, energy_of, meter_facts
+from dptrain.measure.machine.environment import environment
+from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
+from dptrain.measure.profile.analysis import (
     MS,
     Measured,
     kind_profiles,
@@ -30,14 +34,10 @@ from dptrain.measure.analysis import (
     stage_profiles,
     statistics_time,
 )
-from dptrain.measure.counters import StepCounter, processor_of
-from dptrain.measure.energy import EnergyMeter, energy_of, meter_facts
-from dptrain.measure.environment import environment
-from dptrain.measure.explanations import algorithms
-from dptrain.measure.gathering import gather_measured
-from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
-from dptrain.measure.profile import Profile, Roofs, Spread, SumTime
-from dptrain.measure.profile_files import FLAG, TRACE, claim, write_profile
+from dptrain.measure.profile.explanations import algorithms
+from dptrain.measure.profile.gathering import gather_measured
+from dptrain.measure.profile.profile import Profile, Roofs, Spread, SumTime
+from dptrain.measure.profile.profile_files import FLAG, TRACE, claim, write_profile
 from dptrain.measure.recorder import Moments, timing_cost_ms
 from dptrain.measure.roofs import highest_roofs, measure_roofs
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard

@@ -31,9 +31,9 @@ from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.backends.replica import Context
 from dptrain.comm.world import World
 from dptrain.errors import UserError
-from dptrain.measure.analysis import Measured, stage_profiles
+from dptrain.measure.profile.analysis import Measured, stage_profiles
+from dptrain.measure.profile.tables import notes_table
 from dptrain.measure.recorder import SPANS
-from dptrain.measure.tables import notes_table
 from dptrain.network import (
     AveragePool2d,
     Conv2d,

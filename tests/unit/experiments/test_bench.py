@@ -31,8 +31,8 @@ from dptrain.experiments.memory_budget import Largest
 from dptrain.experiments.tables import comparison_tables
 from dptrain.experiments.timing import Timing
 from dptrain.files import dump_json, parse_json
-from dptrain.measure.analysis import spread
 from dptrain.measure.console import make_console
+from dptrain.measure.profile.analysis import spread
 from dptrain.network.random_batch import random_batch
 from tests.tiers import tiered
 

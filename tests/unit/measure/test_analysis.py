@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dptrain.backends import load_backend
-from dptrain.measure.analysis import (
+from dptrain.measure.profile.analysis import (
     Measured,
     kind_profiles,
     live_bytes,
@@ -17,7 +17,7 @@ from dptrain.measure.analysis import (
     stage_profiles,
     typical_steps,
 )
-from dptrain.measure.profile import Parts, Roofs
+from dptrain.measure.profile.profile import Parts, Roofs
 from dptrain.measure.recorder import (
     CHECKPOINT,
     DATA_WAIT,

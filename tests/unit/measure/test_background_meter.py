@@ -6,9 +6,9 @@ from threading import Event
 
 import pytest
 
-from dptrain.measure import background_meter
-from dptrain.measure.background_meter import BackgroundMeter
-from dptrain.measure.energy import EnergyMeter
+from dptrain.measure.machine import background_meter
+from dptrain.measure.machine.background_meter import BackgroundMeter
+from dptrain.measure.machine.energy import EnergyMeter
 
 
 class Slow:

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from dptrain.measure import counters as counters_module
-from dptrain.measure.counters import (
+from dptrain.measure.machine import counters as counters_module
+from dptrain.measure.machine.counters import (
     NO_CYCLES,
     CounterError,
     Counts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dptrain.measure.cpu_configuration import cpu_configuration
+from dptrain.measure.machine.cpu_configuration import cpu_configuration
 
 
 def write(folder: Path, **texts: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.measure import energy
-from dptrain.measure.energy import Energy, EnergyMeter, energy_lines, energy_of, meter_facts
+from dptrain.measure.machine import energy
+from dptrain.measure.machine.energy import Energy, EnergyMeter, energy_lines, energy_of, meter_facts
 
 INTERVAL_S = 0.5
 """Time between two calls of the clock that the tests replace."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dptrain.files import dump_json, parse_json
-from dptrain.measure import environment as module
-from dptrain.measure.environment import environment
+from dptrain.measure.machine import environment as module
+from dptrain.measure.machine.environment import environment
 
 
 def test_it_is_json_and_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.measure.analysis import Measured
+from dptrain.measure.profile.analysis import Measured
 from dptrain.measure.recorder import EXPOSED, SPANS, STEP
 
 STEP_MS, JITTER_MS = 2.0, 0.05

@@ -12,7 +12,7 @@ from rich.console import Console
 from dptrain.backends import load_backend
 from dptrain.cli.main import run
 from dptrain.describe import plan_for
-from dptrain.measure.explanations import UNKNOWN, explain_stages, explanation_table
+from dptrain.measure.profile.explanations import UNKNOWN, explain_stages, explanation_table
 from dptrain.network import Conv2d, Dense, Flatten, Network, ReLU, get_network
 from dptrain.plan.plan import with_selection
 from dptrain.plan.selection import KernelSelection, RankedSelection

@@ -14,8 +14,8 @@ from dptrain.data.base import Samples
 from dptrain.data.loading.loader import Loader
 from dptrain.data.loading.sharding import Sampler
 from dptrain.files import parse_json
-from dptrain.measure.gathering import gather_measured
 from dptrain.measure.input_times import InputCost, InputTimes
+from dptrain.measure.profile.gathering import gather_measured
 from dptrain.training.callbacks import AfterStep
 from dptrain.training.trainer import Trainer
 

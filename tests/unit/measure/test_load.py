@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from dptrain.measure.load import Clock
+from dptrain.measure.machine.load import Clock
 
 CHILD_S = 0.3
 """CPU time of the child."""

@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.files import parse_json
-from dptrain.measure import losses
-from dptrain.measure.analysis import Measured
-from dptrain.measure.loss_tables import losses_report
-from dptrain.measure.profile_files import LOSSES
+from dptrain.measure.profile import losses
+from dptrain.measure.profile.analysis import Measured
+from dptrain.measure.profile.loss_tables import losses_report
+from dptrain.measure.profile.profile_files import LOSSES
 from dptrain.measure.recorder import EXPOSED, SPANS, STEP
 from dptrain.report.loss_tables import loss_tables
 from dptrain.report.tables import Number

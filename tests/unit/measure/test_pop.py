@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.measure.pop import (
+from dptrain.measure.profile.pop import (
     FEWEST_STEPS,
     Pop,
     correlation,

@@ -15,10 +15,10 @@ from docs.tools.reference import expand
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.files import parse_json
-from dptrain.measure import profile_tables
-from dptrain.measure.profile import Profile, RankProfile, StageProfile
-from dptrain.measure.profile_files import claim, csv_text
-from dptrain.measure.profile_tables import profile_report
+from dptrain.measure.profile import profile_tables
+from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
+from dptrain.measure.profile.profile_files import claim, csv_text
+from dptrain.measure.profile.profile_tables import profile_report
 from dptrain.measure.vocabulary import SECTIONS, find_term, vocabulary_table
 from dptrain.plan.lowering import Phase
 from dptrain.training.profiling.profiling import ProfileOptions, profile

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from dptrain.backends import load_backend
-from dptrain.measure import blas, roofs
-from dptrain.measure.blas import OpenBlas, product_rate
-from dptrain.measure.profile import Roofs
+from dptrain.measure import roofs
+from dptrain.measure.machine import blas
+from dptrain.measure.machine.blas import OpenBlas, product_rate
+from dptrain.measure.profile.profile import Roofs
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
 from dptrain.plan.plan import Plan, make_plan

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dptrain.measure.tables import fitted_table, layers_table
+from dptrain.measure.profile.tables import fitted_table, layers_table
 
 
 @pytest.mark.parametrize("words", [8, 30])

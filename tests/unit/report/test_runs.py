@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain.errors import UserError
-from dptrain.measure.pop import pop_efficiencies
-from dptrain.measure.profile import Parts, Spread, StepParts
+from dptrain.measure.profile.pop import pop_efficiencies
+from dptrain.measure.profile.profile import Parts, Spread, StepParts
 from dptrain.report.comparison import FILE, FORM, short_names
 from dptrain.report.files import PLOTS, REPORT, write_comparison, write_report
 from dptrain.report.run_page import run_page

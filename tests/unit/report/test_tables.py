@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dptrain.measure.profile import Profile, StageProfile
+from dptrain.measure.profile.profile import Profile, StageProfile
 from dptrain.report.profile_tables import profile_tables
 from dptrain.report.tables import Number, Table
 from tests.unit.scaling.synthetic import Law, make_profile

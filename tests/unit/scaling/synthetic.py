@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.measure.profile import (
+from dptrain.measure.profile.profile import (
     Parts,
     Profile,
     RankProfile,

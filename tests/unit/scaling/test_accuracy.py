@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.measure.profile import Profile
+from dptrain.measure.profile.profile import Profile
 from dptrain.scaling.accuracy import Training, find_time_to_accuracy
 from dptrain.scaling.points import Measured
 from tests.unit.scaling.synthetic import Law, make_profile

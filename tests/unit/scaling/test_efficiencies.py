@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dptrain.measure.counters import Processor
-from dptrain.measure.energy import Energy
-from dptrain.measure.pop import pop_efficiencies
-from dptrain.measure.profile import Profile
+from dptrain.measure.machine.counters import Processor
+from dptrain.measure.machine.energy import Energy
+from dptrain.measure.profile.pop import pop_efficiencies
+from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import Estimate
 from dptrain.report.study_tables import pop_table
 from dptrain.scaling.analysis import analyse

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import UserError
-from dptrain.measure.load import Clock
+from dptrain.measure.machine.load import Clock
 from dptrain.scaling.launching import Child, Launcher, cause, child_environment, find_launcher
 
 PROGRAM = ["python", "-m", "dptrain", "profile"]

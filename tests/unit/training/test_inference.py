@@ -15,8 +15,8 @@ from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.cli.main import run
 from dptrain.comm.world import World
 from dptrain.errors import UserError
-from dptrain.measure.profile import Profile
-from dptrain.measure.profile_files import TRACE
+from dptrain.measure.profile.profile import Profile
+from dptrain.measure.profile.profile_files import TRACE
 from dptrain.network import get_network
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.plan import make_plan

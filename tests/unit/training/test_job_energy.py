@@ -10,7 +10,7 @@ import pytest
 
 from dptrain import AfterStep
 from dptrain.comm.world import World
-from dptrain.measure.energy import Energy, EnergyMeter, energy_lines
+from dptrain.measure.machine.energy import Energy, EnergyMeter, energy_lines
 from dptrain.training.profiling import energy, profiling
 from dptrain.training.profiling.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dptrain.measure.input_times import InputCost
-from dptrain.measure.profile import Parts, StepParts
+from dptrain.measure.profile.profile import Parts, StepParts
 from dptrain.training.output.limits import ACCEPTABLE, NAMES, training_limit
 from dptrain.training.settings import settings
 

@@ -11,8 +11,8 @@ import pytest
 
 from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.world import World
-from dptrain.measure import losses as measure
-from dptrain.measure.counters import NO_CYCLES, Counts
+from dptrain.measure.machine.counters import NO_CYCLES, Counts
+from dptrain.measure.profile import losses as measure
 from dptrain.training.profiling import losses
 from dptrain.training.profiling.losses import LossOptions
 from tests.unit.training.test_trainer import tiny

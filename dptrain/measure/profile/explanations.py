@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptrain.backends import load_backend
-from dptrain.measure.tables import fitted_table
+from dptrain.measure.profile.tables import fitted_table
 from dptrain.plan.lowering import Explanation, Phase
 from dptrain.plan.plan import Plan
 

@@ -24,7 +24,7 @@ statistics + sums − saved by overlap, where
     sums           = T(after) − T(statistics_sums), or T(one_number) without batch statistics
     saved          = T(after) − T(during)
 
-The largest T(unsummed) of any rank is that of `slowest_rank`, as in `dptrain.measure.pop`.
+The largest T(unsummed) of any rank is that of `slowest_rank`, as in `dptrain.measure.profile.pop`.
 
 Two more experiments inject a delay into the job: into one rank, and into the ranks in turn.
 """
@@ -40,8 +40,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.measure.analysis import Measured
-from dptrain.measure.pop import Pop, pop_efficiencies
+from dptrain.measure.profile.analysis import Measured
+from dptrain.measure.profile.pop import Pop, pop_efficiencies
 from dptrain.measure.recorder import STEP
 from dptrain.measure.statistics import Estimate, slowest_rank, student, student_quantile
 from dptrain.records import Form

@@ -11,7 +11,7 @@ from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.files import write_whole, writing
-from dptrain.measure.profile import Profile
+from dptrain.measure.profile.profile import Profile
 
 PROFILE, STAGES, KINDS, RANKS = "profile.json", "profile.csv", "kinds.csv", "ranks.csv"
 TRACE, LOSSES = "trace.json", "losses.json"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from dptrain.measure.energy import POLL_S, EnergyMeter
+from dptrain.measure.machine.energy import POLL_S, EnergyMeter
 
 
 class BackgroundMeter:

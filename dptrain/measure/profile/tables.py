@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from dptrain.measure.profile import Spread, StageProfile, StepParts
+from dptrain.measure.profile.profile import Spread, StageProfile, StepParts
 from dptrain.plan.lowering import Phase
 from dptrain.tables import Table
 

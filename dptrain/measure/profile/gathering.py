@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.world import World
-from dptrain.measure.analysis import MS, Measured
+from dptrain.measure.profile.analysis import MS, Measured
 from dptrain.measure.recorder import StepRecorder
 
 MAX_BYTES = 1 << 27

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dptrain.machine import available_cores, available_memory, cpu_model
-from dptrain.measure.cpu_configuration import cpu_configuration
+from dptrain.measure.machine.cpu_configuration import cpu_configuration
 
 PACKAGES = (
     "dptrain",
@@ -109,7 +109,7 @@ def source_commit() -> str | None:
         commit = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
         if isinstance(commit, str):
             return commit
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     head = _git(root, "rev-parse", "HEAD")

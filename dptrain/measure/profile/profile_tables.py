@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.measure.counters import processor_line
-from dptrain.measure.energy import energy_lines
-from dptrain.measure.explanations import saves_operations
-from dptrain.measure.loss_tables import FACTOR_NAMES
-from dptrain.measure.pop import Pop
-from dptrain.measure.profile import Profile, RankProfile, StageProfile
-from dptrain.measure.statistics import Estimate
-from dptrain.measure.tables import (
+from dptrain.measure.machine.counters import processor_line
+from dptrain.measure.machine.energy import energy_lines
+from dptrain.measure.profile.explanations import saves_operations
+from dptrain.measure.profile.loss_tables import FACTOR_NAMES
+from dptrain.measure.profile.pop import Pop
+from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
+from dptrain.measure.profile.tables import (
     direction_cells,
     fitted_table,
     ms_cell,
@@ -22,6 +21,7 @@ from dptrain.measure.tables import (
     slowest_cell,
     typical_ms,
 )
+from dptrain.measure.statistics import Estimate
 
 if TYPE_CHECKING:
     from dptrain.tables import Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dptrain.measure.losses import (
+from dptrain.measure.profile.losses import (
     ALONE,
     BATCH_STATISTICS,
     DELAYED_RANK,
@@ -15,8 +15,8 @@ from dptrain.measure.losses import (
     Loss,
     Losses,
 )
+from dptrain.measure.profile.tables import fitted_table, ms_cell
 from dptrain.measure.statistics import Estimate
-from dptrain.measure.tables import fitted_table, ms_cell
 
 if TYPE_CHECKING:
     from dptrain.tables import Table

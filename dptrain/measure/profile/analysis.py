@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.statistics.statistics import largest_statistics
-from dptrain.measure.pop import Pop, pop_efficiencies
-from dptrain.measure.profile import (
+from dptrain.measure.profile.pop import Pop, pop_efficiencies
+from dptrain.measure.profile.profile import (
     Parts,
     RankProfile,
     Roofs,

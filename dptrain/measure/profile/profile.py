@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dptrain.measure.counters import Processor
-from dptrain.measure.energy import Energy
-from dptrain.measure.pop import Pop
+from dptrain.measure.machine.counters import Processor
+from dptrain.measure.machine.energy import Energy
+from dptrain.measure.profile.pop import Pop
 from dptrain.records import Form
 
 FORM = Form(

@@ -1,0 +1,1 @@
+"""The machine and its state: processor, energy, counters, load and software."""

@@ -1,0 +1,1 @@
+"""Profiles: times of parts, layers and ranks, efficiencies and losses, and their tables."""
