@@ -20,7 +20,7 @@ from benchmarks.studies.published import (
 )
 from benchmarks.studies.solar import MAPS
 from benchmarks.studies.verdicts import MissingResultError, Results, times
-from dptrain.report.canvas import (
+from dptrain.report.elements.canvas import (
     BOTTOM,
     Plot,
     colour,

@@ -75,7 +75,7 @@ def find_rate(
         world = World.connect(timeout=config.timeout, command="find-rate")
 
         def write(result: RangeTest) -> None:
-            from dptrain.report.rate_plot import write_rates
+            from dptrain.report.runs.rate_plot import write_rates
 
             if output is not None:
                 write_rates(result, output)

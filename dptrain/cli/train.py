@@ -112,7 +112,7 @@ def evaluate(
         from dptrain.cli.printing import print_evaluation
         from dptrain.comm.collective import call_on_rank_zero
         from dptrain.comm.world import World
-        from dptrain.report.quality_files import claim, write_evaluation
+        from dptrain.report.runs.quality_files import claim, write_evaluation
         from dptrain.training.evaluation.evaluation import evaluate_model
         from dptrain.training.evaluation.model import load_on_all_ranks
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from dptrain.errors import UserError
 from dptrain.files import write_whole, writing
 from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE, csv_text
-from dptrain.report.compare_page import compare_page
-from dptrain.report.compare_plots import ROLES
-from dptrain.report.comparison import (
+from dptrain.report.comparisons.compare_page import compare_page
+from dptrain.report.comparisons.compare_plots import ROLES
+from dptrain.report.comparisons.comparison import (
     FILE,
     FORM,
     Comparison,
@@ -19,18 +19,18 @@ from dptrain.report.comparison import (
     compare_runs,
     compare_studies,
 )
-from dptrain.report.experiment_page import (
+from dptrain.report.elements.page import GENERATOR, Page, render
+from dptrain.report.profiles.profile_page import MeasuredProfile, profile_page
+from dptrain.report.runs.run_page import run_page
+from dptrain.report.runs.run_record import TrainingRun
+from dptrain.report.studies.experiment_page import (
     Experiment,
     Sweep,
     Variants,
     experiment_page,
     read_experiment,
 )
-from dptrain.report.page import GENERATOR, Page, render
-from dptrain.report.profile_page import MeasuredProfile, profile_page
-from dptrain.report.run_page import run_page
-from dptrain.report.run_record import TrainingRun
-from dptrain.report.study_page import largest_points, study_page
+from dptrain.report.studies.study_page import largest_points, study_page
 from dptrain.runs.names import CONFIG
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.study import Study

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dptrain.report.comparison import FILE as COMPARISON
+from dptrain.report.comparisons.comparison import FILE as COMPARISON
 from dptrain.report.files import REPORT, write_report
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.study import Study

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.measure.vocabulary import SECTIONS
-from dptrain.report.definitions import (
+from dptrain.report.elements.definitions import (
     OF_PROFILES,
     OF_RUNS,
     OF_STUDIES,

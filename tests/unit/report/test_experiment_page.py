@@ -20,14 +20,14 @@ from dptrain.experiments.study import VariantResult
 from dptrain.experiments.sweep import PointResult, read_results
 from dptrain.experiments.sweep_tables import best_points
 from dptrain.measure.statistics import Estimate
-from dptrain.report.experiment_page import (
+from dptrain.report.files import write_comparison, write_report
+from dptrain.report.studies.experiment_page import (
     Sweep,
     Variants,
     best_sentence,
     experiment_page,
     read_experiment,
 )
-from dptrain.report.files import write_comparison, write_report
 from tests.unit.report.test_files import HOSTILE, Reader
 
 FACTS = {"network": "net", "data": "digits", "ranks": 2, "processor": "CPU", "cores": 2,

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dptrain.report.loss_plots import losses_plot
+from dptrain.report.profiles.loss_plots import losses_plot
 from tests.unit.measure.test_losses import known, record
 
 SVG = "{http://www.w3.org/2000/svg}"

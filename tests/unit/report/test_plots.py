@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dptrain.report.canvas import DARK, LIGHT, PARTS, WIDTH, Plot, inline
-from dptrain.report.profile_page import MeasuredProfile
-from dptrain.report.profile_plots import profile_plots
-from dptrain.report.study_plots import study_plots
+from dptrain.report.elements.canvas import DARK, LIGHT, PARTS, WIDTH, Plot, inline
+from dptrain.report.profiles.profile_page import MeasuredProfile
+from dptrain.report.profiles.profile_plots import profile_plots
+from dptrain.report.studies.study_plots import study_plots
 from dptrain.scaling.study import Study
 from tests.unit.scaling.synthetic import Law, write_study
 from tests.unit.scaling.test_efficiencies import with_pop

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from dptrain.errors import UserError
 from dptrain.measure.profile.pop import pop_efficiencies
 from dptrain.measure.profile.profile import Parts, Spread, StepParts
-from dptrain.report.comparison import FILE, FORM, short_names
+from dptrain.report.comparisons.comparison import FILE, FORM, short_names
 from dptrain.report.files import PLOTS, REPORT, write_comparison, write_report
-from dptrain.report.run_page import run_page
-from dptrain.report.run_record import TrainingRun
+from dptrain.report.runs.run_page import run_page
+from dptrain.report.runs.run_record import TrainingRun
 from dptrain.runs.records import read_record
 from dptrain.scaling.analysis import analyse
 from dptrain.training.evaluation.predicted_values import read_values, values_text

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dptrain.measure.profile.profile import Profile, StageProfile
-from dptrain.report.profile_tables import profile_tables
-from dptrain.report.tables import Number, Table
+from dptrain.report.elements.tables import Number, Table
+from dptrain.report.profiles.profile_tables import profile_tables
 from tests.unit.scaling.synthetic import Law, make_profile
 
 

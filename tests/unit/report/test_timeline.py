@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP
-from dptrain.report.timeline import (
+from dptrain.report.profiles.timeline import (
     VISIBLE,
     Span,
     StepSpans,

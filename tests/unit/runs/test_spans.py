@@ -18,11 +18,11 @@ import dptrain
 from dptrain import Dense, Flatten, Network, Trainer
 from dptrain.cli.main import cli, run
 from dptrain.errors import UserError
-from dptrain.report.comparison import compare_runs
-from dptrain.report.run_page import resume_text, run_page
-from dptrain.report.run_plots import accuracy_plot, loss_plot
-from dptrain.report.run_record import TrainingRun
-from dptrain.report.run_tables import epochs_table, settings_table, spans_table
+from dptrain.report.comparisons.comparison import compare_runs
+from dptrain.report.runs.run_page import resume_text, run_page
+from dptrain.report.runs.run_plots import accuracy_plot, loss_plot
+from dptrain.report.runs.run_record import TrainingRun
+from dptrain.report.runs.run_tables import epochs_table, settings_table, spans_table
 from dptrain.runs.citation import citation
 from dptrain.runs.comparison import Comparison
 from dptrain.runs.names import SPANS as FILE

@@ -14,7 +14,7 @@ from dptrain.measure.machine.energy import Energy
 from dptrain.measure.profile.pop import pop_efficiencies
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import Estimate
-from dptrain.report.study_tables import pop_table
+from dptrain.report.studies.study_tables import pop_table
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.efficiencies import find_efficiencies
 from dptrain.scaling.files import POINTS, write_study

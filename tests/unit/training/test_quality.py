@@ -27,7 +27,7 @@ from dptrain.cli.printing import print_evaluation
 from dptrain.comm.world import World
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.network import Dense, Flatten, Network
-from dptrain.report.quality_plots import confusion_plot, predicted_plot
+from dptrain.report.runs.quality_plots import confusion_plot, predicted_plot
 from dptrain.training.evaluation.quality import ClassQuality, ValueQuality, make_collector
 from dptrain.training.evaluation.quality_tables import class_tables
 from tests.tiers import tiered

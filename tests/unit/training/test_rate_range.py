@@ -9,7 +9,7 @@ import pytest
 
 from dptrain.comm.world import World
 from dptrain.errors import UserError
-from dptrain.report.rate_plot import write_rates
+from dptrain.report.runs.rate_plot import write_rates
 from dptrain.training.rate_range import (
     RangeOptions,
     RangeTest,

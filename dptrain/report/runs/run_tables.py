@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from dptrain.report.profile_tables import (
+from dptrain.report.elements.tables import Column, Table, counts, texts, values
+from dptrain.report.profiles.profile_tables import (
     efficiency_tables,
     memory_table,
     parts_table,
     stages_table,
 )
-from dptrain.report.run_record import METRICS, TrainingRun
-from dptrain.report.tables import Column, Table, counts, texts, values
+from dptrain.report.runs.run_record import METRICS, TrainingRun
 from dptrain.runs.names import SPANS, SUMMARY
 from dptrain.runs.spans import changed_text, steps_text, value_text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dptrain.measure.vocabulary import SECTIONS, Term
-from dptrain.report.canvas import part_name
+from dptrain.report.elements.canvas import part_name
 
 STUDY = (
     Term("point", "", "Weak or strong scaling with one number of ranks and threads: `weak-r4-t1`."),

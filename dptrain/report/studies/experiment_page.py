@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError
 from dptrain.forms import NUMBER, TEXT, check_form
-from dptrain.report.canvas import BOTTOM, HEIGHT, Plot, legend_below, legend_height, plot
-from dptrain.report.numbers import percent, scaled_bytes, short
-from dptrain.report.page import Key, Page, Section, restrictions_section
-from dptrain.report.tables import Column, Number, Table, counts, estimates, texts, values
+from dptrain.report.elements.canvas import BOTTOM, HEIGHT, Plot, legend_below, legend_height, plot
+from dptrain.report.elements.numbers import percent, scaled_bytes, short
+from dptrain.report.elements.page import Key, Page, Section, restrictions_section
+from dptrain.report.elements.tables import Column, Number, Table, counts, estimates, texts, values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

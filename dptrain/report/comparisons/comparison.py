@@ -17,9 +17,9 @@ from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import Estimate
 from dptrain.records import Form
 from dptrain.report.differences import difference, ratio
-from dptrain.report.profile_page import MeasuredProfile
-from dptrain.report.run_record import TrainingRun, step_estimate
-from dptrain.report.run_tables import setting_text
+from dptrain.report.profiles.profile_page import MeasuredProfile
+from dptrain.report.runs.run_record import TrainingRun, step_estimate
+from dptrain.report.runs.run_tables import setting_text
 from dptrain.scaling.pairing import difference as difference_of_launches
 from dptrain.scaling.study import STRONG, WEAK, Point, Study
 

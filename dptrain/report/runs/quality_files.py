@@ -10,8 +10,8 @@ from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
-from dptrain.report.canvas import Plot
-from dptrain.report.quality_plots import confusion_plot, predicted_plot
+from dptrain.report.elements.canvas import Plot
+from dptrain.report.runs.quality_plots import confusion_plot, predicted_plot
 from dptrain.training.evaluation.predicted_values import FILE as VALUES
 from dptrain.training.evaluation.predicted_values import values_text
 from dptrain.training.evaluation.quality import ClassQuality, Quality

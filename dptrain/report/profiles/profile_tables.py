@@ -17,9 +17,9 @@ from dptrain.measure.profile.profile import (
 )
 from dptrain.measure.profile.profile_tables import LOST_IF
 from dptrain.measure.statistics import Estimate
-from dptrain.report.canvas import PARTS, part_name
-from dptrain.report.numbers import decimals_for, fixed, percent
-from dptrain.report.tables import (
+from dptrain.report.elements.canvas import PARTS, part_name
+from dptrain.report.elements.numbers import decimals_for, fixed, percent
+from dptrain.report.elements.tables import (
     Cell,
     Column,
     Number,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dptrain.report.canvas import DARK, LIGHT, Plot, inline
-from dptrain.report.definitions import Definitions
-from dptrain.report.tables import Cell, Table
+from dptrain.report.elements.canvas import DARK, LIGHT, Plot, inline
+from dptrain.report.elements.definitions import Definitions
+from dptrain.report.elements.tables import Cell, Table
 
 GENERATOR = "dptrain report"
 """Name of the program, which marks the files of a report."""
@@ -103,7 +103,7 @@ def render(page: Page) -> str:
     from markupsafe import Markup
 
     environment = Environment(
-        loader=PackageLoader("dptrain.report"),
+        loader=PackageLoader("dptrain.report.elements"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

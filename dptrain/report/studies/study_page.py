@@ -8,11 +8,12 @@ from dataclasses import asdict
 
 from dptrain.measure.profile.profile_files import PROFILE
 from dptrain.measure.statistics import Estimate
-from dptrain.report.canvas import Plot, part_name
-from dptrain.report.definitions import OF_STUDIES
-from dptrain.report.numbers import fixed, percent, short
-from dptrain.report.page import Key, Page, Section, restrictions_section
-from dptrain.report.profile_page import (
+from dptrain.report.elements.canvas import Plot, part_name
+from dptrain.report.elements.definitions import OF_STUDIES
+from dptrain.report.elements.numbers import fixed, percent, short
+from dptrain.report.elements.page import Key, Page, Section, restrictions_section
+from dptrain.report.elements.tables import Cell, Number
+from dptrain.report.profiles.profile_page import (
     MeasuredProfile,
     definitions_section,
     environment_section,
@@ -20,8 +21,8 @@ from dptrain.report.profile_page import (
     sentence,
     step_section,
 )
-from dptrain.report.study_plots import point_name, study_plots
-from dptrain.report.study_tables import (
+from dptrain.report.studies.study_plots import point_name, study_plots
+from dptrain.report.studies.study_tables import (
     FILE,
     accuracy_table,
     fits_table,
@@ -32,7 +33,6 @@ from dptrain.report.study_tables import (
     points_table,
     pop_table,
 )
-from dptrain.report.tables import Cell, Number
 from dptrain.scaling.conclusion import series_name, withheld_sentence
 from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dptrain.measure.machine.energy import Energy, energy_lines
 from dptrain.measure.machine.load import BUSY_SHARE
 from dptrain.measure.profile.profile import Spread
-from dptrain.report.definitions import OF_RUNS
-from dptrain.report.numbers import fixed, percent, short
-from dptrain.report.page import Key, Page, Section, restrictions_section
-from dptrain.report.profile_page import (
+from dptrain.report.elements.definitions import OF_RUNS
+from dptrain.report.elements.numbers import fixed, percent, short
+from dptrain.report.elements.page import Key, Page, Section, restrictions_section
+from dptrain.report.elements.tables import Number
+from dptrain.report.profiles.profile_page import (
     definitions_section,
     environment_section,
     sentence,
@@ -16,17 +17,16 @@ from dptrain.report.profile_page import (
     step_interval,
     step_sentence,
 )
-from dptrain.report.quality_plots import predicted_plots
-from dptrain.report.run_plots import (
+from dptrain.report.runs.quality_plots import predicted_plots
+from dptrain.report.runs.run_plots import (
     accuracy_plot,
     loss_plot,
     rate_plot,
     time_curve,
     time_plots,
 )
-from dptrain.report.run_record import TrainingRun
-from dptrain.report.run_tables import epochs_table, settings_table, spans_table, time_tables
-from dptrain.report.tables import Number
+from dptrain.report.runs.run_record import TrainingRun
+from dptrain.report.runs.run_tables import epochs_table, settings_table, spans_table, time_tables
 from dptrain.runs.names import SUMMARY
 from dptrain.training.evaluation.predicted_values import MOST_ROWS
 from dptrain.training.evaluation.regression import r2_remark

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from dptrain.measure.profile.profile import Spread
 from dptrain.measure.statistics import Estimate
-from dptrain.report.numbers import decimals_for, fixed
+from dptrain.report.elements.numbers import decimals_for, fixed
 
 MISSING = "–"
 

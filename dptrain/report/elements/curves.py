@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dptrain.report.canvas import (
+from dptrain.report.elements.canvas import (
     BOTTOM,
     HEIGHT,
     SMALL_PT,
@@ -16,7 +16,7 @@ from dptrain.report.canvas import (
     legend_height,
     plot,
 )
-from dptrain.report.numbers import short
+from dptrain.report.elements.numbers import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

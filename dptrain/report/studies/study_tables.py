@@ -7,9 +7,9 @@ from dataclasses import fields
 
 from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
-from dptrain.report.canvas import part_name
-from dptrain.report.numbers import percent, short
-from dptrain.report.tables import Column, Table, counts, estimates, texts, times, values
+from dptrain.report.elements.canvas import part_name
+from dptrain.report.elements.numbers import percent, short
+from dptrain.report.elements.tables import Column, Table, counts, estimates, texts, times, values
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.study import STRONG, WEAK, Launch, Point, Study
 

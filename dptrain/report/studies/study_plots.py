@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dptrain.measure.statistics import Estimate
-from dptrain.report.bars import Bar, efficiency_bars
-from dptrain.report.canvas import (
+from dptrain.report.elements.bars import Bar, efficiency_bars
+from dptrain.report.elements.canvas import (
     BOTTOM,
     HEIGHT,
     PARTS,
@@ -24,7 +24,7 @@ from dptrain.report.canvas import (
     plot,
     set_ranks_axis,
 )
-from dptrain.report.numbers import decimals_for, fixed, percent
+from dptrain.report.elements.numbers import decimals_for, fixed, percent
 from dptrain.scaling.points import round_of
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
 

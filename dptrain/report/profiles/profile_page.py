@@ -16,17 +16,17 @@ from dptrain.measure.profile.losses import Losses
 from dptrain.measure.profile.profile import Parts, Profile, Spread
 from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE
 from dptrain.measure.profile.profile_tables import STRAGGLER_SHARE, straggler_line
-from dptrain.report.bars import parts_bars
-from dptrain.report.canvas import Plot, part_name
-from dptrain.report.definitions import OF_PROFILES, definitions
-from dptrain.report.loss_plots import losses_plot
-from dptrain.report.loss_tables import loss_tables
-from dptrain.report.numbers import fixed, flop_rate, percent, scaled_bytes, short
-from dptrain.report.page import Key, Page, Section
-from dptrain.report.profile_plots import profile_plots
-from dptrain.report.profile_tables import profile_tables
-from dptrain.report.tables import Cell, Number
-from dptrain.report.timeline import StepSpans, read_step
+from dptrain.report.elements.bars import parts_bars
+from dptrain.report.elements.canvas import Plot, part_name
+from dptrain.report.elements.definitions import OF_PROFILES, definitions
+from dptrain.report.elements.numbers import fixed, flop_rate, percent, scaled_bytes, short
+from dptrain.report.elements.page import Key, Page, Section
+from dptrain.report.elements.tables import Cell, Number
+from dptrain.report.profiles.loss_plots import losses_plot
+from dptrain.report.profiles.loss_tables import loss_tables
+from dptrain.report.profiles.profile_plots import profile_plots
+from dptrain.report.profiles.profile_tables import profile_tables
+from dptrain.report.profiles.timeline import StepSpans, read_step
 
 FILE = PROFILE
 
@@ -199,7 +199,7 @@ def definitions_section(titles: Sequence[str]) -> Section:
     """Return the section with the definitions of all terms.
 
     Args:
-        titles: as in `dptrain.report.definitions.definitions`.
+        titles: as in `dptrain.report.elements.definitions.definitions`.
     """
     return Section(
         "definitions", "Definitions", definitions=definitions(titles), new_page=True,

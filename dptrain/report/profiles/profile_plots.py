@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.profile.profile_tables import STRAGGLER_SHARE
-from dptrain.report.bars import Bar, efficiency_bars
-from dptrain.report.canvas import (
+from dptrain.report.elements.bars import Bar, efficiency_bars
+from dptrain.report.elements.canvas import (
     BOTTOM,
     OTHER_PHASE,
     PARTS,
@@ -23,10 +23,10 @@ from dptrain.report.canvas import (
     part_name,
     plot,
 )
-from dptrain.report.curves import steps_plot
-from dptrain.report.numbers import decimals_for, fixed, short
-from dptrain.report.roofline import computing_stages, roofline
-from dptrain.report.timeline import StepSpans, timeline
+from dptrain.report.elements.curves import steps_plot
+from dptrain.report.elements.numbers import decimals_for, fixed, short
+from dptrain.report.profiles.roofline import computing_stages, roofline
+from dptrain.report.profiles.timeline import StepSpans, timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

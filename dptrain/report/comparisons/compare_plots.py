@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Parts, StageProfile
 from dptrain.measure.statistics import Estimate
-from dptrain.report.bars import ROW_PT, Bar, efficiency_bars, text_line, whisker
-from dptrain.report.canvas import (
+from dptrain.report.comparisons.comparison import POINTS, Comparison, Quantity
+from dptrain.report.elements.bars import ROW_PT, Bar, efficiency_bars, text_line, whisker
+from dptrain.report.elements.canvas import (
     BOTTOM,
     HEIGHT,
     PARTS,
@@ -25,11 +26,10 @@ from dptrain.report.canvas import (
     plot,
     set_ranks_axis,
 )
-from dptrain.report.comparison import POINTS, Comparison, Quantity
-from dptrain.report.curves import Curve, curves_plot
-from dptrain.report.numbers import decimals_for, fixed, percent, short
-from dptrain.report.run_record import TrainingRun
-from dptrain.report.study_plots import base_point, launch_values
+from dptrain.report.elements.curves import Curve, curves_plot
+from dptrain.report.elements.numbers import decimals_for, fixed, percent, short
+from dptrain.report.runs.run_record import TrainingRun
+from dptrain.report.studies.study_plots import base_point, launch_values
 from dptrain.scaling.study import Point, Study
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
-from dptrain.report.canvas import (
+from dptrain.report.elements.canvas import (
     BOTTOM,
     PARTS,
     SMALL_PT,
@@ -19,7 +19,7 @@ from dptrain.report.canvas import (
     part_name,
     plot,
 )
-from dptrain.report.numbers import decimals_for, fixed, percent, short
+from dptrain.report.elements.numbers import decimals_for, fixed, percent, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

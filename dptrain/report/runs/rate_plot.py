@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dptrain.files import dump_json, writing
-from dptrain.report.canvas import (
+from dptrain.report.elements.canvas import (
     BOTTOM,
     HEIGHT,
     Plot,

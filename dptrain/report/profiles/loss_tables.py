@@ -12,7 +12,7 @@ from dptrain.measure.profile.loss_tables import (
     shown_name,
 )
 from dptrain.measure.profile.losses import ALONE, DURING, Losses
-from dptrain.report.tables import Table, estimates, texts, values
+from dptrain.report.elements.tables import Table, estimates, texts, values
 
 
 def loss_tables(losses: Losses, file: str) -> list[Table]:

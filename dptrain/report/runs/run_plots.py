@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dptrain.report.bars import parts_bars
-from dptrain.report.canvas import Plot
-from dptrain.report.curves import Curve, curves_plot, steps_plot
-from dptrain.report.numbers import percent, short
-from dptrain.report.profile_plots import efficiency_plot, layers_plot
-from dptrain.report.run_record import TrainingRun, step_column
+from dptrain.report.elements.bars import parts_bars
+from dptrain.report.elements.canvas import Plot
+from dptrain.report.elements.curves import Curve, curves_plot, steps_plot
+from dptrain.report.elements.numbers import percent, short
+from dptrain.report.profiles.profile_plots import efficiency_plot, layers_plot
+from dptrain.report.runs.run_record import TrainingRun, step_column
 
 
 def accuracy_plot(run: TrainingRun) -> Plot:

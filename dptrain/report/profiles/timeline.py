@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dptrain.files import parse_json
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP
 from dptrain.measure.trace import COMMUNICATION, THREADS
-from dptrain.report.canvas import (
+from dptrain.report.elements.canvas import (
     BOTTOM,
     PARTS,
     PHASES,
@@ -25,7 +25,7 @@ from dptrain.report.canvas import (
     legend_height,
     plot,
 )
-from dptrain.report.numbers import short
+from dptrain.report.elements.numbers import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from dptrain.measure.statistics import Estimate
-from dptrain.report.canvas import Plot
-from dptrain.report.compare_plots import (
+from dptrain.report.comparisons.compare_plots import (
     accuracy_plots,
     changes_plot,
     efficiency_plot,
@@ -17,7 +16,7 @@ from dptrain.report.compare_plots import (
     pop_comparison,
     signed,
 )
-from dptrain.report.comparison import (
+from dptrain.report.comparisons.comparison import (
     FILE,
     POINTS,
     Comparison,
@@ -25,11 +24,12 @@ from dptrain.report.comparison import (
     Result,
     common_points,
 )
-from dptrain.report.numbers import decimals_for, fixed, short
-from dptrain.report.page import Key, Page, Section, restrictions_section
-from dptrain.report.profile_page import MeasuredProfile, sentence
-from dptrain.report.run_record import TrainingRun
-from dptrain.report.tables import MISSING, Cell, Column, Number, Table, texts
+from dptrain.report.elements.canvas import Plot
+from dptrain.report.elements.numbers import decimals_for, fixed, short
+from dptrain.report.elements.page import Key, Page, Section, restrictions_section
+from dptrain.report.elements.tables import MISSING, Cell, Column, Number, Table, texts
+from dptrain.report.profiles.profile_page import MeasuredProfile, sentence
+from dptrain.report.runs.run_record import TrainingRun
 from dptrain.scaling.study import STRONG, WEAK, Study
 
 MOST_KEYS = 4

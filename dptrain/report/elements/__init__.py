@@ -1,0 +1,1 @@
+"""What pages consist of: the page itself, its plots, tables, numbers and definitions."""

@@ -1,0 +1,1 @@
+"""The page of one profile, and its parts, which other pages contain too."""

@@ -1,0 +1,1 @@
+"""The pages of a training run and of an evaluation."""
