@@ -66,14 +66,11 @@ after the other, next to those that compute."""
 
 FAILURES = (
     "tests/launchers/test_table.py",
-    *(
-        f"tests/system/test_{part}.py"
-        for part in (
-            "abort", "agreement", "crash_safety", "kernel_cache", "late_ranks", "reliability",
-            "shared_sum",
-        )
+    *sorted(
+        f"tests/system/failures/{path.name}"
+        for path in (ROOT / "tests/system/failures").glob("test_*.py")
     ),
-)  # fmt: skip
+)
 """Tests of failures. They wait until a rank that ended is noticed."""
 
 CAUSE_LINES = 10

@@ -587,7 +587,7 @@ def _emulate() -> None:
     from tests.emulator.emulator import Emulator
     from tests.emulator.fake_cudnn import Module
     from tests.emulator.fake_cudnn_functions import Functions
-    from tests.unit.backends.gemm_tile import use_one_gemm_tile
+    from tests.unit.backends.cuda.gemm_tile import use_one_gemm_tile
 
     emulator, patch = Emulator(), pytest.MonkeyPatch()
     patch.setattr("dptrain.backends.cuda.backend.open_device", lambda local_rank: emulator)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.unit.backends.test_cuda_dense_wgmma import (  # noqa: F401
+from tests.unit.backends.cuda.test_cuda_dense_wgmma import (  # noqa: F401
     small,
     test_every_phase_computes_what_the_general_kernels_do,
 )
-from tests.unit.backends.test_cuda_few_channel_wgrad import (  # noqa: F401
+from tests.unit.backends.cuda.test_cuda_few_channel_wgrad import (  # noqa: F401
     test_the_gradient_is_that_of_the_other_kernels,
 )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.backends.test_cuda_halo_convolution import (  # noqa: F401
+from tests.unit.backends.cuda.test_cuda_halo_convolution import (  # noqa: F401
     test_every_tile_configuration_computes_the_same,
     test_lanes_that_share_random_numbers_drop_the_right_elements,
     without_patches,

@@ -1,3 +1,3 @@
 """Run the tests of fp32 on tensor cores on a GPU instead of the emulator."""
 
-from tests.unit.backends.test_cuda_tf32x3 import *  # noqa: F403
+from tests.unit.backends.cuda.test_cuda_tf32x3 import *  # noqa: F403

@@ -4,7 +4,7 @@ import pytest
 
 from dptrain.backends.cuda.convolution.wgmma.wgmma_convolution_tiles import TILES
 from dptrain.network import Network
-from tests.unit.backends.test_cuda_wgmma_convolution import (
+from tests.unit.backends.cuda.test_cuda_wgmma_convolution import (
     BLOCK,
     PLAIN,
     always,  # noqa: F401

@@ -24,7 +24,7 @@ from dptrain.backends.memory import as_numbers
 from dptrain.backends.replica import Context
 from dptrain.network import Network
 from dptrain.plan import SGD
-from tests.unit.backends.test_cuda_backend import (
+from tests.unit.backends.cuda.test_cuda_backend import (
     NETWORKS,
     PLAIN,
     assert_close,
@@ -32,7 +32,7 @@ from tests.unit.backends.test_cuda_backend import (
     rounding,
     step,
 )
-from tests.unit.backends.test_cudnn_backend import POOLED
+from tests.unit.backends.cuda.test_cudnn_backend import POOLED
 
 every_precision = pytest.mark.parametrize("precision", load_backend("cudnn").precisions)
 

@@ -15,9 +15,10 @@ import pytest
 
 from dptrain.network.files import write_network
 from tests.nodes.machines import Nodes
-from tests.system import abort_script, test_batch_norm
+from tests.system import test_batch_norm
+from tests.system.failures import abort_script
+from tests.system.failures.test_abort import LIMIT_S
 from tests.system.launch import SEVERAL
-from tests.system.test_abort import LIMIT_S
 from tests.system.test_shards import CASES, NETWORK, expect_equal_bits, lines, train
 
 RANK_TESTS = tuple(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dptrain.comm.watchdog.watch import process_state
+from tests.system.failures.test_kernel_cache import finish, start
 from tests.system.launch import command, environment, succeed
-from tests.system.test_kernel_cache import finish, start
 
 pytestmark = pytest.mark.more
 

@@ -36,7 +36,7 @@ from tests.lazy import LazyModule
 from tests.tiers import tiered
 from tests.unit.backends import cases, pytorch_reference
 from tests.unit.backends.cases import Case, spread
-from tests.unit.backends.gemm_tile import gather_first_layers, use_one_gemm_tile
+from tests.unit.backends.cuda.gemm_tile import gather_first_layers, use_one_gemm_tile
 from tests.unit.backends.graph_cases import GRAPH_CASES
 
 torch = LazyModule("torch")

@@ -45,7 +45,7 @@ from dptrain.plan.shards import add_in_order, rank_contributions
 from tests.lazy import LazyModule
 from tests.unit.backends import cases, pytorch_reference
 from tests.unit.backends.cases import Case, behind_maps, spread
-from tests.unit.backends.gemm_tile import gather_first_layers, use_one_gemm_tile
+from tests.unit.backends.cuda.gemm_tile import gather_first_layers, use_one_gemm_tile
 from tests.unit.backends.selection import (
     CASES,
     QUICK_VARIANTS,

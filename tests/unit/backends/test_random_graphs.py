@@ -14,7 +14,7 @@ from dptrain.plan.plan import Plan, Stage, make_plan
 from tests.fuzz import networks
 from tests.fuzz.networks import BATCH_SIZE, random_network
 from tests.unit.backends import cases
-from tests.unit.backends.gemm_tile import use_one_gemm_tile
+from tests.unit.backends.cuda.gemm_tile import use_one_gemm_tile
 
 COVERED = 200
 """Seeds whose networks together have every layer and every number of readers of the input."""

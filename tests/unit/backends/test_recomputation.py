@@ -29,7 +29,7 @@ from dptrain.plan import Adam, MicroShards
 from dptrain.plan.lowering import Phase
 from tests.unit.backends import cases
 from tests.unit.backends.cases import Case
-from tests.unit.backends.gemm_tile import use_one_gemm_tile
+from tests.unit.backends.cuda.gemm_tile import use_one_gemm_tile
 
 CHAIN = Network(
     (3, 8, 6),

@@ -53,7 +53,13 @@ from dptrain.training.settings import Settings
 from tests.emulator.emulator import Emulator
 from tests.emulator.fake_cudnn import ENGINES, Engine, Module
 from tests.emulator.fake_cudnn_functions import Functions, to_bfloat16
-from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, every_network, rounding, step
+from tests.unit.backends.cuda.test_cuda_backend import (
+    PLAIN,
+    assert_close,
+    every_network,
+    rounding,
+    step,
+)
 
 CONV = Conv2d(6, (3, 2), stride=(2, 1), padding=1)
 NETWORK = Network((5, 9, 7), [CONV, ReLU(), MaxPool2d(2), Conv2d(4), Flatten()], MeanSquaredError())

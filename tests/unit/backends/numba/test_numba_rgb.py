@@ -13,7 +13,7 @@ from dptrain.backends.numba.convolution.planning import Shape, Work
 from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
 from dptrain.backends.numba.vector import AVX512, PORTABLE
 from dptrain.plan.lowering import Phase
-from tests.unit.backends import test_numba_convolution as vectors
+from tests.unit.backends.numba import test_numba_convolution as vectors
 
 SAME, NONE, UNEVEN = ((1, 1), (1, 1)), ((0, 0), (0, 0)), ((2, 1), (0, 3))
 

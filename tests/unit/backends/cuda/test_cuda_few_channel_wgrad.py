@@ -16,9 +16,9 @@ from dptrain.backends.cuda.device.hardware import DEVICES, ELEMENT_BYTES
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU, get_network
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
-from tests.unit.backends import test_cuda_backend as whole
+from tests.unit.backends.cuda import test_cuda_backend as whole
+from tests.unit.backends.cuda.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
-from tests.unit.backends.test_cuda_backend import assert_close, rounding
 
 LAYERS = {
     "wide": ((3, 10, 14), Conv2d(16, padding=1)),

@@ -48,7 +48,7 @@ def _mpirun() -> str:
 
 
 def _command(ranks: int, script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    root = HERE.parents[1]
+    root = HERE.parents[2]
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     command = [_mpirun(), "-n", str(ranks), sys.executable, str(HERE / script), *arguments]
     return command, {**os.environ, "PYTHONPATH": path}

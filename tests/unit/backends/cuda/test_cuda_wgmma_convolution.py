@@ -29,7 +29,7 @@ from dptrain.network import (
 from dptrain.plan.plan import Plan
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
-from tests.unit.backends.test_cuda_halo_convolution import assert_steps_as_gathered
+from tests.unit.backends.cuda.test_cuda_halo_convolution import assert_steps_as_gathered
 
 H100 = DEVICES["H100"]
 

@@ -28,7 +28,7 @@ REPEATS = 2
 @pytest.mark.parametrize("attack", tiered(["random", "everywhere"], ["everywhere"]))
 def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path: Path, attack: str) -> None:
     # One thread, so that forking is safe.
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": root}
     command = [sys.executable, __file__, attack, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

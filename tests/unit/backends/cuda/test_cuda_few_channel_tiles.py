@@ -40,9 +40,9 @@ from dptrain.network import (
 )
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
-from tests.unit.backends import test_cuda_backend as whole
+from tests.unit.backends.cuda import test_cuda_backend as whole
+from tests.unit.backends.cuda.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
-from tests.unit.backends.test_cuda_backend import assert_close, rounding
 from tests.unit.cuda.launching import BF16, FP32, ints, launch_in_every_order
 
 NO_MAXIMUM = 255

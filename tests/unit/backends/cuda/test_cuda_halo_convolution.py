@@ -49,9 +49,9 @@ from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.plan import Plan
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
-from tests.unit.backends import test_cuda_backend as whole
+from tests.unit.backends.cuda import test_cuda_backend as whole
+from tests.unit.backends.cuda.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
-from tests.unit.backends.test_cuda_backend import assert_close, rounding
 from tests.unit.cuda.launching import as_numbers
 
 # Pooling drops a column. The filter of the third convolution is larger than its input and of even

@@ -26,9 +26,9 @@ from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
-from tests.unit.backends import test_cuda_backend as whole
+from tests.unit.backends.cuda import test_cuda_backend as whole
+from tests.unit.backends.cuda.test_cuda_backend import PLAIN, assert_close, batch, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
-from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, batch, rounding
 
 # 35 columns leave incomplete tiles; strides and padding reach every branch.
 ODD = Network(

@@ -14,7 +14,7 @@ from dptrain.backends.numba.convolution.fused_pooling import NoPool
 from dptrain.backends.numba.vector import AVX512
 from dptrain.network import Conv2d, Dense, Flatten, Network
 from dptrain.plan.lowering import Phase
-from tests.unit.backends import test_numba_convolution as vectors
+from tests.unit.backends.numba import test_numba_convolution as vectors
 
 
 def chosen(shape):

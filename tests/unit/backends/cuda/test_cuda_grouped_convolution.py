@@ -7,8 +7,8 @@ import pytest
 
 from dptrain.api import make_replica
 from dptrain.network import Conv2d, Flatten, MeanSquaredError, Network
+from tests.unit.backends.cuda.test_cuda_backend import assert_close, batch, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
-from tests.unit.backends.test_cuda_backend import assert_close, batch, rounding
 
 GROUPED = Network(
     (3, 9, 11),

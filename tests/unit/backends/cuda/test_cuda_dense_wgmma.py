@@ -17,9 +17,9 @@ from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from dptrain.plan.lowering import Phase
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
-from tests.unit.backends import test_cuda_backend as whole
+from tests.unit.backends.cuda import test_cuda_backend as whole
+from tests.unit.backends.cuda.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
-from tests.unit.backends.test_cuda_backend import assert_close, rounding
 
 H100 = DEVICES["H100"]
 

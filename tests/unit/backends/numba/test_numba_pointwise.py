@@ -10,7 +10,7 @@ from dptrain.backends.numba.convolution import pointwise_convolution as pointwis
 from dptrain.backends.numba.convolution.fused_pooling import NoPool
 from dptrain.backends.numba.convolution.planning import Work
 from dptrain.plan.lowering import Phase
-from tests.unit.backends import test_numba_convolution as vectors
+from tests.unit.backends.numba import test_numba_convolution as vectors
 
 NO_PADS = ((0, 0), (0, 0))
 # n, (H, W, C), K, (R, S), strides, ((top, bottom), (left, right))

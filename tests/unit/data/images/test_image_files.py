@@ -23,7 +23,7 @@ from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError
 from dptrain.network import Dense, Flatten, Network
 from tests.tiers import tiered
-from tests.unit.data.image_writers import (
+from tests.unit.data.images.image_writers import (
     Case,
     exif_block,
     luma,

@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.more
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 # Prints how many kernels were compiled, how many loaded, and a number that they computed.
 PROGRAM = """
