@@ -101,8 +101,8 @@ def train_torch(
     import torch
     from torch.nn import functional
 
-    from benchmarks.gpu.theirs import set_arithmetic
-    from benchmarks.torch_network import torch_network
+    from benchmarks.gpu.peers.theirs import set_arithmetic
+    from benchmarks.programs.torch_network import torch_network
     from dptrain.network.initial import initial_parameters
 
     begin = time.perf_counter()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import dptrain
 from benchmarks.batch import SEED, dropout_factors, random_batch
-from benchmarks.torch_network import LOSSES, fix_dropout, parameter_names, torch_network
+from benchmarks.programs.torch_network import LOSSES, fix_dropout, parameter_names, torch_network
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Network
 
 DRAWS = 2

@@ -103,7 +103,7 @@ def _train_torch(network: str, batch_size: int) -> dict[str, Any]:
 
     import dptrain
     from benchmarks.batch import random_batch
-    from benchmarks.torch_programs import MODES, torch_training
+    from benchmarks.programs.torch_programs import MODES, torch_training
 
     torch.set_num_threads(1)
     built = dptrain.get_network(network)

@@ -14,15 +14,15 @@ from benchmarks.batch import random_batch
 from benchmarks.coarse_check import WrongResultError, require_agreement
 from benchmarks.kinks import update_flips
 from benchmarks.limits import sgemm_peak
-from benchmarks.own_programs import (
+from benchmarks.programs.own_programs import (
     LEARNING_RATE,
     dptrain_inference,
     dptrain_training,
     first_step,
 )
-from benchmarks.peers import Programs, inference_peers, training_peers
+from benchmarks.programs.peers import Programs, inference_peers, training_peers
+from benchmarks.programs.torch_programs import Mode, torch_inference, torch_training
 from benchmarks.timing import Program, Ratio, Times, one_core, ratio, take_turns
-from benchmarks.torch_programs import Mode, torch_inference, torch_training
 from dptrain.backends import load_backend
 from dptrain.network import Dropout, Network
 from dptrain.plan.lowering import Phase

@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from benchmarks.batch import dropout_factors, random_batch
 from benchmarks.check import MARGIN, rounding
-from benchmarks.own_programs import CHECKED_RATE, initial
-from benchmarks.torch_network import LOSSES, fix_dropout, torch_network
+from benchmarks.programs.own_programs import CHECKED_RATE, initial
+from benchmarks.programs.torch_network import LOSSES, fix_dropout, torch_network
 from dptrain.network import Network
 from dptrain.network.normalization import Normalization
 

@@ -12,7 +12,7 @@ import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.kinds import kind_of
 from benchmarks.limits import MEMORY_BYTES, Roofs, copy_rate, l2_bytes, sgemm_peak
-from benchmarks.own_programs import LEARNING_RATE
+from benchmarks.programs.own_programs import LEARNING_RATE
 from benchmarks.timing import one_core
 from dptrain.network import Network
 from dptrain.plan.lowering import Phase

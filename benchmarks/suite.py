@@ -14,11 +14,11 @@ from benchmarks.coarse_check import WrongResultError
 from benchmarks.comparison import Comparison, compare_inference, compare_training
 from benchmarks.machine import about, keep_freed_memory, versions
 from benchmarks.outside import OUTSIDE, find_network
+from benchmarks.programs.torch_programs import modes_for
 from benchmarks.progress import Progress
 from benchmarks.ranks import measure_ranks
 from benchmarks.report import Results
 from benchmarks.stages import measure_stages
-from benchmarks.torch_programs import modes_for
 from dptrain.machine import available_cores
 from dptrain.network import Network
 

@@ -60,7 +60,7 @@ def gemm_rate(precision: str) -> float:
     """Return the FLOP/s of PyTorch's product of random square matrices."""
     import torch
 
-    from benchmarks.gpu.theirs import set_arithmetic
+    from benchmarks.gpu.peers.theirs import set_arithmetic
 
     set_arithmetic(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

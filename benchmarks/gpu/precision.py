@@ -67,8 +67,8 @@ def our_results(layer: Network, backend: str, batch_size: int) -> Arrays:
 
 def torch_results(layer: Network, x: NDArray[Any], y: NDArray[Any]) -> Arrays:
     """Return output and gradients of PyTorch's fp32 with the algorithms that it finds fastest."""
-    from benchmarks.gpu.inference_peers import torch_inference
-    from benchmarks.gpu.theirs import GPUMode, TorchProgram
+    from benchmarks.gpu.peers.inference_peers import torch_inference
+    from benchmarks.gpu.peers.theirs import GPUMode, TorchProgram
 
     mode = GPUMode(f"{PRECISION} eager", precision=PRECISION, graph=False)
     output = torch_inference(layer, x, mode).output()

@@ -30,7 +30,7 @@ from dptrain.network import Network
 from dptrain.plan import SGD, make_buckets, make_plan
 
 STEPS, BLOCKS, WARM_UP = 25, 8, 11
-"""The same as for PyTorch (`benchmarks.gpu.ddp`)."""
+"""The same as for PyTorch (`benchmarks.gpu.peers.ddp`)."""
 
 LEAD = 5
 """Steps between a barrier, which ranks leave up to 1 ms apart, and the start of the clock. They

@@ -192,10 +192,10 @@ def environment(**variables: str) -> Mapping[str, str]:
 
 
 def launch_torch(cases: Cases, ranks: int, precision: str) -> list[dict[str, float]]:
-    """Return the times of PyTorch's steps in µs by program for each case (`benchmarks.gpu.ddp`)."""
+    """Return the times of PyTorch's steps in µs by program for each case; see `gpu.peers.ddp`."""
     port = free_port()
     arguments = [f"{network}:{batch_size}" for network, batch_size in cases]
-    program = [sys.executable, "-m", "benchmarks.gpu.ddp", precision, *arguments]
+    program = [sys.executable, "-m", "benchmarks.gpu.peers.ddp", precision, *arguments]
     processes = [
         subprocess.Popen(
             program, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

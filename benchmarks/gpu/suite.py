@@ -231,7 +231,7 @@ class _Exact:
         """Return the reference results and the allowed errors of a precision."""
         from benchmarks.check import expect
         from benchmarks.gpu.check import OPERAND
-        from benchmarks.own_programs import initial
+        from benchmarks.programs.own_programs import initial
 
         key = network.name, batch_size, precision
         if key not in self._cached:
@@ -367,7 +367,7 @@ class _Run:
         if self.exact is not None:
             judge = self._judge_inference(network, n, precision)
             if self.machine.timed_torch:
-                from benchmarks.gpu.inference_peers import peer_builds
+                from benchmarks.gpu.peers.inference_peers import peer_builds
 
                 x, _ = random_batch(network, n)
                 theirs = peer_builds(network, x, precision, compiled=compiled)
@@ -436,8 +436,8 @@ class _Run:
         release_memory()
         theirs: dict[str, tuple[float, ...]] = {}
         if self.machine.timed_torch:
-            from benchmarks.gpu.data_peers import AugmentedSteps
-            from benchmarks.gpu.theirs import modes_for
+            from benchmarks.gpu.peers.data_peers import AugmentedSteps
+            from benchmarks.gpu.peers.theirs import modes_for
 
             images, labels = generated_images(network, IMAGES)
             for mode in modes_for(network, precision, compiled=False):
@@ -487,7 +487,7 @@ class _Run:
                 split += measure_stages(unfused(network), backend, precision, n)
                 fused += measure_stages(network, backend, precision, n)
         if self.machine.timed_torch:
-            from benchmarks.gpu.torch_layers import torch_layer_times
+            from benchmarks.gpu.peers.torch_layers import torch_layer_times
 
             with self._reported(f"layers of {network.name}, batch {n}, PyTorch {precision}"):
                 theirs = torch_layer_times(network, n, precision)
@@ -515,7 +515,7 @@ def torch_builds(
 ) -> dict[str, Build]:
     """Return the functions that build PyTorch's programs, by mode."""
     from benchmarks.check import judge
-    from benchmarks.gpu.theirs import GPUMode, TorchProgram, modes_for
+    from benchmarks.gpu.peers.theirs import GPUMode, TorchProgram, modes_for
 
     x, y = random_batch(network, batch_size)
     # PyTorch draws other dropout masks, so results with dropout cannot be compared.

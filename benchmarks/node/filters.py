@@ -11,10 +11,10 @@ import numpy as np
 
 import dptrain
 from benchmarks.batch import random_batch
-from benchmarks.node.processes import Processes, load_results
 from benchmarks.node.rounds import Entry, measure, quartiles
-from benchmarks.node.running import Results, Runner
 from benchmarks.node.session import Session
+from benchmarks.node.workers.processes import Processes, load_results
+from benchmarks.node.workers.running import Results, Runner
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan.lowering import Phase
 
@@ -93,8 +93,8 @@ def torch_gradients(spec: dict[str, Any]) -> Runner:
     """Return PyTorch's loss and gradients of the same network; it is not timed."""
     import torch
 
-    from benchmarks.own_programs import initial
-    from benchmarks.torch_network import LOSSES, parameter_names, torch_network
+    from benchmarks.programs.own_programs import initial
+    from benchmarks.programs.torch_network import LOSSES, parameter_names, torch_network
 
     _, make = LAYERS[spec["layer"]]
     network = make(spec["filters"])

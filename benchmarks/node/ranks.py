@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.node.processes import Processes, Team, load_results
 from benchmarks.node.rounds import Entry, measure
 from benchmarks.node.session import Session
+from benchmarks.node.workers.processes import Processes, Team, load_results
 
 SECTION = "ranks"
 OURS, OVER_MPI, DDP = "dptrain", "dptrain, MPI", "PyTorch DDP"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.node.processes import Team
-from benchmarks.node.running import Timed
+from benchmarks.node.workers.processes import Team
+from benchmarks.node.workers.running import Timed
 from benchmarks.timing import Ratio
 
 MAX_STEPS = 200

@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.coarse_check import WrongResultError, require_agreement
 from benchmarks.node.mpi import Mpi
-from benchmarks.node.processes import Team, WorkerError, load_results
 from benchmarks.node.rounds import Series
-from benchmarks.node.running import MissingError, Results
+from benchmarks.node.workers.processes import Team, WorkerError, load_results
+from benchmarks.node.workers.running import MissingError, Results
 from benchmarks.progress import Progress
 
 Row = dict[str, Any]
@@ -124,7 +124,7 @@ class Session:
         Args:
             team: the processes.
             key: names the program in later requests.
-            program: one of `benchmarks.node.programs.PROGRAMS`.
+            program: one of `benchmarks.node.workers.programs.PROGRAMS`.
             spec: its specification.
             results: file for the results of its check; None makes no check.
             name: of the program in the report; `program` if it is empty.

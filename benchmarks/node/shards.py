@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.node.processes import Processes, Team
 from benchmarks.node.rounds import Entry, measure
 from benchmarks.node.session import Session
+from benchmarks.node.workers.processes import Processes, Team
 
 SECTION = "shards"
 SHARDS, SAMPLES = 8, 16

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 import dptrain
 from benchmarks.batch import random_batch
-from benchmarks.node.processes import Processes, Team
 from benchmarks.node.rounds import Entry, measure, quartiles
-from benchmarks.node.running import Runner
 from benchmarks.node.session import Session
 from benchmarks.node.threads import CASES, COPIES, OURS
+from benchmarks.node.workers.processes import Processes, Team
+from benchmarks.node.workers.running import Runner
 from benchmarks.outside import find_network
-from benchmarks.own_programs import LEARNING_RATE
+from benchmarks.programs.own_programs import LEARNING_RATE
 
 SECTION = "stages"
 PROGRAM = "dptrain timed stages"

@@ -10,15 +10,15 @@ from benchmarks.machine import about
 from benchmarks.node.filters import measure_filters
 from benchmarks.node.inference import measure_inference
 from benchmarks.node.mpi import find_mpis
-from benchmarks.node.processes import WorkerError
 from benchmarks.node.ranks import measure_ranks, measure_two_cores
 from benchmarks.node.report import Report
-from benchmarks.node.running import MissingError
 from benchmarks.node.session import Session, Settings
 from benchmarks.node.shards import measure_shards
 from benchmarks.node.stages import measure_stages
 from benchmarks.node.sums import measure_sums
 from benchmarks.node.threads import measure_outside, measure_residual, measure_threads
+from benchmarks.node.workers.processes import WorkerError
+from benchmarks.node.workers.running import MissingError
 from benchmarks.outside import find_network
 from benchmarks.progress import Progress
 from dptrain.errors import UserError, suggest

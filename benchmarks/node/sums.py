@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.node.processes import Processes, Team, WorkerError, load_results
 from benchmarks.node.rounds import Entry, Series, measure
-from benchmarks.node.running import MissingError
 from benchmarks.node.session import Session
 from benchmarks.node.sum_parts import parts_of_sum
 from benchmarks.node.traffic import Traffic, compile_traffic
+from benchmarks.node.workers.processes import Processes, Team, WorkerError, load_results
+from benchmarks.node.workers.running import MissingError
 
 SECTION = "sums"
 NETWORKS = {"model0": 210_998, "cifar": 1_068_298}

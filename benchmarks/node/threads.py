@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.node.processes import Processes, Team, load_results
 from benchmarks.node.rounds import Entry, measure
-from benchmarks.node.running import Results
 from benchmarks.node.session import Session
+from benchmarks.node.workers.processes import Processes, Team, load_results
+from benchmarks.node.workers.running import Results
 from benchmarks.outside import OUTSIDE, find_network
 
 SECTION = "threads"

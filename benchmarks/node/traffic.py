@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.node.running import MissingError
+from benchmarks.node.workers.running import MissingError
 
 SOURCE = Path(__file__).with_name("traffic.c")
 COMPILE_S, RUN_S = 60.0, 60.0

@@ -68,7 +68,7 @@ def main(
             sys.exit(run_parallel(context, output, again))
         failed = run(chosen, context, store, parts, again=again, compiled=compiled)
         if page if page is not None else output == FOLDER:
-            from benchmarks.studies.page import write_page
+            from benchmarks.studies.page.page import write_page
 
             for path in write_page(store):
                 print(f"written: {path}")

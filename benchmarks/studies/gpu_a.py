@@ -13,7 +13,7 @@ import numpy as np
 import dptrain
 from benchmarks.gpu.clock import take_turns
 from benchmarks.gpu.ours import Step
-from benchmarks.gpu_ladder import measure_rungs
+from benchmarks.gpu_kernels.gpu_ladder import measure_rungs
 from benchmarks.ladder.layer import Layer
 from benchmarks.studies.compiling import (
     BACKENDS,

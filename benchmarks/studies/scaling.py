@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.node.mpi import Mpi, find_mpis
-from benchmarks.node.processes import Processes, Team, load_results
 from benchmarks.node.rounds import Entry, measure
+from benchmarks.node.workers.processes import Processes, Team, load_results
 from benchmarks.studies.measuring import CPU, PARTIAL, Context, Values, measurement
 from benchmarks.studies.networks import LOG, STUDY_A, network_name
 from dptrain.errors import UserError

@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.step.unequal import Setup, Worker, rate_of, run, shares_of
 from benchmarks.studies.measuring import CPU, Context, Values, measurement, summary
 from benchmarks.studies.scaling import SOLAR_BATCH, require_mpi
-from benchmarks.unequal import Setup, Worker, rate_of, run, shares_of
 
 SLOWDOWNS = (2.0, 4.0)
 """How many times as long the second of two unlike workers computes."""

@@ -5,11 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from benchmarks.studies.exact import counts, memory
-from benchmarks.studies.measuring import Context
-from benchmarks.studies.networks import CIFAR_CHANGES, STUDY_A, perceptron_names
-from benchmarks.studies.perceptrons import SCALED
-from benchmarks.studies.published import (
+from benchmarks.studies.claims.published import (
     INFERENCE_S,
     LAYER_MS,
     LOG_SECONDS,
@@ -19,6 +15,10 @@ from benchmarks.studies.published import (
     SOLAR_S,
     VARIANTS,
 )
+from benchmarks.studies.exact import counts, memory
+from benchmarks.studies.measuring import Context
+from benchmarks.studies.networks import CIFAR_CHANGES, STUDY_A, perceptron_names
+from benchmarks.studies.perceptrons import SCALED
 from benchmarks.studies.store import Result
 from dptrain.network import get_network
 

@@ -12,8 +12,8 @@ import torch
 from benchmarks import comparison
 from benchmarks.batch import random_batch
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.own_programs import Training, dptrain_training
-from benchmarks.torch_programs import Mode, torch_training
+from benchmarks.programs.own_programs import Training, dptrain_training
+from benchmarks.programs.torch_programs import Mode, torch_training
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 
 pytestmark = pytest.mark.more

@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.check import expect, judge
-from benchmarks.gpu import ranks, suite, targets, theirs, torch_layers
+from benchmarks.gpu import ranks, suite, targets
 from benchmarks.gpu.__main__ import main, settings_from
 from benchmarks.gpu.check import OPERAND, check_step, update_error
 from benchmarks.gpu.clock import MAX_STEPS, MIN_STEPS, Laps, Program, host_timer, ratio, take_turns
-from benchmarks.gpu.inference_peers import torch_inference
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.ours import Step
+from benchmarks.gpu.peers import theirs, torch_layers
+from benchmarks.gpu.peers.inference_peers import torch_inference
+from benchmarks.gpu.peers.theirs import GPUMode, TorchProgram, modes_for
 from benchmarks.gpu.ranks import RankResult, measure_ranks, weak_efficiency
 from benchmarks.gpu.report import (
     Results,
@@ -49,12 +51,11 @@ from benchmarks.gpu.stages import (
     study_runs,
     unfused,
 )
-from benchmarks.gpu.theirs import GPUMode, TorchProgram, modes_for
 from benchmarks.gpu.training import Case, best_mode, measure_case
-from benchmarks.own_programs import initial
+from benchmarks.programs.own_programs import initial
+from benchmarks.programs.torch_network import LOSSES, parameter_names, torch_network
 from benchmarks.progress import Progress
 from benchmarks.tables import new_files
-from benchmarks.torch_network import LOSSES, parameter_names, torch_network
 from dptrain.backends import load_backend
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cudnn.backend import CudnnBackend

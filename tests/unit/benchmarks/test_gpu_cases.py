@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.gpu_cases import Case, takes_cases
+from benchmarks.gpu_kernels.gpu_cases import Case, takes_cases
 
 
 @click.command()

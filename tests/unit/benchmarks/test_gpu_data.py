@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import data, data_peers, streaming, suite
+from benchmarks.gpu import data, streaming, suite
 from benchmarks.gpu.data import DataResult, data_headline, data_table, generated_images
 from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.peers import data_peers
+from benchmarks.gpu.peers.theirs import GPUMode
 from benchmarks.gpu.streaming import StreamResult, stream_headline, stream_table
-from benchmarks.gpu.theirs import GPUMode
 from benchmarks.progress import Progress
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
 from dptrain.training.callbacks import AfterStep

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from benchmarks.batch import random_batch
-from benchmarks.gpu import inference_peers, suite
+from benchmarks.gpu import suite
 from benchmarks.gpu.clock import Laps, host_timer
 from benchmarks.gpu.inference import InferenceCase, Passes, our_inference, without_dropout
 from benchmarks.gpu.inference_report import inference_headline, inference_json, inference_tables
 from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.peers import inference_peers
 from benchmarks.gpu.report import as_markdown
 from benchmarks.progress import Progress
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import gpu_load
+from benchmarks.gpu_kernels import gpu_load
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.network import Dense, Flatten, Network
 from tests.emulator.emulator import Emulator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.gpu_ladder import LAYERS, climb, own
+from benchmarks.gpu_kernels.gpu_ladder import LAYERS, climb, own
 from benchmarks.ladder.layer import DIRECTIONS, Layer, Numbers, bound, error, exact, layer_of
 from benchmarks.ladder.rungs import FOLDER, rungs
 from dptrain.backends.cuda.device.nvrtc import find_compiler
@@ -138,12 +138,12 @@ def test_layers_of_networks() -> None:
 def test_climbing_prints_a_line_a_rung(
     direction: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.gpu_ladder.torch_ms", lambda *_: 0.5)
-    monkeypatch.setattr("benchmarks.gpu_ladder.cublas_ms", lambda *_: None)
+    monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.torch_ms", lambda *_: 0.5)
+    monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.cublas_ms", lambda *_: None)
     layer = SHAPES[0]
     device = Emulator(0)
     monkeypatch.setattr(
-        "benchmarks.gpu_ladder.rungs",
+        "benchmarks.gpu_kernels.gpu_ladder.rungs",
         lambda _, *rest: rungs(Emulator(0, FOLDER), *rest, ""),
     )
     monkeypatch.setattr(Emulator, "times_ms", lambda self, start: (start(), [1.0, 2.0, 3.0])[1])

@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 
 from benchmarks.coarse_check import WrongResultError, require_agreement
-from benchmarks.node import mpi, programs, ranks, rounds, stages, suite, sums, traffic
-from benchmarks.node.processes import Processes, Team, Worker, WorkerError
+from benchmarks.node import mpi, ranks, rounds, stages, suite, sums, traffic
 from benchmarks.node.report import Report
 from benchmarks.node.rounds import Entry, combine, measure, quotient
 from benchmarks.node.rows import Rows
-from benchmarks.node.running import MissingError, Runner, Timed, run_steps
 from benchmarks.node.section_tables import stages_table
 from benchmarks.node.session import Session, Settings
 from benchmarks.node.suite import make_settings
-from benchmarks.node.worker import Server, cores_of, launched_rank
+from benchmarks.node.workers import programs
+from benchmarks.node.workers.processes import Processes, Team, Worker, WorkerError
+from benchmarks.node.workers.running import MissingError, Runner, Timed, run_steps
+from benchmarks.node.workers.worker import Server, cores_of, launched_rank
 from benchmarks.progress import Progress
 from dptrain.errors import UserError
 from dptrain.machine import own_cores

@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.batch import dropout_factors, random_batch
 from benchmarks.coarse_check import WrongResultError, require_agreement
-from benchmarks.onnx_programs import onnxruntime_inference, openvino_inference
 from benchmarks.outside import OUTSIDE, find_network
-from benchmarks.own_programs import dptrain_inference, dptrain_training, first_step
-from benchmarks.peers import inference_peers, training_peers
+from benchmarks.programs.onnx_programs import onnxruntime_inference, openvino_inference
+from benchmarks.programs.own_programs import dptrain_inference, dptrain_training, first_step
+from benchmarks.programs.peers import inference_peers, training_peers
 from dptrain.network import (
     AveragePool2d,
     Conv2d,
@@ -45,7 +45,7 @@ NETWORK = Network(
 def test_jax_makes_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     pytest.importorskip("jax")
-    from benchmarks.jax_programs import jax_training
+    from benchmarks.programs.jax_programs import jax_training
 
     x, y = random_batch(NETWORK, 5)
     theirs = first_step(jax_training(NETWORK, x, y, dropout_factors(NETWORK, 5)))
@@ -67,7 +67,8 @@ def test_runtimes_compute_the_same_outputs(library: str) -> None:
 
 
 def test_missing_peers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("jax", "benchmarks.jax_programs", "benchmarks.jax_network", "onnxruntime",
+    for module in ("jax", "benchmarks.programs.jax_programs", "benchmarks.programs.jax_network",
+    "onnxruntime",
                    "openvino"):  # fmt: skip
         monkeypatch.setitem(sys.modules, module, None)
     x, y = random_batch(NETWORK, 2)
@@ -80,7 +81,7 @@ def test_missing_peers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_peer_with_other_outputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks import onnx_programs
+    from benchmarks.programs import onnx_programs
 
     wrong = np.full((2, 4), 0.5)
     monkeypatch.setattr(onnx_programs, "onnxruntime_inference", lambda *_: lambda: wrong)

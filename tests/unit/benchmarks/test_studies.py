@@ -11,12 +11,22 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.studies import page, running
+from benchmarks.studies import running
 from benchmarks.studies.__main__ import main
-from benchmarks.studies.claims_d import compared
+from benchmarks.studies.claims.claims_d import compared
+from benchmarks.studies.claims.judge_b import flat_from
+from benchmarks.studies.claims.verdicts import (
+    CONFIRMED,
+    NOT_COMPARABLE,
+    NOT_MEASURED,
+    REFUTED,
+    VERDICTS,
+    Results,
+    exactly,
+    times,
+)
 from benchmarks.studies.compiling import Request, requests
 from benchmarks.studies.exact import counts, cross_entropy
-from benchmarks.studies.judge_b import flat_from
 from benchmarks.studies.measuring import (
     CPU,
     EXACT,
@@ -28,19 +38,10 @@ from benchmarks.studies.measuring import (
     load_measurements,
 )
 from benchmarks.studies.networks import find
-from benchmarks.studies.page_tables import TABLES
+from benchmarks.studies.page import page
+from benchmarks.studies.page.page_tables import TABLES
 from benchmarks.studies.parallel import can_be_divided, divide
 from benchmarks.studies.store import Result, Store
-from benchmarks.studies.verdicts import (
-    CONFIRMED,
-    NOT_COMPARABLE,
-    NOT_MEASURED,
-    REFUTED,
-    VERDICTS,
-    Results,
-    exactly,
-    times,
-)
 from dptrain.errors import UserError
 from tests.unit.benchmarks.studies_results import published_results
 

@@ -15,7 +15,7 @@ HALO_MARGIN = 1.0
 """Stages of layers that do not fill halo tiles use them if their estimated time, multiplied by
 this, is lower than that of gathering. With 0 all such stages do, with `math.inf` none. On an H100,
 41 stages of such layers take 1.33 ms in sum with the selected kernels, 3.27 ms if all are gathered,
-and 1.31 ms with the fastest kernels (``benchmarks.gpu_halo``, November 2026)."""
+and 1.31 ms with the fastest kernels (``benchmarks.gpu_kernels.gpu_halo``, November 2026)."""
 
 CYCLES_PER_US = 1790
 """Of the H200 that estimates of halo tiles were fitted to (2026-11)."""

@@ -1,0 +1,1 @@
+"""PyTorch and ONNX Runtime on GPUs."""

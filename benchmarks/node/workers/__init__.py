@@ -1,0 +1,1 @@
+"""Processes that run programs on request, bound to cores."""

@@ -1,0 +1,1 @@
+"""Training steps and inference passes of dptrain and of other libraries."""

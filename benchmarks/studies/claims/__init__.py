@@ -1,0 +1,1 @@
+"""What the studies published, and the verdicts on their claims."""

@@ -1,0 +1,1 @@
+"""The page of the studies, with its tables and plots."""
