@@ -10,7 +10,13 @@ version=$("$mpirun" --version)
 
 # Unbound ranks migrate between cores and lose their caches, and Open MPI would bind a rank with
 # several threads to one core. THREADS=none does not bind. Each variable is read by one MPI.
-if [[ ${THREADS:=1} == none ]]; then
+# MPIs bind to all cores of the machine. If the affinity mask of this script has fewer (taskset, a
+# batch system without cgroups), ranks are not bound, so that they inherit the mask.
+last=$(($(getconf _NPROCESSORS_CONF) - 1))
+count=(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+own=$("${count[@]}")
+usable=$(taskset -c "0-$last" "${count[@]}" 2>/dev/null) || usable=$own
+if [[ ${THREADS:=1} == none ]] || ((own < usable)); then
     export PRTE_MCA_hwloc_default_binding_policy=none # Open MPI 5
     export OMPI_MCA_hwloc_base_binding_policy=none    # Open MPI 4
 else

@@ -20,9 +20,18 @@ export SLURM_WAIT=${SLURM_WAIT:-30}
 # For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix'. Both: LAUNCH=mpirun.
 read -ra launch <<<"${LAUNCH:-srun --mpi=pmi2}"
 if [[ ${launch[0]##*/} == mpirun* ]]; then
-    # Open MPI would run all threads of a rank on one core. Only it reads these variables.
-    export {PRTE_MCA_rmaps_default,OMPI_MCA_rmaps_base}_mapping_policy="slot:PE=$SLURM_CPUS_PER_TASK"
-    export {PRTE_MCA_hwloc_default,OMPI_MCA_hwloc_base}_binding_policy=core
+    # Open MPI would run all threads of a rank on one core. Only it reads these variables. It binds to
+    # all cores of a node, so ranks are not bound if Slurm limits the job by an affinity mask alone.
+    last=$(($(getconf _NPROCESSORS_CONF) - 1)) policy=core
+    count=(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+    own=$("${count[@]}")
+    usable=$(taskset -c "0-$last" "${count[@]}" 2>/dev/null) || usable=$own
+    if ((own < usable)); then
+        policy=none
+    else
+        export {PRTE_MCA_rmaps_default,OMPI_MCA_rmaps_base}_mapping_policy="slot:PE=$SLURM_CPUS_PER_TASK"
+    fi
+    export {PRTE_MCA_hwloc_default,OMPI_MCA_hwloc_base}_binding_policy=$policy
 fi
 launch+=("${container[@]}")
 
