@@ -25,16 +25,16 @@ gradient, and the others add to it (`Group.adds`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Network, Node
 from dptrain.plan.limits import DeviceLimits
-from dptrain.plan.selection import KernelSelection
+from dptrain.plan.selection import Choice, KernelSelection, fastest
 
 
 class Phase(str, Enum):
@@ -129,6 +129,10 @@ class Group:
     def name(self) -> str:
         """Names of the layers, see `join_names`."""
         return join_names(node.name for node in self.nodes)
+
+    def stage(self, phase: Phase) -> str:
+        """Return the name of the stage of a phase."""
+        return stage_name(self.name, phase)
 
     @property
     def kinds(self) -> tuple[type[Layer], ...]:
@@ -282,12 +286,46 @@ class Explanation:
         tile: sizes of its tiles; empty if it has none.
         units: the division of the stage among threads.
         reason: why the backend selected it.
+        others: other algorithms, with their estimated time divided by that of the selected one.
     """
 
     algorithm: str
     tile: str = ""
     units: str = ""
     reason: str = ""
+    others: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        choice: Choice[Any],
+        ranked: Sequence[Choice[Any]],
+        selection: KernelSelection,
+        stage: str,
+        *,
+        tile: str = "",
+        units: str = "",
+        note: str = "",
+    ) -> Explanation:
+        """Return the explanation of a choice.
+
+        Args:
+            choice: what `dptrain.plan.selection.pick` returned.
+            ranked, selection, stage: its arguments.
+            tile, units: as above.
+            note: the reason unless the choice was measured, if it says more than the estimates.
+        """
+        best = fastest(ranked)
+        name = choice.algorithm.name
+        others = tuple(
+            (each.algorithm.name, each.estimate / choice.estimate)
+            for each in best
+            if each.algorithm.name != name
+        )
+        reason = note or ("lowest estimated time" if len(ranked) > 1 else "the only algorithm")
+        if selection.named(stage) == str(choice):
+            reason = "measured to be the fastest"
+        return cls(name, tile, units, reason, others)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,130 @@
-"""The selection of one kernel among the candidates of a stage.
+"""The selection of one algorithm, and of its configuration, for a stage.
 
-A backend estimates the time of each candidate. By default the lowest estimate decides, so that the
-selection follows from the plan and the GPU alone. A selection that was measured names candidates.
+A backend has a table of algorithms for each operation. An algorithm states which cases it computes
+and estimates their time. By default the lowest estimate decides, so that the selection follows from
+the plan and the processor alone. A selection that was measured names configurations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from dptrain.plan.lowering import Phase
 
 MAX_CANDIDATES, MAX_RELATIVE_COST = 4, 1.3
 """Candidates of a stage that are measured: at most so many, with at most this multiple of the
 lowest estimate."""
 
 T = TypeVar("T")
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What an algorithm gains for a network that it serves.
+
+    Attributes:
+        network: name of the network.
+        factor: time of a training step without the algorithm, divided by that with it.
+        conditions: batch size, threads, processor, repeats and date.
+    """
+
+    network: str
+    factor: float
+    conditions: str
+
+
+@dataclass(frozen=True)
+class Algorithm(Generic[C]):
+    """One way to compute phases of an operation: a row of a table.
+
+    Attributes:
+        name: the name that users see.
+        phases: the phases that it computes.
+        supports: returns whether it computes a case, whose type the operation defines.
+        estimate: returns estimated times, in the unit of the table, with the configurations that
+            they belong to, in any order; the first is selected among equal ones. An algorithm
+            without configurations returns `alone`.
+        bind: returns the kernel; its arguments are those of all algorithms of the table.
+        serves: networks of the zoo with the measured gain. An algorithm that saves no network 3% of
+            a step is removed.
+    """
+
+    name: str
+    phases: tuple[Phase, ...]
+    supports: Callable[[C], bool]
+    estimate: Callable[[C], Iterable[tuple[float, Any]]]
+    bind: Callable[..., Any]
+    serves: tuple[Gain, ...] = ()
+
+
+def alone(time: float) -> Sequence[tuple[float, str]]:
+    """Return the estimate of an algorithm without configurations."""
+    return ((time, ""),)
+
+
+@dataclass(frozen=True)
+class Choice(Generic[C]):
+    """An algorithm with one of its configurations.
+
+    Attributes:
+        algorithm: the algorithm.
+        configuration: an object that `str` names uniquely in the table; empty if the algorithm has
+            no configurations.
+        estimate: of the time, in the unit of the table.
+    """
+
+    algorithm: Algorithm[C]
+    configuration: Any
+    estimate: float
+
+    def __str__(self) -> str:
+        return str(self.configuration) or self.algorithm.name
+
+
+def rank(table: Iterable[Algorithm[C]], phase: Phase, case: C) -> list[Choice[C]]:
+    """Return all configurations of the algorithms that support a case, the fastest first."""
+    found = [
+        Choice(algorithm, configuration, time)
+        for algorithm in table
+        if phase in algorithm.phases and algorithm.supports(case)
+        for time, configuration in algorithm.estimate(case)
+    ]
+    return sorted(found, key=lambda choice: choice.estimate)
+
+
+def select(
+    table: Iterable[Algorithm[C]],
+    phase: Phase,
+    case: C,
+    selection: KernelSelection | None = None,
+    stage: str = "",
+) -> Choice[C]:
+    """Return the configuration for a stage: that with the lowest estimate, or a measured one.
+
+    Args:
+        table: algorithms, of which one supports every case.
+        phase, case: what is computed.
+        selection: names configurations by stage.
+        stage: name of the stage, as `dptrain.plan.plan.Stage.name`.
+    """
+    return pick(rank(table, phase, case), selection or KernelSelection(), stage)
+
+
+def pick(ranked: Sequence[Choice[C]], selection: KernelSelection, stage: str) -> Choice[C]:
+    """Return that of the choices of `rank` which `selection` names for a stage, or the first."""
+    return selection.pick(stage, ranked[0], lambda: [(each.estimate, each) for each in ranked])
+
+
+def fastest(ranked: Iterable[Choice[C]]) -> list[Choice[C]]:
+    """Return the fastest choice of each algorithm, in the order of `ranked`."""
+    found: dict[str, Choice[C]] = {}
+    for choice in ranked:
+        found.setdefault(choice.algorithm.name, choice)
+    return list(found.values())
 
 
 def worthwhile(ranked: Iterable[tuple[float, T]]) -> list[tuple[float, T]]:

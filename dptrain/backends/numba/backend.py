@@ -20,9 +20,10 @@ from dptrain.backends.numba import (
     losses,
     operations,
     updates,
-    weighted,
 )
 from dptrain.backends.numba.convolution import grouped_operation
+from dptrain.backends.numba.convolution.operation import Convolution, fuses_convolution
+from dptrain.backends.numba.dense.operation import FullyConnected
 from dptrain.backends.numba.normalization import (
     batch_norm_operation,
     folding,
@@ -81,8 +82,8 @@ from dptrain.plan.plan import INPUT, Plan
 from dptrain.plan.shards import addition_steps
 
 OPERATIONS: Mapping[type[Layer], type[Operation]] = {
-    Conv2d: weighted.Convolution,
-    Dense: weighted.FullyConnected,
+    Conv2d: Convolution,
+    Dense: FullyConnected,
     MaxPool2d: operations.MaxPooling,
     AveragePool2d: operations.AveragePooling,
     SumPool2d: operations.SumPooling,
@@ -144,15 +145,14 @@ class NumbaBackend(Backend):
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         if isinstance(nodes[0].layer, BatchNorm2d):
             return batch_norm_operation.fuses_batch_norm(nodes)
-        return weighted.fuses_convolution(nodes)
+        return fuses_convolution(nodes)
 
     def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
         if local != "dx":
             return False
-        operation = operation_of(group)
-        if issubclass(operation, weighted.Convolution):
-            return operation.adds_gradient(group, setting)
-        return operation is batch_norm_operation.BatchNormalization
+        if isinstance(group.head.layer, Conv2d):
+            return MaxPool2d not in group.kinds
+        return isinstance(group.head.layer, BatchNorm2d)
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Store weights as (R, S, C, K) and (H·W·C, out), so that the summed dimensions come

@@ -34,7 +34,7 @@ class StageExplanation:
     Attributes:
         backend, layers, phase: the stage.
         batch_size, threads: the samples and threads for which it is planned.
-        algorithm, tile, units, reason: see `dptrain.plan.lowering.Explanation`.
+        algorithm, tile, units, reason, others: see `dptrain.plan.lowering.Explanation`.
     """
 
     backend: str
@@ -46,6 +46,7 @@ class StageExplanation:
     tile: str
     units: str
     reason: str
+    others: tuple[tuple[str, float], ...]
 
 
 def explain_stages(plan: Plan) -> list[StageExplanation]:
@@ -60,7 +61,7 @@ def explain_stages(plan: Plan) -> list[StageExplanation]:
         rows.append(
             StageExplanation(
                 plan.backend, stage.group, stage.phase.value, setting.batch_size, setting.threads,
-                found.algorithm, found.tile, found.units, found.reason,
+                found.algorithm, found.tile, found.units, found.reason, found.others,
             )
         )  # fmt: skip
     return rows
@@ -94,10 +95,11 @@ def explanation_table(plan: Plan, rows: Sequence[StageExplanation]) -> Table:
         f"{plan.network.name} on {plan.backend}, {setting.precision}, "
         f"batch {setting.batch_size}, {setting.threads} thread{'' if setting.threads == 1 else 's'}"
     )
-    columns = ("layers", "stage", "algorithm", "tile", "units", "reason")
+    columns = ("layers", "stage", "algorithm", "tile", "units", "reason", "others, estimated time")
     cells, before = [], ""
     for row in rows:
         name, before = "" if row.layers == before else row.layers, row.layers
         phase = PHASES[Phase(row.phase)]
-        cells.append((name, phase, row.algorithm, row.tile, row.units, row.reason))
+        others = ", ".join(f"{other} {time:.2f}×" for other, time in row.others)
+        cells.append((name, phase, row.algorithm, row.tile, row.units, row.reason, others))
     return fitted_table(title, columns, cells, text=columns)

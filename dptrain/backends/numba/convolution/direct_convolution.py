@@ -20,6 +20,8 @@ has one row of float32 for each thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dptrain.backends.numba.convolution.fused_pooling import (
@@ -58,12 +60,20 @@ from dptrain.backends.numba.convolution.microkernels import (
     multiply_adjacent,
     multiply_spaced,
 )
-from dptrain.backends.numba.convolution.planning import Algorithm, Shape, Work, units_per_item
+from dptrain.backends.numba.convolution.planning import (
+    Case,
+    KernelPlan,
+    Shape,
+    Work,
+    counted,
+    units_per_item,
+)
 from dptrain.backends.numba.convolution.pooled_microkernels import fewest_windows, multiply_pooled
 from dptrain.backends.numba.vector import compiled_registers, vector_width
 from dptrain.native.caches import cache_bytes
 from dptrain.native.jit import inlined, kernel
 from dptrain.plan.lowering import Phase
+from dptrain.plan.selection import alone
 
 MIN_STEPS = 48
 """Smallest number of weights of a filter for which outputs are stored before they are pooled."""
@@ -487,9 +497,19 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
             )  # fmt: skip
 
 
-def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+def supports(case: Case) -> bool:
+    """Return whether the kernels compute a case: every one."""
+    return True
+
+
+def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     """Return the algorithm of a phase, which exists for every shape."""
     return _PLANS[phase](shape, work)
+
+
+def estimate(case: Case) -> Sequence[tuple[float, str]]:
+    """Return the estimated time in ns."""
+    return alone(case.direct_ns)
 
 
 def _rows_in_cache(row: int, most: int) -> int:
@@ -552,7 +572,7 @@ def _padded(shape: Shape, geometry: ConvGeometry) -> int:
     return int(rows * columns * shape.maps[2])
 
 
-def _plan_forward(shape: Shape, work: Work) -> Algorithm:
+def _plan_forward(shape: Shape, work: Work) -> KernelPlan:
     (h_in, w_in, c), (h_out, w_out, k), (r, s) = shape.maps, shape.out, shape.window
     high = max(1, shape.pool_height)
     stride = shape.pool_stride or high
@@ -567,10 +587,11 @@ def _plan_forward(shape: Shape, work: Work) -> Algorithm:
     tables = 2 * geometry.rows * (w_out + GROUP) + r * s * c
     band = ((max(1, windows) - 1) * stride + high) * w_out * k if shape.pool_height else 0
     scratch = _padded(shape, geometry) + tables + band
-    return Algorithm(conv2d_forward, geometry, scratch, parts * blocks)
+    tile = _tile(rows=geometry.rows, columns=k)
+    return KernelPlan(conv2d_forward, geometry, scratch, tile, parts * blocks)
 
 
-def _plan_backward_weight(shape: Shape, work: Work) -> Algorithm:
+def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
     (_, _, c), (h_out, w_out, k), (r, s) = shape.maps, shape.out, shape.window
     stride = shape.pool_stride or max(1, shape.pool_height)
     step = int(gradient_rows.py_func(w_out, c, k, stride))
@@ -582,10 +603,11 @@ def _plan_backward_weight(shape: Shape, work: Work) -> Algorithm:
     tables = 2 * r * s * c + step * w_out
     dz = step * w_out * k if shape.pool_height else 0
     scratch = _padded(shape, geometry) + tables + k + 1 + dz
-    return Algorithm(conv2d_backward_weight, geometry, scratch, parts * blocks)
+    tile = _tile(rows=rows, columns=k, adjacent=s * c % GROUP > 0)
+    return KernelPlan(conv2d_backward_weight, geometry, scratch, tile, parts * blocks)
 
 
-def _plan_backward_input(shape: Shape, work: Work) -> Algorithm:
+def _plan_backward_input(shape: Shape, work: Work) -> KernelPlan:
     (h_in, w_in, c), (_, w_out, k), (r, s) = shape.maps, shape.out, shape.window
     down = shape.strides[0]
     strips = -(-h_in // down)
@@ -598,10 +620,27 @@ def _plan_backward_input(shape: Shape, work: Work) -> Algorithm:
     height, _ = padded_gradient.py_func(rows, w_in, w_out, geometry)
     pixels = rows * (w_in + GROUP * shape.strides[1])
     scratch = height * columns * k + k + 2 * pixels + r * s * k
-    return Algorithm(
-        conv2d_backward_input, geometry, scratch, parts * blocks, prepare_backward_input, r * s,
-        r * s * c * k,
+    tile = _tile(rows=rows, columns=c)
+    return KernelPlan(
+        conv2d_backward_input, geometry, scratch, tile, parts * blocks, prepare_backward_input,
+        r * s, r * s * c * k,
     )  # fmt: skip
+
+
+def _tile(*, rows: int, columns: int, adjacent: bool = False) -> str:
+    """Describe the register tile of a product, and the rows in scratch.
+
+    Args:
+        rows: rows in scratch.
+        columns: of the product.
+        adjacent: whether the rows of the tile are adjacent in memory.
+    """
+    registers = compiled_registers()
+    tiles = registers.adjacent if adjacent else registers.spaced
+    vectors = 2 if columns >= 2 * registers.width else 1
+    # Fewer columns than half a vector are computed in vectors of half the width.
+    width = registers.width // (2 if 2 * columns <= registers.width else 1)
+    return f"{tiles[vectors - 1][0]}×{vectors * width}, {counted(rows, 'row')}"
 
 
 _PLANS = {

@@ -8,6 +8,7 @@ ranges of rows of windows; the weight gradient is not divided.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dptrain.backends.numba.convolution.folded_rgb_microkernels import (
@@ -22,29 +23,43 @@ from dptrain.backends.numba.convolution.folded_rgb_microkernels import (
     multiply_folded,
 )
 from dptrain.backends.numba.convolution.im2col import copy_rows, part
-from dptrain.backends.numba.convolution.planning import Algorithm, Shape, Work, units_per_item
+from dptrain.backends.numba.convolution.planning import (
+    Case,
+    KernelPlan,
+    Shape,
+    Work,
+    units_per_item,
+)
 from dptrain.backends.numba.vector import compiled_registers
 from dptrain.native.jit import inlined, kernel
 from dptrain.plan.lowering import Phase
+from dptrain.plan.selection import alone
 
 WEIGHTS = SIDE * PAIRS * LANES
 """Elements of folded weights, or of their gradient."""
 BIAS, PADDED = WEIGHTS, WEIGHTS + LANES
 """Start of the folded bias and of the padded rows in scratch."""
+RATE = 2.0
+"""Multiply-adds in the time of one of a direct convolution, whose vectors are half empty."""
 CACHED = 8192
 """Elements of padded rows that are loaded at a time, so that they stay in the L1 cache."""
 
 
-def supports(shape: Shape, phase: Phase) -> bool:
-    """Return whether this module computes a phase of a convolution."""
+def supports(case: Case) -> bool:
+    """Return whether this module computes a case."""
+    shape = case.shape
     return (
-        phase is not Phase.BACKWARD_INPUT
-        and compiled_registers().width == LANES
+        compiled_registers().width == LANES
         and (shape.window, shape.strides, shape.maps[2]) == ((SIDE, SIDE), (1, 1), CHANNELS)
         and shape.halved
         and shape.out[2] == FILTERS
         and shape.out[1] // 2 >= WINDOWS
     )
+
+
+def estimate(case: Case) -> Sequence[tuple[float, str]]:
+    """Return the estimated time in ns."""
+    return alone(case.direct_ns / RATE)
 
 
 class FoldedRgbGeometry(NamedTuple):
@@ -153,13 +168,14 @@ def conv2d_backward_weight(  # type: ignore[no-untyped-def]
             sums[SIDE * ROW * k + q] = mine[BIAS + 2 * q]
 
 
-def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     """Return the algorithm of a phase of a convolution that `supports` accepts."""
     windows_down, columns = shape.out[0] // 2, 2 * (shape.out[1] // 2) + SIDE - 1
     rows = max(1, min(windows_down, CACHED // (2 * columns * CHANNELS)))
     geometry = FoldedRgbGeometry(*shape.pads, rows, columns)
     scratch = PADDED + (2 * rows + SIDE - 1) * columns * CHANNELS
     if phase is Phase.BACKWARD_WEIGHT:
-        return Algorithm(conv2d_backward_weight, geometry, scratch)
+        return KernelPlan(conv2d_backward_weight, geometry, scratch, f"{SIDE * ROW}×{FILTERS}")
     bands = units_per_item(work.batch_size, work.threads, windows_down)
-    return Algorithm(conv2d_forward, geometry, scratch, bands)
+    tile = f"{WINDOWS} windows×{FILTERS}"
+    return KernelPlan(conv2d_forward, geometry, scratch, tile, bands)

@@ -19,12 +19,19 @@ channels.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dptrain.backends.numba.convolution.fused_pooling import lower_bound
 from dptrain.backends.numba.convolution.im2col import taps
 from dptrain.backends.numba.convolution.microkernels import NO_LOWER_BOUND
-from dptrain.backends.numba.convolution.planning import Algorithm, Shape, Work, units_per_item
+from dptrain.backends.numba.convolution.planning import (
+    Case,
+    KernelPlan,
+    Shape,
+    Work,
+    units_per_item,
+)
 from dptrain.backends.numba.convolution.pointwise_convolution import (
     BLOCK,
     MOST_ROWS,
@@ -36,15 +43,19 @@ from dptrain.backends.numba.convolution.pointwise_convolution import (
     pixel_range,
     prepare_backward_input,
     prepare_forward,
+    tile_of,
 )
 from dptrain.backends.numba.vector import LINE, copy
 from dptrain.native.jit import inlined, kernel
 from dptrain.plan.lowering import Phase
+from dptrain.plan.selection import alone
 
 FEWEST_WEIGHTS, MOST_PIXELS = 1 << 19, 128
 """Smallest number of weights, 2 MB, and largest number of outputs of a sample in one channel. With
 295 K weights and 64 outputs, the direct forward pass is 8% faster and its input gradient 16%
 slower; with fewer weights, both are faster (AMD EPYC, AVX2, one thread)."""
+RATE = 1.2
+"""Multiply-adds in the time of one of a direct convolution."""
 FEWEST_CHANNELS = 32
 """Smallest number of channels and filters."""
 
@@ -76,16 +87,21 @@ class GatheredGeometry(NamedTuple):
     parts: int
 
 
-def supports(shape: Shape, phase: Phase) -> bool:
-    """Return whether the kernels compute a phase of a convolution, and faster than others."""
+def supports(case: Case) -> bool:
+    """Return whether the kernels compute a case, with weights that are worth it."""
+    shape = case.shape
     channels, filters = shape.maps[2], shape.out[2]
     many = math.prod(shape.window) * channels * filters >= FEWEST_WEIGHTS
     small = math.prod(shape.out[:2]) <= MOST_PIXELS and min(channels, filters) >= FEWEST_CHANNELS
-    fits = phase is not Phase.BACKWARD_WEIGHT and not shape.pool_height
-    return fits and many and small and shape.window != (1, 1)
+    return many and small and not shape.pool_height and shape.window != (1, 1)
 
 
-def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+def estimate(case: Case) -> Sequence[tuple[float, str]]:
+    """Return the estimated time in ns."""
+    return alone(case.direct_ns / RATE)
+
+
+def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     """Return the algorithm of a phase, forward or the input gradient."""
     is_forward = phase is Phase.FORWARD
     summed, columns = shape.maps[2], shape.out[2]
@@ -103,8 +119,8 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     if not is_forward:
         kernels = (conv2d_backward_input, prepare_backward_input)
     positions = math.prod(shape.window)
-    return Algorithm(
-        kernels[0], geometry, scratch, bands * parts, kernels[1],
+    return KernelPlan(
+        kernels[0], geometry, scratch, tile_of(rows), bands * parts, kernels[1],
         positions * -(-columns // PANEL), positions * summed * columns,
     )  # fmt: skip
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dptrain.backends.numba.convolution import grouped_convolution
+from dptrain.backends.numba.convolution.operation import Convolution
+from dptrain.backends.numba.convolution.planning import work_of
 from dptrain.backends.numba.operations import each, grain_of
 from dptrain.backends.numba.programs import StageKernel
-from dptrain.backends.numba.weighted import Convolution, work_of
 from dptrain.network.activations import ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 
@@ -28,10 +29,6 @@ class GroupedConvolution(Convolution):
             phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx",))
         rows = work_of(setting).rows
         return GroupNeeds(phases, {"partial": BufferSpec((rows, weight.size + filters), "float32")})
-
-    @classmethod
-    def adds_gradient(cls, group: Group, setting: Setting) -> bool:
-        return True
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:

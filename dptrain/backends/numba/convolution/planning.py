@@ -1,22 +1,30 @@
 """What the algorithms of a convolution are planned for, and what planning returns.
 
-An algorithm's module defines ``plan(shape, phase, work)``, which returns an `Algorithm`.
+An algorithm's module defines ``plan(shape, phase, work)``, which returns a `KernelPlan`, and a row
+of `table.CONVOLUTION`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dptrain.backends.numba.vector import compiled_registers
-from dptrain.plan.lowering import Phase
+from dptrain.plan.lowering import Phase, Setting
 
 ACCEPTED_BALANCE = 0.965
 """Share of the threads' time that is used at which `units_per_item` looks no further."""
 COST_OF_A_UNIT = 0.01
 """Assumed cost of one more unit of a sample, as a share of the sample's time: rows that two bands
 share are loaded twice, and tiles end at the end of a band."""
+
+DIRECT = 50.0
+"""Multiply-adds per ns of a direct convolution on one core of an Intel Xeon (AVX-512, 2 MB of L2).
+Estimates are times on this core. Only their ratios matter, and they do not depend on the machine,
+so that every node selects the same algorithms."""
+WIDTH = 16
+"""Filters of a vector of that core."""
 
 MIN_MULTIPLY_ADDS = 300_000
 """Multiply-adds of a direct convolution that are worth one more thread: 5 µs. A thread starts
@@ -25,6 +33,11 @@ within a microsecond, but fetches weights and maps from another core's cache at 
 MIN_INFERENCE_MULTIPLY_ADDS = 150_000
 """The same in inference: 3 µs. Weights do not come from another core. A launch on 8 threads takes 2
 µs longer than on one (16 cores of an Intel Xeon)."""
+
+
+SAVED_IN_INFERENCE = 2
+"""Largest `KernelPlan.saved` in inference, in which each thread's cache keeps the weights that it
+reads."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +122,42 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """The kernel that computes a stage.
+class Case:
+    """A phase of a convolution, for which an algorithm is selected.
+
+    Attributes:
+        shape, phase, work: the convolution, the phase, and the samples and threads.
+        winograd: False excludes the Winograd algorithms, whose rounding errors are larger.
+    """
+
+    shape: Shape
+    phase: Phase
+    work: Work = field(default_factory=Work)
+    winograd: bool = True
+
+    @property
+    def samples(self) -> int:
+        """Samples that estimates are made for: one if they must follow from the shape alone."""
+        return 1 if self.work.by_shape else self.work.batch_size
+
+    @property
+    def direct_ns(self) -> float:
+        """Time of a direct convolution."""
+        (height, width, k), positions = self.shape.out, math.prod(self.shape.window)
+        filters = -(-k // WIDTH) * WIDTH
+        pixels = self.samples * height * width
+        return pixels * positions * self.shape.maps[2] * filters / DIRECT
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """The kernel that computes a phase.
 
     Attributes:
         kernel: the kernel to bind.
         geometry: named tuple of integers, the kernel's geometry argument.
         scratch: float32 elements of scratch memory for each thread.
+        tile: description of the tile that stays in registers, and of the rows in scratch.
         units: items of the kernel for each sample (bands) or, in the weight gradient, for each row
             of partial sums (blocks). Results do not depend on it.
         prepare: kernel with the arguments (w, geometry, shared) that transforms the weights before
@@ -124,17 +166,28 @@ class Algorithm:
         prepare_grain: smallest number of them for which one more thread is worth its start.
         shared: float32 elements that `prepare` writes and all threads read.
         grain: smallest number of items for which one more thread is worth its start.
+        rows: rows of partial sums of a weight gradient; 0 for those of `Work`.
+        saved: how many times more multiply-adds are worth one more thread, compared with a direct
+            convolution.
     """
 
     kernel: Any
     geometry: Any
     scratch: int
+    tile: str
     units: int = 1
     prepare: Any = None
     prepare_items: int = 0
     shared: int = 0
     grain: int = 1
     prepare_grain: int = 1
+    rows: int = 0
+    saved: int = 1
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``2 rows``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def units_per_item(items: int, threads: int, most: int, least: int = 1) -> int:
@@ -176,3 +229,9 @@ def rows_of_partial_sums(batch_size: int, threads: int) -> int:
     """
     samples = -(-batch_size // threads)
     return -(-batch_size // samples)
+
+
+def work_of(setting: Setting) -> Work:
+    """Return the samples and threads of a plan."""
+    rows = setting.shards or rows_of_partial_sums(setting.batch_size, setting.threads)
+    return Work(setting.batch_size, setting.threads, rows, setting.shards > 0, not setting.training)

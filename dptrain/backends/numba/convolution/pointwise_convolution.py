@@ -15,6 +15,7 @@ thread).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dptrain.backends.numba.convolution.fused_pooling import lower_bound
@@ -24,11 +25,19 @@ from dptrain.backends.numba.convolution.microkernels import (
     multiply_spaced,
     multiply_streaming,
 )
-from dptrain.backends.numba.convolution.planning import Algorithm, Shape, Work, units_per_item
+from dptrain.backends.numba.convolution.planning import (
+    Case,
+    KernelPlan,
+    Shape,
+    Work,
+    counted,
+    units_per_item,
+)
 from dptrain.backends.numba.dense.matmul import RAMP
 from dptrain.backends.numba.vector import LINE, copy, prefetch, transpose
 from dptrain.native.jit import inlined, kernel
 from dptrain.plan.lowering import Phase
+from dptrain.plan.selection import alone
 
 PANEL = 32
 """Columns of a panel of the weights."""
@@ -48,6 +57,8 @@ AHEAD = 24
 """Pixels between those that are copied and those that are prefetched. Copies of short parts of
 distant pixels wait for memory otherwise: weight gradients of maps that exceed the L3 cache take 4
 to 12% less time (AMD EPYC, AVX-512, two threads)."""
+RATE = 1.4
+"""Multiply-adds in the time of one of a direct convolution."""
 FEWEST = 16
 """Smallest number of channels and filters."""
 FEWEST_OF_GRADIENT = 128
@@ -75,8 +86,9 @@ class PointwiseGeometry(NamedTuple):
     parts: int
 
 
-def supports(shape: Shape, phase: Phase) -> bool:
-    """Return whether the kernels compute a phase of a convolution."""
+def supports(case: Case) -> bool:
+    """Return whether the kernels compute a case, with enough channels to pack the weights."""
+    shape, phase = case.shape, case.phase
     plain = shape.window == (1, 1) and shape.pads == (0, 0) and not shape.pool_height
     inside = all(
         (o - 1) * s < i for o, s, i in zip(shape.out, shape.strides, shape.maps, strict=False)
@@ -87,7 +99,12 @@ def supports(shape: Shape, phase: Phase) -> bool:
     return plain and inside and min(channels, filters) >= FEWEST
 
 
-def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+def estimate(case: Case) -> Sequence[tuple[float, str]]:
+    """Return the estimated time in ns."""
+    return alone(case.direct_ns / RATE)
+
+
+def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     """Return the algorithm of a phase."""
     if phase is Phase.BACKWARD_WEIGHT:
         return _plan_backward_weight(shape, work)
@@ -108,17 +125,22 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     kernels = (conv2d_forward, prepare_forward)
     if not is_forward:
         kernels = (conv2d_backward_input, prepare_backward_input)
-    return Algorithm(
-        kernels[0], geometry, scratch, bands * parts, kernels[1], -(-columns // PANEL),
-        summed * columns,
+    return KernelPlan(
+        kernels[0], geometry, scratch, tile_of(rows), bands * parts, kernels[1],
+        -(-columns // PANEL), summed * columns,
     )  # fmt: skip
 
 
-def _plan_backward_weight(shape: Shape, work: Work) -> Algorithm:
+def tile_of(rows: int) -> str:
+    """Describe the register tile, and the pixels of a block."""
+    return f"{TILE}×{PANEL}, {counted(rows, 'pixel')}"
+
+
+def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
     blocks = units_per_item(work.rows, work.threads, most=-(-shape.out[2] // PANEL))
     geometry = PointwiseGeometry(*shape.maps[:2], *shape.out[:2], *shape.strides, 0, 1)
     scratch = GRADIENT_STEPS * (GRADIENT_COLUMNS + GRADIENT_ROWS)
-    return Algorithm(conv2d_backward_weight, geometry, scratch, blocks)
+    return KernelPlan(conv2d_backward_weight, geometry, scratch, tile_of(0), blocks)
 
 
 @kernel

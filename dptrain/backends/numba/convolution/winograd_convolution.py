@@ -15,6 +15,10 @@ which begin at the first sample of a row of partial sums.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from dptrain.backends.numba.convolution.fused_pooling import (
@@ -27,17 +31,31 @@ from dptrain.backends.numba.convolution.fused_pooling import (
 )
 from dptrain.backends.numba.convolution.im2col import vector_part
 from dptrain.backends.numba.convolution.microkernels import NO_LOWER_BOUND, multiply
-from dptrain.backends.numba.convolution.planning import Algorithm, Shape, Work, units_per_item
-from dptrain.backends.numba.convolution.winograd_cost import are_near, parts_of_filters
+from dptrain.backends.numba.convolution.planning import (
+    WIDTH,
+    Case,
+    KernelPlan,
+    Shape,
+    Work,
+    units_per_item,
+)
+from dptrain.backends.numba.convolution.winograd_cost import (
+    are_near,
+    estimated_ns,
+    parts_of_filters,
+    rows_of_gradient,
+)
 from dptrain.backends.numba.convolution.winograd_geometry import (
     CHANNELS_PER_ITEM,
     LARGE_BLOCK,
+    WinogradGeometry,
     make_geometry,
 )
 from dptrain.backends.numba.convolution.winograd_transforms import (
     INTEGERS,
     MATRICES,
     PANEL,
+    SIDES,
     add_products,
     multiply_matrices,
     transform_gradients,
@@ -56,15 +74,56 @@ from dptrain.backends.numba.vector import (
 )
 from dptrain.native.jit import inlined, kernel
 from dptrain.plan.lowering import Phase
+from dptrain.plan.selection import alone
 
 SUM_BYTES, MAP_BYTES = 16 << 20, 32 << 20
 """Size of all sums of a weight gradient from which an L3 cache does not hold them, and largest size
 of the transformed maps of all threads that it holds."""
+FEWEST, FEWEST_WITH_MANY, MANY = 12, 8, 32
+"""Smallest number of input or output channels, and if the other number is at least `MANY`. Below,
+the transforms cost as much as they save."""
+SAVED = 8
+"""See `planning.KernelPlan`: a quarter as many products, and each thread fetches all transformed
+weights. Measured without this limit on 2 cores of an Intel Xeon (AVX-512), 16 → 32 channels,
+16 × 16, one sample: 18.6 µs on two threads, 12.4 µs on one."""
 WEIGHTS = 1024
 """Pairs of channels whose transform is worth one more thread: 7 µs."""
 
 
-def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+def supports(taps: int, case: Case) -> bool:
+    """Return whether the kernels for filters of `taps` rows compute a case, with enough channels to
+    transform them.
+    """
+    return case.shape.window[0] == taps and not refusal(case)
+
+
+def refusal(case: Case) -> str:
+    """Return why the kernels cannot compute a case with any number of samples; empty if they can.
+
+    Example:
+        >>> refusal(Case(Shape((8, 8, 16), (4, 4, 16), (3, 3), (2, 2), (1, 1)), Phase.FORWARD))
+        'stride 2×2: no Winograd'
+    """
+    shape = case.shape
+    size, c, k = "×".join(map(str, shape.window)), shape.maps[2], shape.out[2]
+    fewest = FEWEST_WITH_MANY if max(c, k) >= MANY else FEWEST
+    reasons = {
+        "1×1 filters": shape.window == (1, 1) and shape.pads == (0, 0),
+        "fp32-direct excludes Winograd": not case.winograd,
+        "stride {}×{}: no Winograd".format(*shape.strides): shape.strides != (1, 1),
+        f"{size}: no Winograd": shape.window not in [(taps, taps) for taps in SIDES],
+        "padding exceeds the filters": not shape.is_plain,
+        f"{c} channels, {k} filters: no Winograd": min(c, k) < fewest,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def estimate(case: Case) -> Sequence[tuple[float, str]]:
+    """Return the estimated time in ns."""
+    return alone(estimated_ns(case))
+
+
+def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     """Return the Winograd algorithm of a phase of a convolution that `supports` accepts."""
     if phase is Phase.BACKWARD_WEIGHT:
         return _plan_backward_weight(shape, work)
@@ -95,19 +154,38 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     kernel, prepare = conv2d_forward, prepare_forward
     if phase is Phase.BACKWARD_INPUT:
         kernel, prepare = conv2d_backward_input, prepare_backward_input
-    return Algorithm(
-        kernel, geometry, scratch, bands, prepare, items, weights, grain, prepare_grain
+    return KernelPlan(
+        kernel, geometry, scratch, _tile(geometry), bands, prepare, items, weights, grain,
+        prepare_grain, saved=SAVED,
     )  # fmt: skip
 
 
-def _plan_backward_weight(shape: Shape, work: Work) -> Algorithm:
+def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
     k_vectors = -(-shape.out[2] // compiled_registers().width)
+    work = replace(work, rows=_rows(shape, work))
     blocks = units_per_item(work.rows, work.threads, k_vectors)
     geometry = make_geometry(
         shape.maps, shape.out, shape.pads, shape.window[0], pool_height=shape.pool_height,
         gradient=True, large_blocks=not work.by_shape and _has_distant_sums(shape, work, blocks),
     )  # fmt: skip
-    return Algorithm(conv2d_backward_weight, geometry, geometry.scratch_size, blocks)
+    return KernelPlan(
+        conv2d_backward_weight, geometry, geometry.scratch_size, _tile(geometry), blocks,
+        rows=work.rows, saved=SAVED,
+    )  # fmt: skip
+
+
+def _tile(geometry: WinogradGeometry) -> str:
+    return f"{geometry.tile_side}×{geometry.tile_side} outputs"
+
+
+def _rows(shape: Shape, work: Work) -> int:
+    """Return the rows of partial sums of the weight gradient; micro-shards fix their number."""
+    if work.by_shape or work.rows == 1:
+        return work.rows
+    side = SIDES[shape.window[0]]
+    tiles = work.batch_size * math.prod(-(-n // side) for n in shape.out[:2])
+    k = -(-shape.out[2] // WIDTH) * WIDTH
+    return rows_of_gradient(work.rows, tiles, shape.maps[2], k, work.threads)
 
 
 def _has_distant_sums(shape: Shape, work: Work, blocks: int) -> bool:

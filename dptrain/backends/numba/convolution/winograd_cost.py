@@ -1,17 +1,17 @@
-"""Estimated times of a convolution's forward pass, direct and by Winograd, in nanoseconds.
+"""Estimated times of a Winograd convolution's forward pass, in the unit of `planning.DIRECT`.
 
-The constants are those of one core of an Intel Xeon (AVX-512, 2 MB of L2). Only their ratios
-matter: they decide whether transforming the weights pays, and how tiles and filters are divided
-among threads. They do not depend on the machine, so that every node selects the same algorithms.
+They decide whether transforming the weights pays, and how tiles and filters are divided among
+threads.
 """
 
 from __future__ import annotations
 
-from dptrain.backends.numba.convolution.winograd_transforms import MATRICES
+import math
+
+from dptrain.backends.numba.convolution.planning import WIDTH, Case
+from dptrain.backends.numba.convolution.winograd_transforms import MATRICES, SIDES
 from dptrain.backends.numba.vector import compiled_registers
 
-DIRECT = 50.0
-"""Multiply-adds per ns of a direct convolution."""
 PRODUCTS, SINGLE_VECTOR_PRODUCTS = 65.0, 50.0
 """Multiply-adds per ns of the 36 products, and with a single vector of filters."""
 INPUT, OUTPUT = 9.0, 5.0
@@ -25,8 +25,6 @@ FROM_OTHERS = 13.0
 transformed: between the 9 of 38 MB and the rate of the L3 cache."""
 NEAR_BYTES = 1 << 20
 """Largest size of the transformed weights that stay in an L2 cache."""
-WIDTH = 16
-"""Filters of a vector."""
 FEWEST_ROWS = 4
 """Smallest number of tiles that a product computes at a time."""
 ACCEPTED = 0.75
@@ -50,9 +48,20 @@ def are_near(c: int, k: int) -> bool:
     return 4 * MATRICES * c * k <= NEAR_BYTES
 
 
-def direct_ns(pixels: int, taps: int, c: int, k: int) -> float:
-    """Return the time of a direct convolution with `pixels` outputs and `taps` weights a filter."""
-    return pixels * taps * c * k / DIRECT
+def estimated_ns(case: Case) -> float:
+    """Return the time of a case, divided by `ACCEPTED`. It is that of the forward pass, so that all
+    phases of a layer have the same algorithm, and does not depend on the threads.
+
+    If the shape alone must decide, only the products of its outputs count.
+    """
+    shape, work = case.shape, case.work
+    side, c = SIDES[shape.window[0]], shape.maps[2]
+    k = -(-shape.out[2] // WIDTH) * WIDTH
+    if work.by_shape:
+        pixels = math.prod(shape.out[:2])
+        return MATRICES * pixels / side**2 * c * k / PRODUCTS
+    tiles = work.batch_size * math.prod(-(-n // side) for n in shape.out[:2])
+    return winograd_ns(tiles, c, k, keeps_weights=work.keeps_weights) / ACCEPTED
 
 
 def winograd_ns(tiles: int, c: int, k: int, *, keeps_weights: bool) -> float:

@@ -1,4 +1,4 @@
-"""Sizes and memory of a Winograd convolution, and the shapes for which it is used.
+"""Sizes and memory of a Winograd convolution.
 
 Outputs are divided into tiles, and tiles into *blocks* of a few rows of tiles, also of several
 samples. All tiles of a block are transformed and multiplied together.
@@ -15,9 +15,6 @@ from dptrain.backends.numba.convolution.microkernels import ROW_GROUP
 from dptrain.backends.numba.convolution.winograd_transforms import INTEGERS, MATRICES, SIDES
 from dptrain.backends.numba.vector import LINE, compiled_registers
 
-FEWEST, FEWEST_WITH_MANY, MANY = 12, 8, 32
-"""Smallest number of input or output channels, and if the other number is at least `MANY`. Below,
-the transforms cost as much as they save."""
 CHANNELS_PER_ITEM = 16
 """Input channels that one item of the kernels that transform weights processes."""
 WIDEST = 64
@@ -32,12 +29,6 @@ IN_PLACE_TILES = 16, 12
 """About how many tiles a block has if products replace the transformed inputs, with one and with
 two vectors of channels: V, 37 and 55 KB, mostly stays in an L1 cache of 48 KB. A row of more
 vectors does not fit a register tile."""
-
-
-def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
-    """Return whether the kernels support a convolution and it has enough channels to be faster."""
-    enough = min(c, k) >= (FEWEST_WITH_MANY if max(c, k) >= MANY else FEWEST)
-    return enough and window in ((3, 3), (5, 5)) and strides == (1, 1)
 
 
 class WinogradGeometry(NamedTuple):

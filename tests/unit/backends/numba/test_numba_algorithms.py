@@ -9,8 +9,9 @@ import pytest
 
 from dptrain.api import make_replica
 from dptrain.backends.numba.convolution import folded_rgb_convolution
-from dptrain.backends.numba.convolution.algorithms import Shape, Work, select_algorithms
+from dptrain.backends.numba.convolution.algorithms import select_kernels
 from dptrain.backends.numba.convolution.fused_pooling import NoPool
+from dptrain.backends.numba.convolution.planning import Shape, Work
 from dptrain.backends.numba.vector import AVX512
 from dptrain.network import Conv2d, Dense, Flatten, Network
 from dptrain.plan.lowering import Phase
@@ -19,7 +20,7 @@ from tests.unit.backends.numba import test_numba_convolution as vectors
 
 def chosen(shape):
     """Names of the modules that compute forward, by the weights, by the input."""
-    found = select_algorithms(shape)
+    found = select_kernels(shape)
     modules = (found[phase].kernel.py_func.__module__.rpartition(".")[2] for phase in found)
     return [name.replace("_convolution", "") for name in modules]
 
@@ -64,7 +65,7 @@ def test_eight_filters_of_colour_images_are_folded(monkeypatch):
 
 
 def test_scratch_is_as_long_as_the_geometry_states():
-    found = select_algorithms(Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1)))
+    found = select_kernels(Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1)))
     assert found[Phase.FORWARD].scratch == found[Phase.FORWARD].geometry.scratch_size
 
 
@@ -75,7 +76,7 @@ def test_few_tiles_are_computed_directly_unless_the_shape_alone_must_decide():
         (Work(1), "winograd_convolution"),
         (Work(8, by_shape=False), "winograd_convolution"),
     ):
-        found = select_algorithms(shape, work).values()
+        found = select_kernels(shape, work).values()
         assert {each.kernel.py_func.__module__.rpartition(".")[2] for each in found} == {expected}
 
 
@@ -93,7 +94,7 @@ def test_rms_errors_are_bounded(channels, size, winograd, after_relu):
     """
     n, shape = 2, (size, size, channels)
     case = vectors.Case((n, shape, channels, (3, 3), (1, 1), ((1, 1), (1, 1))), positive=after_relu)
-    found = select_algorithms(Shape(shape, shape, (3, 3), (1, 1), (1, 1)), winograd=winograd)
+    found = select_kernels(Shape(shape, shape, (3, 3), (1, 1), (1, 1)), winograd=winograd)
     modules = {each.kernel.py_func.__module__.rpartition(".")[2] for each in found.values()}
     others = {"direct_convolution"} | ({"gathered_convolution"} if channels == 512 else set())
     assert modules == ({"winograd_convolution"} if winograd else others)
@@ -142,5 +143,5 @@ def test_a_replica_without_winograd():
 @pytest.mark.parametrize(("batch_size", "ranges"), [(1, 1), (32, 2)])
 def test_a_launch_of_a_few_microseconds_has_one_range(batch_size, ranges):
     shape = Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1))
-    forward = select_algorithms(shape, Work(batch_size, threads=2))[Phase.FORWARD]
+    forward = select_kernels(shape, Work(batch_size, threads=2))[Phase.FORWARD]
     assert min(2, -(-batch_size * forward.units // forward.grain)) == ranges

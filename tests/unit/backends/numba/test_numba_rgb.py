@@ -9,6 +9,7 @@ import pytest
 
 from dptrain.backends.numba.convolution import folded_rgb_convolution as folded
 from dptrain.backends.numba.convolution import winograd_rgb_convolution as winograd
+from dptrain.backends.numba.convolution.planning import Case as Selected
 from dptrain.backends.numba.convolution.planning import Shape, Work
 from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
 from dptrain.backends.numba.vector import AVX512, PORTABLE
@@ -117,11 +118,12 @@ def test_not_a_number_passes(module):
 def test_only_eight_filters_of_wide_vectors_are_folded(monkeypatch):
     shape = Shape((32, 32, 3), (32, 32, 8), (3, 3), (1, 1), (1, 1), 2, halved=True)
     monkeypatch.setattr(folded, "compiled_registers", lambda: AVX512)
-    assert folded.supports(shape, Phase.FORWARD)
-    assert folded.supports(shape, Phase.BACKWARD_WEIGHT)
-    assert not folded.supports(shape, Phase.BACKWARD_INPUT)
-    assert not folded.supports(replace(shape, out=(32, 32, 16)), Phase.FORWARD)
-    assert not folded.supports(replace(shape, out=(32, 6, 8)), Phase.FORWARD)
-    assert not folded.supports(replace(shape, halved=False), Phase.FORWARD)
+    case = Selected(shape, Phase.FORWARD)
+    assert folded.supports(case)
+    for other in (
+        replace(shape, out=(32, 32, 16)), replace(shape, out=(32, 6, 8)),
+        replace(shape, halved=False),
+    ):  # fmt: skip
+        assert not folded.supports(replace(case, shape=other))
     monkeypatch.setattr(folded, "compiled_registers", lambda: PORTABLE)
-    assert not folded.supports(shape, Phase.FORWARD)
+    assert not folded.supports(case)

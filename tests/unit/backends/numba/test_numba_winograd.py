@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.backends.numba.convolution import winograd_convolution as winograd
-from dptrain.backends.numba.convolution import winograd_geometry
-from dptrain.backends.numba.convolution.algorithms import work_of_layer
+from dptrain.backends.numba.convolution.planning import Case as Selected
 from dptrain.backends.numba.convolution.planning import Shape, Work
 from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
 from dptrain.plan.lowering import Phase
@@ -154,12 +153,12 @@ def test_gradients_of_many_channels_are_divided_by_filters_among_threads():
         for side, c in ((32, 64), (4, 512))
     )
     work = Work(128, 16, 16, by_shape=False)
-    assert work_of_layer(few, work) == work
-    divided = work_of_layer(many, work)
+    assert winograd.plan(few, Phase.BACKWARD_WEIGHT, work).rows == 16
+    divided = winograd.plan(many, Phase.BACKWARD_WEIGHT, work)
     assert divided.rows < 16
-    algorithm = winograd.plan(many, Phase.BACKWARD_WEIGHT, divided)
-    assert divided.rows * algorithm.units >= 16
-    assert work_of_layer(many, replace(work, by_shape=True)).rows == 16
+    assert divided.rows * divided.units >= 16
+    by_shape = replace(work, by_shape=True)
+    assert winograd.plan(many, Phase.BACKWARD_WEIGHT, by_shape).rows == 16
 
 
 @pytest.mark.parametrize(("shape", "pool"), BATCHES, ids=str)
@@ -212,11 +211,21 @@ def test_rms_errors_are_as_documented(name):
     assert error < 4 * usual
 
 
-def test_supported_shapes():
-    assert winograd_geometry.supports((3, 3), (1, 1), 40, 96)
-    assert winograd_geometry.supports((3, 3), (1, 1), 16, 12)
-    assert winograd_geometry.supports((3, 3), (1, 1), 32, 8)
-    assert not winograd_geometry.supports((4, 4), (1, 1), 20, 44)
-    assert not winograd_geometry.supports((3, 3), (1, 1), 16, 8)
-    assert not winograd_geometry.supports((3, 3), (2, 2), 64, 64)
-    assert not winograd_geometry.supports((7, 7), (1, 1), 64, 64)
+@pytest.mark.parametrize(
+    ("taps", "stride", "c", "k", "refusal"),
+    [
+        (3, 1, 40, 96, ""),
+        (3, 1, 16, 12, ""),
+        (3, 1, 32, 8, ""),
+        (4, 1, 20, 44, "4×4: no Winograd"),
+        (3, 1, 16, 8, "16 channels, 8 filters: no Winograd"),
+        (3, 2, 64, 64, "stride 2×2: no Winograd"),
+        (7, 1, 64, 64, "7×7: no Winograd"),
+    ],
+)
+def test_supported_shapes(taps, stride, c, k, refusal):
+    pads = (taps - 1) // 2, (taps - 1) // 2
+    shape = Shape((8, 8, c), (8, 8, k), (taps, taps), (stride, stride), pads)
+    case = Selected(shape, Phase.FORWARD)
+    assert winograd.refusal(case) == refusal
+    assert winograd.supports(taps, case) == (not refusal)
