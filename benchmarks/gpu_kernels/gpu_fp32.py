@@ -28,6 +28,7 @@ from benchmarks.gpu_kernels.gpu_cases import Case, takes_cases, timed
 from benchmarks.gpu_kernels.gpu_products import PHASES, Planned, compile_unit, launches_of, products
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.convolution.halo import implicit_gemm_cost, wgrad_tiles
+from dptrain.backends.cuda.dense import gemm_tiles
 from dptrain.backends.cuda.device import hardware
 from dptrain.backends.replica import Replica
 from dptrain.network.network import Network
@@ -47,7 +48,10 @@ STEPS = 15
 def variant(name: str) -> Iterator[None]:
     """Select kernels as the variant does."""
     before = hardware.TF32X3_MARGIN, hardware.TF32X3_WGMMA
-    selections = implicit_gemm_cost.select_implicit_gemm_tile, wgrad_tiles.select_wgrad_tile
+    selections = (
+        gemm_tiles.rank_gemm_configs, implicit_gemm_cost.rank_implicit_gemm_tiles,
+        wgrad_tiles.rank_wgrad_tiles,
+    )  # fmt: skip
     try:
         hardware.TF32X3_MARGIN, hardware.TF32X3_WGMMA = VARIANTS[name]
         for selection in selections:

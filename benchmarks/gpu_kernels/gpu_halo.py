@@ -2,11 +2,11 @@
 
     python3 -m benchmarks.gpu_kernels.gpu_halo [--limit SECONDS] [NETWORK:BATCH:PRECISION ...]
 
-Requires a GPU and CuPy. Every convolution runs once with the gathering kernels
-(`gather_cost.HALO_MARGIN` = infinity) and once with halo tiles wherever they exist (0), on the same
-random arrays. A line shows, for the stages that differ, the measured µs of both and in brackets the
-estimates, by which a finite margin selects. Gathering can need a separate pass that unpools dy;
-its time is part of the input gradient. Errors are ‖halo − gather‖ / ‖gather‖ of y, dw, db and dx.
+Requires a GPU and CuPy. Every convolution runs once with the gathering kernels and once with halo
+tiles wherever they exist, on the same random arrays. A line shows, for the stages that differ, the
+measured µs of both and in brackets the estimates, which select one of them. Gathering can need a
+separate pass that unpools dy; its time is part of the input gradient. Errors are
+‖halo − gather‖ / ‖gather‖ of y, dw, db and dx.
 The kernels of a case are compiled in parallel while earlier cases are measured. After `--limit`
 seconds no further case starts.
 """
@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, wait
 from typing import Any, NamedTuple
-from unittest import mock
 
 import click
 import numpy as np
@@ -29,21 +28,17 @@ from numpy.typing import NDArray
 from benchmarks.gpu_kernels.gpu_products import Planned, Unit, compile_unit
 from benchmarks.outside import find_network
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.convolution import gather_cost
-from dptrain.backends.cuda.convolution.halo import wgrad_tiles
-from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
-from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
-from dptrain.backends.cuda.convolution.halo.wgrad_tiles import WgradTile
+from dptrain.backends.cuda.convolution import algorithms
+from dptrain.backends.cuda.convolution.convolution import Convolution as Operation
 from dptrain.backends.cuda.device.device import Array, Device, Function
-from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.operation import Kernels
 from dptrain.backends.replica import Replica
 from dptrain.machine import available_cores
 from dptrain.network.layers import Conv2d
 from dptrain.plan import SGD
 from dptrain.plan.lowering import Group, Phase
-from dptrain.plan.plan import make_plan
+from dptrain.plan.plan import make_plan, with_selection
+from dptrain.plan.selection import KernelSelection
 
 CASES = (
     "model0:2048:bf16", "odd:512:tf32", "strided:512:bf16", "input113:256:bf16", "odd:32:bf16",
@@ -53,6 +48,10 @@ CASES = (
 
 CONVOLUTION_FILES = ("conv2d", "pack_weights", "split_k", "pooling")
 """Beginnings of the sources that convolutions use; no other source is compiled."""
+
+GATHERING = (algorithms.GATHER.name,)
+HALO_TILES = algorithms.HALO.name, algorithms.HALO_GRADIENT.name
+"""Names of the algorithms of both variants."""
 
 PHASES = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
 
@@ -81,29 +80,33 @@ def without_other_kernels(device: Device) -> None:
     device.function = function  # type: ignore[method-assign]
 
 
-def variant(backend: CudaBackend, case: str, margin: float) -> Variant:
-    """Return a replica and its convolutions with kernels selected by `margin`."""
+def variant(backend: CudaBackend, case: str, names: Sequence[str]) -> Variant:
+    """Return a replica and its convolutions, computed by the algorithms with some names."""
     name, batch_size, precision = case.split(":")
-    wgrad_tiles.select_wgrad_tile.cache_clear()
-    with mock.patch.object(gather_cost, "HALO_MARGIN", margin):
-        plan = make_plan(
-            find_network(name), backend, int(batch_size), precision=precision, optimizer=SGD()
-        )
-        replica = backend.make_replica(plan, seed=0)
-        replica.context.n = plan.batch_size
-        found = {}
-        for group in plan.groups:
-            if isinstance(group.head.layer, Conv2d):
-                operation = backend.operation(group, plan.setting)
-                arrays = replica._group_arrays(group)
-                configs: Any = operation.configs(group, plan.setting)  # type: ignore[attr-defined]
-                phases = operation.needs(group, plan.setting).phases
-                found[group.name] = Convolution(
-                    group, arrays,
-                    operation(group, arrays, replica).kernels(phases),  # type: ignore[arg-type]
-                    {phase: config.tile for phase, config in configs.items()},
-                )  # fmt: skip
-    wgrad_tiles.select_wgrad_tile.cache_clear()
+    plan = make_plan(
+        find_network(name), backend, int(batch_size), precision=precision, optimizer=SGD()
+    )
+    groups = [group for group in plan.groups if isinstance(group.head.layer, Conv2d)]
+    wanted = tuple(
+        (group.stage(phase), row.name)
+        for group in groups for phase in PHASES for row in algorithms.CONVOLUTION
+        if row.name in names and phase in row.phases
+    )  # fmt: skip
+    plan = with_selection(plan, backend, KernelSelection(wanted))
+    replica = backend.make_replica(plan, seed=0)
+    replica.context.n = plan.batch_size
+    found = {}
+    for group in groups:
+        operation = backend.operation(group, plan.setting)
+        assert issubclass(operation, Operation)
+        arrays = replica._group_arrays(group)
+        choices = operation.choices(group, plan.setting)
+        phases = operation.needs(group, plan.setting).phases
+        found[group.name] = Convolution(
+            group, arrays,
+            operation(group, arrays, replica).kernels(phases),  # type: ignore[arg-type]
+            {phase: choice.configuration for phase, (_, choice) in choices.items()},
+        )  # fmt: skip
     return replica, found
 
 
@@ -171,19 +174,10 @@ def measured_us(device: Device, variant: tuple[Replica, Convolution], phase: Pha
 
 def estimates_us(replica: Replica, convolution: Convolution, phase: Phase) -> str:
     """Return the estimated µs of gathering and of the halo tile of a phase."""
-    group, tile = convolution.group, convolution.tiles[phase]
-    setting = replica.plan.setting
-    if isinstance(tile, ImplicitGemmTile):
-        halo, gather = HaloConvolution.estimated_us(tile, group, setting, phase)
-    elif isinstance(tile, WgradTile):
-        layer: Any = group.head.layer
-        halo, gather = wgrad_tiles.estimated_us(
-            tile, InputView.forward(group.head), layer.strides, setting.precision,
-            setting.batch_size, limits_of(setting),
-        )  # fmt: skip
-    else:
-        return ""
-    return f"({gather:.0f} → {halo:.0f})"
+    case = algorithms.case_of(convolution.group, replica.plan.setting, phase)
+    times = {each.algorithm.name: each.estimate for each in algorithms.candidates(case)}
+    halo = next((times[name] for name in HALO_TILES if name in times), math.nan)
+    return f"({times[GATHERING[0]]:.0f} → {halo:.0f})"
 
 
 def compare(device: Device, case: str, gather: Variant, halo: Variant) -> None:
@@ -211,8 +205,8 @@ def compare(device: Device, case: str, gather: Variant, halo: Variant) -> None:
 def kernels_of(case: str) -> list[Unit]:
     """Return the sources and macros of a case's kernels in both variants."""
     planned = Planned()
-    for margin in (math.inf, 0.0):
-        variant(CudaBackend(planned), case, margin)
+    for names in (GATHERING, HALO_TILES):
+        variant(CudaBackend(planned), case, names)
     return sorted(unit for unit in planned.units if unit[0].startswith(CONVOLUTION_FILES))
 
 
@@ -234,7 +228,7 @@ def compare_all(pool: Executor, cases: Sequence[str], limit_s: float = math.inf)
             pool.shutdown(wait=False, cancel_futures=True)
             return
         print(f"after {seconds:.0f} s: ", end="")
-        compare(device, case, variant(backend, case, math.inf), variant(backend, case, 0.0))
+        compare(device, case, variant(backend, case, GATHERING), variant(backend, case, HALO_TILES))
 
 
 @click.command()

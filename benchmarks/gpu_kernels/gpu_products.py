@@ -26,12 +26,10 @@ import click
 import numpy as np
 
 from benchmarks.gpu_kernels.gpu_cases import Case, Times, takes_cases, timed
-from dptrain.backends.cuda import weighted
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.convolution import convolution
-from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.dense.dense import SkinnyDenseGemm
-from dptrain.backends.cuda.dense.dense_wgmma import WgmmaDenseGemm
+from dptrain.backends.cuda.convolution import algorithms, gather_convolution
+from dptrain.backends.cuda.dense import algorithms as dense_algorithms
+from dptrain.backends.cuda.dense import dense
 from dptrain.backends.cuda.dense.gemm_tiles import (
     GemmConfig,
     GemmTile,
@@ -128,11 +126,11 @@ def products(plan: Plan) -> Iterator[Group]:
 def with_tile(
     tile: GemmTile, precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
     split: bool = False,
-) -> GemmConfig:  # fmt: skip
-    """Return the configuration of a product with this tile."""
+) -> list[tuple[float, GemmConfig]]:  # fmt: skip
+    """Return what `rank_gemm_configs` returns if this is the only tile."""
     threads = tile.num_tiles(rows, columns) * tile.block[0]
     parts = split_terms(terms, threads, limits) if split else SplitK(1, max(terms, 1))
-    return GemmConfig(tile, parts)
+    return [(1.0, GemmConfig(tile, parts))]
 
 
 def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, Kernel]:
@@ -144,14 +142,14 @@ def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, K
         chosen: Mapping[Phase, Kernel] = backend.bind(group, phases, arrays, replica)
         return chosen
     with ExitStack() as stack:
-        for special in (HaloConvolution, SkinnyDenseGemm, WgmmaDenseGemm):
-            stack.enter_context(mock.patch.object(special, "supports", return_value=False))
-        stack.enter_context(
-            mock.patch.object(convolution, "select_few_channel_tile", return_value=None)
-        )
-        stack.enter_context(
-            mock.patch.object(weighted, "select_gemm_config", partial(with_tile, tile))
-        )
+        general = [row for row in dense_algorithms.DENSE if row.name == GemmTile.ALGORITHM]
+        for target, name, value in (
+            (algorithms, "CONVOLUTION", (algorithms.GATHER,)),
+            (dense_algorithms, "DENSE", general),
+            (gather_convolution, "rank_gemm_configs", partial(with_tile, tile)),
+            (dense, "rank_gemm_configs", partial(with_tile, tile)),
+        ):
+            stack.enter_context(mock.patch.object(target, name, value))
         arrays = dict(replica._group_arrays(group))
         for name in ("partial", "forward_partial"):
             arrays.pop(name, None)

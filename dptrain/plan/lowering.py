@@ -25,6 +25,7 @@ gradient, and the others add to it (`Group.adds`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -34,7 +35,7 @@ from typing import Any, ClassVar, Protocol
 from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Network, Node
 from dptrain.plan.limits import DeviceLimits
-from dptrain.plan.selection import Choice, KernelSelection, fastest
+from dptrain.plan.selection import Choice, KernelSelection
 
 
 class Phase(str, Enum):
@@ -286,20 +287,21 @@ class Explanation:
         tile: sizes of its tiles; empty if it has none.
         units: the division of the stage among threads.
         reason: why the backend selected it.
-        others: other algorithms, with their estimated time divided by that of the selected one.
+        others: other algorithms, with their estimated time divided by that of the selected one;
+            None if their times cannot be compared.
     """
 
     algorithm: str
     tile: str = ""
     units: str = ""
     reason: str = ""
-    others: tuple[tuple[str, float], ...] = ()
+    others: tuple[tuple[str, float | None], ...] = ()
 
     @classmethod
     def of(
         cls,
         choice: Choice[Any],
-        ranked: Sequence[Choice[Any]],
+        candidates: Sequence[Choice[Any]],
         selection: KernelSelection,
         stage: str,
         *,
@@ -310,20 +312,22 @@ class Explanation:
         """Return the explanation of a choice.
 
         Args:
-            choice: what `dptrain.plan.selection.pick` returned.
-            ranked, selection, stage: its arguments.
+            choice: what `dptrain.plan.selection.select` returned.
+            candidates: what `dptrain.plan.selection.fastest` returned.
+            selection, stage: as passed to `select`.
             tile, units: as above.
             note: the reason unless the choice was measured, if it says more than the estimates.
         """
-        best = fastest(ranked)
         name = choice.algorithm.name
         others = tuple(
             (each.algorithm.name, each.estimate / choice.estimate)
-            for each in best
+            if math.isfinite(each.estimate)
+            else (each.algorithm.name, None)
+            for each in candidates
             if each.algorithm.name != name
         )
-        reason = note or ("lowest estimated time" if len(ranked) > 1 else "the only algorithm")
-        if selection.named(stage) == str(choice):
+        reason = note or ("lowest estimated time" if others else "the only algorithm")
+        if selection.named(stage) in (str(choice), name):
             reason = "measured to be the fastest"
         return cls(name, tile, units, reason, others)
 

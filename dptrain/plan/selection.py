@@ -7,7 +7,7 @@ the plan and the processor alone. A selection that was measured names configurat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -46,8 +46,9 @@ class Algorithm(Generic[C]):
         phases: the phases that it computes.
         supports: returns whether it computes a case, whose type the operation defines.
         estimate: returns estimated times, in the unit of the table, with the configurations that
-            they belong to, in any order; the first is selected among equal ones. An algorithm
-            without configurations returns `alone`.
+            they belong to, in any order; the first is selected among equal ones. It is `alone` for
+            an algorithm without configurations, and empty if no configuration fits the case. A time
+            is infinite if it cannot be compared with those of other algorithms, which precede.
         bind: returns the kernel; its arguments are those of all algorithms of the table.
         serves: networks of the zoo with the measured gain. An algorithm that saves no network 3% of
             a step is removed.
@@ -56,7 +57,7 @@ class Algorithm(Generic[C]):
     name: str
     phases: tuple[Phase, ...]
     supports: Callable[[C], bool]
-    estimate: Callable[[C], Iterable[tuple[float, Any]]]
+    estimate: Callable[[C], Sequence[tuple[float, Any]]]
     bind: Callable[..., Any]
     serves: tuple[Gain, ...] = ()
 
@@ -74,7 +75,7 @@ class Choice(Generic[C]):
         algorithm: the algorithm.
         configuration: an object that `str` names uniquely in the table; empty if the algorithm has
             no configurations.
-        estimate: of the time, in the unit of the table.
+        estimate: of the time, in the unit of the table; infinity if it cannot be compared.
     """
 
     algorithm: Algorithm[C]
@@ -89,11 +90,30 @@ def rank(table: Iterable[Algorithm[C]], phase: Phase, case: C) -> list[Choice[C]
     """Return all configurations of the algorithms that support a case, the fastest first."""
     found = [
         Choice(algorithm, configuration, time)
-        for algorithm in table
-        if phase in algorithm.phases and algorithm.supports(case)
-        for time, configuration in algorithm.estimate(case)
+        for algorithm, estimates in _estimates(table, phase, case)
+        for time, configuration in estimates
     ]
     return sorted(found, key=lambda choice: choice.estimate)
+
+
+def fastest(table: Iterable[Algorithm[C]], phase: Phase, case: C) -> list[Choice[C]]:
+    """Return the fastest configuration of each algorithm that supports a case, sorted by time."""
+    found = []
+    for algorithm, estimates in _estimates(table, phase, case):
+        time, configuration = min(estimates, key=lambda pair: pair[0])
+        found.append(Choice(algorithm, configuration, time))
+    return sorted(found, key=lambda choice: choice.estimate)
+
+
+def _estimates(
+    table: Iterable[Algorithm[C]], phase: Phase, case: C
+) -> Iterator[tuple[Algorithm[C], Sequence[tuple[float, Any]]]]:
+    """Yield the algorithms that support a case, with their estimates."""
+    for algorithm in table:
+        if phase in algorithm.phases and algorithm.supports(case):
+            estimates = algorithm.estimate(case)
+            if estimates:
+                yield algorithm, estimates
 
 
 def select(
@@ -111,20 +131,28 @@ def select(
         selection: names configurations by stage.
         stage: name of the stage, as `dptrain.plan.plan.Stage.name`.
     """
-    return pick(rank(table, phase, case), selection or KernelSelection(), stage)
+    candidates = fastest(table, phase, case)
+    chosen = selection or KernelSelection()
+    return pick(candidates, lambda: rank(table, phase, case), chosen, stage)
 
 
-def pick(ranked: Sequence[Choice[C]], selection: KernelSelection, stage: str) -> Choice[C]:
-    """Return that of the choices of `rank` which `selection` names for a stage, or the first."""
-    return selection.pick(stage, ranked[0], lambda: [(each.estimate, each) for each in ranked])
+def pick(
+    candidates: Sequence[Choice[C]],
+    ranked: Callable[[], Iterable[Choice[C]]],
+    selection: KernelSelection,
+    stage: str,
+) -> Choice[C]:
+    """Return the choice for a stage, of which a selection may name algorithm or configuration.
 
-
-def fastest(ranked: Iterable[Choice[C]]) -> list[Choice[C]]:
-    """Return the fastest choice of each algorithm, in the order of `ranked`."""
-    found: dict[str, Choice[C]] = {}
-    for choice in ranked:
-        found.setdefault(choice.algorithm.name, choice)
-    return list(found.values())
+    Args:
+        candidates: what `fastest` returned.
+        ranked: function that returns all configurations among which measurements select.
+        selection, stage: see `select`.
+    """
+    named = selection.named(stage)
+    fixed = (each for each in candidates if each.algorithm.name == named)
+    best = next(fixed, candidates[0])
+    return selection.pick(stage, best, lambda: [(each.estimate, each) for each in ranked()])
 
 
 def worthwhile(ranked: Iterable[tuple[float, T]]) -> list[tuple[float, T]]:
@@ -146,7 +174,8 @@ class KernelSelection:
     """Selects a kernel for each stage of a plan.
 
     Attributes:
-        names: names of candidates by stage, as pairs. Other stages use the lowest estimate.
+        names: names of algorithms or of their configurations by stage, as pairs. Other stages use
+            the lowest estimate.
     """
 
     names: tuple[tuple[str, str], ...] = ()

@@ -16,16 +16,13 @@ from dptrain.backends.cuda.combining import (
     GlobalAveragePoolOperation,
     bind_additions,
 )
-from dptrain.backends.cuda.convolution.convolution import GatherConvolution
+from dptrain.backends.cuda.convolution.convolution import Convolution
 from dptrain.backends.cuda.convolution.grouped_convolution import (
-    DepthwiseConvolution,
-    GroupedConvolution,
+    grouped_operation,
     is_grouped,
 )
-from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.convolution.wgmma.wgmma_convolution import WgmmaConvolution
-from dptrain.backends.cuda.dense.dense import DenseGemm, SkinnyDenseGemm
-from dptrain.backends.cuda.dense.dense_wgmma import WgmmaDenseGemm
+from dptrain.backends.cuda.dense.algorithms import explain as explain_dense
+from dptrain.backends.cuda.dense.algorithms import operation_of as dense_operation
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
 from dptrain.backends.cuda.device.device import Array, Device
 from dptrain.backends.cuda.device.hardware import limits_of
@@ -103,8 +100,7 @@ from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
 OPERATIONS: Mapping[type[Layer], type[Operation]] = {
-    Conv2d: GatherConvolution,
-    Dense: DenseGemm,
+    Conv2d: Convolution,
     MaxPool2d: MaxPoolOperation,
     AveragePool2d: AveragePoolOperation,
     SumPool2d: SumPoolOperation,
@@ -120,13 +116,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     GlobalAveragePool2d: GlobalAveragePoolOperation,
     BiasAdd: BiasAddOperation,
 }
-"""Operations by the first layer of a group, unless a faster one supports the group."""
-
-FASTER_OPERATIONS = (
-    DepthwiseConvolution, GroupedConvolution, WgmmaConvolution, HaloConvolution, SkinnyDenseGemm,
-    WgmmaDenseGemm,
-)  # fmt: skip
-"""Operations that are preferred if they support a group."""
+"""Operations by the first layer of a group, except dense layers and grouped convolutions."""
 
 CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [
     (Conv2d, ReLU, *epilogue) for epilogue in EPILOGUES
@@ -265,7 +255,7 @@ class CudaBackend(Backend):
         return epilogue is None or epilogue.supports(nodes[2:])
 
     def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
-        return local == "dx" and issubclass(self.operation(group, setting), GatherConvolution)
+        return local == "dx" and self.operation(group, setting) is Convolution
 
     def sums_output(self, group: Group, reader: Group, setting: Setting) -> bool:
         sums = isinstance(reader.head.layer, BatchNorm2d)
@@ -291,11 +281,13 @@ class CudaBackend(Backend):
 
     def operation(self, group: Group, setting: Setting) -> type[Operation]:
         """Return the class that computes a group."""
-        for operation in FASTER_OPERATIONS:
-            if operation.supports(group, setting):
-                return operation
-        found = entry_of(OPERATIONS, group.head.layer)
-        assert found is not None, group.head.layer.kind
+        layer = group.head.layer
+        if isinstance(layer, Dense):
+            return dense_operation(group, setting)
+        if is_grouped(group.head):
+            return grouped_operation(group.head)
+        found = entry_of(OPERATIONS, layer)
+        assert found is not None, layer.kind
         return found
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
@@ -311,6 +303,8 @@ class CudaBackend(Backend):
         operation = self.operation(group, setting)
         direct = Explanation("direct", reason="the only kernel")
         phases = dict.fromkeys(operation.needs(group, setting).phases, direct)
+        if isinstance(group.head.layer, Dense):
+            return {**phases, **explain_dense(group, setting)}
         return {**phases, **operation.explain(group, setting)}
 
     def measured_selection(

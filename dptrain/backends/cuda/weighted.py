@@ -14,9 +14,8 @@ import numpy as np
 
 from dptrain.backends.cuda.dense.gemm_tiles import (
     GemmConfig,
+    SplitK,
     ceil_div,
-    rank_gemm_configs,
-    select_gemm_config,
     vector_elements,
 )
 from dptrain.backends.cuda.device.hardware import limits_of
@@ -30,7 +29,7 @@ from dptrain.network.activations import ReLU
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.plan.limits import DeviceLimits
-from dptrain.plan.lowering import BufferSpec, Explanation, Group, Phase, Setting, stage_name
+from dptrain.plan.lowering import BufferSpec, Group, Phase, Setting
 
 NO_EPILOGUE, RELU, RELU_POOL = range(3)
 """Epilogues that are fused into product kernels, ``EPILOGUE`` of ``epilogue.cuh``."""
@@ -79,83 +78,13 @@ class WeightedOperation(Operation):
     in every run.
     """
 
-    @classmethod
-    def add_partial_buffer(
-        cls, group: Group, setting: Setting, buffers: dict[str, BufferSpec]
-    ) -> None:
+    @staticmethod
+    def add_partial_buffer(group: Group, split_k: SplitK, buffers: dict[str, BufferSpec]) -> None:
         """Add the buffer for the split-K parts of the weight gradient, if there are several."""
         weight, filters = group.head.parameters[0], group.head.output_maps[0]
-        split_k = cls.wgrad_config(group, setting).split_k
         if split_k.count > 1:
             shape = (split_k.count, weight.size + filters)
             buffers["partial"] = BufferSpec(shape, "float32")
-
-    @classmethod
-    def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
-        """Return the configurations of the products that the project's kernels compute."""
-        configs = {Phase.FORWARD: cls.forward_config(group, setting)}
-        if setting.training:
-            configs[Phase.BACKWARD_WEIGHT] = cls.wgrad_config(group, setting)
-        if group.gradients:
-            configs[Phase.BACKWARD_INPUT] = cls.backward_input_config(group, setting)
-        return configs
-
-    @classmethod
-    def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Return the configuration of the forward product."""
-        raise NotImplementedError
-
-    @classmethod
-    def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Return the configuration of the product of the input gradient."""
-        raise NotImplementedError
-
-    @classmethod
-    def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
-        measured, configs = dict(setting.selection.names), cls.configs(group, setting)
-        return {
-            phase: Explanation(
-                config.tile.ALGORITHM,
-                str(config),
-                reason="measured to be the fastest"
-                if measured.get(stage_name(group.name, phase)) in (str(config), str(config.tile))
-                else "lowest estimated time",
-            )
-            for phase, config in configs.items()
-        }
-
-    @classmethod
-    def wgrad_pixels(cls, group: Group, setting: Setting) -> int:
-        """Return the terms of the weight gradient's sum per sample."""
-        return computed_pixels(group)
-
-    @classmethod
-    def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Return the configuration of the weight gradient."""
-        return cls.gather_wgrad_config(group, setting)
-
-    @classmethod
-    def gather_wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Return the configuration for ``gemm.cuh``. One more row is the bias gradient."""
-        weight, columns = group.head.parameters[0], group.head.output_maps[0]
-        rows = weight.size // columns + 1
-        terms = setting.batch_size * cls.wgrad_pixels(group, setting)
-        return cls.gemm_config(
-            group, setting, Phase.BACKWARD_WEIGHT, rows, columns, terms, split=True
-        )
-
-    @staticmethod
-    def gemm_config(
-        group: Group, setting: Setting, phase: Phase, rows: int, columns: int, terms: int, *,
-        split: bool = False,
-    ) -> GemmConfig:  # fmt: skip
-        """Return the configuration for ``gemm.cuh``; see `rank_gemm_configs`."""
-        product = setting.precision, rows, columns, terms, limits_of(setting)
-        return setting.selection.pick(
-            stage_name(group.name, phase),
-            select_gemm_config(*product, split=split),
-            lambda: rank_gemm_configs(*product, split=split),
-        )
 
     def forward(self) -> Kernel:
         """Return the stage that writes y."""

@@ -46,7 +46,7 @@ class StageExplanation:
     tile: str
     units: str
     reason: str
-    others: tuple[tuple[str, float], ...]
+    others: tuple[tuple[str, float | None], ...]
 
 
 def explain_stages(plan: Plan) -> list[StageExplanation]:
@@ -100,6 +100,8 @@ def explanation_table(plan: Plan, rows: Sequence[StageExplanation]) -> Table:
     for row in rows:
         name, before = "" if row.layers == before else row.layers, row.layers
         phase = PHASES[Phase(row.phase)]
-        others = ", ".join(f"{other} {time:.2f}×" for other, time in row.others)
+        others = ", ".join(
+            other if time is None else f"{other} {time:.2f}×" for other, time in row.others
+        )
         cells.append((name, phase, row.algorithm, row.tile, row.units, row.reason, others))
     return fitted_table(title, columns, cells, text=columns)

@@ -23,7 +23,7 @@ from dptrain.backends.cuda.convolution.few_channels.few_channel_wgrad_tiles impo
 )
 from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import select_implicit_gemm_tile
-from dptrain.backends.cuda.convolution.halo.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.convolution.halo.wgrad_tiles import rank_wgrad_tiles
 from dptrain.backends.cuda.dense import skinny_gemm, wgmma_gemm_tiles
 from dptrain.backends.cuda.dense.gemm_tiles import TENSOR_TILES, THREAD_TILES, GemmTile
 from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile
@@ -43,6 +43,7 @@ from dptrain.backends.cuda.geometry import GEOMETRY_MACROS
 from dptrain.errors import UserError
 from tests.emulator import libraries
 from tests.tiers import tiered
+from tests.unit.backends.cuda.gpu_algorithms import best
 
 SOURCES = sorted(name for name in kernel_files() if name.endswith(".cu"))
 VECTORED = ["dropout.cu", "elementwise.cu", "normalization.cu", "pooling.cu", "optimizers.cu"]
@@ -181,7 +182,7 @@ def test_every_tile_compiles_for_a_layer(
 def test_skinny_gemm_compiles(precision: int, architecture: int) -> None:
     name = ("fp32", "tf32", "bf16")[precision]
     forward, backward = (
-        skinny_gemm.select_forward_config(name, 32, 33856, 128, DEFAULT_LIMITS).tile,
+        best(skinny_gemm.rank_forward_configs(name, 32, 33856, 128, DEFAULT_LIMITS)).tile,
         skinny_gemm.SkinnyTile(16, 16, 112, name),
     )
     for defines in (forward.defines, replace(backward, k_contiguous=True).defines):
@@ -225,7 +226,7 @@ def test_halo_kernels_compile_for_a_layer(
     limits = DEFAULT_LIMITS
     forward = select_implicit_gemm_tile(view, name, 2048, limits, pooled=pooled)
     backward = select_implicit_gemm_tile(view.backward, name, 2048, limits, epilogue=1 + pooled)
-    weight = select_wgrad_tile(view, name, (1, 1), 1 + pooled, 2048, limits)
+    weight = best(rank_wgrad_tiles(view, name, (1, 1), 1 + pooled, 2048, limits))
     assert forward is not None
     assert backward is not None
     assert weight is not None
@@ -289,7 +290,7 @@ def test_wgmma_instructions_are_not_serialized(precision: int, layer: tuple[int,
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
     view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
     epilogue = 2 if layer in (WIDE[0], NARROW[1]) else 1
-    tile = select_wgrad_tile(view, name, (1, 1), epilogue, 2048, DEFAULT_LIMITS)
+    tile = best(rank_wgrad_tiles(view, name, (1, 1), epilogue, 2048, DEFAULT_LIMITS))
     assert tile is not None
     steps = {"IN_VECTOR": step if channels > 3 else 1, "OUT_VECTOR": step}
     common = {"PRECISION": precision, "EPILOGUE": epilogue, **steps}
@@ -319,7 +320,7 @@ def test_the_weight_gradient_of_a_first_layer_compiles(precision: int, architect
     tile = rank_few_channel_wgrad_tiles(view, name, 2048, DEFAULT_LIMITS)[0]
     common = {"PRECISION": precision, "EPILOGUE": 2, "IN_VECTOR": 1, "OUT_VECTOR": 4 * precision}
     defines = {**tile.defines, **common, **dict(zip(GEOMETRY_MACROS, layer, strict=True))}
-    assert machine_code(f"{tile.KERNEL}.cu", architecture, defines)
+    assert machine_code("conv2d_backward_weight_few_channels.cu", architecture, defines)
 
 
 def test_a_serialized_kernel_is_compiled_with_a_scheduling_barrier(

@@ -14,7 +14,7 @@ from dptrain.backends.cuda.convolution.halo.wgrad_tiles import (
     LINE_SAMPLES,
     MIN_PIXELS,
     WgradTile,
-    select_wgrad_tile,
+    rank_wgrad_tiles,
     supports_wgrad_tiles,
     wgrad_candidates,
 )
@@ -23,6 +23,7 @@ from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS, DEVICES, ELEME
 from dptrain.network import Conv2d, get_network
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
+from tests.unit.backends.cuda.gpu_algorithms import best
 from tests.unit.cuda.launching import BF16, FP32, ints
 
 NO_EPILOGUE, RELU, POOLING = range(3)
@@ -273,7 +274,7 @@ VIEWS = [
 @pytest.mark.parametrize("samples", [1, 32, 2048])
 def test_split_k_covers_all_strips_once(samples: int, precision: str) -> None:
     for view, epilogue in VIEWS:
-        tile = select_wgrad_tile(view, precision, (1, 1), epilogue, samples, DEFAULT_LIMITS)
+        tile = best(rank_wgrad_tiles(view, precision, (1, 1), epilogue, samples, DEFAULT_LIMITS))
         few = samples * view.out_height * view.out_width < MIN_PIXELS
         first = view.channels % 16 > 0 and epilogue == POOLING and precision == "tf32"
         assert (tile is None) == (few and first)
@@ -365,4 +366,4 @@ def test_operands_that_are_not_finite_have_the_results_of_float32(
 
 def test_inputs_that_exceed_shared_memory_are_gathered() -> None:
     view = InputView(4, 8192, 64, 1, 1, 4, 8192, 64, 3, 3)
-    assert select_wgrad_tile(view, "tf32", (1, 1), NO_EPILOGUE, 64, DEFAULT_LIMITS) is None
+    assert best(rank_wgrad_tiles(view, "tf32", (1, 1), NO_EPILOGUE, 64, DEFAULT_LIMITS)) is None

@@ -10,7 +10,7 @@ from dptrain.backends import load_backend
 from dptrain.backends.numba.convolution import algorithms, direct_convolution
 from dptrain.backends.numba.dense.algorithms import DENSE
 from dptrain.describe import plan_for
-from dptrain.measure.explanations import explain_stages
+from dptrain.measure.profile.explanations import explain_stages
 from dptrain.network import get_network
 from dptrain.network.zoo import NETWORKS
 from dptrain.plan.lowering import Phase
@@ -62,7 +62,7 @@ def test_a_selection_names_an_algorithm_or_a_configuration() -> None:
 
 
 def test_each_algorithm_is_listed_once() -> None:
-    found = fastest(rank(TABLE, Phase.FORWARD, 2))
+    found = fastest(TABLE, Phase.FORWARD, 2)
     assert [(each.algorithm.name, each.estimate) for each in found] == [
         ("same", 4.0), ("tiles", 5.0), ("slow", 9.0),
     ]  # fmt: skip

@@ -42,11 +42,6 @@ class GroupedConvolution(Operation):
     FILE, NAME = "conv2d_grouped.cu", "conv2d_grouped"
 
     @classmethod
-    def supports(cls, group: Group, setting: Setting) -> bool:
-        """Return whether the kernels exist for a group."""
-        return is_grouped(group.head)
-
-    @classmethod
     def explain(cls, group: Group, setting: Setting) -> dict[Phase, Explanation]:
         direct = Explanation("direct", reason="the only kernel for groups")
         return dict.fromkeys(cls.needs(group, setting).phases, direct)
@@ -141,10 +136,6 @@ class DepthwiseConvolution(GroupedConvolution):
     FILE, NAME = "conv2d_depthwise.cu", "conv2d_depthwise"
 
     @classmethod
-    def supports(cls, group: Group, setting: Setting) -> bool:
-        return is_depthwise(group.head)
-
-    @classmethod
     def wgrad_buffers(cls, group: Group, setting: Setting) -> dict[str, BufferSpec]:
         channels, *sides = group.head.output_maps
         layout = ChannelLaunch.of(channels, setting, sums=True)
@@ -184,6 +175,11 @@ class DepthwiseConvolution(GroupedConvolution):
             ])  # fmt: skip
 
         return run
+
+
+def grouped_operation(node: Node) -> type[GroupedConvolution]:
+    """Return the operation of a convolution with several groups."""
+    return DepthwiseConvolution if is_depthwise(node) else GroupedConvolution
 
 
 def _wgrad_split(group: Group, setting: Setting) -> SplitK:

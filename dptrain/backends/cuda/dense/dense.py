@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from dptrain.backends.cuda.dense import skinny_gemm
-from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK
+from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK, rank_gemm_configs
 from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cuda.device.hardware import ELEMENT_BYTES, limits_of
 from dptrain.backends.cuda.device.launching import launch_reduction
 from dptrain.backends.cuda.weighted import WeightedOperation
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.activations import ReLU
-from dptrain.network.layers import Dense
 from dptrain.plan.lowering import (
     Access,
     BufferSpec,
+    Explanation,
     Group,
     GroupNeeds,
     Phase,
     Setting,
-    stage_name,
 )
 
 
@@ -33,11 +33,52 @@ class DenseGemm(WeightedOperation):
     """
 
     @classmethod
+    def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        measured = dict(setting.selection.names)
+        return {
+            phase: Explanation(
+                config.tile.ALGORITHM, str(config),
+                reason="measured to be the fastest"
+                if measured.get(group.stage(phase)) == str(config) else "lowest estimated time",
+            )
+            for phase, config in cls.configs(group, setting).items()
+        }  # fmt: skip
+
+    @classmethod
+    def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
+        """Return the configurations of the products."""
+        configs = {Phase.FORWARD: cls.forward_config(group, setting)}
+        if setting.training:
+            configs[Phase.BACKWARD_WEIGHT] = cls.wgrad_config(group, setting)
+        if group.gradients:
+            configs[Phase.BACKWARD_INPUT] = cls.backward_input_config(group, setting)
+        return configs
+
+    @staticmethod
+    def gemm_config(
+        group: Group, setting: Setting, phase: Phase, rows: int, columns: int, terms: int, *,
+        split: bool = False,
+    ) -> GemmConfig:  # fmt: skip
+        """Return the configuration for ``gemm.cuh``; see `rank_gemm_configs`."""
+        ranked = rank_gemm_configs(
+            setting.precision, rows, columns, terms, limits_of(setting), split=split
+        )
+        return pick_config(ranked, group, setting, phase)
+
+    @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the forward product."""
         inputs, outputs = dense_shape(group)
         return cls.gemm_config(
             group, setting, Phase.FORWARD, setting.batch_size, outputs, inputs, split=True
+        )
+
+    @classmethod
+    def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the weight gradient. One more row is the bias gradient."""
+        (inputs, outputs), n = dense_shape(group), setting.batch_size
+        return cls.gemm_config(
+            group, setting, Phase.BACKWARD_WEIGHT, inputs + 1, outputs, n, split=True
         )
 
     @classmethod
@@ -57,7 +98,7 @@ class DenseGemm(WeightedOperation):
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
-        cls.add_partial_buffer(group, setting, buffers)
+        cls.add_partial_buffer(group, cls.wgrad_config(group, setting).split_k, buffers)
         partial = ("partial",) if "partial" in buffers else ()
         dz = ("dy", "y") if ReLU in group.kinds else ("dy",)
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
@@ -156,22 +197,11 @@ class SkinnyDenseGemm(DenseGemm):
     FILE = "skinny_gemm.cu"
 
     @classmethod
-    def supports(cls, group: Group, setting: Setting) -> bool:
-        """Return whether the kernels exist for a group and are faster."""
-        return isinstance(group.head.layer, Dense) and skinny_gemm.is_worthwhile(
-            setting.precision, setting.batch_size, math.prod(dense_shape(group)),
-            limits_of(setting),
-        )  # fmt: skip
-
-    @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
         inputs, outputs = dense_shape(group)
         product = setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
-        return setting.selection.pick(
-            stage_name(group.name, Phase.FORWARD),
-            skinny_gemm.select_forward_config(*product),
-            lambda: skinny_gemm.rank_forward_configs(*product),
-        )
+        ranked = skinny_gemm.rank_forward_configs(*product)
+        return pick_config(ranked, group, setting, Phase.FORWARD)
 
     @classmethod
     def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
@@ -208,6 +238,15 @@ class SkinnyDenseGemm(DenseGemm):
             int(inputs), (*self.dz, a["weight"], a["dx"]), self.shape,
             epilogue=self.undone_epilogue,
         )  # fmt: skip
+
+
+def pick_config(
+    ranked: Iterable[tuple[float, GemmConfig]], group: Group, setting: Setting, phase: Phase
+) -> GemmConfig:
+    """Return the configuration with the lowest estimate, or the one that was measured."""
+    candidates = list(ranked)
+    _, best = min(candidates, key=lambda pair: pair[0])
+    return setting.selection.pick(group.stage(phase), best, lambda: candidates)
 
 
 def dense_shape(group: Group) -> tuple[int, int]:

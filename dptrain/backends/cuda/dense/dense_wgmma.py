@@ -8,16 +8,15 @@ import numpy as np
 
 from dptrain.backends.cuda.convolution.wgmma.wgmma_operands import padded_pitch, rounded_weights
 from dptrain.backends.cuda.dense import wgmma_gemm_tiles
-from dptrain.backends.cuda.dense.dense import DenseGemm, dense_shape
+from dptrain.backends.cuda.dense.dense import DenseGemm, dense_shape, pick_config
 from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, ceil_div
-from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile, select_config, step_terms
+from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile, step_terms
 from dptrain.backends.cuda.device.device import Array, Function
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.weighted import joined_maps
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.activations import ReLU
-from dptrain.network.layers import Dense
-from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, stage_name
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 FILE = "dense_wgmma.cu"
 
@@ -37,24 +36,12 @@ class WgmmaDenseGemm(DenseGemm):
     """
 
     @classmethod
-    def supports(cls, group: Group, setting: Setting) -> bool:
-        """Return whether the kernels exist for a group and are faster."""
-        if not isinstance(group.head.layer, Dense):
-            return False
-        product = setting.precision, setting.batch_size, *dense_shape(group)
-        return wgmma_gemm_tiles.is_worthwhile(*product, limits_of(setting))
-
-    @classmethod
     def config(
         cls, group: Group, setting: Setting, phase: Phase, rows: int, columns: int, terms: int
     ) -> GemmConfig:
         """Return the configuration of a product of rows × columns sums of `terms` products."""
         product = setting.precision, rows, columns, terms, limits_of(setting), phase
-        return setting.selection.pick(
-            stage_name(group.name, phase),
-            select_config(*product),
-            lambda: wgmma_gemm_tiles.rank_configs(*product),
-        )
+        return pick_config(wgmma_gemm_tiles.rank_configs(*product), group, setting, phase)
 
     @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:

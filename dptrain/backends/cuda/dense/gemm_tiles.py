@@ -6,6 +6,7 @@ BLAS). A block of threads computes one tile of C.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -270,28 +271,11 @@ class GemmConfig:
         return f"{self.tile}, split-K {self.split_k.count}"
 
 
-def select_gemm_config(
-    precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
-    split: bool = False,
-) -> GemmConfig:  # fmt: skip
-    """Return the configuration with the lowest estimated time; see `rank_gemm_configs`."""
-    estimates = rank_gemm_configs(precision, rows, columns, terms, limits, split=split)
-    return min(estimates, key=lambda pair: pair[0])[1]
-
-
-def select_gemm_cost(
-    precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
-    split: bool = False,
-) -> float:  # fmt: skip
-    """Return the lowest estimate of `rank_gemm_configs`, in its unit."""
-    estimates = rank_gemm_configs(precision, rows, columns, terms, limits, split=split)
-    return min(cost for cost, _ in estimates)
-
-
+@functools.cache
 def rank_gemm_configs(
     precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
     split: bool = False,
-) -> Iterator[tuple[float, GemmConfig]]:  # fmt: skip
+) -> tuple[tuple[float, GemmConfig], ...]:  # fmt: skip
     """Return the configurations with their estimated times.
 
     Large tiles load less per multiplication. Small products fill the GPU only with small tiles,
@@ -344,7 +328,7 @@ def rank_gemm_configs(
             threads = tile.num_tiles(rows, columns) * tile.block[0]
             yield from (split_terms(terms, threads, limits, least) for least in MIN_SPLIT_TERMS)
 
-    return (
+    return tuple(
         estimate(tile, split_k)
         for tile in gemm_tiles(precision, terms, limits)
         if tile.shared_bytes <= limits.shared_bytes

@@ -184,14 +184,6 @@ def is_worthwhile(precision: str, batch_size: int, weights: int, limits: DeviceL
     return exists and batch_size <= MAX_SAMPLES and weights >= MIN_WEIGHTS
 
 
-def select_forward_config(
-    precision: str, batch_size: int, inputs: int, outputs: int, limits: DeviceLimits
-) -> GemmConfig:
-    """Return the configuration of the forward product with the lowest estimated time."""
-    ranked = rank_forward_configs(precision, batch_size, inputs, outputs, limits)
-    return min(ranked, key=lambda pair: pair[0])[1]
-
-
 def rank_forward_configs(
     precision: str, batch_size: int, inputs: int, outputs: int, limits: DeviceLimits
 ) -> Iterator[tuple[float, GemmConfig]]:

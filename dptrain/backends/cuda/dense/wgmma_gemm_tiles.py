@@ -132,14 +132,6 @@ def is_worthwhile(
     return aligned and large and min(samples, inputs, outputs) >= MIN_EXTENT
 
 
-def select_config(
-    precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, phase: Phase
-) -> GemmConfig:
-    """Return the configuration with the lowest estimated time; see `rank_configs`."""
-    ranked = rank_configs(precision, rows, columns, terms, limits, phase)
-    return min(ranked, key=lambda pair: pair[0])[1]
-
-
 def rank_configs(
     precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, phase: Phase
 ) -> Iterator[tuple[float, GemmConfig]]:

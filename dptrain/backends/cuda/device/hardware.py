@@ -53,6 +53,9 @@ three exist (CUDA 13, November 2026)."""
 MIN_TF32X3_TERMS = 64
 """Terms of a sum from which 3xTF32 has smaller errors than fused multiply-adds (by simulation)."""
 
+CYCLES_PER_US = 1790
+"""Of the H200 that estimates of convolutions were fitted to (2026-11)."""
+
 ELEMENT_BYTES = {"tf32": 4, "bf16": 2}
 """Bytes of an activation by tensor-core precision. Kernels that need tensor cores have no fp32."""
 

@@ -29,7 +29,7 @@ from dptrain.backends.numba.convolution.planning import (
     Work,
 )
 from dptrain.plan.lowering import Phase
-from dptrain.plan.selection import Algorithm, Choice, Gain, rank
+from dptrain.plan.selection import Algorithm, Choice, Gain, KernelSelection, fastest, select
 
 PHASES = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
@@ -73,14 +73,14 @@ MAX_SELECTIONS = 4096
 """Selections that are kept; most layers of a deep network have the shape of another one."""
 
 
-def ranked(case: Case) -> tuple[Choice[Case], ...]:
+def choose(case: Case, selection: KernelSelection | None = None, stage: str = "") -> Choice[Case]:
+    """Return the algorithm of a case; see `dptrain.plan.selection.select`."""
+    return select(CONVOLUTION, case.phase, case, selection, stage)
+
+
+def candidates(case: Case) -> list[Choice[Case]]:
     """Return the algorithms that support a case, the fastest first."""
-    return _ranked(CONVOLUTION, case)
-
-
-@lru_cache(MAX_SELECTIONS)
-def _ranked(table: tuple[Algorithm[Case], ...], case: Case) -> tuple[Choice[Case], ...]:
-    return tuple(rank(table, case.phase, case))
+    return fastest(CONVOLUTION, case.phase, case)
 
 
 @lru_cache(MAX_SELECTIONS)
@@ -107,4 +107,4 @@ def select_kernels(
         winograd: see `Case`.
     """
     cases = {phase: Case(shape, phase, work or Work(), winograd) for phase in PHASES}
-    return {phase: plan_kernel(ranked(case)[0], case) for phase, case in cases.items()}
+    return {phase: plan_kernel(choose(case), case) for phase, case in cases.items()}

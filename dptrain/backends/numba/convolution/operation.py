@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba import elementwise
-from dptrain.backends.numba.convolution.algorithms import PHASES, plan_kernel, ranked
+from dptrain.backends.numba.convolution.algorithms import PHASES, candidates, choose, plan_kernel
 from dptrain.backends.numba.convolution.fused_pooling import NoPool
 from dptrain.backends.numba.convolution.planning import (
     Case,
@@ -44,7 +44,7 @@ from dptrain.plan.lowering import (
     Phase,
     Setting,
 )
-from dptrain.plan.selection import Choice, pick
+from dptrain.plan.selection import Choice
 from dptrain.plan.shards import addition_steps
 
 
@@ -245,7 +245,7 @@ def kernel_plan(group: Group, setting: Setting, phase: Phase) -> KernelPlan:
 
 
 def _choose(group: Group, setting: Setting, case: Case) -> Choice[Case]:
-    return pick(ranked(case), setting.selection, group.stage(case.phase))
+    return choose(case, setting.selection, group.stage(case.phase))
 
 
 def _explain(group: Group, setting: Setting, phase: Phase) -> Explanation:
@@ -257,7 +257,7 @@ def _explain(group: Group, setting: Setting, phase: Phase) -> Explanation:
     items = counted(kernel.rows, "sum") if gradient else counted(setting.batch_size, "sample")
     units = f"{items} × {counted(kernel.units, 'block' if gradient else 'band')}"
     return Explanation.of(
-        choice, ranked(case), setting.selection, group.stage(phase), tile=kernel.tile,
+        choice, candidates(case), setting.selection, group.stage(phase), tile=kernel.tile,
         units=units, note=note,
     )  # fmt: skip
 

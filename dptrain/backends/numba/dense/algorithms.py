@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dptrain.backends.numba.dense import dense_shards, matmul
 from dptrain.backends.numba.dense.matmul import DenseKernel
 from dptrain.plan.lowering import Phase
-from dptrain.plan.selection import Algorithm, Choice, alone, rank
+from dptrain.plan.selection import Algorithm, alone
 
 PHASES = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
@@ -61,8 +61,3 @@ DENSE: Sequence[Algorithm[Case]] = (
               _estimate, _plan_shards),
 )  # fmt: skip
 """The algorithms. Estimates are in multiply-adds."""
-
-
-def ranked(case: Case) -> tuple[Choice[Case], ...]:
-    """Return the algorithms that support a case, the fastest first."""
-    return tuple(rank(DENSE, case.phase, case))

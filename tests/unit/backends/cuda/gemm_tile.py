@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from dptrain.backends.cuda import weighted
-from dptrain.backends.cuda.convolution.convolution import GatherConvolution
-from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.dense import gemm_tiles
+from dptrain.backends.cuda.convolution import gather_convolution
+from dptrain.backends.cuda.convolution.algorithms import Product
+from dptrain.backends.cuda.dense import dense, gemm_tiles
 from dptrain.backends.cuda.dense.gemm_tiles import (
     TENSOR_TILES,
     TF32X3_TILES,
@@ -22,7 +21,7 @@ from dptrain.backends.cuda.dense.gemm_tiles import (
     GemmConfig,
 )
 from dptrain.backends.cuda.weighted import WeightedOperation
-from dptrain.plan.lowering import Group, Setting
+from tests.unit.backends.cuda.gpu_algorithms import HALO, HALO_GRADIENT, WGMMA, change
 
 SMALL_TILES = THREAD_TILES[2], TENSOR_TILES[3], TF32X3_TILES[0]
 """Tiles of about the size that is selected for small products."""
@@ -31,13 +30,15 @@ SMALL_TILES = THREAD_TILES[2], TENSOR_TILES[3], TF32X3_TILES[0]
 def use_one_gemm_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the tiles that are selected; the kind of multiplication and split-K are kept."""
 
-    def select(*product: Any, split: bool = False) -> GemmConfig:
-        config = gemm_tiles.select_gemm_config(*product, split=split)
-        kind = config.tile.tensor_cores, config.tile.tf32x3
+    def rank(*product: Any, split: bool = False) -> list[tuple[float, GemmConfig]]:
+        ranked = gemm_tiles.rank_gemm_configs(*product, split=split)
+        cost, config = min(ranked, key=lambda pair: pair[0])
+        kind = config.tile.tensor_cores, config.tile.tf32x3  # type: ignore[attr-defined]
         tile = next(tile for tile in SMALL_TILES if (tile.tensor_cores, tile.tf32x3) == kind)
-        return replace(config, tile=tile)
+        return [(cost, replace(config, tile=tile))]
 
-    monkeypatch.setattr(weighted, "select_gemm_config", select)
+    for module in (gather_convolution, dense):
+        monkeypatch.setattr(module, "rank_gemm_configs", rank)
 
 
 def gather_first_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,20 +48,18 @@ def gather_first_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels with halo tiles and of vectors depend on the number of pixels, so that up to four
     kernels would be compiled for the first layer of each case.
     """
-    supports, wgrad_tile = HaloConvolution.supports, GatherConvolution.wgrad_tile
     defines = WeightedOperation.defines.fget
     assert defines is not None
 
-    def supports_group(group: Group, setting: Setting) -> bool:
-        return group.head.index > 0 and supports(group, setting)
-
-    def select_wgrad_tile(group: Group, setting: Setting) -> Any:
-        return wgrad_tile(group, setting) if group.head.index > 0 else None
+    def later_layers(row: Product) -> Product:
+        if row.name not in (HALO, HALO_GRADIENT, WGMMA):
+            return row
+        supports = row.supports
+        return replace(row, supports=lambda case: case.group.head.index > 0 and supports(case))
 
     def select_defines(self: WeightedOperation) -> dict[str, int]:
         scalar = {"IN_VECTOR": 1} if self.group.head.index == 0 else {}
         return defines(self) | scalar
 
-    monkeypatch.setattr(HaloConvolution, "supports", supports_group)
-    monkeypatch.setattr(GatherConvolution, "wgrad_tile", select_wgrad_tile)
+    change(monkeypatch, later_layers)
     monkeypatch.setattr(WeightedOperation, "defines", property(select_defines))

@@ -10,7 +10,7 @@ from dptrain.backends.cuda.dense.wgmma_gemm_tiles import (
     TILES,
     WgmmaTile,
     is_worthwhile,
-    select_config,
+    rank_configs,
 )
 from dptrain.backends.cuda.device.hardware import DEVICES, ELEMENT_BYTES
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
@@ -18,6 +18,7 @@ from dptrain.plan.lowering import Phase
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
 from tests.unit.backends.cuda import test_cuda_backend as whole
+from tests.unit.backends.cuda.gpu_algorithms import best
 from tests.unit.backends.cuda.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 
@@ -80,7 +81,7 @@ def test_tiles_fit_and_cover_the_product(precision: str, phase: Phase) -> None:
     for shape in TILES:
         tile = WgmmaTile(*shape, transposed=phase is Phase.FORWARD)
         assert H100.blocks_per_sm(tile.block[0], 96, tile.shared_bytes) >= tile.blocks_per_sm
-    config = select_config(precision, 2048, 128, 33856, H100, phase)
+    config = best(rank_configs(precision, 2048, 128, 33856, H100, phase))
     x, y, parts = config.tile.grid(2048, 128, config.split_k.count)
     assert isinstance(config.tile, WgmmaTile)
     assert x * y * config.tile.rows * config.tile.columns >= 2048 * 128

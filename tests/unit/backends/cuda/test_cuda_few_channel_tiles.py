@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda.convolution import convolution
+from dptrain.backends.cuda.convolution.few_channels import few_channel_tiles
 from dptrain.backends.cuda.convolution.few_channels.few_channel_tiles import (
     MIN_BLOCKS_PER_SM,
     FewChannelTile,
@@ -164,10 +164,10 @@ def test_a_network_trains_as_with_gathering_kernels(
 ) -> None:
     """Sums have another order, so some values are rounded differently."""
     net = Network((3, 9, 10), LAYERS, name="narrow")
-    monkeypatch.setattr(convolution, "select_few_channel_tile", lambda *_, **__: None)
+    monkeypatch.setattr(few_channel_tiles, "select_few_channel_tile", lambda *_, **__: None)
     gathered = make_replica(net, "cuda", 5, precision=precision)
     tiles = some(InputView.forward(net.nodes[0]), (1, 1), precision, pooled=True)
-    monkeypatch.setattr(convolution, "select_few_channel_tile", lambda *_, **__: tiles[1])
+    monkeypatch.setattr(few_channel_tiles, "select_few_channel_tile", lambda *_, **__: tiles[1])
     emulator = Emulator(seed=7)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     ours = make_replica(net, "cuda", 5, precision=precision)

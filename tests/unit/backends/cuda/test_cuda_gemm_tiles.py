@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import weighted
-from dptrain.backends.cuda.convolution import convolution
+from dptrain.backends.cuda.convolution import gather_convolution
+from dptrain.backends.cuda.dense import dense
 from dptrain.backends.cuda.dense.gemm_tiles import (
     MAX_K_STEP,
     MIN_SPLIT_TERMS,
@@ -18,15 +18,17 @@ from dptrain.backends.cuda.dense.gemm_tiles import (
     GemmConfig,
     GemmTile,
     SplitK,
-    select_gemm_config,
+    rank_gemm_configs,
     split_terms,
     vector_elements,
 )
 from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
+from dptrain.plan.limits import DeviceLimits
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
 from tests.unit.backends.cuda import test_cuda_backend as whole
+from tests.unit.backends.cuda.gpu_algorithms import best
 from tests.unit.backends.cuda.test_cuda_backend import PLAIN, assert_close, batch, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 
@@ -55,12 +57,15 @@ def test_every_tile_computes_the_same(
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     shared = replace(tile, k_groups={32: 4, 64: 2}.get(tile.block[0], 1))
-    monkeypatch.setattr(
-        weighted, "select_gemm_config",
-        lambda _, rows, columns, terms, limits, split=False: GemmConfig(
-            shared, split_terms(terms, 8 * tile.block[0], limits) if split else SplitK(1, terms)
-        ),
-    )  # fmt: skip
+
+    def rank(
+        _: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *, split: bool = False
+    ) -> list[tuple[float, GemmConfig]]:
+        split_k = split_terms(terms, 8 * tile.block[0], limits) if split else SplitK(1, terms)
+        return [(1.0, GemmConfig(shared, split_k))]
+
+    for module in (gather_convolution, dense):
+        monkeypatch.setattr(module, "rank_gemm_configs", rank)
     ours, reference = (
         make_replica(ODD, "cuda", 5, precision=precision),
         make_replica(ODD, "reference", 5),
@@ -100,7 +105,7 @@ def test_gradients_of_pooled_outputs_are_equal_if_unpooled_separately(
     whole.step(reference, 3, 0)
     replicas = []
     for spread in (1, 10**9):
-        monkeypatch.setattr(convolution, "MIN_UNPOOL_ELEMENTS", spread)
+        monkeypatch.setattr(gather_convolution, "MIN_UNPOOL_ELEMENTS", spread)
         ours = make_replica(POOLED, "cuda", 3, precision=precision)
         assert any(name.endswith("dmaps") for name in ours.plan.buffers) == (spread == 1)
         whole.step(ours, 3, 0)
@@ -116,15 +121,16 @@ def test_gradients_of_pooled_outputs_are_equal_if_unpooled_separately(
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_small_products_get_small_tiles_and_large_ones_large(precision: str) -> None:
     small, large = (
-        select_gemm_config(precision, rows, 64, 576, DEFAULT_LIMITS).tile for rows in (1024, 10**6)
+        best(rank_gemm_configs(precision, rows, 64, 576, DEFAULT_LIMITS)).tile
+        for rows in (1024, 10**6)
     )
     assert small.rows * small.columns < large.rows * large.columns
-    assert select_gemm_config(precision, 10**6, 16, 576, DEFAULT_LIMITS).tile.columns == 16
+    assert best(rank_gemm_configs(precision, 10**6, 16, 576, DEFAULT_LIMITS)).tile.columns == 16
 
 
 def test_groups_share_a_tile_if_blocks_are_few_and_sums_long() -> None:
     few, many, short = (
-        select_gemm_config("tf32", rows, 64, terms, DEFAULT_LIMITS).tile.k_groups
+        best(rank_gemm_configs("tf32", rows, 64, terms, DEFAULT_LIMITS)).tile.k_groups
         for rows, terms in ((1024, 576), (10**6, 576), (1024, 16))
     )
     assert few > many == short == 1

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
-from dptrain.backends.cuda.convolution import convolution, gather_cost
 from dptrain.backends.cuda.convolution.halo import halo_convolution, implicit_gemm_candidates
-from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView, supports_halo_tiles
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_candidates import (
     BLOCK_SHAPES,
     PERSISTENT_SHAPES,
     efficient_pixel_tiles,
 )
-from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import (
+    HALO_LAUNCH_US,
+    estimated_cycles,
+    select_implicit_gemm_tile,
+)
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
-from dptrain.backends.cuda.convolution.halo.wgrad_tiles import select_wgrad_tile
-from dptrain.backends.cuda.convolution.wgmma import wgmma_convolution_tiles
-from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS, VECTOR_BYTES
+from dptrain.backends.cuda.device.hardware import CYCLES_PER_US, DEFAULT_LIMITS, VECTOR_BYTES
 from dptrain.backends.replica import Replica
 from dptrain.network import (
     Add,
@@ -50,6 +50,7 @@ from dptrain.plan.plan import Plan
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
 from tests.unit.backends.cuda import test_cuda_backend as whole
+from tests.unit.backends.cuda.gpu_algorithms import HALO, HALO_GRADIENT, WGMMA, exclude, prefer
 from tests.unit.backends.cuda.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 from tests.unit.cuda.launching import as_numbers
@@ -176,24 +177,25 @@ def tiles_per_group(tile: ImplicitGemmTile) -> tuple[int, ...]:
 def nearest_tile(
     wanted: tuple[int, ...], facts: Callable[[ImplicitGemmTile], tuple[int, ...]]
 ) -> Any:
-    """Return a `select_implicit_gemm_tile` whose tile has the `facts` nearest to `wanted`."""
+    """Return a `rank_implicit_gemm_tiles` with the tile whose `facts` are nearest to `wanted`."""
 
     @functools.cache
-    def select(
+    def rank(
         view: InputView, precision: str, samples: int, limits: DeviceLimits, **known: Any
     ) -> Any:
-        return min(
+        tile = min(
             implicit_gemm_candidates.implicit_gemm_candidates(view, precision, limits, **known),
             key=lambda tile: [abs(a - b) for a, b in zip(facts(tile), wanted, strict=True)],
         )
+        return ((HALO_LAUNCH_US + estimated_cycles(tile, samples) / CYCLES_PER_US, tile),)
 
-    return select
+    return rank
 
 
 @pytest.fixture(autouse=True)
 def without_patches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the kernels for which TMA copies patches."""
-    monkeypatch.setattr(wgmma_convolution_tiles, "MARGIN", math.inf)
+    exclude(monkeypatch, WGMMA)
 
 
 @pytest.fixture
@@ -218,7 +220,7 @@ def test_every_tile_configuration_computes_the_same(
     the dropout factor, gathering kernels afterwards.
     """
     monkeypatch.setattr(
-        halo_convolution, "select_implicit_gemm_tile", nearest_tile(TILES[number], work_sharing)
+        halo_convolution, "rank_implicit_gemm_tiles", nearest_tile(TILES[number], work_sharing)
     )
     ours = make_replica(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
@@ -241,11 +243,9 @@ def test_any_channels_filters_and_strides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compare with the gathering kernels; a persistent kernel and one that is not."""
-    monkeypatch.setattr(gather_cost, "HALO_MARGIN", 0.0)
-    # Without its cache, which does not depend on the margin.
-    monkeypatch.setattr(convolution, "select_wgrad_tile", select_wgrad_tile.__wrapped__)
+    prefer(monkeypatch, HALO, HALO_GRADIENT)
     monkeypatch.setattr(
-        halo_convolution, "select_implicit_gemm_tile", nearest_tile(TILES[number], work_sharing)
+        halo_convolution, "rank_implicit_gemm_tiles", nearest_tile(TILES[number], work_sharing)
     )
     ours = make_replica(network, "cuda", 3, precision=precision)
     convolutions = sum(isinstance(node.layer, Conv2d) for node in network.nodes)
@@ -262,15 +262,16 @@ def test_rows_of_several_samples(
     number: int, precision: str, in_random_order: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare with the gathering kernels; the last row lacks samples."""
-    monkeypatch.setattr(gather_cost, "HALO_MARGIN", 0.0)
-    monkeypatch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
-    select, selected = nearest_tile((8, *TILES[number]), row_sharing), list[ImplicitGemmTile]()
+    prefer(monkeypatch, HALO)
+    exclude(monkeypatch, HALO_GRADIENT)
+    rank, selected = nearest_tile((8, *TILES[number]), row_sharing), list[ImplicitGemmTile]()
 
-    def record(*product: Any, **known: Any) -> ImplicitGemmTile:
-        selected.append(select(*product, **known))
-        return selected[-1]
+    def record(*product: Any, **known: Any) -> Any:
+        [(time, tile)] = rank(*product, **known)
+        selected.append(tile)
+        return ((time, tile),)
 
-    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", record)
+    monkeypatch.setattr(halo_convolution, "rank_implicit_gemm_tiles", record)
     ours = make_replica(TINY, "cuda", 5, precision=precision)
     assert {tile.view.row_samples for tile in selected} >= ({2} if precision == "fp32" else {2, 4})
     assert_steps_as_gathered(ours, (5, 2))
@@ -278,16 +279,15 @@ def test_rows_of_several_samples(
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-    ("network", "margin", "number", "precision"),
+    ("network", "number", "precision"),
     [
-        (LINES, math.inf, 0, "bf16"), (LINES, math.inf, 2, "tf32"), (LINES, math.inf, 5, "tf32"),
-        (FOLDS, 0.0, 1, "tf32"), (FOLDS, 0.0, 3, "bf16"), (SHORT_LINES, math.inf, 0, "bf16"),
-        (ADDED, math.inf, 0, "bf16"), (ADDED, math.inf, 2, "tf32"), (ADDED, math.inf, 5, "tf32"),
+        (LINES, 0, "bf16"), (LINES, 2, "tf32"), (LINES, 5, "tf32"), (FOLDS, 1, "tf32"),
+        (FOLDS, 3, "bf16"), (SHORT_LINES, 0, "bf16"), (ADDED, 0, "bf16"), (ADDED, 2, "tf32"),
+        (ADDED, 5, "tf32"),
     ],
 )  # fmt: skip
 def test_infinite_inputs_change_the_same_elements_as_in_gathering_kernels(
     network: Network,
-    margin: float,
     number: int,
     precision: str,
     in_random_order: None,
@@ -298,10 +298,10 @@ def test_infinite_inputs_change_the_same_elements_as_in_gathering_kernels(
     Sums that scalar instructions repeat begin with the gradient that they are added to only once.
     """
     gathered = gathering(network, 2, precision)
-    monkeypatch.setattr(gather_cost, "HALO_MARGIN", margin)
-    monkeypatch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
-    select = nearest_tile((8 if network is SHORT_LINES else 1, *TILES[number]), row_sharing)
-    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", select)
+    prefer(monkeypatch, HALO)
+    exclude(monkeypatch, HALO_GRADIENT)
+    rank = nearest_tile((8 if network is SHORT_LINES else 1, *TILES[number]), row_sharing)
+    monkeypatch.setattr(halo_convolution, "rank_implicit_gemm_tiles", rank)
     ours = make_replica(network, "cuda", 2, precision=precision)
     convolutions = sum(isinstance(node.layer, Conv2d) for node in network.nodes)
     assert num_packed(ours.plan) == 2 * convolutions - 1
@@ -330,14 +330,11 @@ def gradient_of_maps(replica: Replica) -> NDArray[np.float32]:
     return as_numbers(found) if found.dtype == np.uint16 else found
 
 
-@pytest.mark.parametrize(
-    ("margin", "batch_size", "expected"), [(math.inf, 2048, 0), (1.0, 2048, 2), (1.0, 32, 1)]
-)
+@pytest.mark.parametrize(("batch_size", "expected"), [(2048, 2), (32, 1)])
 def test_layers_that_do_not_fill_halo_tiles_use_them_if_that_is_estimated_to_be_faster(
-    margin: float, batch_size: int, expected: int, monkeypatch: pytest.MonkeyPatch
+    batch_size: int, expected: int
 ) -> None:
     """The second convolution of model0 has 16 channels."""
-    monkeypatch.setattr(gather_cost, "HALO_MARGIN", margin)
     plan = make_plan(get_network("model0"), load_backend("cuda"), batch_size, precision="bf16")
     assert num_packed(plan) == expected
 
@@ -366,8 +363,7 @@ def gathering(network: Network, n: int, precision: str) -> Replica:
     emulator = Emulator(limits=replace(DEFAULT_LIMITS, multiprocessors=1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-        patch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
-        patch.setattr(HaloConvolution, "supports", lambda group, setting: False)
+        exclude(patch, HALO, HALO_GRADIENT, WGMMA)
         replica = make_replica(network, "cuda", n, precision=precision)
     assert num_packed(replica.plan) == 0
     return replica
@@ -423,7 +419,7 @@ def test_lanes_that_share_random_numbers_drop_the_right_elements(
     warp group has an odd number of pixel tiles. The last pixel tiles belong to no sample.
     """
     monkeypatch.setattr(
-        halo_convolution, "select_implicit_gemm_tile", nearest_tile(wanted, tiles_per_group)
+        halo_convolution, "rank_implicit_gemm_tiles", nearest_tile(wanted, tiles_per_group)
     )
     layers = [Conv2d(32), ReLU(), Conv2d(filters), ReLU(), MaxPool2d(2), Dropout(0.37), Flatten()]
     network = Network((1, 7, 11), layers, MeanSquaredError())
@@ -473,7 +469,7 @@ def test_boxes_have_the_size_that_kernels_expect(
     device = Mapping()
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: device)
     monkeypatch.setattr(
-        halo_convolution, "select_implicit_gemm_tile", nearest_tile(TILES[number], work_sharing)
+        halo_convolution, "rank_implicit_gemm_tiles", nearest_tile(TILES[number], work_sharing)
     )
     make_replica(WIDE, "cuda", 5, precision=precision)
     run = 4 if precision == "tf32" else 8

@@ -20,6 +20,7 @@ from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
 from tests.unit.backends.cuda import test_cuda_backend as whole
+from tests.unit.backends.cuda.gpu_algorithms import best
 from tests.unit.backends.cuda.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 
@@ -89,7 +90,7 @@ def test_a_device_with_little_shared_memory_computes_the_same(
 @pytest.mark.parametrize("inputs", [1, 50, 2048, 33856, 10**6])
 @pytest.mark.parametrize("outputs", [1, 10, 128, 3000])
 def test_split_k_covers_the_sum_once(precision: str, inputs: int, outputs: int) -> None:
-    config = skinny_gemm.select_forward_config(precision, 32, inputs, outputs, DEFAULT_LIMITS)
+    config = best(skinny_gemm.rank_forward_configs(precision, 32, inputs, outputs, DEFAULT_LIMITS))
     parts = config.split_k
     assert (parts.count - 1) * parts.terms < inputs <= parts.count * parts.terms
     assert config.tile.shared_bytes <= MAX_SHARED_BYTES
@@ -98,7 +99,7 @@ def test_split_k_covers_the_sum_once(precision: str, inputs: int, outputs: int) 
 def test_many_weights_are_split_over_all_multiprocessors() -> None:
     limits = DEFAULT_LIMITS
     small, large = (
-        skinny_gemm.select_forward_config("tf32", 32, n, 100, limits) for n in (100, 30000)
+        best(skinny_gemm.rank_forward_configs("tf32", 32, n, 100, limits)) for n in (100, 30000)
     )
     assert small.split_k.count == 1
     assert large.split_k.count * large.tile.grid(32, 100)[1] >= limits.multiprocessors

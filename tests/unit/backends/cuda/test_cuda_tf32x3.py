@@ -17,18 +17,21 @@ from numpy.typing import NDArray
 
 from dptrain.api import make_replica
 from dptrain.backends.cuda.convolution.halo import halo_convolution
-from dptrain.backends.cuda.convolution.halo.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_candidates import implicit_gemm_candidates
-from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import (
+    rank_implicit_gemm_tiles,
+    select_implicit_gemm_tile,
+)
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
-from dptrain.backends.cuda.convolution.halo.wgrad_tiles import select_wgrad_tile
+from dptrain.backends.cuda.convolution.halo.wgrad_tiles import rank_wgrad_tiles
 from dptrain.backends.cuda.dense import skinny_gemm
-from dptrain.backends.cuda.dense.gemm_tiles import GemmTile, select_gemm_config
+from dptrain.backends.cuda.dense.gemm_tiles import GemmTile, rank_gemm_configs
 from dptrain.backends.cuda.device import hardware
 from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS, DEVICES
 from dptrain.backends.replica import Replica
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, MeanSquaredError, Network, ReLU
 from tests.tiers import tiered
+from tests.unit.backends.cuda.gpu_algorithms import HALO, HALO_GRADIENT, WGMMA, best, exclude
 
 MAPS = Network(
     (32, 5, 6), [Conv2d(32), ReLU(), MaxPool2d(2), Conv2d(32, 2, padding="same"), Flatten()],
@@ -55,7 +58,7 @@ every_algorithm = pytest.mark.parametrize("algorithm", ["gather", "mma.sync", "w
 def use(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute convolutions from gathered operands, or halo tiles by one of the instructions."""
     if algorithm == "gather":
-        monkeypatch.setattr(HaloConvolution, "supports", lambda group, setting: False)
+        exclude(monkeypatch, HALO, HALO_GRADIENT, WGMMA)
     monkeypatch.setattr(hardware, "TF32X3_WGMMA", algorithm == "wgmma")
 
 
@@ -68,8 +71,8 @@ def selected_anew() -> Iterator[None]:
 
 
 def forget_selections() -> None:
-    select_implicit_gemm_tile.cache_clear()
-    select_wgrad_tile.cache_clear()
+    for rank in (rank_gemm_configs, rank_implicit_gemm_tiles, rank_wgrad_tiles):
+        rank.cache_clear()
 
 
 def results(replica: Replica, x: NDArray[Any], y: NDArray[Any]) -> Results:
@@ -215,9 +218,9 @@ def test_every_tile_configuration_computes_the_same(
     use(algorithm, monkeypatch)
 
     @functools.cache
-    def select(*args: Any, **known: Any) -> ImplicitGemmTile:
+    def rank(*args: Any, **known: Any) -> tuple[tuple[float, ImplicitGemmTile]]:
         view, precision, _, limits = args
-        return min(
+        tile = min(
             implicit_gemm_candidates(view, precision, limits, **known),
             key=lambda tile: [
                 abs(a - b) for a, b in zip(
@@ -226,8 +229,9 @@ def test_every_tile_configuration_computes_the_same(
                 )
             ],
         )  # fmt: skip
+        return ((1.0, tile),)
 
-    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", select)
+    monkeypatch.setattr(halo_convolution, "rank_implicit_gemm_tiles", rank)
     replica = replica_of(MAPS, 2, ALWAYS, monkeypatch)
     assert any(name.endswith("packed_back") for name in replica.plan.buffers)
     errors = rms_errors(results(replica, *batch(MAPS, 2)), exact())
@@ -236,8 +240,9 @@ def test_every_tile_configuration_computes_the_same(
 
 def tiles_of(limits: Any, margin: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[GemmTile]:
     monkeypatch.setattr(hardware, "TF32X3_MARGIN", margin)
+    forget_selections()
     for rows, columns, terms in ((4096, 64, 576), (256, 256, 2304), (2048, 512, 32)):
-        tile = select_gemm_config("fp32", rows, columns, terms, limits).tile
+        tile = best(rank_gemm_configs("fp32", rows, columns, terms, limits)).tile
         assert isinstance(tile, GemmTile)
         yield tile
 

@@ -29,6 +29,7 @@ from dptrain.network import (
 from dptrain.plan.plan import Plan
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
+from tests.unit.backends.cuda.gpu_algorithms import WGMMA, prefer
 from tests.unit.backends.cuda.test_cuda_halo_convolution import assert_steps_as_gathered
 
 H100 = DEVICES["H100"]
@@ -85,7 +86,7 @@ RESIDUAL = Network.from_nodes(
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the kernels for every layer that they support."""
-    monkeypatch.setattr(wgmma_convolution_tiles, "MARGIN", 0.0)
+    prefer(monkeypatch, WGMMA)
 
 
 @pytest.fixture

@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from dptrain.backends.cuda.convolution import gather_convolution
+from dptrain.backends.cuda.convolution.bound_convolution import BoundConvolution, Case
 from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
-from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
+from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK, ceil_div
 from dptrain.backends.cuda.device.device import Extent
 from dptrain.backends.cuda.device.hardware import (
     DEFAULT_LIMITS,
@@ -24,7 +26,9 @@ from dptrain.backends.cuda.device.hardware import (
     MAX_THREAD_REGISTERS,
     WARP_SIZE,
 )
+from dptrain.backends.replica import Kernel
 from dptrain.plan.limits import DeviceLimits
+from dptrain.plan.lowering import Phase
 
 WORD_BYTES = 4
 """Bytes of a register of a tensor-core operand."""
@@ -57,6 +61,9 @@ MIN_BLOCKS_PER_SM = 0.7
 
 MAX_CHANNELS, ALWAYS_CHANNELS = 16, 3
 """Largest number of input channels, and the number up to which gathering is never faster."""
+
+GAIN = 0.75
+"""Time as a part of that of gathering; see kernels.md."""
 
 MIN_PIXELS = 1 << 16
 """Output pixels of all samples, above which more than `ALWAYS_CHANNELS` channels are faster than
@@ -286,3 +293,34 @@ def select_few_channel_tile(
         tile for tile in tiles if tile.filter_tiles * samples * tile.strips_per_sample >= wanted
     )
     return next(filling, tiles[-1] if tiles else None)
+
+
+def supports(case: Case) -> bool:
+    """Return whether the kernel exists for a case and no other kernel is faster."""
+    return is_worthwhile(case.view, case.precision, case.samples)
+
+
+def estimate(case: Case) -> Sequence[tuple[float, FewChannelTile]]:
+    """Return the estimated µs of the tile configurations.
+
+    They have no estimates of their own: the first that occupies the GPU is selected.
+    """
+    product = case.view, case.strides, case.precision
+    best = select_few_channel_tile(*product, case.samples, case.limits, pooled=case.pools)
+    if best is None:
+        return ()
+    gathered = min(time for time, _ in gather_convolution.estimate(case))
+    tiles = few_channel_candidates(*product, case.limits, pooled=case.pools)
+    others = [(1.1 * GAIN * gathered, tile) for tile in tiles if tile != best]
+    return [(GAIN * gathered, best), *others]
+
+
+def config_of(case: Case, tile: FewChannelTile) -> GemmConfig:
+    """Return the configuration of a product, which is not split."""
+    return GemmConfig(tile, SplitK(1, 1))
+
+
+def bind(operation: BoundConvolution, phase: Phase, tile: FewChannelTile) -> Kernel:
+    """Return the stage of a forward product."""
+    config = GemmConfig(tile, SplitK(1, 1))
+    return operation.forward_product("conv2d_forward_few_channels", config, tile.strips_per_sample)

@@ -6,10 +6,13 @@ See ``conv2d_backward_weight_few_channels.cu``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dptrain.backends.cuda.convolution import gather_convolution
+from dptrain.backends.cuda.convolution.bound_convolution import BoundConvolution, Case
+from dptrain.backends.cuda.convolution.halo import wgrad_tiles
 from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
 from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK, ceil_div
 from dptrain.backends.cuda.device.device import Extent
@@ -19,12 +22,17 @@ from dptrain.backends.cuda.device.hardware import (
     VECTOR_BYTES,
     WARP_SIZE,
 )
+from dptrain.backends.replica import Kernel
 from dptrain.plan.limits import DeviceLimits
+from dptrain.plan.lowering import Phase
 
 MIN_PIXELS = 1 << 16
 """Computed output pixels of all samples from which the kernel is used. In tf32, conv1 of model0
 takes 9.3 instead of 14.4 µs with 77 samples (2¹⁶·1.2 pixels), and 43 instead of 141 µs with 2048
 (H100, CUDA 13, November 2026)."""
+
+GAIN = 0.65
+"""Time as a part of that of the fastest of the other kernels, for 77 samples of model0."""
 
 WARPS = 8
 """Warps of a block, which divide the windows of a strip."""
@@ -65,7 +73,6 @@ class FewChannelWgradTile:
     limits: DeviceLimits = DEFAULT_LIMITS
 
     ALGORITHM: ClassVar[str] = "few-channel weight gradient"
-    KERNEL: ClassVar[str] = "conv2d_backward_weight_few_channels"
 
     @property
     def _element_bytes(self) -> int:
@@ -202,3 +209,34 @@ def rank_few_channel_wgrad_tiles(
         return idle, windows > STRIP_WINDOWS, -windows
 
     return sorted(few_channel_wgrad_candidates(view, precision, limits), key=key)
+
+
+def supports(case: Case) -> bool:
+    """Return whether the kernel exists for a case: it undoes pooling, and has no strides."""
+    return case.pools and not case.stores_dz and case.strides == (1, 1)
+
+
+def estimate(case: Case) -> Sequence[tuple[float, FewChannelWgradTile]]:
+    """Return the estimated µs of the tile configurations, which are parts of other kernels' times.
+
+    They have no estimates of their own: the first of `rank_few_channel_wgrad_tiles` is selected.
+    """
+    product = case.view, case.precision, case.samples, case.limits
+    if select_few_channel_wgrad_tile(*product) is None:
+        return ()
+    others = [*gather_convolution.estimate(case), *wgrad_tiles.estimate(case)]
+    least = GAIN * min(time for time, _ in others)
+    best, *rest = rank_few_channel_wgrad_tiles(*product)
+    return [(least, best), *((1.1 * least, tile) for tile in rest)]
+
+
+def config_of(case: Case, tile: FewChannelWgradTile) -> GemmConfig:
+    """Return the configuration of a product, with split-K."""
+    return tile.config(case.group.head.output_shape[0], case.samples)
+
+
+def bind(operation: BoundConvolution, phase: Phase, tile: FewChannelWgradTile) -> Kernel:
+    """Return the stage of a weight gradient."""
+    config = tile.config(operation.group.head.output_shape[0], operation.batch_size)
+    name = "conv2d_backward_weight_few_channels"
+    return operation.gradient_product(name, config, tile.strips)

@@ -17,7 +17,7 @@ from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import (
     ImplicitGemmTile,
 )
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
-from dptrain.backends.cuda.device.hardware import VECTOR_BYTES, WARP_GROUP_SIZE
+from dptrain.backends.cuda.device.hardware import CYCLES_PER_US, VECTOR_BYTES, WARP_GROUP_SIZE
 from dptrain.plan.limits import DeviceLimits
 
 # One wave of blocks or a few; see `one_wave_cycles`.
@@ -79,6 +79,9 @@ SPLIT_MULTIPLY, PROMOTE = 3.0, 0.5
 the multiprocessor, which hide it. Fitted to the same products, which took 0.8 to 1.4 times as long
 as estimated."""
 
+HALO_LAUNCH_US = 1.5
+"""Microseconds that kernels take in addition to their estimated cycles."""
+
 FEW_WAVES = 3.0
 """Waves up to which `one_wave_cycles` is the better estimate of the time."""
 
@@ -86,19 +89,14 @@ WEIGHT_RING_SLOWDOWN = 1.2
 """Factor if weights are reloaded through a ring buffer."""
 
 
-@functools.cache
 def select_implicit_gemm_tile(
     view: InputView, precision: str, samples: int, limits: DeviceLimits, *,
     pooled: bool = False, epilogue: int = 0,
 ) -> ImplicitGemmTile | None:  # fmt: skip
-    """Return the tile configuration with the lowest estimated time.
+    """Return the tile configuration with the lowest estimated time; None if no halo tile fits.
 
     Args:
-        view, precision, limits, pooled, epilogue: as for `implicit_gemm_candidates`.
-        samples: largest number of samples.
-
-    Returns:
-        None if no halo tile fits.
+        view, precision, samples, limits, pooled, epilogue: as for `rank_implicit_gemm_tiles`.
     """
     ranked = rank_implicit_gemm_tiles(
         view, precision, samples, limits, pooled=pooled, epilogue=epilogue
@@ -106,34 +104,38 @@ def select_implicit_gemm_tile(
     return min(ranked, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
+@functools.cache
 def rank_implicit_gemm_tiles(
     view: InputView, precision: str, samples: int, limits: DeviceLimits, *,
     pooled: bool = False, epilogue: int = 0,
-) -> list[tuple[float, ImplicitGemmTile]]:  # fmt: skip
-    """Return the tile configurations with their estimated times, which `steady_cycles` counts.
+) -> tuple[tuple[float, ImplicitGemmTile], ...]:  # fmt: skip
+    """Return the tile configurations with their estimated times in µs.
 
-    `one_wave_cycles` compares the configurations that are not persistent with each other; the best
-    of them is compared with the persistent ones.
+    `one_wave_cycles` compares the configurations that are not persistent with each other, and
+    `steady_cycles` the best of them with the persistent ones. The time of the fastest is that by
+    the formula for its number of waves.
 
     Args:
-        view, precision, samples, limits, pooled, epilogue: as for `select_implicit_gemm_tile`.
+        view, precision, limits, pooled, epilogue: as for `implicit_gemm_candidates`.
+        samples: largest number of samples.
     """
     candidates = implicit_gemm_candidates(view, precision, limits, pooled=pooled, epilogue=epilogue)
     plain = [(one_wave_cycles(tile, samples), tile) for tile in candidates if not tile.persistent]
-    persistent = [
+    found = [
         (steady_cycles(tile, samples), tile)
         for tile in candidates if tile.persistent and _can_be_persistent(tile, samples)
     ]  # fmt: skip
-    if not plain:
-        return persistent
-    least, best = min(plain, key=lambda pair: pair[0])
-    comparable = steady_cycles(best, samples)
-    # The best comes first, so that it is selected if estimates are equal.
-    return [
-        (comparable, best),
-        *((cycles / least * comparable, tile) for cycles, tile in plain if tile is not best),
-        *persistent,
-    ]
+    if plain:
+        least, best = min(plain, key=lambda pair: pair[0])
+        scale = steady_cycles(best, samples) / least
+        # The best comes first, so that it is selected if estimates are equal.
+        others = [(cycles * scale, tile) for cycles, tile in plain if tile is not best]
+        found = [(least * scale, best), *others, *found]
+    if not found:
+        return ()
+    lowest, fastest = min(found, key=lambda pair: pair[0])
+    factor = (HALO_LAUNCH_US + estimated_cycles(fastest, samples) / CYCLES_PER_US) / lowest
+    return tuple((cycles * factor, tile) for cycles, tile in found)
 
 
 def _can_be_persistent(tile: ImplicitGemmTile, samples: int) -> bool:

@@ -10,20 +10,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dptrain.backends.cuda.convolution.gather_cost import (
-    CYCLES_PER_US,
-    compares_with_gathering,
-    gather_us,
-    is_faster,
-)
+from dptrain.backends.cuda.convolution.bound_convolution import BoundConvolution, Case
 from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
 from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK, ceil_div
 from dptrain.backends.cuda.device.device import Extent
 from dptrain.backends.cuda.device.hardware import (
+    CYCLES_PER_US,
     DEFAULT_LIMITS,
     ELEMENT_BYTES,
     MAX_THREAD_REGISTERS,
@@ -32,7 +28,10 @@ from dptrain.backends.cuda.device.hardware import (
     WARP_SIZE,
     splits_in_shared_memory,
 )
+from dptrain.backends.cuda.weighted import RELU_POOL
+from dptrain.backends.replica import Kernel
 from dptrain.plan.limits import DeviceLimits
+from dptrain.plan.lowering import Phase
 
 TILE_M = 64
 """Filters of a tile: rows of a ``wgmma`` instruction."""
@@ -183,7 +182,6 @@ class WgradTile:
     samples_across: int = 1
 
     ALGORITHM: ClassVar[str] = "halo-tile weight gradient"
-    KERNEL: ClassVar[str] = "conv2d_backward_weight_halo"
 
     @property
     def columns(self) -> int:
@@ -526,55 +524,41 @@ def estimate_cycles(tile: WgradTile, view: InputView, samples: int) -> float:
 
 
 @functools.cache
-def select_wgrad_tile(
-    view: InputView, precision: str, strides: tuple[int, int], epilogue: int, samples: int,
-    limits: DeviceLimits,
-) -> WgradTile | None:  # fmt: skip
-    """Return the tile configuration with the lowest estimated time.
-
-    Returns:
-        None if the kernel does not exist for the layer or the gathering kernel is faster.
-    """
-    ranked = rank_wgrad_tiles(view, precision, strides, epilogue, samples, limits)
-    return min(ranked, key=lambda pair: pair[0], default=(0.0, None))[1]
-
-
 def rank_wgrad_tiles(
     view: InputView, precision: str, strides: tuple[int, int], epilogue: int, samples: int,
     limits: DeviceLimits,
-) -> list[tuple[float, WgradTile]]:  # fmt: skip
-    """Return the tile configurations with their estimated times; none if gathering is faster."""
-    layer, view = view, view.folded(strides)
+) -> tuple[tuple[float, WgradTile], ...]:  # fmt: skip
+    """Return the tile configurations with their estimated times in µs, which include launches."""
+    view = view.folded(strides)
     if not supports_wgrad_tiles(view, precision, limits):
-        return []
+        return ()
     pixels = samples * view.out_height * view.out_width
     few_channels = view.channels % 16 > 0
-    if precision == "tf32" and epilogue == 2 and few_channels and pixels < MIN_PIXELS:
-        return []
-    fills = fills_wgrad_tiles(view)
-    if not (fills or compares_with_gathering()):
-        return []
+    if precision == "tf32" and epilogue == RELU_POOL and few_channels and pixels < MIN_PIXELS:
+        return ()
     tiles = wgrad_candidates(view, precision, epilogue, limits)
-    ranked = [(estimate_cycles(tile, view, samples), tile) for tile in tiles]
-    if fills or not ranked:
-        return ranked
-    best = min(ranked, key=lambda pair: pair[0])[1]
-    return (
-        ranked if is_faster(*estimated_us(best, layer, strides, precision, samples, limits)) else []
+    return tuple((estimate_cycles(tile, view, samples) / CYCLES_PER_US, tile) for tile in tiles)
+
+
+def supports(case: Case) -> bool:
+    """Return whether the kernels exist for a case."""
+    return supports_wgrad_tiles(case.view.folded(case.strides), case.precision, case.limits)
+
+
+def estimate(case: Case) -> Sequence[tuple[float, WgradTile]]:
+    """Return the estimated µs of the tile configurations."""
+    ranked = rank_wgrad_tiles(
+        case.view, case.precision, case.strides, case.epilogue, case.samples, case.limits
     )
+    return [(case.corrected_us(time), tile) for time, tile in ranked]
 
 
-def estimated_us(
-    tile: WgradTile, layer: InputView, strides: tuple[int, int], precision: str, samples: int,
-    limits: DeviceLimits,
-) -> tuple[float, float]:  # fmt: skip
-    """Return the estimated µs of the weight gradient with a halo tile and with gathering."""
-    # The estimate of the tile includes the launch.
-    halo = estimate_cycles(tile, layer.folded(strides), samples) / CYCLES_PER_US
-    return halo, gathered_us(layer, precision, samples, limits)
+def config_of(case: Case, tile: WgradTile) -> GemmConfig:
+    """Return the configuration of a product, with split-K."""
+    return tile.config(case.group.head.output_shape[0], case.samples)
 
 
-def gathered_us(view: InputView, precision: str, samples: int, limits: DeviceLimits) -> float:
-    """Return the estimated µs of a weight gradient whose operands are gathered."""
-    rows, pixels = view.r * view.s * view.channels + 1, view.out_height * view.out_width
-    return gather_us(precision, rows, view.filters, samples * pixels, limits, split=True)
+def bind(operation: BoundConvolution, phase: Phase, tile: WgradTile) -> Kernel:
+    """Return the stage of a weight gradient."""
+    config = tile.config(operation.group.head.output_shape[0], operation.batch_size)
+    return operation.gradient_product("conv2d_backward_weight_halo", config, tile.strips)

@@ -7,15 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dptrain.backends.cuda.convolution.gather_cost import CYCLES_PER_US
 from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK, ceil_div
 from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile, step_terms
-from dptrain.backends.cuda.device.hardware import ELEMENT_BYTES
+from dptrain.backends.cuda.device.hardware import CYCLES_PER_US, ELEMENT_BYTES
 from dptrain.plan.limits import DeviceLimits
-
-MARGIN = 1.0
-"""Stages use these kernels if their estimated time, multiplied by this, is lower than that of the
-others. With 0 all supported stages do, with `math.inf` none."""
 
 MAX_SPLIT_WAVES, MAX_FEW_PARTS = 6, 4
 """Split-K parts that are tried: as many as make up to so many waves of blocks for weight gradients,
@@ -88,11 +83,6 @@ class ConvolutionProduct:
     output_bytes: int
     splits: Splits = "no"
     transposed: int = 0
-
-
-def select_config(product: ConvolutionProduct, limits: DeviceLimits) -> tuple[float, GemmConfig]:
-    """Return the lowest estimated time in µs, and its configuration."""
-    return min(rank_configs(product, limits), key=lambda pair: pair[0])
 
 
 def rank_configs(

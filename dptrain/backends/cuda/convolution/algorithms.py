@@ -1,0 +1,162 @@
+"""The algorithms of a convolution on a GPU, and the selection among them.
+
+To add an algorithm, add a module that defines `supports`, `estimate` and `bind`, and a row here
+(docs/developers/adding-a-layer.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dptrain.backends.cuda.convolution import gather_convolution
+from dptrain.backends.cuda.convolution.bound_convolution import Case, Extra
+from dptrain.backends.cuda.convolution.few_channels import (
+    few_channel_tiles,
+    few_channel_wgrad_tiles,
+)
+from dptrain.backends.cuda.convolution.few_channels.few_channel_tiles import FewChannelTile
+from dptrain.backends.cuda.convolution.few_channels.few_channel_wgrad_tiles import (
+    FewChannelWgradTile,
+)
+from dptrain.backends.cuda.convolution.halo import halo_convolution, wgrad_tiles
+from dptrain.backends.cuda.convolution.halo.halo_tiles import fills_halo_tiles
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.convolution.halo.wgrad_tiles import WgradTile, fills_wgrad_tiles
+from dptrain.backends.cuda.convolution.wgmma import wgmma_convolution
+from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, GemmTile
+from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile
+from dptrain.backends.cuda.weighted import separate_epilogue
+from dptrain.backends.replica import Kernel
+from dptrain.plan.lowering import Group, Phase, Setting
+from dptrain.plan.selection import Algorithm, Choice, fastest, pick, rank
+
+PRODUCTS = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
+
+
+@dataclass(frozen=True)
+class Product(Algorithm[Case]):
+    """An algorithm for products of a convolution.
+
+    `bind` has the arguments (operation, phase, configuration).
+
+    Attributes:
+        config: returns the tile configuration and split-K of a configuration.
+        buffers: returns the buffers in addition to those of every convolution.
+        sum_rows: returns the rows of sums by channel that the kernel can write with its result; 0
+            if it cannot.
+        prepare: returns the kernel that writes the operands `Extra.prepared` of some phases, from
+            the operation and their configurations.
+    """
+
+    config: Callable[[Case, Any], GemmConfig] = lambda case, configuration: configuration
+    buffers: Callable[[Case, Any], Extra] = lambda case, configuration: Extra()
+    sum_rows: Callable[[Case, Any], int] = lambda case, configuration: 0
+    prepare: Callable[[Any, Mapping[Phase, Any]], Kernel] | None = None
+
+
+def _gathering(case: Case) -> Sequence[tuple[float, GemmConfig]]:
+    """Return the estimated µs of gathering, comparable with those of halo tiles.
+
+    Estimates of gathering were fitted to layers that do not fill halo tiles, and cannot be compared
+    for the others, whose halo tiles were measured to be faster. `Case.corrected_us` was measured
+    for halo tiles; if they are faster without it, it also applies to gathering, so that it does not
+    change which of the two is selected.
+    """
+    found = sorted(gather_convolution.estimate(case), key=lambda pair: pair[0])
+    halo = HALO_GRADIENT if case.phase is Phase.BACKWARD_WEIGHT else HALO
+    tiles = halo.estimate(case) if halo.supports(case) else ()
+    if not tiles:
+        return found
+    if _fills_halo_tiles(case):
+        return [(math.inf, config) for _, config in found]
+    if case.corrected_us(found[0][0]) > min(time for time, _ in tiles):
+        return [(case.corrected_us(time), config) for time, config in found]
+    return found
+
+
+def _fills_halo_tiles(case: Case) -> bool:
+    """Return whether a layer fills halo tiles without zeros."""
+    if case.phase is Phase.BACKWARD_WEIGHT:
+        return fills_wgrad_tiles(case.view.folded(case.strides))
+    return fills_halo_tiles(case.view, case.strides)
+
+
+HALO = Product(
+    ImplicitGemmTile.ALGORITHM, (Phase.FORWARD, Phase.BACKWARD_INPUT), halo_convolution.supports,
+    halo_convolution.estimate, halo_convolution.bind, config=halo_convolution.config_of,
+    buffers=halo_convolution.buffers, sum_rows=halo_convolution.sum_rows,
+    prepare=halo_convolution.prepare,
+)  # fmt: skip
+
+HALO_GRADIENT = Product(
+    WgradTile.ALGORITHM, (Phase.BACKWARD_WEIGHT,), wgrad_tiles.supports,
+    wgrad_tiles.estimate, wgrad_tiles.bind, config=wgrad_tiles.config_of,
+)  # fmt: skip
+
+GATHER = Product(
+    GemmTile.ALGORITHM, PRODUCTS, gather_convolution.supports, _gathering, gather_convolution.bind
+)
+
+CONVOLUTION: tuple[Product, ...] = (
+    Product(
+        FewChannelTile.ALGORITHM, (Phase.FORWARD,), few_channel_tiles.supports,
+        few_channel_tiles.estimate, few_channel_tiles.bind, config=few_channel_tiles.config_of,
+    ),
+    Product(
+        FewChannelWgradTile.ALGORITHM, (Phase.BACKWARD_WEIGHT,), few_channel_wgrad_tiles.supports,
+        few_channel_wgrad_tiles.estimate, few_channel_wgrad_tiles.bind,
+        config=few_channel_wgrad_tiles.config_of,
+    ),
+    GATHER,
+    HALO,
+    HALO_GRADIENT,
+    Product(
+        WgmmaTile.ALGORITHM, PRODUCTS, wgmma_convolution.supports, wgmma_convolution.estimate,
+        wgmma_convolution.bind, buffers=wgmma_convolution.buffers,
+        sum_rows=wgmma_convolution.sum_rows, prepare=wgmma_convolution.prepare,
+    ),
+)  # fmt: skip
+"""The algorithms. Estimates are in µs."""
+
+
+def unpools_separately(group: Group, setting: Setting) -> bool:
+    """Return whether the gradient before fused pooling is written to `dmaps`."""
+    case = Case(group, setting, Phase.BACKWARD_INPUT)
+    if not gather_convolution.unpools_separately(case):
+        return False
+    return choose(case).algorithm.name == GATHER.name
+
+
+def writes_dz(group: Group, setting: Setting) -> bool:
+    """Return whether a phase of its own writes the gradient before ReLU and epilogue to `dmaps`."""
+    return separate_epilogue(group) is not None or unpools_separately(group, setting)
+
+
+def case_of(group: Group, setting: Setting, phase: Phase) -> Case:
+    """Return the case of a product."""
+    if phase is Phase.BACKWARD_WEIGHT:
+        return Case(group, setting, phase, writes_dz(group, setting))
+    stores = phase is Phase.BACKWARD_INPUT and separate_epilogue(group) is not None
+    return Case(group, setting, phase, stores)
+
+
+def choose(case: Case) -> Choice[Case]:
+    """Return the algorithm of a product and its configuration.
+
+    Whether the gradient before pooling is stored follows from the algorithm of the input gradient,
+    and other products depend on it. So measurements select among its configurations only.
+    """
+    found = candidates(case)
+    keeps = case.phase is Phase.BACKWARD_INPUT and case.pools
+    table = (found[0].algorithm,) if keeps else CONVOLUTION
+    ranked = partial(rank, table, case.phase, case)
+    return pick(found, ranked, case.setting.selection, case.group.stage(case.phase))
+
+
+def candidates(case: Case) -> list[Choice[Case]]:
+    """Return the fastest configuration of each algorithm that supports a case, sorted by time."""
+    return fastest(CONVOLUTION, case.phase, case)
