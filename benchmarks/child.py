@@ -66,19 +66,19 @@ def _train_dptrain(network: str, batch_size: int) -> dict[str, Any]:
     Of Python and NumPy the largest amount held within a step; of numba the number of allocations,
     which it counts only if ``NUMBA_NRT_STATS`` is set.
     """
-    import numpy as np
     from numba.core.runtime import rtsys
 
     import dptrain
     from benchmarks.batch import random_batch
+    from dptrain.batch import Batch
 
     built = dptrain.get_network(network)
     x, y = random_batch(built, batch_size)
-    samples = np.arange(batch_size, dtype=np.int64)
+    batch = Batch.of(x, y)
     replica = dptrain.make_replica(built, batch_size=batch_size)
 
     def step() -> None:
-        replica.load(x, y, samples=samples)
+        replica.load(batch)
         replica.run()
         replica.update(LEARNING_RATE)
 

@@ -14,6 +14,7 @@ from benchmarks.kinds import kind_of
 from benchmarks.limits import MEMORY_BYTES, Roofs, copy_rate, l2_bytes, sgemm_peak
 from benchmarks.programs.own_programs import LEARNING_RATE
 from benchmarks.timing import one_core
+from dptrain.batch import Batch
 from dptrain.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Stage
@@ -101,7 +102,7 @@ def _laps(replica: dptrain.Replica, x: Any, y: Any) -> list[int]:
     clock = time.process_time_ns
     stamps = np.zeros(len(replica.plan.stages) + 1, np.int64)
     stamps[0] = clock()
-    replica.load(x, y)
+    replica.load(Batch.of(x, y))
     stamps[1] = clock()
 
     def note(index: int) -> None:

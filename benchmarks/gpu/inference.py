@@ -16,6 +16,7 @@ from benchmarks.batch import random_batch
 from benchmarks.gpu.clock import Laps, Program, host_timer, ratio, stream_timer, take_turns
 from benchmarks.gpu.training import PRECISIONS, reason, release_memory
 from benchmarks.timing import Ratio
+from dptrain.batch import Batch
 from dptrain.network import Dropout, Network
 
 LATENCY_BLOCKS, LATENCY_US, MIN_PASSES, MAX_PASSES = 10, 10_000.0, 3, 60
@@ -107,7 +108,7 @@ def our_inference(
     replica = dptrain.make_replica(
         network, backend, len(x), precision=precision, training=False
     )  # fmt: skip
-    replica.load(x, None, training=False)
+    replica.load(Batch.of(x), training=False)
     start = partial(replica.run_forward, loss=False)
     for _ in range(2):  # The second pass is captured.
         start()

@@ -13,6 +13,7 @@ import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.gpu.clock import Program, Timer, host_timer, stream_timer
 from dptrain.backends.device_replica import DeviceReplica
+from dptrain.batch import Batch
 from dptrain.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Stage
@@ -42,7 +43,7 @@ class Step:
 
     def load(self) -> None:
         """Load the batch and the learning rate into the replica."""
-        self.replica.load(self.x, self.y)
+        self.replica.load(Batch.of(self.x, self.y))
         self.set_rate(LEARNING_RATE)
 
     def set_rate(self, learning_rate: float) -> None:

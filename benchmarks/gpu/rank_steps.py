@@ -23,6 +23,7 @@ from benchmarks.gpu.ours import LEARNING_RATE
 from dptrain.backends import load_backend
 from dptrain.backends.cuda.device.gpu import GPU
 from dptrain.backends.device_replica import DeviceReplica
+from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import World
@@ -52,7 +53,8 @@ def time_steps(
     x, y = random_batch(network, batch_size, seed=world.rank)
     count = batch_size * world.size
     assert isinstance(replica, DeviceReplica)
-    replica.stage_batch(x, y, global_count=count, learning_rate=LEARNING_RATE)
+    batch = Batch.of(x, y)._replace(global_count=count)
+    replica.stage_batch(batch, learning_rate=LEARNING_RATE)
     replica.unpack_staged_batch()
     replica.sums_future()
     due = {bucket.after: number for number, bucket in enumerate(buckets)}

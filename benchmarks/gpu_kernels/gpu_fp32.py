@@ -31,6 +31,7 @@ from dptrain.backends.cuda.convolution.halo import implicit_gemm_cost, wgrad_til
 from dptrain.backends.cuda.dense import gemm_tiles
 from dptrain.backends.cuda.device import hardware
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.network.network import Network
 from dptrain.plan import SGD
 from dptrain.plan.lowering import Phase
@@ -83,7 +84,7 @@ def compile_all(cases: Sequence[tuple[Network, int]]) -> None:
 
 def step_us(replica: Any, x: Any, y: Any) -> float:
     """Return the median time of a step in µs, from load to the completed update."""
-    replica.load(x, y, step=0)
+    replica.load(Batch.of(x, y, step=0))
     times = []
     for _ in range(STEPS + 5):
         replica.memory.synchronize()

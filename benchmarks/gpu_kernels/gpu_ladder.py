@@ -30,6 +30,7 @@ from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device.device import Device
 from dptrain.backends.memory import as_numbers
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.errors import UserError
 from dptrain.network.layers import Conv2d, Dense, Flatten
 from dptrain.network.losses import MeanSquaredError
@@ -58,7 +59,7 @@ def own(device: Device, layer: Layer, numbers: Numbers, direction: Phase, precis
     replica.parameters[f"{group}.weight"] = numbers.w
     replica.parameters[f"{group}.bias"] = numbers.b
     targets = np.zeros((layer.samples, 1), np.float32) if training else None
-    replica.load(numbers.x, targets, training=training)
+    replica.load(Batch.of(numbers.x, targets), training=training)
     stages = {stage.phase: kernel for stage, kernel in replica.stages if stage.group == group}
     if training:
         # The forward pass also packs the weights for the backward pass.

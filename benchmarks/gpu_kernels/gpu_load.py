@@ -28,6 +28,7 @@ from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import device as device_module
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.pixels import PixelFormat
+from dptrain.batch import Batch
 from dptrain.data.loading.augmentation import Augmentation
 from dptrain.network.network import Network
 from dptrain.plan import SGD
@@ -55,12 +56,13 @@ class Load:
         canvas = channels, height + BORDER, width + BORDER
         images = random.integers(0, 256, (IMAGES, *canvas), np.uint8)
         replica.cache_images(images, PixelFormat("uint8", 2 / 255, -1.0))
-        self.replica, self._samples = replica, random.integers(0, IMAGES, n)
-        self._y = random.integers(0, network.num_outputs, n).astype(np.int32)
+        self.replica, samples = replica, random.integers(0, IMAGES, n)
+        y = random.integers(0, network.num_outputs, n).astype(np.int32)
         change = Augmentation(CROP, True, BRIGHTNESS, CONTRAST)
-        draws = change.draw(0, 0, self._samples)
-        self._windows = change.crop_windows(network.input_shape, draws, canvas, self._samples)
-        self._recolourings = change.recolourings(draws)
+        draws = change.draw(0, 0, samples)
+        windows = change.crop_windows(network.input_shape, draws, canvas, samples)
+        batch = Batch.of_windows(windows, y, recolourings=change.recolourings(draws))
+        self._batch = batch._replace(samples=samples)
         self.stage()
         self.replica.unpack_staged_batch()
         self.replica.sums_future()
@@ -69,10 +71,10 @@ class Load:
         """Write the minibatch to the next staging slot."""
         replica = self.replica
         replica.stage_batch(
-            None, self._y, crop_windows=self._windows, recolourings=self._recolourings,
-            samples=self._samples, learning_rate=LEARNING_RATE,
+            self._batch,
+            learning_rate=LEARNING_RATE,
             slot=(replica.staging_slot + 1) % (replica.max_steps_in_flight + 1),
-        )  # fmt: skip
+        )
 
     def alone(self) -> None:
         """Load the minibatch several times."""

@@ -15,6 +15,7 @@ from benchmarks.node.rounds import Entry, measure, quartiles
 from benchmarks.node.session import Session
 from benchmarks.node.workers.processes import Processes, load_results
 from benchmarks.node.workers.running import Results, Runner
+from dptrain.batch import Batch
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan.lowering import Phase
 
@@ -63,7 +64,7 @@ def stage_runner(spec: dict[str, Any]) -> Runner:
     clock = time.monotonic_ns
 
     def step() -> None:
-        replica.load(x, y)
+        replica.load(Batch.of(x, y))
         last = clock()
 
         def note(index: int) -> None:

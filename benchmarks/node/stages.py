@@ -23,6 +23,7 @@ from benchmarks.node.workers.processes import Processes, Team
 from benchmarks.node.workers.running import Runner
 from benchmarks.outside import find_network
 from benchmarks.programs.own_programs import LEARNING_RATE
+from dptrain.batch import Batch
 
 SECTION = "stages"
 PROGRAM = "dptrain timed stages"
@@ -43,7 +44,7 @@ def stages_runner(spec: dict[str, Any]) -> Runner:
 
     def step() -> None:
         begin = clock()
-        replica.load(x, y)
+        replica.load(Batch.of(x, y))
         loaded = clock()
         ends = replica.run_timed()
         replica.update(LEARNING_RATE)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dptrain
+from dptrain.batch import Batch
 from dptrain.network import Network
 from dptrain.network.initial import initial_parameters
 
@@ -46,10 +47,10 @@ def dptrain_training(
 ) -> Training:
     """Return a step: copy the batch, forward, loss, backward, update."""
     replica = dptrain.make_replica(network, batch_size=len(x), threads=threads)
-    samples = np.arange(len(x), dtype=np.int64)
+    batch = Batch.of(x, y)
 
     def step(learning_rate: float) -> float:
-        replica.load(x, y, samples=samples)
+        replica.load(batch)
         replica.run()
         replica.update(learning_rate)
         return float(replica.loss_sums()[0])

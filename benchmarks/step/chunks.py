@@ -31,6 +31,7 @@ from benchmarks.outside import find_network
 from benchmarks.programs.own_programs import LEARNING_RATE
 from benchmarks.tables import Table
 from dptrain.backends.numba.backend import NumbaReplica
+from dptrain.batch import Batch
 from dptrain.plan.lowering import Phase
 
 WARM_UP = 20
@@ -106,7 +107,7 @@ def measure(
     for number in range(WARM_UP + steps):
         with replica.thread_pool.log_chunks(capacity) as log:
             if training:
-                replica.load(x, y)
+                replica.load(Batch.of(x, y))
                 replica.run_timed()
                 replica.update(LEARNING_RATE)
             else:

@@ -19,8 +19,8 @@ from time import perf_counter_ns
 import numpy as np
 
 from benchmarks.step.overhead import frozen_objects
+from dptrain.batch import Batch
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.measure.statistics import Estimate, median_of_launches
 from dptrain.training.baseline import open_loader, whole_minibatches
 from dptrain.training.engines import FIRST_TIMED, Engine

@@ -26,6 +26,7 @@ from benchmarks.studies.compiling import (
 )
 from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement
 from benchmarks.studies.networks import STUDY_A, find
+from dptrain.batch import Batch
 from dptrain.measure.layers import time_layers
 from dptrain.network.random_batch import random_batch
 
@@ -141,7 +142,7 @@ def _host_times(backend: str, repeats: int = 100) -> dict[str, float]:
     """Return the milliseconds after which the call of each stage returns, without waiting."""
     replica = make(Request("larger", backend, 1, PRECISION, form=UNFUSED))
     x, y = random_batch(replica.plan.network, 1)
-    replica.load(x, y, training=True)
+    replica.load(Batch.of(x, y), training=True)
     found = {}
     for stage, kernel in replica.stages:
         call = partial(kernel, replica.context)

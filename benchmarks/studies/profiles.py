@@ -14,6 +14,7 @@ from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement,
 from benchmarks.studies.networks import PUBLISHED_VARIANTS, cifar_variants
 from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm.world import World
 from dptrain.network import Network
 from dptrain.network.random_batch import random_batch
@@ -39,7 +40,7 @@ def profile(replica: Replica, passes: int) -> dict[str, Any]:
     timed alone.
     """
     x, _ = random_batch(replica.plan.network, replica.plan.batch_size)
-    replica.load(x, None, training=False)
+    replica.load(Batch.of(x), training=False)
     stages = [(stage, partial(kernel, replica.context)) for stage, kernel in replica.stages
               if stage.phase is Phase.FORWARD]  # fmt: skip
     kernels = [kernel for _, kernel in stages]

@@ -12,6 +12,7 @@ from benchmarks.studies.compiling import STEP, Request, make
 from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement, summary
 from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm.world import World
 from dptrain.measure.recorder import DATA_WAIT
 from dptrain.network.random_batch import random_batch
@@ -123,7 +124,7 @@ def _update_share(context: Context, backend: str, threads: int) -> Values:
 def step_and_update(replica: Replica, steps: int) -> tuple[float, float]:
     """Return the median times of a step and of its update in ms."""
     x, y = random_batch(replica.plan.network, replica.plan.batch_size)
-    replica.load(x, y, training=True)
+    replica.load(Batch.of(x, y), training=True)
     kernels: list[Callable[[], None]] = [
         partial(kernel, replica.context) for _, kernel in replica.stages
     ]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.replica import CropWindowReplica, Kernel, Listener
+from dptrain.batch import Batch
 from dptrain.plan.flat import SUMS
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Stage
@@ -112,35 +113,23 @@ class DeviceReplica(CropWindowReplica, ABC):
     @abstractmethod
     def stage_batch(
         self,
-        x: NDArray[Any] | None,
-        y: NDArray[Any] | None,
+        batch: Batch,
         *,
-        crop_windows: NDArray[np.int64] | None = None,
-        recolourings: NDArray[np.float32] | None = None,
-        samples: NDArray[np.int64] | None = None,
-        global_count: int | None = None,
-        step: int | None = None,
         training: bool = True,
         learning_rate: float | None = None,
         stop: bool = False,
         slot: int | None = None,
-        message: NDArray[np.uint8] | None = None,
     ) -> None:
         """Write a minibatch and the hyperparameters of its step to a staging slot.
 
         Args:
-            x: (n, C, H, W) or (n, F); with `crop_windows`, 8-bit images of which the inputs are
-                parts, or None for the cached images.
-            y, samples, global_count, step, training, stop: see `Replica.load`.
-            crop_windows, recolourings: (n, 4) or (n, 8), and (n, 2), parts of images; None for the
-                second keeps the colours.
+            batch: the minibatch. Its message, if it has one, is what `encode_windows` returned.
+            training, stop: see `Replica.load`.
             learning_rate: of the step's update, if `enqueue_update` makes it before the host reads
                 the loss. The minibatch is then not unpacked after a step whose loss is not finite,
                 so that the minibatch of that step remains for inspection.
             slot: number of the staging slot, of which no step may be in flight; None for the one
                 after the last.
-            message: samples, crop windows and recolourings, as `encode_windows` returned them; None
-                if they must be encoded.
         """
 
     @abstractmethod

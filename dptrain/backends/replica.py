@@ -25,6 +25,7 @@ from dptrain.backends.named_arrays import NamedArrays
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.sample_losses import sample_losses
 from dptrain.backends.targets import channels_last_targets, checked_targets
+from dptrain.batch import Batch
 from dptrain.errors import UserError
 from dptrain.network.initializers import Constant
 from dptrain.network.layers import Shape
@@ -423,64 +424,30 @@ class Replica(Sealed):
 
     # A training step.
 
-    def load(
-        self,
-        x: NDArray[Any] | None,
-        y: NDArray[Any] | None,
-        *,
-        crop_windows: NDArray[np.int64] | None = None,
-        recolourings: NDArray[np.float32] | None = None,
-        samples: NDArray[np.int64] | None = None,
-        global_count: int | None = None,
-        step: int | None = None,
-        training: bool = True,
-        stop: bool = False,
-    ) -> None:
+    def load(self, batch: Batch, *, training: bool = True, stop: bool = False) -> None:
         """Copy a minibatch in, and set the context of the next step.
 
         Args:
-            x: (n, C, H, W) or (n, F), n at most the plan's batch size. With `crop_windows`, images
-                of which the inputs are parts; None for the cached images.
-            crop_windows: parts of images, see `CropWindowReplica`.
-            recolourings: changes of their colours, see `CropWindowReplica`.
-            y: targets: class indices (n,), or values (n, F); None if the loss is not computed.
-            samples: int64 (n,), identity of each sample, which selects its dropout mask;
-                0 … n − 1 by default.
-            global_count: samples of the global minibatch, over which loss and gradients are
-                averaged; n by default.
-            step: number of the step, which selects the dropout masks; the number of updates made
-                by default.
+            batch: at most the plan's batch size.
             training: False turns dropout off, and no gradients are computed.
             stop: True if this rank requests a stop.
 
         Raises:
             UserError: wrong shapes, or more samples than the plan's batch size.
         """
-        batch = x if crop_windows is None else crop_windows
-        assert batch is not None
-        n, inputs = len(batch), x if crop_windows is None else None
-        y = self._set_context(n, inputs, y, samples, global_count, step, training, stop)
+        y = self._set_context(batch, training=training, stop=stop)
         if training:
             self._loss_sums[STOP] = stop
         if y is not None:
-            self._target[:n] = y
-        if crop_windows is None:
-            self._load_input(batch)
+            self._target[: len(y)] = y
+        if batch.inputs is None:
+            self._load_crop_windows(batch)
         else:
-            self._load_crop_windows(crop_windows, recolourings, x)
+            self._load_input(batch.inputs)
 
-    def _set_context(
-        self,
-        n: int,
-        x: NDArray[Any] | None,
-        y: NDArray[Any] | None,
-        samples: NDArray[np.int64] | None,
-        global_count: int | None,
-        step: int | None,
-        training: bool,
-        stop: bool,
-    ) -> NDArray[Any] | None:
+    def _set_context(self, batch: Batch, *, training: bool, stop: bool) -> NDArray[Any] | None:
         """Check a minibatch, set the context, and return the targets as they are stored."""
+        n, x, y = batch.size, batch.inputs, batch.y
         if n > len(self._order):
             raise UserError(
                 f"the batch has {n} samples; this replica was made for at most {len(self._order)}"
@@ -492,11 +459,9 @@ class Replica(Sealed):
             raise UserError(f"x has {n} samples, but y has targets for {len(y)}")
         context = self.context
         context.n, context.training, context.stop = n, training, stop
-        context.step = self.updates if step is None else step
-        context.samples = self._order[:n] if samples is None else samples
-        count = n if global_count is None else global_count
-        context.scale = 1.0 / max(count, 1)
-        self._set_bounds(n, count, training)
+        context.step, context.samples = batch.step, batch.samples
+        context.scale = 1.0 / max(batch.global_count, 1)
+        self._set_bounds(n, batch.global_count, training)
         if y is not None:
             shape = (n, *self._target.shape[1:])
             y = y if y.shape == shape else y.reshape(shape)
@@ -521,12 +486,7 @@ class Replica(Sealed):
             )
         bounds[:] = offsets
 
-    def _load_crop_windows(
-        self,
-        windows: NDArray[np.int64],
-        recolourings: NDArray[np.float32] | None,
-        images: NDArray[Any] | None,
-    ) -> None:
+    def _load_crop_windows(self, batch: Batch) -> None:
         """Copy parts of images in, by default of the cached ones, see `CropWindowReplica`."""
         raise NotImplementedError
 
@@ -604,12 +564,21 @@ class Replica(Sealed):
         """
         if not self.plan.training:
             raise UserError("this replica was made with training=False and has no gradients")
-        self.load(
-            np.asarray(x), checked_targets(self.plan.network, y),
-            samples=samples, global_count=global_count, step=step, stop=stop,
+        array = np.asarray(x)
+        whole = self._whole_batch(array, checked_targets(self.plan.network, y))
+        batch = Batch(
+            whole.step if step is None else step, whole.epoch, array, whole.y,
+            whole.samples if samples is None else samples,
+            whole.global_count if global_count is None else global_count,
         )  # fmt: skip
+        self.load(batch, stop=stop)
         self.run()
         return self.loss_sums()[0]
+
+    def _whole_batch(self, x: NDArray[Any], y: NDArray[Any] | None = None) -> Batch:
+        """Return the minibatch of the next update, whose samples are 0 … n − 1."""
+        n = len(x)
+        return Batch(self.updates, 0, x, y, self._order[:n], n)
 
     def loss_sums(self) -> list[float]:
         """Return the loss, the number of correct predictions and the stop request of the step.
@@ -710,7 +679,8 @@ class Replica(Sealed):
         array = np.asarray(x)
         chunks = []
         for start in range(0, len(array), self.plan.batch_size):
-            self.load(array[start : start + self.plan.batch_size], None, training=False)
+            chunk = array[start : start + self.plan.batch_size]
+            self.load(self._whole_batch(chunk), training=False)
             self.run_forward(loss=False)
             chunks.append(self.output())
         if not chunks:
@@ -752,10 +722,9 @@ class Replica(Sealed):
         loss, correct = 0.0, 0
         for start in range(0, len(array), self.plan.batch_size):
             span = slice(start, start + self.plan.batch_size)
-            self.load(
-                array[span], targets[span], crop_windows=crop_windows, global_count=1,
-                training=False,
-            )  # fmt: skip
+            batch = self._whole_batch(array[span], targets[span])
+            batch = batch._replace(global_count=1, crop_windows=crop_windows)
+            self.load(batch, training=False)
             self.run_forward(loss=True)
             sums = self.loss_sums()
             loss += sums[0]
@@ -912,7 +881,7 @@ def group_outputs(replica: Replica, x: NDArray[np.float32]) -> Iterator[tuple[st
     Yields:
         The name of a group and its output, (n, …) in the order of the backend's memory.
     """
-    replica.load(x, None, training=False)
+    replica.load(Batch.of(x), training=False)
     plan = replica.plan
     outputs = {group.name: group.tail.name for group in plan.groups}
     for stage, kernel in replica.stages:

@@ -9,11 +9,12 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dptrain.batch import Batch
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.fitting import fitting_network
 from dptrain.data.loading.augmentation import Augmentation
 from dptrain.data.loading.crop_windows import CropWindowLoader
-from dptrain.data.loading.loader import Batch, BatchSource, Loader
+from dptrain.data.loading.loader import BatchSource, Loader
 from dptrain.data.loading.sharding import Sampler
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.sources.arrays import open_npy, open_npz

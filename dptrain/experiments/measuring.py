@@ -14,9 +14,9 @@ import numpy as np
 
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.describe import plan_for
 from dptrain.errors import UserError
 from dptrain.experiments.cases import Case, flops

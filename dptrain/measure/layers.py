@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dptrain.backends import load_backend
+from dptrain.batch import Batch
 from dptrain.machine import available_cores
 from dptrain.network.biases import separate_biases
 from dptrain.network.network import Network
@@ -122,7 +123,7 @@ def _time_stages(replica: Replica) -> dict[str, StageTime]:
         kernels.append(("update", partial(replica.update_kernel(), replica.context)))
     for index, (name, kernel) in enumerate(kernels):
         # Stages overwrite buffers, so the preceding stages run again before each measurement.
-        replica.load(x, y, training=training)
+        replica.load(Batch.of(x, y), training=training)
         for _, before in kernels[:index]:
             before()
         laps = memory.times_ms(kernel)

@@ -12,6 +12,7 @@ import numpy as np
 from dptrain.backends.base import Backend
 from dptrain.backends.memory import Memory
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.machine import available_memory
 from dptrain.measure.machine.blas import product_rate
 from dptrain.measure.profile.profile import Roofs
@@ -128,7 +129,7 @@ def _fill(replica: Replica, size: int) -> None:
         parameters = random.standard_normal(flat.shape, np.float32)
         replica.memory.upload(flat, parameters * np.float32(size**-0.5))
     x = random.standard_normal((size, size), np.float32)
-    replica.load(x, random.integers(0, size, size).astype(np.int32))
+    replica.load(Batch.of(x, random.integers(0, size, size).astype(np.int32)))
 
 
 def _copy_rate(memory: Memory, nbytes: int, threads: int) -> float:

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import CropWindowReplica, Replica
+from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
-from dptrain.data.loading.loader import Batch
 from dptrain.errors import UserError
 from dptrain.measure.efficiency import Baseline, Pair
 from dptrain.measure.input_times import InputTimes

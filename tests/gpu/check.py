@@ -70,6 +70,7 @@ def compare(name: str) -> None:
     import numpy as np
 
     import dptrain.api
+    from dptrain.batch import Batch
     from dptrain.network import get_network
     from dptrain.plan import SGD
 
@@ -97,7 +98,7 @@ def compare(name: str) -> None:
         x, y = batch(n)
         steps = []
         for step in range(25):
-            replica.load(x, y, step=step)
+            replica.load(Batch.of(x, y, step=step))
             replica.memory.synchronize()
             begin = time.perf_counter()
             replica.run()

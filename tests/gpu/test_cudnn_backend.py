@@ -22,6 +22,7 @@ from dptrain.backends.cudnn.primitives import AVERAGE_POOLING, MAX_POOLING
 from dptrain.backends.cudnn.replica import CudnnReplica, primitive_calls
 from dptrain.backends.memory import as_numbers
 from dptrain.backends.replica import Context
+from dptrain.batch import Batch
 from dptrain.network import Network
 from dptrain.plan import SGD
 from tests.unit.backends.cuda.test_cuda_backend import (
@@ -129,7 +130,7 @@ def test_a_captured_step_computes_the_same_gradients(network: Network, precision
     expected = {name: np.array(value) for name, value in replica.gradients.items()}
     run = replica.memory.program(replica.run)
     for _ in range(3):
-        replica.load(x, y)
+        replica.load(Batch.of(x, y))
         run()
         for name, value in expected.items():
             np.testing.assert_array_equal(replica.gradients[name], value)

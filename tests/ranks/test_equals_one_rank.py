@@ -10,10 +10,10 @@ import pytest
 from dptrain import AfterStep, Trainer, UserError
 from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum
 from dptrain.comm.sums.shared import share_arrays
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.data.loading.sharding import pass_shards
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU

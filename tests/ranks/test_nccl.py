@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 import dptrain.api as api
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum
 from dptrain.comm.sums import nccl
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.errors import UserError
 from dptrain.measure.recorder import EXPOSED, StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU

@@ -16,13 +16,13 @@ from dptrain.backends import load_backend
 from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm import STRATEGIES, make_gradient_sum, make_statistics_sum
 from dptrain.comm.sums import peer
 from dptrain.comm.sums.enqueued import Shared
 from dptrain.comm.sums.peer import Peers
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.data.loading.sharding import pass_shards
 from dptrain.errors import UserError
 from dptrain.measure.recorder import EXPOSED, STATISTICS, STEP, StepRecorder

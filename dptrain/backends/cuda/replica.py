@@ -27,6 +27,7 @@ from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.replica import Kernel, Listener, Replica
 from dptrain.backends.resizing import bilinear_taps
+from dptrain.batch import Batch
 from dptrain.network.layers import Shape
 from dptrain.plan.buckets import UpdatablePrefix, updatable_prefixes
 from dptrain.plan.lowering import Phase
@@ -330,46 +331,21 @@ class CudaReplica(DeviceReplica):
         self._load_window_function()
         self._prepare_series()
 
-    def load(
-        self,
-        x: NDArray[Any] | None,
-        y: NDArray[Any] | None,
-        *,
-        crop_windows: NDArray[np.int64] | None = None,
-        recolourings: NDArray[np.float32] | None = None,
-        samples: NDArray[np.int64] | None = None,
-        global_count: int | None = None,
-        step: int | None = None,
-        training: bool = True,
-        stop: bool = False,
-    ) -> None:
-        self.stage_batch(
-            x, y, crop_windows=crop_windows, recolourings=recolourings, samples=samples,
-            global_count=global_count, step=step, training=training, stop=stop,
-        )  # fmt: skip
+    def load(self, batch: Batch, *, training: bool = True, stop: bool = False) -> None:
+        self.stage_batch(batch, training=training, stop=stop)
         self.unpack_staged_batch()
         self.sums_future()
 
     def stage_batch(
         self,
-        x: NDArray[Any] | None,
-        y: NDArray[Any] | None,
+        batch: Batch,
         *,
-        crop_windows: NDArray[np.int64] | None = None,
-        recolourings: NDArray[np.float32] | None = None,
-        samples: NDArray[np.int64] | None = None,
-        global_count: int | None = None,
-        step: int | None = None,
         training: bool = True,
         learning_rate: float | None = None,
         stop: bool = False,
         slot: int | None = None,
-        message: NDArray[np.uint8] | None = None,
     ) -> None:
-        batch = x if crop_windows is None else crop_windows
-        assert batch is not None
-        n, inputs = len(batch), x if crop_windows is None else None
-        y = self._set_context(n, inputs, y, samples, global_count, step, training, stop)
+        y = self._set_context(batch, training=training, stop=stop)
         self.context.learning_rate = learning_rate or 0.0
         host = self._slots[self._staging.open_slot(slot)]
         if slot not in self.series_slots:
@@ -377,39 +353,44 @@ class CudaReplica(DeviceReplica):
         self._write_hyperparameters(host.hyperparameters, host.hyperparameter_bits)
         if y is not None:
             host.targets[: y.size] = y.reshape(-1)
-        images = None
-        if crop_windows is None:
+        images, windows = None, batch.crop_windows
+        if windows is None:
             nbytes = self._write_inputs(host, batch)
         else:
-            if message is None:
-                message = self._encoded(crop_windows, recolourings)
-            nbytes, images = self._write_windows(host, message, x)
+            nbytes, images = self._write_windows(host, batch)
         self._staged = _Staged(
-            n, y is not None, learning_rate is None, crop_windows is not None,
-            crop_windows is not None and crop_windows.shape[1] > WINDOW,
-            recolourings is not None, images,
-        )  # fmt: skip
+            n=batch.size,
+            has_targets=y is not None,
+            always=learning_rate is None,
+            windows=windows is not None,
+            cuts=windows is not None and windows.shape[1] > WINDOW,
+            recolours=batch.recolourings is not None,
+            images=images,
+        )
         self._staging.submit(nbytes)
 
     def move_staged_batch(self, source: int, slot: int) -> None:
         self._staging.move_message(source, slot)
         self._choose_buffer(slot)
 
-    def _write_inputs(self, host: Slot, x: NDArray[Any]) -> int:
+    def _write_inputs(self, host: Slot, batch: Batch) -> int:
         """Write samples and their inputs to a staging slot; return the size of the message."""
+        x = batch.x
+        assert x is not None
         if self.samples is not None:
-            host.samples[: len(x)] = self.context.samples
+            host.samples[: len(x)] = batch.samples
         host.batch[: x.size] = x.reshape(-1)
         return self._message.batch + 4 * x.size
 
-    def _write_windows(
-        self, host: Slot, message: NDArray[np.uint8], images: NDArray[Any] | None
-    ) -> tuple[int, int | None]:
+    def _write_windows(self, host: Slot, batch: Batch) -> tuple[int, int | None]:
         """Write encoded crop windows, and images, to a staging slot.
 
         Returns:
             The size of the message, and where images begin; None if they are cached.
         """
+        message, images = batch.message, batch.x
+        if message is None:
+            message = self._encoded(batch)
         stop = self._message.samples + len(message)
         host.message[self._message.samples : stop] = message
         if images is None:
@@ -417,13 +398,12 @@ class CudaReplica(DeviceReplica):
         host.message[stop : stop + images.size] = images.reshape(-1)
         return stop + images.size, stop
 
-    def _encoded(
-        self, windows: NDArray[np.int64], recolourings: NDArray[np.float32] | None
-    ) -> NDArray[np.uint8]:
-        """Return what `encode_windows` does for a single step, that of the context."""
-        colours = None if recolourings is None else recolourings[None]
+    def _encoded(self, batch: Batch) -> NDArray[np.uint8]:
+        """Return what `encode_windows` does for a single step."""
+        windows, colours = batch.crop_windows, batch.recolourings
+        assert windows is not None
         message: NDArray[np.uint8] = self.encode_windows(
-            self.context.samples[None], windows[None], colours
+            batch.samples[None], windows[None], None if colours is None else colours[None]
         )[0]
         return message
 

@@ -23,6 +23,7 @@ from dptrain import __version__
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.sources import kernel_files
 from dptrain.backends.replica import Kernel, Replica
+from dptrain.batch import Batch
 from dptrain.cache import writable_folder, write_atomically
 from dptrain.network.files import network_to_dict
 from dptrain.network.random_batch import random_batch
@@ -254,7 +255,7 @@ def _time_stages(
     """Return median milliseconds of some stages, as many as the time until `end` allows."""
     x, y = random_batch(replica.plan.network, replica.plan.batch_size)
     times = {}
-    replica.load(x, y)
+    replica.load(Batch.of(x, y))
     for stage, kernel in replica.stages:
         if clock() > end:
             break

@@ -43,6 +43,7 @@ from dptrain.backends.replica import (
     Replica,
     segments,
 )
+from dptrain.batch import Batch
 from dptrain.native.clock import has_native_clock
 from dptrain.native.compilation import compile_requested, progress
 from dptrain.native.threads import Launch, ThreadPool
@@ -385,7 +386,7 @@ class NumbaReplica(CropWindowReplica):
             return super().forward(array)
         with self._turn:
             if context.n != n or context.training or array.shape[1:] != self._input_shape:
-                self._set_context(n, array, None, None, None, None, training=False, stop=False)
+                self._set_context(self._whole_batch(array), training=False, stop=False)
             self._transpose.point(array)
             self.programs["inference"].run(context)
             return self.output()
@@ -433,12 +434,9 @@ class NumbaReplica(CropWindowReplica):
             grain=grain_of(target[0].size),
         )  # fmt: skip
 
-    def _load_crop_windows(
-        self,
-        windows: NDArray[np.int64],
-        recolourings: NDArray[np.float32] | None,
-        images: NDArray[Any] | None,
-    ) -> None:
+    def _load_crop_windows(self, batch: Batch) -> None:
+        windows, recolourings, images = batch.crop_windows, batch.recolourings, batch.x
+        assert windows is not None
         recolours = recolourings is not None
         colours = np.zeros((0, 2), np.float32) if recolourings is None else recolourings
         source = self._images if images is None else images.reshape(-1, *self._images.shape[1:])

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.batch import Batch
 from dptrain.data.loading.augmentation import Augmentation, centred_windows
-from dptrain.data.loading.loader import Batch, BatchSource, Encode, Messages, encoded_passes
+from dptrain.data.loading.loader import BatchSource, Encode, Messages, encoded_passes
 from dptrain.data.loading.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.input_times import InputTimes

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.pixels import INPUTS
+from dptrain.batch import Batch
 from dptrain.data.base import Samples
 from dptrain.data.loading.augmentation import Augmentation, centred_windows
 from dptrain.data.loading.mixup import SHIFT, mix, partner_weights
@@ -68,39 +69,6 @@ class _ShortSwitchInterval:
 
 
 _short_interval = _ShortSwitchInterval()
-
-
-class Batch(NamedTuple):
-    """This rank's shard of one global minibatch, or of a part of it; it may be empty.
-
-    Attributes:
-        step: global step number, from 0.
-        epoch: from 0.
-        x: inputs, float32 (n, C, H, W) or (n, F); with `crop_windows`, images of the type of
-            `Samples.pixels`, of which the inputs are parts; None if these images are cached.
-        y: int32 (n,) or float32 (n, F).
-        samples: int64 (n,), indices into the training split.
-        global_count: samples of the whole minibatch, all ranks together.
-        crop_windows: int64 (n, 4) or (n, 8), the part of an image of `x`, or of a cached image,
-            that each input is, as `Augmentation.crop_windows` returns it; None if `x` contains the
-            inputs.
-        recolourings: float32 (n, 2), how the colours of crop windows change, as
-            `Augmentation.recolourings` returns it; None if they stay.
-        part: number of the pass, if gradients accumulate over several passes of a step.
-        message: uint8 (bytes,), samples, crop windows and recolourings in the form of the replica;
-            None if it has none.
-    """
-
-    step: int
-    epoch: int
-    x: NDArray[Any] | None
-    y: NDArray[Any]
-    samples: NDArray[np.int64]
-    global_count: int
-    crop_windows: NDArray[np.int64] | None = None
-    recolourings: NDArray[np.float32] | None = None
-    part: int = 0
-    message: NDArray[np.uint8] | None = None
 
 
 Encode = Callable[

@@ -16,11 +16,11 @@ from time import monotonic
 from typing import Any
 
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.sums.base import GradientSum
 from dptrain.comm.sums.none import NoSum
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.training.engines import make_engine

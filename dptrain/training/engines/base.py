@@ -13,10 +13,10 @@ import numpy as np
 
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum, largest_statistics
 from dptrain.comm.sums.base import GradientSum
 from dptrain.comm.world import AgreedError
-from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import CORRECT, LOSS, STOP

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.replica import Listener, Replica
+from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
-from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import Row, StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS
@@ -249,19 +249,7 @@ class DeviceEngine(Engine):
         # The bias correction of Adam counts the update of this step.
         self.replica.updates += batch.part == 0
         self.replica.context.part = batch.part
-        self.device_replica.stage_batch(
-            batch.x,
-            batch.y,
-            crop_windows=batch.crop_windows,
-            recolourings=batch.recolourings,
-            samples=batch.samples,
-            global_count=batch.global_count,
-            step=batch.step,
-            learning_rate=learning_rate,
-            stop=stop,
-            slot=slot,
-            message=batch.message,
-        )
+        self.device_replica.stage_batch(batch, learning_rate=learning_rate, stop=stop, slot=slot)
 
     def _enqueue(self, batch: Batch, work: _Work) -> SumsFuture:
         """Run the program of a pass, and wait for it if the step is timed."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from dptrain.backends.flat_arrays import clips
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
-from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS
@@ -85,16 +85,7 @@ class HostEngine(SynchronousEngine):
         elif not math.isfinite(self._loss_sums[LOSS]):
             return
         self._update_number = replica.updates + 1
-        replica.load(
-            batch.x,
-            batch.y,
-            crop_windows=batch.crop_windows,
-            recolourings=batch.recolourings,
-            samples=batch.samples,
-            global_count=batch.global_count,
-            step=batch.step,
-            stop=stop,
-        )
+        replica.load(batch, stop=stop)
         recorder.lap(self._load_index)
 
     def forward_backward(self, on_bucket_ready: Callable[[int], None]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
-from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS
@@ -70,18 +70,7 @@ class HostSumDeviceEngine(SynchronousEngine):
             replica.memory.synchronize()
             recorder.skip()
         self._update_number = replica.updates + 1
-        replica.stage_batch(
-            batch.x,
-            batch.y,
-            crop_windows=batch.crop_windows,
-            recolourings=batch.recolourings,
-            samples=batch.samples,
-            global_count=batch.global_count,
-            step=batch.step,
-            learning_rate=learning_rate,
-            stop=stop,
-            message=batch.message,
-        )
+        replica.stage_batch(batch, learning_rate=learning_rate, stop=stop)
         replica.unpack_staged_batch()
         replica.sums_future()
         self._end_stage(self._load_index)

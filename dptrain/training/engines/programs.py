@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from dptrain.backends.replica import Replica
-from dptrain.data.loading.loader import Batch
+from dptrain.batch import Batch
 from dptrain.data.loading.sharding import shard
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 
 from dptrain.backends.device_replica import DeviceReplica
-from dptrain.data.loading.loader import Batch
+from dptrain.batch import Batch
 from dptrain.training.engines.programs import Kind, Programs
 
 

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
-from dptrain.data.loading.loader import Batch
+from dptrain.batch import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.lowering import Phase
 
@@ -54,7 +54,7 @@ class ForwardPasses(ABC):
         """
         recorder = self._recorder
         recorder.begin()
-        batch = next(batches)
+        batch = next(batches)._replace(y=None)  # No loss is computed.
         recorder.waited()
         self._make(batch, by_stage=by_stage)
         recorder.end(
@@ -67,13 +67,6 @@ class ForwardPasses(ABC):
         """Load the minibatch, run the stages and copy the outputs to the host."""
 
 
-def _load(replica: Replica, batch: Batch) -> None:
-    replica.load(
-        batch.x, None, crop_windows=batch.crop_windows, recolourings=batch.recolourings,
-        samples=batch.samples, global_count=batch.global_count, step=batch.step, training=False,
-    )  # fmt: skip
-
-
 class _HostPasses(ForwardPasses):
     """Passes of a replica whose stages return when they have run."""
 
@@ -83,7 +76,7 @@ class _HostPasses(ForwardPasses):
 
     def _make(self, batch: Batch, *, by_stage: bool) -> None:
         replica, recorder = self._replica, self._recorder
-        _load(replica, batch)
+        replica.load(batch, training=False)
         recorder.lap(0)
         for index, kernel in self._kernels:
             kernel(replica.context)
@@ -112,15 +105,11 @@ class _DevicePasses(ForwardPasses):
         replica = self._replica
         self._recorder.timed = by_stage
         if not by_stage:
-            _load(replica, batch)
+            replica.load(batch, training=False)
             replica.run_forward(loss=False)
             replica.output()
             return
-        replica.stage_batch(
-            batch.x, None, crop_windows=batch.crop_windows, recolourings=batch.recolourings,
-            samples=batch.samples, global_count=batch.global_count, step=batch.step,
-            training=False, slot=SLOT,
-        )  # fmt: skip
+        replica.stage_batch(batch, training=False, slot=SLOT)
         self._timed()
         replica.sums_future()(self._timeout)
         self._record()

@@ -10,12 +10,12 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.batch import Batch
 from dptrain.comm.collective import call_on_rank_zero
 from dptrain.comm.node.activity import Wait
 from dptrain.comm.sums.base import GradientSum
 from dptrain.comm.sums.experimental import LateSum, OneNumberSum, WithoutSum
 from dptrain.comm.world import AgreedError, World
-from dptrain.data.loading.loader import Batch
 from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure.machine.counters import NO_CYCLES, Counts, HardwareCounters, open_counters

@@ -15,6 +15,7 @@ import pytest
 
 import dptrain.api
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.network import (
     Add,
     BatchNorm2d,
@@ -125,13 +126,13 @@ def test_training_reads_and_writes_the_listed_buffers(
         y = rng.integers(0, network.num_outputs, n)
         for replica in (plain, guarded):
             replica.gradient_slots[...] = np.nan
-            replica.load(x, y)
+            replica.load(Batch.of(x, y))
         plain.run()
         _run_guarded(guarded, set(Phase))
         assert _state(guarded) == _state(plain)
         for replica in (plain, guarded):
             replica.update(0.01)
-            replica.load(x, y, training=False)
+            replica.load(Batch.of(x, y), training=False)
         plain.run_forward(loss=True)
         _run_guarded(guarded, EVALUATION)
         assert guarded.loss_sums()[:2] == plain.loss_sums()[:2]
@@ -153,7 +154,7 @@ def test_inference_reads_and_writes_the_listed_buffers(network: Network, backend
             for named in (replica.parameters, replica.statistics):
                 for name in named if factor != 1.0 else ():
                     named[name] = factor * named[name]
-            replica.load(x, None, training=False)
+            replica.load(Batch.of(x), training=False)
         plain.run_forward(loss=False)
         _run_guarded(guarded, {Phase.FORWARD})
         assert guarded.output().tobytes() == plain.output().tobytes()

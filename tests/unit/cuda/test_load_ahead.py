@@ -18,9 +18,9 @@ from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device.device import Array, Device, Function, StagingBuffer
 from dptrain.backends.cuda.device.pinned import TIMED_UPLOADS, PinnedStagingBuffer
 from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.data.loading.sharding import pass_shards
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU

@@ -14,9 +14,9 @@ from dptrain.backends.cuda.device.device import LOAD_STREAM, WEIGHT_STREAM, Arra
 from dptrain.backends.cuda.device.message import Message
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.pixels import PixelFormat
+from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import STEP, StepRecorder
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, make_buckets, make_plan

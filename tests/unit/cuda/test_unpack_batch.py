@@ -10,6 +10,7 @@ import pytest
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.pixels import PixelFormat
+from dptrain.batch import Batch
 from dptrain.data.loading.augmentation import Augmentation, centred_windows
 from dptrain.network import Dense, Flatten, MeanSquaredError, Network
 from dptrain.plan import make_plan
@@ -88,5 +89,5 @@ def load(
     replica = backend.make_replica(plan)
     assert isinstance(replica, DeviceReplica)
     replica.cache_images(pictures, pixels)
-    replica.load(None, None, crop_windows=windows, recolourings=recolourings, training=False)
+    replica.load(Batch.of_windows(windows, recolourings=recolourings), training=False)
     return np.asarray(replica.memory.download(replica._views[INPUT]))

@@ -18,9 +18,9 @@ from dptrain.backends import load_backend
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.memory import HostMemory
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.measure.recorder import (
     CHECKPOINT,
     DATA_WAIT,
@@ -218,17 +218,14 @@ class FakeDeviceReplica(DeviceReplica):
 
     def stage_batch(
         self,
-        x: Any,
-        y: Any,
+        batch: Batch,
         *,
-        crop_windows: Any = None,
         learning_rate: Any = None,
         slot: int | None = None,
-        message: Any = None,
         **options: Any,
     ) -> None:
         self.staging_slot = slot or 0
-        self.load(x, y, **options)
+        self.load(batch, **options)
 
     def unpack_staged_batch(self) -> None:
         pass

@@ -14,13 +14,13 @@ from dptrain.backends import BACKENDS, load_backend
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.null.backend import NULL_LOSS
 from dptrain.backends.replica import CropWindowReplica, Replica
+from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.sums.base import GradientSum, UpdateSlice
 from dptrain.comm.sums.none import NoSum
 from dptrain.comm.transport import check_strategy, choose_transport
 from dptrain.comm.world import World
-from dptrain.data.loading.loader import Batch
 from dptrain.errors import UserError
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU

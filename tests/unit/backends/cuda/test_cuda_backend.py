@@ -25,10 +25,10 @@ from dptrain.backends.cuda.replica import CudaReplica, early_update
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.pixels import PixelFormat
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.loading.augmentation import Augmentation, centred_windows
-from dptrain.data.loading.loader import Batch
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import (
@@ -265,7 +265,7 @@ def stage(
 ) -> None:
     """Load crop windows of cached images."""
     assert isinstance(replica, DeviceReplica)
-    replica.stage_batch(None, y, crop_windows=crop_windows, recolourings=recolourings)
+    replica.stage_batch(Batch.of_windows(crop_windows, y, recolourings=recolourings))
     replica.unpack_staged_batch()
     replica.sums_future()
 
@@ -361,10 +361,9 @@ def test_8_bit_pixels_are_converted_on_the_device_as_on_the_host(
     for order in (np.arange(8), np.arange(8)[::-1], np.arange(3)):
         moved = windows[order]
         moved[:, 0] = np.arange(len(order))
-        streaming.load(
-            pictures[rows[order]], None, crop_windows=moved,
-            recolourings=None if colours is None else colours[order],
-        )  # fmt: skip
+        changes = None if colours is None else colours[order]
+        images = pictures[rows[order]]
+        streaming.load(Batch.of_windows(moved, images=images, recolourings=changes))
         taken = streaming.memory.download(streaming._views[INPUT])[: len(order)]
         np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected[order])
 
@@ -518,7 +517,7 @@ def test_what_is_settled_is_updated_when_the_stages_are_over() -> None:
     part = early_update(replica.plan)
     assert part is not None
     assert isinstance(replica, DeviceReplica)
-    replica.stage_batch(*batch(RICH, 8), learning_rate=0.5)
+    replica.stage_batch(Batch.of(*batch(RICH, 8)), learning_rate=0.5)
     replica.unpack_staged_batch()
     replica.sums_future()
     before = {name: np.array(value) for name, value in replica.parameters.items()}

@@ -18,6 +18,7 @@ import dptrain.backends.numba
 from dptrain.api import make_replica
 from dptrain.backends.numba.backend import NumbaBackend
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.errors import UserError
 from dptrain.network import (
     AveragePool2d,
@@ -375,11 +376,11 @@ def test_a_steady_step_allocates_nothing(name: str, threads: int) -> None:
         network, "numba", batch_size=8, threads=threads, optimizer=SGD(momentum=0.9)
     )
     x, y = batch(network, 8)
-    samples = np.arange(8)
+    loaded = Batch.of(x, y)
 
     def steps(count: int) -> None:
         for _ in range(count):
-            replica.load(x, y, samples=samples)
+            replica.load(loaded)
             replica.run(lambda stage: None)
             replica.update(0.01)
 

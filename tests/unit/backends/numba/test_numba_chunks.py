@@ -19,6 +19,7 @@ import pytest
 
 import dptrain.api
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.native import threads
 from dptrain.native.jit import kernel
 from dptrain.native.threads import ARGUMENTS, ENTRY, ITEMS, Launch, ThreadPool
@@ -138,13 +139,13 @@ def _train_step(replica: Replica, n: int, seed: int) -> list[Any]:
     x = rng.standard_normal((n, *network.input_shape)).astype(np.float32)
     y = rng.integers(0, network.num_outputs, n)
     _poison(replica)
-    replica.load(x, y)
+    replica.load(Batch.of(x, y))
     Replica.run(replica)
     replica.update(0.01)
     named = replica.parameters, replica.gradients, replica.statistics
     results = [{name: arrays[name].tobytes() for name in arrays} for arrays in named]
     _poison(replica)
-    replica.load(x, y, training=False)
+    replica.load(Batch.of(x, y), training=False)
     Replica.run_forward(replica, loss=True)
     return [*results, replica.loss_sums()[:2], replica.output().tobytes()]
 
@@ -182,7 +183,7 @@ def test_chunks_of_inference_are_independent(network: Network) -> None:
             replica._arena[:] = POISON
         expected = whole.forward(x)
         with divided_launches(random.Random(n)):
-            divided.load(x, None, training=False)
+            divided.load(Batch.of(x), training=False)
             Replica.run_forward(divided, loss=False)
         np.testing.assert_array_equal(divided.output(), expected)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dptrain.api import make_replica
 from dptrain.backends.pixels import PixelFormat
 from dptrain.backends.replica import CropWindowReplica
+from dptrain.batch import Batch
 from dptrain.data.loading.augmentation import Augmentation, centred_windows
 from dptrain.data.loading.loader import Loader
 from dptrain.data.loading.sharding import Sampler
@@ -39,7 +40,7 @@ def loaded(
     replica: CropWindowReplica, windows: NDArray[np.int64], recolourings: Any = None
 ) -> NDArray[Any]:
     """Load windows and return the input, (N, C, H, W)."""
-    replica.load(None, None, crop_windows=windows, recolourings=recolourings)
+    replica.load(Batch.of_windows(windows, recolourings=recolourings))
     return replica._views[replica.plan.resolve(INPUT)][: len(windows)].transpose(0, 3, 1, 2)
 
 
@@ -154,9 +155,7 @@ def test_streamed_pixels_are_the_inputs_of_the_other_loader(canvas: tuple[int, .
             assert other.x is not None
             assert other.x.dtype == np.uint8
             np.testing.assert_array_equal(one.y, other.y)
-            replica.load(
-                other.x, None, crop_windows=other.crop_windows, recolourings=other.recolourings
-            )
+            replica.load(other._replace(y=None))
             found = replica._views[replica.plan.resolve(INPUT)][: len(one.x)]
             found = found.transpose(0, 3, 1, 2).reshape(one.x.shape)
             np.testing.assert_array_equal(found, one.x)

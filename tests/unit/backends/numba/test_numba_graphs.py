@@ -10,6 +10,7 @@ import pytest
 import dptrain
 from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.network import (
     GELU,
     Add,
@@ -262,7 +263,7 @@ def test_a_sum_over_ranks_splits_the_program(network: Network, timed: bool) -> N
 
     replica.sum_statistics = add
     if timed:
-        replica.load(x, y)
+        replica.load(Batch.of(x, y))
         ends = replica.run_timed()()
         assert len(ends) == len(replica.stages)
         assert ends == sorted(ends)

@@ -10,6 +10,7 @@ import pytest
 from dptrain import make_replica
 from dptrain.backends.numba.programs import Program, StageKernel
 from dptrain.backends.replica import Context, Replica
+from dptrain.batch import Batch
 from dptrain.native.jit import KernelError, kernel
 from dptrain.native.threads import ThreadPool
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
@@ -38,14 +39,14 @@ def test_a_program_computes_what_its_stages_compute() -> None:
     for n in (9, 4, 4, 9, 1, 9):
         x, y = batch(n)
         for replica in (program, stages):
-            replica.load(x, y)
+            replica.load(Batch.of(x, y))
         program.run()
         stages.run(listener=lambda stage: None)
         assert program.flat_gradients.tobytes() == stages.flat_gradients.tobytes()
         for replica in (program, stages):
             replica.update(0.1)
         assert program.evaluate(*batch(7)) == stages.evaluate(*batch(7))
-        program.load(*batch(2))
+        program.load(Batch.of(*batch(2)))
         for _, stage in program.stages:
             stage(program.context)
     assert program.flat_parameters.tobytes() == stages.flat_parameters.tobytes()
@@ -63,7 +64,7 @@ def test_dropout_applies_in_training_only() -> None:
 
 def test_the_ends_of_stages_are_on_the_clock_of_the_recorder() -> None:
     replica = make()
-    replica.load(*batch(9))
+    replica.load(Batch.of(*batch(9)))
     begin = time.perf_counter_ns()
     ends = replica.run_timed()()
     end = time.perf_counter_ns()
@@ -83,7 +84,7 @@ def test_replaced_stages_are_run_one_by_one() -> None:
         return run
 
     replica.stages = [(s, counting(s.name, kernel)) for s, kernel in replica.stages]
-    replica.load(*batch(3))
+    replica.load(Batch.of(*batch(3)))
     replica.run()
     names = [stage.name for stage, _ in replica.stages]
     assert ran == names

@@ -10,6 +10,7 @@ import pytest
 import dptrain
 from dptrain.backends.numba.backend import NumbaBackend
 from dptrain.backends.replica import Replica
+from dptrain.batch import Batch
 from dptrain.network import (
     AveragePool2d,
     Conv2d,
@@ -78,7 +79,7 @@ def outputs_of_stages(
     replica = dptrain.make_replica(
         network, "numba", n, threads, micro_shards=MicroShards.of_rank(1)
     )
-    replica.load(x[part], y[part], samples=samples[part], global_count=n)
+    replica.load(Batch(0, 0, x[part], y[part], samples[part], n))
     replica.context.scale = 1 / SAMPLES
     written = {}
     sizes = {node.name: math.prod(node.output_shape) for node in network.nodes}
