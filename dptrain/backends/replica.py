@@ -5,6 +5,7 @@ A replica owns the memory of a plan and the stages that a backend has bound to i
 
 from __future__ import annotations
 
+import gc
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -266,6 +267,8 @@ class Replica(Sealed):
         if arrays.squares is not None:
             self._clipping(slice(0, plan.layout.size))
 
+    _is_closed = False
+
     _READ_ONLY: ClassVar[frozenset[str]] = frozenset({
         "arrays", "backend", "flat_gradients", "flat_parameters", "flat_state", "gradient_slots",
         "gradients", "memory", "notes", "owns_parameters", "parameters", "plan", "slot_sums",
@@ -409,7 +412,30 @@ class Replica(Sealed):
         arrays = self._group_arrays(group, backward=backward)
         return self.backend.bind(group, phases, arrays, self)
 
+    def close(self) -> None:
+        """End the threads and free the memory; a closed replica cannot be used.
+
+        Arrays that the caller has received remain. The garbage collector does the same for a
+        replica that nothing refers to, but later: a replica and its kernels refer to each other.
+        """
+        with self._turn:
+            if not self._is_closed:
+                self.memory.synchronize()
+                turn = self._turn
+                vars(self).clear()
+                self._turn, self._is_closed = turn, True
+                gc.collect()  # Kernels of a stage refer to each other.
+
+    def __getattr__(self, name: str) -> Any:
+        if vars(self).get("_is_closed"):
+            raise UserError(
+                f"this replica was closed, so that it has no '{name}'; make another one"
+            )
+        raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+
     def __repr__(self) -> str:
+        if self._is_closed:
+            return "<Replica, closed>"
         plan = self.plan
         purpose = "training" if plan.training else "inference"
         return (

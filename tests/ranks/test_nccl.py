@@ -22,7 +22,7 @@ from dptrain.errors import UserError
 from dptrain.measure.recorder import EXPOSED, StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, make_buckets
-from dptrain.training.engines import StepResult, device, make_engine
+from dptrain.training.engines import StepResult, device, device_steps, make_engine
 from tests.emulator.emulator import Emulator
 
 pytestmark = pytest.mark.mpi
@@ -127,7 +127,7 @@ def test_ranks_with_devices_train_as_one(
 ) -> None:
     monkeypatch.setattr(device, "FIRST_TIMED", 2)
     # Steps that are timed otherwise wait for a turn that was captured.
-    monkeypatch.setattr(device.DeviceEngine, "_is_ready", lambda *arguments: True)
+    monkeypatch.setattr(device_steps.DeviceSteps, "_is_ready", lambda *arguments: True)
     alone, expected, _ = train(World.single(), strategy, 5)
     replica, results, recorder = train(connected, strategy, 5)
     connected.check_equal(replica.memory.download(replica.flat_parameters), "parameters")

@@ -340,6 +340,11 @@ class NumbaReplica(CropWindowReplica):
         if tail.output_maps[1:] == (1, 1) and len(tail.output_shape) == 1:
             self._output_rows = self._views[plan.resolve(tail.name)].reshape(n, -1)
 
+    def close(self) -> None:
+        if not self._is_closed:
+            self.thread_pool.close()
+        super().close()
+
     def _stage_kernels(self) -> Mapping[str, list[StageKernel]]:
         """Return the kernels of the stages that run together, by purpose."""
         phases = {"step": set(Phase), "forward": {Phase.FORWARD}}

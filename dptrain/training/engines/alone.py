@@ -84,10 +84,14 @@ class LoneEngine(_AloneEngine):
             engine.replica, engine.gradient_sum, engine.recorder, world, world.rank, mixed=mixed
         )
         self._engine = engine
-        self.max_steps_in_flight, self.loads_ahead = engine.max_steps_in_flight, engine.loads_ahead
+        self.loads_ahead = engine.loads_ahead
         self._results: list[StepResult] = []
         self._report_every_s = min(REPORT_EVERY_S, world.timeout / REPORTS_PER_TIMEOUT)
         self._reported = monotonic()
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        return self._engine.max_steps_in_flight
 
     @property
     def upload_ms(self) -> float:
@@ -99,7 +103,6 @@ class LoneEngine(_AloneEngine):
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
         results = self._engine.results(wait=wait)
-        self.max_steps_in_flight = self._engine.max_steps_in_flight
         self._results += results
         if wait or any(result.stop or not math.isfinite(result.loss) for result in results):
             stops = self._report(is_last=True)

@@ -55,8 +55,6 @@ class Engine(ABC):
         gradient_sum: sums the gradients over the ranks.
         recorder: receives the times of every step.
         statistics_sum: adds batch statistics over the ranks; None if each rank uses its own.
-        max_steps_in_flight: steps that may be enqueued and not finished when the next one is made;
-            0 if each step has ended when `step` returns.
         loads_ahead: True if a minibatch is copied to the network's input during the step before.
         separates_sums: True if the times of every step contain how long sums over ranks blocked it;
             False if only steps that are timed stage by stage have this time.
@@ -70,9 +68,16 @@ class Engine(ABC):
         ...             print(result.step, result.loss)
     """
 
-    max_steps_in_flight: int = 0
     loads_ahead: bool = False
     separates_sums: bool = True
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps that may be enqueued and not finished when the next one is made.
+
+        0 if each step has ended when `step` returns.
+        """
+        return 0
 
     @property
     def upload_ms(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 
 import numpy as np
@@ -24,7 +25,7 @@ class DeviceTimes:
         self,
         replica: DeviceReplica,
         gradient_sum: GradientSum,
-        buckets_after: dict[int, list[int]],
+        buckets_after: Mapping[int, Sequence[int]],
         statistics_sum: StatisticsSum | None = None,
     ) -> None:
         self._statistics_sum, self._num_statistics = statistics_sum, 0

@@ -369,7 +369,7 @@ def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     engine, world = job.engine, job.world
     annotate(job.replica, engine.gradient_sum, ranges)
     if isinstance(engine, DeviceEngine):
-        engine.captures_timed = False
+        engine.steps.captures_timed = False
     engine.time_stages(0)
     last = first + count
     with open_loader(

@@ -24,7 +24,7 @@ from dptrain.training import run as run_module
 from dptrain.training.averaging import averaged_parameters
 from dptrain.training.baseline import RankAlone
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
-from dptrain.training.engines.device import SHORT_SLOT
+from dptrain.training.engines.device_steps import SHORT_SLOT, Staged
 from dptrain.training.engines.device_times import DeviceTimes
 from dptrain.training.run import makes_no_progress, train
 from dptrain.training.settings import load_settings
@@ -563,13 +563,14 @@ def test_the_short_minibatch_of_an_epoch_has_one_slot() -> None:
     slots = list[tuple[int, int]]()
     engine = trainer.job.engine
     assert isinstance(engine, DeviceEngine)
-    original = engine._enqueue
+    original = engine.steps.enqueue
 
-    def enqueue(batch: Any, work: Any) -> Any:
-        slots.append((batch.global_count, engine.device_replica.staging_slot))
-        return original(batch, work)
+    def enqueue(staged: Staged) -> None:
+        if staged.series is None:
+            slots.append((staged.batch.global_count, staged.slot))
+        original(staged)
 
-    engine._enqueue = enqueue  # type: ignore[method-assign]
+    engine.steps.enqueue = enqueue  # type: ignore[method-assign]
     trainer.fit()
     assert {slot for count, slot in slots if count < 8} == {SHORT_SLOT}
     assert len({slot for count, slot in slots if count == 8}) == 4
