@@ -24,6 +24,10 @@ MAX_REAL = 1e38
 MAX_SEED = 2**63 - 1
 """Largest seed; integers of TOML files have 64 bits."""
 
+MAX_BRIGHTNESS, MAX_MIXUP = 100.0, 100.0
+"""Largest settings of augmentation: a change of brightness far beyond the pixels, which range from
+-1 to 1, and the α of mixup with which nearly all weights are one half."""
+
 MAX_DIGITS = 400
 """Longest text of a number. Python converts integers in quadratic time, and refuses 4,301
 digits."""

@@ -24,9 +24,11 @@ from dptrain.measure.vocabulary import SECTIONS, vocabulary_table
 from dptrain.network.activations import ACTIVATIONS
 from dptrain.network.elementwise import expressions_of
 from dptrain.network.expressions import names
+from dptrain.setting_groups import HEADINGS
 from dptrain.toml import read_toml
 from dptrain.training.presets import presets
-from dptrain.training.settings import GROUPS, OTHER_VARIABLES, settings
+from dptrain.training.schedules import SCHEDULES
+from dptrain.training.settings import OTHER_VARIABLES, settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +81,7 @@ def setting_table() -> str:
                 if s.group == group
             ),
         )
-        for group in GROUPS
+        for group in HEADINGS
     )
 
 
@@ -92,6 +94,18 @@ def other_variables() -> str:
 def preset_table() -> str:
     """List the presets."""
     return _table(("preset", "purpose"), ((f"`{p.name}`", _cell(p.description)) for p in presets()))
+
+
+def schedules() -> str:
+    """Describe every kind of schedule, and which depend on the length of the run."""
+    rows = ((f"`{name}`", _cell(kind.summary)) for name, kind in SCHEDULES.items())
+    totals = ", ".join(f"`{name}`" for name, kind in SCHEDULES.items() if kind.uses_total)
+    rises = ", ".join(f"`{name}`" for name, kind in SCHEDULES.items() if not kind.warms_up)
+    return f"""{_table(("`--schedule`", "learning rate"), rows)}
+
+`--warmup-steps N` lets the rate rise linearly in the first N steps, except for schedules with a
+rise of their own: {rises}. The rates of {totals} depend on the length of the run, so a run with
+them is not resumed with another number of steps."""
 
 
 def data_sources() -> str:
@@ -167,6 +181,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "other_variables": other_variables,
     "presets": preset_table,
     "python_api": python_api,
+    "schedules": schedules,
     "settings": setting_table,
 }
 

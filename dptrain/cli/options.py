@@ -11,7 +11,8 @@ import click
 
 from dptrain.errors import UserError
 from dptrain.runs.names import CONFIG
-from dptrain.training.settings import GROUPS, Setting, settings
+from dptrain.setting_groups import HEADINGS, Setting
+from dptrain.training.settings import settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -73,7 +74,7 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own flags, then those of the settings by group."""
-        sections: dict[str, list[tuple[str, str]]] = {"": [], **{group: [] for group in GROUPS}}
+        sections: dict[str, list[tuple[str, str]]] = {"": [], **{group: [] for group in HEADINGS}}
         # The text of a command describes its arguments.
         flags = [found for found in self.get_params(ctx) if isinstance(found, click.Option)]
         for parameter in flags:

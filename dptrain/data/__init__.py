@@ -8,10 +8,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from dptrain.batch import Batch
+from dptrain.data import spec as spec_of
 from dptrain.data.base import Dataset, Samples
-from dptrain.data.fitting import fitting_network
+from dptrain.data.fitting import network_of_arrays, network_of_images
 from dptrain.data.loading.augmentation import Augmentation
 from dptrain.data.loading.crop_windows import CropWindowLoader
 from dptrain.data.loading.loader import BatchSource, Loader
@@ -25,7 +27,7 @@ from dptrain.data.sources.irradiance import open_irradiance
 from dptrain.data.sources.mnist import open_mnist
 from dptrain.data.sources.shapes import open_shapes
 from dptrain.data.sources.synthetic import open_synthetic
-from dptrain.data.sources.table import open_csv, open_maps
+from dptrain.data.sources.table import linear_network, open_csv, open_maps
 from dptrain.data.spec import Source, parse
 from dptrain.errors import UserError
 from dptrain.network.layers import Dense
@@ -80,6 +82,7 @@ SOURCES: dict[str, Source] = {
             "has the names of the labels 0, 1, ….",
             *_CLASSES_HELP,
         ),
+        probe=network_of_arrays,
     ),
     "npy": Source(
         open_npy,
@@ -93,6 +96,8 @@ SOURCES: dict[str, Source] = {
             "classes.txt, one name on each line.",
             *_CLASSES_HELP,
         ),
+        probe=network_of_arrays,
+        paths=True,
     ),
     "folder": Source(
         open_folder,
@@ -107,6 +112,7 @@ SOURCES: dict[str, Source] = {
             "the validation split; without a folder test it is the test split.",
             "Without a split, a fifth of the images, always the same, is the test split.",
         ),
+        probe=network_of_images,
     ),
     "csv": Source(
         open_csv,
@@ -135,6 +141,7 @@ SOURCES: dict[str, Source] = {
             "Inputs are standardised. The last fifth of the rows is the test split.",
             "classes= names the labels of a target that is a class, as for npz.",
         ),
+        probe=linear_network,
     ),
     "maps": Source(
         open_maps,
@@ -156,6 +163,7 @@ SOURCES: dict[str, Source] = {
             "sensors are inversely proportional to squared distances. With lags= or window=, each",
             "row is a channel: (L, H, W). Other options are those of csv.",
         ),
+        paths=True,
     ),
     "synthetic": Source(
         open_synthetic,
@@ -276,9 +284,20 @@ def network_for(spec: str) -> Network | None:
     Raises:
         UserError: as for `open_data`.
     """
-    placeholder = Network((1,), [Dense(2)])
+    request = parse(spec, SOURCES, Network((1,), [Dense(2)]), seed=0)
+    probe = SOURCES[request.name].probe
     with _readable(spec):
-        return fitting_network(parse(spec, SOURCES, placeholder, seed=0))
+        return None if probe is None else probe(request)
+
+
+def absolute(spec: str, base: Path | None = None) -> str:
+    """Return the specification of data with absolute paths, relative to `base`.
+
+    Args:
+        spec: as for `open_data`.
+        base: None for the current directory.
+    """
+    return spec_of.absolute(spec, SOURCES, base)
 
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""Networks with the shape of a data set, for commands that show data without training."""
+"""Networks with the shape of a data set, for commands that show data without training.
+
+They are the values of `Source.probe`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import numpy as np
 
 from dptrain.data.preprocessing.layout import channels_first
 from dptrain.data.sources.arrays import training_pair
-from dptrain.data.sources.table import linear_network
 from dptrain.data.spec import Request
 from dptrain.network.layers import Dense, Flatten, Shape
 from dptrain.network.losses import Loss, MeanSquaredError, SoftmaxCrossEntropy
@@ -18,25 +20,18 @@ IMAGES = (3, 32, 32)
 """Input for image files, which may have any size."""
 
 
-def fitting_network(request: Request) -> Network | None:
-    """Return a linear network for the samples of a data set; None if any network's shape will do.
+def network_of_images(request: Request) -> Network:
+    """Return a linear network for the images of a folder; opening them determines the classes."""
+    request.existing("directory")
+    return _linear(IMAGES, SoftmaxCrossEntropy())
 
-    Opening the data determines the number of classes, and of channels of image files.
 
-    Raises:
-        UserError: a file is missing or damaged.
-    """
-    if request.name == "csv":
-        return linear_network(request)
-    if request.name == "folder":
-        request.existing("directory")
-        return _linear(IMAGES, SoftmaxCrossEntropy())
-    if request.name in ("npz", "npy"):
-        x, y = training_pair(request)
-        shape = tuple((channels_first(x, request.text) if isinstance(x, np.ndarray) else x).shape)
-        are_labels = (y.ndim == 1 and y.dtype.kind in "iub") or request.names is not None
-        return _linear(shape[1:], SoftmaxCrossEntropy() if are_labels else MeanSquaredError())
-    return None
+def network_of_arrays(request: Request) -> Network:
+    """Return a linear network for the arrays of NumPy files."""
+    x, y = training_pair(request)
+    shape = tuple((channels_first(x, request.text) if isinstance(x, np.ndarray) else x).shape)
+    are_labels = (y.ndim == 1 and y.dtype.kind in "iub") or request.names is not None
+    return _linear(shape[1:], SoftmaxCrossEntropy() if are_labels else MeanSquaredError())
 
 
 def _linear(shape: Shape, loss: Loss) -> Network:

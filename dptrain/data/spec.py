@@ -29,8 +29,6 @@ _NUMBERED = re.compile(r"(-?[0-9]{1,18}):(.+)")
 PYTHON_DATA = ("arrays", "samples")
 """Names of data sets that were made from Python objects; see `dptrain.data.sources.objects`."""
 
-_LISTS = ("npy", "maps")
-"""Sources whose path is a list of files, separated by commas."""
 _CODE = re.compile("%(3F|26|2C|25)", re.IGNORECASE)
 
 
@@ -163,6 +161,9 @@ class Source:
         options: key to placeholder.
         required: keys among them that must be given; `open` checks them.
         details: lines of help about the format.
+        probe: returns a linear network for the samples, without opening all of them, and raises
+            `UserError` if a file is missing or damaged; None if any network's shape will do.
+        paths: True if the path is a list of files, separated by commas.
     """
 
     open: Callable[[Request], Dataset]
@@ -172,6 +173,8 @@ class Source:
     options: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
+    probe: Callable[[Request], Network] | None = None
+    paths: bool = False
 
     def form(self, name: str) -> str:
         """Return how a spec of this source is written, with optional parts in brackets."""
@@ -193,9 +196,9 @@ def existing(path: Path, kind: str) -> Path:
     return path
 
 
-def _split_path(name: str, path: str) -> list[str]:
+def _split_path(path: str, *, paths: bool) -> list[str]:
     """Return the parts of the path of a spec, which are expanded and still escaped."""
-    parts = path.split(",") if name in _LISTS else [path]
+    parts = path.split(",") if paths else [path]
     return [_expand_home(part) for part in parts]
 
 
@@ -204,11 +207,12 @@ def _expand_home(path: str) -> str:
     return escape(str(Path.home()), ampersands=True) + path[1:] if path[:2] == "~/" else path
 
 
-def absolute(spec: str, base: Path | None = None) -> str:
+def absolute(spec: str, sources: Mapping[str, Source], base: Path | None = None) -> str:
     """Return `spec` with absolute paths, so that it means the same from any directory.
 
     Args:
-        spec: of the data.
+        spec: of the data; of an unknown source, its path is one file.
+        sources: every source by its name.
         base: directory to which relative paths refer; None: the current directory.
     """
     front, question, tail = spec.partition("?")
@@ -216,8 +220,9 @@ def absolute(spec: str, base: Path | None = None) -> str:
     if not path:
         return spec
     base = base or Path()
-    parts = (str((base / unescape(part)).absolute()) for part in _split_path(name, path))
-    path = ",".join(escape(part, commas=name in _LISTS) for part in parts)
+    paths = name in sources and sources[name].paths
+    parts = (str((base / unescape(part)).absolute()) for part in _split_path(path, paths=paths))
+    path = ",".join(escape(part, commas=paths) for part in parts)
     options = [_absolute_option(option, base) for option in tail.split("&")]
     return f"{name}:{path}{question}{'&'.join(options)}"
 
@@ -303,7 +308,7 @@ def parse(
         )
     front, question, tail = spec.partition("?")
     name, colon, path = front.partition(":")
-    path = ",".join(_split_path(name, path))
+    path = ",".join(_split_path(path, paths=name in sources and sources[name].paths))
     if name in PYTHON_DATA:
         raise UserError(
             f"data '{name}' are Python objects, which dptrain cannot open by name; pass them from "

@@ -33,8 +33,9 @@ from dptrain.measure.machine.environment import environment
 from dptrain.measure.statistics import FEWEST, Estimate, student
 from dptrain.network.network import Network
 from dptrain.runs.records import read_record
+from dptrain.runs.settings import DIRECTORY_SETTINGS
 from dptrain.training.job import open_network
-from dptrain.training.settings import DIRECTORY_SETTINGS, Settings, settings
+from dptrain.training.settings import Settings, settings
 
 NAME = "sweep"
 """Name of the files."""

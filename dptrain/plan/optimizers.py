@@ -154,6 +154,9 @@ class AdamW(Adam):
 
 Optimizer = SGD | Adam
 
+RULES: dict[str, type[SGD | Adam]] = {rule.kind: rule for rule in (SGD, Adam, AdamW)}
+"""Update rules by their names."""
+
 
 class _Common(TypedDict):
     """The arguments of all update rules."""
@@ -182,5 +185,4 @@ def make_optimizer(
     common = _Common(weight_decay=weight_decay, clip_norm=clip_norm, average_decay=average_decay)
     if kind == SGD.kind:
         return SGD(momentum=momentum, nesterov=nesterov, **common)
-    rules = {rule.kind: rule for rule in (Adam, AdamW)}
-    return rules[kind](**common)
+    return RULES[kind](**common)

@@ -17,7 +17,8 @@ from typing import IO
 
 from dptrain.comm.launching.launcher import mpirun_vendor
 from dptrain.errors import UserError
-from dptrain.training.settings import OTHER_VARIABLES, PREFIX
+from dptrain.setting_groups import PREFIX
+from dptrain.training.settings import OTHER_VARIABLES
 
 OPEN_MPI = "Open MPI"
 _GRACE_S = 5.0

@@ -9,29 +9,25 @@ are divided by the number of samples of the global minibatch, so shares of any s
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dptrain.backends.replica import CropWindowReplica, Replica
-from dptrain.bounds import Limits, parse_number
 from dptrain.comm.world import World
-from dptrain.errors import UserError, shown
+from dptrain.errors import UserError
 from dptrain.plan.measured_shares import BLOCKS, MeasuredShares
 from dptrain.plan.plan import with_micro_shards
 from dptrain.plan.shards import MicroShards
 from dptrain.plan.shares import Counts, alone, equal_counts, proportional_counts
+from dptrain.training.parallelism import MEASURED, OFF, parse_balance
 from dptrain.training.resources import compile_kernels, open_shared_arrays, share_state
-from dptrain.training.settings import MEASURED, OFF
 
 if TYPE_CHECKING:
     from dptrain.training.job import Job
     from dptrain.training.settings import Settings
     from dptrain.training.spec import JobSpec
-
-EXPECTED = "off, measured, or one share for each rank, such as 3,1"
 
 WARM_UP = 2
 """Steps after a change whose times do not count: they touch memory first, or capture programs."""
@@ -70,24 +66,6 @@ class Shares:
     def __str__(self) -> str:
         """Return a line such as ``rank 0: 78%, rank 1: 22%``."""
         return ", ".join(f"rank {r}: {share:.0%}" for r, share in enumerate(self.fractions))
-
-
-def parse_balance(text: str) -> tuple[float, ...]:
-    """Return the fixed shares in the value of ``--balance``; none for ``off`` and ``measured``.
-
-    The largest share is 1, so that sums and quotients of shares are finite.
-
-    Raises:
-        UserError: the value is neither a name nor a list of shares.
-    """
-    if text in (OFF, MEASURED):
-        return ()
-    limits = Limits(at_least=0, at_most=sys.float_info.max)
-    found = [parse_number(part, float, limits) for part in text.split(",")]
-    shares = [share for share in found if share is not None]
-    if len(shares) < len(found) or not any(shares):
-        raise UserError(f"balance is '{shown(text)}'; expected {EXPECTED}")
-    return tuple(share / max(shares) for share in shares)
 
 
 def first_shares(chosen: Settings, ranks: int) -> Shares:

@@ -31,7 +31,7 @@ from dptrain.plan.shards import MicroShards
 from dptrain.training.engines import make_engine
 from dptrain.training.evaluation.evaluation import images_for
 from dptrain.training.job import Job
-from dptrain.training.settings import OFF
+from dptrain.training.parallelism import OFF
 
 WARM_UP, WARM_UP_ASYNCHRONOUS = 3, 20
 """Steps before the clock counts. The first ones touch memory and load code for the first time. On a

@@ -48,6 +48,7 @@ from dptrain.training.engines import Engine, make_engine
 from dptrain.training.engines.alone import make_alone_engine
 from dptrain.training.evaluation.evaluation import images_for
 from dptrain.training.history import Record
+from dptrain.training.parallelism import MEASURED, OFF
 from dptrain.training.persistence.checkpoints import Checkpoint
 from dptrain.training.persistence.persistence import (
     find_best,
@@ -72,9 +73,9 @@ from dptrain.training.resources import (
     open_shared_arrays,
     share_state,
 )
-from dptrain.training.schedules import Schedule, parse_fractions
+from dptrain.training.schedules import Schedule
 from dptrain.training.selection import Selection
-from dptrain.training.settings import MEASURED, OFF, Settings
+from dptrain.training.settings import Settings
 from dptrain.training.spec import JobSpec, RunSpec, digest, job_settings, resolve_job
 from dptrain.training.tuning import select_kernels
 from dptrain.training.workers import are_mixed, check_mixed
@@ -362,9 +363,10 @@ def _open_inputs(
 
     plan = _make_plan_with_common_stages(world, make)
     call_on_all_ranks(world, lambda: check_memory(backend, plan, len(data.train), world))
-    augmentation = call_on_all_ranks(world, lambda: make_augmentation(chosen, graph))
+    augmentation = call_on_all_ranks(world, lambda: chosen.make_augmentation(graph.input_shape))
     epoch_steps = steps_per_epoch(len(data.train), chosen.global_batch)
-    schedule = call_on_all_ranks(world, lambda: make_schedule(chosen, epoch_steps))
+    steps = chosen.total_steps(epoch_steps)
+    schedule = call_on_all_ranks(world, lambda: chosen.make_schedule(chosen.global_batch, steps))
     return _Inputs(
         backend, graph, data, fingerprint, plan, augmentation, schedule, shares, is_mixed,
         epoch_steps,
@@ -428,8 +430,8 @@ def _with_validation(chosen: Settings, dataset: Dataset, world: World) -> Datase
 
 def _reads_again(chosen: Settings, count: int) -> bool:
     """Return True if a run reads some of `count` training samples more than once."""
-    steps = chosen.steps or (chosen.epochs or 0) * steps_per_epoch(count, chosen.global_batch)
-    return steps > steps_per_epoch(count, chosen.global_batch)
+    epoch_steps = steps_per_epoch(count, chosen.global_batch)
+    return chosen.total_steps(epoch_steps) > epoch_steps
 
 
 def _micro_shards(
@@ -478,7 +480,8 @@ def _specify(
     transport = "host" if inputs.is_mixed else find_transport(chosen, world, replica)
     bucket = 0
     if not inputs.is_mixed:
-        bucket = bucket_bytes(chosen, world, transport, on_gpu=replica.memory.on_gpu) or 0
+        found = bucket_bytes(chosen, world, transport, on_gpu=replica.memory.on_gpu)
+        bucket = 0 if found is None else found
     prefetch = 0
     if not is_cached:
         prefetch = choose_prefetch(chosen, inputs.dataset.train, world, plan.setting.threads)
@@ -486,7 +489,9 @@ def _specify(
         chosen,
         ranks=world.size,
         epoch_steps=inputs.epoch_steps,
-        best_by=_best_by(chosen, inputs),
+        best_by=chosen.best_epoch_by(
+            inputs.network, has_validation=inputs.dataset.validation is not None
+        ),
         backend=world.broadcast_json(chosen.backend),
         precision=world.broadcast_json(plan.precision),
         prefetch=prefetch,
@@ -522,18 +527,11 @@ def _check_stop_after(chosen: Settings, first_step: int) -> None:
         )
 
 
-def _best_by(chosen: Settings, inputs: _Inputs) -> str:
-    """Return by what the best epoch is chosen."""
-    if inputs.dataset.validation is None:
-        return "none"
-    return chosen.best_by or ("loss" if inputs.network.loss.targets == "values" else "accuracy")
-
-
 def _open_data(chosen: Settings, network: Network, world: World) -> Dataset:
     return call_on_all_ranks(
         world,
         lambda: open_data(
-            str(chosen.data), network, seed=chosen.seed, ranks_per_node=world.local_size
+            chosen.source, network, seed=chosen.seed, ranks_per_node=world.local_size
         ),
     )
 
@@ -551,7 +549,7 @@ def open_network(chosen: Settings, ranks_per_node: int = 1) -> Network:
     network = chosen.load_network()
     if network.family is None:
         return network
-    data = open_data(str(chosen.data), network, seed=chosen.seed, ranks_per_node=ranks_per_node)
+    data = open_data(chosen.source, network, seed=chosen.seed, ranks_per_node=ranks_per_node)
     return resize(network, data.input_shape, data.num_outputs)
 
 
@@ -618,33 +616,3 @@ def _streams_pixels(replica: Replica, samples: Samples, world: World) -> bool:
     assert isinstance(replica, CropWindowReplica)
     assert samples.readable_shape is not None
     return replica.prepare_images(samples.readable_shape, samples.pixels)
-
-
-def make_augmentation(chosen: Settings, network: Network) -> Augmentation | None:
-    """Return the augmentation of the training images; None if nothing is changed."""
-    found = Augmentation(
-        crop=chosen.crop or 0,
-        flip=bool(chosen.flip),
-        brightness=chosen.brightness,
-        contrast=chosen.contrast,
-        cutout=chosen.cutout,
-        mixup=chosen.mixup,
-    )
-    if found == Augmentation():
-        return None
-    found.check(network.input_shape)
-    return found
-
-
-def make_schedule(chosen: Settings, epoch_steps: int) -> Schedule:
-    """Return the learning-rate schedule."""
-    return Schedule(
-        kind=str(chosen.schedule),
-        base=chosen.peak_rate,
-        warmup_steps=chosen.warmup_steps,
-        total_steps=chosen.steps or (chosen.epochs or 0) * epoch_steps,
-        step_every=chosen.step_every or 0,
-        step_at=parse_fractions(chosen.step_at) if chosen.step_at else (),
-        step_factor=chosen.step_factor or 0.0,
-        power=chosen.power,
-    )

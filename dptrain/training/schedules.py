@@ -1,16 +1,25 @@
-"""Learning rates as pure functions of the step."""
+"""Learning rates as pure functions of the step.
+
+A schedule is a function and a row in `SCHEDULES`, at the end of this file. The choices of
+``--schedule``, its help text and the documentation follow from the table.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError, shown, suggest
+from dptrain.setting_groups import RECIPE, SettingGroup, first, known, setting
+
+if TYPE_CHECKING:
+    from dptrain.network.zoo.recipes import Recipe
 
 CYCLE_RISE, CYCLE_FACTOR, CYCLE_END_FACTOR = 0.3, 25.0, 1e4
 """Schedule one-cycle: the share of steps in which the rate rises, the highest rate divided by the
@@ -18,6 +27,14 @@ first one, and the first one divided by the last one. PyTorch has the same defau
 
 SHORTEST_CYCLE = 4
 """Fewest steps of schedule one-cycle: with three, the rate would not rise."""
+
+
+SCALE_RULES: dict[str, Callable[[float], float]] = {
+    "none": lambda ratio: 1.0,
+    "linear": lambda ratio: ratio,
+    "sqrt": math.sqrt,
+}
+"""Factors of the learning rate by their rule, functions of B / B₀; see `scaled_rate`."""
 
 
 def scaled_rate(rate: float, rule: str, batch_size: int, reference_batch: int) -> float:
@@ -36,38 +53,25 @@ def scaled_rate(rate: float, rule: str, batch_size: int, reference_batch: int) -
         >>> scaled_rate(0.1, "linear", 1024, 256), scaled_rate(0.1, "sqrt", 1024, 256)
         (0.4, 0.2)
     """
-    ratio = batch_size / reference_batch
-    return rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
+    return rate * SCALE_RULES[rule](batch_size / reference_batch)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Learning rate of every step: a ramp up, then constant or falling; or one cycle.
 
-    With s the number of the step from 0, W the steps of warm-up, T all steps, α the base rate,
-    α₀ the minimum and t = max(0, s − W):
-
-    - ``constant``: d(t) = α
-    - ``step``: d(t) = max(α₀, α · factorᶠ), f = ⌊t / every⌋, or the number of fractions in
-      `step_at` up to s / T
-    - ``cosine``: d(t) = α₀ + ½ (α − α₀) (1 + cos(π t / (T − W))), and α₀ from step T on
-    - ``polynomial``: d(t) = α₀ + (α − α₀) (1 − t / (T − W))ᵖ, and α₀ from step T on
-    - ``one-cycle``: no warm-up; half a cosine from α / 25 up to α at step 0.3 T − 1, then half a
-      cosine down to α / 250,000 at step T − 1. The momentum is constant. As PyTorch's `OneCycleLR`
-      with ``cycle_momentum=False``
+    With s the number of the step from 0, W the steps of warm-up, d(t) the function of the kind and
+    t = max(0, s − W):
 
     rate(s) = d(t) · min(1, (s + 1) / W); without warm-up, rate(s) = d(t).
 
-    Sources: warm-up, Goyal et al., "Accurate, large minibatch SGD", 2017, section 2.2; step, He
-    et al., "Deep residual learning", 2016, section 3.4; cosine, Loshchilov and Hutter, "SGDR",
-    2017, equation 5, one period; polynomial, Chen et al., "DeepLab", 2018, section 4.1.1;
-    one-cycle, Smith and Topin, "Super-convergence", 2018.
+    Source of the warm-up: Goyal et al., "Accurate, large minibatch SGD", 2017, section 2.2.
 
     Attributes:
         base: α, the rate after warm-up.
-        kind: one of `KINDS`.
+        kind: a key of `SCHEDULES`, whose functions have the equations.
         warmup_steps: W, steps in which the rate rises from α / W to α.
-        total_steps: T, the end of the schedule; not read by ``constant`` and `step_every`.
+        total_steps: T, the end of the schedule.
         step_every: steps between two falls; read by ``step`` alone.
         step_at: fractions of T after which the rate falls, rising; replaces `step_every`.
         step_factor: what the rate is multiplied with at each fall; read by ``step`` alone.
@@ -84,10 +88,6 @@ class Schedule:
         [0.1, 0.1, 0.05, 0.025]
     """
 
-    KINDS: ClassVar[tuple[str, ...]] = ("constant", "step", "cosine", "polynomial", "one-cycle")
-    WHOLE_RUN: ClassVar[tuple[str, ...]] = ("cosine", "polynomial", "one-cycle")
-    """Kinds whose rate in every step depends on the number of all steps."""
-
     base: float
     kind: str = "constant"
     warmup_steps: int = 0
@@ -99,10 +99,10 @@ class Schedule:
     power: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in self.KINDS:
+        if self.kind not in SCHEDULES:
             raise UserError(
-                f"no schedule '{self.kind}'; there are {', '.join(self.KINDS)}"
-                f"{suggest(self.kind, self.KINDS)}"
+                f"no schedule '{self.kind}'; there are {', '.join(SCHEDULES)}"
+                f"{suggest(self.kind, SCHEDULES)}"
             )
         if not (self.base > 0.0 and math.isfinite(self.base)):
             raise UserError(f"learning rate is {self.base}; expected a finite number above 0")
@@ -112,72 +112,312 @@ class Schedule:
             raise UserError(
                 f"minimum learning rate is {self.minimum}; expected 0 to the base rate {self.base}"
             )
-        self._check_kind()
-
-    def _check_kind(self) -> None:
-        if self.kind == "step" and self.step_every < 1 and not self.step_at:
+        if self.warmup_steps and not SCHEDULES[self.kind].warms_up:
             raise UserError(
-                f"the step schedule falls every {self.step_every} steps; expected at least 1"
-            )
-        if self.kind == "step" and not 0.0 < self.step_factor <= 1.0:
-            raise UserError(
-                f"the step schedule multiplies by {self.step_factor}; expected 0 < factor ≤ 1"
-            )
-        if self.kind in ("cosine", "polynomial") and self.total_steps <= self.warmup_steps:
-            raise UserError(
-                f"the {self.kind} schedule has {self.total_steps} steps and {self.warmup_steps} of "
-                "warm-up; expected more steps than warm-up"
-            )
-        if self.kind == "polynomial" and not self.power > 0.0:
-            raise UserError(f"the power of the schedule is {self.power}; expected above 0")
-        if self.kind == "one-cycle" and self.warmup_steps:
-            raise UserError(
-                f"schedule one-cycle has a rise of its own, but warm-up is {self.warmup_steps} "
+                f"schedule {self.kind} has a rise of its own, but warm-up is {self.warmup_steps} "
                 "steps; expected 0"
             )
-        if self.kind == "one-cycle" and self.total_steps < SHORTEST_CYCLE:
-            raise UserError(
-                f"the one-cycle schedule has {self.total_steps} steps; expected at least "
-                f"{SHORTEST_CYCLE}"
-            )
+        check = SCHEDULES[self.kind].check
+        if check is not None:
+            check(self)
 
     def rate(self, step: int) -> float:
         """Learning rate of step number `step`, counted from 0."""
         ramp = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
-        return ramp * self._after_warmup(max(0, step - self.warmup_steps))
+        return ramp * SCHEDULES[self.kind].rate(self, max(0, step - self.warmup_steps))
 
-    def _after_warmup(self, t: int) -> float:
-        if self.kind == "step":
-            return max(self.minimum, self.base * self.step_factor ** self._falls(t))
-        if self.kind in ("cosine", "polynomial"):
-            progress = min(1.0, t / (self.total_steps - self.warmup_steps))
-            if self.kind == "cosine":
-                return _half_cosine(self.base, self.minimum, progress)
-            return self.minimum + (self.base - self.minimum) * math.pow(1.0 - progress, self.power)
-        if self.kind == "one-cycle":
-            return self._in_cycle(t)
-        return self.base
 
-    def _in_cycle(self, step: int) -> float:
-        """Return the rate of ``one-cycle``."""
-        top, end = CYCLE_RISE * self.total_steps - 1, self.total_steps - 1
-        low = self.base / CYCLE_FACTOR
-        if step <= top:
-            return _half_cosine(low, self.base, step / top)
-        progress = min(1.0, (step - top) / (end - top))
-        return _half_cosine(self.base, low / CYCLE_END_FACTOR, progress)
+@dataclass(frozen=True)
+class Kind:
+    """A kind of schedule.
 
-    def _falls(self, t: int) -> int:
-        """Return how often the rate of ``step`` has fallen, `t` steps after warm-up."""
-        if not self.step_at:
-            return t // self.step_every
-        step = t + self.warmup_steps
-        return sum(step >= fraction * self.total_steps for fraction in self.step_at)
+    Attributes:
+        rate: returns d(t), see `Schedule`.
+        summary: what the rate does, in a few words for help texts and the documentation.
+        check: raises `UserError` if values of the schedule do not fit; None checks nothing more.
+        own_settings: settings that no other kind allows.
+        uses_total: True if the rate in every step depends on the number of all steps.
+        warms_up: False if the schedule has a rise of its own.
+    """
+
+    rate: Callable[[Schedule, int], float]
+    summary: str
+    check: Callable[[Schedule], None] | None = None
+    own_settings: tuple[str, ...] = ()
+    uses_total: bool = False
+    warms_up: bool = True
+
+
+def _constant(schedule: Schedule, t: int) -> float:
+    """d(t) = α."""
+    return schedule.base
+
+
+def _step(schedule: Schedule, t: int) -> float:
+    """d(t) = max(α₀, α · factorᶠ), f = ⌊t / every⌋, or the fractions in `step_at` up to s / T.
+
+    Source: He et al., "Deep residual learning", 2016, section 3.4.
+    """
+    if schedule.step_at:
+        step = t + schedule.warmup_steps
+        falls = sum(step >= fraction * schedule.total_steps for fraction in schedule.step_at)
+    else:
+        falls = t // schedule.step_every
+    return max(schedule.minimum, schedule.base * schedule.step_factor**falls)
+
+
+def _check_step(schedule: Schedule) -> None:
+    if schedule.step_every < 1 and not schedule.step_at:
+        raise UserError(
+            f"the step schedule falls every {schedule.step_every} steps; expected at least 1"
+        )
+    if not 0.0 < schedule.step_factor <= 1.0:
+        raise UserError(
+            f"the step schedule multiplies by {schedule.step_factor}; expected 0 < factor ≤ 1"
+        )
+
+
+def _cosine(schedule: Schedule, t: int) -> float:
+    """d(t) = α₀ + ½ (α − α₀) (1 + cos(π t / (T − W))), and α₀ from step T on.
+
+    Source: Loshchilov and Hutter, "SGDR", 2017, equation 5, one period.
+    """
+    return _half_cosine(schedule.base, schedule.minimum, _progress(schedule, t))
+
+
+def _polynomial(schedule: Schedule, t: int) -> float:
+    """d(t) = α₀ + (α − α₀) (1 − t / (T − W))ᵖ, and α₀ from step T on.
+
+    Source: Chen et al., "DeepLab", 2018, section 4.1.1.
+    """
+    low, left = schedule.minimum, 1.0 - _progress(schedule, t)
+    return low + (schedule.base - low) * math.pow(left, schedule.power)
+
+
+def _progress(schedule: Schedule, t: int) -> float:
+    """Return t / (T − W), at most 1."""
+    return min(1.0, t / (schedule.total_steps - schedule.warmup_steps))
+
+
+def _check_length(schedule: Schedule) -> None:
+    if schedule.total_steps <= schedule.warmup_steps:
+        raise UserError(
+            f"the {schedule.kind} schedule has {schedule.total_steps} steps and "
+            f"{schedule.warmup_steps} of warm-up; expected more steps than warm-up"
+        )
+
+
+def _check_polynomial(schedule: Schedule) -> None:
+    _check_length(schedule)
+    if not schedule.power > 0.0:
+        raise UserError(f"the power of the schedule is {schedule.power}; expected above 0")
+
+
+def _one_cycle(schedule: Schedule, t: int) -> float:
+    """Half a cosine from α / 25 up to α at step 0.3 T − 1, then half a cosine down to α / 250,000.
+
+    It ends at step T − 1. The momentum is constant, as in PyTorch's `OneCycleLR` with
+    ``cycle_momentum=False``. Source: Smith and Topin, "Super-convergence", 2018.
+    """
+    top, end = CYCLE_RISE * schedule.total_steps - 1, schedule.total_steps - 1
+    low = schedule.base / CYCLE_FACTOR
+    if t <= top:
+        return _half_cosine(low, schedule.base, t / top)
+    progress = min(1.0, (t - top) / (end - top))
+    return _half_cosine(schedule.base, low / CYCLE_END_FACTOR, progress)
+
+
+def _check_one_cycle(schedule: Schedule) -> None:
+    if schedule.total_steps < SHORTEST_CYCLE:
+        raise UserError(
+            f"the one-cycle schedule has {schedule.total_steps} steps; expected at least "
+            f"{SHORTEST_CYCLE}"
+        )
 
 
 def _half_cosine(begin: float, end: float, progress: float) -> float:
     """Return the value of half a cosine from `begin` to `end`; `progress` is 0 to 1."""
     return end + 0.5 * (begin - end) * (1.0 + math.cos(math.pi * progress))
+
+
+SCHEDULES = {
+    "constant": Kind(_constant, "the same in every step"),
+    "step": Kind(
+        _step,
+        "multiplied by --step-factor every --step-every steps, or at --step-at 1/2,3/4 of the run",
+        _check_step,
+        own_settings=("step_every", "step_at"),
+    ),
+    "cosine": Kind(_cosine, "half a cosine that ends at 0", _check_length, uses_total=True),
+    "polynomial": Kind(
+        _polynomial,
+        "falls to 0 as (1 − progress)^p; --power is p, 1 is a straight line",
+        _check_polynomial,
+        uses_total=True,
+    ),
+    "one-cycle": Kind(
+        _one_cycle,
+        "rises from a 25th to --learning-rate in 30% of the steps, and falls to a 250,000th",
+        _check_one_cycle,
+        uses_total=True,
+        warms_up=False,
+    ),
+}
+"""Every kind of schedule by its name."""
+
+
+@dataclass(frozen=True)
+class ScheduleSettings(SettingGroup):
+    """The learning rate and its schedule."""
+
+    learning_rate: float | None = setting(
+        "optimisation", None, "Learning rate after warm-up.", otherwise=RECIPE, above=0
+    )
+    scale_rate: str = setting(
+        "optimisation",
+        "none",
+        "Multiply the learning rate by --batch-size / --reference-batch (linear) or by its square "
+        "root (sqrt).",
+        choices=tuple(SCALE_RULES),
+    )
+    reference_batch: int | None = setting(
+        "optimisation",
+        None,
+        "Batch size for which the learning rate is meant.",
+        otherwise=RECIPE,
+        at_least=1,
+    )
+    schedule: str | None = setting(
+        "optimisation",
+        None,
+        "Learning-rate schedule. "
+        + "; ".join(f"{name}: {kind.summary}" for name, kind in SCHEDULES.items())
+        + ".",
+        otherwise=RECIPE,
+        choices=tuple(SCHEDULES),
+    )
+    warmup_steps: int = setting(
+        "optimisation",
+        0,
+        "Steps in which the learning rate rises linearly to its value.",
+        at_least=0,
+    )
+    step_every: int | None = setting(
+        "optimisation",
+        None,
+        "Steps between two reductions by schedule step.",
+        otherwise="none",
+        unset=0,
+        at_least=1,
+    )
+    step_at: str | None = setting(
+        "optimisation",
+        None,
+        "Fractions of all steps after which schedule step reduces the rate, such as 1/2,3/4; "
+        "replaces --step-every.",
+        otherwise=RECIPE,
+        unset="",
+    )
+    step_factor: float | None = setting(
+        "optimisation",
+        None,
+        "Factor of a reduction by schedule step.",
+        otherwise=RECIPE,
+        above=0,
+        at_most=1,
+    )
+    power: float = setting(
+        "optimisation", 1.0, "Exponent of schedule polynomial; 1 is a straight line.", above=0
+    )
+
+    def refuse_contradictions(self) -> None:
+        super().refuse_contradictions()
+        for kind, row in SCHEDULES.items():
+            for name in row.own_settings:
+                value = getattr(self, name)
+                # The recipe selects a schedule that is not set.
+                if self.schedule not in (kind, None) and value is not None:
+                    raise UserError(
+                        f"{name} is {value} but schedule is {self.schedule}; try --schedule {kind}"
+                    )
+        if self.step_at is not None and self.step_every is not None:
+            raise UserError(
+                f"step_every is {self.step_every} and step_at is {self.step_at}; set only one of "
+                "the two"
+            )
+        if self.step_at is not None:
+            parse_fractions(self.step_at)
+        warms_up = self.schedule is None or SCHEDULES[self.schedule].warms_up
+        if self.warmup_steps and not warms_up:
+            raise UserError(
+                f"warmup_steps is {self.warmup_steps}, but schedule {self.schedule} has a rise "
+                "of its own; remove one of the two"
+            )
+
+    def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        filled = super().from_recipe(recipe)
+        schedule = first(self.schedule, recipe.schedule)
+        step_at = self.step_at
+        if schedule == "step" and step_at is None and self.step_every is None:
+            step_at = recipe.step_at
+            if step_at is None:
+                raise UserError(
+                    "schedule is 'step' but neither step_every nor step_at is set; try "
+                    "--step-at 1/2,3/4"
+                )
+        return {
+            **filled,
+            "learning_rate": first(self.learning_rate, recipe.learning_rate),
+            "reference_batch": first(self.reference_batch, recipe.batch_size),
+            "schedule": schedule,
+            "step_at": step_at,
+            "step_factor": first(self.step_factor, recipe.step_factor),
+        }
+
+    def peak_rate(self, batch_size: int) -> float:
+        """Return the learning rate after warm-up, scaled to the batch size."""
+        rate = known(self.learning_rate, "learning_rate")
+        reference = first(self.reference_batch, batch_size)
+        return scaled_rate(rate, self.scale_rate, batch_size, reference)
+
+    def make_schedule(self, batch_size: int, total_steps: int) -> Schedule:
+        """Return the schedule of a run.
+
+        Args:
+            batch_size: samples of a global minibatch.
+            total_steps: updates of the whole run.
+        """
+        return Schedule(
+            kind=known(self.schedule, "schedule"),
+            base=self.peak_rate(batch_size),
+            warmup_steps=self.warmup_steps,
+            total_steps=total_steps,
+            step_every=first(self.step_every, 0),
+            step_at=() if self.step_at is None else parse_fractions(self.step_at),
+            step_factor=known(self.step_factor, "step_factor"),
+            power=self.power,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSpec:
+    """The same settings, resolved; see `dptrain.training.spec.JobSpec`.
+
+    Attributes:
+        learning_rate: for `reference_batch` samples; `scale_rate` is the rule for others.
+        step_every: 0 unless the schedule is ``step``.
+        step_at: empty unless the schedule is ``step``.
+    """
+
+    learning_rate: float
+    scale_rate: str
+    reference_batch: int
+    schedule: str
+    warmup_steps: int
+    step_every: int
+    step_at: str
+    step_factor: float
+    power: float
 
 
 _FRACTION = re.compile(r"[\d.]{1,40}(?:/\d{1,40}|[eE][+-]?\d{1,2})?", re.ASCII)

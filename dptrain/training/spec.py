@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.data.base import count_text
+from dptrain.runs.settings import DIRECTORY_SETTINGS
 from dptrain.runs.spans import threads_of
+from dptrain.setting_groups import first
+from dptrain.training.parallelism import OFF
+from dptrain.training.schedules import ScheduleSpec
 from dptrain.training.settings import (
-    DIRECTORY_SETTINGS,
-    OFF,
     RANK_SETTINGS,
     START_SETTINGS,
     WORKER_SETTINGS,
@@ -27,11 +29,12 @@ from dptrain.training.settings import (
 )
 
 
-@dataclass(frozen=True)
-class JobSpec:
+@dataclass(frozen=True, kw_only=True)
+class JobSpec(ScheduleSpec):
     """The settings of a job, all resolved, equal on every rank.
 
-    The fields have the names and the meaning of `Settings`, with these additions and exceptions.
+    The fields have the names and the meaning of `Settings`, with these additions and exceptions,
+    and those of `ScheduleSpec`.
 
     Attributes:
         ranks: number of ranks.
@@ -39,7 +42,6 @@ class JobSpec:
         epoch_steps: updates per epoch.
         epochs: passes over the data; 0 if the length of the job was set in steps.
         steps: updates of the whole job, including those before a resume.
-        learning_rate: for `reference_batch` samples; `scale_rate` is the rule for others.
         clip_norm: 0 without a limit.
         average_weights: 0 without an average.
         weight_decay: None if each layer has its own.
@@ -48,7 +50,6 @@ class JobSpec:
         until_accuracy: validation accuracy at which training ends; 0 makes all steps.
         patience: evaluations without an improvement after which training ends; 0 makes all steps.
         best_by: ``none`` without validation data.
-        step_every: 0 unless the schedule is ``step``.
         bucket_kib: 0 if the gradient is one bucket.
         transport: the transport in use; ``mpi`` for one rank on a CPU, ``host`` for one on a GPU.
     """
@@ -77,21 +78,12 @@ class JobSpec:
     patience: int
     best_by: str
     optimizer: str
-    learning_rate: float
     momentum: float
     nesterov: bool
     clip_norm: float
     average_weights: float
     label_smoothing: float
     weight_decay: float | None
-    scale_rate: str
-    reference_batch: int
-    schedule: str
-    warmup_steps: int
-    step_every: int
-    step_at: str
-    step_factor: float
-    power: float
     strategy: str
     batch_norm: str
     shards: int
@@ -185,12 +177,11 @@ class RunSpec:
         data = self.data
         sizes = (data.get(f"{split}_samples", 0) for split in ("train", "test", "validation"))
         samples = f"{count_text(*sizes)} samples"
+        order = {setting.name: number for number, setting in enumerate(settings())}
+        job = sorted(asdict(self.job).items(), key=lambda item: order.get(item[0], len(order)))
         lines = [
             f"RunSpec of dptrain {self.version}, digest {self.digest[:16]}",
-            *(
-                f"  {name:<17} {value!s:<12} {self.origin(name)}".rstrip()
-                for name, value in asdict(self.job).items()
-            ),
+            *(f"  {name:<17} {value!s:<12} {self.origin(name)}".rstrip() for name, value in job),
             f"  data content      {samples}, {data['dtype']}, digest {data['content'][:16]}",
             *(
                 f"  rank {rank.rank:<12} {rank.threads} threads on {rank.host}, {rank.processor}, "
@@ -265,20 +256,10 @@ def resolve_job(
         precision, prefetch, transport, bucket_kib, best_by: what the backend, the data and the
             machine decide if `chosen` leaves it open.
     """
-    steps = chosen.steps or (chosen.epochs or 0) * epoch_steps
-    resolved: dict[str, Any] = {
-        "epochs": chosen.epochs or 0,
-        "steps": steps,
-        "validation": chosen.validation or 0.0,
-        "until_accuracy": chosen.until_accuracy or 0.0,
-        "patience": chosen.patience or 0,
+    decided: dict[str, Any] = {
+        "steps": chosen.total_steps(epoch_steps),
         "best_by": best_by,
-        "clip_norm": chosen.clip_norm or 0.0,
-        "average_weights": chosen.average_weights or 0.0,
-        "step_every": chosen.step_every or 0,
-        "step_at": chosen.step_at or "",
-        "weights": str(chosen.weights or ""),
-        "checkpoint_every": chosen.checkpoint_every or epoch_steps,
+        "checkpoint_every": first(chosen.checkpoint_every, epoch_steps),
         "backend": backend,
         "precision": precision,
         "prefetch": prefetch,
@@ -287,10 +268,13 @@ def resolve_job(
         "ranks": ranks,
         "epoch_steps": epoch_steps,
     }
-    values: dict[str, Any] = {
-        item.name: resolved[item.name] if item.name in resolved else getattr(chosen, item.name)
-        for item in fields(JobSpec)
+    names = {item.name for item in fields(JobSpec)}
+    resolved = {
+        setting.name: setting.resolved(getattr(chosen, setting.name))
+        for setting in settings()
+        if setting.name in names
     }
+    values = {**resolved, **decided}
     missing = [name for name, value in values.items() if value is None and name != "weight_decay"]
     assert not missing, f"the recipe left {missing} open"
     return JobSpec(**values)

@@ -7,7 +7,8 @@ from typing import Any
 import click
 import numpy as np
 
-from dptrain.training.settings import Setting, settings
+from dptrain.setting_groups import Setting
+from dptrain.training.settings import settings
 
 Random = np.random.Generator
 

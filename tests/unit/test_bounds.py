@@ -19,7 +19,7 @@ from dptrain.data.spec import Request
 from dptrain.errors import LONGEST_MESSAGE, UserError
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, Network
 from dptrain.network.files import get_network, network_from_dict
-from dptrain.training.balance import parse_balance
+from dptrain.training.parallelism import parse_balance
 from dptrain.training.schedules import parse_fractions
 from dptrain.training.settings import load_settings, settings
 

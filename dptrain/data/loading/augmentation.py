@@ -11,16 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.bounds import MAX_BRIGHTNESS, MAX_MIXUP
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 _MASK = 0xFFFFFFFF
-MOST_MIXUP = 100.0
-"""Largest α of mixup, with which nearly all weights are one half."""
-
-MOST_BRIGHTNESS = 100.0
-"""Largest change of the brightness: far beyond the pixels, which range from -1 to 1."""
-
 _STREAM = 0xFFFFFFFF
 """Part of the Philox counter in which dropout has the index of a layer; no layer has this one."""
 
@@ -58,17 +53,17 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.crop < 0:
             raise UserError(f"augmentation crop is {self.crop}; expected at least 0 pixels")
-        if not 0.0 <= self.brightness <= MOST_BRIGHTNESS:
+        if not 0.0 <= self.brightness <= MAX_BRIGHTNESS:
             raise UserError(
-                f"augmentation brightness is {self.brightness}; expected 0 to {MOST_BRIGHTNESS:g}"
+                f"augmentation brightness is {self.brightness}; expected 0 to {MAX_BRIGHTNESS:g}"
             )
         if not 0.0 <= self.contrast <= 1.0:
             raise UserError(f"augmentation contrast is {self.contrast}; expected 0 to 1")
         if self.cutout < 0:
             raise UserError(f"augmentation cutout is {self.cutout}; expected at least 0 pixels")
-        if not 0.0 <= self.mixup <= MOST_MIXUP:
+        if not 0.0 <= self.mixup <= MAX_MIXUP:
             raise UserError(
-                f"augmentation mixup is {self.mixup}; expected 0 to {MOST_MIXUP:g}, usually 0.2"
+                f"augmentation mixup is {self.mixup}; expected 0 to {MAX_MIXUP:g}, usually 0.2"
             )
 
     def check(self, input_shape: Shape) -> None:

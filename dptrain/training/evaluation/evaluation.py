@@ -14,14 +14,13 @@ from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.world import World
-from dptrain.data import Preprocessing
+from dptrain.data import Preprocessing, absolute
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.loading.augmentation import centred_windows
 from dptrain.data.loading.sharding import shard
 from dptrain.data.loading.workers import read_by_workers
 from dptrain.data.sources.objects import dataset_from
-from dptrain.data.spec import absolute
 from dptrain.network.network import Network
 from dptrain.plan.shares import Counts
 from dptrain.training.evaluation.quality import Collector, Quality, make_collector

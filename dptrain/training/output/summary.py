@@ -36,7 +36,7 @@ from dptrain.training.output.limits import TrainingLimit, training_limit
 from dptrain.training.output.progress import Progress
 from dptrain.training.profiling.energy import samples_between
 from dptrain.training.resources import possible_efficiency
-from dptrain.training.schedules import Schedule
+from dptrain.training.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from dptrain.tables import Table
@@ -157,7 +157,7 @@ def settings_to_continue(job: Job) -> str:
         return "until_accuracy=X"
     if job.selection.is_out_of_patience:
         return "patience=N"
-    if job.spec.schedule in Schedule.WHOLE_RUN:
+    if SCHEDULES[job.spec.schedule].uses_total:
         return "epochs=N, schedule='constant', learning_rate=X"
     return "epochs=N"
 
@@ -181,7 +181,7 @@ def _workers(job: Job) -> str:
 
 
 def _advice_to_continue(job: Job) -> str:
-    if job.spec.schedule in Schedule.WHOLE_RUN:
+    if SCHEDULES[job.spec.schedule].uses_total:
         return (
             f"the {job.spec.schedule} schedule has ended, so continue with --schedule constant, a "
             "small --learning-rate and more --epochs or --steps"

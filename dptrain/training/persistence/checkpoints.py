@@ -40,7 +40,7 @@ from dptrain.files import (
 )
 from dptrain.interchange.safetensors_files import system_error
 from dptrain.training.averaging import averaged_arrays
-from dptrain.training.schedules import Schedule
+from dptrain.training.schedules import SCHEDULES
 
 FORMAT = 1
 """Version of the layout of a checkpoint folder."""
@@ -131,8 +131,8 @@ class CheckpointFacts:
         """Refuse to resume with settings that would change the meaning of the step number.
 
         The minibatch of a step follows from the batch size, the seed and the data. The learning
-        rate of `Schedule.WHOLE_RUN` follows from the total number of steps: with another total it
-        would jump at the step where the run is resumed.
+        rate of a schedule with `Kind.uses_total` follows from the total number of steps: with
+        another total it would jump at the step where the run is resumed.
 
         Args:
             source: the checkpoint, for the error message.
@@ -145,7 +145,7 @@ class CheckpointFacts:
             then = getattr(self, name)
             if then != now:
                 raise other_setting(source, name, then, now)
-        is_whole = schedule in Schedule.WHOLE_RUN
+        is_whole = SCHEDULES[schedule].uses_total
         if is_whole and self.schedule == schedule and self.total_steps != total_steps:
             raise UserError(
                 f"checkpoint {source} has a {schedule} schedule of {self.total_steps} steps, but "

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from dptrain.cli.main import cli, run
 from dptrain.cli.options import SYNONYMS
-from dptrain.training.settings import GROUPS, settings
+from dptrain.setting_groups import HEADINGS
+from dptrain.training.settings import settings
 
 COMMANDS = sorted(name for name in cli.commands if name != "study")
 
@@ -23,7 +24,7 @@ def help_of(*command: str) -> str:
 )
 def test_settings_are_listed_by_group_with_their_defaults(command: tuple[str, ...]) -> None:
     text = help_of(*command)
-    headings = [group.capitalize() for group in GROUPS]
+    headings = [group.capitalize() for group in HEADINGS]
     listed = [line[:-1] for line in text.splitlines() if line[:-1] in headings]
     assert listed == [heading for heading in headings if heading in listed]
     assert len(listed) >= 4

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from dptrain.data import Dataset, Preprocessing
+from dptrain.data import Dataset, Preprocessing, absolute
 from dptrain.data.inputs import _target_texts as target_texts
 from dptrain.data.inputs import open_inputs
 from dptrain.data.preprocessing.classes import Classes, Labels, labels_in, names_from
 from dptrain.data.preprocessing.names import same_form
 from dptrain.data.sources.objects import dataset_from
-from dptrain.data.spec import absolute, escape, example_of_option, parse_names
+from dptrain.data.spec import escape, example_of_option, parse_names
 from dptrain.errors import UserError
 from dptrain.network import Dense, Flatten, Network, SigmoidBinaryCrossEntropy
 

@@ -562,7 +562,7 @@ def test_a_folder_for_training_alone_is_explained(net, refuse, images):
 
 
 def test_paths_of_specs_are_relative_to_a_directory(tmp_path):
-    from dptrain.data.spec import absolute
+    from dptrain.data import absolute
 
     assert absolute("npz:a.npz?fit=crop", tmp_path) == f"npz:{tmp_path / 'a.npz'}?fit=crop"
     assert absolute("npy:x.npy,y.npy", tmp_path) == f"npy:{tmp_path / 'x.npy'},{tmp_path / 'y.npy'}"

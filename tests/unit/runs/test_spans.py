@@ -27,13 +27,13 @@ from dptrain.runs.citation import citation
 from dptrain.runs.comparison import Comparison
 from dptrain.runs.names import SPANS as FILE
 from dptrain.runs.records import read_record
+from dptrain.runs.settings import DIRECTORY_SETTINGS
 from dptrain.runs.spans import Span, Spans, value_text
+from dptrain.setting_groups import Setting
 from dptrain.toml import read_toml
 from dptrain.training.persistence.repeating import changing_flags
 from dptrain.training.settings import (
-    DIRECTORY_SETTINGS,
     START_SETTINGS,
-    Setting,
     Settings,
     load_settings,
     settings,

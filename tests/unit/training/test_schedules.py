@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs.tools.reference import schedules as described_schedules
 from dptrain.errors import UserError
-from dptrain.training.schedules import Schedule, parse_fractions, scaled_rate
+from dptrain.training.schedules import SCHEDULES, Schedule, parse_fractions, scaled_rate
+from dptrain.training.settings import settings
 from tests.lazy import LazyModule
 
 torch = LazyModule("torch")
@@ -161,3 +163,13 @@ def test_scaling_rules(base: float, factor: int, reference: int) -> None:
     assert scaled_rate(base, "none", batch, reference) == base
     assert scaled_rate(base, "sqrt", batch, reference) == base * factor
     assert scaled_rate(base, "linear", batch, reference) == base * factor**2
+
+
+def test_choices_help_and_documentation_follow_from_the_table() -> None:
+    declared = next(each for each in settings() if each.name == "schedule")
+    assert declared.limits.choices == tuple(SCHEDULES)
+    documented = described_schedules()
+    for name, kind in SCHEDULES.items():
+        assert f"{name}: {kind.summary}" in declared.help
+        assert f"| `{name}` | {kind.summary} |" in documented
+        assert kind.rate.__doc__

@@ -12,7 +12,6 @@ import tomli_w
 from dptrain.errors import UserError
 from dptrain.plan import SGD, Adam, AdamW
 from dptrain.training.balance import first_shares
-from dptrain.training.job import make_schedule
 from dptrain.training.settings import Settings, load_settings, settings
 
 SAMPLES: dict[str, tuple[Any, Any]] = {
@@ -136,10 +135,11 @@ def test_the_rate_scales_with_the_batch_size(rule: str, factor: float) -> None:
     chosen = load_settings({"scale_rate": rule, "batch_size": "128"}, {})
     assert chosen.reference_batch == 32
     assert chosen.learning_rate == 0.02
-    assert chosen.peak_rate == make_schedule(chosen, 9).base == pytest.approx(0.02 * factor)
-    assert chosen.with_recipe().peak_rate == chosen.peak_rate
+    rate, schedule = chosen.peak_rate(128), chosen.make_schedule(128, total_steps=9)
+    assert rate == schedule.base == pytest.approx(0.02 * factor)
+    assert chosen.with_recipe().peak_rate(128) == rate
     same = load_settings({"scale_rate": rule, "batch_size": "8", "reference_batch": "8"}, {})
-    assert same.peak_rate == 0.02
+    assert same.peak_rate(8) == 0.02
 
 
 def test_a_higher_layer_may_say_steps_where_a_lower_one_says_epochs(tmp_path: Path) -> None:
@@ -350,7 +350,8 @@ def test_python_users_get_the_same_checks() -> None:
 def test_every_setting_has_help_and_a_right_default() -> None:
     found = settings()
     names = [item.name for item in fields(Settings)]
-    assert [*(setting.name for setting in found), "origins"] == names
+    assert sorted([*(setting.name for setting in found), "origins"]) == sorted(names)
+    assert [found[0].name, found[-1].name] == ["network", "tensorboard"]
     for setting in found:
         assert setting.help.endswith((".", ")"))
         assert setting.default is not None or setting.optional

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dptrain.data import open_data
+from dptrain.data import absolute, open_data
 from dptrain.data.image_files.listing import SUFFIXES, begins_as_image
 from dptrain.data.inputs import open_inputs
 from dptrain.data.sources.folder import split_folders
-from dptrain.data.spec import absolute, escape, unescape
+from dptrain.data.spec import escape, unescape
 from dptrain.errors import UserError
 from dptrain.network import Dense, Flatten, Network
 from tests.tiers import tiered

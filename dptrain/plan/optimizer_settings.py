@@ -1,0 +1,114 @@
+"""The settings of the update rule and of the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dptrain.errors import UserError
+from dptrain.plan.optimizers import RULES, Optimizer, make_optimizer
+from dptrain.setting_groups import RECIPE, SettingGroup, first, known, setting
+
+if TYPE_CHECKING:
+    from dptrain.network.zoo.recipes import Recipe
+
+
+def _object_hint(value: Any) -> str:
+    """Return the settings that mean an update rule, which `make_replica` takes as an object."""
+    kind = getattr(value, "kind", None)
+    if kind not in RULES:
+        return ""
+    names = ("momentum", "nesterov", "weight_decay", "clip_norm")
+    given = {} if isinstance(value, type) else {name: getattr(value, name, None) for name in names}
+    more = "".join(f", {name}={item!r}" for name, item in given.items() if item)
+    return (
+        f"; objects are for make_replica, so use optimizer='{kind}'{more}, and learning_rate for "
+        "the learning rate"
+    )
+
+
+@dataclass(frozen=True)
+class OptimizerSettings(SettingGroup):
+    """The update rule, and how gradients and labels are changed before it."""
+
+    optimizer: str | None = setting(
+        "optimisation",
+        None,
+        "Update rule.",
+        otherwise=RECIPE,
+        choices=tuple(RULES),
+        hint=_object_hint,
+    )
+    weight_decay: float | None = setting(
+        "optimisation",
+        None,
+        "Weight decay of all weights of convolutions and dense layers. "
+        "Biases and the parameters of normalisations have none. sgd and adam add it to the "
+        "gradient, adamw multiplies the weights.",
+        otherwise="0.01 with adamw; otherwise that of the network's layers",
+        at_least=0,
+        at_most=1e6,
+    )
+    momentum: float | None = setting(
+        "optimisation", None, "Momentum of sgd.", otherwise=RECIPE, at_least=0, below=1
+    )
+    nesterov: bool | None = setting(
+        "optimisation", None, "Use Nesterov momentum.", otherwise=RECIPE
+    )
+    clip_norm: float | None = setting(
+        "optimisation",
+        None,
+        "Largest norm of the gradient of all parameters; a larger gradient is scaled down to it.",
+        unset=0.0,
+        otherwise="no limit",
+        above=0,
+    )
+    average_weights: float | None = setting(
+        "optimisation",
+        None,
+        "Decay of a moving average of the parameters, such as 0.999, which "
+        "evaluations, the best checkpoint and predictions use.",
+        unset=0.0,
+        otherwise="no average",
+        above=0,
+        below=1,
+    )
+    label_smoothing: float = setting(
+        "optimisation",
+        0.0,
+        "Share of each label that is divided among all classes, such as 0.1, "
+        "in training; evaluations do not smooth.",
+        at_least=0,
+        below=1,
+    )
+
+    def refuse_contradictions(self) -> None:
+        super().refuse_contradictions()
+        if self.optimizer not in ("sgd", None) and (self.momentum or self.nesterov):
+            raise UserError(
+                f"momentum and nesterov belong to optimizer sgd, but optimizer is "
+                f"'{self.optimizer}'; remove them or try --optimizer sgd"
+            )
+        if self.nesterov and self.momentum == 0:
+            raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")
+
+    def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        momentum = first(self.momentum, recipe.momentum)
+        return {
+            **super().from_recipe(recipe),
+            "optimizer": recipe.optimizer,
+            "momentum": momentum,
+            "nesterov": first(self.nesterov, recipe.nesterov and momentum > 0),
+            "weight_decay": first(self.weight_decay, recipe.weight_decay),
+        }
+
+    def update_rule(self) -> Optimizer:
+        """Return the optimizer; `Settings.with_recipe` has filled in its settings."""
+        return make_optimizer(
+            known(self.optimizer, "optimizer"),
+            momentum=known(self.momentum, "momentum"),
+            nesterov=known(self.nesterov, "nesterov"),
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            average_decay=self.average_weights,
+        )

@@ -1,0 +1,81 @@
+"""The settings of the files that a run writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dptrain.errors import UserError
+from dptrain.runs.labels import parse_tags
+from dptrain.setting_groups import SettingGroup, setting
+
+if TYPE_CHECKING:
+    from dptrain.network.zoo.recipes import Recipe
+
+DIRECTORY_SETTINGS = ("run_dir", "resume", "tags", "note")
+"""Settings about the directory of a run, not the job. The file of a run does not contain them."""
+
+
+@dataclass(frozen=True)
+class OutputSettings(SettingGroup):
+    """The directory of a run, and what is written to it when."""
+
+    run_dir: Path | None = setting(
+        "output",
+        None,
+        "Directory of the files of the run.",
+        otherwise="a new directory in runs/",
+    )
+    resume: Path | None = setting(
+        "output",
+        None,
+        "Continue the run in this directory with its own settings, unless flags "
+        "or variables change them. Without a directory: continue the run in --run-dir, or start "
+        "it.",
+        otherwise="start a new run",
+    )
+    tags: str | None = setting(
+        "output",
+        None,
+        "Tags of the run, separated by commas, for `dptrain runs list --tag`.",
+        otherwise="none",
+    )
+    note: str | None = setting("output", None, "A note about the run.", otherwise="none")
+    stop_after: int | None = setting(
+        "output",
+        None,
+        "Stop after this step of the run with a checkpoint, as a signal does; "
+        "--resume continues. The learning rate is that of the whole run.",
+        otherwise="make all steps",
+        at_least=1,
+    )
+    checkpoint_every: int | None = setting(
+        "output", None, "Steps between two checkpoints.", otherwise="one epoch", at_least=1
+    )
+    keep_checkpoints: int = setting(
+        "output",
+        3,
+        "Number of checkpoints that are kept, the newest ones; the best one is kept in addition.",
+        at_least=1,
+    )
+    log_every: int = setting(
+        "output", 10, "Steps between two records in metrics.jsonl.", at_least=1
+    )
+    tensorboard: bool = setting(
+        "output", False, "Also write files for TensorBoard, to the folder tensorboard of the run."
+    )
+
+    def refuse_contradictions(self) -> None:
+        super().refuse_contradictions()
+        if self.tags is not None:
+            parse_tags([self.tags])
+        if self.resume is not None and self.run_dir not in (None, self.resume):
+            raise UserError(
+                f"run_dir is '{self.run_dir}' but resume is '{self.resume}'; a run continues in "
+                "its own directory, so remove run_dir"
+            )
+
+    def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        run_dir = self.run_dir if self.resume is None else self.resume
+        return {**super().from_recipe(recipe), "run_dir": run_dir}

@@ -1,0 +1,151 @@
+"""The settings of the data, and of the augmentation of training images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dptrain.bounds import MAX_BRIGHTNESS, MAX_MIXUP
+from dptrain.setting_groups import RECIPE, SettingGroup, first, known, setting
+
+if TYPE_CHECKING:
+    from dptrain.data.loading.augmentation import Augmentation
+    from dptrain.network.layers import Shape
+    from dptrain.network.zoo.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class DataSettings(SettingGroup):
+    """The data, and how minibatches are read."""
+
+    data: str | None = setting(
+        "data",
+        None,
+        "Data set: digits, shapes, irradiance, synthetic, cifar10:DIR, mnist:DIR, "
+        "npz:FILE, npy:X,Y, folder:DIR, csv:FILE?target=COLUMN or maps:TABLE,POSITIONS?target=….",
+        otherwise=RECIPE,
+    )
+    validation: float | None = setting(
+        "data",
+        None,
+        "Share of the training data that is set aside for evaluations during "
+        "training, by class and by the seed, such as 0.2. 0 uses none.",
+        unset=0.0,
+        otherwise="the validation split of the data, if it has one; 0.2 of the digits",
+        at_least=0,
+        below=1,
+    )
+    prefetch: int | None = setting(
+        "data",
+        None,
+        "Minibatches that a thread reads ahead; 0 reads each one when it is needed.",
+        otherwise="2; 0 if the data is in memory and every core computes",
+        at_least=0,
+        at_most=256,
+    )
+    workers: int = setting(
+        "data",
+        0,
+        "Processes of each rank that decode samples: image files, and objects with "
+        "data[i] that do not fit in memory. 0 decodes in the rank itself.",
+        at_least=0,
+        at_most=1024,
+    )
+    device_cache: float = setting(
+        "data",
+        0.5,
+        "Largest share of a GPU's free memory that the training data may take; if it "
+        "needs more, each minibatch is copied from host memory. 0 always copies.",
+        at_least=0,
+        at_most=1,
+    )
+
+    @property
+    def source(self) -> str:
+        """The specification of the data; `Settings.with_recipe` has filled it in."""
+        return known(self.data, "data")
+
+    def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        from dptrain.data import absolute
+
+        filled, data = super().from_recipe(recipe), first(self.data, recipe.data)
+        if data is None:
+            return filled
+        # The share was chosen for this data; other data may have a split of its own.
+        share = recipe.validation if data == recipe.data else None
+        validation = first(self.validation, share)
+        return {**filled, "data": absolute(data), "validation": validation}
+
+
+@dataclass(frozen=True)
+class AugmentationSettings(SettingGroup):
+    """Random changes of training images."""
+
+    crop: int | None = setting(
+        "data",
+        None,
+        "Augmentation: shift each training image by up to this many pixels.",
+        otherwise=RECIPE,
+        at_least=0,
+    )
+    flip: bool | None = setting(
+        "data", None, "Augmentation: mirror half of the training images.", otherwise=RECIPE
+    )
+    brightness: float = setting(
+        "data",
+        0.0,
+        "Augmentation: largest value that is added to or subtracted from the pixels "
+        "of an image, which range from -1 to 1.",
+        at_least=0,
+        at_most=MAX_BRIGHTNESS,
+    )
+    contrast: float = setting(
+        "data",
+        0.0,
+        "Augmentation: largest relative change of the contrast.",
+        at_least=0,
+        at_most=1,
+    )
+    cutout: int = setting(
+        "data",
+        0,
+        "Augmentation: set a square of this side in pixels to 0, around a random pixel "
+        "of each training image.",
+        at_least=0,
+    )
+    mixup: float = setting(
+        "data",
+        0.0,
+        "Augmentation: average each training sample with another of its minibatch, "
+        "with random weights from a beta distribution with this parameter, usually 0.2.",
+        at_least=0,
+        at_most=MAX_MIXUP,
+    )
+
+    def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        return {
+            **super().from_recipe(recipe),
+            "crop": first(self.crop, recipe.crop),
+            "flip": first(self.flip, recipe.flip),
+        }
+
+    def make_augmentation(self, input_shape: Shape) -> Augmentation | None:
+        """Return the augmentation of the training images; None if nothing is changed.
+
+        Raises:
+            UserError: images of this shape cannot be changed so.
+        """
+        from dptrain.data.loading.augmentation import Augmentation
+
+        found = Augmentation(
+            crop=known(self.crop, "crop"),
+            flip=known(self.flip, "flip"),
+            brightness=self.brightness,
+            contrast=self.contrast,
+            cutout=self.cutout,
+            mixup=self.mixup,
+        )
+        if found == Augmentation():
+            return None
+        found.check(input_shape)
+        return found
