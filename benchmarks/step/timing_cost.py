@@ -56,11 +56,11 @@ def block_ms(job: Job, batches: Iterator[Batch], mode: str, steps: int) -> float
     make_steps(engine, batches, WARM_UP)
     if mode != UNTIMED:
         engine.time_stages(recorder.steps + every // 2, every)
-    recorder.moments = [] if mode == TRACED else None
+    recorder.stamped = [] if mode == TRACED else None
     begin = perf_counter_ns()
     make_steps(engine, batches, steps)
     mean_ms = (perf_counter_ns() - begin) / steps / 1e6
-    recorder.moments = None
+    recorder.stamped = None
     return mean_ms
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from dptrain.comm.clocks import ClockOffset
 from dptrain.files import write_whole
-from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP, Moments
+from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP, StepRecord
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.plan import Plan
 
@@ -53,7 +53,7 @@ class RankClock:
 def rank_events(
     plan: Plan,
     buckets: Sequence[Bucket],
-    moments: Iterable[Moments],
+    records: Iterable[StepRecord],
     clock: RankClock,
     *,
     rank: int,
@@ -64,7 +64,7 @@ def rank_events(
     Args:
         plan: plan of the steps.
         buckets: gradient buckets.
-        moments: recorded times of the steps to show.
+        records: of the steps to show, with time stamps.
         clock: clock of the rank.
         rank: number of the rank.
         host: name of its node.
@@ -86,13 +86,13 @@ def rank_events(
     ]  # fmt: skip
     exposed = writer.head(EXPOSED, COMMUNICATION, COMPUTE, {})
     data_wait = writer.head(DATA_WAIT, INPUT, INPUT, {})
-    for found in moments:
+    for found in records:
         step = writer.head(STEP, STEP, COMPUTE, {STEP: found.step})
         lines.append(writer.event(step, found.begin, found.end))
         lines.append(writer.event(data_wait, found.request, found.data))
         if found.timed:
-            lines += map(writer.event, stages, *_ends(found.stages))
-            long = [c for c in found.exposed if c[1] - c[0] >= SHORTEST_NS]
+            lines += map(writer.event, stages, *_ends(found.stage_spans()))
+            long = [c for c in found.exposed_spans() if c[1] - c[0] >= SHORTEST_NS]
             lines += [writer.event(exposed, *call) for call in long]
             # A single rank sums nothing, so its sums have no times.
             if any(end for _, end in found.sums):

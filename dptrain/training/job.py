@@ -178,7 +178,7 @@ class Job:
     def divide(self, shares: Shares) -> None:
         """Change the shares of the ranks; all ranks call this after the engine was closed."""
         self.shares = shares
-        self.recorder.complete_rows()  # They refer to the present replica.
+        self.recorder.complete_stages()  # They refer to the present replica.
         self.replica = with_counts(self.settings, self.world, self.replica, shares.counts)
         self.plan = self.replica.plan
         self.buckets = make_buckets(self.plan, self.spec.bucket_kib * 1024 or None)

@@ -21,7 +21,7 @@ from dptrain.comm import make_gradient_sum
 from dptrain.comm.sums.base import GradientSum
 from dptrain.comm.sums.none import NoSum
 from dptrain.comm.world import World
-from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.recorder import StepRecorder, SumTimes
 from dptrain.plan.buckets import Bucket
 from dptrain.training.engines import make_engine
 from dptrain.training.engines.base import Engine, StepResult
@@ -180,11 +180,9 @@ class IdleEngine(_AloneEngine):
         result, recorder = StepResult(*values), self.recorder
         recorder.begin()
         recorder.timed = False
-        row = recorder.end(
-            exposed_ns=result.time_ns, hidden_ns=0, samples=0,
-            global_count=self._global_counts.popleft(),
-        )  # fmt: skip
-        row.times[-1] = result.time_ns
+        waited = SumTimes(exposed_ns=result.time_ns)
+        record = recorder.end(waited, samples=0, global_count=self._global_counts.popleft())
+        record.time_ns = result.time_ns
         return result
 
 

@@ -17,7 +17,7 @@ from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum, largest_statistics
 from dptrain.comm.sums.base import GradientSum
 from dptrain.comm.world import AgreedError
-from dptrain.measure.recorder import Row, StepRecorder
+from dptrain.measure.recorder import StepRecord, StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import CORRECT, LOSS, STOP
 from dptrain.plan.lowering import Phase
@@ -227,7 +227,7 @@ class Engine(ABC):
         return self._time_every == 1 or batch.global_count == self._largest_count
 
     def _result(
-        self, batch: Batch, sums: Sequence[float], learning_rate: float, row: Row
+        self, batch: Batch, sums: Sequence[float], learning_rate: float, record: StepRecord
     ) -> StepResult:
         """Return the result of a step that has ended, from its loss sums over all ranks."""
         # A loss may be NaN. The number of stop requests is NaN only if a sum timed out.
@@ -242,5 +242,5 @@ class Engine(ABC):
             stop=sums[STOP] > 0,
             samples=batch.global_count,
             learning_rate=learning_rate,
-            time_ns=row.time_ns,
+            time_ns=record.time_ns,
         )

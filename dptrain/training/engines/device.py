@@ -138,16 +138,12 @@ class DeviceEngine(Engine):
     def _record(self, staged: Staged, num_samples: int) -> None:
         """Record a step, and wait for it if it is timed."""
         recorder, times = self.recorder, self._times
-        staged.row = recorder.end(
-            exposed_ns=times.exposed_ns,
-            hidden_ns=times.hidden_ns,
-            statistics_ns=times.statistics_ns,
+        staged.record = recorder.end(
+            times.sums,
             samples=num_samples,
             global_count=staged.batch.global_count,
             enqueued=True,
         )
-        if recorder.keeps_moments:
-            recorder.note_moments(times.calls, times.spans)
         if recorder.timed:
             self.steps.result(staged)
             self._next_timed = recorder.steps - 1 + self._time_every
@@ -156,10 +152,10 @@ class DeviceEngine(Engine):
         """Record the result of a pass that has ended, if it is the last one of a step."""
         if self._failed is None and not math.isfinite(sums[LOSS]):
             self._failed = staged
-        if staged.row is None:
+        if staged.record is None:
             return
-        self.recorder.complete(staged.row, staged.ended_ns)
-        result = self._result(staged.batch, sums, staged.learning_rate, staged.row)
+        self.recorder.complete(staged.record, staged.ended_ns)
+        result = self._result(staged.batch, sums, staged.learning_rate, staged.record)
         self._done.append(result)
         self._stops = self._stops or result.stop
 

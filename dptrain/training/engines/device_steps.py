@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.batch import Batch
 from dptrain.comm.world import World
-from dptrain.measure.recorder import Row
+from dptrain.measure.recorder import StepRecord
 from dptrain.training.engines.device_work import DeviceWork
 from dptrain.training.engines.programs import Kind, Programs
 from dptrain.training.engines.series import Series, SeriesClock
@@ -57,7 +57,7 @@ class Staged:
         slot: its staging slot.
         series: the steps that are enqueued with it; None if it has a program of its own.
         sums: waits for its end.
-        row: the record of the step, if this is its last pass and the caller has set it.
+        record: of the step, if this is its last pass and the caller has set it.
         ended_ns: when it ended on the clock of `time.perf_counter_ns`; None for a step that is not
             in series: when the wait for it ends.
         has_ended: True if `DeviceSteps` has waited for it.
@@ -69,7 +69,7 @@ class Staged:
     slot: int
     series: Series | None = None
     sums: SumsFuture | None = None
-    row: Row | None = None
+    record: StepRecord | None = None
     ended_ns: int | None = None
     has_ended: bool = False
 
@@ -299,7 +299,7 @@ class DeviceSteps:
         staged.has_ended = True
         if staged.series is not None:
             staged.ended_ns = self._series_clock.ended_ns(staged.series, staged.slot)
-        elif staged.row is not None:
+        elif staged.record is not None:
             self._series_clock.reset()
         self._on_end(staged, sums)
 

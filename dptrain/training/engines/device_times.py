@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
 from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
-from dptrain.measure.recorder import Laps, StepRecorder
+from dptrain.measure.recorder import Laps, StepRecorder, SumTimes
 
 
 class DeviceTimes:
@@ -37,6 +37,11 @@ class DeviceTimes:
         # The buckets of a single rank are not summed, and have no times.
         num_sums = len(gradient_sum.buckets) if gradient_sum.world.size > 1 else 0
         self.spans = [(0, 0)] * num_sums
+
+    @property
+    def sums(self) -> SumTimes:
+        """What the sums of the last timed step took."""
+        return SumTimes(self.exposed_ns, self.hidden_ns, self.statistics_ns, self.calls, self.spans)
 
     def record_begin(self) -> None:
         """Enqueue the time stamp of the begin of a pass."""

@@ -9,7 +9,7 @@ from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
-from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.recorder import StepRecorder, SumTimes
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS
 from dptrain.training.engines.base import Engine
@@ -49,17 +49,15 @@ class SynchronousEngine(Engine):
         if math.isfinite(sums[LOSS]):
             # A rank that receives the updated parameters counts the update, too.
             self.replica.updates = self._update_number
-        row = recorder.end(
-            exposed_ns=timer.exposed_ns + statistics.time_ns,
-            hidden_ns=timer.hidden_ns,
-            statistics_ns=statistics.time_ns,
+        # The buckets of a single rank are not summed, and have no times.
+        spans = () if self.gradient_sum.is_identity else timer.spans
+        statistics_ns = statistics.time_ns
+        exposed_ns = timer.exposed_ns + statistics_ns
+        record = recorder.end(
+            SumTimes(exposed_ns, timer.hidden_ns, statistics_ns, timer.calls, spans),
             samples=self._num_samples,
             global_count=batch.global_count,
         )
-        if recorder.keeps_moments:
-            # The buckets of a single rank are not summed, and have no times.
-            spans = () if self.gradient_sum.is_identity else timer.spans
-            recorder.note_moments(timer.calls, spans)
         if recorder.timed:
             self._next_timed = recorder.steps - 1 + self._time_every
-        self._done.append(self._result(batch, sums, learning_rate, row))
+        self._done.append(self._result(batch, sums, learning_rate, record))

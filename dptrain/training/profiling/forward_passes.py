@@ -57,10 +57,7 @@ class ForwardPasses(ABC):
         batch = next(batches)._replace(y=None)  # No loss is computed.
         recorder.waited()
         self._make(batch, by_stage=by_stage)
-        recorder.end(
-            exposed_ns=0, hidden_ns=0, samples=len(batch.samples), global_count=batch.global_count
-        )
-        recorder.note_moments((), ())
+        recorder.end(samples=len(batch.samples), global_count=batch.global_count)
 
     @abstractmethod
     def _make(self, batch: Batch, *, by_stage: bool) -> None:

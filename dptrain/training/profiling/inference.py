@@ -98,8 +98,8 @@ def profile_inference(
             record = profile_record(job, replica, plan, measured, (), roofs, facts)
         if output is not None:
             if options.trace:
-                assert recorder.moments is not None
-                gather_trace(job, plan, (), recorder.moments, before, output)
+                assert recorder.stamped is not None
+                gather_trace(job, plan, (), recorder.stamped, before, output)
             call_on_rank_zero(world, lambda: write_results(record, output))
     return record
 
@@ -151,7 +151,7 @@ def _make_passes(
                 meter.read((number - options.skip) * whole)
             meter.poll()
             if number == options.skip and options.trace:
-                recorder.moments = []
+                recorder.stamped = []
             passes.make(batches, by_stage=False)
         counter.stop(options.steps, job.plan.setting.threads)
         if last in blocks:

@@ -38,7 +38,7 @@ from dptrain.measure.profile.explanations import algorithms
 from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.profile import Profile, Roofs, Spread, SumTime
 from dptrain.measure.profile.profile_files import FLAG, TRACE, claim, write_profile
-from dptrain.measure.recorder import Moments, timing_cost_ms
+from dptrain.measure.recorder import StepRecord, timing_cost_ms
 from dptrain.measure.roofs import highest_roofs, measure_roofs
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
@@ -191,9 +191,9 @@ def _write_files(
         trace: write a trace.
     """
     if trace:
-        moments, buckets = job.recorder.moments, job.engine.gradient_sum.buckets
-        assert moments is not None
-        gather_trace(job, job.plan, buckets, moments, before, output)
+        stamped, buckets = job.recorder.stamped, job.engine.gradient_sum.buckets
+        assert stamped is not None
+        gather_trace(job, job.plan, buckets, stamped, before, output)
     # The profile is the last file, so a folder that has it is complete.
     call_on_rank_zero(job.world, lambda: write_results(record, output))
 
@@ -237,7 +237,7 @@ def gather_trace(
     job: Job,
     plan: Plan,
     buckets: Sequence[Bucket],
-    moments: Sequence[Moments],
+    records: Sequence[StepRecord],
     before: ClockOffset,
     output: Path,
 ) -> None:
@@ -247,16 +247,16 @@ def gather_trace(
         job: the job; every rank calls this function.
         plan: plan of the steps.
         buckets: gradient buckets that were summed.
-        moments: of the steps of this rank.
+        records: of the steps of this rank, with time stamps.
         before: offset of this rank's clock before the steps.
         output: folder of the trace.
     """
     world = job.world
     clock = RankClock(before, clock_offset(world))
     # Some viewers ignore events before time 0.
-    first = min(world.all_gather_json(clock.to_trace_ns(moments[0].begin)))
+    first = min(world.all_gather_json(clock.to_trace_ns(records[0].begin)))
     clock = replace(clock, zero_ns=first)
-    events = rank_events(plan, buckets, moments, clock, rank=world.rank, host=socket.gethostname())
+    events = rank_events(plan, buckets, records, clock, rank=world.rank, host=socket.gethostname())
     text = np.frombuffer(events.encode(), np.uint8)
     size = sum(world.all_gather_json(text.size))
     if size > MOST_TRACE_BYTES:
@@ -346,7 +346,7 @@ def _make_steps(
         batches = loader if ranges is None else waiting(loader, ranges)
         for number in range(steps.last):
             if number == steps.skip and trace:
-                job.recorder.moments = []
+                job.recorder.stamped = []
             if number == steps.skip:
                 counter.start()
             if number in blocks:

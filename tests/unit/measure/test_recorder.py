@@ -29,7 +29,9 @@ from dptrain.measure.recorder import (
     SPANS,
     STEP,
     Laps,
+    StepRecord,
     StepRecorder,
+    SumTimes,
 )
 from dptrain.network import get_network
 from dptrain.plan import make_buckets
@@ -44,7 +46,8 @@ def record(recorder: StepRecorder, exposed_ns: int = 0, global_count: int = 8) -
     for stage in range(len(recorder.names) - len(SPANS)):
         time.sleep(20e-6)
         recorder.lap(stage)
-    recorder.end(exposed_ns=exposed_ns, hidden_ns=5, samples=4, global_count=global_count)
+    sums = SumTimes(exposed_ns, hidden_ns=5)
+    recorder.end(sums, samples=4, global_count=global_count)
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_what_is_skipped_belongs_to_no_stage(replica: api.Replica) -> None:
     recorder.skip()
     recorder.lap(3)
     end = time.perf_counter_ns()
-    recorder.end(exposed_ns=0, hidden_ns=0, samples=1, global_count=1)
+    recorder.end(samples=1, global_count=1)
     (row,) = recorder.rows()
     assert row[3] <= end - begin - 20_000_000
     assert row[recorder.names.index(STEP)] >= end - begin
@@ -89,7 +92,7 @@ def test_steps_last_from_completion_to_completion(monkeypatch: pytest.MonkeyPatc
         now = request
         recorder.begin()
         now = end
-        recorder.end(exposed_ns=0, hidden_ns=0, samples=1, global_count=1)
+        recorder.end(samples=1, global_count=1)
 
     step(100, 110)
     with recorder.between(EVALUATION):
@@ -122,7 +125,7 @@ def test_busy_times_are_those_of_whole_minibatches_without_sums_and_evaluations(
                 now += evaluation
         recorder.begin()
         now += 100
-        recorder.end(exposed_ns=exposed, hidden_ns=0, samples=samples, global_count=samples)
+        recorder.end(SumTimes(exposed), samples=samples, global_count=samples)
     whole = [[4, 95, 5], [4, 93, 7], [4, 99, 1]]
     assert recorder.busy_times(0, only_timed=False).tolist() == whole
     assert recorder.busy_times(0, only_timed=True).tolist() == whole[1:2]
@@ -137,6 +140,19 @@ def test_only_the_last_steps_are_kept_and_all_are_counted(replica: api.Replica) 
     assert recorder.steps == 7
     assert sorted(recorder.rows()[:, column]) == [3, 4, 5, 6]
     assert sorted(recorder.rows(global_count=8)[:, column]) == [3, 5]
+
+
+def test_columns_are_in_the_order_of_their_names(replica: api.Replica) -> None:
+    recorder = StepRecorder(replica.plan.stages)
+    stages = list(range(len(replica.plan.stages)))
+    durations = {
+        "data_wait": 101, "communication.exposed": 102, "communication.hidden": 103,
+        "evaluation": 104, "checkpoint": 105, "communication.statistics": 106, "step": 107,
+    }  # fmt: skip
+    fields = {f"{name.rpartition('.')[2]}_ns": value for name, value in durations.items()}
+    fields["time_ns"] = fields.pop("step_ns")
+    found = dict(zip(recorder.names, StepRecord(stages, **fields).columns(), strict=True))
+    assert found == {s.name: s.index for s in replica.plan.stages} | durations
 
 
 def test_sums_of_statistics_are_no_part_of_the_stages_that_they_interrupt() -> None:
@@ -393,7 +409,7 @@ def test_pieces_of_a_stage_add_up_within_a_step_and_not_over_steps(replica: api.
             recorder.skip()
             time.sleep(0.001)
             recorder.add_lap(0)
-        recorder.end(exposed_ns=0, hidden_ns=0, samples=1, global_count=1)
+        recorder.end(samples=1, global_count=1)
     rows = recorder.rows()
     assert (rows[:, 0] >= 2_000_000).all()
     assert (rows[:, 0] <= rows[:, recorder.names.index(STEP)]).all()
@@ -402,7 +418,7 @@ def test_pieces_of_a_stage_add_up_within_a_step_and_not_over_steps(replica: api.
 def test_sums_between_pieces_of_an_update_do_not_overlap_it(replica: api.Replica) -> None:
     """The update is shown as one interval, at the end of its pieces."""
     recorder = StepRecorder(replica.plan.stages)
-    recorder.moments = []
+    recorder.stamped = []
     recorder.begin()
     calls = []
     for number in range(4):
@@ -413,10 +429,9 @@ def test_sums_between_pieces_of_an_update_do_not_overlap_it(replica: api.Replica
             recorder.skip()
             time.sleep(0.002)
             recorder.add_lap(0)
-    recorder.end(exposed_ns=0, hidden_ns=0, samples=1, global_count=1)
-    recorder.note_moments(calls, ())
-    (found,) = recorder.moments
-    update, exposed = found.stages[0], found.exposed
+    recorder.end(SumTimes(calls=calls), samples=1, global_count=1)
+    (found,) = recorder.stamped
+    update, exposed = found.stage_spans()[0], found.exposed_spans()
     assert [end - begin for begin, end in exposed] == [end - begin for begin, end in calls]
     assert (exposed[0], exposed[3]) == (calls[0], calls[3])
     spans = sorted([update, *exposed])

@@ -13,7 +13,7 @@ import pytest
 from dptrain.backends import load_backend
 from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.world import World
-from dptrain.measure.recorder import Moments
+from dptrain.measure.recorder import StepRecord
 from dptrain.measure.trace import THREADS, RankClock, clock_facts, rank_events, write_trace
 from dptrain.measure.vocabulary import find_term
 from dptrain.network import get_network
@@ -76,21 +76,23 @@ def _check_nesting(events: list[dict[str, Any]]) -> None:
         open_until.append(end)
 
 
-def moments(step: int, begin: int) -> Moments:
+def record(step: int, begin: int) -> StepRecord:
     """A step of 10 µs of data, 20 µs a stage, and sums of 1 ms beside the last of them."""
     data = begin + 10_000
     ends = [data + 20_000 * (index + 1) for index in range(len(PLAN.stages))]
-    stages = tuple((end - 19_000, end) for end in ends)
     sums = tuple((ends[b.after], ends[b.after] + 1_000_000) for b in BUCKETS)
     last = max(end for _, end in sums)
     exposed = ((ends[-2], ends[-2] + 500), (ends[-2] + 500, ends[-2] + 999))
-    return Moments(step, True, begin, begin, data, last, stages, exposed, sums)
+    return StepRecord(
+        [19_000] * len(ends), step=step, begin=begin, request=begin, data=data, end=last,
+        ends=ends, calls=exposed, sums=sums,
+    )  # fmt: skip
 
 
 def written(path: Path, ranks: int, steps: int) -> Path:
     texts = [
         rank_events(
-            PLAN, BUCKETS, [moments(k, 10_000_000 * k) for k in range(steps)], STILL,
+            PLAN, BUCKETS, [record(k, 10_000_000 * k) for k in range(steps)], STILL,
             rank=rank, host="a",
         )
         for rank in range(ranks)
