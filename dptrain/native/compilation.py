@@ -96,22 +96,19 @@ class Request:
         return _code_length(self.dispatcher, set())
 
 
-def _code_length(called: Any, counted: set[CodeType]) -> int:
+def _code_length(called: Any, counted: set[Any]) -> int:
     """Return the length of the code of a function and of those that it calls, each once."""
     called = getattr(called, "dispatcher", called)
+    if not isinstance(called, _Intrinsic | Dispatcher) or called in counted:
+        return 0
+    counted.add(called)
     if isinstance(called, _Intrinsic):
-        function, length = called._defn, INTRINSIC_LENGTH
-    elif isinstance(called, Dispatcher):
-        function, length = called.py_func, 0
-    else:
-        return 0
-    code = function.__code__
-    if code in counted:
-        return 0
-    counted.add(code)
-    length += len(code.co_code)
-    names = function.__globals__
-    return length + sum(_code_length(names.get(name), counted) for name in set(_names(code)))
+        return INTRINSIC_LENGTH
+    function = called.py_func
+    code, names = function.__code__, function.__globals__
+    return len(code.co_code) + sum(
+        _code_length(names.get(name), counted) for name in set(_names(code))
+    )
 
 
 def _names(code: CodeType) -> Iterator[str]:

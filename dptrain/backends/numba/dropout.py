@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.vector import (
@@ -23,8 +20,8 @@ from dptrain.backends.numba.vector import (
     I32,
     I64,
     Writer,
-    compiled_registers,
-    flatten_arguments,
+    as_intrinsic,
+    call_of,
 )
 from dptrain.native.jit import kernel
 from dptrain.philox import MULTIPLIERS, ROUNDS, WEYL
@@ -215,34 +212,16 @@ class _NewMask(_Masked):
         return first, second
 
 
-def _call(kind: type[_Masked], context: Any, builder: Any, kinds: Any, values: Any) -> Any:
-    function = kind(builder.module, compiled_registers().width).function
-    builder.call(function, flatten_arguments(context, builder, kinds, values))
-    return context.get_dummy_value()
+_apply_new_mask = as_intrinsic(
+    "x x_start y y_start bits bits_start size scale counter", call_of(_NewMask)
+)
+"""Apply dropout to a sample: (x, start, y, start, bits, start, size, scale, counter).
 
+The counter is (limit, sample, step, layer, key0, key1).
+"""
 
-@intrinsic
-def _apply_new_mask(typingctx, x, x_start, y, y_start, bits, bits_start, size, scale, counter):  # type: ignore[no-untyped-def]
-    """Apply dropout to a sample; the counter is (limit, sample, step, layer, key0, key1)."""
-    sig = types.none(x, x_start, y, y_start, bits, bits_start, size, scale, counter)
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        kinds = [*sig.args[:-1], *sig.args[-1].types]
-        values = [*args[:-1], *cgutils.unpack_tuple(builder, args[-1])]
-        return _call(_NewMask, context, builder, kinds, values)
-
-    return sig, codegen
-
-
-@intrinsic
-def _apply_stored_mask(typingctx, x, x_start, y, y_start, bits, bits_start, size, scale):  # type: ignore[no-untyped-def]
-    """Apply dropout to a sample with stored bits."""
-    sig = types.none(x, x_start, y, y_start, bits, bits_start, size, scale)
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(_StoredMask, context, builder, sig.args, args)
-
-    return sig, codegen
+_apply_stored_mask = as_intrinsic(_StoredMask.ARGUMENTS, call_of(_StoredMask))
+"""Apply dropout to a sample with stored bits: (x, start, y, start, bits, start, size, scale)."""
 
 
 @kernel

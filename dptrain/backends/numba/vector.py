@@ -10,9 +10,10 @@ one width is never loaded for another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from inspect import Parameter, Signature
 from typing import Any, ClassVar
 
 from llvmlite import ir
@@ -233,6 +234,81 @@ class Writer:
         return loop
 
 
+def flatten_arguments(
+    context: Any, builder: ir.IRBuilder, kinds: Sequence[Any], values: Sequence[Any]
+) -> list[ir.Value]:
+    """Turn Numba's arguments into scalars and pointers.
+
+    A pair (contiguous array, start) becomes a pointer to that element; integers become int64 and
+    floats float32. Elements of tuples count as arguments.
+    """
+    flat: list[ir.Value] = []
+    rest = _ungrouped(builder, kinds, values)
+    for kind, value in rest:
+        if isinstance(kind, types.Array):
+            assert kind.layout == "C"
+            start_kind, start = next(rest)
+            start = context.cast(builder, start, start_kind, types.int64)
+            data = context.make_array(kind)(context, builder, value).data
+            flat.append(builder.gep(data, [start]))
+        else:
+            wanted = types.float32 if isinstance(kind, types.Float) else types.int64
+            flat.append(context.cast(builder, value, kind, wanted))
+    return flat
+
+
+def _ungrouped(
+    builder: ir.IRBuilder, kinds: Sequence[Any], values: Sequence[Any]
+) -> Iterator[tuple[Any, ir.Value]]:
+    """Yield types and values, of tuples those of their elements."""
+    for kind, value in zip(kinds, values, strict=True):
+        if isinstance(kind, types.BaseTuple):
+            yield from zip(kind.types, cgutils.unpack_tuple(builder, value), strict=True)
+        else:
+            yield kind, value
+
+
+Emit = Callable[[ir.IRBuilder, list[ir.Value]], None]
+"""Adds code for the arguments of `flatten_arguments`."""
+
+
+def as_intrinsic(parameters: str | Mapping[str, ir.Type], emit: Emit) -> Any:
+    """Return a function that kernels call, for code that is written as LLVM IR.
+
+    Args:
+        parameters: their names, separated by spaces, or the arguments of a `Writer`. A kernel
+            passes an array and the index of an element for a pointer. A named parameter may be a
+            tuple of several arguments.
+        emit: adds the code.
+    """
+    if isinstance(parameters, str):
+        names = parameters.split()
+    else:
+        pairs = ((n, f"{n}_start") if kind.is_pointer else (n,) for n, kind in parameters.items())
+        names = [name for pair in pairs for name in pair]
+
+    def define(typingctx, *kinds):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, values):  # type: ignore[no-untyped-def]
+            emit(builder, flatten_arguments(context, builder, sig.args, values))
+            return context.get_dummy_value()
+
+        return types.none(*kinds), codegen
+
+    # Numba checks the number of arguments by the signature.
+    positional = [Parameter(n, Parameter.POSITIONAL_ONLY) for n in ("typingctx", *names)]
+    define.__signature__ = Signature(positional)  # type: ignore[attr-defined]
+    return intrinsic(define)
+
+
+def call_of(writer: Callable[[ir.Module, int], Writer]) -> Emit:
+    """Return what calls the function of a writer with the vector width of the processor."""
+
+    def emit(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+        builder.call(writer(builder.module, compiled_registers().width).function, flat)
+
+    return emit
+
+
 class _Transpose(Writer):
     """Transpose a block of at most as many rows and columns as a vector has elements.
 
@@ -293,23 +369,19 @@ class _Transpose(Writer):
         return rows
 
 
-@intrinsic
-def _transpose_block(typingctx, source, start, row, target, target_start, target_row, high, wide):  # type: ignore[no-untyped-def]
-    """Transpose a block of `high` rows and `wide` columns."""
-    sig = types.none(source, start, row, target, target_start, target_row, high, wide)
+def _emit_transpose(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+    """Call the code for a whole block, or that for fewer rows or columns."""
+    width = compiled_registers().width
+    whole = [builder.icmp_signed("==", size, I64(width)) for size in flat[-2:]]
+    with builder.if_else(builder.and_(*whole)) as (all_elements, some_elements):
+        with all_elements:
+            builder.call(_Transpose(builder.module, width, masked=False).function, flat)
+        with some_elements:
+            builder.call(_Transpose(builder.module, width, masked=True).function, flat)
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        width = compiled_registers().width
-        flat = flatten_arguments(context, builder, sig.args, args)
-        whole = [builder.icmp_signed("==", size, I64(width)) for size in flat[-2:]]
-        with builder.if_else(builder.and_(*whole)) as (all_elements, some_elements):
-            with all_elements:
-                builder.call(_Transpose(builder.module, width, masked=False).function, flat)
-            with some_elements:
-                builder.call(_Transpose(builder.module, width, masked=True).function, flat)
-        return context.get_dummy_value()
 
-    return sig, codegen
+_transpose_block = as_intrinsic(_Transpose.ARGUMENTS, _emit_transpose)
+"""Transpose a block: (source, start, row, target, start, row, rows, columns)."""
 
 
 class _Interleave(Writer):
@@ -370,30 +442,23 @@ class _Interleave(Writer):
             self.store(result, self.at(first, I64(j * size)))
 
 
-@intrinsic
-def interleave(typingctx, source, start, pitch, target, target_start, count):  # type: ignore[no-untyped-def]
-    """target[3 i + c] = source[c · pitch + i] for c < 3, of float32 in contiguous arrays."""
-    sig = types.none(source, start, pitch, target, target_start, count)
+interleave = as_intrinsic(_Interleave.ARGUMENTS, call_of(_Interleave))
+"""target[3 i + c] = source[c · pitch + i] for c < 3, of float32 in contiguous arrays.
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        function = _Interleave(builder.module, compiled_registers().width).function
-        builder.call(function, flatten_arguments(context, builder, sig.args, args))
-        return context.get_dummy_value()
-
-    return sig, codegen
+Arguments: source, start, pitch, target, start, count.
+"""
 
 
-@intrinsic
-def copy(typingctx, source, start, target, target_start, count):  # type: ignore[no-untyped-def]
-    """Copy `count` elements of float32 between contiguous arrays that do not overlap."""
-    sig = types.none(source, start, target, target_start, count)
+def _emit_copy(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+    source, target, count = flat
+    cgutils.memcpy(builder, target, source, count)
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        source, target, count = flatten_arguments(context, builder, sig.args, args)
-        cgutils.memcpy(builder, target, source, count)
-        return context.get_dummy_value()
 
-    return sig, codegen
+copy = as_intrinsic("source start target target_start count", _emit_copy)
+"""Copy `count` elements of float32 between contiguous arrays that do not overlap.
+
+Arguments: source, start, target, start, count.
+"""
 
 
 def call_prefetch(builder: Any, pointer: ir.Value, *, cache: int, written: bool) -> None:
@@ -404,36 +469,15 @@ def call_prefetch(builder: Any, pointer: ir.Value, *, cache: int, written: bool)
     builder.call(function, [address, I32(int(written)), I32(4 - cache), I32(1)])
 
 
-def _prefetch(context: Any, builder: Any, kinds: Any, values: Any, *, written: bool) -> Any:
-    """Call LLVM's prefetch of the cache line of an element, into L1 to write it and else into L2.
+prefetch = as_intrinsic(
+    "array index", lambda builder, flat: call_prefetch(builder, flat[0], cache=2, written=False)
+)
+"""Prefetch the cache line of an element, which may be outside the array, into the L2 cache."""
 
-    Args:
-        kinds, values: array and index; the element may be outside the array.
-        written: True to remove the line from the caches of other cores.
-    """
-    (pointer,) = flatten_arguments(context, builder, kinds, values)
-    call_prefetch(builder, pointer, cache=1 if written else 2, written=written)
-    return context.get_dummy_value()
-
-
-@intrinsic
-def prefetch(typingctx, array, index):  # type: ignore[no-untyped-def]
-    """Prefetch the cache line of an element into the L2 cache."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _prefetch(context, builder, sig.args, args, written=False)
-
-    return types.none(array, index), codegen
-
-
-@intrinsic
-def prefetch_for_writing(typingctx, array, index):  # type: ignore[no-untyped-def]
-    """Prefetch the cache line of an element, and remove it from the caches of other cores."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _prefetch(context, builder, sig.args, args, written=True)
-
-    return types.none(array, index), codegen
+prefetch_for_writing = as_intrinsic(
+    "array index", lambda builder, flat: call_prefetch(builder, flat[0], cache=1, written=True)
+)
+"""Prefetch the cache line of an element, and remove it from the caches of other cores."""
 
 
 @intrinsic
@@ -462,26 +506,3 @@ def transpose(source, start, source_row, target, target_start, target_row, rows,
             s, t = start + i * source_row + j, target_start + j * target_row + i
             high, wide = min(size, rows - i), min(size, columns - j)
             _transpose_block(source, s, source_row, target, t, target_row, high, wide)
-
-
-def flatten_arguments(
-    context: Any, builder: ir.IRBuilder, kinds: Sequence[Any], values: Sequence[Any]
-) -> list[ir.Value]:
-    """Turn Numba's arguments into scalars and pointers.
-
-    A pair (contiguous array, start) becomes a pointer to that element; integers become int64 and
-    floats float32.
-    """
-    flat: list[ir.Value] = []
-    rest = iter(zip(kinds, values, strict=True))
-    for kind, value in rest:
-        if isinstance(kind, types.Array):
-            assert kind.layout == "C"
-            start_kind, start = next(rest)
-            start = context.cast(builder, start, start_kind, types.int64)
-            data = context.make_array(kind)(context, builder, value).data
-            flat.append(builder.gep(data, [start]))
-        else:
-            wanted = types.float32 if isinstance(kind, types.Float) else types.int64
-            flat.append(context.cast(builder, value, kind, wanted))
-    return flat

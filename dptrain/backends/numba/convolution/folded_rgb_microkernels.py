@@ -12,21 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
-from dptrain.backends.numba.vector import (
-    F32,
-    F32P,
-    F64,
-    I8,
-    I8P,
-    I32,
-    I64,
-    Writer,
-    flatten_arguments,
-)
+from dptrain.backends.numba.vector import F32, F32P, F64, I8, I8P, I32, I64, Writer, as_intrinsic
 
 SIDE, CHANNELS, WINDOW = 3, 3, 2
 """Rows and columns of a filter, channels of a pixel, and rows and columns of a window."""
@@ -195,52 +183,26 @@ class _FoldedGradients(_FoldedRow):
         return self.shuffle(lanes, lanes, [lane // 2 for lane in range(LANES)])
 
 
-def _call(
-    context: Any, builder: ir.IRBuilder, kinds: Any, values: Any, writer: type[_FoldedRow]
-) -> Any:
-    """Call the function of a writer with Numba's arguments."""
-    builder.call(
-        writer(builder.module).function, flatten_arguments(context, builder, kinds, values)
-    )
-    return context.get_dummy_value()
+def _row_of_windows(writer: type[_FoldedRow]) -> Any:
+    """Return the function that calls the code of a row of windows."""
+
+    def emit(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+        builder.call(writer(builder.module).function, flat)
+
+    return as_intrinsic(writer.arguments, emit)
 
 
-# fmt: off
-@intrinsic
-def multiply_folded(  # type: ignore[no-untyped-def]
-    typingctx, x, x_start, row, folded, folded_start, y, y_start, argmax, argmax_start, windows
-):
-    """Compute convolution, ReLU and max pooling of a row of windows, at least `WINDOWS`.
+multiply_folded = _row_of_windows(_FoldedConvolution)
+"""Compute convolution, ReLU and max pooling of a row of windows, at least `WINDOWS`.
 
-    Args:
-        x: padded pixels from the first window on, with rows of `row` elements.
-        folded: folded weights (15, 16), and the bias in every second element of the next 16.
-        y, argmax: results of the first window.
-        windows: number of windows.
-    """
-    sig = types.none(
-        x, x_start, row, folded, folded_start, y, y_start, argmax, argmax_start, windows
-    )
+Arguments: (x, start, row, folded, start, y, start, argmax, start, windows), of which
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, _FoldedConvolution)
+- x are padded pixels from the first window on, with rows of `row` elements,
+- folded are the folded weights (15, 16), and the bias in every second element of the next 16,
+- y, argmax are the results of the first window.
+"""
 
-    return sig, codegen
-
-
-@intrinsic
-def add_folded_gradients(  # type: ignore[no-untyped-def]
-    typingctx, x, x_start, row, folded, folded_start, dy, dy_start, argmax, argmax_start, windows
-):
-    """Add the gradients of folded weights (15, 16) and of the bias, from element 240 on, for a row
-    of windows; the other arguments are those of `multiply_folded`.
-    """
-    sig = types.none(
-        x, x_start, row, folded, folded_start, dy, dy_start, argmax, argmax_start, windows
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, _FoldedGradients)
-
-    return sig, codegen
-# fmt: on
+add_folded_gradients = _row_of_windows(_FoldedGradients)
+"""Add the gradients of folded weights (15, 16) and of the bias, from element 240 on, for a row of
+windows. The arguments are those of `multiply_folded`, with dy instead of y.
+"""

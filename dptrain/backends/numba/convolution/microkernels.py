@@ -32,9 +32,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from dptrain.backends.numba.vector import (
     F32,
@@ -45,8 +42,8 @@ from dptrain.backends.numba.vector import (
     I64,
     LINE,
     Writer,
+    as_intrinsic,
     compiled_registers,
-    flatten_arguments,
 )
 
 NO_LOWER_BOUND = np.float32(-np.inf)
@@ -519,15 +516,25 @@ class _Product(Writer):
 
     def __init__(self, module: ir.Module, kind: str) -> None:
         self.registers, self.kind = compiled_registers(), kind
-        self.tile = _Ahead if kind == "ahead" else Tile
+        self.tile, self.full_tile = self.tiles_of(kind)
+        name, arguments = f"dptrain_product_{kind}", self.arguments_of(kind)
+        super().__init__(module, name, arguments, self.registers.width)
+
+    @staticmethod
+    def tiles_of(kind: str) -> tuple[type[Tile], type[_Regular]]:
+        """Return the tiles of a kind, and those of full height."""
         tiles: Mapping[str, type[_Regular]] = {
             "plain": _Plain,
             "panel": _Panel,
             "streaming": _Streaming,
         }
-        self.full_tile = tiles.get(kind, _Regular)
-        arguments = {**self.tile.arguments, **self.full_tile.arguments, "run": I64}
-        super().__init__(module, f"dptrain_product_{kind}", arguments, self.registers.width)
+        return _Ahead if kind == "ahead" else Tile, tiles.get(kind, _Regular)
+
+    @classmethod
+    def arguments_of(cls, kind: str) -> Mapping[str, ir.Type]:
+        """Return the names and types of the arguments of a kind."""
+        tile, full_tile = cls.tiles_of(kind)
+        return {**tile.arguments, **full_tile.arguments, "run": I64}
 
     def write(self) -> None:
         b, args, width = self.builder, self.args, self.registers.width
@@ -692,154 +699,98 @@ class _Product(Writer):
         self.loop(first, self.args["rows"], [], tile, step=self.registers.heights[0])
 
 
-def _call(context: Any, builder: Any, kinds: Any, values: Any, kind: str) -> Any:
-    """Call a product with grouped arguments; `lower_bound` and the run are not grouped."""
-    flat_kinds: list[Any] = []
-    flat: list[ir.Value] = []
-    for group, value in zip(kinds, values, strict=True):
-        grouped = isinstance(group, types.BaseTuple)
-        flat_kinds += group.types if grouped else [group]
-        flat += cgutils.unpack_tuple(builder, value) if grouped else [value]
-    flat = flatten_arguments(context, builder, flat_kinds, flat)
-    if kind in _ANY:
-        flat.append(I64(1))
-    builder.call(_Product(builder.module, kind).function, flat)
-    return context.get_dummy_value()
-
-
-@intrinsic
-def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound):  # type: ignore[no-untyped-def]
-    """C = max(lower_bound, D + A·B) with any number of rows, steps and columns; see the module.
+def _product(kind: str, last: str = "") -> Any:
+    """Return the function for a kind of product.
 
     Args:
-        a, c: (contiguous array, start).
-        a_rows, a_steps, c_rows: (table, first entry, multiplier).
-        b, d: (contiguous array, start, distance of steps or rows).
-        shape: (rows, steps, columns).
-        lower_bound: float32.
+        kind: see `_Product`.
+        last: parameters after those of `multiply`.
     """
-    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound)
+    more = [I64(1)] if kind in _ANY else []
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, "any")
+    def emit(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+        builder.call(_Product(builder.module, kind).function, [*flat, *more])
 
-    return sig, codegen
-
-
-@intrinsic
-def multiply_ahead(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, ahead):  # type: ignore[no-untyped-def]
-    """Compute `multiply` and prefetch from `ahead`, (contiguous array, start)."""
-    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, ahead)
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, "ahead")
-
-    return sig, codegen
+    parameters = "a a_rows a_steps b d c c_rows shape lower_bound"
+    return as_intrinsic(f"{parameters} {last}".rstrip(), emit)
 
 
-@intrinsic
-def multiply_spaced(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, run):  # type: ignore[no-untyped-def]
-    """Compute `multiply` for rows of C at equal distances and rows of A at equal distances in each
-    run.
+_OMITTED = ("d", "d_row", "lower_bound")
+
+
+def _plain_product(kind: str, last: str) -> Any:
+    """Return the function for a kind of product without D and lower bound.
 
     Args:
-        run: rows of a run; all runs have the same distance.
+        kind: see `_Product`.
+        last: the last parameter.
     """
-    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, run)
+    names = list(_Product.arguments_of(kind))
+    given = [name for name in names if name not in _OMITTED]
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, "spaced")
+    def emit(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+        values = dict(zip(given, flat, strict=True))
+        # D is unused; any array serves.
+        values |= {"d": values["c"], "d_row": I64(-1), "lower_bound": F32(-np.inf)}
+        builder.call(_Product(builder.module, kind).function, [values[name] for name in names])
 
-    return sig, codegen
-
-
-@intrinsic
-def multiply_streaming(  # type: ignore[no-untyped-def]
-    typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, stream, run
-):
-    """Compute `multiply_spaced`, and prefetch C and what later products read.
-
-    Args:
-        stream: (contiguous array, start, elements from one register tile to the next, elements from
-            one step to the next). Each step of each full tile prefetches one cache line.
-        run: as above.
-    """
-    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, stream, run)
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, "streaming")
-
-    return sig, codegen
+    return as_intrinsic(f"a a_rows a_steps b c c_rows shape {last}", emit)
 
 
-def _call_plain(context: Any, builder: Any, kinds: Any, values: Any, kind: str) -> Any:
-    """Call a product without D and lower bound."""
-    *first, c_kind, rows_kind, shape_kind, last_kind = kinds
-    *given, c, rows, shape, last = values
-    bound = types.float32, context.get_constant(types.float32, -np.inf)
-    # D is unused; any array serves.
-    d_kind = types.Tuple((*c_kind.types, types.int64))
-    no_d = context.get_constant(types.int64, -1)
-    d = context.make_tuple(builder, d_kind, [*cgutils.unpack_tuple(builder, c), no_d])
-    kinds = [*first, d_kind, c_kind, rows_kind, shape_kind, bound[0], last_kind]
-    return _call(context, builder, kinds, [*given, d, c, rows, shape, bound[1], last], kind)
+multiply = _product("any")
+"""C = max(lower_bound, D + A·B) with any number of rows, steps and columns; see the module.
+
+Arguments: (a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound), of which
+
+- a, c are (contiguous array, start),
+- a_rows, a_steps, c_rows are (table, first entry, multiplier),
+- b, d are (contiguous array, start, distance of steps or rows),
+- shape is (rows, steps, columns), and lower_bound is float32.
+"""
+
+multiply_ahead = _product("ahead", "ahead")
+"""Compute `multiply`, and prefetch from one more argument, (contiguous array, start)."""
+
+multiply_spaced = _product("spaced", "run")
+"""Compute `multiply` for rows of C at equal distances and rows of A at equal distances in each run.
+
+One more argument: rows of a run; all runs have the same distance.
+"""
+
+multiply_adjacent = _product("adjacent", "run")
+"""Compute `multiply_spaced` for rows of A that are adjacent in each run."""
+
+multiply_streaming = _product("streaming", "stream run")
+"""Compute `multiply_spaced`, and prefetch C and what later products read.
+
+One more argument before that of `multiply_spaced`: (contiguous array, start, elements from one
+register tile to the next, elements from one step to the next). Each step of each full tile
+prefetches one cache line.
+"""
+
+multiply_plain = _plain_product("plain", "run")
+"""C = A·B with rows as in `multiply_spaced`: (a, a_rows, a_steps, b, c, c_rows, shape, run)."""
+
+multiply_panel = _plain_product("panel", "next_and_run")
+"""Compute `multiply_plain` and prefetch the next panel of B into the L2 cache.
+
+The table of the steps of A is 0, 1, 2, …. If the last columns fit half a vector, B and C have all
+columns of this half. The last argument is (elements from a row of B to the same row of the next
+panel, run).
+"""
 
 
-@intrinsic
-def multiply_plain(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, run):  # type: ignore[no-untyped-def]
-    """C = A·B with rows as in `multiply_spaced`."""
-    sig = types.none(a, a_rows, a_steps, b, c, c_rows, shape, run)
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call_plain(context, builder, sig.args, args, "plain")
-
-    return sig, codegen
+def _emit_in_place(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+    builder.call(_InPlaceProduct(builder.module).function, flat)
 
 
-@intrinsic
-def multiply_panel(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, next_and_run):  # type: ignore[no-untyped-def]
-    """Compute `multiply_plain` and prefetch the next panel of B into the L2 cache.
+multiply_in_place = as_intrinsic(_InPlaceProduct.arguments, _emit_in_place)
+"""Replace A (rows, steps) by A·B, of B (steps, columns).
 
-    The table of the steps of A is 0, 1, 2, …. If the last columns fit half a vector, B and C have
-    all columns of this half.
+Arguments: (a, start, pitch, b, start, columns, rows, steps), of which
 
-    Args:
-        next_and_run: (elements from a row of B to the same row of the next panel, run).
-    """
-    sig = types.none(a, a_rows, a_steps, b, c, c_rows, shape, next_and_run)
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call_plain(context, builder, sig.args, args, "panel")
-
-    return sig, codegen
-
-
-@intrinsic
-def multiply_in_place(typingctx, a, start, pitch, b, b_start, columns, rows, steps):  # type: ignore[no-untyped-def]
-    """Replace A (rows, steps) by A·B, of B (steps, columns).
-
-    Args:
-        a, b: contiguous arrays, and the starts of the matrices.
-        pitch: distance of the rows of A, at least `columns`.
-        columns: of B, one or two whole vectors.
-        rows, steps: their numbers. Rows are computed up to a multiple of `ROW_GROUP`.
-    """
-    kinds = a, start, pitch, b, b_start, columns, rows, steps
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        flat = flatten_arguments(context, builder, sig.args, args)
-        builder.call(_InPlaceProduct(builder.module).function, flat)
-        return context.get_dummy_value()
-
-    return types.none(*kinds), codegen
-
-
-@intrinsic
-def multiply_adjacent(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, run):  # type: ignore[no-untyped-def]
-    """Compute `multiply_spaced` for rows of A that are adjacent in each run."""
-    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, run)
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, "adjacent")
-
-    return sig, codegen
+- a, b are contiguous arrays, followed by the starts of the matrices,
+- pitch is the distance of the rows of A, at least `columns`,
+- columns, of B, are one or two whole vectors,
+- rows are computed up to a multiple of `ROW_GROUP`.
+"""

@@ -8,11 +8,10 @@ computed in registers, so the convolution's output is never stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dptrain.backends.numba.convolution.microkernels import Tile
@@ -24,8 +23,8 @@ from dptrain.backends.numba.vector import (
     I32P,
     I64,
     Writer,
+    as_intrinsic,
     compiled_registers,
-    flatten_arguments,
 )
 
 SIDE = 2
@@ -189,28 +188,19 @@ def fewest_windows(typingctx):  # type: ignore[no-untyped-def]
     return types.int64(), codegen
 
 
-@intrinsic
-def multiply_pooled(typingctx, a, distances, a_steps, b, bias, y, argmax, shape):  # type: ignore[no-untyped-def]
-    """Compute convolution, ReLU and max pooling for one row of adjacent 2 × 2 windows.
+def _emit_row(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+    builder.call(_Row(builder.module).function, flat)
 
-    Args:
-        a: (contiguous array, start) of the first pixel's patch.
-        distances: (distance of the patch of the pixel below, of the next pixel in the row).
-        a_steps: (table, first entry, multiplier).
-        b: (contiguous array, start, K): steps by K columns.
-        bias, y, argmax: (contiguous array, start).
-        shape: (steps, columns to compute, windows); windows is at least `fewest_windows`.
-    """
-    sig = types.none(a, distances, a_steps, b, bias, y, argmax, shape)
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        kinds: list[Any] = []
-        flat: list[ir.Value] = []
-        for group, value in zip(sig.args, args, strict=True):
-            kinds += group.types
-            flat += cgutils.unpack_tuple(builder, value)
-        flat = flatten_arguments(context, builder, kinds, flat)
-        builder.call(_Row(builder.module).function, flat)
-        return context.get_dummy_value()
+multiply_pooled = as_intrinsic("a distances a_steps b bias y argmax shape", _emit_row)
+"""Compute convolution, ReLU and max pooling for one row of adjacent 2 × 2 windows.
 
-    return sig, codegen
+Arguments: (a, distances, a_steps, b, bias, y, argmax, shape), of which
+
+- a is (contiguous array, start) of the first pixel's patch,
+- distances is (distance of the patch of the pixel below, of the next pixel in the row),
+- a_steps is (table, first entry, multiplier),
+- b is (contiguous array, start, K): steps by K columns,
+- bias, y, argmax are (contiguous array, start),
+- shape is (steps, columns to compute, windows); windows is at least `fewest_windows`.
+"""

@@ -24,8 +24,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from dptrain.backends.numba.convolution.winograd_transforms import (
     MATRICES,
@@ -43,8 +41,9 @@ from dptrain.backends.numba.vector import (
     I32,
     I64,
     Writer,
+    as_intrinsic,
+    call_of,
     compiled_registers,
-    flatten_arguments,
 )
 
 CHANNELS = 3
@@ -377,26 +376,14 @@ class _Unpooling(_PooledRows):
         return [total]
 
 
-def _call(writer: type[_RgbTransform], kinds: Sequence[Any]) -> Any:
-    """Return signature and code generator of an intrinsic that calls the function of `writer`."""
+def _for_filters(writer: type[_RgbTransform]) -> Any:
+    """Return the function of a transform whose last argument is the number of filters.
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        flat = flatten_arguments(context, builder, sig.args, args)
-        builder.call(writer(builder.module, compiled_registers().width).function, flat)
-        return context.get_dummy_value()
-
-    return types.none(*kinds), codegen
-
-
-def _call_for_filters(writer: type[_RgbTransform], kinds: Sequence[Any]) -> Any:
-    """As `_call`; the last argument is the number of filters from which the width follows.
-
-    At most half a vector of filters is processed in vectors of half the width, which take half of
-    the time on processors that split wide vectors.
+    The width follows from it: at most half a vector of filters is processed in vectors of half the
+    width, which take half of the time on processors that split wide vectors.
     """
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        flat = flatten_arguments(context, builder, sig.args, args)
+    def emit(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
         width, columns = compiled_registers().width, flat[-1]
 
         def call(width: int, masked: bool) -> None:
@@ -412,78 +399,43 @@ def _call_for_filters(writer: type[_RgbTransform], kinds: Sequence[Any]) -> Any:
                         call(width // 2, True)
                     with many:
                         call(width, True)
-        return context.get_dummy_value()
 
-    return types.none(*kinds), codegen
-
-
-# fmt: off
-@intrinsic
-def transform_rgb_inputs(typingctx, x, x_start, row, mixed, mixed_start, pitch, v, v_start, tiles):  # type: ignore[no-untyped-def]
-    """Compute Bᵀ x B of a row of tiles.
-
-    Args:
-        x: padded maps; the first of six rows begins at `x_start`, and `row` is the row stride.
-        mixed: scratch of six rows of `pitch` elements, a multiple of the vector width.
-        v: transformed inputs.
-        tiles: number of tiles.
-    """
-    return _call(_Inputs, (x, x_start, row, mixed, mixed_start, pitch, v, v_start, tiles))
+    return as_intrinsic(writer.ARGUMENTS, emit)
 
 
-@intrinsic
-def transform_product_columns(  # type: ignore[no-untyped-def]
-    typingctx, u, u_start, filters, v, v_start, intermediates, start, tiles, columns,
-):
-    """Compute Aᵀ (U ⊙ V) for a vector of filters, whose weights begin at `u_start`.
+transform_rgb_inputs = as_intrinsic(_Inputs.ARGUMENTS, call_of(_Inputs))
+"""Compute Bᵀ x B of a row of tiles: (x, start, row, mixed, start, pitch, v, start, tiles), of which
 
-    Args:
-        filters: row stride of the weights, whose rows have whole vectors.
-        columns: filters of the vector that exist; so in the functions below.
-    """
-    return _call_for_filters(
-        _ProductColumns,
-        (u, u_start, filters, v, v_start, intermediates, start, tiles, columns),
-    )
+- x are padded maps; the first of six rows begins at its start, and `row` is the row stride,
+- mixed is scratch of six rows of `pitch` elements, a multiple of the vector width,
+- v are the transformed inputs,
+- tiles is the number of tiles.
+"""
 
+transform_product_columns = _for_filters(_ProductColumns)
+"""Compute Aᵀ (U ⊙ V) for a vector of filters.
 
-@intrinsic
-def add_weight_gradients(  # type: ignore[no-untyped-def]
-    typingctx, sums, s_start, filters, v, v_start, intermediates, start, tiles, columns,
-):
-    """Add V ⊙ (A · intermediates) to the sums of a vector of filters, from `s_start`."""
-    return _call_for_filters(
-        _GradientSums,
-        (sums, s_start, filters, v, v_start, intermediates, start, tiles, columns),
-    )
+Arguments: (u, start, filters, v, start, intermediates, start, tiles, columns); `filters` is the row
+stride of the weights, whose rows have whole vectors, and `columns` are the filters of the vector
+that exist, also in the functions below.
+"""
 
+add_weight_gradients = _for_filters(_GradientSums)
+"""Add V ⊙ (A · intermediates) to the sums of a vector of filters.
 
-@intrinsic
-def transform_rows_and_pool(  # type: ignore[no-untyped-def]
-    typingctx, intermediates, start, y, y_start, argmax, argmax_start, b, b_start,
-    filters, line, rows, windows, columns,
-):
-    """Compute y and argmax of a vector of filters: intermediates · A, bias, ReLU, max pooling.
+Arguments: (sums, start, filters, v, start, intermediates, start, tiles, columns).
+"""
 
-    Args:
-        line: row stride of y.
-        rows: rows of windows that exist, 1 or 2.
-        windows: windows of a row.
-    """
-    return _call_for_filters(_MaxPooling, (
-        intermediates, start, y, y_start, argmax, argmax_start, b, b_start,
-        filters, line, rows, windows, columns,
-    ))
+transform_rows_and_pool = _for_filters(_MaxPooling)
+"""Compute y and argmax of a vector of filters: intermediates · A, bias, ReLU, max pooling.
 
+Arguments: (intermediates, start, y, start, argmax, start, b, start, filters, line, rows, windows,
+columns); `line` is the row stride of y, `rows` are the rows of windows that exist, 1 or 2, and
+`windows` are the windows of a row.
+"""
 
-@intrinsic
-def unpool_and_transform_rows(  # type: ignore[no-untyped-def]
-    typingctx, intermediates, start, dy, dy_start, argmax, argmax_start, db, db_start,
-    filters, line, rows, windows, columns,
-):
-    """Compute dz · Aᵀ for a vector of filters; dz is unpooled dy. Add the sum of dz to db."""
-    return _call_for_filters(_Unpooling, (
-        intermediates, start, dy, dy_start, argmax, argmax_start, db, db_start,
-        filters, line, rows, windows, columns,
-    ))
-# fmt: on
+unpool_and_transform_rows = _for_filters(_Unpooling)
+"""Compute dz · Aᵀ for a vector of filters; dz is unpooled dy. Add the sum of dz to db.
+
+Arguments: those of `transform_rows_and_pool`, with dy and db instead of y and b.
+"""

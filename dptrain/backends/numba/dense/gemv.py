@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from dptrain.backends.numba.vector import (
     AVX512,
@@ -20,8 +18,8 @@ from dptrain.backends.numba.vector import (
     I64,
     LINE,
     Writer,
-    compiled_registers,
-    flatten_arguments,
+    as_intrinsic,
+    call_of,
 )
 
 AHEAD = 1024
@@ -142,24 +140,10 @@ class _Row(Writer):
                 self._call(args, i + 1)
 
 
-# fmt: off
-@intrinsic
-def multiply_row(  # type: ignore[no-untyped-def]
-    typingctx, x, x_start, w, w_start, d, d_start, y, y_start, inputs, outputs, columns, lower_bound
-):
-    """y = max(lower_bound, d + x w) for the first `columns` elements of the rows of w.
+multiply_row = as_intrinsic(_ARGUMENTS, call_of(_Row))
+"""y = max(lower_bound, d + x w) for the first `columns` elements of the rows of w.
 
-    x, w (inputs, outputs), d and y are contiguous float32 arrays. The bits are those of the
-    register tiles (`microkernels`): products are added one after another to 0, and their sum to d.
-    """
-    sig = types.none(
-        x, x_start, w, w_start, d, d_start, y, y_start, inputs, outputs, columns, lower_bound
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        function = _Row(builder.module, compiled_registers().width).function
-        builder.call(function, flatten_arguments(context, builder, sig.args, args))
-        return context.get_dummy_value()
-
-    return sig, codegen
-# fmt: on
+x, w (inputs, outputs), d and y are contiguous float32 arrays, each followed by its start. The bits
+are those of the register tiles (`microkernels`): products are added one after another to 0, and
+their sum to d.
+"""

@@ -23,16 +23,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from dptrain.backends.numba.vector import (
-    F32P,
-    I64,
-    Writer,
-    compiled_registers,
-    flatten_arguments,
-)
+from dptrain.backends.numba.vector import F32P, I64, Writer, as_intrinsic, compiled_registers
 
 BLOCK = 4
 """Largest number of vectors of a block. With fewer vectors, several pixels are processed at a time,
@@ -253,79 +245,29 @@ class _Blocks(Writer):
         return call
 
 
-def _call(
-    context: Any, builder: Any, kinds: Sequence[Any], values: Sequence[Any], kind: type[_Pass]
-) -> Any:
-    """Call the variant of a pass that the last argument selects."""
-    *flat, variant = flatten_arguments(context, builder, kinds, values)
-    for number in range(kind.variants):
-        with builder.if_then(builder.icmp_signed("==", variant, I64(number))):
-            blocks = _Blocks(builder.module, compiled_registers().width, kind, number)
-            builder.call(blocks.function, [*flat, I64(0)])
-    return context.get_dummy_value()
+def _pass(kind: type[_Pass]) -> Any:
+    """Return the function that calls the variant of a pass that its last argument selects."""
+
+    def emit(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+        *values, variant = flat
+        for number in range(kind.variants):
+            with builder.if_then(builder.icmp_signed("==", variant, I64(number))):
+                blocks = _Blocks(builder.module, compiled_registers().width, kind, number)
+                builder.call(blocks.function, [*values, I64(0)])
+
+    arguments = {**kind.arguments(), "variant": I64}
+    del arguments["count"]  # Of the channels of a block.
+    return as_intrinsic(arguments, emit)
 
 
-# fmt: off
-@intrinsic
-def sum_deviations(  # type: ignore[no-untyped-def]
-    typingctx, x, x_start, table, table_start, sums, sums_start, pixels, channels, variant,
-):
-    """Store Σ (x − s) and Σ (x − s)² in two rows of sums; `table` has the row s."""
-    sig = types.none(x, x_start, table, table_start, sums, sums_start, pixels, channels, variant)
+sum_deviations = _pass(_Deviations)
+"""Store Σ (x − s) and Σ (x − s)² in two rows of sums; `table` has the row s."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, _Deviations)
+normalise = _pass(_Normalise)
+"""Store y; the variant has the bits `RELU` and `SUM`, and `table` has the rows m, a, b."""
 
-    return sig, codegen
+sum_gradients = _pass(_Gradients)
+"""Store Σ dz and Σ dz (x − m) in two rows of sums; `table` has the rows m, a, b."""
 
-
-@intrinsic
-def normalise(  # type: ignore[no-untyped-def]
-    typingctx, x, x_start, x2, x2_start, y, y_start, table, table_start, sums, sums_start,
-    pixels, channels, variant,
-):
-    """Store y; the variant has the bits `RELU` and `SUM`, and `table` has the rows m, a, b."""
-    sig = types.none(
-        x, x_start, x2, x2_start, y, y_start, table, table_start, sums, sums_start,
-        pixels, channels, variant,
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, _Normalise)
-
-    return sig, codegen
-
-
-@intrinsic
-def sum_gradients(  # type: ignore[no-untyped-def]
-    typingctx, x, x_start, dy, dy_start, y, y_start, dx2, dx2_start, table, table_start,
-    sums, sums_start, pixels, channels, variant,
-):
-    """Store Σ dz and Σ dz (x − m) in two rows of sums; `table` has the rows m, a, b."""
-    sig = types.none(
-        x, x_start, dy, dy_start, y, y_start, dx2, dx2_start, table, table_start,
-        sums, sums_start, pixels, channels, variant,
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, _Gradients)
-
-    return sig, codegen
-
-
-@intrinsic
-def propagate(  # type: ignore[no-untyped-def]
-    typingctx, x, x_start, dy, dy_start, dx, dx_start, table, table_start, sums, sums_start,
-    pixels, channels, variant,
-):
-    """Store dx; `table` has the rows m, a, b, p, q, r."""
-    sig = types.none(
-        x, x_start, dy, dy_start, dx, dx_start, table, table_start, sums, sums_start,
-        pixels, channels, variant,
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, _Propagate)
-
-    return sig, codegen
-# fmt: on
+propagate = _pass(_Propagate)
+"""Store dx; `table` has the rows m, a, b, p, q, r."""

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.vector import (
@@ -24,8 +22,8 @@ from dptrain.backends.numba.vector import (
     I32,
     I64,
     Writer,
+    as_intrinsic,
     compiled_registers,
-    flatten_arguments,
 )
 from dptrain.native.jit import inlined, kernel
 
@@ -370,48 +368,32 @@ class _Calls:
 _NUMBERS = ("pixels", "channels", "stride", "radius", "bias", "alpha", "beta")
 
 
-# fmt: off
-@intrinsic
-def _normalise(  # type: ignore[no-untyped-def]
-    typingctx, x, x_start, y, y_start, rows, rows_start, length,
-    pixels, channels, stride, radius, bias, alpha, beta,
-):
-    """Compute y of a tile of pixels."""
-    sig = types.none(
-        x, x_start, y, y_start, rows, rows_start, length,
-        pixels, channels, stride, radius, bias, alpha, beta,
-    )
+def _passes(
+    arrays: Sequence[str],
+    sizes: Sequence[str],
+    single: type[_Pass],
+    passes: Sequence[type[_Pass]],
+) -> Any:
+    """Return the function that runs passes over a tile of pixels."""
+    # The types of numbers do not matter here.
+    arguments = {**dict.fromkeys(arrays, F32P), **dict.fromkeys((*sizes, *_NUMBERS), I64)}
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        names = ("x", "y", "rows", "length", *_NUMBERS)
-        flat = flatten_arguments(context, builder, sig.args, args)
-        calls = _Calls(builder, dict(zip(names, flat, strict=True)))
-        calls.run(_SinglePassForward, (_Squares, _Forward))
-        return context.get_dummy_value()
+    def emit(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+        _Calls(builder, dict(zip(arguments, flat, strict=True))).run(single, passes)
 
-    return sig, codegen
+    return as_intrinsic(arguments, emit)
 
 
-@intrinsic
-def _differentiate(  # type: ignore[no-untyped-def]
-    typingctx, x, x_start, dy, dy_start, dx, dx_start, rows, rows_start, length, shared,
-    pixels, channels, stride, radius, bias, alpha, beta,
-):
-    """Compute dx of a tile of pixels."""
-    sig = types.none(
-        x, x_start, dy, dy_start, dx, dx_start, rows, rows_start, length, shared,
-        pixels, channels, stride, radius, bias, alpha, beta,
-    )
+_normalise = _passes(("x", "y", "rows"), ("length",), _SinglePassForward, (_Squares, _Forward))
+"""Compute y of a tile of pixels."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        flat = flatten_arguments(context, builder, sig.args, args)
-        names = ("x", "dy", "dx", "rows", "length", "shared", *_NUMBERS)
-        calls = _Calls(builder, dict(zip(names, flat, strict=True)))
-        calls.run(_SinglePassBackward, (_Squares, _Terms, _Gradient))
-        return context.get_dummy_value()
-
-    return sig, codegen
-# fmt: on
+_differentiate = _passes(
+    ("x", "dy", "dx", "rows"),
+    ("length", "shared"),
+    _SinglePassBackward,
+    (_Squares, _Terms, _Gradient),
+)
+"""Compute dx of a tile of pixels."""
 
 
 @inlined

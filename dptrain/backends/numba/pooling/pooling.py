@@ -11,18 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from dptrain.backends.numba.vector import (
-    F32P,
-    I32,
-    I64,
-    Writer,
-    compiled_registers,
-    flatten_arguments,
-)
+from dptrain.backends.numba.vector import F32P, I32, I64, Writer, as_intrinsic, compiled_registers
 from dptrain.native.jit import inlined, kernel
 
 Array = NDArray[Any]
@@ -151,74 +142,40 @@ _SHAPE = (
 )  # fmt: skip
 
 
-def _call(
-    context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Grid], sizes: Any
-) -> Any:
-    """Call the unrolled code for a grid of one of `sizes`, or the code for any size."""
-    args = flatten_arguments(context, builder, kinds, values)
-    pointers = len(writer.outputs) + len(writer.inputs)
-    args[:pointers] = [builder.bitcast(pointer, F32P) for pointer in args[:pointers]]
-    rows, columns = args[pointers : pointers + 2]
-    width = compiled_registers().width
+def _grid(writer: type[_Grid], sizes: Sequence[tuple[int, int]]) -> Any:
+    """Return the function that calls the unrolled code for a grid of one of `sizes`, or any."""
+    pointers = (*writer.outputs, *writer.inputs)
 
-    def choose(sizes: Any) -> None:
-        if not sizes:
-            builder.call(writer(builder.module, width, None).function, args)
-            return
-        fits = [
-            builder.icmp_signed("==", n, I64(m))
-            for n, m in zip((rows, columns), sizes[0], strict=True)
-        ]
-        with builder.if_else(builder.and_(*fits)) as (then, otherwise):
-            with then:
-                builder.call(writer(builder.module, width, sizes[0]).function, args)
-            with otherwise:
-                choose(sizes[1:])
+    def emit(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
+        args = [builder.bitcast(pointer, F32P) for pointer in flat[: len(pointers)]]
+        args += flat[len(pointers) :]
+        rows, columns = flat[len(pointers) : len(pointers) + 2]
+        width = compiled_registers().width
 
-    choose(sizes)
-    return context.get_dummy_value()
+        def choose(sizes: Sequence[tuple[int, int]]) -> None:
+            if not sizes:
+                builder.call(writer(builder.module, width, None).function, args)
+                return
+            fits = [
+                builder.icmp_signed("==", n, I64(m))
+                for n, m in zip((rows, columns), sizes[0], strict=True)
+            ]
+            with builder.if_else(builder.and_(*fits)) as (then, otherwise):
+                with then:
+                    builder.call(writer(builder.module, width, sizes[0]).function, args)
+                with otherwise:
+                    choose(sizes[1:])
 
+        choose(sizes)
 
-# fmt: off
-@intrinsic
-def _largest(  # type: ignore[no-untyped-def]
-    typingctx, y, y_start, argmax, argmax_start, x, x_start,
-    rows, columns, position, down, across, row, channels, count,
-    output_stride, input_stride,
-):
-    """Store the largest elements of consecutive windows and their positions."""
-    sig = types.none(
-        y, y_start, argmax, argmax_start, x, x_start,
-        rows, columns, position, down, across, row, channels, count,
-    output_stride, input_stride,
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        sizes = ((3, 3), (2, 2), (2, 3), (3, 2))
-        return _call(context, builder, sig.args, args, _Largest, sizes)
-
-    return sig, codegen
+    return as_intrinsic({**dict.fromkeys(pointers, F32P), **dict.fromkeys(_SHAPE, I64)}, emit)
 
 
-@intrinsic
-def _gather(  # type: ignore[no-untyped-def]
-    typingctx, dx, dx_start, dy, dy_start, argmax, argmax_start,
-    rows, columns, position, down, across, row, channels, count,
-    output_stride, input_stride,
-):
-    """Store the gradients of pixels that are in the same number of windows."""
-    sig = types.none(
-        dx, dx_start, dy, dy_start, argmax, argmax_start,
-        rows, columns, position, down, across, row, channels, count,
-    output_stride, input_stride,
-    )
+_largest = _grid(_Largest, ((3, 3), (2, 2), (2, 3), (3, 2)))
+"""Store the largest elements of consecutive windows and their positions."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        sizes = ((1, 1), (1, 2), (2, 1), (2, 2))
-        return _call(context, builder, sig.args, args, _Gather, sizes)
-
-    return sig, codegen
-# fmt: on
+_gather = _grid(_Gather, ((1, 1), (1, 2), (2, 1), (2, 2)))
+"""Store the gradients of pixels that are in the same number of windows."""
 
 
 @kernel

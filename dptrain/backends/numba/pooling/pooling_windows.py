@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from dptrain.backends.numba.vector import (
     F32,
@@ -22,8 +20,8 @@ from dptrain.backends.numba.vector import (
     I32,
     I64,
     Writer,
+    as_intrinsic,
     compiled_registers,
-    flatten_arguments,
 )
 
 NO_GRADIENT = 255
@@ -210,79 +208,50 @@ class _Scatter(_Windows):
         return [total]
 
 
-def _call(context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Windows]) -> Any:
-    """Call the function for whole vectors of channels and then for the remaining channels.
+def _windows(writer: type[_Windows]) -> Any:
+    """Return the function for whole vectors of channels and then for the remaining channels.
 
     Complete windows of a usual size have unrolled code: 2 × 2 pooling became three times as fast.
     """
-    args = flatten_arguments(context, builder, kinds, values)
-    by_name = dict(zip((*writer.arrays, *_SHAPE), args, strict=True))
-    width = compiled_registers().width
-    left = builder.srem(by_name["channels"], I64(width))
+    arguments = {**writer.arrays, **_SHAPE}
 
-    def call_size(size: tuple[int, int] | None) -> None:
-        builder.call(writer(builder.module, width, size, False).function, args)
-        with builder.if_then(builder.icmp_signed("!=", left, I64(0)), likely=False):
-            builder.call(writer(builder.module, width, size, True).function, args)
+    def emit(builder: ir.IRBuilder, args: list[ir.Value]) -> None:
+        by_name, width = dict(zip(arguments, args, strict=True)), compiled_registers().width
+        left = builder.srem(by_name["channels"], I64(width))
 
-    def call(sides: Sequence[int]) -> None:
-        if not sides:
-            call_size(None)
-            return
-        side = sides[0]
-        wanted = {"first": 0, "last": side, "begin": 0, "end": side, "width": side}
-        if "add" in by_name:
-            wanted["add"] = 0
-        usual = ir.IntType(1)(1)
-        for name, value in wanted.items():
-            usual = builder.and_(usual, builder.icmp_signed("==", by_name[name], I64(value)))
-        with builder.if_else(usual, likely=True) as (unrolled, others):
-            with unrolled:
-                call_size((side, side))
-            with others:
-                call(sides[1:])
+        def call_size(size: tuple[int, int] | None) -> None:
+            builder.call(writer(builder.module, width, size, False).function, args)
+            with builder.if_then(builder.icmp_signed("!=", left, I64(0)), likely=False):
+                builder.call(writer(builder.module, width, size, True).function, args)
 
-    call(writer.sides)
-    return context.get_dummy_value()
+        def call(sides: Sequence[int]) -> None:
+            if not sides:
+                call_size(None)
+                return
+            side = sides[0]
+            wanted = {"first": 0, "last": side, "begin": 0, "end": side, "width": side}
+            if "add" in by_name:
+                wanted["add"] = 0
+            usual = ir.IntType(1)(1)
+            for name, value in wanted.items():
+                usual = builder.and_(usual, builder.icmp_signed("==", by_name[name], I64(value)))
+            with builder.if_else(usual, likely=True) as (unrolled, others):
+                with unrolled:
+                    call_size((side, side))
+                with others:
+                    call(sides[1:])
 
+        call(writer.sides)
 
-# fmt: off
-@intrinsic
-def maximum_of_windows(  # type: ignore[no-untyped-def]
-    typingctx, map_, map_start, largest, largest_start, position, position_start,
-    first, last, begin, end, width, row, across, channels, windows, pitch,
-):
-    """Store the largest positive element of each window and its position, or 0, `NO_GRADIENT`."""
-    sig = types.none(
-        map_, map_start, largest, largest_start, position, position_start,
-        first, last, begin, end, width, row, across, channels, windows,
-        pitch,
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, _Maximum)
-
-    return sig, codegen
+    return as_intrinsic(arguments, emit)
 
 
-@intrinsic
-def scatter_to_windows(  # type: ignore[no-untyped-def]
-    typingctx, map_, map_start, gradient, gradient_start, position, position_start,
-    sums, sums_start, add, first, last, begin, end, width, row, across, channels, windows, pitch,
-):
-    """Store the gradient of each window at its position, and 0 at the other elements.
+maximum_of_windows = _windows(_Maximum)
+"""Store the largest positive element of each window and its position, or 0, `NO_GRADIENT`."""
 
-    If `add` is nonzero, the gradient is added to the previous values. `sums` receives the sum of
-    the gradients that have a position.
-    """
-    sig = types.none(
-        map_, map_start, gradient, gradient_start, position, position_start,
-        sums, sums_start, add, first, last, begin, end, width, row, across, channels, windows,
-        pitch,
-    )
+scatter_to_windows = _windows(_Scatter)
+"""Store the gradient of each window at its position, and 0 at the other elements.
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(context, builder, sig.args, args, _Scatter)
-
-    return sig, codegen
-# fmt: on
+If `add` is nonzero, the gradient is added to the previous values. `sums` receives the sum of the
+gradients that have a position.
+"""
