@@ -90,7 +90,7 @@ def first_shares(chosen: Settings, ranks: int) -> Shares:
 def stored_shares(stored: Mapping[str, Any], spec: JobSpec) -> Shares:
     """Return the shares of a checkpoint if this job can continue with them, else equal ones.
 
-    Fixed shares of an earlier part of the run may be 0, but measured ones are not.
+    Ranks without samples are compared with the others again.
     """
     counts = stored.get("counts")
     if spec.balance != MEASURED or not isinstance(counts, list) or len(counts) != spec.ranks:
@@ -158,8 +158,8 @@ class Balancer:
         self._first_row = job.recorder.steps + WARM_UP
         self._measured: MeasuredShares | None = None
         counts = job.shares.counts
-        if job.spec.balance == MEASURED and counts and min(counts):
-            self._measured = MeasuredShares(counts)
+        if job.spec.balance == MEASURED and sum(counts) >= len(counts) > 0:
+            self._measured = MeasuredShares(counts, can_exclude=has_idle_ranks(job.spec))
         is_due = self._measured is not None or (job.is_mixed and alone(counts) is None)
         self.due = first_step + FIRST_STEPS if is_due else None
         self._share_step = 0
@@ -181,7 +181,9 @@ class Balancer:
             New shares; None if the present ones remain.
         """
         job, measured = self._job, self._measured
-        if job.is_mixed and step >= self._share_step:
+        # A rank that has all samples has just shared its parameters.
+        is_alone = alone(job.shares.counts) is not None
+        if job.is_mixed and not is_alone and step >= self._share_step:
             share_state(job.world, job.replica, mixed=True)
             self._share_step = step + MAX_STEPS
         if measured is None:
@@ -189,24 +191,30 @@ class Balancer:
             return None
         reports = job.world.all_gather_json(self._measure())
         block_s = max(report["block_s"] for report in reports)
-        self._begin_block(step, block_s)
-        times = [report["busy_s"] for report in reports]
-        if None in times:
+        times, last = [report["busy_s"] for report in reports], step - self._began_step
+        rate = last / block_s
+        self._begin_block(
+            step, rate * WINDOW_S if is_alone else min(rate * WINDOW_S / BLOCKS, MAX_STEPS)
+        )
+        is_known = [
+            time is not None or not n for time, n in zip(times, measured.counts, strict=True)
+        ]
+        if not (is_alone or all(is_known)):
             return None  # The steps of the next block are added to these.
+        counts = measured.add_block([time or 0.0 for time in times], block_s, last)
         self._first_row = job.recorder.steps
-        counts = measured.add_block(times, block_s)
         if counts == job.shares.counts:
             return None
+        self._begin_block(step, FIRST_STEPS)
         self._first_row += WARM_UP
         return Shares(counts)
 
-    def _begin_block(self, step: int, block_s: float) -> None:
-        """Choose the number of steps of the next block by the duration of the last one."""
-        last, job = step - self._began_step, self._job
-        steps = min(max(round(last * WINDOW_S / BLOCKS / block_s), 1), MAX_STEPS)
-        self._began_step, self.due, self._began_s = step, step + steps, monotonic()
+    def _begin_block(self, step: int, num_steps: float) -> None:
+        """Begin a block of about so many steps after `step` steps."""
+        job, count = self._job, max(round(num_steps), 1)
+        self._began_step, self.due, self._began_s = step, step + count, monotonic()
         if not job.engine.separates_sums:
-            job.engine.time_stages(job.recorder.steps + steps // 2, steps)
+            job.engine.time_stages(job.recorder.steps + count // 2, count)
 
     def _measure(self) -> dict[str, Any]:
         """Return seconds of the block, and of computation in a step of this rank; None if unknown.
