@@ -34,6 +34,7 @@ from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.job import Job, current_job, kill_after, start_job
 from dptrain.comm.launching.launcher import find_launch
 from dptrain.comm.launching.start import start_mpi
+from dptrain.comm.signals import write_to_launcher
 from dptrain.comm.watchdog.mpi_files import own_files
 from dptrain.comm.watchdog.watch import find_launcher
 from dptrain.comm.world import AgreedError, World
@@ -114,6 +115,24 @@ def fail(error: BaseException) -> int:
     return _fail_before_mpi(error)
 
 
+def announce(error: BaseException) -> None:
+    """Print an error of this rank at once, unless another rank has printed one.
+
+    The launcher may kill this rank before `fail` prints the error.
+
+    Args:
+        error: will end this rank's program.
+    """
+    job = current_job()
+    if job is None or job.has_printed or not job.claim():
+        return
+    job.has_printed = True
+    text = describe(error, job.rank, job.size)
+    if not write_to_launcher(text):
+        _print(text)
+    job.report("named")
+
+
 def _fail_before_mpi(error: BaseException) -> int:
     """Start MPI to send the error to other ranks, which may wait there without limit."""
     launch = find_launch()
@@ -183,7 +202,9 @@ def _end(job: Job, error: BaseException) -> NoReturn:
         job.report("late")
         time.sleep(_OTHER_NODES_S)
     text = describe(error, job.rank, job.size)
-    if job.claim():  # If it is killed before it prints, no process prints.
+    if job.has_printed:
+        time.sleep(_DELIVERY_S)
+    elif job.claim():  # If it is killed before it prints, no process prints.
         job.report("named")
         _print(text)
         time.sleep(_DELIVERY_S)

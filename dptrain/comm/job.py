@@ -57,6 +57,7 @@ class Job:
         pipe: file descriptor of the named pipe that the watchdog reads; None without watchdog.
         registration: that of the pipe ``register``; the watchdog runs while it is open.
         activity: what the ranks of this node do at present.
+        has_printed: True if this rank has printed why the job ends.
     """
 
     rank: int
@@ -66,6 +67,7 @@ class Job:
     pipe: int | None = None
     registration: int | None = None
     activity: Activity = field(init=False)
+    has_printed: bool = False
 
     def __post_init__(self) -> None:
         self.activity = Activity(self.rank, self.size)

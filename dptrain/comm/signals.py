@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -49,7 +49,9 @@ class StoppedError(UserError):
 
 
 @contextlib.contextmanager
-def end_on(number: signal.Signals, when: str) -> Iterator[None]:
+def end_on(
+    number: signal.Signals, when: str, announce: Callable[[StoppedError], None]
+) -> Iterator[None]:
     """Let a signal end the block at once, instead of being kept for the training loop.
 
     Programs that do not handle the signal are ended by it as before.
@@ -57,13 +59,16 @@ def end_on(number: signal.Signals, when: str) -> Iterator[None]:
     Args:
         number: the signal.
         when: the end of the message, such as "while kernels were compiled".
+        announce: receives the error before it is raised.
 
     Raises:
         StoppedError: the signal was received.
     """
 
     def end(received: int, frame: FrameType | None) -> None:
-        raise StoppedError(f"{signal.Signals(received).name} {when}")
+        error = StoppedError(f"{signal.Signals(received).name} {when}")
+        announce(error)
+        raise error
 
     previous = signal.getsignal(number)
     is_main = threading.current_thread() is threading.main_thread()
@@ -190,6 +195,39 @@ def stop_advice(
         f"to stop with a checkpoint: kill -USR1 {target}; after Ctrl-C, SIGTERM or SIGHUP, Open "
         "MPI's mpirun kills the ranks before one is complete"
     )
+
+
+def write_to_launcher(
+    text: str,
+    environ: Mapping[str, str] = os.environ,
+    proc: Path = Path("/proc"),
+    pid: int | None = None,
+) -> bool:
+    """Write to the standard error of Open MPI's mpirun; return False if this is not possible.
+
+    After a signal, mpirun of version 5 no longer forwards what ranks write to theirs.
+
+    Args:
+        text: what to write.
+        environ, proc, pid: as for `stop_advice`.
+    """
+    if "OMPI_COMM_WORLD_SIZE" not in environ:
+        return False
+    mpirun = _find_open_mpi(os.getpid() if pid is None else pid, proc)
+    if mpirun is None:
+        return False
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+    try:
+        output = os.open(proc / f"{mpirun}/fd/2", flags)
+    except OSError:  # A socket, or another user's process.
+        return False
+    try:
+        os.write(output, text.encode())
+    except OSError:
+        return False
+    finally:
+        os.close(output)
+    return True
 
 
 def _find_open_mpi(pid: int, proc: Path) -> int | None:

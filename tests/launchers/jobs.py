@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dptrain.comm.watchdog.watch import process_state
@@ -281,8 +281,15 @@ def run_event(launcher: Launcher, event: str, folder: Path) -> Outcome:
         job.until(lambda: "summary: " in job.output, "the end of training")
         job.send(signal.Signals[kind], "all")
         return job.wait()
+    if target == "compiling":
+        cache = ("DPTRAIN_CACHE_DIR", str(folder / "cache"))
+        launcher = replace(launcher, variables=(*launcher.variables, cache))
     job = RunningJob(launcher, ("-m", "dptrain", *TRAIN, *ENDLESS, *timeout, *run), folder)
     try:
+        if target == "compiling":
+            job.until(lambda: "compiling kernels" in job.output, "the compilation")
+            job.send(signal.Signals[kind], "launcher")
+            return job.wait()
         job.until_training()
         job.send(signal.Signals[kind], target)
         return job.wait()

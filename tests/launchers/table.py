@@ -14,6 +14,9 @@ FILE = Path(__file__).with_name("table.toml")
 SLURM = ("srun-pmi2", "srun-pmix")
 """Launchers that tests/slurm tests."""
 
+CAUSES = ("rank ", "SIGTERM while", "interrupted")
+"""Beginnings of texts that name why a job failed or was not trained."""
+
 SAVED = ("checkpoint", "result", "nothing", "perhaps")
 
 
@@ -59,7 +62,7 @@ def check(cell: Cell, outcome: Outcome) -> None:
     assert outcome.saved == cell.saved, outcome.output
     for text in cell.printed:
         assert text in outcome.output, outcome.output
-    has_cause = any(text.startswith("rank ") for text in cell.printed)
+    has_cause = any(text.startswith(CAUSES) for text in cell.printed)
     assert len(outcome.causes) == has_cause, outcome.output
     assert outcome.output.count("Traceback") == (cell.event == "exception")
     assert "Exception ignored" not in outcome.output

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.comm import signals
-from dptrain.comm.signals import SIGNALS, StopRequest, stop_advice
+from dptrain.comm.signals import SIGNALS, StopRequest, stop_advice, write_to_launcher
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +140,15 @@ def test_under_open_mpi_the_line_names_the_signal_and_the_process(
 @pytest.mark.parametrize("variable", ["PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK"])
 def test_other_launchers_need_no_advice(variable: str) -> None:
     assert stop_advice({variable: "2"}) == ""
+
+
+def test_a_line_reaches_the_standard_error_of_open_mpis_launcher(tmp_path: Path) -> None:
+    process(tmp_path, 40, "python", 20)
+    process(tmp_path, 20, "prterun", 1)
+    (tmp_path / "20" / "fd").mkdir()
+    output = tmp_path / "20" / "fd" / "2"
+    assert not write_to_launcher("lost\n", {"OMPI_COMM_WORLD_SIZE": "2"}, tmp_path, 40)
+    output.write_text("before\n")
+    assert not write_to_launcher("lost\n", {"PMI_SIZE": "2"}, tmp_path, 40)
+    assert write_to_launcher("line\n", {"OMPI_COMM_WORLD_SIZE": "2"}, tmp_path, 40)
+    assert output.read_text() == "before\nline\n"
