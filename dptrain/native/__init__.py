@@ -8,14 +8,9 @@ Raises:
 from __future__ import annotations
 
 from dptrain.errors import UserError
+from dptrain.native.numba_variables import import_numba
 
-try:
-    import numba
-except ValueError as error:  # Numba reads its variables when it is imported.
-    raise UserError(
-        f"Numba cannot be imported: {str(error).rstrip('.')}; correct or unset the environment "
-        "variables whose names begin with NUMBA_"
-    ) from error
+numba = import_numba()
 
 if numba.config.DISABLE_JIT:
     raise UserError(

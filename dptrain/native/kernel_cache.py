@@ -29,6 +29,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding
 import numba
+from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.runtime import rtsys
 
@@ -196,7 +197,12 @@ class _FunctionCache(FunctionCache):  # type: ignore[misc]
     def __init__(self, function: Any, folder: Path, digest: str) -> None:
         locator = type("_Locator", (_Locator,), {"folder": folder, "digest": digest})
         self._impl_class = type("_Impl", (CompileResultCacheImpl,), {"_locator_classes": [locator]})
-        super().__init__(function)
+        # NUMBA_CACHE_LOCATOR_CLASSES is for programs that use Numba's own cache.
+        others, config.CACHE_LOCATOR_CLASSES = getattr(config, "CACHE_LOCATOR_CLASSES", ""), ""
+        try:
+            super().__init__(function)
+        finally:
+            config.CACHE_LOCATOR_CLASSES = others
         self._cache_file = _Entries(folder, self._impl.filename_base, digest)
 
     def load_overload(self, signature: Any, target: Any) -> Any:

@@ -95,14 +95,49 @@ def test_the_mpich_of_a_distribution_is_found_under_its_own_name(tmp_path: Path)
     assert "pip install '.[mpi]'" in start._explain_absence("libmpi.so.12: cannot open", None)
 
 
-def test_disabled_compilation_names_the_variable() -> None:
-    program = "import dptrain.backends.numba"
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NUMBA_DISABLE_JIT", "1"),
+        ("NUMBA_NUM_THREADS", "x"),
+        pytest.param("NUMBA_OPT", "x", marks=pytest.mark.more),
+        pytest.param("NUMBA_CPU_NAME", "foo", marks=pytest.mark.more),
+        pytest.param("NUMBA_CPU_FEATURES", "bogus", marks=pytest.mark.more),
+        pytest.param("NUMBA_CPU_FEATURES", "+bogus", marks=pytest.mark.more),
+    ],
+)
+def test_a_variable_that_numba_refuses_is_named_in_one_line(variable: str, value: str) -> None:
+    program = "import sys; from dptrain.cli.main import main; sys.argv[1:] = ['train']; main()"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        env={**os.environ, variable: value},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "UserError" in done.stderr
-    assert "NUMBA_DISABLE_JIT" in done.stderr
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert variable in done.stderr
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    "variable",
+    ["NUMBA_CACHE_LOCATOR_CLASSES", "NUMBA_THREADING_LAYER", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS"],
+)
+def test_variables_that_dptrain_does_not_use_have_no_effect(variable: str) -> None:
+    program = (
+        "from dptrain.network import get_network\n"
+        "from dptrain import Trainer\n"
+        "import numpy as np\n"
+        "x, y = np.zeros((8, 5), np.float32), np.zeros((8, 1), np.float32)\n"
+        "Trainer('mlp-5', (x, y, x, y), steps=1, batch_size=4, threads=1, progress=False).fit()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, variable: "/dev/null/x"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
