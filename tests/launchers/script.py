@@ -1,6 +1,6 @@
-"""A user's script whose rank 1 hangs, exits or fails in a callback.
+"""A user's script of which one rank, 1 by default, hangs, exits or fails in a callback.
 
-mpirun -n 2 python script.py KIND RUN TIMEOUT
+mpirun -n 2 python script.py KIND RUN TIMEOUT [RANK]
 """
 
 import os
@@ -9,7 +9,7 @@ import time
 
 import dptrain
 
-KIND, RUN, TIMEOUT = sys.argv[1:]
+KIND, RUN, TIMEOUT, *CHOSEN = sys.argv[1:]
 NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 RANK = next((os.environ[name] for name in NAMES if name in os.environ), "1")
 
@@ -18,7 +18,7 @@ class Fault(dptrain.Callback):
     """Does what a user's function may do."""
 
     def on_step(self, trainer: dptrain.Trainer, result: object) -> None:
-        if trainer.step < 4 or RANK != "1":
+        if trainer.step < 4 or (CHOSEN or ["1"])[0] != RANK:
             return
         if KIND == "hang":
             time.sleep(120)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.network.files import write_network
+from tests.launchers.jobs import SCRIPT
 from tests.nodes.machines import Nodes
 from tests.system import test_batch_norm
 from tests.system.failures import abort_script
@@ -171,4 +172,21 @@ def test_a_rank_that_hangs_alone_on_its_node_is_named(
     assert len(named) == 1, job.stdout
     assert "dptrain: rank 2 of 3: its process " in named[0]
     assert f" on n2 {what}" in named[0]
+    assert job.returncode == 1
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [((1, 2), 1), ((2, 1), 2), ((1, 1), 0)], ids=str)
+def test_a_rank_that_leaves_ends_the_waits_on_all_nodes(
+    nodes: Nodes, mpi: str, ranks: Sequence[int], rank: int, tmp_path: Path
+) -> None:
+    """The job's timeout is longer than the time limit of the test."""
+    program = (sys.executable, str(SCRIPT), "exit", str(tmp_path / "run"), "1000", str(rank))
+    command, variables = nodes.mpirun(ranks, *program, mpi=mpi)
+    job = subprocess.run(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=300, errors="replace",
+    )  # fmt: skip
+    named = [line for line in job.stdout.splitlines() if "dptrain: rank" in line]
+    assert len(named) == 1, job.stdout
+    assert f"rank {rank} of {sum(ranks)}: its program ended, by sys.exit or at" in named[0]
     assert job.returncode == 1

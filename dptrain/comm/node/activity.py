@@ -2,10 +2,12 @@
 
 A rank that hangs cannot say so. The others find out here: of ranks that make the same collective
 calls, those that do not wait are late. A wait that can never end, because a rank has left the
-program and all others wait, ends after `STUCK_S`.
+program and all others wait, ends after `STUCK_S`. If the job has several nodes, their watchdogs
+find this out together (`dptrain.comm.watchdog.idle_nodes`).
 
 The file is in the folder of the job (`dptrain.comm.job`). It has a record of `WORDS` 64-bit words
-for each rank of the job; those of ranks on other nodes stay zero. A rank writes only its own.
+for each rank of the job; those of ranks on other nodes stay zero. A rank writes only its own. The
+last record is the watchdog's.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dptrain.comm.deadline import Deadline, RankTimeoutError
-from dptrain.comm.watchdog.watch import ACTIVITY, LEFT, MAX_NAMED, WAITING, WORKING, process_state
+from dptrain.comm.watchdog.watch import (
+    ACTIVITY,
+    LEFT,
+    MAX_NAMED,
+    MIN_POLLS,
+    WAITING,
+    WORKING,
+    process_state,
+)
 
 if TYPE_CHECKING:
     from dptrain.comm.world import World
@@ -37,9 +47,6 @@ SHOWN_S = 0.02
 
 STUCK_S = 2.0
 """Time after which a wait ends if a rank has left and all others wait."""
-
-_MIN_POLLS = 3
-"""Polls of every rank in that time. A rank that did not run for a while may have missed its end."""
 
 _CHECK_S = 0.25
 
@@ -92,7 +99,7 @@ class Activity:
 
     def __init__(self, rank: int, size: int, folder: Path | None = None) -> None:
         self._first, self._size = rank * WORDS, size
-        self._words = memoryview(bytearray(size * WORDS * 8)).cast("q")
+        self._words = memoryview(bytearray((size + 1) * WORDS * 8)).cast("q")
         if folder is not None:
             with contextlib.suppress(OSError):
                 self._words = _map(folder / "activity", len(self._words) * 8)
@@ -161,12 +168,18 @@ class Activity:
     def stuck(self) -> list[Record]:
         """Return the records of all ranks if some have left and all others wait for them; else [].
 
-        If the job has several nodes, the ranks of the others are not known, and the list is empty.
+        If the job has several nodes, the ranks of the others are not known, and the list is empty;
+        see `left_while_all_wait`.
         """
         records = self.records()
         if len(records) < self._size or not any(record.has_left for record in records):
             return []
         return [] if any(record.is_working for record in records) else records
+
+    def left_while_all_wait(self) -> int | None:
+        """Return the rank that has left while those of all nodes wait; None if there is none."""
+        number = self._words[self._size * WORDS + _STATE]
+        return number - 1 if number else None
 
 
 def _map(path: Path, size_bytes: int) -> memoryview:
@@ -220,6 +233,9 @@ class Wait:
             raise self._world.timeout_error(self._what, waited_s)
         if waited_s > self._next_check_s:
             self._next_check_s = waited_s + _CHECK_S
+            left = activity.left_while_all_wait()
+            if left is not None:
+                raise self._world.left_error(self._what, [left])
             self._check_stuck(activity.stuck())
 
     def _check_stuck(self, stuck: list[Record]) -> None:
@@ -228,7 +244,7 @@ class Wait:
             self._stuck, self._stuck_since_s = stuck, self.waited_s
         elif stuck and self.waited_s - self._stuck_since_s > STUCK_S:
             pairs = zip(self._stuck, stuck, strict=True)
-            if all(new.num_polls - old.num_polls >= _MIN_POLLS for old, new in pairs):
+            if all(new.num_polls - old.num_polls >= MIN_POLLS for old, new in pairs):
                 raise self._world.left_error(self._what, [r.rank for r in stuck if r.has_left])
 
     def end(self) -> None:

@@ -8,7 +8,9 @@ exchange these lines, which the first node forwards:
 - the token of the job, from a node that connects; the first node replies ``ok``;
 - ``named``: a rank has printed the cause of a failure;
 - ``died``: the watchdog has named a rank that was killed or crashed; the ranks of all nodes must
-  end.
+  end;
+- ``late``: ranks of a node have waited too long, and none of them is the cause;
+- ``idle …``, which is not forwarded, and ``left …``: see `idle_nodes`.
 
 If the nodes cannot connect, for example because of a firewall, each node names its own first rank.
 `watch.py` imports this file without the rest of the package.
@@ -50,6 +52,9 @@ class NodeLinks:
         poll: receives the descriptors of the sockets; the caller passes their events to `handle`.
         receive: called with each line from another node.
         token: the secret of the job.
+
+    Attributes:
+        statuses: the last line ``idle …`` of each node; that of a node that has gone remains.
     """
 
     def __init__(self, poll: select.epoll, receive: Callable[[str], None], token: str) -> None:
@@ -57,6 +62,12 @@ class NodeLinks:
         self._listener: socket.socket | None = None
         self._connections: dict[int, socket.socket] = {}
         self._trusted: set[int] = set()
+        self.statuses: dict[object, str] = {}
+
+    @property
+    def is_first_node(self) -> bool:
+        """True if other nodes connect to this one."""
+        return self._listener is not None
 
     def listen(self) -> int:
         """Accept connections of other nodes; return the TCP port."""
@@ -116,7 +127,9 @@ class NodeLinks:
         if not data:
             return self._remove(file)
         for line in data.decode(errors="replace").splitlines():
-            if file in self._trusted:
+            if file in self._trusted and line.startswith("idle "):
+                self.statuses[connection] = line
+            elif file in self._trusted:
                 self.send(line, source=file)
                 self._receive(line)
             elif hmac.compare_digest(line.encode(), self._token.encode()):

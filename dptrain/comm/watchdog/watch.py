@@ -59,6 +59,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dptrain.comm.watchdog.idle_nodes import IdleNodes
     from dptrain.comm.watchdog.node_links import NodeLinks
     from dptrain.comm.watchdog.siblings import Siblings
 
@@ -91,10 +92,16 @@ _CLOCK_S = 1.0
 """By how much the time of a file may precede the clock."""
 
 ACTIVITY = struct.Struct("8q")
-"""A record of `dptrain.comm.node.activity`; it begins with the process and the state."""
+"""A record of `dptrain.comm.node.activity`: process, state, phase, step, number of waits and polls.
+After those of the ranks there is one of the job; its state is 1 + the rank that has left, while all
+nodes wait for it."""
 
 WORKING, WAITING, LEFT = range(3)
 """States of a rank: it works, waits for other ranks, or its program has ended."""
+
+MIN_POLLS = 3
+"""Polls of a rank in the time after which its wait counts as endless. A rank that did not run for a
+while may have missed the end of its wait."""
 
 _POLL_S = 0.1
 _LAUNCHER_POLL_S = 0.5
@@ -224,6 +231,7 @@ class Watchdog:
         self.launcher = None if launcher is None else (launcher, start_time(launcher))
         self.kill_at: float | None = None
         self.links: NodeLinks | None = None
+        self.idle_nodes: IdleNodes | None = None
         self.files: set[str] = set()
         self.siblings = self._find_siblings(launcher)
         self.missing: tuple[int, int] | None = None
@@ -258,6 +266,7 @@ class Watchdog:
             self._check_siblings(now - last)
             self._check_calls(min(now - last, 2 * _POLL_S))
             self._check_launcher()
+            self._check_idle_nodes()
             if self.ranks:
                 last_rank = now
                 if self.kill_at is not None and now >= self.kill_at:
@@ -327,7 +336,23 @@ class Watchdog:
         module = _import_neighbour("node_links")
         links: NodeLinks = module.NodeLinks(self.poll, self._receive, token)
         self.links = links
+        idle = _import_neighbour("idle_nodes")
+        path, states = Path(f"{self.folder}/activity"), (WORKING, WAITING, LEFT)
+        node = idle.IdleNode(path, ACTIVITY, states, MIN_POLLS)
+        self.idle_nodes = idle.IdleNodes(node, int(self.size), links.send, self._end_waits_for)
         return links
+
+    def _check_idle_nodes(self) -> None:
+        """Tell the ranks of all nodes if they wait for a rank that has left."""
+        if self.links is not None and self.idle_nodes is not None:
+            first = self.links.is_first_node
+            self.idle_nodes.check(self.links.statuses.values() if first else None)
+
+    def _end_waits_for(self, left: int) -> None:
+        """End the waits of ranks of this node, because a rank has left."""
+        with contextlib.suppress(OSError), Path(f"{self.folder}/activity").open("r+b") as file:
+            file.seek(int(self.size) * ACTIVITY.size)
+            file.write(ACTIVITY.pack(0, 1 + left, *[0] * 6))
 
     def _reply(self, text: str) -> None:
         """Write the file ``links``, for which the rank that sent a request waits."""
@@ -336,9 +361,12 @@ class Watchdog:
         new.rename(f"{self.folder}/links")
 
     def _receive(self, line: str) -> None:
-        """Handle a line of another node: ``named``, ``died`` or ``late``."""
+        """Handle a line of another node: ``named``, ``died``, ``late`` or ``left RANK``."""
         if line == "late":
             return self._name_late_of_node()
+        if line.startswith("left "):
+            assert self.idle_nodes is not None
+            return self.idle_nodes.receive(line)
         if line == "died":
             self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
         with contextlib.suppress(OSError):
