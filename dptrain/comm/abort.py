@@ -34,7 +34,7 @@ from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.job import Job, current_job, kill_after, start_job
 from dptrain.comm.launching.launcher import find_launch
 from dptrain.comm.launching.start import start_mpi
-from dptrain.comm.signals import write_to_launcher
+from dptrain.comm.signals import open_launcher_output
 from dptrain.comm.watchdog.mpi_files import own_files
 from dptrain.comm.watchdog.watch import find_launcher
 from dptrain.comm.world import AgreedError, World
@@ -106,9 +106,9 @@ def fail(error: BaseException) -> int:
         if job.rank == 0:
             # The launcher may kill a rank that exits last; the watchdog must not name it too.
             text = describe(error, 0, 1)
-            job.claim()
-            job.report("named")
-            _print(text)
+            if job.claim():
+                job.report("named")
+                _print(text)
         return exit_code(error)
     if find_launch().size == 1 or "mpi4py.MPI" in sys.modules:
         return _leave(error)
@@ -116,21 +116,21 @@ def fail(error: BaseException) -> int:
 
 
 def announce(error: BaseException) -> None:
-    """Print an error of this rank at once, unless another rank has printed one.
-
-    The launcher may kill this rank before `fail` prints the error.
+    """Print an error at once under Open MPI's mpirun, which kills ranks soon after a signal.
 
     Args:
         error: will end this rank's program.
     """
     job = current_job()
-    if job is None or job.has_printed or not job.claim():
+    output = None if job is None else open_launcher_output()
+    if job is None or output is None:
         return
-    job.has_printed = True
-    text = describe(error, job.rank, job.size)
-    if not write_to_launcher(text):
-        _print(text)
-    job.report("named")
+    if job.claim():
+        job.has_printed = True
+        with contextlib.suppress(OSError):
+            os.write(output, describe(error, job.rank, job.size).encode())
+        job.report("named")
+    os.close(output)
 
 
 def _fail_before_mpi(error: BaseException) -> int:

@@ -197,37 +197,26 @@ def stop_advice(
     )
 
 
-def write_to_launcher(
-    text: str,
-    environ: Mapping[str, str] = os.environ,
-    proc: Path = Path("/proc"),
-    pid: int | None = None,
-) -> bool:
-    """Write to the standard error of Open MPI's mpirun; return False if this is not possible.
+def open_launcher_output(
+    environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), pid: int | None = None
+) -> int | None:
+    """Open the standard error of Open MPI's mpirun; return None if this is not possible.
 
     After a signal, mpirun of version 5 no longer forwards what ranks write to theirs.
 
     Args:
-        text: what to write.
         environ, proc, pid: as for `stop_advice`.
     """
     if "OMPI_COMM_WORLD_SIZE" not in environ:
-        return False
+        return None
     mpirun = _find_open_mpi(os.getpid() if pid is None else pid, proc)
     if mpirun is None:
-        return False
-    flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+        return None
     try:
-        output = os.open(proc / f"{mpirun}/fd/2", flags)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+        return os.open(proc / f"{mpirun}/fd/2", flags)
     except OSError:  # A socket, or another user's process.
-        return False
-    try:
-        os.write(output, text.encode())
-    except OSError:
-        return False
-    finally:
-        os.close(output)
-    return True
+        return None
 
 
 def _find_open_mpi(pid: int, proc: Path) -> int | None:

@@ -319,6 +319,20 @@ class World:
         if self.comm is not None:
             self._poll(self.comm.Ibarrier(), "all ranks to arrive", _QUIET_NAP_S)
 
+    def any_rank(self, flag: bool, timeout_s: float) -> bool:
+        """Return whether any rank passes True; leaves the cores to ranks that still compute.
+
+        Args:
+            flag: of this rank.
+            timeout_s: seconds after which this rank no longer waits for the others.
+        """
+        if self.comm is None:
+            return flag
+        found = np.array([flag], np.int64)
+        request = self.comm.Iallreduce(_in_place(), found)
+        self._poll(request, "all ranks to arrive", _QUIET_NAP_S, timeout_s)
+        return bool(found[0])
+
     def node_barrier(self, timeout_s: float = 0.0) -> None:
         """`barrier` among the ranks of this node.
 

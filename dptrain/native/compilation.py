@@ -141,14 +141,24 @@ class Progress:
 
     Attributes:
         requests: the functions that were not in the cache.
+        stopped: number of those that were stored, and of all, when a signal ended the compilation.
     """
 
     def __init__(self) -> None:
         self.requests: tuple[Request, ...] = ()
+        self.stopped = (0, 0)
 
     def counts(self) -> tuple[int, int]:
         """Return the number of functions that are compiled, and of all; (0, 0) if none is."""
+        if not self.requests:
+            return self.stopped
         return sum(each.is_done or each.is_stored for each in self.requests), len(self.requests)
+
+    def end(self, *, is_stopped: bool) -> None:
+        """Note that no function is being compiled any more."""
+        stored = sum(each.is_stored for each in self.requests)
+        self.stopped = (stored, len(self.requests)) if is_stopped else (0, 0)
+        self.requests = ()
 
 
 progress = Progress()
@@ -169,12 +179,13 @@ def compile_requested(processes: int = 1) -> None:
         missing.sort(key=lambda each: (-each.code_length, repr(each.signature)))
         if not missing:
             return
-        progress.requests = tuple(missing)
+        progress.requests, is_stopped = tuple(missing), True
         try:
             with helpers(missing, processes - 1):
                 _call_in_thread(_compile_all, missing)
+            is_stopped = False
         finally:
-            progress.requests = ()
+            progress.end(is_stopped=is_stopped)
 
 
 def _call_in_thread(

@@ -44,6 +44,7 @@ from dptrain.training.balance import (
     stored_shares,
     with_counts,
 )
+from dptrain.training.compilation_stop import compile_unless_stopped
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.engines.alone import make_alone_engine
 from dptrain.training.evaluation.evaluation import images_for
@@ -64,7 +65,6 @@ from dptrain.training.resources import (
     bucket_bytes,
     check_memory,
     choose_prefetch,
-    compile_kernels,
     compute_threads,
     describe_ranks,
     find_transport,
@@ -279,8 +279,9 @@ def assemble(
     buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
     recorder = StepRecorder(plan.stages, recorded_steps)
     engine = _engine(spec, world, replica, buckets, recorder, shares, mixed=inputs.is_mixed)
-    # A signal that ends the compilation leaves the run directory empty.
-    compile_kernels(world, inputs.backend, quiet=quiet)
+    # A signal that ends the compilation leaves the run directory without files that are not hidden.
+    path = None if run is None else run.path
+    compile_unless_stopped(world, inputs.backend, path, quiet=quiet)
     evaluations, best, spans = list[Record](), None, Spans()
 
     def start() -> tuple[list[Record], Spans]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 import threading
@@ -19,9 +18,7 @@ from dptrain.backends.base import Backend
 from dptrain.backends.canonical import CanonicalOrder
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Replica
-from dptrain.comm.abort import announce
 from dptrain.comm.collective import call_on_all_ranks
-from dptrain.comm.signals import end_on
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
 from dptrain.data.base import Samples
@@ -183,7 +180,6 @@ def check_memory(backend: Backend, plan: Plan, num_samples: int, world: World) -
 
 
 COMPILING = "compiling kernels; the first run of a network on a machine takes longer"
-STOPPED_COMPILING = "while kernels were compiled; the next run continues with the rest"
 COMPILATION_TIMEOUT_S = 3600.0
 """Longest wait for the ranks that compile. On a machine that others use, it took over 5 minutes."""
 
@@ -245,10 +241,7 @@ def compile_kernels(world: World, backend: Backend, *, quiet: bool = False) -> N
         quiet: True prints nothing if this takes long.
     """
     notice = "" if quiet or not world.is_rank_zero else COMPILING
-    with (
-        end_on(signal.SIGTERM, STOPPED_COMPILING, announce),
-        notice_if_slow(notice, backend.compilation_progress),
-    ):
+    with notice_if_slow(notice, backend.compilation_progress):
         backend.compile_kernels(max(1, world.node_cores() // world.local_size))
         world.node_barrier(COMPILATION_TIMEOUT_S)
 

@@ -1,7 +1,7 @@
 """Detection of a rank that has left its program while the ranks of all nodes wait.
 
-The ranks of a node find this out themselves (`dptrain.comm.node.activity`). Of other nodes they know
-nothing, so the watchdog of each node sends a line to that of the first node: ``idle COUNT RANK`` if
+The ranks of a node find this out themselves (`dptrain.comm.node.activity`). They do not know those
+of other nodes, so the watchdog of a node sends a line to that of the first: ``idle COUNT RANK`` if
 its COUNT ranks have waited or left for `IDLE_S`, where RANK is the first one that has left, or -1;
 and ``idle 0 -1`` when one of them works again. The first node adds the counts. When all ranks are
 idle and stay so for `CONFIRM_S`, and one has left, it sends ``left RANK``; the ranks that wait then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.comm import signals
-from dptrain.comm.signals import SIGNALS, StopRequest, stop_advice, write_to_launcher
+from dptrain.comm.signals import SIGNALS, StopRequest, open_launcher_output, stop_advice
 
 
 @pytest.fixture(autouse=True)
@@ -147,8 +148,11 @@ def test_a_line_reaches_the_standard_error_of_open_mpis_launcher(tmp_path: Path)
     process(tmp_path, 20, "prterun", 1)
     (tmp_path / "20" / "fd").mkdir()
     output = tmp_path / "20" / "fd" / "2"
-    assert not write_to_launcher("lost\n", {"OMPI_COMM_WORLD_SIZE": "2"}, tmp_path, 40)
+    assert open_launcher_output({"OMPI_COMM_WORLD_SIZE": "2"}, tmp_path, 40) is None
     output.write_text("before\n")
-    assert not write_to_launcher("lost\n", {"PMI_SIZE": "2"}, tmp_path, 40)
-    assert write_to_launcher("line\n", {"OMPI_COMM_WORLD_SIZE": "2"}, tmp_path, 40)
+    assert open_launcher_output({"PMI_SIZE": "2"}, tmp_path, 40) is None
+    file = open_launcher_output({"OMPI_COMM_WORLD_SIZE": "2"}, tmp_path, 40)
+    assert file is not None
+    os.write(file, b"line\n")
+    os.close(file)
     assert output.read_text() == "before\nline\n"

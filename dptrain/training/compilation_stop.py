@@ -1,0 +1,107 @@
+"""Signals that end the compilation of kernels, before a run has made a step.
+
+What is compiled is kept in the kernel cache, so the next start of the run compiles only the rest.
+With a short time limit, a batch job may thus need several starts. A start that completes no kernel
+is fruitless; the second one in a row ends with a message, as do fruitless starts of training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+
+from dptrain.backends.base import Backend
+from dptrain.comm.abort import announce
+from dptrain.comm.collective import call_on_rank_zero
+from dptrain.comm.deadline import RankTimeoutError
+from dptrain.comm.signals import StoppedError, end_on
+from dptrain.comm.world import AgreedError, World
+from dptrain.training.resources import COMPILATION_TIMEOUT_S, compile_kernels
+
+WHEN = "while kernels were compiled; the next run continues with the rest"
+
+OTHERS_S = 5.0
+"""Time for a signal to reach all ranks. If it does not, the rank that received it ends the job."""
+
+FRUITLESS = ".compilation"
+"""File of a run directory: the last start was stopped before it completed a kernel."""
+
+
+class StoppedCompilationError(AgreedError):
+    """A signal ended the compilation on some rank."""
+
+    exit_code = 75
+
+
+def compile_unless_stopped(
+    world: World, backend: Backend, run: Path | None, *, quiet: bool = False
+) -> None:
+    """Compile the kernels that were bound; SIGTERM and SIGUSR1 end this at once on all ranks.
+
+    Args:
+        world: the ranks; every rank calls this function.
+        backend: of this rank.
+        run: the run directory, on rank 0.
+        quiet: True prints nothing if this takes long.
+
+    Raises:
+        StoppedCompilationError: a signal was received.
+        UserError: the second start in a row was stopped by SIGUSR1 before it completed a kernel.
+    """
+    error: StoppedError | None = None
+    try:
+        with (
+            end_on(signal.SIGTERM, WHEN, announce),
+            end_on(signal.SIGUSR1, WHEN, lambda _: None),
+        ):
+            compile_kernels(world, backend, quiet=quiet)
+    except StoppedError as stopped:
+        error = stopped
+    if not _is_stopped(world, error):
+        if run is not None:
+            with contextlib.suppress(OSError):
+                (run / FRUITLESS).unlink(missing_ok=True)
+        return
+    texts = world.all_gather_json(None if error is None else str(error))
+    text = next(text for text in texts if text is not None)
+    if text.startswith(signal.SIGUSR1.name):
+        done, _ = backend.compilation_progress()
+        call_on_rank_zero(world, lambda: _refuse_fruitless_starts(run, done))
+    raise StoppedCompilationError(text)
+
+
+def _is_stopped(world: World, error: StoppedError | None) -> bool:
+    """Return whether a signal has stopped any rank; every rank calls this."""
+    limit_s = COMPILATION_TIMEOUT_S if error is None else OTHERS_S
+    try:
+        return world.any_rank(error is not None, limit_s)
+    except RankTimeoutError:
+        if error is None:
+            raise
+        raise error from None
+
+
+def _refuse_fruitless_starts(run: Path | None, done: int) -> None:
+    """Note whether this start has completed a kernel; on rank 0.
+
+    Raises:
+        UserError: neither this start nor the one before has.
+    """
+    if run is None:
+        return
+    note = run / FRUITLESS
+    with contextlib.suppress(OSError):
+        if done:
+            note.unlink(missing_ok=True)
+        elif not note.exists():
+            note.touch()
+        else:
+            note.unlink()
+            raise AgreedError(
+                f"{signal.SIGUSR1.name} stopped two starts in a row while kernels were compiled, "
+                "and neither completed one, so the job would be started again without end; request "
+                "a longer time limit, such as --time=60 of sbatch, or compile the kernels first "
+                "with dptrain train --dry-run on a node of this kind; DPTRAIN_CACHE_DIR must be a "
+                "directory that can be written"
+            )
