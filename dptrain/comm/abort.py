@@ -115,7 +115,7 @@ def fail(error: BaseException) -> int:
     return _fail_before_mpi(error)
 
 
-def announce(error: BaseException) -> None:
+def print_at_once(error: BaseException) -> None:
     """Print an error at once under Open MPI's mpirun, which kills ranks soon after a signal.
 
     Args:

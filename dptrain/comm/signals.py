@@ -50,7 +50,7 @@ class StoppedError(UserError):
 
 @contextlib.contextmanager
 def end_on(
-    number: signal.Signals, when: str, announce: Callable[[StoppedError], None]
+    number: signal.Signals, when: str, report: Callable[[StoppedError], None]
 ) -> Iterator[None]:
     """Let a signal end the block at once, instead of being kept for the training loop.
 
@@ -59,7 +59,7 @@ def end_on(
     Args:
         number: the signal.
         when: the end of the message, such as "while kernels were compiled".
-        announce: receives the error before it is raised.
+        report: receives the error before it is raised.
 
     Raises:
         StoppedError: the signal was received.
@@ -67,7 +67,7 @@ def end_on(
 
     def end(received: int, frame: FrameType | None) -> None:
         error = StoppedError(f"{signal.Signals(received).name} {when}")
-        announce(error)
+        report(error)
         raise error
 
     previous = signal.getsignal(number)

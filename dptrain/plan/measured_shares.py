@@ -126,7 +126,7 @@ class Exclusion:
         return self._with_parts([min(PROBE_SHARE * self.shares[r] + 1, most) for r in self.slow])
 
     def _with_parts(self, parts: Sequence[int]) -> Counts:
-        """Give the slow ranks these parts, and divide the others as before."""
+        """Return counts with these parts of the slow ranks; the others are divided as before."""
         rates = [0.0 if rank in self.slow else float(n) for rank, n in enumerate(self.shares)]
         counts = list(proportional_counts(rates, sum(self.shares) - sum(parts)))
         for rank, count in zip(self.slow, parts, strict=True):

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 from dptrain.backends.base import Backend
-from dptrain.comm.abort import announce
+from dptrain.comm.abort import print_at_once
 from dptrain.comm.collective import call_on_rank_zero
 from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.signals import StoppedError, end_on
@@ -52,7 +52,7 @@ def compile_unless_stopped(
     error: StoppedError | None = None
     try:
         with (
-            end_on(signal.SIGTERM, WHEN, announce),
+            end_on(signal.SIGTERM, WHEN, print_at_once),
             end_on(signal.SIGUSR1, WHEN, lambda _: None),
         ):
             compile_kernels(world, backend, quiet=quiet)

@@ -20,7 +20,7 @@ IDLE_S = 2.0
 """Time in which a node makes no progress before it counts as idle."""
 
 CONFIRM_S = 1.0
-"""Time in which all nodes are idle before a wait ends: messages between them may be on the way."""
+"""Time in which all nodes are idle before a wait ends, since messages may be in transit."""
 
 Status = tuple[int, int]
 """Number of idle ranks of a node, or 0; the first that has left, or -1."""

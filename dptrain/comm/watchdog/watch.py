@@ -343,7 +343,7 @@ class Watchdog:
         return links
 
     def _check_idle_nodes(self) -> None:
-        """Tell the ranks of all nodes if they wait for a rank that has left."""
+        """End the waits of the ranks of all nodes for a rank that has left."""
         if self.links is not None and self.idle_nodes is not None:
             first = self.links.is_first_node
             self.idle_nodes.check(self.links.statuses.values() if first else None)

@@ -17,6 +17,6 @@ def test_the_second_fruitless_start_in_a_row_is_refused(tmp_path: Path) -> None:
     for done in (0, 3, 0, 1, 2):
         stop(done)
     stop(0)
-    with pytest.raises(UserError, match="neither completed one.*--time=60"):
+    with pytest.raises(UserError, match=r"neither completed one.*--time=60"):
         stop(0)
     stop(0)  # Whoever starts again has changed something.
