@@ -28,7 +28,7 @@ from dptrain.experiments.measuring import (
     training_run,
 )
 from dptrain.experiments.memory_budget import Largest
-from dptrain.experiments.tables import comparison_tables
+from dptrain.experiments.tables import comparison_tables, findings_table
 from dptrain.experiments.timing import Timing
 from dptrain.files import dump_json, parse_json
 from dptrain.measure.console import make_console
@@ -203,6 +203,16 @@ def result_of(task: str, samples: int, ms: float, network: str = "net") -> Resul
 )
 def test_the_text_of_saturation(rates: dict[int, float], text: str) -> None:
     assert str(saturation({n: 1e3 / rate for n, rate in rates.items()})) == text
+
+
+def test_the_summary_has_no_column_without_values() -> None:
+    timed = [result_of(TRAINING, n, 10.0 / n) for n in (2, 8)]
+    searched = [replace(result_of(LARGEST + TRAINING, 700, 9.0), largest=Largest(700, 1, 3))]
+    for results, extra in ((timed + searched, ("saturates at", "best samples/s")), (searched, ())):
+        table = findings_table(find(results, View()), View(), "numba")
+        headings = ("network", "parameters", *extra)
+        assert tuple(table.columns) == headings
+        assert ("saturates at" in (table.caption or "")) is bool(extra)
 
 
 def test_saturation_is_where_no_larger_batch_is_much_faster() -> None:
