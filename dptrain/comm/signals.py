@@ -200,9 +200,10 @@ def stop_advice(
 def open_launcher_output(
     environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), pid: int | None = None
 ) -> int | None:
-    """Open the standard error of Open MPI's mpirun; return None if this is not possible.
+    """Open a file for a last line under Open MPI's mpirun; return None if this is not possible.
 
-    After a signal, mpirun of version 5 no longer forwards what ranks write to theirs.
+    After a signal, mpirun of version 5 no longer forwards what ranks write to their standard error,
+    so the line goes to that of mpirun. Version 4 forwards it.
 
     Args:
         environ, proc, pid: as for `stop_advice`.
@@ -213,6 +214,8 @@ def open_launcher_output(
     if mpirun is None:
         return None
     try:
+        if "prte" not in (proc / f"{mpirun}/stat").read_text():
+            return os.dup(2)
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
         return os.open(proc / f"{mpirun}/fd/2", flags)
     except OSError:  # A socket, or another user's process.

@@ -22,8 +22,8 @@ from dptrain.training.resources import COMPILATION_TIMEOUT_S, compile_kernels
 WHEN = "while kernels were compiled; the next run continues with the rest"
 
 OTHERS_S = 20.0
-"""Time for a signal to reach all ranks, which compile at the same time: 5 s were too short on a busy
-machine. If it does not reach them, the rank that received it ends the job."""
+"""Time for a signal to reach all ranks while they compile; 5 s were too short on a busy machine.
+If it does not reach them, the rank that received it ends the job."""
 
 FRUITLESS = ".compilation"
 """File of a run directory: the last start was stopped before it completed a kernel."""

@@ -193,8 +193,8 @@ class RunningJob:
 
     @property
     def output(self) -> str:
-        """What was printed until now."""
-        return (self.folder / "output").read_text(errors="replace")
+        """What was printed until now, without the escape sequence of Open MPI 4 at its end."""
+        return (self.folder / "output").read_text(errors="replace").replace("\x1b[0m", "")
 
     def ranks(self) -> list[int]:
         """Return the processes of the ranks, rank 0 first."""
