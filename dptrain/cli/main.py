@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from contextlib import ExitStack, nullcontext, redirect_stdout
@@ -47,10 +46,9 @@ def end_if_compiling(code: int) -> None:
     """End the process without destructors if a thread still compiles after an interruption."""
     compilation = sys.modules.get("dptrain.native.compilation")
     if compilation is not None and compilation.is_compiling():
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        from dptrain.comm.abort import exit_at_once
+
+        exit_at_once(code)
 
 
 def run(arguments: list[str], *, is_rank_zero: bool) -> int:

@@ -19,6 +19,7 @@ What ends a job, and who prints the cause:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -36,7 +37,7 @@ from dptrain.comm.launching.launcher import find_launch
 from dptrain.comm.launching.start import start_mpi
 from dptrain.comm.signals import open_launcher_output
 from dptrain.comm.watchdog.mpi_files import own_files
-from dptrain.comm.watchdog.watch import find_launcher
+from dptrain.comm.watchdog.watch import HYDRA, find_launcher, program_names
 from dptrain.comm.world import AgreedError, World
 from dptrain.errors import UserError, path_user_error
 from dptrain.memory import memory_user_error
@@ -214,6 +215,29 @@ def _end(job: Job, error: BaseException) -> NoReturn:
     with job.limit_call("MPI_Abort to end the job", _ABORT_S):
         MPI.COMM_WORLD.Abort(exit_code(error))
     os._exit(exit_code(error))
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End this process without the exit functions of C; all ranks call this.
+
+    MPICH registers one, and its mpirun kills the other ranks if the first one has not called it.
+    There, MPI_Abort ends the ranks; `srun` would return another code after it.
+
+    Args:
+        code: the exit code.
+    """
+    job, launcher = current_job(), find_launcher(os.getpid())
+    if job is not None and launcher is not None and program_names(launcher) & set(HYDRA):
+        from mpi4py import MPI
+
+        time.sleep(_DELIVERY_S)
+        _remove_files_of_mpi()
+        with job.limit_call("MPI_Abort to end the job", _ABORT_S):
+            MPI.COMM_WORLD.Abort(code)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _remove_files_of_mpi() -> None:

@@ -168,6 +168,15 @@ def _with_script(launcher: Launcher) -> Launcher:
 # Jobs.
 
 
+def _handle_signals() -> None:
+    """Let a program handle signals that `nohup` and shells ignore for programs in the background.
+
+    A shell cannot trap what it ignores from its start.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class RunningJob:
     """A job that runs; `wait` ends it.
 
@@ -185,8 +194,7 @@ class RunningJob:
             [*launcher.command, sys.executable, *program], cwd=folder, stdin=subprocess.DEVNULL,
             stdout=self._output, stderr=self._output,
             env=environment(**dict(launcher.variables)), start_new_session=True,
-            # `nohup` ignores this signal, and a shell cannot trap what it ignores from its start.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+            preexec_fn=_handle_signals,
         )  # fmt: skip
         self._num_ranks = 2 if launcher.command else 1
         self._event_at = time.monotonic()

@@ -75,8 +75,11 @@ ABSENT_S = 5.0
 LATE_S = 30.0
 """Time in which a rank may start after all others have ended because of a failure."""
 
+HYDRA = ("hydra_pmi_proxy", "pmi_proxy", "hydra_bstrap_proxy")
+"""Names of the program that starts ranks for MPICH's mpirun on each node."""
+
 LAUNCHERS = (
-    "hydra_pmi_proxy", "pmi_proxy", "hydra_bstrap_proxy", "mpirun", "mpiexec", "mpiexec.hydra",
+    *HYDRA, "mpirun", "mpiexec", "mpiexec.hydra",
     "mpiexec.gforker", "prterun", "prted", "orterun", "orted", "mpispawn", "mpirun_rsh",
     "slurmstepd",
 )  # fmt: skip
