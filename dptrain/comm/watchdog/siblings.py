@@ -65,9 +65,9 @@ class Siblings:
             if rank is None:
                 continue
             self._pids.add(pid)
-            self._absent.discard(rank)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # It has just ended, so its rank remains absent.
                 file = os.pidfd_open(pid)
+                self._absent.discard(rank)
                 self._by_file[file] = rank, pid
                 self._ended.register(file, select.EPOLLIN)
 
