@@ -177,6 +177,7 @@ class Rank:
         pid: its process.
         pipe: file descriptor of its pipe.
         has_ended: True if it reported a regular end.
+        was_dead: True if its process had ended before the watchdog knew it.
         limit_s: time limit of the call in which it waits for all ranks; None outside such calls.
         purpose: what that call waits for.
         waited_s: time since the call began.
@@ -187,6 +188,7 @@ class Rank:
     def __init__(self, number: str, pid: int, pipe: int) -> None:
         self.number, self.pid, self.pipe = number, pid, pipe
         self.has_ended = False
+        self.was_dead = process_state(pid) in ("", "Z")
         self.limit_s: float | None = None
         self.purpose = ""
         self.waited_s = 0.0
@@ -405,12 +407,34 @@ class Watchdog:
         del self.ranks[rank.pipe]
         if not rank.has_ended:
             self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
+            dead = [each for each in (rank, *self.ranks.values()) if each.was_dead]
+            are_known = self.launcher is not None or len(self.ranks) + 1 == int(self.size)
+            is_first = are_known and len(dead) + len(self.siblings.absent) == 1
+            if dead and not is_first:
+                self._name_unknown(dead)
             self._name_missing()
+            rank = dead[0] if dead else rank
             self._name(
                 rank.number,
                 f"its process {rank.pid} on {self.host} was killed or exited in the middle of the "
                 "run (out of memory, kill -9, a crash or os._exit)",
             )
+
+    def _name_unknown(self, dead: list[Rank]) -> None:
+        """Print which ranks ended before this process knew them: which was the first is unknown.
+
+        If the launcher has ended too, ranks that never registered are not known either.
+        """
+        if self.links is not None:
+            self.links.send("died")
+        numbers = sorted({*(int(rank.number) for rank in dead), *self.siblings.absent})
+        names = ", ".join(map(str, numbers[:MAX_NAMED])) + ", …" * (len(numbers) > MAX_NAMED)
+        print_once(
+            self.folder,
+            f"dptrain: rank{'s' * (len(numbers) > 1)} {names} of {self.size} ended on {self.host} "
+            "during the start (out of memory, kill -9, a crash or os._exit), perhaps because "
+            "another rank did; see the launcher's messages\n",
+        )
 
     def _name_missing(self) -> bool:
         """Name a rank that ended before it registered; return False if there is none.

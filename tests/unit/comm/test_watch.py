@@ -270,22 +270,36 @@ def test_the_state_of_processes_is_read() -> None:
     assert watch.start_time(os.getpid()).isdecimal()
 
 
-def test_a_rank_that_ends_before_the_watchdog_has_opened_its_pipe(tmp_path: Path) -> None:
-    folder = tmp_path / "job"
+@pytest.mark.parametrize(
+    ("ranks", "size", "text"),
+    [
+        ((0,), 1, "rank 0 of 1: its process 4194305 on host was killed"),
+        ((0, 1), 2, "ranks 0, 1 of 2 ended on host during the start"),
+        ((1,), 2, "rank 1 of 2 ended on host during the start"),
+    ],
+    ids=["the only one", "all", "one of two"],
+)
+def test_ranks_that_end_before_the_watchdog_has_opened_their_pipes(
+    ranks: tuple[int, ...], size: int, text: str, tmp_path: Path
+) -> None:
+    """If the launcher has ended too, it is not known which rank was the first."""
+    folder, pid = tmp_path / "job", 1 + (1 << 22)  # No process has such a number.
     folder.mkdir()
-    os.mkfifo(folder / "alive-0-77")
     os.mkfifo(folder / "register")
     reader = os.open(folder / "register", os.O_RDONLY | os.O_NONBLOCK)
-    (folder / "register").write_text("0-77\n")
+    with (folder / "register").open("w") as register:
+        for rank in ranks:
+            os.mkfifo(folder / f"alive-{rank}-{pid}")
+            register.write(f"{rank}-{pid}\n")
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", watch.__file__, "ranks", str(folder), "host", "1"],
+        [sys.executable, "-I", "-S", watch.__file__, "ranks", str(folder), "host", str(size)],
         stdin=reader, stderr=subprocess.PIPE, text=True,
     ) as helper:  # fmt: skip
         assert helper.stderr is not None
         os.close(reader)
-        (line,) = helper.stderr.readlines()
+        line = helper.stderr.readline()
         helper.kill()
-    assert line.startswith("dptrain: rank 0 of 1: its process 77 on host was killed")
+    assert line.startswith(f"dptrain: {text}")
 
 
 def test_ranks_that_register_at_once_start_one_watchdog(tmp_path: Path) -> None:
