@@ -32,12 +32,7 @@ from dptrain.backends.cuda.elementwise.activations import ActivationOperation
 from dptrain.backends.cuda.elementwise.dropout import DropoutOperation
 from dptrain.backends.cuda.epilogues import EPILOGUES
 from dptrain.backends.cuda.normalization.batch_norm import BatchNormOperation
-from dptrain.backends.cuda.normalization.folding import (
-    FOLDED,
-    bind_folded,
-    folded_needs,
-    folds_batch_norm,
-)
+from dptrain.backends.cuda.normalization.folding import bind_folded
 from dptrain.backends.cuda.normalization.group_norm import GroupNormOperation
 from dptrain.backends.cuda.normalization.normalization import NormalizationOperation
 from dptrain.backends.cuda.operation import (
@@ -54,6 +49,7 @@ from dptrain.backends.cuda.pooling import (
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.flat_arrays import FlatArrays
+from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
 from dptrain.backends.replica import (
     Arrays,
     Context,
@@ -294,7 +290,7 @@ class CudaBackend(Backend):
         operation, layer = self.operation(group, setting), group.head.layer
         needs = operation.needs(group, setting)
         if folds_batch_norm(group):
-            return folded_needs(needs, group)
+            return folded_needs(needs, group, keeps=False)
         if isinstance(layer, Conv2d) and not layer.bias and operation.reads_bias:
             return _with_unused_bias(needs, group.head.output_maps[0])
         return needs

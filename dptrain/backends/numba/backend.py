@@ -13,6 +13,7 @@ from dptrain.aligned import aligned_zeros
 from dptrain.backends.base import Backend
 from dptrain.backends.clipping import Clipping
 from dptrain.backends.flat_arrays import FlatArrays
+from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
 from dptrain.backends.numba import (
     crop_windows,
     elementwise,
@@ -141,7 +142,7 @@ class NumbaBackend(Backend):
         (BatchNorm2d, Add),
         (BatchNorm2d, ReLU),
     )
-    inference_fusions = (*folding.FOLDED, (Add, ReLU))
+    inference_fusions = (*FOLDED, (Add, ReLU))
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         if isinstance(nodes[0].layer, BatchNorm2d):
@@ -167,7 +168,7 @@ class NumbaBackend(Backend):
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         needs = operation_of(group).needs(group, setting)
-        return folding.folded_needs(needs, group) if folding.folds_batch_norm(group) else needs
+        return folded_needs(needs, group, keeps=True) if folds_batch_norm(group) else needs
 
     def explain(self, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
         needed = self.needs(group, setting).phases
@@ -181,7 +182,7 @@ class NumbaBackend(Backend):
         assert isinstance(replica, NumbaReplica)
         operation = operation_of(group)
         pool = replica.thread_pool
-        if folding.folds_batch_norm(group):
+        if folds_batch_norm(group):
             return folding.bind_folded(operation, group, arrays, pool, replica)
         return operation(group, arrays, pool, replica).kernels(phases)
 

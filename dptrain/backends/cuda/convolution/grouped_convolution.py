@@ -12,8 +12,8 @@ from dptrain.backends.cuda.dense.gemm_tiles import SplitK, ceil_div, split_terms
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.launching import THREADS, launch, launch_reduction
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
-from dptrain.backends.cuda.normalization.folding import folds_batch_norm
 from dptrain.backends.cuda.operation import Operation, vector_width
+from dptrain.backends.folding import folds_batch_norm
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Node

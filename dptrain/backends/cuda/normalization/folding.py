@@ -6,8 +6,7 @@ that takes the time of reading the weights, and saves reading and writing the ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,30 +15,7 @@ from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Arrays, Context, Kernel, ReplacedArrays
-from dptrain.network.activations import ReLU
-from dptrain.network.layers import Conv2d, Layer
-from dptrain.network.normalization import BatchNorm2d
-from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase
-
-FOLDED: Sequence[tuple[type[Layer], ...]] = (Conv2d, BatchNorm2d, ReLU), (Conv2d, BatchNorm2d)
-"""Groups of a convolution into which a batch normalisation is folded."""
-
-
-def folds_batch_norm(group: Group) -> bool:
-    """Return whether a group is a convolution with a batch normalisation."""
-    return BatchNorm2d in group.kinds[1:]
-
-
-def folded_needs(needs: GroupNeeds, group: Group) -> GroupNeeds:
-    """Return the needs of a convolution and of the kernel that computes its parameters."""
-    size, filters = group.head.parameters[0].size, group.head.output_maps[0]
-    buffers = {
-        "folded_weight": BufferSpec((size,), "float32"),
-        "folded_bias": BufferSpec((filters,), "float32"),
-    }
-    forward = needs.phases[Phase.FORWARD]
-    phases = {Phase.FORWARD: replace(forward, writes=(*forward.writes, *buffers))}
-    return replace(needs, phases=phases, buffers={**needs.buffers, **buffers})
+from dptrain.plan.lowering import Group, Phase
 
 
 def bind_folded(

@@ -33,22 +33,29 @@ from dptrain.plan.selection import Algorithm, Choice, Gain, KernelSelection, fas
 
 PHASES = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
+EPYC = "one thread of an AMD EPYC (AVX2), processor time, other programs running, 29 November 2026"
+"""Conditions of gains that were measured by ``benchmarks.step.gains``."""
+
 CONVOLUTION: tuple[Algorithm[Case], ...] = (
     Algorithm(
         "Winograd F(4×4, 3×3)", PHASES, partial(winograd_convolution.supports, 3),
         winograd_convolution.estimate, winograd_convolution.plan,
+        (Gain("model2", 1.63, f"batch size 32, 31 pairs, {EPYC}"),),
     ),
     Algorithm(
         "Winograd F(2×2, 5×5)", PHASES, partial(winograd_convolution.supports, 5),
         winograd_convolution.estimate, winograd_convolution.plan,
+        (Gain("cifar", 1.51, f"batch size 32, 15 pairs, {EPYC}"),),
     ),
     Algorithm(
         "GEMM", PHASES, pointwise_convolution.supports,
         pointwise_convolution.estimate, pointwise_convolution.plan,
+        (Gain("mobilenet-v1", 1.08, f"batch size 4, 11 pairs, {EPYC}"),),
     ),
     Algorithm(
         "GEMM of gathered pixels", (Phase.FORWARD, Phase.BACKWARD_INPUT),
         gathered_convolution.supports, gathered_convolution.estimate, gathered_convolution.plan,
+        (Gain("resnet18-cifar", 1.17, f"batch size 1, 21 pairs, {EPYC}"),),
     ),
     Algorithm(
         "implicit GEMM of colour images", (Phase.FORWARD, Phase.BACKWARD_WEIGHT),
@@ -61,6 +68,8 @@ CONVOLUTION: tuple[Algorithm[Case], ...] = (
         "Winograd F(4×4, 3×3) of colour images", (Phase.FORWARD, Phase.BACKWARD_WEIGHT),
         winograd_rgb_convolution.supports, winograd_rgb_convolution.estimate,
         winograd_rgb_convolution.plan,
+        (Gain("model0", 1.08, f"batch size 32, 61 pairs, {EPYC}"),
+         Gain("model1", 1.07, f"batch size 32, 61 pairs, {EPYC}")),
     ),
     Algorithm(
         "implicit GEMM", PHASES, direct_convolution.supports,

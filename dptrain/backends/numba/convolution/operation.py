@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.folding import folds_batch_norm
 from dptrain.backends.numba import elementwise
 from dptrain.backends.numba.convolution.algorithms import PHASES, candidates, choose, plan_kernel
 from dptrain.backends.numba.convolution.fused_pooling import NoPool
@@ -19,7 +20,6 @@ from dptrain.backends.numba.convolution.planning import (
     work_of,
 )
 from dptrain.backends.numba.convolution.winograd_convolution import refusal
-from dptrain.backends.numba.normalization.folding import folds_batch_norm
 from dptrain.backends.numba.operations import (
     DIRECT,
     GRAIN,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dptrain.backends.numba.dense import dense_shards, matmul
 from dptrain.backends.numba.dense.matmul import DenseKernel
 from dptrain.plan.lowering import Phase
-from dptrain.plan.selection import Algorithm, alone
+from dptrain.plan.selection import Algorithm, Choice, KernelSelection, alone, fastest, select
 
 PHASES = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
@@ -61,3 +61,13 @@ DENSE: Sequence[Algorithm[Case]] = (
               _estimate, _plan_shards),
 )  # fmt: skip
 """The algorithms. Estimates are in multiply-adds."""
+
+
+def choose(case: Case, selection: KernelSelection, stage: str) -> Choice[Case]:
+    """Return the algorithm of a case; see `dptrain.plan.selection.select`."""
+    return select(DENSE, case.phase, case, selection, stage)
+
+
+def candidates(case: Case) -> list[Choice[Case]]:
+    """Return the algorithms that support a case, the fastest first."""
+    return fastest(DENSE, case.phase, case)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.numba import elementwise
 from dptrain.backends.numba.dense import matmul
-from dptrain.backends.numba.dense.algorithms import DENSE, PHASES, Case
+from dptrain.backends.numba.dense.algorithms import PHASES, Case, candidates, choose
 from dptrain.backends.numba.dense.dense_blocks import weight_gradient_grain
 from dptrain.backends.numba.dense.matmul import DenseKernel
 from dptrain.backends.numba.operations import GRAIN, DropoutMask, Operation, each
@@ -28,7 +28,7 @@ from dptrain.plan.lowering import (
     Phase,
     Setting,
 )
-from dptrain.plan.selection import Choice, fastest, select
+from dptrain.plan.selection import Choice
 
 
 class FullyConnected(Operation):
@@ -162,7 +162,7 @@ def _case(group: Group, setting: Setting, phase: Phase) -> Case:
 
 
 def _choose(group: Group, setting: Setting, phase: Phase) -> Choice[Case]:
-    return select(DENSE, phase, _case(group, setting, phase), setting.selection, group.stage(phase))
+    return choose(_case(group, setting, phase), setting.selection, group.stage(phase))
 
 
 def _kernel(group: Group, setting: Setting, phase: Phase) -> DenseKernel:
@@ -181,9 +181,8 @@ def _explain(group: Group, setting: Setting, phase: Phase) -> Explanation:
         features = case.outputs if phase is Phase.FORWARD else case.inputs
         down, across = -(-case.samples // blocks.samples), -(-features // blocks.features)
         tile, units = f"{blocks.samples}×{blocks.features}", f"{down} × {across} blocks"
-    candidates = fastest(DENSE, phase, case)
     return Explanation.of(
-        choice, candidates, setting.selection, group.stage(phase), tile=tile, units=units,
+        choice, candidates(case), setting.selection, group.stage(phase), tile=tile, units=units,
         note=note,
     )  # fmt: skip
 

@@ -7,8 +7,7 @@ have changed. This saves reading and writing the activations.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,31 +17,7 @@ from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.replica import UNKNOWN_VERSION, Arrays, Context, ReplacedArrays, Replica
 from dptrain.native.jit import kernel
 from dptrain.native.threads import ThreadPool
-from dptrain.network.activations import ReLU
-from dptrain.network.layers import Conv2d, Layer
-from dptrain.network.normalization import BatchNorm2d
-from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase
-
-FOLDED: Sequence[tuple[type[Layer], ...]] = (Conv2d, BatchNorm2d, ReLU), (Conv2d, BatchNorm2d)
-"""Groups of a convolution into which a batch normalisation is folded."""
-
-
-def folds_batch_norm(group: Group) -> bool:
-    """Return whether a group is a convolution with a batch normalisation."""
-    return BatchNorm2d in group.kinds[1:]
-
-
-def folded_needs(needs: GroupNeeds, group: Group) -> GroupNeeds:
-    """Return the needs of a convolution and of the kernel that computes its parameters."""
-    size, filters = group.head.parameters[0].size, group.head.output_maps[0]
-    buffers = {
-        "folded_weight": BufferSpec((size,), "float32"),
-        "folded_bias": BufferSpec((filters,), "float32"),
-    }
-    forward = needs.phases[Phase.FORWARD]
-    phases = {Phase.FORWARD: replace(forward, writes=(*forward.writes, *buffers))}
-    kept = (*needs.kept, *buffers)
-    return replace(needs, phases=phases, buffers={**needs.buffers, **buffers}, kept=kept)
+from dptrain.plan.lowering import Group, Phase
 
 
 @kernel
