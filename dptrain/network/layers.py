@@ -320,7 +320,7 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _Pool2d(Layer):
+class Pool2d(Layer):
     """Shape arithmetic of the pooling layers.
 
     Attributes:
@@ -400,21 +400,21 @@ class _Pool2d(Layer):
 
 
 @dataclass(frozen=True)
-class MaxPool2d(_Pool2d):
+class MaxPool2d(Pool2d):
     """Maximum of each window; the gradient goes to the first of its largest elements."""
 
     kind: ClassVar[str] = "pool"
 
 
 @dataclass(frozen=True)
-class AveragePool2d(_Pool2d):
+class AveragePool2d(Pool2d):
     """Mean of each window over the positions inside the map."""
 
     kind: ClassVar[str] = "avgpool"
 
 
 @dataclass(frozen=True)
-class SumPool2d(_Pool2d):
+class SumPool2d(Pool2d):
     """Sum of each window."""
 
     kind: ClassVar[str] = "sumpool"

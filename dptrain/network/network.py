@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from dptrain.arguments import NamedArguments
 from dptrain.bounds import MAX_LAYERS
@@ -56,6 +56,9 @@ class NodeSpec(NamedTuple):
     inputs: tuple[str, ...] | None = None
 
 
+L = TypeVar("L", bound=Layer)
+
+
 @dataclass(frozen=True)
 class Node:
     """A layer in a network, with its inputs, its shapes and its parameters.
@@ -85,6 +88,11 @@ class Node:
     output_maps: Shape
     parameters: tuple[Parameter, ...]
     statistics: tuple[Statistic, ...] = ()
+
+    def layer_of(self, kind: type[L]) -> L:
+        """Return the layer, which is of a kind."""
+        assert isinstance(self.layer, kind), f"{self.name} is no {kind.__name__}"
+        return self.layer
 
     @property
     def flops(self) -> Flops:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from dptrain.backends.cuda.normalization.normalization import NormalizationKerne
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cuda.pooling import PoolingKernels, argmax_dtype
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.layers import Dropout, Layer, LocalResponseNorm, MaxPool2d
+from dptrain.network.layers import Dropout, Layer, LocalResponseNorm, MaxPool2d, Pool2d
 from dptrain.network.network import Node
 from dptrain.plan.lowering import BufferSpec, Group, Setting
 
@@ -79,8 +79,7 @@ class PoolEpilogue(Epilogue):
     @classmethod
     def supports(cls, nodes: tuple[Node, ...]) -> bool:
         """The kernel stores the index of the maximum in 16 bits."""
-        layer: Any = nodes[0].layer
-        elements: int = math.prod(layer.windows)
+        elements = math.prod(nodes[0].layer_of(Pool2d).windows)
         return elements < 1 << 16
 
     def forward(self) -> Kernel:
@@ -168,9 +167,9 @@ class NormPoolEpilogue(Epilogue):
 
 def _band_bytes(node: Node, band: int) -> int:
     """Return the bytes of the float32 input rows of `band` output rows of a pooling layer."""
-    layer: Any = node.layer
+    layer = node.layer_of(Pool2d)
     channels, height, width = node.input_shape
-    rows: int = min((band - 1) * layer.strides[0] + layer.windows[0], height)
+    rows = min((band - 1) * layer.strides[0] + layer.windows[0], height)
     return 4 * rows * width * channels
 
 

@@ -14,6 +14,7 @@ from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation
 from dptrain.backends.replica import Context, Kernel
+from dptrain.network.layers import Pool2d
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
@@ -32,9 +33,8 @@ class PoolingKernels:
     """
 
     def __init__(self, operation: Operation, node: Node) -> None:
-        layer: Any = node.layer
         self._operation, self._node = operation, node
-        self.geometry = geometry(node, layer.windows)
+        self.geometry = geometry(node, node.layer_of(Pool2d).windows)
         self.width = operation.vector_width(node.output_shape[0])
         self.defines = {"VECTOR": self.width, **geometry_defines(operation.device, self.geometry)}
         if argmax_dtype(node) != "uint8":
@@ -77,8 +77,7 @@ def argmax_dtype(node: Node) -> str:
 
     The largest value of the dtype means that no element was selected.
     """
-    layer: Any = node.layer
-    return "uint8" if math.prod(layer.windows) <= 255 else "int32"
+    return "uint8" if math.prod(node.layer_of(Pool2d).windows) <= 255 else "int32"
 
 
 class MaxPoolOperation(SingleLayerOperation):

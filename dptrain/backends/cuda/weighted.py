@@ -47,8 +47,7 @@ def pools_in_kernel(group: Group) -> bool:
     if epilogue_of(group) is not PoolEpilogue:
         return False
     node = group.nodes[group.kinds.index(MaxPool2d)]
-    pool = node.layer
-    assert isinstance(pool, MaxPool2d)
+    pool = node.layer_of(MaxPool2d)
     square = pool.windows == pool.strides == (2, 2)
     return square and pool.pads(node.input_shape) == ((0, 0), (0, 0))
 

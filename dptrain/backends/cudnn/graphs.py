@@ -50,8 +50,7 @@ class Problem:
 
 def problem_of(node: Node, kind: str, samples: int, *, relu: bool, precision: str) -> Problem:
     """Return the convolution of a layer for a number of samples."""
-    layer = node.layer
-    assert isinstance(layer, Conv2d)
+    layer = node.layer_of(Conv2d)
     (c, h, w), (k, out_h, out_w) = node.input_maps, node.output_maps
     (top, bottom), (left, right) = layer.pads(node.input_shape)
     r, s = layer.window

@@ -22,10 +22,7 @@ from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.replica import Arrays, Context, Replica, SumStatistics
 from dptrain.native.jit import Kernel
 from dptrain.native.threads import Launch, ThreadPool
-from dptrain.network.layers import (
-    Dropout,
-    LocalResponseNorm,
-)
+from dptrain.network.layers import Dropout, LocalResponseNorm, Pool2d
 from dptrain.network.network import Node
 from dptrain.philox import threshold
 from dptrain.plan.lowering import (
@@ -295,7 +292,7 @@ class Drop(_Single):
 
 def pool_geometry(node: Node) -> fused_pooling.PoolGeometry:
     """Return the geometry of a pooling layer."""
-    layer: Any = node.layer
+    layer = node.layer_of(Pool2d)
     (top, _), (left, _) = layer.pads(node.input_shape)
     _, height, width = node.input_shape
     return fused_pooling.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
@@ -355,8 +352,7 @@ class ResponseNorm(_Single):
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        layer, (channels, *_) = group.head.layer, group.head.output_maps
-        assert isinstance(layer, LocalResponseNorm)
+        layer, (channels, *_) = group.head.layer_of(LocalResponseNorm), group.head.output_maps
         shape = normalization.scratch_shape(setting.threads, channels, layer.radius)
         # Two buffers, each of which is needed in one stage only.
         buffers = {"scratch": BufferSpec(shape, "float32")}

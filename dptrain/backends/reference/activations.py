@@ -12,15 +12,14 @@ from dptrain.network.expressions import Expression, evaluate
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting
 
 
-class ActivationOperation(Operation):
+class ActivationOperation(Operation[Activation]):
     """A function of each element, computed from its expression."""
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        assert isinstance(group.head.layer, Activation)
         phases = {Phase.FORWARD: Access(("x",), ("y",))}
         if group.gradients:
-            reads = group.head.layer.formula.reads
+            reads = group.head.layer_of(Activation).formula.reads
             phases[Phase.BACKWARD] = Access(("dy", reads), group.gradients)
         return GroupNeeds(phases)
 
@@ -34,8 +33,7 @@ class ActivationOperation(Operation):
 
     @property
     def _formula(self) -> Formula:
-        assert isinstance(self.node.layer, Activation)
-        return self.node.layer.formula
+        return self.layer.formula
 
     def _assign(self, result: str, expression: Expression, n: int, *inputs: str) -> None:
         """Evaluate an expression of arrays for the first n samples."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Context
+from dptrain.network.combining import Add, Concatenate
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
@@ -19,7 +20,7 @@ def _input_names(node: Node) -> tuple[str, ...]:
     return tuple(input_name(number) for number in range(1, len(node.inputs) + 1))
 
 
-class Addition(Operation):
+class Addition(Operation[Add]):
     """y = x + x2 + …. The gradient of each input is dy."""
 
     @classmethod
@@ -36,7 +37,7 @@ class Addition(Operation):
         a["y"][:n] = total
 
 
-class Concatenation(Operation):
+class Concatenation(Operation[Concatenate]):
     """The channels of all inputs, one after another. Each input receives its part of dy."""
 
     @classmethod

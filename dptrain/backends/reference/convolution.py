@@ -14,28 +14,22 @@ from dptrain.backends.replica import Context
 from dptrain.network.layers import Conv2d
 
 
-class Convolution(WeightedOperation):
+class Convolution(WeightedOperation[Conv2d]):
     """y[n, k, i, j] = b[k] + Σ x[n, c, i·stride + r − top, …] w[k, c, r, s].
 
     The sum is over the channels c of the group of filter k.
     """
 
-    @property
-    def _layer(self) -> Conv2d:
-        layer = self.node.layer
-        assert isinstance(layer, Conv2d)
-        return layer
-
     def _groups(self) -> Iterator[tuple[slice, slice]]:
         """Yield the channels and the filters of each group."""
-        groups = self._layer.groups
-        channels, filters = self.node.input_shape[0] // groups, self._layer.filters // groups
+        groups = self.layer.groups
+        channels, filters = self.node.input_shape[0] // groups, self.layer.filters // groups
         for g in range(groups):
             yield slice(g * channels, (g + 1) * channels), slice(g * filters, (g + 1) * filters)
 
     def _input_windows(self, n: int) -> NDArray[Any]:
         """Return the windows (n, C, Ho, Wo, R, S) of the input."""
-        layer, node = self._layer, self.node
+        layer, node = self.layer, self.node
         ho, wo = node.output_shape[1:]
         padded = pad(self.arrays["x"][:n], layer.pads(node.input_shape))
         return windows_of(padded, layer.window, layer.strides)[:, :, :ho, :wo]
@@ -46,7 +40,7 @@ class Convolution(WeightedOperation):
         for channels, filters in self._groups():
             weight = a["weight"][filters]
             y = np.tensordot(windows[:, channels], weight, ((1, 4, 5), (1, 2, 3)))
-            if self._layer.bias:
+            if self.layer.bias:
                 y += a["bias"][filters]
             a["y"][:n, filters] = y.transpose(0, 3, 1, 2)
 
@@ -57,12 +51,12 @@ class Convolution(WeightedOperation):
         for channels, filters in self._groups():
             dweight = np.tensordot(dy[:, filters], windows[:, channels], over_outputs)
             a["dweight"][filters] = dweight
-        if self._layer.bias:
+        if self.layer.bias:
             a["dbias"][:] = dy.sum(axis=(0, 2, 3))
 
     def backward_input(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        layer = self._layer
+        layer = self.layer
         pads = layer.pads(self.node.input_shape)
         for channels, filters in self._groups():
             dwindows = np.tensordot(a["dy"][:n, filters], a["weight"][filters], ((1,), (0,)))

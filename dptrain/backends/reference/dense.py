@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 
 from dptrain.backends.reference.operation import Operation, WeightedOperation
 from dptrain.backends.replica import Context
+from dptrain.network.biases import BiasAdd
+from dptrain.network.layers import Dense
 from dptrain.plan.lowering import Group, GroupNeeds, Setting
 
 
-class FullyConnected(WeightedOperation):
+class FullyConnected(WeightedOperation[Dense]):
     """y = x Wᵀ + b, row by row."""
 
     def _rows(self, n: int) -> NDArray[Any]:
@@ -36,7 +38,7 @@ class FullyConnected(WeightedOperation):
         a["dx"][:n] = dx.reshape(a["dx"][:n].shape)
 
 
-class BiasAddition(Operation):
+class BiasAddition(Operation[BiasAdd]):
     """y = x + bias of the channel or unit."""
 
     @classmethod

@@ -11,22 +11,20 @@ from dptrain.network.layers import Dropout
 from dptrain.philox import dropout_keep
 
 
-class Drop(Operation):
+class Drop(Operation[Dropout]):
     """Dropout with masks of `dptrain.philox`."""
 
     saved: ClassVar[Mapping[str, str]] = {"factor": "float64"}
 
     def forward(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        layer = self.node.layer
-        assert isinstance(layer, Dropout)
         x = a["x"][:n]
         if not context.training:
             a["y"][:n] = x
             return
         channels, height, width = self.node.output_maps
         keep = dropout_keep(
-            layer.rate,
+            self.layer.rate,
             channels * height * width,
             seed=context.seed,
             step=context.step,
@@ -34,7 +32,7 @@ class Drop(Operation):
             samples=context.samples,
         )
         ordered = keep.reshape(n, height, width, channels).transpose(0, 3, 1, 2)
-        a["factor"][:n] = ordered / (1.0 - layer.rate)
+        a["factor"][:n] = ordered / (1.0 - self.layer.rate)
         a["y"][:n] = x * a["factor"][:n]
 
     def backward(self, context: Context) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -15,34 +15,33 @@ from dptrain.backends.reference.gradient_slots import write_gradient_slots
 from dptrain.backends.reference.operation import Operation, WeightedOperation
 from dptrain.backends.replica import Arrays, Context, SumStatistics
 from dptrain.network.layers import LocalResponseNorm
-from dptrain.network.normalization import BatchNorm2d, GroupNorm, Normalization
+from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm, Normalization
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
+N = TypeVar("N", bound=Normalization)
 
-class ResponseNorm(Operation):
+
+class ResponseNorm(Operation[LocalResponseNorm]):
     """y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
 
     backward_reads: ClassVar[tuple[str, ...]] = ("x",)
 
     def _neighbours(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the sum over the channels within the radius."""
-        layer = self.node.layer
-        assert isinstance(layer, LocalResponseNorm)
+        layer = self.layer
         padded = np.pad(values, ((0, 0), (layer.radius, layer.radius), (0, 0), (0, 0)))
         window = sliding_window_view(padded, 2 * layer.radius + 1, axis=1)
         return np.asarray(window.sum(axis=-1))
 
     def forward(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        layer = self.node.layer
-        assert isinstance(layer, LocalResponseNorm)
+        layer = self.layer
         x = a["x"][:n]
         a["y"][:n] = x * (layer.bias + layer.alpha * self._neighbours(x * x)) ** -layer.beta
 
     def backward(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        layer = self.node.layer
-        assert isinstance(layer, LocalResponseNorm)
+        layer = self.layer
         x, dy = a["x"][:n], a["dy"][:n]
         s = layer.bias + layer.alpha * self._neighbours(x * x)
         power = s**-layer.beta
@@ -65,7 +64,7 @@ def sum_own_parts(parts: NDArray[np.float64], totals: NDArray[np.float64]) -> No
     np.sum(parts, axis=0, out=totals)
 
 
-class BatchNormalization(Operation):
+class BatchNormalization(Operation[BatchNorm2d]):
     """y = weight · x̂ + bias with x̂ = (x − mean) / sqrt(variance + epsilon) of each channel.
 
     Statistics are sums in float64 of each micro-shard, which are added over micro-shards and ranks.
@@ -96,12 +95,6 @@ class BatchNormalization(Operation):
             phases[Phase.BACKWARD_INPUT] = Access(reads, ("dx",))
         return GroupNeeds(phases, {"moments": buffer, "backward_sums": buffer})
 
-    @property
-    def _layer(self) -> BatchNorm2d:
-        layer = self.node.layer
-        assert isinstance(layer, BatchNorm2d)
-        return layer
-
     def _global_sums(
         self, parts: Sequence[tuple[int, NDArray[np.float64]]]
     ) -> tuple[float, NDArray[np.float64]]:
@@ -122,7 +115,7 @@ class BatchNormalization(Operation):
         The variance of a single element counts as 0 in the running variance, where PyTorch raises
         an error.
         """
-        a, layer = self.arrays, self._layer
+        a, layer = self.arrays, self.layer
         parts = []
         for start, stop in pairwise(context.bounds.tolist()):
             x = a["x"][start:stop].astype(np.float64)
@@ -149,7 +142,7 @@ class BatchNormalization(Operation):
         if context.training:
             normalized = self._normalized(x)
         else:
-            inverse = 1.0 / np.sqrt(a["running_var"].astype(np.float64) + self._layer.epsilon)
+            inverse = 1.0 / np.sqrt(a["running_var"].astype(np.float64) + self.layer.epsilon)
             normalized = (x - _by_channel(a["running_mean"])) * _by_channel(inverse)
         a["y"][:n] = _by_channel(a["weight"]) * normalized + _by_channel(a["bias"])
 
@@ -179,7 +172,7 @@ class BatchNormalization(Operation):
         a["dx"][:n] = scale * (dy - _by_channel(mean_dy) - projection)
 
 
-class _SampleNormalization(WeightedOperation):
+class _SampleNormalization(WeightedOperation[N]):
     """A normalisation whose mean and variance are those of elements of one sample.
 
     Class attributes:
@@ -215,10 +208,8 @@ class _SampleNormalization(WeightedOperation):
 
     def _normalized(self, x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return x̂ and 1 / sqrt(variance + epsilon), both (n, C, H, W)."""
-        layer = self.node.layer
-        assert isinstance(layer, Normalization)
         centred = x - self._mean(x)
-        inverse = 1.0 / np.sqrt(self._mean(centred * centred) + layer.epsilon)
+        inverse = 1.0 / np.sqrt(self._mean(centred * centred) + self.layer.epsilon)
         return centred * inverse, inverse
 
     def forward(self, context: Context) -> None:
@@ -239,18 +230,16 @@ class _SampleNormalization(WeightedOperation):
         a["dx"][:n] = inverse * (g - self._mean(g) - normalized * self._mean(g * normalized))
 
 
-class GroupNormalization(_SampleNormalization):
+class GroupNormalization(_SampleNormalization[GroupNorm]):
     """Normalisation of each sample over groups of channels and all pixels."""
 
     axes: ClassVar[tuple[int, ...]] = (2, 3, 4)
 
     def num_groups(self) -> int:
-        layer = self.node.layer
-        assert isinstance(layer, GroupNorm)
-        return layer.groups
+        return self.layer.groups
 
 
-class LayerNormalization(_SampleNormalization):
+class LayerNormalization(_SampleNormalization[LayerNorm]):
     """Normalisation of each pixel over all channels."""
 
     axes: ClassVar[tuple[int, ...]] = (2,)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar, cast
 
 from dptrain.backends.replica import Arrays, Context, Kernel
+from dptrain.network.layers import Layer
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
+L = TypeVar("L", bound=Layer)
 
-class Operation(ABC):
-    """A layer bound to arrays.
+
+class Operation(ABC, Generic[L]):
+    """A layer of type L bound to arrays.
 
     Class attributes:
         backward_reads: arrays that backward reads: ``x``, ``y``, or both.
@@ -23,6 +26,8 @@ class Operation(ABC):
 
     def __init__(self, group: Group, arrays: Arrays) -> None:
         self.group, self.node, self.arrays = group, group.head, arrays
+        # The table of operations has their types.
+        self.layer = cast("L", group.head.layer)
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
@@ -47,7 +52,7 @@ class Operation(ABC):
         """Write dx from dy."""
 
 
-class WeightedOperation(Operation):
+class WeightedOperation(Operation[L]):
     """A layer with a weight, and in general a bias."""
 
     @classmethod
@@ -68,7 +73,7 @@ class WeightedOperation(Operation):
         """Write dx from dy and the parameters."""
 
 
-class Alias(Operation):
+class Alias(Operation[Layer]):
     """Flatten: the same memory in another shape."""
 
     @classmethod

@@ -8,6 +8,7 @@ first n samples.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dptrain.backends.reference.activations import ActivationOperation
 from dptrain.backends.reference.combining import Addition, Concatenation
@@ -44,7 +45,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
 
-OPERATIONS: Mapping[type[Layer], type[Operation]] = {
+OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
     Dense: FullyConnected,
     BiasAdd: BiasAddition,
@@ -64,7 +65,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
 }
 
 
-def operation_of(layer: Layer) -> type[Operation]:
+def operation_of(layer: Layer) -> type[Operation[Any]]:
     """Return the operation of a layer."""
     operation = entry_of(OPERATIONS, layer)
     assert operation is not None, layer.kind

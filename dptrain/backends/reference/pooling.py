@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,21 +12,18 @@ from numpy.typing import NDArray
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.reference.windows import pad, scatter_windows, windows_of
 from dptrain.backends.replica import Context
-from dptrain.network.layers import AveragePool2d, MaxPool2d, SumPool2d
+from dptrain.network.combining import GlobalAveragePool2d
+from dptrain.network.layers import MaxPool2d, Pool2d
+
+P = TypeVar("P", bound=Pool2d)
 
 
-class _Pooling(Operation):
+class _Pooling(Operation[P]):
     """A layer that reduces windows of a map."""
-
-    @property
-    def _layer(self) -> MaxPool2d | AveragePool2d | SumPool2d:
-        layer = self.node.layer
-        assert isinstance(layer, MaxPool2d | AveragePool2d | SumPool2d)
-        return layer
 
     def windows(self, x: NDArray[Any], outside: float) -> NDArray[Any]:
         """Return the windows (n, C, Ho, Wo, R·S) of an array (n, C, H, W)."""
-        layer, node = self._layer, self.node
+        layer, node = self.layer, self.node
         ho, wo = node.output_shape[1:]
         padded = pad(x, layer.pads(node.input_shape), outside)
         view = windows_of(padded, layer.windows, layer.strides)[:, :, :ho, :wo]
@@ -34,13 +31,13 @@ class _Pooling(Operation):
 
     def scatter(self, dwindows: NDArray[Any], n: int) -> None:
         """Write dx, the sums of the gradients of windows (n, C, Ho, Wo, R·S)."""
-        layer = self._layer
+        layer = self.layer
         dwindows = dwindows.reshape(*dwindows.shape[:4], *layer.windows)
         pads = layer.pads(self.node.input_shape)
         scatter_windows(dwindows, self.arrays["dx"][:n], layer.strides, pads)
 
 
-class MaxPooling(_Pooling):
+class MaxPooling(_Pooling[MaxPool2d]):
     """Max pooling. The gradient goes to the first of the largest elements of each window."""
 
     saved: ClassVar[Mapping[str, str]] = {"argmax": "int64"}
@@ -54,11 +51,11 @@ class MaxPooling(_Pooling):
 
     def backward(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        chosen = a["argmax"][:n, ..., None] == np.arange(math.prod(self._layer.windows))
+        chosen = a["argmax"][:n, ..., None] == np.arange(math.prod(self.layer.windows))
         self.scatter(chosen * a["dy"][:n, ..., None], n)
 
 
-class SumPooling(_Pooling):
+class SumPooling(_Pooling[Pool2d]):
     """Sum pooling. Every element of a window receives the window's gradient."""
 
     def _weight(self) -> NDArray[Any]:
@@ -73,7 +70,7 @@ class SumPooling(_Pooling):
     def backward(self, context: Context) -> None:
         n = context.n
         dy = self.arrays["dy"][:n, ..., None] * self._weight()
-        self.scatter(np.broadcast_to(dy, (*dy.shape[:4], math.prod(self._layer.windows))), n)
+        self.scatter(np.broadcast_to(dy, (*dy.shape[:4], math.prod(self.layer.windows))), n)
 
 
 class AveragePooling(SumPooling):
@@ -84,7 +81,7 @@ class AveragePooling(SumPooling):
         return np.asarray(1.0 / inside.sum(axis=-1, keepdims=True))
 
 
-class GlobalAveragePooling(Operation):
+class GlobalAveragePooling(Operation[GlobalAveragePool2d]):
     """The mean of each map. Every pixel receives the same part of its gradient."""
 
     def forward(self, context: Context) -> None:

@@ -18,7 +18,7 @@ from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.plan.lowering import Phase
 
-OperationFactory = Callable[[Arrays], Operation]
+OperationFactory = Callable[[Arrays], Operation[Any]]
 """Binds an operation to arrays."""
 
 _GRADIENTS = ("dweight", "dbias")

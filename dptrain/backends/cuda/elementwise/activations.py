@@ -65,8 +65,7 @@ class ActivationOperation(SingleLayerOperation):
 
     @classmethod
     def backward_reads(cls, group: Group) -> tuple[str, ...]:
-        assert isinstance(group.head.layer, Activation)
-        return (group.head.layer.formula.reads,)
+        return (group.head.layer_of(Activation).formula.reads,)
 
     def forward(self) -> Kernel:
         return self._stage("forward", self.arrays["x"], self.arrays["y"])

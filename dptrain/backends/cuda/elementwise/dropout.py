@@ -34,9 +34,8 @@ class DropoutKernels:
     """Elements that a byte of the mask stores, and that a thread processes."""
 
     def __init__(self, operation: Operation, node: Node) -> None:
-        assert isinstance(node.layer, Dropout)
         self._operation, self._replica = operation, operation.replica
-        self.rate, self._index = node.layer.rate, node.index
+        self.rate, self._index = node.layer_of(Dropout).rate, node.index
         self._size = math.prod(node.output_shape)
         self.factor = np.float32(1.0 / (1.0 - self.rate))
 

@@ -6,8 +6,8 @@ that takes the time of reading the weights, and saves reading and writing the ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,10 +28,10 @@ def bind_folded(
         group, arrays, replica: see `Operation`.
     """
     convolution, norm = group.nodes[0].name, group.nodes[1].name
-    layer: Any = group.nodes[1].layer
+    layer = group.nodes[1].layer_of(BatchNorm2d)
     weight = arrays[f"{convolution}.weight"]
     beta = arrays[f"{norm}.bias"]
-    convolution_layer: Any = group.head.layer
+    convolution_layer = group.head.layer_of(Conv2d)
     bias = arrays[f"{convolution}.bias"] if convolution_layer.bias else beta
     folded = arrays["folded_weight"], arrays["folded_bias"]
     function = replica.device.function("fold_batch_norm.cu", "fold_batch_norm")

@@ -10,6 +10,7 @@ import numpy as np
 from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation
 from dptrain.backends.replica import Context, Kernel
+from dptrain.network.layers import LocalResponseNorm
 from dptrain.network.network import Node
 
 
@@ -28,7 +29,7 @@ class NormalizationKernels:
     """
 
     def __init__(self, operation: Operation, node: Node) -> None:
-        layer: Any = node.layer
+        layer = node.layer_of(LocalResponseNorm)
         channels = node.output_maps[0]
         self._operation, self._size = operation, math.prod(node.output_shape)
         self.width, self.channels = operation.vector_width(channels), np.int32(channels)

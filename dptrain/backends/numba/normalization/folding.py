@@ -7,8 +7,8 @@ have changed. This saves reading and writing the activations.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,8 +44,8 @@ def bind_folded(
         group, arrays, pool, replica: see `Operation`.
     """
     convolution, norm = group.nodes[0].name, group.nodes[1].name
-    convolution_layer: Any = group.head.layer
-    layer: Any = group.nodes[1].layer
+    convolution_layer = group.head.layer_of(Conv2d)
+    layer = group.nodes[1].layer_of(BatchNorm2d)
     weight, beta = arrays[f"{convolution}.weight"], arrays[f"{norm}.bias"]
     filters = len(beta)
     has_bias = convolution_layer.bias
