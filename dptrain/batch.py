@@ -58,11 +58,6 @@ class Batch(NamedTuple):
         return whole._replace(x=images, crop_windows=crop_windows, recolourings=recolourings)
 
     @property
-    def inputs(self) -> NDArray[Any] | None:
-        """The inputs; None if they are parts of images."""
-        return self.x if self.crop_windows is None else None
-
-    @property
     def size(self) -> int:
         """Number of samples."""
         rows = self.x if self.crop_windows is None else self.crop_windows

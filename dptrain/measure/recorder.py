@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -79,7 +79,7 @@ NO_SUMS = SumTimes()
 """A step without communication."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, init=False)
 class StepRecord:
     """The record of a step: durations in nanoseconds, and perhaps time stamps.
 
@@ -122,21 +122,28 @@ class StepRecord:
     request: int = 0
     data: int = 0
     end: int = 0
-    ends: list[int] = field(default_factory=list)
-    outside: list[tuple[int, int]] = field(default_factory=list)
+    ends: Sequence[int] = ()
+    outside: tuple[tuple[int, int], ...] = ()
     calls: tuple[tuple[int, int], ...] = ()
-    pieces: list[tuple[int, int]] = field(default_factory=list)
+    pieces: tuple[tuple[int, int], ...] = ()
     sums: tuple[tuple[int, int], ...] = ()
+
+    def __init__(self, stages: list[int]) -> None:
+        # All else has its default: a step should take as little time as possible.
+        self.stages = stages
 
     def complete_stages(self) -> None:
         """Add the times of `laps`, which until then keep the kernels of the step in memory."""
+        if not self.laps:
+            return
+        ends = list(self.ends)
         for laps in self.laps:
             for stage, end, time, outside_ns in laps.times():
                 self.stages[stage] += time
-                if self.ends:
-                    self.ends[stage] = end
-                    self.outside += [(end, end + outside_ns)] if outside_ns else []
-        self.laps = ()
+                if ends:
+                    ends[stage] = end
+                    self.outside += ((end, end + outside_ns),) if outside_ns else ()
+        self.laps, self.ends = (), ends
 
     def columns(self) -> list[int]:
         """Return the nanoseconds of `StepRecorder.names`."""
@@ -198,7 +205,7 @@ class StepRecorder:
         self._zeros = [0] * len(stages)
         self._ends = [0] * len(stages)
         self._record = StepRecord(self._zeros.copy())
-        self._between = {EVALUATION: 0, CHECKPOINT: 0}
+        self._between: dict[str, int] | None = None
         self._last = self._completed = 0
 
     def begin(self) -> None:
@@ -210,7 +217,7 @@ class StepRecorder:
 
     def restart(self) -> None:
         """Let the next step begin with `begin`: what happened since the last belongs to no step."""
-        self._completed = self._between[EVALUATION] = self._between[CHECKPOINT] = 0
+        self._completed, self._between = 0, None
 
     @contextmanager
     def between(self, name: str) -> Iterator[None]:
@@ -218,6 +225,7 @@ class StepRecorder:
         begin = perf_counter_ns()
         yield
         duration = perf_counter_ns() - begin
+        self._between = self._between or {EVALUATION: 0, CHECKPOINT: 0}
         self._between[name] += duration
         self.totals_ns[name] += duration
 
@@ -233,7 +241,7 @@ class StepRecorder:
         self._ends[stage] = now - outside_ns
         self._last = now
         if outside_ns:
-            self._record.outside.append((now - outside_ns, now))
+            self._record.outside += ((now - outside_ns, now),)
 
     def laps(
         self,
@@ -263,7 +271,7 @@ class StepRecorder:
         """
         now = perf_counter_ns()
         if self.stamped is not None:
-            self._record.pieces.append((self._last, now))
+            self._record.pieces += ((self._last, now),)
         self._record.stages[stage] += now - self._last
         self._ends[stage] = self._last = now
 
@@ -299,11 +307,14 @@ class StepRecorder:
             enqueued: True if the step may not have ended; `complete` is called when it has.
         """
         # Few operations: after the kernels of a step their code and data are in no cache.
-        now, record, between = perf_counter_ns(), self._record, self._between
-        record.exposed_ns, record.hidden_ns, record.statistics_ns = sums[:3]
-        if between[EVALUATION] or between[CHECKPOINT]:
-            record.evaluation_ns, record.checkpoint_ns = between[EVALUATION], between[CHECKPOINT]
-            between[EVALUATION] = between[CHECKPOINT] = 0
+        now, record = perf_counter_ns(), self._record
+        if sums is not NO_SUMS:
+            record.exposed_ns, record.hidden_ns = sums.exposed_ns, sums.hidden_ns
+            record.statistics_ns = sums.statistics_ns
+        if self._between is not None:
+            record.evaluation_ns = self._between[EVALUATION]
+            record.checkpoint_ns = self._between[CHECKPOINT]
+            self._between = None
         record.begin, record.end = record.request if enqueued else self._completed, now
         if not enqueued:
             record.time_ns, self._completed = now - self._completed, now

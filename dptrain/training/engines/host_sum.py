@@ -38,7 +38,7 @@ class HostSumDeviceEngine(SynchronousEngine):
         super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
         self.device_replica = replica
         self.time_stages(FIRST_TIMED, TIMED_EVERY)
-        self._programs = Programs(replica)
+        self._programs, self._measures_sums = Programs(replica), True
         # MPI may sum the gradients in device memory; otherwise this is a copy in host memory.
         self._is_copied = gradient_sum.gradients is not replica.flat_gradients
 

@@ -9,7 +9,7 @@ from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
-from dptrain.measure.recorder import StepRecorder, SumTimes
+from dptrain.measure.recorder import NO_SUMS, StepRecorder, SumTimes
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS
 from dptrain.training.engines.base import Engine
@@ -32,6 +32,7 @@ class SynchronousEngine(Engine):
         self._sum_timer = SumTimer(gradient_sum)
         self._statistics_timer = StatisticsTimer(statistics_sum)
         self._update_number = self._num_samples = 0
+        self._measures_sums = not gradient_sum.is_identity or statistics_sum is not None
 
     @abstractmethod
     def _summed_losses(self) -> list[float]:
@@ -49,15 +50,14 @@ class SynchronousEngine(Engine):
         if math.isfinite(sums[LOSS]):
             # A rank that receives the updated parameters counts the update, too.
             self.replica.updates = self._update_number
-        # The buckets of a single rank are not summed, and have no times.
-        spans = () if self.gradient_sum.is_identity else timer.spans
-        statistics_ns = statistics.time_ns
-        exposed_ns = timer.exposed_ns + statistics_ns
-        record = recorder.end(
-            SumTimes(exposed_ns, timer.hidden_ns, statistics_ns, timer.calls, spans),
-            samples=self._num_samples,
-            global_count=batch.global_count,
-        )
+        times = NO_SUMS
+        if self._measures_sums:
+            # The buckets of a single rank are not summed, and have no times.
+            spans = () if self.gradient_sum.is_identity else timer.spans
+            statistics_ns = statistics.time_ns
+            exposed_ns = timer.exposed_ns + statistics_ns
+            times = SumTimes(exposed_ns, timer.hidden_ns, statistics_ns, timer.calls, spans)
+        record = recorder.end(times, samples=self._num_samples, global_count=batch.global_count)
         if recorder.timed:
             self._next_timed = recorder.steps - 1 + self._time_every
         self._done.append(self._result(batch, sums, learning_rate, record))

@@ -83,10 +83,10 @@ def record(step: int, begin: int) -> StepRecord:
     sums = tuple((ends[b.after], ends[b.after] + 1_000_000) for b in BUCKETS)
     last = max(end for _, end in sums)
     exposed = ((ends[-2], ends[-2] + 500), (ends[-2] + 500, ends[-2] + 999))
-    return StepRecord(
-        [19_000] * len(ends), step=step, begin=begin, request=begin, data=data, end=last,
-        ends=ends, calls=exposed, sums=sums,
-    )  # fmt: skip
+    found = StepRecord([19_000] * len(ends))
+    found.step, found.begin, found.request, found.data, found.end = step, begin, begin, data, last
+    found.ends, found.calls, found.sums = ends, exposed, sums
+    return found
 
 
 def written(path: Path, ranks: int, steps: int) -> Path:
