@@ -34,30 +34,30 @@ def codegen_of(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @intrinsic
-def load(typingctx, address):  # type: ignore[no-untyped-def]
+def load(typingctx, address):
     """Load the word at `address` with acquire ordering."""
 
-    def write(b, address):  # type: ignore[no-untyped-def]
+    def write(b, address):
         return b.load_atomic(b.inttoptr(address, WORD), "acquire", 8)
 
     return types.int64(types.int64), codegen_of(write)
 
 
 @intrinsic
-def store(typingctx, address, value):  # type: ignore[no-untyped-def]
+def store(typingctx, address, value):
     """Store a word with release ordering."""
 
-    def write(b, address, value):  # type: ignore[no-untyped-def]
+    def write(b, address, value):
         b.store_atomic(value, b.inttoptr(address, WORD), "release", 8)
 
     return types.none(types.int64, types.int64), codegen_of(write)
 
 
 @intrinsic
-def exchange(typingctx, address, expected, value):  # type: ignore[no-untyped-def]
+def exchange(typingctx, address, expected, value):
     """Write `value` if the word is `expected`; return the word's previous value."""
 
-    def write(b, address, expected, value):  # type: ignore[no-untyped-def]
+    def write(b, address, expected, value):
         pointer = b.inttoptr(address, WORD)
         return b.extract_value(b.cmpxchg(pointer, expected, value, "acq_rel", "acquire"), 0)
 
@@ -65,53 +65,53 @@ def exchange(typingctx, address, expected, value):  # type: ignore[no-untyped-de
 
 
 @intrinsic
-def load32(typingctx, address):  # type: ignore[no-untyped-def]
+def load32(typingctx, address):
     """Load the signed 32-bit word at `address`; sequentially consistent."""
 
-    def write(b, address):  # type: ignore[no-untyped-def]
+    def write(b, address):
         return b.sext(b.load_atomic(b.inttoptr(address, WORD32), "seq_cst", 4), I64)
 
     return types.int64(types.int64), codegen_of(write)
 
 
 @intrinsic
-def store32(typingctx, address, value):  # type: ignore[no-untyped-def]
+def store32(typingctx, address, value):
     """Store a 32-bit word; sequentially consistent."""
 
-    def write(b, address, value):  # type: ignore[no-untyped-def]
+    def write(b, address, value):
         b.store_atomic(b.trunc(value, I32), b.inttoptr(address, WORD32), "seq_cst", 4)
 
     return types.none(types.int64, types.int64), codegen_of(write)
 
 
 @intrinsic
-def release32(typingctx, address, value):  # type: ignore[no-untyped-def]
+def release32(typingctx, address, value):
     """Store a 32-bit word with release ordering.
 
     On x86, several such stores overlap; those of `store32` wait for each other.
     """
 
-    def write(b, address, value):  # type: ignore[no-untyped-def]
+    def write(b, address, value):
         b.store_atomic(b.trunc(value, I32), b.inttoptr(address, WORD32), "release", 4)
 
     return types.none(types.int64, types.int64), codegen_of(write)
 
 
 @intrinsic
-def fence(typingctx):  # type: ignore[no-untyped-def]
+def fence(typingctx):
     """Order all earlier stores before all later loads."""
 
-    def write(b):  # type: ignore[no-untyped-def]
+    def write(b):
         b.fence("seq_cst")
 
     return types.none(), codegen_of(write)
 
 
 @intrinsic
-def add32(typingctx, address, value):  # type: ignore[no-untyped-def]
+def add32(typingctx, address, value):
     """Add to a 32-bit word, modulo 2^32; return its previous value. Sequentially consistent."""
 
-    def write(b, address, value):  # type: ignore[no-untyped-def]
+    def write(b, address, value):
         pointer = b.inttoptr(address, WORD32)
         return b.sext(b.atomic_rmw("add", pointer, b.trunc(value, I32), "seq_cst"), I64)
 
@@ -119,12 +119,12 @@ def add32(typingctx, address, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def exchange32(typingctx, address, expected, value):  # type: ignore[no-untyped-def]
+def exchange32(typingctx, address, expected, value):
     """Write `value` if the 32-bit word is `expected`; return its previous value. Sequentially
     consistent.
     """
 
-    def write(b, address, expected, value):  # type: ignore[no-untyped-def]
+    def write(b, address, expected, value):
         words = b.trunc(expected, I32), b.trunc(value, I32)
         pair = b.cmpxchg(b.inttoptr(address, WORD32), *words, "seq_cst", "seq_cst")
         return b.sext(b.extract_value(pair, 0), I64)
@@ -133,10 +133,10 @@ def exchange32(typingctx, address, expected, value):  # type: ignore[no-untyped-
 
 
 @intrinsic
-def pause(typingctx):  # type: ignore[no-untyped-def]
+def pause(typingctx):
     """Execute the processor's spin-wait hint, if it has one."""
 
-    def write(b):  # type: ignore[no-untyped-def]
+    def write(b):
         machine = platform.machine().lower()
         if machine in ("x86_64", "amd64", "i386", "i686"):
             b.call(cgutils.get_or_insert_function(b.module, VOID, "llvm.x86.sse2.pause"), [])
@@ -149,10 +149,10 @@ def pause(typingctx):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def yield_core(typingctx):  # type: ignore[no-untyped-def]
+def yield_core(typingctx):
     """Yield this core to another runnable thread."""
 
-    def write(b):  # type: ignore[no-untyped-def]
+    def write(b):
         name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
         kind = ir.FunctionType(I32, [])
         b.call(cgutils.get_or_insert_function(b.module, kind, name), [])
@@ -161,10 +161,10 @@ def yield_core(typingctx):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def call(typingctx, entry, start, stop, thread, record):  # type: ignore[no-untyped-def]
+def call(typingctx, entry, start, stop, thread, record):
     """Call a kernel by the address of its entry (`entries`); the result is nonzero if it failed."""
 
-    def write(b, entry, start, stop, thread, record):  # type: ignore[no-untyped-def]
+    def write(b, entry, start, stop, thread, record):
         function = b.inttoptr(entry, ENTRY.as_pointer())
         failed = b.call(function, [start, stop, thread, b.inttoptr(record, WORD)])
         return b.zext(failed, I64)

@@ -24,10 +24,10 @@ def has_native_clock() -> bool:
 
 
 @intrinsic
-def monotonic_ns(typingctx):  # type: ignore[no-untyped-def]
+def monotonic_ns(typingctx):
     """Return the time in nanoseconds, like `time.perf_counter_ns`; a call takes about 25 ns."""
 
-    def write(b):  # type: ignore[no-untyped-def]
+    def write(b):
         if not has_native_clock():
             return I64(0)
         time = cgutils.alloca_once(b, ir.ArrayType(I64, 2))

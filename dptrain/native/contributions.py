@@ -17,9 +17,7 @@ _BLOCK = 512
 
 
 @kernel
-def _sum_contributions(  # type: ignore[no-untyped-def]
-    start, stop, thread, out, flat, offsets, merges, partial
-):
+def _sum_contributions(start, stop, thread, out, flat, offsets, merges, partial):
     """Sum contributions; items are elements of `out`.
 
     Args:

@@ -101,14 +101,14 @@ LONGEST_SLEEP_NS = 100 * 10**6
 
 
 @inlined
-def _claim(slot):  # type: ignore[no-untyped-def]
+def _claim(slot):
     """Claim a chunk; return how many were left before, at most 0 if there was none."""
     left = load32(slot + NEXT)
     return add32(slot + NEXT, -1) if left > 0 else 0
 
 
 @inlined
-def _log_chunk(log, record, who, begin):  # type: ignore[no-untyped-def]
+def _log_chunk(log, record, who, begin):
     """Add a chunk that was just computed to the log, unless the log is full."""
     number = add32(log + LOGGED, 1)
     if number < load(log + CAPACITY):
@@ -120,7 +120,7 @@ def _log_chunk(log, record, who, begin):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _compute(memory, owner, left, thread):  # type: ignore[no-untyped-def]
+def _compute(memory, owner, left, thread):
     """Compute a chunk of the range of thread `owner`, of which `left` chunks were left."""
     record, count = load(memory + RECORD), load(memory + COUNT)
     ranges, chunks = load(memory + RANGES), load(memory + CHUNKS)
@@ -135,14 +135,14 @@ def _compute(memory, owner, left, thread):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _end(memory, computed):  # type: ignore[no-untyped-def]
+def _end(memory, computed):
     """Count chunks as computed; the last one wakes the caller."""
     if add32(memory + PENDING, -computed) == computed and load32(memory + CALLER_SLEEPS):
         wake(memory + PENDING, 1, 0)
 
 
 @inlined
-def _compute_own(memory, thread):  # type: ignore[no-untyped-def]
+def _compute_own(memory, thread):
     """Compute the chunks of this thread's range that are unclaimed."""
     slot, computed = memory + thread * LINE, 0
     left = _claim(slot)
@@ -157,7 +157,7 @@ def _compute_own(memory, thread):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _count_miss(slot):  # type: ignore[no-untyped-def]
+def _count_miss(slot):
     """Count a launch as missed by a thread, unless the thread may still be waking up."""
     waited = monotonic_ns() - load(slot + RUNG_AT)
     if load32(slot + OWNER_SLEEPS) != RUNG or waited > LATE_NS or waited == 0:
@@ -165,7 +165,7 @@ def _count_miss(slot):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _ring(slot, launches):  # type: ignore[no-untyped-def]
+def _ring(slot, launches):
     """Wake a thread if it sleeps, but rarely if it has no core."""
     excess = min(load32(slot + MISSED) - TOLERATED, RAREST)
     is_due = excess <= 0 or launches & ((1 << excess) - 1) == 0
@@ -176,7 +176,7 @@ def _ring(slot, launches):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _compute_others(memory, thread, threads):  # type: ignore[no-untyped-def]
+def _compute_others(memory, thread, threads):
     """Compute chunks that are left in the ranges of other threads."""
     turns = 0
     for i in range(1, threads):
@@ -200,7 +200,7 @@ def _compute_others(memory, thread, threads):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _open(memory, record, count, ranges, chunks):  # type: ignore[no-untyped-def]
+def _open(memory, record, count, ranges, chunks):
     """Describe a launch, offer its chunks, and wake the threads that sleep."""
     store(memory + RECORD, record)
     store(memory + COUNT, count)
@@ -220,7 +220,7 @@ def _open(memory, record, count, ranges, chunks):  # type: ignore[no-untyped-def
 
 
 @inlined
-def _finish(memory):  # type: ignore[no-untyped-def]
+def _finish(memory):
     """Wait until all chunks have been computed."""
     pending = load32(memory + PENDING)
     while pending > 0:
@@ -232,7 +232,7 @@ def _finish(memory):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _lock(memory):  # type: ignore[no-untyped-def]
+def _lock(memory):
     """Wait until no launch of another thread runs. Few programs launch from two threads, so the
     end of a launch wakes no thread.
     """
@@ -241,7 +241,7 @@ def _lock(memory):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _run(record):  # type: ignore[no-untyped-def]
+def _run(record):
     """Run a kernel on chunks that cover its items; return whether it failed.
 
     Args:

@@ -53,10 +53,10 @@ FUTEX = _futex_number()
 
 
 @intrinsic
-def _futex_wait(typingctx, address, value, shared, timeout_ns):  # type: ignore[no-untyped-def]
+def _futex_wait(typingctx, address, value, shared, timeout_ns):
     """Sleep while the word is `value`, until a wake, a signal or the end of the timeout."""
 
-    def write(b, address, value, shared, timeout_ns):  # type: ignore[no-untyped-def]
+    def write(b, address, value, shared, timeout_ns):
         time = cgutils.alloca_once(b, ir.ArrayType(I64, 2))
         for i, part in enumerate((b.sdiv, b.srem)):
             b.store(part(timeout_ns, I64(10**9)), b.gep(time, [I32(0), I32(i)]))
@@ -67,10 +67,10 @@ def _futex_wait(typingctx, address, value, shared, timeout_ns):  # type: ignore[
 
 
 @intrinsic
-def _futex_wake(typingctx, address, count, shared):  # type: ignore[no-untyped-def]
+def _futex_wake(typingctx, address, count, shared):
     """Wake up to `count` sleepers; return how many were woken."""
 
-    def write(b, address, count, shared):  # type: ignore[no-untyped-def]
+    def write(b, address, count, shared):
         return _syscall(b, address, _operation(b, WAKE, shared), count, I64(0))
 
     return types.int64(*(types.int64,) * 3), codegen_of(write)
@@ -88,10 +88,10 @@ def _syscall(b: ir.IRBuilder, *args: ir.Value) -> ir.Value:
 
 
 @intrinsic
-def _sleep_us(typingctx, time_us):  # type: ignore[no-untyped-def]
+def _sleep_us(typingctx, time_us):
     """Sleep in the kernel; Windows rounds the time up to a millisecond."""
 
-    def write(b, time_us):  # type: ignore[no-untyped-def]
+    def write(b, time_us):
         time = b.trunc(time_us, I32)
         if sys.platform == "win32":
             result, name, time = ir.VoidType(), "Sleep", b.udiv(b.add(time, I32(999)), I32(1000))
@@ -104,7 +104,7 @@ def _sleep_us(typingctx, time_us):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def sleep_while(address, value, timeout_ns):  # type: ignore[no-untyped-def]
+def sleep_while(address, value, timeout_ns):
     """Poll the word between sleeps that grow to `LONGEST_SLEEP_US`, on systems without a futex."""
     slept, sleep = 0, 20
     while load32(address) == value and slept * 1000 < timeout_ns:
@@ -114,7 +114,7 @@ def sleep_while(address, value, timeout_ns):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def wait_while(address, value, spins, shared, timeout_ns):  # type: ignore[no-untyped-def]
+def wait_while(address, value, spins, shared, timeout_ns):
     """Wait while the 32-bit word at `address` is `value`.
 
     Args:
@@ -144,7 +144,7 @@ def wait_while(address, value, spins, shared, timeout_ns):  # type: ignore[no-un
 
 
 @inlined
-def wake(address, count, shared):  # type: ignore[no-untyped-def]
+def wake(address, count, shared):
     """Wake up to `count` threads that wait at `address`, after the word was changed.
 
     Args:

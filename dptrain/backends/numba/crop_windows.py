@@ -32,20 +32,20 @@ def _select_by_type(of_bytes: Callable[..., Any], of_floats: Callable[..., Any])
         of_floats: Python function of the same arguments, the first of which is of float32.
     """
 
-    def selected(images, *args):  # type: ignore[no-untyped-def]
+    def selected(images, *args):
         raise NotImplementedError("kernels call this function; Python cannot")
 
     options = {"error_model": "numpy", "fastmath": {"contract"}}
 
     @overload(selected, strict=False, jit_options=options)
-    def _select(images, *args):  # type: ignore[no-untyped-def]
+    def _select(images, *args):
         return of_bytes if images.dtype == types.uint8 else of_floats
 
     return selected
 
 
 @inlined
-def _mean(plane):  # type: ignore[no-untyped-def]
+def _mean(plane):
     """Return the mean of a channel, summed in double precision."""
     a = b = c = d = e = f = g = h = 0.0
     whole = plane.size // SUMS * SUMS
@@ -65,7 +65,7 @@ def _mean(plane):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _recolour(plane, mean, factor, added):  # type: ignore[no-untyped-def]
+def _recolour(plane, mean, factor, added):
     """Change the colours of a channel: (x − mean) · factor + added, rounded as in NumPy.
 
     One loop would be compiled to fused multiply-adds, which do not round products.
@@ -78,14 +78,14 @@ def _recolour(plane, mean, factor, added):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _fill(line, start, stop):  # type: ignore[no-untyped-def]
+def _fill(line, start, stop):
     """Write zeros."""
     for x in range(np.uintp(start), np.uintp(stop)):
         line[x] = 0
 
 
 @inlined
-def _move(plane, images, image, channel, top, left):  # type: ignore[no-untyped-def]
+def _move(plane, images, image, channel, top, left):
     """Copy a channel of a window that is as wide as the image to plane (H·W,).
 
     Consecutive rows are copied at once, although they belong to one row after the move, and then
@@ -107,7 +107,7 @@ def _move(plane, images, image, channel, top, left):  # type: ignore[no-untyped-
 
 
 @inlined
-def _cut(plane, images, image, channel, top, left, width, mirrored):  # type: ignore[no-untyped-def]
+def _cut(plane, images, image, channel, top, left, width, mirrored):
     """Copy a channel of a window to plane (H·W,); zeros are outside the image."""
     rows, columns = images.shape[2], images.shape[3]
     first = min(max(-left, 0), width)
@@ -131,7 +131,7 @@ def _cut(plane, images, image, channel, top, left, width, mirrored):  # type: ig
 
 
 @inlined
-def _place(source, start, pitch, target, at, channels, pixels):  # type: ignore[no-untyped-def]
+def _place(source, start, pitch, target, at, channels, pixels):
     """Write channels with a distance of `pitch` as pixels."""
     if channels == 1 or pixels == 1:
         copy(source, start, target, at, channels * pixels)
@@ -143,7 +143,7 @@ def _place(source, start, pitch, target, at, channels, pixels):  # type: ignore[
         )
 
 
-def _convert_bytes(cut, plane, conversion):  # type: ignore[no-untyped-def]
+def _convert_bytes(cut, plane, conversion):
     scale, offset, count = conversion[0], conversion[1], np.uintp(plane.size)
     for i in range(count):
         plane[i] = np.float32(cut[i]) * scale
@@ -152,7 +152,7 @@ def _convert_bytes(cut, plane, conversion):  # type: ignore[no-untyped-def]
         plane[i] += offset
 
 
-def _keep_floats(cut, plane, conversion):  # type: ignore[no-untyped-def]
+def _keep_floats(cut, plane, conversion):
     pass
 
 
@@ -160,7 +160,7 @@ _convert = _select_by_type(_convert_bytes, _keep_floats)
 """_convert(cut, plane, conversion): write pixels as inputs to plane; inputs are there already."""
 
 
-def _clear_border_of_bytes(images, plane, top, left, width, mirrored):  # type: ignore[no-untyped-def]
+def _clear_border_of_bytes(images, plane, top, left, width, mirrored):
     rows, columns, height = images.shape[2], images.shape[3], plane.size // width
     first, last = min(max(-top, 0), height), max(min(rows - top, height), 0)
     _fill(plane, 0, first * width)
@@ -174,7 +174,7 @@ def _clear_border_of_bytes(images, plane, top, left, width, mirrored):  # type: 
             _fill(plane, y * width + max(begin, end), (y + 1) * width)
 
 
-def _has_no_border(images, plane, top, left, width, mirrored):  # type: ignore[no-untyped-def]
+def _has_no_border(images, plane, top, left, width, mirrored):
     pass
 
 
@@ -183,11 +183,11 @@ _clear_border = _select_by_type(_clear_border_of_bytes, _has_no_border)
 8-bit pixels cannot represent it."""
 
 
-def _cannot_place(images, start, pitch, target, at, channels, pixels):  # type: ignore[no-untyped-def]
+def _cannot_place(images, start, pitch, target, at, channels, pixels):
     return False
 
 
-def _place_floats(images, start, pitch, target, at, channels, pixels):  # type: ignore[no-untyped-def]
+def _place_floats(images, start, pitch, target, at, channels, pixels):
     _place(images, start, pitch, target, at, channels, pixels)
     return True
 
@@ -197,7 +197,7 @@ _place_image = _select_by_type(_cannot_place, _place_floats)
 
 
 @inlined
-def _erase(target, windows, n):  # type: ignore[no-untyped-def]
+def _erase(target, windows, n):
     """Set the part of input n to zero that the last four numbers of its window describe."""
     for y in range(windows[n, 4], windows[n, 6]):
         for x in range(windows[n, 5], windows[n, 7]):
@@ -206,7 +206,7 @@ def _erase(target, windows, n):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def load_crop_windows(  # type: ignore[no-untyped-def]
+def load_crop_windows(
     start, stop, thread, target, planes, cuts, images, conversion, windows, recolourings, recolours
 ):
     """Copy windows of images to target; items are windows.

@@ -33,10 +33,10 @@ normal number."""
 
 
 @intrinsic
-def _power_of_two(typingctx, value):  # type: ignore[no-untyped-def]
+def _power_of_two(typingctx, value):
     """2ᵏ for a value k + `ROUNDING`."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         exponent = builder.add(builder.bitcast(args[0], I64), I64(1023))
         return builder.bitcast(builder.shl(exponent, I64(52)), ir.DoubleType())
 

@@ -16,13 +16,13 @@ from dptrain.native.jit import inlined
 
 
 @inlined
-def _share(first, stop, share, shares):  # type: ignore[no-untyped-def]
+def _share(first, stop, share, shares):
     count = max(0, stop - first)
     return range(first + count * share // shares, first + count * (share + 1) // shares, LINE)
 
 
 @inlined
-def prefetch_share(part, share, shares):  # type: ignore[no-untyped-def]
+def prefetch_share(part, share, shares):
     """Prefetch one of the shares of a part that will be read, into the L2 cache."""
     if part is not None:
         for i in _share(part[1], part[2], share, shares):
@@ -30,7 +30,7 @@ def prefetch_share(part, share, shares):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def prefetch_share_for_writing(part, share, shares):  # type: ignore[no-untyped-def]
+def prefetch_share_for_writing(part, share, shares):
     """Prefetch one of the shares of a part that will be written."""
     if part is not None:
         for i in _share(part[1], part[2], share, shares):
@@ -38,7 +38,7 @@ def prefetch_share_for_writing(part, share, shares):  # type: ignore[no-untyped-
 
 
 @inlined
-def tile_rows_part(maps, shape, tiles, rows, shifts):  # type: ignore[no-untyped-def]
+def tile_rows_part(maps, shape, tiles, rows, shifts):
     """Return the part of maps that some rows of tiles cover.
 
     Args:
@@ -56,6 +56,6 @@ def tile_rows_part(maps, shape, tiles, rows, shifts):  # type: ignore[no-untyped
 
 
 @inlined
-def _row_of_map(row, height, side, shift):  # type: ignore[no-untyped-def]
+def _row_of_map(row, height, side, shift):
     """Return the row of a map at which a row of tiles begins; 0 for the first one."""
     return max(0, min(height, row * side + shift)) if row > 0 else 0

@@ -11,9 +11,7 @@ _BLOCK = 256
 
 
 @kernel
-def sum_partials(  # type: ignore[no-untyped-def]
-    start, stop, thread, partial, steps, results, dw, db, size, pitch
-):
+def sum_partials(start, stop, thread, partial, steps, results, dw, db, size, pitch):
     """Sum rows of `partial` in place, and store the results; items are elements of a row.
 
     Args:

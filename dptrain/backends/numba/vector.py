@@ -287,8 +287,8 @@ def as_intrinsic(parameters: str | Mapping[str, ir.Type], emit: Emit) -> Any:
         pairs = ((n, f"{n}_start") if kind.is_pointer else (n,) for n, kind in parameters.items())
         names = [name for pair in pairs for name in pair]
 
-    def define(typingctx, *kinds):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, values):  # type: ignore[no-untyped-def]
+    def define(typingctx, *kinds):
+        def codegen(context, builder, sig, values):
             emit(builder, flatten_arguments(context, builder, sig.args, values))
             return context.get_dummy_value()
 
@@ -481,17 +481,17 @@ prefetch_for_writing = as_intrinsic(
 
 
 @intrinsic
-def vector_width(typingctx):  # type: ignore[no-untyped-def]
+def vector_width(typingctx):
     """Return the elements of a vector, a constant of the compiled code."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return I64(compiled_registers().width)
 
     return types.int64(), codegen
 
 
 @inlined
-def transpose(source, start, source_row, target, target_start, target_row, rows, columns):  # type: ignore[no-untyped-def]
+def transpose(source, start, source_row, target, target_start, target_row, rows, columns):
     """target[j, i] = source[i, j] for matrices in flat arrays.
 
     Args:

@@ -84,7 +84,7 @@ STORED = 16384
 
 
 @inlined
-def _filter_rows(geometry, steps):  # type: ignore[no-untyped-def]
+def _filter_rows(geometry, steps):
     """Return how many filter rows of `steps` steps each a product sums; about the same in all.
 
     A panel of the weights, which all register tiles of a product read, must stay in the L2 cache.
@@ -95,7 +95,7 @@ def _filter_rows(geometry, steps):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _multiply_pixels(  # type: ignore[no-untyped-def]
+def _multiply_pixels(
     a, a_start, a_rows, a_steps, w, k, b, channels, y, y_start, c_rows, pixels, entries, geometry,
     filter_rows, bound,
 ):  # fmt: skip
@@ -134,7 +134,7 @@ def _multiply_pixels(  # type: ignore[no-untyped-def]
         d, d_start, d_row, i = y, y_start + q, 1, end
 
 
-def _forward_plain(pool, x, w, b, y, argmax, n, rows, channels, shapes, geometry, memory):  # type: ignore[no-untyped-def]
+def _forward_plain(pool, x, w, b, y, argmax, n, rows, channels, shapes, geometry, memory):
     maps, (h_out, w_out, k) = shapes
     padded, a_rows, c_rows, a_steps, _, inside, columns, entries = memory
     h_in, w_in, c = maps
@@ -157,7 +157,7 @@ def _forward_plain(pool, x, w, b, y, argmax, n, rows, channels, shapes, geometry
             i = stop_row
 
 
-def _forward_pooled(pool, x, w, b, y, argmax, n, rows, channels, shapes, geometry, memory):  # type: ignore[no-untyped-def]
+def _forward_pooled(pool, x, w, b, y, argmax, n, rows, channels, shapes, geometry, memory):
     maps, (h_pool, w_pool, k) = shapes
     padded, a_rows, c_rows, a_steps, band, inside, columns, entries = memory
     _, w_in, c = maps
@@ -215,7 +215,7 @@ _forward_rows = select_by_pool(_forward_pooled, _forward_plain)
 
 
 @inlined
-def _pools_in_registers(pool, geometry, h_pool, w_pool):  # type: ignore[no-untyped-def]
+def _pools_in_registers(pool, geometry, h_pool, w_pool):
     """Return whether all windows are complete, 2 × 2, adjacent, and enough for a register tile."""
     if geometry.windows > 0:
         return False
@@ -226,9 +226,7 @@ def _pools_in_registers(pool, geometry, h_pool, w_pool):  # type: ignore[no-unty
 
 
 @kernel
-def conv2d_forward(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, w, b, y, argmax, geometry, bands, pool, shared, scratch
-):
+def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geometry, bands, pool, shared, scratch):
     """z[n, i, j, k] = b[k] + Σ x[n, i·stride + r − top, j·stride + s − left, c] · w[r, s, c, k].
 
     With `NoPool`, y is z or max(z, 0). With `PoolGeometry`, y is the maximum of max(z, 0) in each
@@ -271,7 +269,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
         _forward_rows(pool, *arrays, n, rows, channels, shapes, geometry, memory)
 
 
-def _unpooled_operand(pool, dy, argmax, n, maps, rows, dz, channels, sums, db, spare, one, table):  # type: ignore[no-untyped-def]
+def _unpooled_operand(pool, dy, argmax, n, maps, rows, dz, channels, sums, db, spare, one, table):
     columns = pool.width
     if db < 0:
         unpool_rows(pool, dy, argmax, n, maps, rows, dz, 0, columns, channels, spare, 0, spare)
@@ -280,7 +278,7 @@ def _unpooled_operand(pool, dy, argmax, n, maps, rows, dz, channels, sums, db, s
     return dz, 0
 
 
-def _plain_operand(pool, dy, argmax, n, maps, rows, dz, channels, sums, db, spare, one, table):  # type: ignore[no-untyped-def]
+def _plain_operand(pool, dy, argmax, n, maps, rows, dz, channels, sums, db, spare, one, table):
     (h_out, w_out, k), (q, q_stop) = maps, channels
     start = (n * h_out + rows[0]) * w_out * k
     if db >= 0 and pool.bias:
@@ -304,7 +302,7 @@ _gradient_operand = select_by_pool(_unpooled_operand, _plain_operand)
 
 
 @kernel
-def conv2d_backward_weight(  # type: ignore[no-untyped-def]
+def conv2d_backward_weight(
     start, stop, thread, x, dy, argmax, partial, bounds, geometry, blocks, pool, shared, scratch
 ):
     """dw[r, s, c, k] = Σ x[n, i·stride + r − top, …, c] · dz[n, i, j, k]; db[k] = Σ dz[n, i, j, k].
@@ -376,11 +374,11 @@ def conv2d_backward_weight(  # type: ignore[no-untyped-def]
                     )
 
 
-def _stride_of_windows(pool):  # type: ignore[no-untyped-def]
+def _stride_of_windows(pool):
     return pool.stride_v
 
 
-def _one(pool):  # type: ignore[no-untyped-def]
+def _one(pool):
     return 1
 
 
@@ -388,13 +386,13 @@ _row_multiple = select_by_pool(_stride_of_windows, _one)
 
 
 @kernel
-def prepare_backward_input(start, stop, thread, w, geometry, shared):  # type: ignore[no-untyped-def]
+def prepare_backward_input(start, stop, thread, w, geometry, shared):
     """Write the taps from start to stop of w (R, S, C, K), flipped and transposed, to `shared`."""
     pack_flipped(start, stop, w.reshape(-1), w.shape, geometry, shared)
 
 
 @inlined
-def _correlate_phases(  # type: ignore[no-untyped-def]
+def _correlate_phases(
     dz, dz_start, w, dx, dx_start, maps, dy_maps, rows, channels, geometry, adds, tables
 ):
     """Compute rows of dx of a sample from padded dz; the first is a multiple of the stride.
@@ -437,11 +435,11 @@ def _correlate_phases(  # type: ignore[no-untyped-def]
             step += size
 
 
-def _not_added(pool):  # type: ignore[no-untyped-def]
+def _not_added(pool):
     return False
 
 
-def _is_added(pool):  # type: ignore[no-untyped-def]
+def _is_added(pool):
     return pool.adds != 0
 
 
@@ -450,7 +448,7 @@ is_added = select_by_pool(_not_added, _is_added)
 
 
 @kernel
-def conv2d_backward_input(  # type: ignore[no-untyped-def]
+def conv2d_backward_input(
     start, stop, thread, dy, argmax, w, dx, geometry, bands, pool, shared, scratch
 ):
     """dx[n, h, v, c] = Σ dz[n, i, j, k] · w[r, s, c, k] over i·stride + r − top = h, and so on.

@@ -77,7 +77,7 @@ class FoldedRgbGeometry(NamedTuple):
 
 
 @inlined
-def _load_rows(x, n, first, rows, geo, mine):  # type: ignore[no-untyped-def]
+def _load_rows(x, n, first, rows, geo, mine):
     """Load the inputs of some rows of windows from row `first` on of sample n."""
     _, height, width, c = x.shape
     copy_rows(
@@ -87,13 +87,13 @@ def _load_rows(x, n, first, rows, geo, mine):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _element(pair):  # type: ignore[no-untyped-def]
+def _element(pair):
     """Return the first element of a pair of a filter row; the last pair overlaps the one before."""
     return min(2 * pair, ROW - 2)
 
 
 @inlined
-def _fold(w, k, folded):  # type: ignore[no-untyped-def]
+def _fold(w, k, folded):
     """Fold flat weights w (3, 3, 3, K); each element is in one pair, other lanes are 0."""
     folded[:WEIGHTS] = 0
     for r in range(SIDE):
@@ -105,7 +105,7 @@ def _fold(w, k, folded):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _unfold(folded, k, dw):  # type: ignore[no-untyped-def]
+def _unfold(folded, k, dw):
     """Write the gradient dw (3, 3, 3, K) of flat weights from folded sums."""
     for r in range(SIDE):
         for pair in range(PAIRS):
@@ -116,9 +116,7 @@ def _unfold(folded, k, dw):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def conv2d_forward(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
-):
+def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward` with pooling."""
     mine, row = scratch[thread], geo.columns * CHANNELS
     _, h_pool, w_pool, k = y.shape
@@ -142,7 +140,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def conv2d_backward_weight(  # type: ignore[no-untyped-def]
+def conv2d_backward_weight(
     start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_weight` with pooling."""

@@ -71,23 +71,23 @@ def select_by_pool(pooled: Callable[..., Any], plain: Callable[..., Any]) -> Any
         plain: Python function of the same arguments, the first of which is a `NoPool`.
     """
 
-    def selected(pool, *args):  # type: ignore[no-untyped-def]
+    def selected(pool, *args):
         raise NotImplementedError("kernels call this function; Python cannot")
 
     options = {"error_model": "numpy", "fastmath": {"contract"}}
 
     @overload(selected, strict=False, jit_options=options)
-    def _select(pool, *args):  # type: ignore[no-untyped-def]
+    def _select(pool, *args):
         return pooled if pool.instance_class is PoolGeometry else plain
 
     return selected
 
 
-def _is_pooled(pool):  # type: ignore[no-untyped-def]
+def _is_pooled(pool):
     return True
 
 
-def _is_not_pooled(pool):  # type: ignore[no-untyped-def]
+def _is_not_pooled(pool):
     return False
 
 
@@ -95,11 +95,11 @@ is_pooled = select_by_pool(_is_pooled, _is_not_pooled)
 """is_pooled(pool): a constant of the compiled code."""
 
 
-def _zero(pool):  # type: ignore[no-untyped-def]
+def _zero(pool):
     return np.float32(0)
 
 
-def _bound(pool):  # type: ignore[no-untyped-def]
+def _bound(pool):
     return np.float32(0) if pool.relu else NO_LOWER_BOUND
 
 
@@ -107,11 +107,11 @@ lower_bound = select_by_pool(_zero, _bound)
 """lower_bound(pool): the lower bound of the convolution's outputs, 0 with ReLU."""
 
 
-def _never(pool):  # type: ignore[no-untyped-def]
+def _never(pool):
     return None
 
 
-def _adds(pool):  # type: ignore[no-untyped-def]
+def _adds(pool):
     return pool.adds != 0
 
 
@@ -119,11 +119,11 @@ adds = select_by_pool(_never, _adds)
 """adds(pool): None with pooling, otherwise whether the input gradient is added to dx."""
 
 
-def _with_bias(pool):  # type: ignore[no-untyped-def]
+def _with_bias(pool):
     return True
 
 
-def _has_bias(pool):  # type: ignore[no-untyped-def]
+def _has_bias(pool):
     return pool.bias != 0
 
 
@@ -131,7 +131,7 @@ has_bias = select_by_pool(_with_bias, _has_bias)
 """has_bias(pool): whether the gradient of the bias is needed."""
 
 
-def _tiles_are_exact(pool, h_pool, w_pool):  # type: ignore[no-untyped-def]
+def _tiles_are_exact(pool, h_pool, w_pool):
     same = pool.stride_v == pool.window_v and pool.stride_h == pool.window_h
     inside = pool.pad_top == 0 and pool.pad_left == 0
     return same and inside and h_pool * pool.window_v == pool.height and (
@@ -144,7 +144,7 @@ windows_cover_map = inlined(_tiles_are_exact)
 
 
 @inlined
-def zero_pixels(target, start, rows, columns, row, pitch, channels):  # type: ignore[no-untyped-def]
+def zero_pixels(target, start, rows, columns, row, pitch, channels):
     """Set `channels` elements of each pixel of a rectangle to 0.
 
     Args:
@@ -163,7 +163,7 @@ def zero_pixels(target, start, rows, columns, row, pitch, channels):  # type: ig
 
 
 @inlined
-def unpool_rows(  # type: ignore[no-untyped-def]
+def unpool_rows(
     pool, dy, argmax, n, pooled_maps, rows, target, start, columns, channels, sums, sums_start,
     uncounted,
 ):  # fmt: skip
@@ -217,9 +217,7 @@ def unpool_rows(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def pool_rows(  # type: ignore[no-untyped-def]
-    pool, band, start, rows, columns, y, argmax, y_start, w_pool, k, channels
-):
+def pool_rows(pool, band, start, rows, columns, y, argmax, y_start, w_pool, k, channels):
     """Compute the maxima of one row of windows.
 
     Args:

@@ -126,7 +126,7 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
 
 
 @inlined
-def _gather(source, maps, grid, steps, shifts, m, rows, target, distance):  # type: ignore[no-untyped-def]
+def _gather(source, maps, grid, steps, shifts, m, rows, target, distance):
     """Copy the pixels of maps under some pixels of a grid, and zeros outside the maps.
 
     Args:
@@ -155,7 +155,7 @@ def _gather(source, maps, grid, steps, shifts, m, rows, target, distance):  # ty
 
 
 @inlined
-def _store(source, start, maps, grid, steps, shifts, m, rows, columns, adds, target):  # type: ignore[no-untyped-def]
+def _store(source, start, maps, grid, steps, shifts, m, rows, columns, adds, target):
     """Store the pixels of a grid to the pixels of maps under them, or add them if `adds`.
 
     Args:
@@ -183,9 +183,7 @@ def _store(source, start, maps, grid, steps, shifts, m, rows, columns, adds, tar
 
 
 @kernel
-def conv2d_forward(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
-):
+def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward`."""
     c, k, mine, pixels = x.shape[3], y.shape[3], scratch[thread], geo.h_out * geo.w_out
     x_flat, y_flat, positions = x.reshape(-1), y.reshape(-1), geo.r * geo.s
@@ -213,7 +211,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _phase(size, phase, stride, pad):  # type: ignore[no-untyped-def]
+def _phase(size, phase, stride, pad):
     """Return the first row (or column) of x in a phase, how many rows the phase has, and the row of
     y that reaches the first one by the first position of the phase; it may be outside of y.
     """
@@ -222,7 +220,7 @@ def _phase(size, phase, stride, pad):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def conv2d_backward_input(  # type: ignore[no-untyped-def]
+def conv2d_backward_input(
     start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_input`."""
@@ -239,7 +237,7 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _compute_phase(f, g, span, columns, dy, dx, c, k, adds, geo, shared, mine):  # type: ignore[no-untyped-def]
+def _compute_phase(f, g, span, columns, dy, dx, c, k, adds, geo, shared, mine):
     """Compute the pixels of a phase (f, g) in some bands of samples."""
     top, high, above = _phase(geo.height, f, geo.stride_v, geo.pad_top)
     left, wide, before = _phase(geo.width, g, geo.stride_h, geo.pad_left)

@@ -27,7 +27,7 @@ class GroupedGeometry(NamedTuple):
 
 
 @inlined
-def _span(pad, stride, tap, size, out):  # type: ignore[no-untyped-def]
+def _span(pad, stride, tap, size, out):
     """Return the first position of the output, and the end, at which a tap is inside the map."""
     first = max(0, -((tap - pad) // stride)) if tap < pad else 0
     last = (size - 1 + pad - tap) // stride + 1 if size - 1 + pad >= tap else 0
@@ -35,7 +35,7 @@ def _span(pad, stride, tap, size, out):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _add_forward(x, w, y, group, filters):  # type: ignore[no-untyped-def]
+def _add_forward(x, w, y, group, filters):
     """Add the products of a pixel x (C,) with a tap w (C / groups, K) to y (K,)."""
     if group == 1 and filters == 1:
         for k in range(np.uintp(len(y))):
@@ -51,7 +51,7 @@ def _add_forward(x, w, y, group, filters):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _add_backward_input(dy, w, dx, group, filters):  # type: ignore[no-untyped-def]
+def _add_backward_input(dy, w, dx, group, filters):
     """Add the products of a pixel dy (K,) with a tap w (C / groups, K) to dx (C,)."""
     if group == 1 and filters == 1:
         for k in range(np.uintp(len(dy))):
@@ -66,7 +66,7 @@ def _add_backward_input(dy, w, dx, group, filters):  # type: ignore[no-untyped-d
 
 
 @inlined
-def _add_backward_weight(x, dy, dw, group, filters):  # type: ignore[no-untyped-def]
+def _add_backward_weight(x, dy, dw, group, filters):
     """Add the products of pixels x (C,) and dy (K,) to a tap dw (C / groups, K)."""
     if group == 1 and filters == 1:
         row = dw[0]
@@ -83,7 +83,7 @@ def _add_backward_weight(x, dy, dw, group, filters):  # type: ignore[no-untyped-
 
 
 @kernel
-def grouped_forward(start, stop, thread, x, w, b, y, geo, relu):  # type: ignore[no-untyped-def]
+def grouped_forward(start, stop, thread, x, w, b, y, geo, relu):
     """Compute y; items are rows of y."""
     _, height, width, channels = x.shape
     _, h_out, w_out, k = y.shape
@@ -111,7 +111,7 @@ def grouped_forward(start, stop, thread, x, w, b, y, geo, relu):  # type: ignore
 
 
 @kernel
-def grouped_backward_input(start, stop, thread, dy, w, dx, geo, adds):  # type: ignore[no-untyped-def]
+def grouped_backward_input(start, stop, thread, dy, w, dx, geo, adds):
     """Compute dx, or add it if `adds`; items are rows of dx."""
     _, height, width, channels = dx.shape
     _, h_out, w_out, k = dy.shape
@@ -133,7 +133,7 @@ def grouped_backward_input(start, stop, thread, dy, w, dx, geo, adds):  # type: 
 
 
 @kernel
-def grouped_backward_weight(start, stop, thread, x, dy, partial, bounds, shape, geo):  # type: ignore[no-untyped-def]
+def grouped_backward_weight(start, stop, thread, x, dy, partial, bounds, shape, geo):
     """Compute dw and db of the samples of each row of partial; items are taps (r, s) of each row.
 
     Args:

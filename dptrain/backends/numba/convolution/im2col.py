@@ -45,20 +45,20 @@ class ConvGeometry(NamedTuple):
 
 
 @inlined
-def part(size, index, parts):  # type: ignore[no-untyped-def]
+def part(size, index, parts):
     """Return the first element and the end of part `index` of range(size)."""
     return size * index // parts, size * (index + 1) // parts
 
 
 @inlined
-def vector_part(size, index, parts, width):  # type: ignore[no-untyped-def]
+def vector_part(size, index, parts, width):
     """Return a part of range(size) that starts at a multiple of `width`."""
     first, stop = part((size + width - 1) // width, index, parts)
     return first * width, min(size, stop * width)
 
 
 @inlined
-def copy_rows(source, start, maps, first, rows, target, columns, left):  # type: ignore[no-untyped-def]
+def copy_rows(source, start, maps, first, rows, target, columns, left):
     """Copy rows of maps (H, W, C) into `target` (rows, columns, C), with zeros outside the maps.
 
     Args:
@@ -80,7 +80,7 @@ def copy_rows(source, start, maps, first, rows, target, columns, left):  # type:
 
 
 @expanded
-def copy_padded(source, start, maps, target, rows, columns, top, left):  # type: ignore[no-untyped-def]
+def copy_padded(source, start, maps, target, rows, columns, top, left):
     """Copy maps (height, width, channels) into zeroed maps (rows, columns, channels)."""
     height, width, channels = maps
     first, last = max(0, -left), min(width, columns - left)
@@ -91,7 +91,7 @@ def copy_padded(source, start, maps, target, rows, columns, top, left):  # type:
 
 
 @inlined
-def fill_pixels(height, width, down, across, table):  # type: ignore[no-untyped-def]
+def fill_pixels(height, width, down, across, table):
     """Fill the pixel table of a map; patches are `down` and `across` elements from each other."""
     for i in range(height):
         for j in range(width):
@@ -99,7 +99,7 @@ def fill_pixels(height, width, down, across, table):  # type: ignore[no-untyped-
 
 
 @inlined
-def row_entries(width, channels):  # type: ignore[no-untyped-def]
+def row_entries(width, channels):
     """Return the entries of a row of `width` pixels in a table of `grouped_column`.
 
     Tiles of one vector are limited by loads of addresses, so they profit more from groups.
@@ -110,7 +110,7 @@ def row_entries(width, channels):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def grouped_column(j, width, entries):  # type: ignore[no-untyped-def]
+def grouped_column(j, width, entries):
     """Return the pixel of entry j of a row: groups of 4 adjacent pixels, the last of which overlaps
     the one before it, so that all groups are complete.
     """
@@ -118,7 +118,7 @@ def grouped_column(j, width, entries):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def fill_groups(height, width, entries, down, across, table):  # type: ignore[no-untyped-def]
+def fill_groups(height, width, entries, down, across, table):
     """Fill a pixel table of which each row has `entries` entries, see `grouped_column`."""
     for i in range(height):
         for j in range(entries):
@@ -126,7 +126,7 @@ def fill_groups(height, width, entries, down, across, table):  # type: ignore[no
 
 
 @inlined
-def fill_filter(r, s, down, table):  # type: ignore[no-untyped-def]
+def fill_filter(r, s, down, table):
     """Fill the filter table: r rows of s adjacent elements; rows are `down` elements from each
     other.
     """
@@ -136,33 +136,33 @@ def fill_filter(r, s, down, table):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def fill_ramp(scale, table):  # type: ignore[no-untyped-def]
+def fill_ramp(scale, table):
     """Fill a table with multiples of `scale`."""
     for i in range(len(table)):
         table[i] = i * scale
 
 
 @inlined
-def padded_rows(count, geometry):  # type: ignore[no-untyped-def]
+def padded_rows(count, geometry):
     """Return the rows of padded x that `count` rows of the output need."""
     return (count - 1) * geometry.stride_v + geometry.r
 
 
 @inlined
-def padded_columns(w_out, geometry):  # type: ignore[no-untyped-def]
+def padded_columns(w_out, geometry):
     """Return the columns of padded x that a row of the output needs."""
     return (w_out - 1) * geometry.stride_h + geometry.s
 
 
 @inlined
-def is_inside(geometry, h_in, w_in, h_out, w_out):  # type: ignore[no-untyped-def]
+def is_inside(geometry, h_in, w_in, h_out, w_out):
     """Return whether the map contains all patches, so that no copy is needed."""
     fits = padded_rows(h_out, geometry) <= h_in and padded_columns(w_out, geometry) <= w_in
     return geometry.pad_top == 0 and geometry.pad_left == 0 and fits
 
 
 @inlined
-def load_patches(x, n, maps, first, count, geometry, inside, columns, padded):  # type: ignore[no-untyped-def]
+def load_patches(x, n, maps, first, count, geometry, inside, columns, padded):
     """Return (flat array, element) of the patch of pixel (first, 0) of the output.
 
     Args:
@@ -185,7 +185,7 @@ def load_patches(x, n, maps, first, count, geometry, inside, columns, padded):  
 
 
 @inlined
-def rows_alike(i, rows, stride, above, r, height):  # type: ignore[no-untyped-def]
+def rows_alike(i, rows, stride, above, r, height):
     """Return the filter rows that meet the map at row i of the output, and the range of such rows.
 
     Skipping products with rows of padding saves 10% for a 5 × 5 filter on 12 rows.
@@ -211,13 +211,13 @@ def rows_alike(i, rows, stride, above, r, height):  # type: ignore[no-untyped-de
 
 
 @inlined
-def taps(size, phase, stride):  # type: ignore[no-untyped-def]
+def taps(size, phase, stride):
     """Return how many numbers of range(size) have the remainder `phase` modulo `stride`."""
     return (size - phase + stride - 1) // stride if phase < size else 0
 
 
 @inlined
-def gradient_rows(w_out, c, k, stride):  # type: ignore[no-untyped-def]
+def gradient_rows(w_out, c, k, stride):
     """Return the rows of x and dz that fit the L1 cache during the weight gradient.
 
     Args:
@@ -230,13 +230,13 @@ def gradient_rows(w_out, c, k, stride):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def gradient_rows_above(geometry):  # type: ignore[no-untyped-def]
+def gradient_rows_above(geometry):
     """Return the rows and columns of padded dz before the pixel under input pixel (0, 0)."""
     return (geometry.r - 1) // geometry.stride_v, (geometry.s - 1) // geometry.stride_h
 
 
 @inlined
-def padded_gradient(rows, w_in, w_out, geometry):  # type: ignore[no-untyped-def]
+def padded_gradient(rows, w_in, w_out, geometry):
     """Return the height and width of padded dz for `rows` rows of the input gradient."""
     down, across, r, s = geometry.stride_v, geometry.stride_h, geometry.r, geometry.s
     height = (rows - 1 + geometry.pad_top) // down + 1 + (r - 1) // down
@@ -245,7 +245,7 @@ def padded_gradient(rows, w_in, w_out, geometry):  # type: ignore[no-untyped-def
 
 
 @inlined
-def pack_flipped(start, stop, w, shape, geometry, packed):  # type: ignore[no-untyped-def]
+def pack_flipped(start, stop, w, shape, geometry, packed):
     """Pack taps start to stop of w for the input gradient: by phase, flipped, as (…, K, C)."""
     r, s, c, k = shape
     down, across = geometry.stride_v, geometry.stride_h
@@ -261,7 +261,7 @@ def pack_flipped(start, stop, w, shape, geometry, packed):  # type: ignore[no-un
 
 
 @inlined
-def phase_entries(width, c, adds):  # type: ignore[no-untyped-def]
+def phase_entries(width, c, adds):
     """Return the entries of a row of `width` pixels in a table of `fill_phases`.
 
     With overlapping groups, some pixels would be added twice.
@@ -270,7 +270,7 @@ def phase_entries(width, c, adds):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def fill_phases(rows, w_in, c, k, columns, geometry, adds, a_rows, c_rows, a_steps):  # type: ignore[no-untyped-def]
+def fill_phases(rows, w_in, c, k, columns, geometry, adds, a_rows, c_rows, a_steps):
     """Fill the pixel tables of dz and dx by phase, and the filter tables.
 
     Row h of the input meets only the filter rows f, f + stride, … with f = (h + top) mod stride. So
@@ -301,7 +301,7 @@ def fill_phases(rows, w_in, c, k, columns, geometry, adds, a_rows, c_rows, a_ste
             step += size
 
 
-def _unpool_padded(pool, dy, argmax, n, maps, rows, dz, columns, left, unused_sums):  # type: ignore[no-untyped-def]
+def _unpool_padded(pool, dy, argmax, n, maps, rows, dz, columns, left, unused_sums):
     k, (first, stop) = maps[2], rows
     begin = min(max(first, 0), pool.height)
     end = max(begin, min(stop, pool.height))
@@ -316,7 +316,7 @@ def _unpool_padded(pool, dy, argmax, n, maps, rows, dz, columns, left, unused_su
     return dz, 0
 
 
-def _copy_padded(pool, dy, argmax, n, maps, rows, dz, columns, left, unused_sums):  # type: ignore[no-untyped-def]
+def _copy_padded(pool, dy, argmax, n, maps, rows, dz, columns, left, unused_sums):
     start, row = n * maps[0] * maps[1] * maps[2], maps[1] * maps[2]
     if left == 0 and columns == maps[1] and rows[0] >= 0 and rows[1] <= maps[0]:
         return dy, start + rows[0] * row

@@ -144,7 +144,7 @@ def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
 
 
 @kernel
-def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+def prepare_forward(start, stop, thread, w, geo, shared):
     """Pack w (R, S, C, K) in panels of filters; items are panels of a position."""
     c, k, flat = w.shape[2], w.shape[3], w.reshape(-1)
     panels = (k + PANEL - 1) // PANEL
@@ -156,7 +156,7 @@ def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-unt
 
 
 @kernel
-def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+def prepare_backward_input(start, stop, thread, w, geo, shared):
     """Pack the transposes of w (R, S, C, K) in panels of channels; items are panels of a
     position.
     """
@@ -171,7 +171,7 @@ def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore
 
 
 @inlined
-def multiply_block(  # type: ignore[no-untyped-def]
+def multiply_block(
     a, a_start, a_row, packed, d, d_start, d_row, c, c_start, c_row, shape, bound, following
 ):
     """Multiply a block of pixels with some panels.
@@ -213,7 +213,7 @@ def multiply_block(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def item_range(item, stop, samples, bands, parts, columns):  # type: ignore[no-untyped-def]
+def item_range(item, stop, samples, bands, parts, columns):
     """Return how many items are computed together, their bands, and their columns.
 
     The bands are (first, end, bands of a sample).
@@ -225,34 +225,34 @@ def item_range(item, stop, samples, bands, parts, columns):  # type: ignore[no-u
 
 
 @inlined
-def pixel_range(span, pixels):  # type: ignore[no-untyped-def]
+def pixel_range(span, pixels):
     """Return the first pixel and the end of some bands; samples have `pixels` each."""
     first, end, per_sample = span
     return pixels * first // per_sample, pixels * end // per_sample
 
 
 @inlined
-def block_rows(rows, most):  # type: ignore[no-untyped-def]
+def block_rows(rows, most):
     """Return the pixels of blocks of about the same size, a multiple of the height of a tile."""
     blocks = (rows + most - 1) // most
     return ((rows + blocks - 1) // blocks + TILE - 1) // TILE * TILE
 
 
 @inlined
-def _row_of_x(geo, line):  # type: ignore[no-untyped-def]
+def _row_of_x(geo, line):
     """Return the first pixel of the row of x under a row of y, both counted over all samples."""
     n, i = line // geo.h_out, line % geo.h_out
     return (n * geo.height + i * geo.stride_v) * geo.width
 
 
 @inlined
-def _prefetch_elements(array, start, count):  # type: ignore[no-untyped-def]
+def _prefetch_elements(array, start, count):
     for i in range(start, start + count, LINE):
         prefetch(array, i)
 
 
 @inlined
-def _gather(geo, x, c, m, rows, first, count, mine, start, distance):  # type: ignore[no-untyped-def]
+def _gather(geo, x, c, m, rows, first, count, mine, start, distance):
     """Copy some channels of the pixels of x under the pixels m to m + rows of y.
 
     Pixels are divided into rows of y, because a division takes longer than copying a pixel.
@@ -275,9 +275,7 @@ def _gather(geo, x, c, m, rows, first, count, mine, start, distance):  # type: i
 
 
 @kernel
-def conv2d_forward(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
-):
+def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward`."""
     c, k, mine = x.shape[3], y.shape[3], scratch[thread]
     x_flat, y_flat = x.reshape(-1), y.reshape(-1)
@@ -302,7 +300,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def conv2d_backward_input(  # type: ignore[no-untyped-def]
+def conv2d_backward_input(
     start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_input`."""
@@ -339,7 +337,7 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _scatter(geo, source, start, m, rows, dx, c, q, q_stop, adds):  # type: ignore[no-untyped-def]
+def _scatter(geo, source, start, m, rows, dx, c, q, q_stop, adds):
     """Add the gradients of the pixels of x under the pixels m to m + rows of y to dx; or store
     them, and zeros up to the next ones.
 
@@ -366,7 +364,7 @@ def _scatter(geo, source, start, m, rows, dx, c, q, q_stop, adds):  # type: igno
 
 
 @inlined
-def _clear(geo, line, j, count, dx, c, q, q_stop):  # type: ignore[no-untyped-def]
+def _clear(geo, line, j, count, dx, c, q, q_stop):
     """Store zeros from the pixels of x under pixels of one row of y up to the next ones."""
     is_last = line % geo.h_out + 1 == geo.h_out
     down = geo.height - (geo.h_out - 1) * geo.stride_v if is_last else geo.stride_v
@@ -382,7 +380,7 @@ def _clear(geo, line, j, count, dx, c, q, q_stop):  # type: ignore[no-untyped-de
 
 
 @kernel
-def conv2d_backward_weight(  # type: ignore[no-untyped-def]
+def conv2d_backward_weight(
     start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_weight`; blocks are ranges of filters.
@@ -411,7 +409,7 @@ def conv2d_backward_weight(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _sum_columns(geo, x, dy, first, last, q, q_stop, sums, mine):  # type: ignore[no-untyped-def]
+def _sum_columns(geo, x, dy, first, last, q, q_stop, sums, mine):
     """Write the columns q to q_stop of the weight gradient of some pixels to sums."""
     c, k, width = x.shape[3], dy.shape[3], q_stop - q
     x_flat, dy_flat, block = x.reshape(-1), dy.reshape(-1), GRADIENT_STEPS * GRADIENT_COLUMNS

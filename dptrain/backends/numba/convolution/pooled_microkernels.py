@@ -179,10 +179,10 @@ class _Row(Writer):
 
 
 @intrinsic
-def fewest_windows(typingctx):  # type: ignore[no-untyped-def]
+def fewest_windows(typingctx):
     """Return the smallest number of windows of a row, a constant of the compiled code."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return I64(_Row(builder.module).sizes[-1][0])
 
     return types.int64(), codegen

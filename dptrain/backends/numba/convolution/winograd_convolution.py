@@ -195,11 +195,11 @@ def _has_distant_sums(shape: Shape, work: Work, blocks: int) -> bool:
     return 4 * MATRICES * sums > SUM_BYTES and 4 * MATRICES * maps <= MAP_BYTES
 
 
-def _some(pool, argmax):  # type: ignore[no-untyped-def]
+def _some(pool, argmax):
     return argmax
 
 
-def _none(pool, argmax):  # type: ignore[no-untyped-def]
+def _none(pool, argmax):
     return None
 
 
@@ -208,7 +208,7 @@ _positions = select_by_pool(_some, _none)
 
 
 @inlined
-def _prepare(start, stop, w, geo, u, flipped):  # type: ignore[no-untyped-def]
+def _prepare(start, stop, w, geo, u, flipped):
     """Transform the weights of groups `start` to `stop` of input channels to u (36, C, K), of which
     each matrix is in panels.
 
@@ -237,7 +237,7 @@ def _prepare(start, stop, w, geo, u, flipped):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _transform_weight_panels(w, start, geo, first, last, u):  # type: ignore[no-untyped-def]
+def _transform_weight_panels(w, start, geo, first, last, u):
     """Transform the weights w (R, S, C, K) of channels `first` to `last`."""
     c, vectors = geo.c, geo.k_vectors
     for i in range(first, last):
@@ -250,19 +250,19 @@ def _transform_weight_panels(w, start, geo, first, last, u):  # type: ignore[no-
 
 
 @kernel
-def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+def prepare_forward(start, stop, thread, w, geo, shared):
     """Transform the weights w (R, S, C, K); items are groups of input channels."""
     _prepare(start, stop, w.reshape(-1), geo, shared, False)
 
 
 @kernel
-def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+def prepare_backward_input(start, stop, thread, w, geo, shared):
     """Flip and transform the weights w (R, S, C, K); items are groups of channels of dy."""
     _prepare(start, stop, w.reshape(-1), geo, shared, True)
 
 
 @inlined
-def _fill_scratch(geo, mine):  # type: ignore[no-untyped-def]
+def _fill_scratch(geo, mine):
     """Fill the constant parts of scratch: zeros after the maps, the bias 0, and 0, 1, 2, …."""
     table = mine.view(np.int32)
     # The last vector of channels may cross the end of the padded rows.
@@ -273,7 +273,7 @@ def _fill_scratch(geo, mine):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _load_rows(geo, x, argmax, pool, n, row, rows, mine):  # type: ignore[no-untyped-def]
+def _load_rows(geo, x, argmax, pool, n, row, rows, mine):
     """Load the padded inputs of `rows` rows of tiles from row `row` on of sample n."""
     c, width = geo.c, geo.width
     pitch = geo.padded_width * c
@@ -302,7 +302,7 @@ def _load_rows(geo, x, argmax, pool, n, row, rows, mine):  # type: ignore[no-unt
 
 
 @inlined
-def _panel(geo, rows, panel):  # type: ignore[no-untyped-def]
+def _panel(geo, rows, panel):
     """Return the first tile and the number of tiles of a panel of some rows.
 
     Only a block of one row has several panels.
@@ -312,7 +312,7 @@ def _panel(geo, rows, panel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _transform_rows(geo, first, count, tile, channels, mine, ahead):  # type: ignore[no-untyped-def]
+def _transform_rows(geo, first, count, tile, channels, mine, ahead):
     """Transform `channels` channels of tiles of the padded rows into V, from tile `tile` on."""
     c, vectors = geo.c, geo.c_vectors
     transform_inputs(
@@ -322,7 +322,7 @@ def _transform_rows(geo, first, count, tile, channels, mine, ahead):  # type: ig
 
 
 @inlined
-def _store_rows(geo, mine, tile, n, row, first, count, filters, y, argmax, base, bound, adds):  # type: ignore[no-untyped-def]
+def _store_rows(geo, mine, tile, n, row, first, count, filters, y, argmax, base, bound, adds):
     """Transform the products from tile `tile` on into outputs from row `row` of tiles on.
 
     With pooling, the outputs are stored in scratch, which begins with row `base` of the sample.
@@ -346,7 +346,7 @@ def _store_rows(geo, mine, tile, n, row, first, count, filters, y, argmax, base,
 
 
 @inlined
-def _pool_rows(geo, mine, n, y, argmax, pool, filters, base, ready, p, stop):  # type: ignore[no-untyped-def]
+def _pool_rows(geo, mine, n, y, argmax, pool, filters, base, ready, p, stop):
     """Pool the windows from row p on that rows `base` to `ready` of the maps complete.
 
     Returns:
@@ -374,7 +374,7 @@ def _pool_rows(geo, mine, n, y, argmax, pool, filters, base, ready, p, stop):  #
 
 
 @inlined
-def _tile_rows(geo, y, argmax, pool):  # type: ignore[no-untyped-def]
+def _tile_rows(geo, y, argmax, pool):
     """Return the rows of tiles of a sample that are needed."""
     if argmax is None:
         return geo.tiles_down
@@ -383,7 +383,7 @@ def _tile_rows(geo, y, argmax, pool):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _pooled_row(geo, y, argmax, pool, bands, band):  # type: ignore[no-untyped-def]
+def _pooled_row(geo, y, argmax, pool, bands, band):
     """Return the first pooled row of a band; bands begin at a row of tiles if windows allow it."""
     if argmax is None:
         return 0
@@ -392,7 +392,7 @@ def _pooled_row(geo, y, argmax, pool, bands, band):  # type: ignore[no-untyped-d
 
 
 @inlined
-def _first_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-untyped-def]
+def _first_tile_row(geo, argmax, pool, down, bands, band, p):
     """Return the first row of tiles of a band, which begins with pooled row p."""
     if argmax is None:
         return down * band // bands
@@ -400,7 +400,7 @@ def _first_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no
 
 
 @inlined
-def _last_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-untyped-def]
+def _last_tile_row(geo, argmax, pool, down, bands, band, p):
     """Return the row of tiles after those of the bands before `band`, whose first row is p."""
     if argmax is None:
         return down * band // bands
@@ -411,7 +411,7 @@ def _last_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-
 
 
 @inlined
-def _inputs(geo, x, argmax, down, first, stop):  # type: ignore[no-untyped-def]
+def _inputs(geo, x, argmax, down, first, stop):
     """Return the part of x that some rows of tiles read; nothing of gradients after pooling."""
     if argmax is not None:
         return x, 0, 0
@@ -421,7 +421,7 @@ def _inputs(geo, x, argmax, down, first, stop):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _outputs(geo, y, argmax, down, first, stop):  # type: ignore[no-untyped-def]
+def _outputs(geo, y, argmax, down, first, stop):
     """Return the part of y in some rows of tiles; nothing with pooling.
 
     Threads that compute parts of the filters would take the lines from each other.
@@ -433,7 +433,7 @@ def _outputs(geo, y, argmax, down, first, stop):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _convolve(  # type: ignore[no-untyped-def]
+def _convolve(
     start, stop, filters, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine
 ):
     """Compute bands `start` to `stop` of y from x and transformed weights.
@@ -498,9 +498,7 @@ def _convolve(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _convolve_parts(  # type: ignore[no-untyped-def]
-    start, stop, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine
-):
+def _convolve_parts(start, stop, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine):
     """Compute items `start` to `stop`: the bands of all samples of the first part of the filters,
     then of the second, ….
     """
@@ -518,9 +516,7 @@ def _convolve_parts(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def conv2d_forward(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
-):
+def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward`."""
     mine, found = scratch[thread], _positions(pool, argmax)
     _fill_scratch(geo, mine)
@@ -531,7 +527,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def conv2d_backward_input(  # type: ignore[no-untyped-def]
+def conv2d_backward_input(
     start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
@@ -543,7 +539,7 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def sum_bias(geo, dy, start, pixels, channels, mine):  # type: ignore[no-untyped-def]
+def sum_bias(geo, dy, start, pixels, channels, mine):
     """Add `channels` channels of some pixels of dy to the gradient of the bias, as a product."""
     one, table = geo.tile_offset, mine.view(np.int32)
     mine[one] = 1
@@ -562,7 +558,7 @@ def sum_bias(geo, dy, start, pixels, channels, mine):  # type: ignore[no-untyped
 
 
 @inlined
-def _load_gradients(geo, dy, argmax, pool, n, row, rows, first_k, channels, mine):  # type: ignore[no-untyped-def]
+def _load_gradients(geo, dy, argmax, pool, n, row, rows, first_k, channels, mine):
     """Load the gradients of rows of tiles and add them to the gradient of the bias."""
     top, pitch = row * geo.tile_side, geo.w_out * geo.k
     bottom = min(geo.h_out, top + rows * geo.tile_side)
@@ -579,7 +575,7 @@ def _load_gradients(geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
 
 
 @inlined
-def _transform_gradient_rows(  # type: ignore[no-untyped-def]
+def _transform_gradient_rows(
     geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine, ahead
 ):
     """Transform tiles of the loaded gradients, from tile `tile` on."""
@@ -599,7 +595,7 @@ def _transform_gradient_rows(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _is_transposed(geo):  # type: ignore[no-untyped-def]
+def _is_transposed(geo):
     """Return whether the sums of the weight gradient are (36, K, C): C fills vectors better.
 
     20 filters of 32 channels then need 20 · 32 sums for each matrix instead of 32 · 32.
@@ -608,7 +604,7 @@ def _is_transposed(geo):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _finish_transposed_gradient(geo, first_k, channels, mine, sums):  # type: ignore[no-untyped-def]
+def _finish_transposed_gradient(geo, first_k, channels, mine, sums):
     """Write dw of some filters to `sums`."""
     c, tile = geo.c, geo.tile_offset
     for q in range(channels):
@@ -623,7 +619,7 @@ def _finish_transposed_gradient(geo, first_k, channels, mine, sums):  # type: ig
 
 
 @inlined
-def _finish_gradient(geo, first_k, channels, vectors, pooled, mine, sums):  # type: ignore[no-untyped-def]
+def _finish_gradient(geo, first_k, channels, vectors, pooled, mine, sums):
     """Write dw and db of some filters to `sums`."""
     c, k, taps, tile = geo.c, geo.k, geo.taps, geo.tile_offset
     if _is_transposed(geo):
@@ -643,7 +639,7 @@ def _finish_gradient(geo, first_k, channels, vectors, pooled, mine, sums):  # ty
 
 
 @inlined
-def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool, mine):  # type: ignore[no-untyped-def]
+def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool, mine):
     """Write dw and then db of samples `begin` to `end` and some blocks of filters to `sums`."""
     width, down = vector_width(), geo.tiles_down
     first_k = geo.k_vectors // width * first_b // blocks * width
@@ -696,7 +692,7 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
 
 
 @kernel
-def conv2d_backward_weight(  # type: ignore[no-untyped-def]
+def conv2d_backward_weight(
     start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_weight`.

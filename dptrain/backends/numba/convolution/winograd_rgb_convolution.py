@@ -190,7 +190,7 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
 
 
 @kernel
-def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+def prepare_forward(start, stop, thread, w, geo, shared):
     """Transform the weights w (3, 3, 3, K), in one item."""
     if start < stop:
         weights, packed = geo.c * geo.k_vectors, MATRICES * geo.c * geo.k_vectors
@@ -203,7 +203,7 @@ def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-unt
 
 
 @inlined
-def _load(geo, x, n, mine):  # type: ignore[no-untyped-def]
+def _load(geo, x, n, mine):
     """Copy a sample into the padded maps."""
     copy_padded(
         x.reshape(-1), n * geo.height * geo.width * geo.c, (geo.height, geo.width, geo.c),
@@ -212,7 +212,7 @@ def _load(geo, x, n, mine):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _clear(geo, first, last, mine):  # type: ignore[no-untyped-def]
+def _clear(geo, first, last, mine):
     """Clear the padded maps for rows of tiles `first` to `last`, numbered over all samples."""
     down, row = geo.tiles_down, geo.padded_width * geo.c
     low, high = 0, down
@@ -223,7 +223,7 @@ def _clear(geo, first, last, mine):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _load_rows(geo, x, n, first, last, mine):  # type: ignore[no-untyped-def]
+def _load_rows(geo, x, n, first, last, mine):
     """Copy what rows of tiles `first` to `last` of a sample need into the cleared padded maps."""
     c, x_flat = geo.c, x.reshape(-1)
     count = min(geo.width, geo.padded_width - geo.pad_left) * c
@@ -235,7 +235,7 @@ def _load_rows(geo, x, n, first, last, mine):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _inputs(geo, i, scratch):  # type: ignore[no-untyped-def]
+def _inputs(geo, i, scratch):
     """Transform row i of the padded sample's tiles."""
     row = geo.padded_width * geo.c
     transform_rgb_inputs(
@@ -252,9 +252,7 @@ def _inputs(geo, i, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def conv2d_forward(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
-):
+def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward` with pooling.
 
     The first of equal maxima is determined before the bias is added.
@@ -284,7 +282,7 @@ def conv2d_forward(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _sum_row(begin, end, first_k, last_k, x, dy, argmax, sums, geo, mine):  # type: ignore[no-untyped-def]
+def _sum_row(begin, end, first_k, last_k, x, dy, argmax, sums, geo, mine):
     """Write dw and then db of samples `begin` to `end` and some filters to `sums`."""
     _, h_pool, w_pool, k = dy.shape
     dy_flat, argmax_flat, weights = dy.reshape(-1), argmax.reshape(-1), geo.c * k
@@ -318,7 +316,7 @@ def _sum_row(begin, end, first_k, last_k, x, dy, argmax, sums, geo, mine):  # ty
 
 
 @kernel
-def conv2d_backward_weight(  # type: ignore[no-untyped-def]
+def conv2d_backward_weight(
     start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_weight` with pooling."""

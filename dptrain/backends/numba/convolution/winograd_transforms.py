@@ -391,7 +391,7 @@ def _intrinsic(transform: Callable[..., Vectors], adds: bool = False) -> Any:
                         call(width, False, True)
 
     @intrinsic
-    def apply(  # type: ignore[no-untyped-def]
+    def apply(
         typingctx, source, start, row, column, target, target_start, down, across, channels, h, w,
         bias, bias_start, lower_bound, taps,
     ):  # fmt: skip
@@ -400,7 +400,7 @@ def _intrinsic(transform: Callable[..., Vectors], adds: bool = False) -> Any:
             bias, bias_start, lower_bound, taps,
         )  # fmt: skip
 
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):
             *flat, _ = flatten_arguments(context, builder, sig.args, args)
             integer = types.unliteral(taps)
             (chosen,) = (n for n, kind in INTEGERS.items() if integer == from_dtype(np.dtype(kind)))
@@ -421,7 +421,7 @@ _transform_weight_gradient = _intrinsic(weight_gradient_transform)
 
 
 @inlined
-def transform_weights(w, start, taps, matrix, u, u_start, u_matrix, count):  # type: ignore[no-untyped-def]
+def transform_weights(w, start, taps, matrix, u, u_start, u_matrix, count):
     """Transform `count` weights at each position: u = G w Gᵀ.
 
     Args:
@@ -435,7 +435,7 @@ def transform_weights(w, start, taps, matrix, u, u_start, u_matrix, count):  # t
 
 
 @inlined
-def transform_inputs(  # type: ignore[no-untyped-def]
+def transform_inputs(
     a, start, row, c, channels, vectors, side, across, first, count, v, v_start, matrix, ahead
 ):
     """Bᵀ x B of some tiles of padded maps, of which a row has `row` elements.
@@ -458,7 +458,7 @@ def transform_inputs(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def transform_outputs(  # type: ignore[no-untyped-def]
+def transform_outputs(
     m, m_start, matrix, vectors, taps, side, across, first, count,
     y, start, h_out, w_out, k, channels, bias, lower_bound, adds,
 ):  # fmt: skip
@@ -491,7 +491,7 @@ def transform_outputs(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def transform_gradients(  # type: ignore[no-untyped-def]
+def transform_gradients(
     dz, start, h_out, w_out, k, channels, vectors, taps, side, across, first, count,
     m, m_start, matrix, ahead,
 ):  # fmt: skip
@@ -513,7 +513,7 @@ def transform_gradients(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def multiply_matrices(  # type: ignore[no-untyped-def]
+def multiply_matrices(
     matrices, v, v_start, v_matrix, pitch, c, u, u_start, u_matrix, filters, k, m_start, m_matrix,
     ramp, count, first, last, ahead, written,
 ):  # fmt: skip
@@ -558,7 +558,7 @@ def multiply_matrices(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def add_products(  # type: ignore[no-untyped-def]
+def add_products(
     matrices, v, v_start, v_matrix, pitch, c, m_start, m_matrix, k, sums, sums_matrix, ramp, count,
     is_first,
 ):  # fmt: skip
@@ -586,7 +586,7 @@ def add_products(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def transform_sums(sums, start, matrix, taps, dw, dw_start, dw_matrix, count):  # type: ignore[no-untyped-def]
+def transform_sums(sums, start, matrix, taps, dw, dw_start, dw_matrix, count):
     """Transform `count` sums of products at each position: dw = Gᵀ sums G.
 
     Args:

@@ -31,7 +31,7 @@ def weight_shards_scratch(samples: int, outputs: int, shards: int) -> int:
 
 
 @inlined
-def _add_top(stack, size, top):  # type: ignore[no-untyped-def]
+def _add_top(stack, size, top):
     """Add the top entry of a stack to the one below it."""
     # With slices, the indices are unsigned, and LLVM vectorises the loop.
     target, source = stack[(top - 2) * size :], stack[(top - 1) * size :]
@@ -40,7 +40,7 @@ def _add_top(stack, size, top):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _sum_block(x, x_start, x_row, dy, dy_start, dy_row, stack, rows, columns, bounds, merges):  # type: ignore[no-untyped-def]
+def _sum_block(x, x_start, x_row, dy, dy_start, dy_row, stack, rows, columns, bounds, merges):
     """Evaluate `merges` for a block of dw; leave the results, (rows, columns) each, on the stack.
 
     The first addition of a micro-shard with a single product is part of that product: the result
@@ -72,7 +72,7 @@ def _sum_block(x, x_start, x_row, dy, dy_start, dy_row, stack, rows, columns, bo
 
 
 @inlined
-def _sum_biases(dy, outputs, db, pitch, slots, bounds, merges, stack):  # type: ignore[no-untyped-def]
+def _sum_biases(dy, outputs, db, pitch, slots, bounds, merges, stack):
     """Evaluate `merges` for db."""
     top = 0
     for shard in range(len(merges)):
@@ -88,7 +88,7 @@ def _sum_biases(dy, outputs, db, pitch, slots, bounds, merges, stack):  # type: 
 
 
 @kernel
-def dense_backward_weight_shards(  # type: ignore[no-untyped-def]
+def dense_backward_weight_shards(
     start, stop, thread, x, dy, dw, db, pitch, slots, bounds, merges, scratch
 ):
     """Compute `matmul.dense_backward_weight` for micro-shards; items are inputs.

@@ -107,7 +107,7 @@ def dense_kernels(
 
 
 @inlined
-def _forward_few_samples(  # type: ignore[no-untyped-def]
+def _forward_few_samples(
     x, w, b, y, relu, most_steps, first, last, i_first, i_last, o_first, o_last
 ):
     """Compute a block of `dense_forward` with few samples; reading w limits the speed."""
@@ -129,16 +129,14 @@ def _forward_few_samples(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def gather(source, start, row, target, target_start, rows, columns, pitch):  # type: ignore[no-untyped-def]
+def gather(source, start, row, target, target_start, rows, columns, pitch):
     """Copy a block so that its rows are `pitch` apart."""
     for n in range(rows):
         copy(source, start + n * row, target, target_start + n * pitch, columns)
 
 
 @kernel
-def dense_forward(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, w, b, y, relu, blocks, scratch, samples
-):
+def dense_forward(start, stop, thread, x, w, b, y, relu, blocks, scratch, samples):
     """y[n, o] = b[o] + Σ x[n, i] · w[i, o], optionally max(y, 0); see the module for the items.
 
     With several chunks, y[c] is the sum of chunk c, and the first one contains b.
@@ -162,7 +160,7 @@ def dense_forward(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _forward_block(  # type: ignore[no-untyped-def]
+def _forward_block(
     x, w, b, y, relu, most_steps, mine, first, last, i_first, i_last, o_first, o_last
 ):
     """Compute a block of `dense_forward`.
@@ -203,7 +201,7 @@ def _forward_block(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def add_chunks(start, stop, thread, partial, y, relu):  # type: ignore[no-untyped-def]
+def add_chunks(start, stop, thread, partial, y, relu):
     """y = Σ_c partial[c], optionally max(y, 0); items are elements of y, which is flat."""
     for i in range(np.uintp(start), np.uintp(stop)):
         y[i] = partial[0, i]
@@ -216,9 +214,7 @@ def add_chunks(start, stop, thread, partial, y, relu):  # type: ignore[no-untype
 
 
 @kernel
-def dense_backward_input(  # type: ignore[no-untyped-def]
-    start, stop, thread, dy, w, dx, blocks, scratch, samples
-):
+def dense_backward_input(start, stop, thread, dy, w, dx, blocks, scratch, samples):
     """dx[n, i] = Σ dy[n, o] · w[i, o]; see the module for the items."""
     inputs = len(w)
     across = -(-inputs // blocks.features)
@@ -238,7 +234,7 @@ def dense_backward_input(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _input_gradient_of_few_outputs(dy, w, dx, transposed, first, count, i_first, i_last):  # type: ignore[no-untyped-def]
+def _input_gradient_of_few_outputs(dy, w, dx, transposed, first, count, i_first, i_last):
     """Compute a block of `dense_backward_input` from the transpose of w: it is smaller than dx."""
     inputs, outputs = w.shape
     w_flat, dy_flat, dx_flat = w.reshape(-1), dy.reshape(-1), dx.reshape(-1)
@@ -254,7 +250,7 @@ def _input_gradient_of_few_outputs(dy, w, dx, transposed, first, count, i_first,
 
 
 @inlined
-def _backward_input_block(dy, w, dx, most_steps, mine, first, count, i_first, i_last):  # type: ignore[no-untyped-def]
+def _backward_input_block(dy, w, dx, most_steps, mine, first, count, i_first, i_last):
     """Compute a block of `dense_backward_input` with many outputs.
 
     The tiles compute the transpose of dx, so that w is read once and sequentially.
@@ -283,7 +279,7 @@ def _backward_input_block(dy, w, dx, most_steps, mine, first, count, i_first, i_
 
 
 @inlined
-def sum_rows(source, rows, sums):  # type: ignore[no-untyped-def]
+def sum_rows(source, rows, sums):
     """sums[c] = Σ_r source[r, c], computed as a product with ones."""
     columns = len(sums)
     sums[:] = 0
@@ -302,7 +298,7 @@ def sum_rows(source, rows, sums):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _weight_gradient_of_few_outputs(x, dy, dw, transposed, start, stop, samples):  # type: ignore[no-untyped-def]
+def _weight_gradient_of_few_outputs(x, dy, dw, transposed, start, stop, samples):
     """Compute rows of dw as the transpose of dyᵀ·x, for which no operand is packed."""
     inputs, outputs = dw.shape
     x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
@@ -319,9 +315,7 @@ def _weight_gradient_of_few_outputs(x, dy, dw, transposed, start, stop, samples)
 
 
 @kernel
-def dense_backward_weight(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, dy, dw, db, scratch, samples
-):
+def dense_backward_weight(start, stop, thread, x, dy, dw, db, scratch, samples):
     """dw[i, o] = Σ x[n, i] · dy[n, o]; db[o] = Σ dy[n, o]; items are inputs i.
 
     The nonempty range that starts at input 0 also writes db.

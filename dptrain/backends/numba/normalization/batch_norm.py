@@ -47,7 +47,7 @@ def num_bands(pixels: int, channels: int) -> int:
 
 
 @inlined
-def _band(x, item, bands, c):  # type: ignore[no-untyped-def]
+def _band(x, item, bands, c):
     """Return the first element and the number of pixels of a band."""
     pixels = x.shape[1]
     first, last = part(pixels, item % bands, bands)
@@ -55,7 +55,7 @@ def _band(x, item, bands, c):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def sum_bands(start, stop, thread, x, partial, bands, scratch):  # type: ignore[no-untyped-def]
+def sum_bands(start, stop, thread, x, partial, bands, scratch):
     """Store Σ x and Σ x² of each channel of each band.
 
     They are computed from distances from the first pixel, which have about the size of the
@@ -76,7 +76,7 @@ def sum_bands(start, stop, thread, x, partial, bands, scratch):  # type: ignore[
 
 
 @kernel
-def sum_samples(start, stop, thread, partial, bounds, bands, pixels, parts):  # type: ignore[no-untyped-def]
+def sum_samples(start, stop, thread, partial, bounds, bands, pixels, parts):
     """Add the rows of the bands of each micro-shard to a row of parts; items are sums of a row.
 
     Args:
@@ -97,7 +97,7 @@ def sum_samples(start, stop, thread, partial, bounds, bands, pixels, parts):  # 
 
 
 @kernel
-def add_parts(start, stop, thread, parts, steps, results, totals):  # type: ignore[no-untyped-def]
+def add_parts(start, stop, thread, parts, steps, results, totals):
     """Add the rows of parts in place, in the order of `steps`; items are elements of a row.
 
     Args:
@@ -117,7 +117,7 @@ def add_parts(start, stop, thread, parts, steps, results, totals):  # type: igno
 
 
 @kernel
-def finish_statistics(  # type: ignore[no-untyped-def]
+def finish_statistics(
     start, stop, thread, totals, moments, running_mean, running_var, epsilon, momentum
 ):
     """Store the moments, and move the running statistics; items are channels.
@@ -137,7 +137,7 @@ def finish_statistics(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def running_moments(start, stop, thread, running_mean, running_var, moments, epsilon):  # type: ignore[no-untyped-def]
+def running_moments(start, stop, thread, running_mean, running_var, moments, epsilon):
     """Store the moments that inference and evaluation use; items are channels."""
     for i in range(start, stop):
         moments[0, i] = running_mean[i]
@@ -145,7 +145,7 @@ def running_moments(start, stop, thread, running_mean, running_var, moments, eps
 
 
 @inlined
-def _fill_constants(moments, weight, bias, mine):  # type: ignore[no-untyped-def]
+def _fill_constants(moments, weight, bias, mine):
     """Fill the first three rows of scratch: mean, factor and bias."""
     c = len(weight)
     for i in range(c):
@@ -155,9 +155,7 @@ def _fill_constants(moments, weight, bias, mine):  # type: ignore[no-untyped-def
 
 
 @kernel
-def normalise_bands(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, x2, y, moments, weight, bias, bands, scratch, variant
-):
+def normalise_bands(start, stop, thread, x, x2, y, moments, weight, bias, bands, scratch, variant):
     """Compute y from x and x2, see `channel_passes.normalise`."""
     c, mine = x.shape[2], scratch[thread]
     flat, flat2, result = x.reshape(-1), x2.reshape(-1), y.reshape(-1)
@@ -168,7 +166,7 @@ def normalise_bands(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def sum_gradient_bands(  # type: ignore[no-untyped-def]
+def sum_gradient_bands(
     start, stop, thread, x, dy, y, dx2, moments, weight, bias, partial, bands, scratch, variant
 ):
     """Store Σ dz · x̂ and Σ dz of each band, see `channel_passes.sum_gradients`."""
@@ -193,7 +191,7 @@ def sum_gradient_bands(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def round_parts(start, stop, thread, parts, rounded):  # type: ignore[no-untyped-def]
+def round_parts(start, stop, thread, parts, rounded):
     """Store the sums of each micro-shard in float32, in which ranks add them; items are sums."""
     for shard in range(len(parts)):
         for i in range(start, stop):
@@ -201,7 +199,7 @@ def round_parts(start, stop, thread, parts, rounded):  # type: ignore[no-untyped
 
 
 @kernel
-def store_means(start, stop, thread, totals, means):  # type: ignore[no-untyped-def]
+def store_means(start, stop, thread, totals, means):
     """Store the mean of dz · x̂ and that of dz over the global minibatch; items are 2·C sums."""
     flat, count = means.reshape(-1), max(totals[0], 1.0)
     for i in range(start, stop):
@@ -209,7 +207,7 @@ def store_means(start, stop, thread, totals, means):  # type: ignore[no-untyped-
 
 
 @kernel
-def propagate_bands(  # type: ignore[no-untyped-def]
+def propagate_bands(
     start, stop, thread, x, dy, dx, moments, means, weight, bias, bands, scratch, variant
 ):
     """dx = factor · (dz − mean of dz − x̂ · mean of dz · x̂)."""

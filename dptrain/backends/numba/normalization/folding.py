@@ -21,9 +21,7 @@ from dptrain.plan.lowering import Group, Phase
 
 
 @kernel
-def fold(  # type: ignore[no-untyped-def]
-    start, stop, thread, w, b, gamma, beta, mean, variance, epsilon, folded_w, folded_b
-):
+def fold(start, stop, thread, w, b, gamma, beta, mean, variance, epsilon, folded_w, folded_b):
     """Multiply w (weights of a filter, K) with γ / deviation; the new bias is β + (b − mean) times
     this factor. Items are filters.
     """

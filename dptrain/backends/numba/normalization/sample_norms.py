@@ -23,7 +23,7 @@ from dptrain.native.jit import inlined, kernel
 
 
 @inlined
-def _group_moments(sums, shift, c, group, groups, pixels, epsilon):  # type: ignore[no-untyped-def]
+def _group_moments(sums, shift, c, group, groups, pixels, epsilon):
     """Return mean and 1 / deviation of a group from sums of distances from the channels' shifts."""
     size, mean, square = c // groups, 0.0, 0.0
     for i in range(group * size, group * size + size):
@@ -38,7 +38,7 @@ def _group_moments(sums, shift, c, group, groups, pixels, epsilon):  # type: ign
 
 
 @inlined
-def _fill_constants(moments, weight, bias, mine):  # type: ignore[no-untyped-def]
+def _fill_constants(moments, weight, bias, mine):
     """Fill the rows mean, factor and bias of scratch from the moments of a sample's groups."""
     c, groups = len(weight), moments.shape[1]
     size = c // groups
@@ -49,7 +49,7 @@ def _fill_constants(moments, weight, bias, mine):  # type: ignore[no-untyped-def
 
 
 @kernel
-def group_norm_forward(start, stop, thread, x, y, moments, weight, bias, scratch, epsilon):  # type: ignore[no-untyped-def]
+def group_norm_forward(start, stop, thread, x, y, moments, weight, bias, scratch, epsilon):
     """Store the moments of each group, and y."""
     pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
     flat, result, mine = x.reshape(-1), y.reshape(-1), scratch[thread]
@@ -68,7 +68,7 @@ def group_norm_forward(start, stop, thread, x, y, moments, weight, bias, scratch
 
 
 @kernel
-def group_norm_sums(start, stop, thread, x, dy, moments, weight, bias, partial, scratch):  # type: ignore[no-untyped-def]
+def group_norm_sums(start, stop, thread, x, dy, moments, weight, bias, partial, scratch):
     """Store Σ dy · x̂ and Σ dy of each channel of each sample."""
     pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
     flat, dy_flat, mine = x.reshape(-1), dy.reshape(-1), scratch[thread]
@@ -85,7 +85,7 @@ def group_norm_sums(start, stop, thread, x, dy, moments, weight, bias, partial, 
 
 
 @kernel
-def group_norm_backward(start, stop, thread, x, dy, dx, moments, weight, bias, partial, scratch):  # type: ignore[no-untyped-def]
+def group_norm_backward(start, stop, thread, x, dy, dx, moments, weight, bias, partial, scratch):
     """dx = (w dy − mean of w dy − x̂ · mean of w dy x̂) / deviation; means are those of a group."""
     pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
     flat, dy_flat, dx_flat, mine = x.reshape(-1), dy.reshape(-1), dx.reshape(-1), scratch[thread]
@@ -110,7 +110,7 @@ def group_norm_backward(start, stop, thread, x, dy, dx, moments, weight, bias, p
 
 
 @kernel
-def layer_norm_forward(start, stop, thread, x, y, moments, weight, bias, epsilon):  # type: ignore[no-untyped-def]
+def layer_norm_forward(start, stop, thread, x, y, moments, weight, bias, epsilon):
     """Store the moments of each pixel, and y."""
     pixels, c = x.shape[1], x.shape[2]
     for n in range(start, stop):
@@ -130,7 +130,7 @@ def layer_norm_forward(start, stop, thread, x, y, moments, weight, bias, epsilon
 
 
 @kernel
-def layer_norm_sums(start, stop, thread, x, dy, moments, partial):  # type: ignore[no-untyped-def]
+def layer_norm_sums(start, stop, thread, x, dy, moments, partial):
     """Store Σ dy · x̂ and Σ dy of each channel of each sample."""
     pixels, c = x.shape[1], x.shape[2]
     for n in range(start, stop):
@@ -146,7 +146,7 @@ def layer_norm_sums(start, stop, thread, x, dy, moments, partial):  # type: igno
 
 
 @kernel
-def layer_norm_backward(start, stop, thread, x, dy, dx, moments, weight):  # type: ignore[no-untyped-def]
+def layer_norm_backward(start, stop, thread, x, dy, dx, moments, weight):
     """dx = (w dy − mean of w dy − x̂ · mean of w dy x̂) / deviation; means are those of a pixel."""
     pixels, c = x.shape[1], x.shape[2]
     for n in range(start, stop):
