@@ -372,19 +372,23 @@ class Replica(Sealed):
                 self,
                 [
                     GradientAddition(
-                        self._views[plan.resolve(a.target)], self._views[plan.resolve(a.source)],
+                        self._views[plan.resolve(a.target)],
+                        self._views[plan.resolve(a.source)],
                         a.copies,
                     )
                     for a in additions
                 ],
-            )  # fmt: skip
+            )
         last = plan.groups[-1].tail.name
         rows = (plan.batch_size, plan.network.num_outputs)
         gradient = self._views[plan.resolve(f"d{last}")].reshape(rows) if plan.training else None
         kernels["loss", Phase.LOSS] = self.backend.bind_loss(
-            self, self._views[plan.resolve(last)].reshape(rows), self._views[TARGET], gradient,
+            self,
+            self._views[plan.resolve(last)].reshape(rows),
+            self._views[TARGET],
+            gradient,
             self._loss_sums,
-        )  # fmt: skip
+        )
         outside = (Phase.LOAD, Phase.UPDATE)
         return [(s, kernels[s.group, s.phase]) for s in plan.stages if s.phase not in outside]
 
@@ -600,10 +604,13 @@ class Replica(Sealed):
         array = np.asarray(x)
         whole = self._whole_batch(array, checked_targets(self.plan.network, y))
         batch = Batch(
-            whole.step if step is None else step, whole.epoch, array, whole.y,
+            whole.step if step is None else step,
+            whole.epoch,
+            array,
+            whole.y,
             whole.samples if samples is None else samples,
             whole.global_count if global_count is None else global_count,
-        )  # fmt: skip
+        )
         self.load(batch, stop=stop)
         self.run()
         return self.loss_sums()[0]

@@ -26,34 +26,69 @@ from dptrain.errors import UserError
     ),
 )
 @click.argument("networks", nargs=-1, metavar="[NETWORK]...")
-@click.option("--batch-sizes", "--batch-size", "batch_sizes", metavar="N,…|none",
-              help="Batch sizes of training.  [default: from the network's recipe]")  # fmt: skip
-@click.option("--samples", metavar="N,…|none",
-              help="Batch sizes of inference.  [default: 2,64,512,1024]")  # fmt: skip
+@click.option(
+    "--batch-sizes",
+    "--batch-size",
+    "batch_sizes",
+    metavar="N,…|none",
+    help="Batch sizes of training.  [default: from the network's recipe]",
+)
+@click.option(
+    "--samples", metavar="N,…|none", help="Batch sizes of inference.  [default: 2,64,512,1024]"
+)
 @DATA
 @BACKEND_LIST
-@click.option("--precisions", "--precision", "precisions", metavar="NAME,…",
-              help="Precisions of the arithmetic: fp32, tf32, bf16, fp64.  [default: the first "
-              "of each backend]")  # fmt: skip
-@click.option("--threads", metavar="N,…",
-              help="Numbers of compute threads.  [default: all cores]")  # fmt: skip
-@click.option("--largest", is_flag=True,
-              help="Compute the largest batch sizes that fit, from the plan. Nothing is timed "
-              "unless --batch-sizes or --samples is set too.")  # fmt: skip
-@click.option("--memory", metavar="SIZE",
-              help="Memory limit, such as 2GB.  [default: the free memory]")  # fmt: skip
-@click.option("--within", default="1s", show_default=True, metavar="TIME",
-              help="Time limit of a prediction.")  # fmt: skip
-@click.option("--epoch-samples", type=parsing.WHOLE, default=10_000, show_default=True,
-              metavar="N", help="Samples of the epoch whose time is computed.")  # fmt: skip
-@click.option("--epochs", type=parsing.WHOLE, default=1, show_default=True, metavar="N",
-              help="Number of such epochs.")  # fmt: skip
-@click.option("--seconds-per-case", type=parsing.Number(float, above=0, at_most=1e8), default=3.0,
-              show_default=True, metavar="X",
-              help="Time limit of one measurement, unless a single repeat takes longer.",
-              )  # fmt: skip
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Folder of the results.  [default: runs/bench-NETWORK]")  # fmt: skip
+@click.option(
+    "--precisions",
+    "--precision",
+    "precisions",
+    metavar="NAME,…",
+    help="Precisions of the arithmetic: fp32, tf32, bf16, fp64.  [default: the first "
+    "of each backend]",
+)
+@click.option("--threads", metavar="N,…", help="Numbers of compute threads.  [default: all cores]")
+@click.option(
+    "--largest",
+    is_flag=True,
+    help="Compute the largest batch sizes that fit, from the plan. Nothing is timed "
+    "unless --batch-sizes or --samples is set too.",
+)
+@click.option(
+    "--memory", metavar="SIZE", help="Memory limit, such as 2GB.  [default: the free memory]"
+)
+@click.option(
+    "--within", default="1s", show_default=True, metavar="TIME", help="Time limit of a prediction."
+)
+@click.option(
+    "--epoch-samples",
+    type=parsing.WHOLE,
+    default=10_000,
+    show_default=True,
+    metavar="N",
+    help="Samples of the epoch whose time is computed.",
+)
+@click.option(
+    "--epochs",
+    type=parsing.WHOLE,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of such epochs.",
+)
+@click.option(
+    "--seconds-per-case",
+    type=parsing.Number(float, above=0, at_most=1e8),
+    default=3.0,
+    show_default=True,
+    metavar="X",
+    help="Time limit of one measurement, unless a single repeat takes longer.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder of the results.  [default: runs/bench-NETWORK]",
+)
 @JSON
 def bench(
     networks: tuple[str, ...],

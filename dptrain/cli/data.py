@@ -34,9 +34,12 @@ EXAMPLES = examples(
 )
 
 SPEC = click.argument("spec", metavar="DATA")
-FOR = click.option("--network", metavar="NAME",
-                   help="The network for which the data is preprocessed.  [default: one that "
-                   "fits the kind of data]")  # fmt: skip
+FOR = click.option(
+    "--network",
+    metavar="NAME",
+    help="The network for which the data is preprocessed.  [default: one that "
+    "fits the kind of data]",
+)
 
 
 def _output(description: str) -> Callable[[Any], Any]:
@@ -59,8 +62,10 @@ def list_(as_json: bool) -> None:
     from dptrain.data import DATA_HELP, SOURCES
 
     if as_json:
-        forms = {name: {"form": source.form(name), "summary": source.summary,
-                        "example": source.example} for name, source in SOURCES.items()}  # fmt: skip
+        forms = {
+            name: {"form": source.form(name), "summary": source.summary, "example": source.example}
+            for name, source in SOURCES.items()
+        }
         print_values(forms, as_json=True)
         return
     click.echo(DATA_HELP)
@@ -127,10 +132,19 @@ def check(spec: str, network: str | None) -> int:
 @SPEC
 @FOR
 @_output("PNG file to write.")
-@click.option("--samples", type=Number(int, at_least=1, at_most=1000), metavar="N",
-              help="Number of samples.  [default: 50; 8 with augmentation]")  # fmt: skip
-@click.option("--split", type=click.Choice(["training", "test", "validation"]), default="training",
-              show_default=True, help="Split that is shown.")  # fmt: skip
+@click.option(
+    "--samples",
+    type=Number(int, at_least=1, at_most=1000),
+    metavar="N",
+    help="Number of samples.  [default: 50; 8 with augmentation]",
+)
+@click.option(
+    "--split",
+    type=click.Choice(["training", "test", "validation"]),
+    default="training",
+    show_default=True,
+    help="Split that is shown.",
+)
 @click.option("--crop", type=Number(int), default=0, metavar="N", help="As in train.")
 @click.option("--flip", is_flag=True, help="As in train.")
 @click.option("--brightness", type=Number(float), default=0.0, metavar="X", help="As in train.")

@@ -25,21 +25,43 @@ from dptrain.errors import UserError
 )
 @click.argument("name", required=False, metavar="[NETWORK]")
 @NETWORK
-@click.option("--batch-size", type=Number(int), default=32, show_default=True, metavar="N",
-              help="Samples of one rank in a step.")  # fmt: skip
-@click.option("--backend", type=str, default=BACKENDS[0], show_default=True,
-              metavar=f"[{'|'.join(BACKENDS)}]", help="Implementation of the layers.")  # fmt: skip
+@click.option(
+    "--batch-size",
+    type=Number(int),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Samples of one rank in a step.",
+)
+@click.option(
+    "--backend",
+    type=str,
+    default=BACKENDS[0],
+    show_default=True,
+    metavar=f"[{'|'.join(BACKENDS)}]",
+    help="Implementation of the layers.",
+)
 @PRECISION
-@click.option("--optimizer", type=click.Choice(["sgd", "adam", "adamw"]),
-              help="Update rule.  [default: from the network's recipe]")  # fmt: skip
+@click.option(
+    "--optimizer",
+    type=click.Choice(["sgd", "adam", "adamw"]),
+    help="Update rule.  [default: from the network's recipe]",
+)
 @THREADS
 @click.option("--inference", is_flag=True, help="Describe inference: no gradients, no updates.")
-@click.option("--recompute", is_flag=True,
-              help="Compute activations again in the backward pass, if this needs less "
-              "memory.")  # fmt: skip
-@click.option("--accumulate", type=Number(int), default=1, show_default=True, metavar="N",
-              help="Process the samples of a step in this many passes, whose gradients are "
-              "added.")  # fmt: skip
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="Compute activations again in the backward pass, if this needs less memory.",
+)
+@click.option(
+    "--accumulate",
+    type=Number(int),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Process the samples of a step in this many passes, whose gradients are added.",
+)
 @DATA
 @click.option(
     "--toml",
@@ -97,20 +119,32 @@ def describe(
 @click.argument("name", required=False, metavar="NETWORK")
 @NETWORK
 @BACKEND_LIST
-@click.option("--batch-size", type=Number(int), default=32, show_default=True, metavar="N",
-              help="Samples of the step.")  # fmt: skip
+@click.option(
+    "--batch-size",
+    type=Number(int),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Samples of the step.",
+)
 @PRECISION
 @THREADS
 @click.option("--inference", is_flag=True, help="Time inference: forward only, no gradients.")
-@click.option("--unfused", is_flag=True,
-              help="Compute each layer by kernels of its own, to compare kinds of "
-              "layers.")  # fmt: skip
-@click.option("--explain", is_flag=True,
-              help="Show the algorithm of each stage and the reason; time nothing.")  # fmt: skip
+@click.option(
+    "--unfused",
+    is_flag=True,
+    help="Compute each layer by kernels of its own, to compare kinds of layers.",
+)
+@click.option(
+    "--explain", is_flag=True, help="Show the algorithm of each stage and the reason; time nothing."
+)
 @DATA
-@click.option("--tune", is_flag=True,
-              help="With --explain: the kernels of `dptrain train --tune`, which are measured "
-              "unless they are cached.")  # fmt: skip
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="With --explain: the kernels of `dptrain train --tune`, which are measured "
+    "unless they are cached.",
+)
 @JSON
 def layers(
     name: str | None,

@@ -20,8 +20,7 @@ from dptrain.cli.options import GroupedCommand
     ),
 )
 @click.argument("run_dir", type=EXISTING)
-@click.option("-o", "--output", type=EXISTING, required=True, metavar="FILE",
-              help="File to write.")  # fmt: skip
+@click.option("-o", "--output", type=EXISTING, required=True, metavar="FILE", help="File to write.")
 @click.option("--replace", is_flag=True, help="Overwrite existing files.")
 @CHECKPOINT
 @WEIGHTS

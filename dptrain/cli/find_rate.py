@@ -18,9 +18,17 @@ if TYPE_CHECKING:
     from dptrain.training.rate_range import RangeTest
 
 SCHEDULE = (
-    "learning_rate", "scale_rate", "reference_batch", "schedule", "warmup_steps", "step_every",
-    "step_at", "step_factor", "power", "tensorboard",
-)  # fmt: skip
+    "learning_rate",
+    "scale_rate",
+    "reference_batch",
+    "schedule",
+    "warmup_steps",
+    "step_every",
+    "step_at",
+    "step_factor",
+    "power",
+    "tensorboard",
+)
 """Settings of training that have no effect on the test."""
 
 
@@ -35,15 +43,39 @@ SCHEDULE = (
     ),
 )
 @CONFIG
-@click.option("--from", "low", type=Number(float), default=1e-6, show_default=True, metavar="X",
-              help="Learning rate of the first step.")  # fmt: skip
-@click.option("--to", "high", type=Number(float), default=10.0, show_default=True, metavar="X",
-              help="Learning rate of the last step.")  # fmt: skip
-@click.option("--steps", type=Number(int, at_most=MAX_RUNS), default=200, show_default=True,
-              metavar="N", help="Training steps.")  # fmt: skip
-@click.option("--output", type=EXISTING, metavar="DIR",
-              help="Folder for the plot (rates.svg, rates.png), rates.csv and rates.json.  "
-              "[default: write no files]")  # fmt: skip
+@click.option(
+    "--from",
+    "low",
+    type=Number(float),
+    default=1e-6,
+    show_default=True,
+    metavar="X",
+    help="Learning rate of the first step.",
+)
+@click.option(
+    "--to",
+    "high",
+    type=Number(float),
+    default=10.0,
+    show_default=True,
+    metavar="X",
+    help="Learning rate of the last step.",
+)
+@click.option(
+    "--steps",
+    type=Number(int, at_most=MAX_RUNS),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="Training steps.",
+)
+@click.option(
+    "--output",
+    type=EXISTING,
+    metavar="DIR",
+    help="Folder for the plot (rates.svg, rates.png), rates.csv and rates.json.  "
+    "[default: write no files]",
+)
 @JSON
 @setting_flags(omit=(*OMITTED, *SCHEDULE))
 def find_rate(

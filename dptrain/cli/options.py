@@ -158,8 +158,12 @@ def network_of(argument: str | None, option: str | None) -> str | None:
 
 def _option(setting: Setting) -> Callable[[Command], Command]:
     text = setting.help.rstrip(".")
-    common: dict[str, Any] = {"cls": SettingOption, "group": setting.group, "default": None,
-              "help": f"{text}.  [default: {setting.default_text}]"}  # fmt: skip
+    common: dict[str, Any] = {
+        "cls": SettingOption,
+        "group": setting.group,
+        "default": None,
+        "help": f"{text}.  [default: {setting.default_text}]",
+    }
     if setting.type is bool:
         negative = setting.flag.replace("--", "--no-")
         return click.option(f"{setting.flag}/{negative}", setting.name, **common)

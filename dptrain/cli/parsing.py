@@ -15,7 +15,7 @@ from dptrain.bounds import (
     convert,
     expected_number,
     parse_number,
-)  # fmt: skip
+)
 from dptrain.errors import UserError, shown
 
 NONE = "none"
@@ -26,9 +26,16 @@ MAX_SECONDS, MAX_BYTES = 1e8, 2**62
 
 SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES = {
-    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-}  # fmt: skip
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # Generic since click 8.5.
@@ -49,8 +56,9 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # Generic since click 
         """Return the number that a text is; the error names the bounds."""
         number = convert(value, self.kind) if isinstance(value, str) else value
         if number is None or not self.limits.allow(number):
-            self.fail(f"'{shown(value)}'; expected {expected_number(self.kind, self.limits)}",
-                      param, ctx)  # fmt: skip
+            self.fail(
+                f"'{shown(value)}'; expected {expected_number(self.kind, self.limits)}", param, ctx
+            )
         result: int | float = self.kind(number)
         return result
 

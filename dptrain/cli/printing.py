@@ -31,8 +31,11 @@ def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
         return _print_json(values)
     width = max(map(len, values), default=0)
     for name, value in values.items():
-        click.echo(f"{name:{width}}  {value:.6g}" if isinstance(value, float)
-                   else f"{name:{width}}  {value}")  # fmt: skip
+        click.echo(
+            f"{name:{width}}  {value:.6g}"
+            if isinstance(value, float)
+            else f"{name:{width}}  {value}"
+        )
     return None
 
 
@@ -130,9 +133,13 @@ def print_data(found: Mapping[str, Any]) -> None:
     for split in found["splits"]:
         inputs = split["inputs"]
         table.add_row(
-            split["name"], f"{split['samples']:,}", f"{inputs['low']:.4g} to {inputs['high']:.4g}",
-            f"{inputs['mean']:.4g}", f"{inputs['deviation']:.4g}", _targets(split),
-        )  # fmt: skip
+            split["name"],
+            f"{split['samples']:,}",
+            f"{inputs['low']:.4g} to {inputs['high']:.4g}",
+            f"{inputs['mean']:.4g}",
+            f"{inputs['deviation']:.4g}",
+            _targets(split),
+        )
     print_tables([table, *_class_table(found["splits"])])
 
 

@@ -35,9 +35,13 @@ OMITTED = (
 
 
 ONLY_PROFILES = {
-    "skip": "--skip", "roofs": "--roofs or --no-roofs", "trace": "--trace", "nvtx": "--nvtx",
-    "inference": "--inference", "tensorboard": "--tensorboard",
-}  # fmt: skip
+    "skip": "--skip",
+    "roofs": "--roofs or --no-roofs",
+    "trace": "--trace",
+    "nvtx": "--nvtx",
+    "inference": "--inference",
+    "tensorboard": "--tensorboard",
+}
 """Options that --losses does not use, by the name of their parameter."""
 
 
@@ -54,30 +58,59 @@ ONLY_PROFILES = {
     ),
 )
 @CONFIG
-@click.option("--steps", type=Number(int, at_most=MAX_RUNS), default=100, show_default=True,
-              metavar="N", help="Steps that are timed.")  # fmt: skip
-@click.option("--skip", type=Number(int, at_most=MAX_RUNS), default=5, show_default=True,
-              metavar="N", help="Steps made before, untimed; at least 10 on a GPU.")  # fmt: skip
-@click.option("--output", type=EXISTING, metavar="DIR",
-              help="Folder for profile.json and CSV files.  [default: write no files]")  # fmt: skip
-@click.option("--roofs/--no-roofs", default=True, show_default=True,
-              help="Measure the rates of the processor, in about 1 s.")  # fmt: skip
-@click.option("--trace", is_flag=True,
-              help="Also write trace.json, with all steps of all ranks, for Perfetto or "
-              "chrome://tracing.")  # fmt: skip
-@click.option("--nvtx", is_flag=True,
-              help="Mark stages by name for NVIDIA Nsight Systems and Nsight Compute.")  # fmt: skip
-@click.option("--inference", is_flag=True,
-              help="Profile forward passes instead of training steps.")  # fmt: skip
-@click.option("--unfused", is_flag=True,
-              help="With --inference: compute each layer by kernels of its own, to compare kinds "
-              "of layers.")  # fmt: skip
-@click.option("--losses", is_flag=True,
-              help="Instead of the profile: measure by experiment what each loss of efficiency "
-              "costs, with --steps timed steps of each experiment in ten blocks.")  # fmt: skip
-@click.option("--delay", metavar="TIME",
-              help="With --losses: delay that is injected, such as 5ms.  [default: one step, "
-              "at least 5 ms]")  # fmt: skip
+@click.option(
+    "--steps",
+    type=Number(int, at_most=MAX_RUNS),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Steps that are timed.",
+)
+@click.option(
+    "--skip",
+    type=Number(int, at_most=MAX_RUNS),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Steps made before, untimed; at least 10 on a GPU.",
+)
+@click.option(
+    "--output",
+    type=EXISTING,
+    metavar="DIR",
+    help="Folder for profile.json and CSV files.  [default: write no files]",
+)
+@click.option(
+    "--roofs/--no-roofs",
+    default=True,
+    show_default=True,
+    help="Measure the rates of the processor, in about 1 s.",
+)
+@click.option(
+    "--trace",
+    is_flag=True,
+    help="Also write trace.json, with all steps of all ranks, for Perfetto or chrome://tracing.",
+)
+@click.option(
+    "--nvtx", is_flag=True, help="Mark stages by name for NVIDIA Nsight Systems and Nsight Compute."
+)
+@click.option("--inference", is_flag=True, help="Profile forward passes instead of training steps.")
+@click.option(
+    "--unfused",
+    is_flag=True,
+    help="With --inference: compute each layer by kernels of its own, to compare kinds of layers.",
+)
+@click.option(
+    "--losses",
+    is_flag=True,
+    help="Instead of the profile: measure by experiment what each loss of efficiency "
+    "costs, with --steps timed steps of each experiment in ten blocks.",
+)
+@click.option(
+    "--delay",
+    metavar="TIME",
+    help="With --losses: delay that is injected, such as 5ms.  [default: one step, at least 5 ms]",
+)
 @JSON
 @setting_flags(omit=OMITTED)
 def profile(

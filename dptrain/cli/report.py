@@ -24,11 +24,13 @@ COMPARISON = Path("comparison")
     ),
 )
 @click.argument("folders", type=EXISTING, metavar="DIR...", nargs=-1, required=True)
-@click.option("--output", type=EXISTING, metavar="DIR",
-              help="Folder of the report.  [default: DIR; of several, the folder "
-              f"'{COMPARISON}']")  # fmt: skip
-@click.option("--replace", is_flag=True,
-              help="Overwrite existing files that no report wrote.")  # fmt: skip
+@click.option(
+    "--output",
+    type=EXISTING,
+    metavar="DIR",
+    help=f"Folder of the report.  [default: DIR; of several, the folder '{COMPARISON}']",
+)
+@click.option("--replace", is_flag=True, help="Overwrite existing files that no report wrote.")
 def report(folders: tuple[Path, ...], output: Path | None, replace: bool) -> None:
     """Write report.html and its plots from the results of a run, a profile or a study.
 

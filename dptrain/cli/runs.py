@@ -38,22 +38,37 @@ def runs(context: click.Context) -> None:
 
 @runs.command("list", cls=GroupedCommand, epilog=EXAMPLES)
 @click.argument("folders", type=EXISTING, metavar="[DIR]...", nargs=-1)
-@click.option("--where", multiple=True, metavar="CONDITION",
-              help="Only runs with NAME=VALUE; also !=, <, <=, >, >= and ~ (contains). May be "
-              "repeated.")  # fmt: skip
-@click.option("--tag", "tags", multiple=True, metavar="TAG",
-              help="Only runs with this tag. May be repeated.")  # fmt: skip
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only runs with NAME=VALUE; also !=, <, <=, >, >= and ~ (contains). May be repeated.",
+)
+@click.option(
+    "--tag", "tags", multiple=True, metavar="TAG", help="Only runs with this tag. May be repeated."
+)
 @click.option("--sort", metavar="NAME", help="Order by this value.  [default: started]")
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
 @click.option("--last", type=WHOLE, metavar="N", help="Only the last N runs.")
-@click.option("--columns", metavar="NAME,…", default="",
-              help="Further values, such as learning_rate; 'all' for all.")  # fmt: skip
+@click.option(
+    "--columns",
+    metavar="NAME,…",
+    default="",
+    help="Further values, such as learning_rate; 'all' for all.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with all values.")
 @JSON
 def list_(
-    folders: tuple[Path, ...], where: tuple[str, ...], tags: tuple[str, ...], sort: str | None,
-    reverse: bool, last: int | None, columns: str, as_csv: bool, as_json: bool,
-) -> None:  # fmt: skip
+    folders: tuple[Path, ...],
+    where: tuple[str, ...],
+    tags: tuple[str, ...],
+    sort: str | None,
+    reverse: bool,
+    last: int | None,
+    columns: str,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
     """List training runs, the newest last.
 
     DIR is a run directory or a folder that contains some, by default the folder 'runs'. A run is

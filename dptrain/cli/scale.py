@@ -23,9 +23,15 @@ if TYPE_CHECKING:
     from dptrain.scaling.study import Study
 
 DEFAULTS: dict[str, Any] = {
-    "ranks": "1,2,4", "threads": "1", "scaling": "weak,strong", "launches": 5, "steps": 50,
-    "launcher": "auto", "until": 0.0, "most_launches": 30,
-}  # fmt: skip
+    "ranks": "1,2,4",
+    "threads": "1",
+    "scaling": "weak,strong",
+    "launches": 5,
+    "steps": 50,
+    "launcher": "auto",
+    "until": 0.0,
+    "most_launches": 30,
+}
 """Defaults of a new study; a study that continues has its own values."""
 
 OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
@@ -47,37 +53,69 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
 )
 @CONFIG
 @click.option("--ranks", metavar="N,N,…", help="Numbers of ranks.  [default: 1,2,4]")
-@click.option("--threads", metavar="N,N,…",
-              help="Compute threads of a rank; each is measured with all numbers of ranks.  "
-              "[default: 1]")  # fmt: skip
-@click.option("--scaling", metavar="NAME,NAME",
-              help="weak: the samples per compute thread stay; strong: the global minibatch "
-              "stays.  [default: weak,strong]")  # fmt: skip
-@click.option("--launches", type=RUNS, metavar="N",
-              help="Independent launches of each point.  [default: 5]")  # fmt: skip
-@click.option("--until", type=Number(float, at_least=0, at_most=1), metavar="WIDTH",
-              help="Launch more rounds after the first --launches, until the 95% interval of every "
-              "efficiency is at most ±WIDTH, such as 0.02.  [default: no more rounds]")  # fmt: skip
-@click.option("--most-launches", type=RUNS, metavar="N",
-              help="Largest number of launches of each point with --until.  "
-              "[default: 30]")  # fmt: skip
-@click.option("--steps", type=RUNS, metavar="N",
-              help="Steps that are timed in each launch.  [default: 50]")  # fmt: skip
-@click.option("--launcher", metavar="COMMAND",
-              help="Program that starts the ranks, mpirun or srun, with arguments if needed, such "
-              "as 'mpirun --allow-run-as-root'.  [default: the mpirun next to Python, or the "
-              "first on PATH]")  # fmt: skip
-@click.option("--output", type=EXISTING, metavar="DIR",
-              help="Folder of the study; a study that was started there continues.  [default: a "
-              "new folder in studies/]")  # fmt: skip
-@click.option("--only", multiple=True, metavar="POINT",
-              help="Launch only this point, such as weak-r4-t1; may be repeated.")  # fmt: skip
-@click.option("--part", metavar="I/N",
-              help="Launch only the I-th of N parts, for job arrays; the part that completes the "
-              "study writes it.")  # fmt: skip
-@click.option("--collect", multiple=True, type=EXISTING, metavar="DIR",
-              help="Launch nothing; read the launches in this folder and below; may be "
-              "repeated.")  # fmt: skip
+@click.option(
+    "--threads",
+    metavar="N,N,…",
+    help="Compute threads of a rank; each is measured with all numbers of ranks.  [default: 1]",
+)
+@click.option(
+    "--scaling",
+    metavar="NAME,NAME",
+    help="weak: the samples per compute thread stay; strong: the global minibatch "
+    "stays.  [default: weak,strong]",
+)
+@click.option(
+    "--launches", type=RUNS, metavar="N", help="Independent launches of each point.  [default: 5]"
+)
+@click.option(
+    "--until",
+    type=Number(float, at_least=0, at_most=1),
+    metavar="WIDTH",
+    help="Launch more rounds after the first --launches, until the 95% interval of every "
+    "efficiency is at most ±WIDTH, such as 0.02.  [default: no more rounds]",
+)
+@click.option(
+    "--most-launches",
+    type=RUNS,
+    metavar="N",
+    help="Largest number of launches of each point with --until.  [default: 30]",
+)
+@click.option(
+    "--steps", type=RUNS, metavar="N", help="Steps that are timed in each launch.  [default: 50]"
+)
+@click.option(
+    "--launcher",
+    metavar="COMMAND",
+    help="Program that starts the ranks, mpirun or srun, with arguments if needed, such "
+    "as 'mpirun --allow-run-as-root'.  [default: the mpirun next to Python, or the "
+    "first on PATH]",
+)
+@click.option(
+    "--output",
+    type=EXISTING,
+    metavar="DIR",
+    help="Folder of the study; a study that was started there continues.  [default: a "
+    "new folder in studies/]",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="POINT",
+    help="Launch only this point, such as weak-r4-t1; may be repeated.",
+)
+@click.option(
+    "--part",
+    metavar="I/N",
+    help="Launch only the I-th of N parts, for job arrays; the part that completes the "
+    "study writes it.",
+)
+@click.option(
+    "--collect",
+    multiple=True,
+    type=EXISTING,
+    metavar="DIR",
+    help="Launch nothing; read the launches in this folder and below; may be repeated.",
+)
 @JSON
 @setting_flags(omit=OMITTED_HERE)
 def scale(
@@ -131,13 +169,17 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
     left = missing(folder, design)
     total = len(design.tasks())
     if not done:
-        display.print(f"stopped on request, {total - left} of {total} launches are complete; "
-                    f"continue with: {again}")  # fmt: skip
+        display.print(
+            f"stopped on request, {total - left} of {total} launches are complete; "
+            f"continue with: {again}"
+        )
         return STOPPED
     if left:
-        display.print(f"{total - left} of {total} launches are complete; the part that completes "
-                    "them writes the study; before that, this does: "
-                    f"dptrain scale --collect {shlex.quote(str(folder))}")  # fmt: skip
+        display.print(
+            f"{total - left} of {total} launches are complete; the part that completes "
+            "them writes the study; before that, this does: "
+            f"dptrain scale --collect {shlex.quote(str(folder))}"
+        )
         return 0
     _conclude([folder], folder, as_json=as_json)
     return 0

@@ -15,9 +15,16 @@ from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
 from dptrain.errors import UserError
 
 OMITTED = (
-    "run_dir", "resume", "tags", "note", "baseline_steps", "evaluate_every", "until_accuracy",
-    "patience", "best_by",
-)  # fmt: skip
+    "run_dir",
+    "resume",
+    "tags",
+    "note",
+    "baseline_steps",
+    "evaluate_every",
+    "until_accuracy",
+    "patience",
+    "best_by",
+)
 """Settings of training that a study decides itself."""
 
 EXAMPLES = examples(
@@ -37,20 +44,28 @@ def study(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-@study.command(cls=GroupedCommand, short_help="Compare strides, filters, kernels and poolings.",
-               epilog=EXAMPLES)  # fmt: skip
+@study.command(
+    cls=GroupedCommand,
+    short_help="Compare strides, filters, kernels and poolings.",
+    epilog=EXAMPLES,
+)
 @click.option("--stride", metavar="N,…", help="Strides of all convolutions.")
 @click.option("--filters", metavar="N,…", help="Filters of all convolutions.")
-@click.option("--width", metavar="X,…",
-              help="Multiples of the filters and units of all layers but the last.")  # fmt: skip
+@click.option(
+    "--width", metavar="X,…", help="Multiples of the filters and units of all layers but the last."
+)
 @click.option("--kernel", metavar="N,…", help="Kernel sizes of all convolutions.")
 @click.option("--pool", metavar="N[/N],…", help="Windows of all poolings, or windows and strides.")
 @click.option("--first-pool", metavar="N[/N],…", help="The same for the first pooling only.")
 @click.option(
     "--cross", is_flag=True, help="Train all combinations of the changes, not one change at a time."
 )
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Folder of the results.  [default: runs/variants-NETWORK]")  # fmt: skip
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder of the results.  [default: runs/variants-NETWORK]",
+)
 @JSON
 @CONFIG
 @setting_flags(omit=OMITTED)
@@ -89,18 +104,39 @@ def variants(
     return guarded(action)
 
 
-@study.command(cls=GroupedCommand, short_help="Compare values of any settings over seeds.",
-               epilog=EXAMPLES)  # fmt: skip
-@click.option("--set", "sets", multiple=True, required=True, metavar="NAME=VALUE,…",
-              help="Values of a setting of dptrain train, or of stride, filters, width, kernel, "
-              "pool or first-pool as in study variants. May be repeated: all combinations are "
-              "trained.")  # fmt: skip
-@click.option("--seeds", type=parsing.RUNS, default=1, show_default=True, metavar="N",
-              help="Runs of each combination, with seeds from --seed on.")  # fmt: skip
-@click.option("--part", default="1/1", metavar="I/N",
-              help="Train only part I of N, for example of a job array.")  # fmt: skip
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Folder of the results.  [default: runs/sweep-NETWORK]")  # fmt: skip
+@study.command(
+    cls=GroupedCommand, short_help="Compare values of any settings over seeds.", epilog=EXAMPLES
+)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    required=True,
+    metavar="NAME=VALUE,…",
+    help="Values of a setting of dptrain train, or of stride, filters, width, kernel, "
+    "pool or first-pool as in study variants. May be repeated: all combinations are "
+    "trained.",
+)
+@click.option(
+    "--seeds",
+    type=parsing.RUNS,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Runs of each combination, with seeds from --seed on.",
+)
+@click.option(
+    "--part",
+    default="1/1",
+    metavar="I/N",
+    help="Train only part I of N, for example of a job array.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder of the results.  [default: runs/sweep-NETWORK]",
+)
 @JSON
 @CONFIG
 @setting_flags(omit=("run_dir", "resume", "tags", "note"))
@@ -142,10 +178,14 @@ def sweep(
         world = World.connect(timeout=config.timeout, command="study")
         stem = Path(config.network).name.removesuffix(".toml")
         found = run_sweep(
-            make, axes, range(config.seed, config.seed + seeds),
-            output or Path("runs") / f"sweep-{stem}", world, part=parsing.parse_part(part),
+            make,
+            axes,
+            range(config.seed, config.seed + seeds),
+            output or Path("runs") / f"sweep-{stem}",
+            world,
+            part=parsing.parse_part(part),
             verbose=not as_json,
-        )  # fmt: skip
+        )
         if as_json and world.is_rank_zero:
             print_values(found, as_json=True)
         return STOPPED if found["stopped"] else 0

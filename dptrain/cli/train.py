@@ -21,9 +21,13 @@ from dptrain.cli.common import (
 from dptrain.cli.options import RUN_DIR, GroupedCommand, set_flags, setting_flags
 from dptrain.cli.parsing import Number
 
-WORKERS = click.option("--workers", type=Number(int, at_least=0, at_most=1024), default=0,
-                       metavar="N", help="Processes of each rank that decode image files.  "
-                       "[default: 0, the rank itself]")  # fmt: skip
+WORKERS = click.option(
+    "--workers",
+    type=Number(int, at_least=0, at_most=1024),
+    default=0,
+    metavar="N",
+    help="Processes of each rank that decode image files.  [default: 0, the rank itself]",
+)
 
 
 @click.command(
@@ -38,8 +42,9 @@ WORKERS = click.option("--workers", type=Number(int, at_least=0, at_most=1024), 
     ),
 )
 @CONFIG
-@click.option("--dry-run", "dry", is_flag=True,
-              help="Check everything, print the resolved settings and stop.")  # fmt: skip
+@click.option(
+    "--dry-run", "dry", is_flag=True, help="Check everything, print the resolved settings and stop."
+)
 @setting_flags()
 def train(file: Path | None, dry: bool, **flags: Any) -> int:
     """Train a network on all ranks.
@@ -86,9 +91,14 @@ def train(file: Path | None, dry: bool, **flags: Any) -> int:
 )
 @click.argument("run_dir", type=EXISTING)
 @click.option("--data", metavar="NAME", help="Data set, as in train.  [default: that of the run]")
-@click.option("-o", "--output", type=EXISTING, metavar="DIR",
-              help="Write metrics.json, and confusion.csv and .svg, or predicted.csv and .svg for "
-              "values, to this directory.  [default: none]")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    type=EXISTING,
+    metavar="DIR",
+    help="Write metrics.json, and confusion.csv and .svg, or predicted.csv and .svg for "
+    "values, to this directory.  [default: none]",
+)
 @CHECKPOINT
 @WEIGHTS
 @WORKERS
@@ -135,14 +145,30 @@ def evaluate(
     cls=GroupedCommand, epilog=examples("dptrain predict RUN_DIR -i images/ -o predictions.csv")
 )
 @click.argument("run_dir", type=EXISTING)
-@click.option("-i", "--input", "source", type=EXISTING, required=True, metavar="INPUT",
-              help="A .npy, .npz or .csv file, or a folder of images.")  # fmt: skip
-@click.option("-o", "--output", type=EXISTING, required=True, metavar="FILE",
-              help="CSV file to write, with one line per sample.")  # fmt: skip
-@click.option("--classes", metavar="NAMES",
-              help="Names of the labels in INPUT, such as cat,dog for 0 and 1, 1:cat,2:dog, or a "
-              ".txt file with a name on each line.  [default: those of INPUT, or "
-              "integers]")  # fmt: skip
+@click.option(
+    "-i",
+    "--input",
+    "source",
+    type=EXISTING,
+    required=True,
+    metavar="INPUT",
+    help="A .npy, .npz or .csv file, or a folder of images.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=EXISTING,
+    required=True,
+    metavar="FILE",
+    help="CSV file to write, with one line per sample.",
+)
+@click.option(
+    "--classes",
+    metavar="NAMES",
+    help="Names of the labels in INPUT, such as cat,dog for 0 and 1, 1:cat,2:dog, or a "
+    ".txt file with a name on each line.  [default: those of INPUT, or "
+    "integers]",
+)
 @CHECKPOINT
 @WEIGHTS
 @WORKERS

@@ -142,9 +142,12 @@ def _check_several_classes(labels: Labels, count: int, where: str) -> None:
         has_folders = inner.is_dir() and any(path.is_dir() for path in inner.iterdir())
         raise UserError(
             f"{where} has only the class {shown(only)}; a network distinguishes at least two, so "
-            + (f"use folder:{inner} if its folders are the classes" if has_folders else
-               "add samples of another class")
-        )  # fmt: skip
+            + (
+                f"use folder:{inner} if its folders are the classes"
+                if has_folders
+                else "add samples of another class"
+            )
+        )
     if names is None and labels.count is None and len(labels.values) == 1:
         raise UserError(
             f"{where}: all labels are {labels.values[0]}; a network distinguishes at least two "
@@ -173,9 +176,12 @@ def _check_two_classes(labels: Labels, request: Request, where: str) -> None:
         raise UserError(
             f"{where}: targets range from {values.min()} to {values.max()}, but network "
             f"{network.name} ends in {network.loss.kind}, which expects 0 and 1; "
-            + (f"name the labels, such as {_example(labels, request)}" if are_two else
-               "use data with two classes, or another network")
-        )  # fmt: skip
+            + (
+                f"name the labels, such as {_example(labels, request)}"
+                if are_two
+                else "use data with two classes, or another network"
+            )
+        )
     if names is not None and len(names) != 2:
         raise UserError(
             f"{where} has {len(names)} classes ({listed(tuple(names.values()))}), but network "

@@ -146,11 +146,15 @@ def _plain(report: SplitReport, dataset: Dataset) -> dict[str, Any]:
         "name": report.name,
         "samples": report.samples,
         "read": report.read,
-        "inputs": {"low": float(report.low), "high": float(report.high), "mean": report.mean,
-                   "deviation": report.deviation},
+        "inputs": {
+            "low": float(report.low),
+            "high": float(report.high),
+            "mean": report.mean,
+            "deviation": report.deviation,
+        },
         "classes": counts,
         "targets": None if report.target_low is None else [report.target_low, report.target_high],
-    }  # fmt: skip
+    }
 
 
 def find_problems(

@@ -49,9 +49,15 @@ def bench(
     for backend in backends.values():
         backend.choose_device(0)
     machine_facts = environment()
-    ledger = Ledger.open(folder, NAME, {
-        **settings.values(), "layers": _layers(networks), **machine(machine_facts),
-    })  # fmt: skip
+    ledger = Ledger.open(
+        folder,
+        NAME,
+        {
+            **settings.values(),
+            "layers": _layers(networks),
+            **machine(machine_facts),
+        },
+    )
     left = [case for case in cases if case.key not in ledger.records]
     stopped = _measure_all(left, len(cases), settings, networks, backends, ledger, verbose=verbose)
     kept = [ledger.records[case.key] for case in cases if case.key in ledger.records]
@@ -96,9 +102,12 @@ def _measure_all(
         for number, case in enumerate(cases):
             display.begin(_case_text(case), left_s(number))
             result = measure(
-                case, networks[case.network], backends[case.backend],
-                budget_s=settings.seconds_per_case, memory=settings.memory,
-            )  # fmt: skip
+                case,
+                networks[case.network],
+                backends[case.backend],
+                budget_s=settings.seconds_per_case,
+                memory=settings.memory,
+            )
             estimator.learn(result)
             ledger.append(case.key, asdict(result))
             display.end(_outcome(case, result), left_s(number + 1))

@@ -72,8 +72,11 @@ class Ledger:
 
 def machine(machine_facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about the machine that affect times, so that machines are not mixed."""
-    return {"processor": machine_facts["cpu"], "cores": machine_facts["cores"],
-            "dptrain": __version__}  # fmt: skip
+    return {
+        "processor": machine_facts["cpu"],
+        "cores": machine_facts["cores"],
+        "dptrain": __version__,
+    }
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:

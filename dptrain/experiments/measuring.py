@@ -170,8 +170,15 @@ def measure(
     gc.collect()
     budget = memory_budget(backend, memory)
     make = partial(_plan, case, network)
-    empty = Result(**asdict(case), parameters=network.num_parameters, fits=False, why="",
-                   needed_bytes=0, available_bytes=budget.nbytes, batch_size=0)  # fmt: skip
+    empty = Result(
+        **asdict(case),
+        parameters=network.num_parameters,
+        fits=False,
+        why="",
+        needed_bytes=0,
+        available_bytes=budget.nbytes,
+        batch_size=0,
+    )
     try:
         if case.searches:
             return _search(empty, make, budget)
@@ -264,12 +271,19 @@ def _search(result: Result, make: Callable[[int], Plan], budget: MemoryBudget) -
     largest = largest_batch(make, budget)
     n = largest.batch_size
     result = replace(
-        result, samples=n, batch_size=n, needed_bytes=largest.needed_bytes, largest=largest,
+        result,
+        samples=n,
+        batch_size=n,
+        needed_bytes=largest.needed_bytes,
+        largest=largest,
         fits=n > 0,
-    )  # fmt: skip
+    )
     if not n:
-        return replace(result, why=f"needs {size_text(largest.needed_bytes)} of "
-                                   f"{size_text(budget.nbytes)} for one sample")  # fmt: skip
+        return replace(
+            result,
+            why=f"needs {size_text(largest.needed_bytes)} of "
+            f"{size_text(budget.nbytes)} for one sample",
+        )
     return result
 
 

@@ -75,15 +75,27 @@ def _plot_by_samples(results: Sequence[Result], task: str, noun: str, folder: Pa
     written: list[Path] = []
     size = "batch size"
     lines = _lines(results)
-    with figure(folder / f"{task}-by-batch", written, x=size, y="time per sample, ms",
-                title=f"{task.capitalize()}: time of {noun} per sample") as axes:  # fmt: skip
+    with figure(
+        folder / f"{task}-by-batch",
+        written,
+        x=size,
+        y="time per sample, ms",
+        title=f"{task.capitalize()}: time of {noun} per sample",
+    ) as axes:
         for label, own, colour, marker in _styled(lines, axes):
             own = sorted(own, key=lambda r: r.samples)
             centres = [r.median_ms / r.samples for r in own]
             axes.errorbar(
-                [r.samples for r in own], centres, yerr=_bars(own, per_sample=True),
-                color=colour, marker=marker, markersize=4, linewidth=1.2, capsize=2, label=label,
-            )  # fmt: skip
+                [r.samples for r in own],
+                centres,
+                yerr=_bars(own, per_sample=True),
+                color=colour,
+                marker=marker,
+                markersize=4,
+                linewidth=1.2,
+                capsize=2,
+                label=label,
+            )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         _name_ticks(axes, sorted({r.samples for r in results}))
@@ -103,15 +115,25 @@ def _plot_by_parameters(
         configuration = " ".join(map(str, r.case.configuration)) + ", " if several else ""
         lines.setdefault((f"{configuration}{word} {r.samples:,}", r.samples), []).append(r)
     title = f"{task.capitalize()}: time of {noun} by number of parameters"
-    with figure(folder / f"{task}-by-parameters", written, x="parameters",
-                y=f"time of {noun}, ms", title=title) as axes:  # fmt: skip
+    with figure(
+        folder / f"{task}-by-parameters",
+        written,
+        x="parameters",
+        y=f"time of {noun}, ms",
+        title=title,
+    ) as axes:
         for i, ((label, _), own) in enumerate(lines.items()):
             axes.errorbar(
-                [r.parameters for r in own], [r.median_ms for r in own],
-                yerr=_bars(own, per_sample=False), color=COLOURS[i % len(COLOURS)],
-                marker=MARKERS[i % len(MARKERS)], markersize=4, linewidth=0.8, capsize=2,
+                [r.parameters for r in own],
+                [r.median_ms for r in own],
+                yerr=_bars(own, per_sample=False),
+                color=COLOURS[i % len(COLOURS)],
+                marker=MARKERS[i % len(MARKERS)],
+                markersize=4,
+                linewidth=0.8,
+                capsize=2,
                 label=label,
-            )  # fmt: skip
+            )
         axes.set_xscale("log")
         axes.set_yscale("log")
         _label_decades(axes.xaxis)
@@ -188,9 +210,13 @@ def plot_variants(network: str, results: Sequence[VariantResult], folder: Path) 
         return []
     classifies = all(result.accuracy is not None for result in trained)
     written: list[Path] = []
-    with figure(folder / "accuracy-by-time", written, x="time per step, ms",
-                y="test accuracy, %" if classifies else "test loss",
-                title=f"Variants of {network}") as axes:  # fmt: skip
+    with figure(
+        folder / "accuracy-by-time",
+        written,
+        x="time per step, ms",
+        y="test accuracy, %" if classifies else "test loss",
+        title=f"Variants of {network}",
+    ) as axes:
         draw_variants(axes, trained)
         _legend_outside(axes)
     return written
@@ -207,10 +233,16 @@ def draw_variants(axes: Axes, trained: Sequence[VariantResult]) -> None:
         score = result.test_loss if result.accuracy is None else 100 * result.accuracy
         below, above = result.step_ms - result.step_q1_ms, result.step_q3_ms - result.step_ms
         axes.errorbar(
-            result.step_ms, score, xerr=[[below], [above]], color=COLOURS[i % len(COLOURS)],
-            marker=MARKERS[i % len(MARKERS)], markersize=6, linestyle="none", capsize=2,
+            result.step_ms,
+            score,
+            xerr=[[below], [above]],
+            color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            markersize=6,
+            linestyle="none",
+            capsize=2,
             label=plain_label(result.variant),
-        )  # fmt: skip
+        )
     axes.set_xscale("log")
     _label_decades(axes.xaxis)
 

@@ -373,10 +373,15 @@ def conclude(
         return
     from dptrain.experiments.plots import plot_variants
 
-    rows = [{**asdict(r), "changes": ", ".join(f"{k}={v}" for k, v in r.changes.items())}
-            for r in results]  # fmt: skip
-    kinds = [{"variant": r.variant, **kind} for r, row in zip(results, rows, strict=True)
-             for kind in row["kinds"]]  # fmt: skip
+    rows = [
+        {**asdict(r), "changes": ", ".join(f"{k}={v}" for k, v in r.changes.items())}
+        for r in results
+    ]
+    kinds = [
+        {"variant": r.variant, **kind}
+        for r, row in zip(results, rows, strict=True)
+        for kind in row["kinds"]
+    ]
     for row in rows:
         del row["kinds"]
     written = [write_csv(folder / f"{NAME}.csv", rows)]

@@ -40,10 +40,14 @@ def variants_table(network: Network, config: Settings, results: Sequence[Variant
         score = f"{r.test_loss:.4g}" if r.accuracy is None else f"{r.accuracy:.1%}"
         spread = f"±{(r.step_q3_ms - r.step_q1_ms) / 2 / r.step_ms:.0%}"
         table.add_row(
-            r.variant, score, f"{digits(r.step_ms)} ms {spread}",
-            f"{digits(r.conv_forward_ms)} ms", f"{r.conv_forward_share:.0%}",
-            duration(r.many_steps_s), size_text(r.memory_bytes),
-        )  # fmt: skip
+            r.variant,
+            score,
+            f"{digits(r.step_ms)} ms {spread}",
+            f"{digits(r.conv_forward_ms)} ms",
+            f"{r.conv_forward_share:.0%}",
+            duration(r.many_steps_s),
+            size_text(r.memory_bytes),
+        )
     steps = max((r.steps for r in results), default=0)
     table.caption = (
         f"conv forward, share: stages with a convolution in a forward pass; {steps:,} steps"
@@ -58,10 +62,13 @@ def kinds_table(results: Sequence[VariantResult]) -> Table:
     for result in results:
         for i, kind in enumerate(result.kinds):
             table.add_row(
-                "" if i else result.variant, kind.kind, f"{kind.forward_ms:.3f}",
-                f"{kind.share:.1%}", f"{kind.cumulative_share:.1%}",
+                "" if i else result.variant,
+                kind.kind,
+                f"{kind.forward_ms:.3f}",
+                f"{kind.share:.1%}",
+                f"{kind.cumulative_share:.1%}",
                 size_text(kind.forward_bytes),
-            )  # fmt: skip
+            )
         if result.kinds:
             table.add_line()
     return table

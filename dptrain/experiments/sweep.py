@@ -359,13 +359,20 @@ def read_results(folder: Path) -> tuple[dict[str, Any], list[PointResult]]:
 
 def _point(row: Mapping[str, str], axes: Sequence[str]) -> PointResult:
     """Return the result of a row of the CSV file."""
-    number = {name: float(text) if text else None for name, text in row.items()
-              if name not in (*axes, "scored")}  # fmt: skip
+    number = {
+        name: float(text) if text else None
+        for name, text in row.items()
+        if name not in (*axes, "scored")
+    }
     value, low, high = number["score"], number["low"], number["high"]
     runs, memory, parameters = number["runs"] or 0, number["memory_bytes"], number["parameters"]
-    score = None if value is None else Estimate(
-        value, -math.inf if low is None else low, math.inf if high is None else high, int(runs)
-    )  # fmt: skip
+    score = (
+        None
+        if value is None
+        else Estimate(
+            value, -math.inf if low is None else low, math.inf if high is None else high, int(runs)
+        )
+    )
     return PointResult(
         point={name: row[name] for name in axes},
         runs=int(runs),

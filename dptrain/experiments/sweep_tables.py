@@ -24,9 +24,14 @@ def sweep_table(results: Sequence[PointResult]) -> Table:
     scored = next((r.scored for r in results if r.scored), "score")
     axes = list(results[0].point)
     heads = [
-        *(name.replace("_", " ") for name in axes), scored, "95% interval", "runs", "time per step",
-        "training", "memory",
-    ]  # fmt: skip
+        *(name.replace("_", " ") for name in axes),
+        scored,
+        "95% interval",
+        "runs",
+        "time per step",
+        "training",
+        "memory",
+    ]
     best = best_points(results)
     rows = [_row(result, axes, scored, is_best=result in best) for result in results]
     table = fitted_table("Points of the sweep", heads, rows, text=())

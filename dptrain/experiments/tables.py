@@ -64,8 +64,10 @@ def _comparison(
     groups: Sequence[tuple[str, str, int]],
     title: str,
 ) -> Table:
-    names = [f"{backend} {precision}" + (f" x{threads}" if threads > 1 else "")
-             for backend, precision, threads in groups]  # fmt: skip
+    names = [
+        f"{backend} {precision}" + (f" x{threads}" if threads > 1 else "")
+        for backend, precision, threads in groups
+    ]
     table = _table(title, "network", "batch", *names, "fastest")
     before = ""
     for (_, network, samples), times in sorted(rows.items()):
@@ -93,8 +95,14 @@ def training_table(results: Sequence[Result], view: View, configuration: str) ->
         if r.timing is None:
             _refused(table, r, name, 4 + len(energy))
             continue
-        table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.samples_per_s:,.0f}",
-                      duration(view.training_s(r)), *[_energy(r)] * len(energy))  # fmt: skip
+        table.add_row(
+            name,
+            f"{r.samples:,}",
+            *_time(r),
+            f"{r.samples_per_s:,.0f}",
+            duration(view.training_s(r)),
+            *[_energy(r)] * len(energy),
+        )
     budget = size_text(min(r.available_bytes for r in results))
     table.caption = (
         f"epoch: {view.epoch_samples:,} samples, estimated from the time per step; memory budget: "
@@ -114,9 +122,14 @@ def inference_table(results: Sequence[Result], view: View, configuration: str) -
             _refused(table, r, name, 4 + len(energy))
             continue
         verdict = "yes" if view.in_time(r) else "no"
-        table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.samples_per_s:,.0f}",
-                      f"{verdict}, {r.why}" if r.why else verdict,
-                      *[_energy(r)] * len(energy))  # fmt: skip
+        table.add_row(
+            name,
+            f"{r.samples:,}",
+            *_time(r),
+            f"{r.samples_per_s:,.0f}",
+            f"{verdict}, {r.why}" if r.why else verdict,
+            *[_energy(r)] * len(energy),
+        )
     return table
 
 
@@ -138,24 +151,19 @@ def largest_table(results: Sequence[Result], configuration: str) -> Table:
 
 
 def findings_table(findings: Sequence[Finding], view: View, configuration: str) -> Table:
-    """Return a summary of the times, a row for each network, without columns that are empty."""
-    saturates = "saturates at"
-    columns: dict[str, list[str]] = {
-        "network": [f.network for f in findings],
-        "parameters": [f"{f.parameters:,}" for f in findings],
-        saturates: ["" if f.saturation is None else str(f.saturation) for f in findings],
-        "best samples/s": [f"{f.samples_per_s:,.0f}" if f.samples_per_s else "" for f in findings],
-        f"within {duration(view.within_s)}": [_in_time(f) for f in findings],
-    }
-    columns = {heading: values for heading, values in columns.items() if any(values)}
-    table = Table(f"Summary, {configuration}", tuple(columns), text=("network",))
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    if saturates in columns:
-        table.caption = (
-            f"{saturates}: the smallest batch size with at least {SATURATED:.0%} of the best "
-            "samples/s"
-        )
+    """Return a summary of the times, a row for each network."""
+    within = f"within {duration(view.within_s)}"
+    columns = ("network", "parameters", "saturates at", "best samples/s", within)
+    table = Table(f"Summary, {configuration}", columns, text=("network",))
+    for f in findings:
+        saturation = "" if f.saturation is None else str(f.saturation)
+        too_slow = f", not {_list(f.too_slow)}" if f.too_slow else ""
+        in_time = f"{_list(f.in_time) or 'none'}{too_slow}" if f.in_time or f.too_slow else ""
+        best = f"{f.samples_per_s:,.0f}" if f.samples_per_s else ""
+        table.add_row(f.network, f"{f.parameters:,}", saturation, best, in_time)
+    table.caption = (
+        f"saturates at: the smallest batch size with at least {SATURATED:.0%} of the best samples/s"
+    )
     return table
 
 
@@ -217,8 +225,9 @@ def _list(numbers: Sequence[int]) -> str:
 def _names(results: Sequence[Result]) -> list[str]:
     """Return the names of the networks; empty if the row above has the same name."""
     names = [r.network for r in results]
-    return [name if name != before else ""
-            for name, before in zip(names, ["", *names], strict=False)]  # fmt: skip
+    return [
+        name if name != before else "" for name, before in zip(names, ["", *names], strict=False)
+    ]
 
 
 def _table(title: str, *columns: str) -> Table:

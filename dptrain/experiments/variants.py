@@ -63,8 +63,10 @@ def list_variants(
     choices: list[dict[str, str]] = [{}]
     if cross:
         names = [name for name in AXES if axes.get(name)]
-        choices += [dict(zip(names, values, strict=True))
-                    for values in itertools.product(*(axes[name] for name in names))]  # fmt: skip
+        choices += [
+            dict(zip(names, values, strict=True))
+            for values in itertools.product(*(axes[name] for name in names))
+        ]
     else:
         choices += [{name: value} for name in AXES for value in axes.get(name, ())]
     variants: list[Variant] = []

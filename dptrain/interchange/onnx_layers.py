@@ -61,9 +61,14 @@ def _pads(pads: Pads) -> list[int]:
 
 def _conv(graph: OnnxGraph, node: Node, layer: Conv2d, inputs: Tensors) -> str:
     return graph.add(
-        "Conv", inputs[0], *_weights(node), kernel_shape=layer.window, strides=layer.strides,
-        pads=_pads(layer.pads(node.input_shape)), group=layer.groups,
-    )  # fmt: skip
+        "Conv",
+        inputs[0],
+        *_weights(node),
+        kernel_shape=layer.window,
+        strides=layer.strides,
+        pads=_pads(layer.pads(node.input_shape)),
+        group=layer.groups,
+    )
 
 
 def _dense(graph: OnnxGraph, node: Node, layer: Dense, inputs: Tensors) -> str:
@@ -103,9 +108,13 @@ def _activation(graph: OnnxGraph, node: Node, layer: Activation, inputs: Tensors
 def _batch_norm(graph: OnnxGraph, node: Node, layer: BatchNorm2d, inputs: Tensors) -> str:
     statistics = [s.name for s in node.statistics]
     return graph.add(
-        "BatchNormalization", inputs[0], *_weights(node), *statistics, epsilon=layer.epsilon,
+        "BatchNormalization",
+        inputs[0],
+        *_weights(node),
+        *statistics,
+        epsilon=layer.epsilon,
         momentum=1.0 - layer.momentum,
-    )  # fmt: skip
+    )
 
 
 def _group_norm(graph: OnnxGraph, node: Node, layer: GroupNorm, inputs: Tensors) -> str:

@@ -113,9 +113,12 @@ def _conv(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     _refuse_dilations(values)
     filters, window = len(weight), (weight.shape[2], weight.shape[3])
     settings: dict[str, Any] = {
-        "filters": filters, "kernel": _plain(window), "groups": values.get("group", 1),
-        "stride": _plain(values.get("strides", (1, 1))), "bias": "bias" in arrays,
-    }  # fmt: skip
+        "filters": filters,
+        "kernel": _plain(window),
+        "groups": values.get("group", 1),
+        "stride": _plain(values.get("strides", (1, 1))),
+        "bias": "bias" in arrays,
+    }
 
     def make(shape: Shape) -> tuple[Layer, ...]:
         return (_with_padding(partial(Conv2d, **settings), values, shape, ("same", "full")),)
@@ -399,9 +402,11 @@ def _lrn(graph: ReadGraph, node: onnx.NodeProto) -> Match:
         raise UserError(f"size is {size}; expected an odd number")
     # ONNX takes the mean over the window of squares, dptrain the sum.
     layer = LocalResponseNorm(
-        radius=size // 2, bias=number(values.get("bias", 1.0)),
-        alpha=number(values.get("alpha", 1e-4)) / size, beta=number(values.get("beta", 0.75)),
-    )  # fmt: skip
+        radius=size // 2,
+        bias=number(values.get("bias", 1.0)),
+        alpha=number(values.get("alpha", 1e-4)) / size,
+        beta=number(values.get("beta", 0.75)),
+    )
     return Match((node.input[0],), _always(layer))
 
 

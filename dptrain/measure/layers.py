@@ -197,17 +197,19 @@ def layers_table(rows: Sequence[LayerTimes], title: str) -> Table:
     backends = list(rows[0].by_backend) if rows else []
     first, others = backends[:1], backends[1:]
     columns = [
-        "layers", "", *(f"{name} µs" for name in backends), *(f"{name} GFLOP/s" for name in first),
+        "layers",
+        "",
+        *(f"{name} µs" for name in backends),
+        *(f"{name} GFLOP/s" for name in first),
         *(f"{first[0]} / {name}" for name in others),
-    ]  # fmt: skip
+    ]
     table = Table(title, columns, text=("layers", ""))
     for row in rows:
         table.add_row(row.layers, row.direction, *_cells(row, backends))
     table.add_line()
     total = {b: sum(r.by_backend[b].median for r in rows if b in r.by_backend) for b in backends}
     ratios = [f"{total[first[0]] / total[name]:.2f}" for name in others]
-    table.add_row("sum of all", "", *(f"{1e3 * t:.1f}" for t in total.values()), "",
-                  *ratios)  # fmt: skip
+    table.add_row("sum of all", "", *(f"{1e3 * t:.1f}" for t in total.values()), "", *ratios)
     return table
 
 

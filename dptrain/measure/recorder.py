@@ -149,9 +149,15 @@ class StepRecord:
         """Return the nanoseconds of `StepRecorder.names`."""
         self.complete_stages()
         return [
-            *self.stages, self.data_wait_ns, self.exposed_ns, self.hidden_ns, self.evaluation_ns,
-            self.checkpoint_ns, self.statistics_ns, self.time_ns,
-        ]  # fmt: skip
+            *self.stages,
+            self.data_wait_ns,
+            self.exposed_ns,
+            self.hidden_ns,
+            self.evaluation_ns,
+            self.checkpoint_ns,
+            self.statistics_ns,
+            self.time_ns,
+        ]
 
     def stage_spans(self) -> tuple[tuple[int, int], ...]:
         """Return begin and end of each stage, by index."""
@@ -370,11 +376,14 @@ class StepRecorder:
         records = list(islice(self._records, skipped, None))
         whole = max((record.global_count for record in records), default=0)
         found = [
-            (record.samples, record.time_ns - record.evaluation_ns - record.checkpoint_ns,
-             record.exposed_ns)
+            (
+                record.samples,
+                record.time_ns - record.evaluation_ns - record.checkpoint_ns,
+                record.exposed_ns,
+            )
             for record in records
             if record.global_count == whole and (record.timed or not only_timed)
-        ]  # fmt: skip
+        ]
         table = np.array(found, np.int64).reshape(len(found), 3)
         table[:, 1] -= table[:, 2]
         return table

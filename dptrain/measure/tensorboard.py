@@ -91,9 +91,14 @@ class TensorBoard:
         counts, edges = np.histogram(numbers, BINS)
         library = self._library
         histogram = library.HistogramProto(
-            min=numbers.min(), max=numbers.max(), num=len(numbers), sum=numbers.sum(),
-            sum_squares=np.square(numbers).sum(), bucket_limit=edges[1:], bucket=counts,
-        )  # fmt: skip
+            min=numbers.min(),
+            max=numbers.max(),
+            num=len(numbers),
+            sum=numbers.sum(),
+            sum_squares=np.square(numbers).sum(),
+            bucket_limit=edges[1:],
+            bucket=counts,
+        )
         value = library.Summary.Value(tag=tag, histo=histogram)
         self._add(step=step, summary=library.Summary(value=[value]))
 

@@ -79,11 +79,13 @@ def rank_events(
     ]
     sums = [
         writer.head(
-            f"sum.{number}", COMMUNICATION, COMMUNICATION,
+            f"sum.{number}",
+            COMMUNICATION,
+            COMMUNICATION,
             {"bucket_bytes": (bucket.stop - bucket.start) * plan.itemsize},
         )
         for number, bucket in enumerate(buckets)
-    ]  # fmt: skip
+    ]
     exposed = writer.head(EXPOSED, COMMUNICATION, COMPUTE, {})
     data_wait = writer.head(DATA_WAIT, INPUT, INPUT, {})
     for found in records:

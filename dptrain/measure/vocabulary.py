@@ -117,12 +117,16 @@ SPREAD = (
     Term("q3", "", "Third quartile."),
     Term("mean", "", "Arithmetic mean."),
     Term("n", "1", "Number of values."),
-    Term("low", "", "Lower end of the 95% interval: of a median from batches of consecutive "
-         "steps, null for fewer than 100; of an efficiency, 0 if there are too few steps."),
+    Term(
+        "low",
+        "",
+        "Lower end of the 95% interval: of a median from batches of consecutive "
+        "steps, null for fewer than 100; of an efficiency, 0 if there are too few steps.",
+    ),
     Term("high", "", "Upper end of the 95% interval; null or infinite if there is none."),
     Term("p95", "", "95th percentile; null for fewer than 20 values."),
     Term("p99", "", "99th percentile; null for fewer than 100 values."),
-)  # fmt: skip
+)
 
 STAGE = (
     Term("name", "", "Name of the stage, `conv1+relu1+pool1.forward`, or of a kind, "
@@ -162,26 +166,38 @@ RANK = (
     Term("host", "", "Name of its node."),
     Term("device", "", "Name of its GPU or processor."),
     Term("samples", "1", "Mean size of its share of a minibatch."),
-    Term("busy_ms", "ms", "The step without communication and waiting, mean in typical steps. It "
-         "is large for a straggler; ranks that wait for it have a large imbalance instead."),
+    Term(
+        "busy_ms",
+        "ms",
+        "The step without communication and waiting, mean in typical steps. It "
+        "is large for a straggler; ranks that wait for it have a large imbalance instead.",
+    ),
     Term("compute_ms", "ms", "See compute."),
     Term("data_wait_ms", "ms", "See data_wait."),
     Term("exposed_ms", "ms", "See communication.exposed."),
-    Term("hidden_ms", "ms", "See communication.hidden; in `summary.json`, mean over ranks and "
-         "steps."),
+    Term(
+        "hidden_ms", "ms", "See communication.hidden; in `summary.json`, mean over ranks and steps."
+    ),
     Term("imbalance_ms", "ms", "See imbalance."),
     Term("delay_ms", "ms", "Busy time minus the median rank's of the same step."),
-)  # fmt: skip
+)
 
 OTHERS = (
     Term("bucket_bytes", "bytes", "Size of a gradient bucket."),
     Term("how", "", "How the limits of the roofline model were measured."),
-    Term("copies", "bytes, 10⁹ bytes/s", "Bandwidth of copies by size of source and target "
-         "together; a stage is compared with the largest copy that is not larger than its data, or "
-         "with a larger one that is faster."),
+    Term(
+        "copies",
+        "bytes, 10⁹ bytes/s",
+        "Bandwidth of copies by size of source and target "
+        "together; a stage is compared with the largest copy that is not larger than its data, or "
+        "with a larger one that is faster.",
+    ),
     Term("roofs.gflops", "10⁹/s", "Rate of a product of large matrices, the highest of products."),
-    Term("products", "10⁹/s", "Rates of this product by program: cuBLAS, or the backend and "
-         "OpenBLAS."),
+    Term(
+        "products",
+        "10⁹/s",
+        "Rates of this product by program: cuBLAS, or the backend and OpenBLAS.",
+    ),
     Term("memory.parameters", "bytes", "Parameters of one rank."),
     Term("memory.gradients", "bytes", "Gradients of one rank."),
     Term("memory.optimizer", "bytes", "State of the optimizer."),
@@ -191,7 +207,7 @@ OTHERS = (
     Term("memory.sums", "bytes", "Buffers of the sums of gradients and batch statistics."),
     Term("memory.total", "bytes", "Sum of these."),
     Term("memory.peak", "bytes", "Largest resident host memory of any rank's process."),
-)  # fmt: skip
+)
 
 POP = (
     Term("parallel", "1", "Parallel efficiency: mean busy time of all ranks divided by the wall "
@@ -210,23 +226,39 @@ POP = (
 
 ENERGY = (
     Term("energy", "", "Energy of the measured steps, with the following keys."),
-    Term("joules_per_sample", "J", "Energy of all counters that could be read, divided by the "
-         "number of samples; null if there is none."),
+    Term(
+        "joules_per_sample",
+        "J",
+        "Energy of all counters that could be read, divided by the "
+        "number of samples; null if there is none.",
+    ),
     Term("watts", "W", "Mean power of these counters."),
-    Term("sources", "", "These counters: processors and memory (RAPL) with all programs that use "
-         "them, and GPUs (NVML)."),
+    Term(
+        "sources",
+        "",
+        "These counters: processors and memory (RAPL) with all programs that use "
+        "them, and GPUs (NVML).",
+    ),
     Term("missing", "", "Counters that could not be read, with the reasons."),
-)  # fmt: skip
+)
 
 PROCESSOR = (
-    Term("processor", "", "Hardware counters of the measured steps in user mode, means over ranks, "
-         "with the following keys; null on GPUs."),
-    Term("instructions", "1", "Instructions per step and rank, those of waiting ranks included; "
-         "null if they cannot be read."),
+    Term(
+        "processor",
+        "",
+        "Hardware counters of the measured steps in user mode, means over ranks, "
+        "with the following keys; null on GPUs.",
+    ),
+    Term(
+        "instructions",
+        "1",
+        "Instructions per step and rank, those of waiting ranks included; "
+        "null if they cannot be read.",
+    ),
     Term("instructions_per_cycle", "1", "Instructions divided by cycles."),
     Term("ghz", "10⁹/s", "Cycles per second of wall time and compute thread."),
     Term("processor.missing", "", "The reason if they cannot be read, else empty."),
-)  # fmt: skip
+)
 
 LOSSES = (
     Term("rounds", "1", "Number of rounds; each contains a block of every experiment, in a random "
@@ -271,10 +303,14 @@ LOSSES = (
 TRACE = (
     Term("communication", "", "Thread of gradient sums; category of sums and of waiting for them."),
     Term("input", "", "Thread and category of waiting for data. As a group: the minibatch."),
-    Term("sum", "ms", "`sum.0` and so on: sum of a bucket, from its start, or from the end of "
-         "the one "
-         "before, until its completion is detected."),
-)  # fmt: skip
+    Term(
+        "sum",
+        "ms",
+        "`sum.0` and so on: sum of a bucket, from its start, or from the end of "
+        "the one "
+        "before, until its completion is detected.",
+    ),
+)
 
 JOB = (
     Term("task", "", "training or inference."),
@@ -283,8 +319,12 @@ JOB = (
     Term("backend", "", "Name of the backend."),
     Term("precision", "", "Name of the precision."),
     Term("strategy", "", "Method of summing gradients and updating."),
-    Term("transport", "", "How gradients are sent: shared (memory of a node), mpi, peer or nccl "
-         "(from GPU to GPU), host, or none."),
+    Term(
+        "transport",
+        "",
+        "How gradients are sent: shared (memory of a node), mpi, peer or nccl "
+        "(from GPU to GPU), host, or none.",
+    ),
     Term("nodes", "1", "Number of nodes."),
     Term("threads", "1", "Number of compute threads of a rank."),
     Term("batch_size", "1", "Number of samples of a global minibatch."),
@@ -296,9 +336,13 @@ JOB = (
     Term("bucket_kib", "KiB", "Least size of a bucket; null for one bucket."),
     Term("buckets", "1", "Number of buckets; in `sums`, of buckets of this size."),
     Term("cores", "1", "Number of cores that a rank may use; the smallest of all ranks."),
-    Term("possible", "1", "Upper limit of the weak efficiency if ranks share cores: cores / (ranks "
-         "that share them · threads), at most 1."),
-)  # fmt: skip
+    Term(
+        "possible",
+        "1",
+        "Upper limit of the weak efficiency if ranks share cores: cores / (ranks "
+        "that share them · threads), at most 1.",
+    ),
+)
 
 TRAINING = (
     Term("epoch", "1", "Number of passes over the data so far."),

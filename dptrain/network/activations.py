@@ -36,9 +36,11 @@ class LeakyReLU(Activation):
     kind: ClassVar[str] = "leaky_relu"
     # The slope is not negative, so y has the sign of x.
     function = Function(
-        "where(x > 0, x, slope * x)", "where(y > 0, 1, slope)",
-        "LeakyRelu(alpha=slope)", "F.leaky_relu({0}, {slope})",
-    )  # fmt: skip
+        "where(x > 0, x, slope * x)",
+        "where(y > 0, 1, slope)",
+        "LeakyRelu(alpha=slope)",
+        "F.leaky_relu({0}, {slope})",
+    )
 
     slope: float = 0.01
 
@@ -111,9 +113,11 @@ class Clip(Activation):
 
     kind: ClassVar[str] = "clip"
     function = Function(
-        "clip(x, low, high)", "where(x > low, where(x < high, 1, 0), 0)",
-        "Clip(low, high)", "torch.clamp({0}, {low}, {high})",
-    )  # fmt: skip
+        "clip(x, low, high)",
+        "where(x > low, where(x < high, 1, 0), 0)",
+        "Clip(low, high)",
+        "torch.clamp({0}, {low}, {high})",
+    )
 
     low: float = -1.0
     high: float = 1.0
@@ -156,9 +160,11 @@ class ELU(Activation):
 
     kind: ClassVar[str] = "elu"
     function = Function(
-        "where(x > 0, x, alpha * expm1(x))", "where(y > 0, 1, y + alpha)",
-        "Elu(alpha=alpha)", "F.elu({0}, {alpha})",
-    )  # fmt: skip
+        "where(x > 0, x, alpha * expm1(x))",
+        "where(y > 0, 1, y + alpha)",
+        "Elu(alpha=alpha)",
+        "F.elu({0}, {alpha})",
+    )
 
     alpha: float = 1.0
 

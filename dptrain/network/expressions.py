@@ -433,9 +433,15 @@ class _Reader:
     """Makes an expression from Python's syntax tree, which it does not compile."""
 
     _OPERATORS: Mapping[type[ast.AST], str] = {
-        ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
-        ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-    }  # fmt: skip
+        ast.Add: "+",
+        ast.Sub: "-",
+        ast.Mult: "*",
+        ast.Div: "/",
+        ast.Lt: "<",
+        ast.LtE: "<=",
+        ast.Gt: ">",
+        ast.GtE: ">=",
+    }
 
     def __init__(self, source: str, known: Collection[str]) -> None:
         self._source, self._known = shown(source), known

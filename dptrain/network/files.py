@@ -336,8 +336,9 @@ def _value(value: Any, hint: Any, where: str) -> Any:
         elif option is float and type(as_number(value, float)) is float:
             return as_number(value, float)
     expected = " or ".join(text for option in options if (text := _expected(option)))
-    choices = [choice for option in options if get_origin(option) is Literal
-               for choice in get_args(option)]  # fmt: skip
+    choices = [
+        choice for option in options if get_origin(option) is Literal for choice in get_args(option)
+    ]
     hint_text = suggest(value, choices) if isinstance(value, str) else ""
     raise UserError(f"{where} is {_show(value)}; expected {expected}{hint_text}")
 

@@ -328,10 +328,18 @@ class Network(metaclass=NamedArguments):
             parameters = tuple(replace(p, name=f"{name}.{p.name}") for p in parameters)
             nodes.append(
                 Node(
-                    index, name, layer, inputs, shape, out, in_maps, out_maps, parameters,
+                    index,
+                    name,
+                    layer,
+                    inputs,
+                    shape,
+                    out,
+                    in_maps,
+                    out_maps,
+                    parameters,
                     statistics,
                 )
-            )  # fmt: skip
+            )
             shapes[name], maps[name] = out, out_maps
         return tuple(nodes)
 

@@ -32,8 +32,9 @@ def share(value: float, n: int) -> Estimate:
     centre = (value + NORMAL**2 / (2 * n)) / (1 + NORMAL**2 / n)
     half = NORMAL * math.sqrt(value * (1 - value) / n + NORMAL**2 / (4 * n**2))
     half /= 1 + NORMAL**2 / n
-    return Estimate(value, max(min(centre - half, value), 0.0), min(max(centre + half, value), 1.0),
-                    n)  # fmt: skip
+    return Estimate(
+        value, max(min(centre - half, value), 0.0), min(max(centre + half, value), 1.0), n
+    )
 
 
 def difference(one: Estimate, base: Estimate) -> Estimate:

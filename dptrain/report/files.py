@@ -76,8 +76,9 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
         page = experiment_page(result)
     else:
         page = run_page(result)
-    return _write(target, page, {f"{PLOTS}/{name}": text for name, text in tables.items()},
-                  replace=replace)  # fmt: skip
+    return _write(
+        target, page, {f"{PLOTS}/{name}": text for name, text in tables.items()}, replace=replace
+    )
 
 
 def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = False) -> Path:
@@ -199,11 +200,16 @@ def _profiles(study: Study, folder: Path) -> Mapping[str, MeasuredProfile]:
 def _tables(study: Study) -> dict[str, str]:
     """Return the fitted curves, which no other CSV file of the study contains."""
     curves = [
-        {"scaling": f.scaling, "threads": f.threads, "model": f.model, "ranks": ranks,
-         "step_ms": step_ms}
+        {
+            "scaling": f.scaling,
+            "threads": f.threads,
+            "model": f.model,
+            "ranks": ranks,
+            "step_ms": step_ms,
+        }
         for f in study.fits
         for ranks, step_ms in f.curve
-    ]  # fmt: skip
+    ]
     return {CURVES: csv_text(curves)} if curves else {}
 
 

@@ -64,10 +64,13 @@ def _set_names(spans: Spans) -> list[str]:
     """Return the names of the settings that a user set, or that changed on a resume."""
     names: dict[str, None] = {}
     for index, span in enumerate(spans.items):
-        names.update(dict.fromkeys(
-            name for name, origin in span.origins.items()
-            if origin not in DERIVED and name in span.settings
-        ))  # fmt: skip
+        names.update(
+            dict.fromkeys(
+                name
+                for name, origin in span.origins.items()
+                if origin not in DERIVED and name in span.settings
+            )
+        )
         if index:
             names.update(dict.fromkeys(span.changes_from(spans.items[index - 1])))
     return [name for name in names if name not in NAMES]

@@ -60,9 +60,11 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
-            "runs": self.runs, "settings": self.settings, "results": self.results,
+            "runs": self.runs,
+            "settings": self.settings,
+            "results": self.results,
             "resumes": self.resumes,
-        }  # fmt: skip
+        }
 
 
 def _value(record: Record, spans: Spans, name: str) -> Any:

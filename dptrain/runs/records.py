@@ -27,9 +27,13 @@ ENDED, STOPPED, RUNNING, UNFINISHED = "ended", "stopped", "running", "unfinished
 """States of a run: all steps made; stopped by a request; a process trains there; neither."""
 
 RESULTS = (
-    "train_loss", "validation_accuracy", "validation_loss", "test_accuracy", "test_loss",
+    "train_loss",
+    "validation_accuracy",
+    "validation_loss",
+    "test_accuracy",
+    "test_loss",
     "samples_per_s",
-)  # fmt: skip
+)
 """Values of ``summary.json`` that a record has, null or missing ones as None."""
 
 DEPTH = 4

@@ -17,9 +17,14 @@ from dptrain.errors import UserError, shown, suggest
 Record = dict[str, Any]
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "=": operator.eq, "<": operator.lt,
-    ">": operator.gt, "~": lambda found, wanted: str(wanted) in str(found),
-}  # fmt: skip
+    "<=": operator.le,
+    ">=": operator.ge,
+    "!=": operator.ne,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+    "~": lambda found, wanted: str(wanted) in str(found),
+}
 
 CONDITION = re.compile(r"\s*([\w-]+)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*?)\s*")
 

@@ -111,9 +111,13 @@ class Spans:
         ranks = spec.get("ranks") or []
         threads = {} if not ranks else {"threads": threads_of(ranks)}
         span = Span(
-            1, {**spec["job"], **threads}, spec.get("origins") or {}, digest=spec.get("digest"),
-            ranks=ranks, environment=environment_of(env, spec.get("version")),
-        )  # fmt: skip
+            1,
+            {**spec["job"], **threads},
+            spec.get("origins") or {},
+            digest=spec.get("digest"),
+            ranks=ranks,
+            environment=environment_of(env, spec.get("version")),
+        )
         command = env.get("command")
         is_resumed = command is not None and "--resume" in command
         return cls((span,), is_complete=not is_resumed)
@@ -177,9 +181,7 @@ class Spans:
         parts = [(span.first_step, span.digest) for span in self.items]
         if len({digest for _, digest in parts}) <= 1:
             return parts[0][1] if parts else None
-        different = [
-            part for i, part in enumerate(parts) if not i or part[1] != parts[i - 1][1]
-        ]  # fmt: skip
+        different = [part for i, part in enumerate(parts) if not i or part[1] != parts[i - 1][1]]
         return hashlib.sha256(json.dumps(different).encode()).hexdigest()
 
     def steps_made(self, last_step: int) -> list[int]:
@@ -238,10 +240,14 @@ class Spans:
         spans, before = list[dict[str, Any]](), None
         for first, last, span in self.until(last_step).merged(last_step):
             changed = span.changes_from(span if before is None else before)
-            spans.append({
-                "first_step": first, "last_step": last, "ranks": span.value("ranks"),
-                "changed": {name: now for name, (_, now) in changed.items()},
-            })  # fmt: skip
+            spans.append(
+                {
+                    "first_step": first,
+                    "last_step": last,
+                    "ranks": span.value("ranks"),
+                    "changed": {name: now for name, (_, now) in changed.items()},
+                }
+            )
             before = span
         selected = [i for i, span in enumerate(spans) if span["first_step"] <= selected_step]
         return {"spans": spans, "selected_span": selected[-1] if selected else 0}

@@ -152,9 +152,14 @@ def fit_alpha_beta(points: Sequence[Calibration]) -> Model:
         np.median([at.parts.imbalance / _expected_maximum(at.setting.ranks) for at in others])
     )
     step_ms = partial(
-        _step_ms, base, network, _contention(points), overlap, imbalance,
+        _step_ms,
+        base,
+        network,
+        _contention(points),
+        overlap,
+        imbalance,
         tuple((size, number) for size, number, _ in others[-1].sums),
-    )  # fmt: skip
+    )
     parameters = {
         "update_ms": base.update_ms,
         "compute_per_sample_ms": _per_sample(base),

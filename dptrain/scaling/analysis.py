@@ -22,8 +22,15 @@ from dptrain.scaling.points import (
 from dptrain.scaling.study import Point, Study
 
 SAME = (
-    "network", "data", "backend", "precision", "strategy", "optimizer", "parameters", "prefetch",
-)  # fmt: skip
+    "network",
+    "data",
+    "backend",
+    "precision",
+    "strategy",
+    "optimizer",
+    "parameters",
+    "prefetch",
+)
 """Job entries that must be equal; a difference would be mistaken for an effect of scaling."""
 MACHINE = ("cpu", "cpu_configuration", "os", "python", "versions", "mpi", "host")
 """Keys of ``env.json`` that should be equal. Cores are not compared: launchers bind some jobs to

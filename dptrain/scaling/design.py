@@ -18,8 +18,13 @@ from dptrain.records import Form
 from dptrain.scaling.study import WEAK
 
 DESIGN, LAUNCHES, PREPARE, PROFILE, LOG, LAUNCHED = (
-    "scale.json", "launches", "prepare-", "profile.json", "log.txt", "launch.json",
-)  # fmt: skip
+    "scale.json",
+    "launches",
+    "prepare-",
+    "profile.json",
+    "log.txt",
+    "launch.json",
+)
 FORM = Form(
     noun="design of a scaling study",
     otherwise="choose another --output",
@@ -216,8 +221,11 @@ def unfinished(folder: Path, tasks: Sequence[Task]) -> list[Task]:
 
 
 _FACTS: Mapping[str, tuple[type, ...]] = {
-    "command": (list,), "began": (str,), "wall_s": (int, float), "other_cores": (int, float),
-}  # fmt: skip
+    "command": (list,),
+    "began": (str,),
+    "wall_s": (int, float),
+    "other_cores": (int, float),
+}
 
 
 def launch_facts(folder: Path) -> dict[str, Any]:

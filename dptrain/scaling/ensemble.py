@@ -392,10 +392,12 @@ class Ensemble:
             return np.log(ideal * fit.points[0].step / np.array(steps))
 
         middle = efficiencies(self._centre, 1.0)
-        logs = np.array([
-            self._wider * (efficiencies(fit, 1.0) - middle) + efficiencies(self._centre, factor)
-            for fit, factor in zip(self._draws, self._factors, strict=True)
-        ])  # fmt: skip
+        logs = np.array(
+            [
+                self._wider * (efficiencies(fit, 1.0) - middle) + efficiencies(self._centre, factor)
+                for fit, factor in zip(self._draws, self._factors, strict=True)
+            ]
+        )
         doublings = math.log2(nodes / largest.nodes)
         logs += self._error * math.sqrt(doublings) * self._random.normal(size=(RESAMPLES, 1))
         weights = np.broadcast_to(self._weights, logs.shape)

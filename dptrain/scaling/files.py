@@ -12,8 +12,12 @@ from dptrain.measure.profile.profile_files import csv_text
 from dptrain.scaling.study import Point, Study
 
 STUDY, POINTS, LAUNCHES, FITS, FORECASTS = (
-    "study.json", "points.csv", "launches.csv", "fits.csv", "forecasts.csv",
-)  # fmt: skip
+    "study.json",
+    "points.csv",
+    "launches.csv",
+    "fits.csv",
+    "forecasts.csv",
+)
 
 
 def write_study(study: Study, folder: Path) -> None:

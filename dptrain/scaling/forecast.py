@@ -57,9 +57,14 @@ class Series:
             group.total_threads * group.possible / (self.base.total_threads * self.base.possible)
         )
         return Setting(
-            at_once, group.ranks, group.threads, int(job["nodes"]), group.batch_size,
-            float(job["local_batch"]), group.possible,
-        )  # fmt: skip
+            at_once,
+            group.ranks,
+            group.threads,
+            int(job["nodes"]),
+            group.batch_size,
+            float(job["local_batch"]),
+            group.possible,
+        )
 
     def setting_at(self, ranks: int) -> Setting:
         """Return the setting of a number of ranks between the measured ones.
@@ -165,9 +170,15 @@ def as_fit(found: Judged, series: Series) -> Fit:
         for ranks in _between(min(measured), max(measured), measured)
     )
     return Fit(
-        found.model.name, series.scaling, series.threads, found.model.parameters,
-        found.model.equation, found.hindcast_error, curve, found.hindcast_ms,
-    )  # fmt: skip
+        found.model.name,
+        series.scaling,
+        series.threads,
+        found.model.parameters,
+        found.model.equation,
+        found.hindcast_error,
+        curve,
+        found.hindcast_ms,
+    )
 
 
 def _between(first: int, last: int, measured: Collection[int]) -> list[int]:

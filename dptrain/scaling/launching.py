@@ -82,9 +82,13 @@ class Launcher:
         program = [sys.executable, "-I", "-S", "-c", f"print('{_MARKER}')"]
         try:
             done = subprocess.run(
-                self.command(1, 1, program), capture_output=True, text=True, check=False,
-                stdin=subprocess.DEVNULL, env=child_environment(),
-            )  # fmt: skip
+                self.command(1, 1, program),
+                capture_output=True,
+                text=True,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+            )
         except OSError as error:
             raise UserError(f"cannot run {self.arguments[0]}: {error}") from None
         if _MARKER not in done.stdout.split():
@@ -133,9 +137,13 @@ def _launcher(arguments: tuple[str, ...]) -> Launcher:
         return Launcher(arguments, False)
     try:
         version = subprocess.run(
-            [arguments[0], "--version"], capture_output=True, text=True, check=False, timeout=30,
+            [arguments[0], "--version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
             stdin=subprocess.DEVNULL,
-        ).stdout  # fmt: skip
+        ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"cannot run {arguments[0]}: {error}") from None
     return Launcher(arguments, mpirun_vendor(version) == OPEN_MPI)

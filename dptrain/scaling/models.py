@@ -94,9 +94,11 @@ def nonnegative(a: ArrayLike, y: ArrayLike) -> NDArray[np.float64]:
 
 
 def _solve(
-    name: str, points: Sequence[Timed], columns: Callable[[float], tuple[float, ...]],
+    name: str,
+    points: Sequence[Timed],
+    columns: Callable[[float], tuple[float, ...]],
     measured: Callable[[Timed], float],
-) -> NDArray[np.float64]:  # fmt: skip
+) -> NDArray[np.float64]:
     """Return the parameters x of measured ≈ columns(n) · x by relative least squares."""
     rows = np.array([columns(point.setting.n) for point in points])
     needed, distinct = rows.shape[1], len({round(point.setting.n, 6) for point in points})

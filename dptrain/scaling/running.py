@@ -108,9 +108,14 @@ def _walls(folder: Path, tasks: Sequence[Task]) -> dict[str, list[float]]:
 
 
 def run_tasks(
-    folder: Path, design: Design, tasks: Sequence[Task], launcher: Launcher, display: StudyDisplay,
-    *, prepared: bool = False,
-) -> bool:  # fmt: skip
+    folder: Path,
+    design: Design,
+    tasks: Sequence[Task],
+    launcher: Launcher,
+    display: StudyDisplay,
+    *,
+    prepared: bool = False,
+) -> bool:
     """Run the launches that have no profile yet.
 
     Short jobs, one for each batch size of a rank, compile the kernels first. Their durations serve
@@ -176,9 +181,14 @@ def _oversubscription(tasks: Sequence[Task], launcher: Launcher) -> str:
 
 
 def _prepare(
-    folder: Path, design: Design, tasks: Sequence[Task], launcher: Launcher,
-    display: StudyDisplay, stop: StopRequest, times: Times,
-) -> None:  # fmt: skip
+    folder: Path,
+    design: Design,
+    tasks: Sequence[Task],
+    launcher: Launcher,
+    display: StudyDisplay,
+    stop: StopRequest,
+    times: Times,
+) -> None:
     """Run a few steps on one rank for every batch size, to compile kernels and to time them."""
     # Parts of a study run at the same time, possibly on other machines: each has its own folder.
     own = folder / f"{PREPARE}{socket.gethostname()}-{os.getpid()}"
@@ -211,9 +221,13 @@ def _removed_unless_failed(folder: Path) -> Iterator[None]:
 
 
 def _launch(
-    folder: Path, design: Design, task: Task, launcher: Launcher, display: StudyDisplay,
+    folder: Path,
+    design: Design,
+    task: Task,
+    launcher: Launcher,
+    display: StudyDisplay,
     stop: StopRequest,
-) -> float:  # fmt: skip
+) -> float:
     """Run one launch and return its duration in seconds."""
     work, point = folder / task.folder, task.point
     command = command_of(design, task, launcher, work)
@@ -231,9 +245,13 @@ def _launch(
 
 
 def _train(
-    design: Design, task: Task, launcher: Launcher, work: Path, stop: StopRequest,
+    design: Design,
+    task: Task,
+    launcher: Launcher,
+    work: Path,
+    stop: StopRequest,
     display: StudyDisplay,
-) -> None:  # fmt: skip
+) -> None:
     """Train until the accuracy of the study is reached, or to the end, unless that was done."""
     result = work / SUMMARY
     if result.is_file():
@@ -300,9 +318,14 @@ def _flags(design: Design, own: Mapping[str, Any], without: Collection[str] = ()
 
 
 def _run(
-    command: Sequence[str], folder: Path, name: str, stop: StopRequest, display: StudyDisplay,
-    *, result: Path | None = None,
-) -> None:  # fmt: skip
+    command: Sequence[str],
+    folder: Path,
+    name: str,
+    stop: StopRequest,
+    display: StudyDisplay,
+    *,
+    result: Path | None = None,
+) -> None:
     """Run a command to its end, with its output in the log of `folder`.
 
     Args:

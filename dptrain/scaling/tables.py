@@ -36,8 +36,10 @@ def study_report(study: Study) -> list[str | Table]:
     found += [withheld_sentence(f) for f in study.forecasts if not f.points]
     for forecast in study.forecasts:
         if forecast.points:
-            found.append(f"The forecast of {series_name(forecast)} assumes: "
-                         f"{'; '.join(forecast.assumptions)}.")  # fmt: skip
+            found.append(
+                f"The forecast of {series_name(forecast)} assumes: "
+                f"{'; '.join(forecast.assumptions)}."
+            )
     return [*found, *(f"note: {note}" for note in study.notes)]
 
 
@@ -152,12 +154,14 @@ def _accuracy_tables(points: Sequence[Point]) -> list[Table]:
         return []
     rows = [
         [
-            ranks, f"{point.batch_size:,}", f"{to.reached} of {to.trainings}",
+            ranks,
+            f"{point.batch_size:,}",
+            f"{to.reached} of {to.trainings}",
             *(_estimate(value) for value in (to.epochs, to.samples, to.time_s)),
             BASE if point is points[0] else _estimate(to.speed_up),
         ]
         for ranks, (point, to) in zip(_ranks([p for p, _ in found]), found, strict=True)
-    ]  # fmt: skip
+    ]
     columns = ["ranks", "batch", "reached", "epochs", "samples", "s", "speed-up"]
     wanted = f"{found[0][1].accuracy:.4g} validation accuracy"
     title = f"Weak scaling: time to {wanted}; mean (95% interval)"
@@ -178,12 +182,13 @@ def _lost(value: float | None) -> str:
 def _fits_table(fits: Sequence[Fit]) -> Table:
     rows = [
         [
-            series_name(fit), fit.model,
+            series_name(fit),
+            fit.model,
             ", ".join(f"{name} {_number(value)}" for name, value in fit.parameters.items()),
             "" if fit.hindcast_error is None else f"{fit.hindcast_error:.1%}",
         ]
         for fit in fits
-    ]  # fmt: skip
+    ]
     columns = ("scaling", "model", "parameters", "error")
     title = "Models, with the error of predicting the largest point from the others"
     return fitted_table(title, columns, rows, text=columns[:3])

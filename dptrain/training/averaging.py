@@ -74,10 +74,14 @@ def averaged_replica(replica: Replica, copy: Replica | None = None) -> Replica:
     if copy is None:
         copy = backend.make_replica(
             make_plan(
-                plan.network, backend, plan.batch_size, precision=plan.precision, training=False,
+                plan.network,
+                backend,
+                plan.batch_size,
+                precision=plan.precision,
+                training=False,
                 threads=plan.setting.threads,
             )
-        )  # fmt: skip
+        )
     for name, values in replica.state[AVERAGE].items():
         copy.parameters[name] = values
     for name, values in replica.statistics.items():

@@ -92,9 +92,14 @@ def open_loader(
     encode = replica.encode_windows if isinstance(replica, DeviceReplica) else None
     if cached is not None:
         return CropWindowLoader(
-            cached, sampler, steps, *shapes, augmentation=augmentation,
-            encode=encode, times=times,
-        )  # fmt: skip
+            cached,
+            sampler,
+            steps,
+            *shapes,
+            augmentation=augmentation,
+            encode=encode,
+            times=times,
+        )
     return Loader(
         images_for(replica, data.train) if job.streams_pixels else data.train,
         sampler,
@@ -155,9 +160,15 @@ class RankAlone:
             # those of the job too.
             self._engine.time_stages(None)
         self._open_loader = partial(
-            open_loader, job, batch_size=batch_size, rank=0, size=1, micro_shards=micro_shards,
-            passes=passes, replica=replica,
-        )  # fmt: skip
+            open_loader,
+            job,
+            batch_size=batch_size,
+            rank=0,
+            size=1,
+            micro_shards=micro_shards,
+            passes=passes,
+            replica=replica,
+        )
 
     def time_steps(self, steps: int) -> NDArray[np.int64]:
         """Make steps; return the time in ns of each one with a whole minibatch after the warm-up.

@@ -90,8 +90,9 @@ def _advice(threads: int, cores: int, environ: Mapping[str, str]) -> str:
     source = find_launch(environ).source
     if source.startswith("OMPI"):
         return f"start with mpirun --map-by slot:PE={threads} --bind-to core, or {fewer}"
-    if source.startswith("SLURM") or (source.startswith("PMI") and "PMI_JOBID" in environ
-                                      and "PMI_HOSTNAME" not in environ):  # fmt: skip
+    if source.startswith("SLURM") or (
+        source.startswith("PMI") and "PMI_JOBID" in environ and "PMI_HOSTNAME" not in environ
+    ):
         return f"start with srun --cpus-per-task={threads} --cpu-bind=cores, or {fewer}"
     if source.startswith("PMI"):
         return f"start with mpirun -bind-to core:{threads}, or {fewer}"

@@ -218,8 +218,9 @@ class MetricsLog(Callback):
         job.run.metrics.append(record)
         if self._board is not None:
             self._board.record(record)
-            self._board.layers(trainer.step, layer_times(job.plan, stage_times(trainer)),
-                               layer_memory(job.plan))  # fmt: skip
+            self._board.layers(
+                trainer.step, layer_times(job.plan, stage_times(trainer)), layer_memory(job.plan)
+            )
             self._board.end_session()
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:

@@ -187,9 +187,14 @@ class Job:
     def reopen_engine(self) -> None:
         """Replace the engine by a new one, after the present one was closed."""
         self.engine = _engine(
-            self.spec, self.world, self.replica, self.buckets, self.recorder, self.shares,
+            self.spec,
+            self.world,
+            self.replica,
+            self.buckets,
+            self.recorder,
+            self.shares,
             mixed=self.is_mixed,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -369,9 +374,17 @@ def _open_inputs(
     steps = chosen.total_steps(epoch_steps)
     schedule = call_on_all_ranks(world, lambda: chosen.make_schedule(chosen.global_batch, steps))
     return _Inputs(
-        backend, graph, data, fingerprint, plan, augmentation, schedule, shares, is_mixed,
+        backend,
+        graph,
+        data,
+        fingerprint,
+        plan,
+        augmentation,
+        schedule,
+        shares,
+        is_mixed,
         epoch_steps,
-    )  # fmt: skip
+    )
 
 
 def with_size_of_weights(chosen: Settings, network: Network, world: World) -> Network:

@@ -143,10 +143,15 @@ def find_rate(
     with (
         job.engine,
         open_loader(
-            job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size, first=0,
-            last=options.steps, **job.passes,
+            job,
+            batch_size=job.spec.batch_size,
+            rank=world.rank,
+            size=world.size,
+            first=0,
+            last=options.steps,
+            **job.passes,
         ) as batches,
-    ):  # fmt: skip
+    ):
         losses = _make_steps(job, batches, options)
     result = call_on_all_ranks(world, lambda: _conclude(job, options, losses))
 
@@ -182,11 +187,19 @@ def _conclude(job: Job, options: RangeOptions, losses: list[float]) -> RangeTest
     averages = moving_average(finite)
     steepest, lowest = select_rates(rates, averages)
     return RangeTest(
-        network=job.network.name, data=job.dataset.name, optimizer=job.spec.optimizer,
-        batch_size=job.spec.batch_size, ranks=job.world.size, steepest=steepest, lowest=lowest,
-        diverged=options.rate(len(losses) - 1) if ended else None, rates=rates, losses=finite,
-        averages=averages, flag_factor=job.spec.learning_rate / job.schedule.base,
-    )  # fmt: skip
+        network=job.network.name,
+        data=job.dataset.name,
+        optimizer=job.spec.optimizer,
+        batch_size=job.spec.batch_size,
+        ranks=job.world.size,
+        steepest=steepest,
+        lowest=lowest,
+        diverged=options.rate(len(losses) - 1) if ended else None,
+        rates=rates,
+        losses=finite,
+        averages=averages,
+        flag_factor=job.spec.learning_rate / job.schedule.base,
+    )
 
 
 def moving_average(values: Sequence[float]) -> list[float]:

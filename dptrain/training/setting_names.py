@@ -44,13 +44,15 @@ ADVICE: Mapping[str, str] = {
     "metrics": "every metric of the loss is computed, see Trainer.evaluate",
     "verbose": "use progress=False for no output",
     "shuffle": "samples are always in random order, by seed",
-    "x": "data=(x, y)", "y": "data=(x, y)", "x_train": "data=(x_train, y_train, x_test, y_test)",
+    "x": "data=(x, y)",
+    "y": "data=(x, y)",
+    "x_train": "data=(x_train, y_train, x_test, y_test)",
     "validation_data": "pass data as a mapping that also has x_validation and y_validation",
     "callback": "use callbacks=[...]",
     "betas": "adam and adamw have beta1 = 0.9 and beta2 = 0.999",
     "distributed": "start the script with mpirun -n 4 python script.py",
     "num_gpus": "start the script with mpirun -n 4 python script.py",
-}  # fmt: skip
+}
 """What to do about names of other libraries that are no settings here."""
 
 

@@ -581,9 +581,12 @@ class Trainer(Sealed):
             if job.recorder.steps or self._written_summary() is None:
                 with self._averaged_parameters():
                     found = score_in_detail(
-                        job.replica, job.dataset.test, job.world, job.dataset.preprocessing,
+                        job.replica,
+                        job.dataset.test,
+                        job.world,
+                        job.dataset.preprocessing,
                         job.shares.counts,
-                    )  # fmt: skip
+                    )
                 self.progress.test_score, self.progress.test_quality = found
 
     def _averaged_parameters(self) -> AbstractContextManager[None]:
@@ -881,9 +884,14 @@ def _assemble(
     with notes_shown(lambda note: print(f"data: {note}")) if shows else nullcontext():
         dataset = call_on_all_ranks(world, open_objects)
         return assemble(
-            chosen, world, network=network, dataset=dataset, keeps_run=keeps_run,
-            quiet=not progress, allows_balance=True,
-        )  # fmt: skip
+            chosen,
+            world,
+            network=network,
+            dataset=dataset,
+            keeps_run=keeps_run,
+            quiet=not progress,
+            allows_balance=True,
+        )
 
 
 def _check_callbacks(callbacks: Any) -> None:

@@ -50,10 +50,10 @@ def select_kernels(
     if not chosen.tune:
         return plan, {}
     found = world.broadcast_json(
-        call_on_rank_zero(world, lambda: _stored(chosen, plan, run) or _measure(
-            backend, plan, quiet
-        ))
-    )  # fmt: skip
+        call_on_rank_zero(
+            world, lambda: _stored(chosen, plan, run) or _measure(backend, plan, quiet)
+        )
+    )
     if found["conditions"] != _conditions(plan):
         return plan, found
     selection = KernelSelection(tuple(sorted(found["selected"].items())))

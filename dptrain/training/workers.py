@@ -49,12 +49,13 @@ def check_mixed(chosen: Settings, network: Network) -> None:
         f"--strategy {chosen.strategy}": (chosen.strategy == "central", "--strategy mirrored"),
         f"--shards {chosen.shards}": (chosen.shards > 0, "--shards 0"),
         f"--transport {chosen.transport}": (
-            chosen.transport not in SUMS_BY_HOST, "--transport auto",
+            chosen.transport not in SUMS_BY_HOST,
+            "--transport auto",
         ),
         "--recompute": (chosen.recompute, "no --recompute"),
         "--tune": (chosen.tune, "no --tune"),
         "--batch-norm global": (has_statistics, "--batch-norm rank"),
-    }  # fmt: skip
+    }
     for flag, (is_set, instead) in refused.items():
         if is_set:
             raise AgreedError(

@@ -182,9 +182,10 @@ class CudnnConvolution(Operation):
             count = context.n * pixels
             parts = split_k.used(count)
             add_pixels(
-                (parts, columns, 1), (BIAS_THREADS, 1, 1),
+                (parts, columns, 1),
+                (BIAS_THREADS, 1, 1),
                 [dz, partial, np.int32(count), np.int32(filters), terms],
-            )  # fmt: skip
+            )
             if split_k.count > 1:
                 sizes = np.int32(filters), np.int32(0)
                 launch_reduction(

@@ -28,9 +28,12 @@ MAX_TIMED = 12
 """Engines that are timed, in cuDNN's order."""
 
 EXCLUDED_NOTES = (
-    "NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD_TILE_6x6",
+    "NONDETERMINISTIC",
+    "REDUCED_PRECISION_REDUCTION",
+    "FFT",
+    "WINOGRAD_TILE_6x6",
     "WINOGRAD_TILE_13x13",
-)  # fmt: skip
+)
 """Numeric notes of excluded engines: results are reproducible and sums are float32."""
 
 FP32_EXCLUDED_NOTES = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS")

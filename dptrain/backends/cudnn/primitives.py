@@ -102,9 +102,14 @@ class Primitives:
         """
         one, zero = c_float(1.0), c_float(0.0)
         self._call(
-            f"cudnn{kind}Forward", self._handle, *described, byref(one), *_array(x), byref(zero),
+            f"cudnn{kind}Forward",
+            self._handle,
+            *described,
+            byref(one),
+            *_array(x),
+            byref(zero),
             *_array(y),
-        )  # fmt: skip
+        )
 
     def backward(
         self,
@@ -119,9 +124,16 @@ class Primitives:
         one, zero = c_float(1.0), c_float(0.0)
         inputs = _array(x) if x is not None else ()
         self._call(
-            f"cudnn{kind}Backward", self._handle, *described, byref(one), *_array(y), *_array(dy),
-            *inputs, byref(zero), *_array(dx),
-        )  # fmt: skip
+            f"cudnn{kind}Backward",
+            self._handle,
+            *described,
+            byref(one),
+            *_array(y),
+            *_array(dy),
+            *inputs,
+            byref(zero),
+            *_array(dx),
+        )
 
     def _descriptor(self, kind: str, suffix: str, *values: Any) -> c_void_p:
         key = (kind, *(v.value if isinstance(v, c_double) else v for v in values))
@@ -203,9 +215,13 @@ class PrimitiveCalls:
                 self._primitives.set_stream(self._device.stream_address)
                 inputs = None if x is None else self._of(x, context.n)
                 self._primitives.backward(
-                    self._kind, described, self._of(y, context.n), self._of(dy, context.n), inputs,
+                    self._kind,
+                    described,
+                    self._of(y, context.n),
+                    self._of(dy, context.n),
+                    inputs,
                     self._of(dx, context.n),
-                )  # fmt: skip
+                )
 
         run(Context(seed=0, n=len(y)))
         return run

@@ -51,10 +51,17 @@ def bind_softmax_loss(
         forward(context)
         gradient = backward if context.training else None
         function(
-            (loss_blocks(context.n * lanes), 1, 1), (LOSS_THREADS, 1, 1),
-            [*arrays, np.int32(context.n), np.int32(outputs), np.float32(context.scale),
-             np.int32(gradient is not None), *smoothing],
-        )  # fmt: skip
+            (loss_blocks(context.n * lanes), 1, 1),
+            (LOSS_THREADS, 1, 1),
+            [
+                *arrays,
+                np.int32(context.n),
+                np.int32(outputs),
+                np.float32(context.scale),
+                np.int32(gradient is not None),
+                *smoothing,
+            ],
+        )
         if gradient is not None:
             gradient(context)
 

@@ -23,8 +23,13 @@ ALLOW_SINGLE = "DPTRAIN_ALLOW_SINGLE"
 
 _NETMOD = "MPIR_CVAR_CH4_NETMOD"
 _OTHER_PMI = (
-    "ALPS_APP_PE", "FLUX_JOB_ID", "JSM_NAMESPACE", "PALS_RANKID", "PMI_CONTROL_PORT", "PMI_PORT",
-)  # fmt: skip
+    "ALPS_APP_PE",
+    "FLUX_JOB_ID",
+    "JSM_NAMESPACE",
+    "PALS_RANKID",
+    "PMI_CONTROL_PORT",
+    "PMI_PORT",
+)
 """Variables by which a launcher describes another connection for PMI than an open file."""
 
 _PREFIXES = (
@@ -317,9 +322,13 @@ def mpirun_vendor(version: str) -> str | None:
         'Open MPI'
     """
     marks = {
-        "Intel": "Intel MPI", "Open MPI": "Open MPI", "OpenRTE": "Open MPI", "PRRTE": "Open MPI",
-        "HYDRA": "MPICH", "MVAPICH": "MVAPICH",
-    }  # fmt: skip
+        "Intel": "Intel MPI",
+        "Open MPI": "Open MPI",
+        "OpenRTE": "Open MPI",
+        "PRRTE": "Open MPI",
+        "HYDRA": "MPICH",
+        "MVAPICH": "MVAPICH",
+    }
     return next((vendor for mark, vendor in marks.items() if mark in version), None)
 
 

@@ -39,8 +39,11 @@ WORDS = ACTIVITY.size // 8
 _PID, _STATE, _PHASE, _STEP, _WAITS, _POLLS = range(6)
 
 TRAINING, CALLBACK, EVALUATING = range(1, 4)
-_PHASES = {TRAINING: "in step {}", CALLBACK: "in a callback after step {}",
-           EVALUATING: "in an evaluation after step {}"}  # fmt: skip
+_PHASES = {
+    TRAINING: "in step {}",
+    CALLBACK: "in a callback after step {}",
+    EVALUATING: "in an evaluation after step {}",
+}
 
 SHOWN_S = 0.02
 """A shorter wait is not visible to other ranks."""

@@ -31,31 +31,48 @@ class Nccl(Carrier):
     def all_reduce(self, array: Array) -> None:
         address = self.device.address(array)
         self.communicator.allReduce(
-            address, address, array.size,
-            self.nccl.NCCL_FLOAT32, self.nccl.NCCL_SUM, self.device.stream_address,
-        )  # fmt: skip
+            address,
+            address,
+            array.size,
+            self.nccl.NCCL_FLOAT32,
+            self.nccl.NCCL_SUM,
+            self.device.stream_address,
+        )
 
     def reduce(self, array: Array) -> None:
         address = self.device.address(array)
         self.communicator.reduce(
-            address, address, array.size,
-            self.nccl.NCCL_FLOAT32, self.nccl.NCCL_SUM, 0, self.device.stream_address,
-        )  # fmt: skip
+            address,
+            address,
+            array.size,
+            self.nccl.NCCL_FLOAT32,
+            self.nccl.NCCL_SUM,
+            0,
+            self.device.stream_address,
+        )
 
     def broadcast(self, array: Array) -> None:
         address = self.device.address(array)
         self.communicator.broadcast(
-            address, address, array.size,
-            self.nccl.NCCL_FLOAT32, 0, self.device.stream_address,
-        )  # fmt: skip
+            address,
+            address,
+            array.size,
+            self.nccl.NCCL_FLOAT32,
+            0,
+            self.device.stream_address,
+        )
 
     def sum_statistics(self, statistics: SummedStatistics) -> None:
         array = statistics.array
         address = self.device.address(array)
         self.communicator.allReduce(
-            address, address, array.size,
-            self.nccl.NCCL_FLOAT64, self.nccl.NCCL_SUM, self.device.stream_address,
-        )  # fmt: skip
+            address,
+            address,
+            array.size,
+            self.nccl.NCCL_FLOAT64,
+            self.nccl.NCCL_SUM,
+            self.device.stream_address,
+        )
 
     def close(self) -> None:
         # This waits forever if a graph that was captured with the communicator still exists.

@@ -204,9 +204,17 @@ class Peers(Carrier):
             np.uint64(buffers.host_addresses[(self.rank + k) % self.size]) for k in (0, 1)
         )
         statistics.arguments = (
-            np.int32(self.size), self.rank, buffers.addresses, own, following, start, counters,
-            self._timed_out, self._loss_sums, self._timeout_ns,
-        )  # fmt: skip
+            np.int32(self.size),
+            self.rank,
+            buffers.addresses,
+            own,
+            following,
+            start,
+            counters,
+            self._timed_out,
+            self._loss_sums,
+            self._timeout_ns,
+        )
         statistics.compile()
 
     def all_reduce(self, array: Array) -> None:

@@ -140,8 +140,9 @@ class _SegmentLayout:
         ranges = [(at + start, at + stop) for at in self.flat]
         ranges.append((begin, begin + self._counts[local_rank] * self._slot_bytes))
         if self.squares is not None:
-            first, last = (self.squares + i // ALIGNMENT * SQUARE_BYTES
-                           for i in (mine.start, mine.stop))  # fmt: skip
+            first, last = (
+                self.squares + i // ALIGNMENT * SQUARE_BYTES for i in (mine.start, mine.stop)
+            )
             ranges.append((first, last))
         return ranges if local_rank else [*ranges, (0, self.flat[0])]
 

@@ -16,10 +16,13 @@ from pathlib import Path
 
 SHARED_MEMORY = "/dev/shm"
 PREFIXES = (
-    "mpich_shm_", "mpich_vci_", "mpich_shar_tmp",  # MPICH 5; MPICH 4.
-    "vader_segment.", "sm_segment.",  # Open MPI 4; Open MPI 5.
+    "mpich_shm_",
+    "mpich_vci_",
+    "mpich_shar_tmp",  # MPICH 5; MPICH 4.
+    "vader_segment.",
+    "sm_segment.",  # Open MPI 4; Open MPI 5.
     "ucx_shm_posix_",
-)  # fmt: skip
+)
 """How the names of the files begin."""
 
 _INITIAL_NAMESPACE = "pid:[4026531836]"

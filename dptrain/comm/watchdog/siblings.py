@@ -14,9 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 RANK_NAMES = (
-    "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID",
+    "PMI_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "SLURM_PROCID",
     "PALS_RANKID",
-)  # fmt: skip
+)
 """Environment variables that hold the rank; the same as in `launcher`, in the same order."""
 
 _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")

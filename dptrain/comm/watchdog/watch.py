@@ -390,8 +390,9 @@ class Watchdog:
         known = [(rank, pid, state) for rank, (pid, state, *_) in enumerate(records) if pid]
         late = [(rank, pid, "is stopped (SIGSTOP?)") for rank, pid, _ in known if is_stopped(pid)]
         late += [(rank, pid, "has not arrived") for rank, pid, state in known if state == WORKING]
-        late += [(rank, pid, "has ended its program") for rank, pid, state in known
-                 if state == LEFT]  # fmt: skip
+        late += [
+            (rank, pid, "has ended its program") for rank, pid, state in known if state == LEFT
+        ]
         for rank, pid, what in late[:1]:
             self._report(
                 str(rank),
@@ -502,8 +503,11 @@ class Watchdog:
                 return self._name(
                     number, f"its process {pid} on {self.host} is stopped (SIGSTOP?); {by_rank}"
                 )
-        late = [(rank.number, rank.pid) for rank in others
-                if rank.limit_s is None and rank.num_arrived <= waiting.num_arrived]  # fmt: skip
+        late = [
+            (rank.number, rank.pid)
+            for rank in others
+            if rank.limit_s is None and rank.num_arrived <= waiting.num_arrived
+        ]
         for number, pid in [*late, *starting]:
             return self._name(
                 number, f"its process {pid} on {self.host} has not arrived; {by_rank}"

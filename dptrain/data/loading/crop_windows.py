@@ -114,10 +114,17 @@ class CropWindowLoader(BatchSource):
                 colours = None if piece.recolourings is None else piece.recolourings[i, span]
                 messages = piece.messages[part]
                 yield Batch(
-                    step, epoch, None, piece.targets[i, span], piece.samples[i, span],
-                    piece.global_count, piece.windows[i, span], colours, part,
+                    step,
+                    epoch,
+                    None,
+                    piece.targets[i, span],
+                    piece.samples[i, span],
+                    piece.global_count,
+                    piece.windows[i, span],
+                    colours,
+                    part,
                     None if messages is None else messages[i],
-                )  # fmt: skip
+                )
 
     def _spans(self) -> Iterator[tuple[int, range]]:
         """Yield epochs, and steps of each whose windows are computed at once.

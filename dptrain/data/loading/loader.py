@@ -98,11 +98,12 @@ def encoded_passes(
         return [None] * len(spans)
     return [
         encode(
-            samples[:, span], windows[:, span],
+            samples[:, span],
+            windows[:, span],
             None if recolourings is None else recolourings[:, span],
         )
         for span in spans
-    ]  # fmt: skip
+    ]
 
 
 class BatchSource(ABC):
@@ -174,10 +175,17 @@ def _divided(
         own = slice(stop, stop + len(samples))
         stop = own.stop
         batch = Batch(
-            step, epoch, buffers.x[own], buffers.y[own], samples, global_count,
+            step,
+            epoch,
+            buffers.x[own],
+            buffers.y[own],
+            samples,
+            global_count,
             None if windows is None else windows[own],
-            None if recolourings is None else recolourings[own], part, message,
-        )  # fmt: skip
+            None if recolourings is None else recolourings[own],
+            part,
+            message,
+        )
         yield batch, buffers if number == len(group) else None
 
 
@@ -373,9 +381,12 @@ class Loader(BatchSource):
             if group[-1].part + 1 == self._sampler.passes:
                 self._leave_out_first_read()
             yield from _divided(
-                epoch, group, buffers, None if windows is None else windows[span],
+                epoch,
+                group,
+                buffers,
+                None if windows is None else windows[span],
                 None if recolourings is None else recolourings[span],
-            )  # fmt: skip
+            )
 
     def _leave_out_first_read(self) -> None:
         """Forget the times of the first read, which opens files, and may compile a kernel."""
@@ -396,9 +407,12 @@ class Loader(BatchSource):
             stop, messages = own.stop, Messages([None] * len(spans))
             if windows is not None:
                 messages = encoded_passes(
-                    self._encode, spans, mine, windows[own].reshape(*mine.shape, windows.shape[1]),
+                    self._encode,
+                    spans,
+                    mine,
+                    windows[own].reshape(*mine.shape, windows.shape[1]),
                     None if recolourings is None else recolourings[own].reshape(*mine.shape, 2),
-                )  # fmt: skip
+                )
             for i, (step, samples) in enumerate(zip(steps, mine, strict=True)):
                 for part, (span, encoded) in enumerate(zip(spans, messages, strict=True)):
                     message = None if encoded is None else encoded[i]

@@ -63,9 +63,12 @@ def _distribution(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64
 
 
 def mix(
-    x: NDArray[np.float32], y: NDArray[Any], x_partner: NDArray[np.float32],
-    y_partner: NDArray[Any], weights: NDArray[np.float32],
-) -> None:  # fmt: skip
+    x: NDArray[np.float32],
+    y: NDArray[Any],
+    x_partner: NDArray[np.float32],
+    y_partner: NDArray[Any],
+    weights: NDArray[np.float32],
+) -> None:
     """Average samples with their partners, in place.
 
     Args:

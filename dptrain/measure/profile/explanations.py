@@ -60,10 +60,18 @@ def explain_stages(plan: Plan) -> list[StageExplanation]:
         found = groups[stage.group].get(stage.phase, UNKNOWN)
         rows.append(
             StageExplanation(
-                plan.backend, stage.group, stage.phase.value, setting.batch_size, setting.threads,
-                found.algorithm, found.tile, found.units, found.reason, found.others,
+                plan.backend,
+                stage.group,
+                stage.phase.value,
+                setting.batch_size,
+                setting.threads,
+                found.algorithm,
+                found.tile,
+                found.units,
+                found.reason,
+                found.others,
             )
-        )  # fmt: skip
+        )
     return rows
 
 

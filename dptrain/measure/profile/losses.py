@@ -217,10 +217,12 @@ def _jackknife(
     """Return a function of the means over rounds, and its standard error."""
     sums = {name: rows.sum(axis=0) for name, rows in times.items()}
     value = function({name: total / rounds for name, total in sums.items()})
-    without = np.array([
-        function({name: (sums[name] - rows[i]) / (rounds - 1) for name, rows in times.items()})
-        for i in range(rounds)
-    ])  # fmt: skip
+    without = np.array(
+        [
+            function({name: (sums[name] - rows[i]) / (rounds - 1) for name, rows in times.items()})
+            for i in range(rounds)
+        ]
+    )
     pseudo = rounds * value - (rounds - 1) * without
     return value, float(pseudo.std(ddof=1)) / rounds**0.5
 
@@ -302,14 +304,12 @@ def _of_slowest(
 _LOSSES: dict[str, Callable[[Times], float]] = {
     "contention": lambda t: float(t[UNSUMMED].mean() - t[ALONE][0]),
     LOAD_IMBALANCE: lambda t: float(t[SLOWEST].mean() - t[UNSUMMED].mean()),
-    "serialisation": lambda t: float(
-        t[ONE_NUMBER].mean() - t[LATENCY].mean() - t[SLOWEST].mean()
-    ),
+    "serialisation": lambda t: float(t[ONE_NUMBER].mean() - t[LATENCY].mean() - t[SLOWEST].mean()),
     "latency": lambda t: float(t[LATENCY].mean()),
     BATCH_STATISTICS: lambda t: float(t[STATISTICS_SUMS].mean() - t[ONE_NUMBER].mean()),
     "sums": lambda t: float(t[AFTER].mean() - t.get(STATISTICS_SUMS, t[ONE_NUMBER]).mean()),
     SAVED: lambda t: float(t[DURING].mean() - t[AFTER].mean()),
-}  # fmt: skip
+}
 """Losses in the order in which they are added to the step of rank 0 alone. `BATCH_STATISTICS` is
 left out if the job does not sum them."""
 
@@ -320,7 +320,7 @@ _FACTORS: dict[str, Callable[[Times], float]] = {
         t[SLOWEST].mean() / (t[ONE_NUMBER].mean() - t[LATENCY].mean())
     ),
     "transfer": lambda t: float((t[ONE_NUMBER].mean() - t[LATENCY].mean()) / t[AFTER].mean()),
-}  # fmt: skip
+}
 """Efficiencies by experiment, by the name of the efficiency in `Pop`."""
 
 

@@ -13,15 +13,17 @@ from dptrain.network.network import Network
 from dptrain.network.zoo import alexnet, mobilenet, resnet, studies, vgg, wide_resnet
 from dptrain.network.zoo.recipes import ADAMW_DECAY, BINARY, CLASSES, VALUES, Entry, Recipe
 
-NETWORKS: Mapping[str, Entry] = MappingProxyType({
-    **studies.NETWORKS,
-    **resnet.NETWORKS,
-    **wide_resnet.NETWORKS,
-    **vgg.NETWORKS,
-    **mobilenet.NETWORKS,
-    **alexnet.NETWORKS,
-    **studies.PERCEPTRONS,
-})  # fmt: skip
+NETWORKS: Mapping[str, Entry] = MappingProxyType(
+    {
+        **studies.NETWORKS,
+        **resnet.NETWORKS,
+        **wide_resnet.NETWORKS,
+        **vgg.NETWORKS,
+        **mobilenet.NETWORKS,
+        **alexnet.NETWORKS,
+        **studies.PERCEPTRONS,
+    }
+)
 """The networks by name. ``mlp-A-B-C`` with any positive numbers is a network as well. Each is a
 function of the shape of its input and of its number of outputs."""
 

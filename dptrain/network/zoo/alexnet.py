@@ -22,12 +22,20 @@ def alexnet(input_shape: Shape, outputs: int) -> Network:
     convolution = partial(Conv2d, rounding="floor", weight_decay=DECAY)
     dense = partial(Dense, weight_decay=DECAY)
     features = [
-        convolution(64, 11, 4, padding=2), ReLU(), MaxPool2d(3, 2),
-        convolution(192, 5, padding=2), ReLU(), MaxPool2d(3, 2),
-        convolution(384, 3, padding=1), ReLU(),
-        convolution(256, 3, padding=1), ReLU(),
-        convolution(256, 3, padding=1), ReLU(), MaxPool2d(3, 2),
-    ]  # fmt: skip
+        convolution(64, 11, 4, padding=2),
+        ReLU(),
+        MaxPool2d(3, 2),
+        convolution(192, 5, padding=2),
+        ReLU(),
+        MaxPool2d(3, 2),
+        convolution(384, 3, padding=1),
+        ReLU(),
+        convolution(256, 3, padding=1),
+        ReLU(),
+        convolution(256, 3, padding=1),
+        ReLU(),
+        MaxPool2d(3, 2),
+    ]
     classifier = [Dropout(), dense(4096), ReLU(), Dropout(), dense(4096), ReLU(), dense(outputs)]
     nodes = [
         *sequence("features", features),

@@ -18,9 +18,16 @@ from dptrain.network.zoo.resnet import convolution
 DECAY = 1e-4
 
 _BLOCKS = (
-    (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2),
+    (64, 1),
+    (128, 2),
+    (128, 1),
+    (256, 2),
+    (256, 1),
+    (512, 2),
+    *[(512, 1)] * 5,
+    (1024, 2),
     (1024, 1),
-)  # fmt: skip
+)
 """Filters of the 1×1 convolution and stride of the depthwise one."""
 
 

@@ -46,8 +46,9 @@ class Recipe:
     validation: float | None = None
 
 
-CLASSES = Recipe("sgd", 0.02, momentum=0.9, epochs=12, data="digits", schedule="cosine",
-                 validation=0.2)  # fmt: skip
+CLASSES = Recipe(
+    "sgd", 0.02, momentum=0.9, epochs=12, data="digits", schedule="cosine", validation=0.2
+)
 BINARY = replace(CLASSES, data=None, validation=None)
 IMAGES = replace(CLASSES, crop=2)
 """Test accuracy of model0 on the digits: 98.3% in the mean of ten seeds, standard deviation 0.4,
@@ -60,9 +61,17 @@ ADAMW_DECAY = 0.01
 VALUES = Recipe("adam", learning_rate=1e-3, momentum=0.0, epochs=6, data="irradiance")
 
 IMAGENET = Recipe(
-    "sgd", 0.1, momentum=0.9, epochs=90, data=None, schedule="step", step_at="1/3,2/3", crop=16,
-    flip=True, batch_size=256,
-)  # fmt: skip
+    "sgd",
+    0.1,
+    momentum=0.9,
+    epochs=90,
+    data=None,
+    schedule="step",
+    step_at="1/3,2/3",
+    crop=16,
+    flip=True,
+    batch_size=256,
+)
 """Recipe of torchvision's `references/classification
 <https://github.com/pytorch/vision/tree/main/references/classification>`_: a tenth of the rate after
 30 and after 60 epochs. Its random resized crops are replaced by shifts of up to 16 pixels, the

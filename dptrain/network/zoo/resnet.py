@@ -35,9 +35,15 @@ def convolution(
 ) -> Tensor:
     """Return a convolution without bias, padded by half of its kernel as in PyTorch."""
     layer = Conv2d(
-        filters, kernel, stride, padding=kernel // 2, bias=False, rounding="floor",
-        weight_decay=weight_decay, groups=groups,
-    )  # fmt: skip
+        filters,
+        kernel,
+        stride,
+        padding=kernel // 2,
+        bias=False,
+        rounding="floor",
+        weight_decay=weight_decay,
+        groups=groups,
+    )
     return layer(x, name=name)
 
 
@@ -122,9 +128,17 @@ def _cifar_resnet(n: int) -> Family:
 
 
 CIFAR = Recipe(
-    "sgd", 0.1, momentum=0.9, epochs=164, data="shapes", schedule="step", step_at="1/2,3/4",
-    crop=4, flip=True, batch_size=128,
-)  # fmt: skip
+    "sgd",
+    0.1,
+    momentum=0.9,
+    epochs=164,
+    data="shapes",
+    schedule="step",
+    step_at="1/2,3/4",
+    crop=4,
+    flip=True,
+    batch_size=128,
+)
 """Section 4.2 of the paper: 64,000 steps, a tenth of the rate after 32,000 and after 48,000."""
 
 _LONG = replace(CIFAR, epochs=200, schedule="cosine", step_at=None)

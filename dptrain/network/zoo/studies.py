@@ -47,12 +47,19 @@ def _solar(input_shape: Shape, outputs: int) -> Network:
     # gradient would be 0 and it would never learn, so it starts close to one half.
     last = Dense(outputs, weight_init=Normal(0.01), bias_init=Constant(0.5))
     layers = [
-        Conv2d(32, padding="valid"), ReLU(),
-        Conv2d(64, padding="valid"), ReLU(),
-        MaxPool2d(2), Dropout(0.25), Flatten(),
-        Dense(128), ReLU(), Dropout(0.5),
-        last, ReLU(),
-    ]  # fmt: skip
+        Conv2d(32, padding="valid"),
+        ReLU(),
+        Conv2d(64, padding="valid"),
+        ReLU(),
+        MaxPool2d(2),
+        Dropout(0.25),
+        Flatten(),
+        Dense(128),
+        ReLU(),
+        Dropout(0.5),
+        last,
+        ReLU(),
+    ]
     return Network(input_shape, layers, MeanSquaredError(), "solar")
 
 
@@ -60,13 +67,21 @@ def _cifar(input_shape: Shape, outputs: int) -> Network:
     start, tenth = Normal(0.05), Constant(0.1)
     wide = partial(Dense, weight_init=Normal(0.04), bias_init=tenth, weight_decay=0.004)
     layers = [
-        Conv2d(64, 5, weight_init=start), ReLU(),
-        MaxPool2d(3, 2, "same"), LocalResponseNorm(),
-        Conv2d(64, 5, weight_init=start, bias_init=tenth), ReLU(),
-        LocalResponseNorm(), MaxPool2d(3, 2, "same"), Flatten(),
-        wide(384), ReLU(), wide(192), ReLU(),
+        Conv2d(64, 5, weight_init=start),
+        ReLU(),
+        MaxPool2d(3, 2, "same"),
+        LocalResponseNorm(),
+        Conv2d(64, 5, weight_init=start, bias_init=tenth),
+        ReLU(),
+        LocalResponseNorm(),
+        MaxPool2d(3, 2, "same"),
+        Flatten(),
+        wide(384),
+        ReLU(),
+        wide(192),
+        ReLU(),
         Dense(outputs, weight_init=Normal(1 / 192)),
-    ]  # fmt: skip
+    ]
     return Network(input_shape, layers, name="cifar")
 
 

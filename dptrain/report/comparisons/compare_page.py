@@ -82,19 +82,28 @@ def _plots(comparison: Comparison, results: Sequence[Result]) -> list[Plot | Non
         parts = [None if step is None else step.all_steps for step in steps]
         return [
             *accuracy_plots(names, runs),
-            parts_plot("parts", "Where the time of training goes", names, parts,
-                       "Means of all steps, with the slow ones, checkpoints and evaluations."),
+            parts_plot(
+                "parts",
+                "Where the time of training goes",
+                names,
+                parts,
+                "Means of all steps, with the slow ones, checkpoints and evaluations.",
+            ),
             layers_comparison(names, [run.stages for run in runs]),
-        ]  # fmt: skip
+        ]
     if isinstance(results[0], MeasuredProfile):
         profiles = [found.profile for found in cast("Sequence[MeasuredProfile]", results)]
         return [
-            parts_plot("parts", "Where the time of a step goes", names,
-                       [profile.parts for profile in profiles],
-                       "Means of typical steps, the half of the steps closest to the median."),
+            parts_plot(
+                "parts",
+                "Where the time of a step goes",
+                names,
+                [profile.parts for profile in profiles],
+                "Means of typical steps, the half of the steps closest to the median.",
+            ),
             layers_comparison(names, [profile.stages for profile in profiles]),
             pop_comparison(names, [profile.pop for profile in profiles]),
-        ]  # fmt: skip
+        ]
     studies = cast("Sequence[Study]", results)
     found = [efficiency_plot(scaling, names, studies) for scaling in (WEAK, STRONG)]
     return [*(plot for plot in found if plot is not None), *_study_parts(names, studies)]
@@ -107,11 +116,15 @@ def _study_parts(names: Sequence[str], studies: Sequence[Study]) -> list[Plot | 
         common = [points for points in common_points(studies) if points[0].scaling == scaling]
         if common:
             largest = max(common, key=lambda points: points[0].total_threads)
-            plots.append(parts_plot(
-                f"parts-{scaling}",
-                f"{scaling.capitalize()} scaling: {largest[0].ranks} ranks", names,
-                [point.parts for point in largest], "Parts of the median step, mean over ranks.",
-            ))  # fmt: skip
+            plots.append(
+                parts_plot(
+                    f"parts-{scaling}",
+                    f"{scaling.capitalize()} scaling: {largest[0].ranks} ranks",
+                    names,
+                    [point.parts for point in largest],
+                    "Parts of the median step, mean over ranks.",
+                )
+            )
     return plots
 
 
@@ -170,8 +183,7 @@ def _keys(comparison: Comparison, measured: Sequence[Quantity]) -> list[Key]:
                 label = f"{comparison.names[i]}: {quantity.name}" if several else label
                 unit = " points" if quantity.change_unit == POINTS else "%"
                 number = Number(_rounded(change.value), change.value, f"{at}.changes.{i}.value")
-                keys.append(Key(label, (number, unit),
-                                _interval_cell(change, f"{at}.changes.{i}")))  # fmt: skip
+                keys.append(Key(label, (number, unit), _interval_cell(change, f"{at}.changes.{i}")))
     return keys[: len(keys) // 2 * 2 or 1]
 
 
@@ -184,16 +196,22 @@ def _interval_cell(change: Estimate, at: str) -> Cell:
         return ("no interval",)
     decimals = 1 if abs(change.value) < 100 else 0
     return (
-        "95% interval ", Number(signed(change.low, decimals), change.low, f"{at}.low"), " to ",
+        "95% interval ",
+        Number(signed(change.low, decimals), change.low, f"{at}.low"),
+        " to ",
         Number(signed(change.high, decimals), change.high, f"{at}.high"),
-    )  # fmt: skip
+    )
 
 
 def _quantities_table(comparison: Comparison) -> Table:
     quantities = comparison.quantities
-    columns = [texts("quantity", [
-        f"{q.name}, {q.unit}" if q.unit else q.name for q in quantities
-    ], kind="prose")]  # fmt: skip
+    columns = [
+        texts(
+            "quantity",
+            [f"{q.name}, {q.unit}" if q.unit else q.name for q in quantities],
+            kind="prose",
+        )
+    ]
     for i, name in enumerate(comparison.names):
         cells = tuple(
             _estimate_cell(q, q.values[i], f"quantities.{k}.values.{i}")
@@ -224,10 +242,13 @@ def _estimate_cell(quantity: Quantity, found: Estimate | None, at: str) -> Cell:
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
         return (value,)
     return (
-        value, " (", Number(fixed(found.low, decimals), found.low, f"{at}.low"),
+        value,
+        " (",
+        Number(fixed(found.low, decimals), found.low, f"{at}.low"),
         " to " if found.low < 0 else "–",
-        Number(fixed(found.high, decimals), found.high, f"{at}.high"), ")",
-    )  # fmt: skip
+        Number(fixed(found.high, decimals), found.high, f"{at}.high"),
+        ")",
+    )
 
 
 def _change_cell(found: Estimate | None, at: str, unit: str) -> Cell:
@@ -239,10 +260,13 @@ def _change_cell(found: Estimate | None, at: str, unit: str) -> Cell:
     if not math.isfinite(found.high):
         return value, short_unit
     return (
-        value, f"{short_unit} (",
-        Number(signed(found.low, decimals), found.low, f"{at}.low"), " to ",
-        Number(signed(found.high, decimals), found.high, f"{at}.high"), ")",
-    )  # fmt: skip
+        value,
+        f"{short_unit} (",
+        Number(signed(found.low, decimals), found.low, f"{at}.low"),
+        " to ",
+        Number(signed(found.high, decimals), found.high, f"{at}.high"),
+        ")",
+    )
 
 
 def _equal_text(comparison: Comparison) -> tuple[str, ...]:

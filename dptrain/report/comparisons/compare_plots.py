@@ -83,8 +83,14 @@ def changes_plot(comparison: Comparison) -> Plot | None:
             y = ROW_PT * index
             text_line(axes, y + 7, label, change_text(change), x=-reach)
             whisker(axes, y + 16.5, change, -reach, reach, ROLES[i])
-            axes.plot([change.value], [y + 16.5], MARKERS[i], markersize=5,
-                      color=colour(ROLES[i]), zorder=5)  # fmt: skip
+            axes.plot(
+                [change.value],
+                [y + 16.5],
+                MARKERS[i],
+                markersize=5,
+                color=colour(ROLES[i]),
+                zorder=5,
+            )
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
@@ -97,12 +103,16 @@ def changes_plot(comparison: Comparison) -> Plot | None:
 
     listed = "; ".join(f"{label} {change_text(change)}" for label, change, _ in rows)
     return plot(
-        "changes", "Differences", "with 95% intervals; the line is no difference", draw,
-        height=TOP + BOTTOM + ROW_PT * len(rows), left=6.0,
+        "changes",
+        "Differences",
+        "with 95% intervals; the line is no difference",
+        draw,
+        height=TOP + BOTTOM + ROW_PT * len(rows),
+        left=6.0,
         caption="Differences of shares are in percentage points (pp), those of other quantities in "
         "per cent. If an interval contains 0, the difference is not certain.",
         alt=f"Differences to {comparison.names[0]}: {listed}.",
-    )  # fmt: skip
+    )
 
 
 def _change_label(comparison: Comparison, quantity: Quantity, index: int) -> str:
@@ -153,13 +163,19 @@ def _curves(
     ends = "; ".join(f"{curve.label} {short(curve.ys[-1])}" for curve in curves if curve.ys)
     is_share = scale == 100
     return curves_plot(
-        name.replace("_", "-"), title, vertical, curves, x=x, log=False if is_share else None,
+        name.replace("_", "-"),
+        title,
+        vertical,
+        curves,
+        x=x,
+        log=False if is_share else None,
         top=100 if is_share else None,
         columns=3 if max(len(curve.label) for curve in curves) <= 9 else 2,
-        caption="Time of all steps so far with evaluations and checkpoints." if "time" in x else
-        "One value per epoch.",
+        caption="Time of all steps so far with evaluations and checkpoints."
+        if "time" in x
+        else "One value per epoch.",
         alt=f"{title}; at the end: {ends}.",
-    )  # fmt: skip
+    )
 
 
 def parts_plot(
@@ -180,8 +196,15 @@ def parts_plot(
             start = 0.0
             for part in shown:
                 value = getattr(parts, part)
-                axes.barh(y + 17, value, 9, left=start, color=colour(PARTS[part]),
-                          edgecolor=colour("paper"), linewidth=0.4)  # fmt: skip
+                axes.barh(
+                    y + 17,
+                    value,
+                    9,
+                    left=start,
+                    color=colour(PARTS[part]),
+                    edgecolor=colour("paper"),
+                    linewidth=0.4,
+                )
                 start += value
         for part in shown:
             axes.barh(0, 0, 0, color=colour(PARTS[part]), label=part_name(part))
@@ -192,16 +215,21 @@ def parts_plot(
 
     legend = legend_height(len(shown), 3)
     listed = "; ".join(
-        f"{label}: " + ", ".join(
-            f"{part_name(p)} {percent(getattr(parts, p) / parts.total)}" for p in shown
-        )
+        f"{label}: "
+        + ", ".join(f"{part_name(p)} {percent(getattr(parts, p) / parts.total)}" for p in shown)
         for label, parts in rows
-    )  # fmt: skip
+    )
     return plot(
-        name, title, "parts of a step", draw, left=6.0, bottom=BOTTOM + legend,
-        height=TOP + BOTTOM + legend + ROW_PT * len(rows) + 2, caption=caption,
+        name,
+        title,
+        "parts of a step",
+        draw,
+        left=6.0,
+        bottom=BOTTOM + legend,
+        height=TOP + BOTTOM + legend + ROW_PT * len(rows) + 2,
+        caption=caption,
         alt=f"Parts of a step: {listed}.",
-    )  # fmt: skip
+    )
 
 
 def layers_comparison(
@@ -233,8 +261,14 @@ def layers_comparison(
                 value = groups.get(group, 0.0)
                 middle = y + head + bar * (i + 0.5)
                 axes.barh(middle, value, 0.8 * bar, color=colour(ROLES[i]))
-                axes.annotate(fixed(value, decimals), (value, middle), xytext=(3, 0),
-                              textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+                axes.annotate(
+                    fixed(value, decimals),
+                    (value, middle),
+                    xytext=(3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=7,
+                )
         for i, name in enumerate(names):
             axes.barh(0, 0, 0, color=colour(ROLES[i]), label=_shortened(name))
         axes.set_ylim(height * len(shown) + 2, 0)
@@ -249,11 +283,16 @@ def layers_comparison(
         for group in shown
     )
     return plot(
-        "layers", "Layers", "groups of layers: forward and backward", draw, left=8.0,
-        bottom=BOTTOM + legend, height=TOP + BOTTOM + legend + height * len(shown) + 2,
+        "layers",
+        "Layers",
+        "groups of layers: forward and backward",
+        draw,
+        left=8.0,
+        bottom=BOTTOM + legend,
+        height=TOP + BOTTOM + legend + height * len(shown) + 2,
         caption=f"Time of each group of layers, mean of typical steps and ranks.{fewer}",
         alt=f"Milliseconds by layer, for {', '.join(names)}: {listed}.",
-    )  # fmt: skip
+    )
 
 
 def _plain_axis(axes: Axes, label: str) -> None:
@@ -279,11 +318,13 @@ def pop_comparison(names: Sequence[str], pops: Sequence[Pop | None]) -> Plot | N
     if not groups:
         return None
     return efficiency_bars(
-        "pop", "Parallel efficiency", groups,
+        "pop",
+        "Parallel efficiency",
+        groups,
         caption="Parallel efficiency, the busy share of all steps, is the product of load balance, "
         "serialisation and transfer.",
         alt="Efficiencies:",
-    )  # fmt: skip
+    )
 
 
 def efficiency_plot(scaling: str, names: Sequence[str], studies: Sequence[Study]) -> Plot | None:
@@ -295,8 +336,11 @@ def efficiency_plot(scaling: str, names: Sequence[str], studies: Sequence[Study]
 
     def draw(axes: Axes) -> None:
         several = any(point.threads > 1 for point in everywhere)
-        set_ranks_axis(axes, [point.total_threads for point in everywhere],
-                       "compute threads, all ranks" if several else "ranks")  # fmt: skip
+        set_ranks_axis(
+            axes,
+            [point.total_threads for point in everywhere],
+            "compute threads, all ranks" if several else "ranks",
+        )
         axes.axhline(100, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
         tops = [100.0]
         for i, points in enumerate(found):
@@ -310,12 +354,16 @@ def efficiency_plot(scaling: str, names: Sequence[str], studies: Sequence[Study]
         for name, points in zip(names, found, strict=True)
     )
     return plot(
-        f"efficiency-{scaling}", f"{scaling.capitalize()} scaling: efficiency",
-        "parallel efficiency, %", draw, height=HEIGHT + legend, bottom=BOTTOM + legend,
+        f"efficiency-{scaling}",
+        f"{scaling.capitalize()} scaling: efficiency",
+        "parallel efficiency, %",
+        draw,
+        height=HEIGHT + legend,
+        bottom=BOTTOM + legend,
         caption="100% is ideal. Circles are single launches, each relative to its round; bars are "
         "95% intervals over launches.",
         alt=f"Efficiency of {scaling} scaling: {listed}.",
-    )  # fmt: skip
+    )
 
 
 def _draw_study(axes: Axes, points: Sequence[Point], label: str, index: int) -> list[float]:
@@ -329,14 +377,22 @@ def _draw_study(axes: Axes, points: Sequence[Point], label: str, index: int) -> 
     for threads in sorted({point.threads for point in points}):
         group = sorted((p for p in points if p.threads == threads), key=lambda p: p.ranks)
         values = [p.efficiency.times(100) for p in group]
-        known = [e if math.isfinite(e.high) else Estimate(e.value, e.value, e.value, e.n)
-                 for e in values]  # fmt: skip
+        known = [
+            e if math.isfinite(e.high) else Estimate(e.value, e.value, e.value, e.n) for e in values
+        ]
         errors = [[e.value - e.low for e in known], [e.high - e.value for e in known]]
         axes.errorbar(
-            [p.total_threads * shift for p in group], [e.value for e in known], yerr=errors,
-            fmt=f"{MARKERS[index]}-", color=colour(role), capsize=2.5, capthick=1.0,
-            elinewidth=1.0, label=label, zorder=4,
-        )  # fmt: skip
+            [p.total_threads * shift for p in group],
+            [e.value for e in known],
+            yerr=errors,
+            fmt=f"{MARKERS[index]}-",
+            color=colour(role),
+            capsize=2.5,
+            capthick=1.0,
+            elinewidth=1.0,
+            label=label,
+            zorder=4,
+        )
         label = "_"
         tops += [e.high for e in known]
         for point in group:

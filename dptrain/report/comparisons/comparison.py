@@ -102,10 +102,15 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison:
     is_same_data = all(_has_same_data(run, runs[0]) for run in runs[1:])
     quantities = []
     if runs[0].accuracy is not None:
-        quantities.append(_difference(
-            "test accuracy", PERCENT, [run.accuracy for run in runs], scale=100,
-            known=is_same_data,
-        ))  # fmt: skip
+        quantities.append(
+            _difference(
+                "test accuracy",
+                PERCENT,
+                [run.accuracy for run in runs],
+                scale=100,
+                known=is_same_data,
+            )
+        )
     losses = [_exact(run.summary["test_loss"]) for run in runs]
     if any(losses):
         quantities.append(_relative("test loss", "", losses, known=is_same_data))
@@ -116,11 +121,16 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison:
     quantities.append(_relative("throughput with evaluations", "samples/s", rates))
     notes = ["Intervals of times describe single launches; dptrain scale compares launches."]
     if runs[0].accuracy is not None:
-        notes.insert(0, "Each accuracy is that of one run. Its interval describes the choice of "
-                     "the test samples, not the seed.")  # fmt: skip
+        notes.insert(
+            0,
+            "Each accuracy is that of one run. Its interval describes the choice of "
+            "the test samples, not the seed.",
+        )
     if not is_same_data:
-        notes.insert(0, "The runs have different data, so the differences of accuracy and loss are "
-                     "not stated.")  # fmt: skip
+        notes.insert(
+            0,
+            "The runs have different data, so the differences of accuracy and loss are not stated.",
+        )
     for run, name in zip(runs, short_names([run.folder for run in runs]), strict=True):
         if run.spans.is_resumed:
             times = f"; its times are those of {run.timed_steps}" if run.timed_steps else ""
@@ -170,20 +180,28 @@ def compare_profiles(folders: Sequence[Path], profiles: Sequence[Profile]) -> Co
             "compare profiles of the same task"
         )
     steps = [step_estimate(profile.step_ms) for profile in profiles]
-    quantities = _times(steps, [float(profile.job["batch_size"]) for profile in profiles],
-                        name="forward pass" if tasks[0] == "inference" else "step")  # fmt: skip
+    quantities = _times(
+        steps,
+        [float(profile.job["batch_size"]) for profile in profiles],
+        name="forward pass" if tasks[0] == "inference" else "step",
+    )
     pops = [profile.pop for profile in profiles]
     if any(pop is not None for pop in pops):
-        for label, field in (("parallel efficiency", "parallel"), ("load balance", "load_balance"),
-                             ("serialisation", "serialisation"),
-                             ("transfer", "transfer")):  # fmt: skip
+        for label, field in (
+            ("parallel efficiency", "parallel"),
+            ("load balance", "load_balance"),
+            ("serialisation", "serialisation"),
+            ("transfer", "transfer"),
+        ):
             found = [None if pop is None else getattr(pop, field) for pop in pops]
             quantities.append(_difference(label, PERCENT, found, scale=100))
-    notes = ["Each profile is one launch; intervals do not contain the differences between "
-             "launches, which dptrain scale measures."]  # fmt: skip
-    settings = _differing([
-        {**profile.job, **_machine(profile.environment)} for profile in profiles
-    ])  # fmt: skip
+    notes = [
+        "Each profile is one launch; intervals do not contain the differences between "
+        "launches, which dptrain scale measures."
+    ]
+    settings = _differing(
+        [{**profile.job, **_machine(profile.environment)} for profile in profiles]
+    )
     return _comparison("profiles", folders, quantities, settings, notes)
 
 
@@ -215,10 +233,15 @@ def compare_studies(folders: Sequence[Path], studies: Sequence[Study]) -> Compar
         where = f"{point.scaling} scaling, {_ranks(point)}"
         if not all(p.efficiency.low == p.efficiency.high == 1 for p in points):
             found = [p.efficiency for p in points]
-            quantities.append(_difference(
-                f"{where}: efficiency", PERCENT, found, scale=100,
-                subtract=_launch_difference,
-            ))  # fmt: skip
+            quantities.append(
+                _difference(
+                    f"{where}: efficiency",
+                    PERCENT,
+                    found,
+                    scale=100,
+                    subtract=_launch_difference,
+                )
+            )
     done = set()
     for points in common:
         point = points[0]
@@ -226,16 +249,25 @@ def compare_studies(folders: Sequence[Path], studies: Sequence[Study]) -> Compar
         if key in done:
             continue  # The base belongs to weak and to strong scaling.
         done.add(key)
-        quantities.append(_relative(
-            f"{point.scaling} scaling, {_ranks(point)}: step", "ms", [p.step_ms for p in points],
-            known=len({p.batch_size for p in points}) == 1,
-        ))  # fmt: skip
-    notes = [note for name, study in zip(short_names(folders), studies, strict=True)
-             for note in _loads(name, study)]  # fmt: skip
-    settings = _differing([
-        {**study.job, **_machine(study.environment), "base ranks": study.base_ranks}
-        for study in studies
-    ])  # fmt: skip
+        quantities.append(
+            _relative(
+                f"{point.scaling} scaling, {_ranks(point)}: step",
+                "ms",
+                [p.step_ms for p in points],
+                known=len({p.batch_size for p in points}) == 1,
+            )
+        )
+    notes = [
+        note
+        for name, study in zip(short_names(folders), studies, strict=True)
+        for note in _loads(name, study)
+    ]
+    settings = _differing(
+        [
+            {**study.job, **_machine(study.environment), "base ranks": study.base_ranks}
+            for study in studies
+        ]
+    )
     return _comparison("scaling studies", folders, quantities, settings, notes)
 
 
@@ -262,8 +294,10 @@ def _times(
     """Return the step time if all minibatches are equal, else the throughput of the steps."""
     if len(set(batches)) == 1:
         return [_relative(name, "ms", steps)]
-    rates = [None if step is None else step.below(1e3 * batch)
-             for step, batch in zip(steps, batches, strict=True)]  # fmt: skip
+    rates = [
+        None if step is None else step.below(1e3 * batch)
+        for step, batch in zip(steps, batches, strict=True)
+    ]
     return [_relative(f"throughput of a {name}", "samples/s", rates)]
 
 
@@ -278,9 +312,12 @@ def _difference(
 ) -> Quantity:
     changes = _changes(found, subtract) if known else (None,) * len(found)
     return Quantity(
-        name, unit, tuple(e and e.times(scale) for e in found),
-        tuple(e and e.times(scale) for e in changes), POINTS,
-    )  # fmt: skip
+        name,
+        unit,
+        tuple(e and e.times(scale) for e in found),
+        tuple(e and e.times(scale) for e in changes),
+        POINTS,
+    )
 
 
 def _relative(
@@ -319,8 +356,11 @@ def _exact(value: float | None) -> Estimate | None:
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
     versions = environment.get("versions") or {}
-    return {"host": environment.get("host", ""), "cpu": environment.get("cpu", ""),
-            "dptrain": versions.get("dptrain", "")}  # fmt: skip
+    return {
+        "host": environment.get("host", ""),
+        "cpu": environment.get("cpu", ""),
+        "dptrain": versions.get("dptrain", ""),
+    }
 
 
 def _differing(jobs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
@@ -337,5 +377,11 @@ def _comparison(
     settings: dict[str, tuple[str, ...]],
     notes: Sequence[str],
 ) -> Comparison:
-    return Comparison(noun, short_names(folders), tuple(map(str, folders)), tuple(quantities),
-                      settings, tuple(notes))  # fmt: skip
+    return Comparison(
+        noun,
+        short_names(folders),
+        tuple(map(str, folders)),
+        tuple(quantities),
+        settings,
+        tuple(notes),
+    )

@@ -80,9 +80,15 @@ def efficiency_bars(
         for head, bars in groups.items()
     )
     return plot(
-        name, title, "bars, and 95% intervals as lines", draw, height=TOP + BOTTOM + height,
-        left=6.0, caption=caption, alt=f"{alt} {values}.",
-    )  # fmt: skip
+        name,
+        title,
+        "bars, and 95% intervals as lines",
+        draw,
+        height=TOP + BOTTOM + height,
+        left=6.0,
+        caption=caption,
+        alt=f"{alt} {values}.",
+    )
 
 
 def parts_bars(name: str, title: str, parts: Parts, *, caption: str, unit: str) -> Plot:
@@ -115,10 +121,15 @@ def parts_bars(name: str, title: str, parts: Parts, *, caption: str, unit: str) 
 
     values = ", ".join(f"{part_name(n)} {percent(value / whole)}" for n, value in rows)
     return plot(
-        name, title, f"parts of {short(whole)} ms", draw,
-        height=TOP + BOTTOM + ROW_PT * max(len(rows), 1), left=6.0, caption=caption,
+        name,
+        title,
+        f"parts of {short(whole)} ms",
+        draw,
+        height=TOP + BOTTOM + ROW_PT * max(len(rows), 1),
+        left=6.0,
+        caption=caption,
         alt=f"Parts of a step of {short(whole)} ms: {values}.",
-    )  # fmt: skip
+    )
 
 
 def percent_interval(value: Estimate) -> str:
@@ -133,8 +144,16 @@ def text_line(axes: Axes, y: float, left: str, right: str, *, x: float = 0.0) ->
     """Write a label at `x`, the left end of the axes, and a value at the right end."""
     ground = {"facecolor": colour("paper"), "edgecolor": "none", "pad": 0.4}
     axes.text(x, y, left, fontsize=SMALL_PT, va="center", zorder=5, bbox=ground)
-    axes.annotate(right, (1, y), xycoords=("axes fraction", "data"), fontsize=SMALL_PT, ha="right",
-                  va="center", zorder=5, bbox=ground)  # fmt: skip
+    axes.annotate(
+        right,
+        (1, y),
+        xycoords=("axes fraction", "data"),
+        fontsize=SMALL_PT,
+        ha="right",
+        va="center",
+        zorder=5,
+        bbox=ground,
+    )
 
 
 def whisker(axes: Axes, y: float, value: Estimate, low: float, high: float, role: str) -> None:

@@ -165,9 +165,8 @@ def plot(
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure((WIDTH / 72, height / 72))
         axes = figure.add_axes(
-            (left / WIDTH, bottom / height, 1 - (left + RIGHT) / WIDTH,
-             1 - (bottom + TOP) / height)
-        )  # fmt: skip
+            (left / WIDTH, bottom / height, 1 - (left + RIGHT) / WIDTH, 1 - (bottom + TOP) / height)
+        )
         _head(figure, title, vertical, height)
         draw(axes)
         return Plot(name, title, caption, alt, _svg(figure, title, alt), _png(figure, title))
@@ -216,9 +215,17 @@ def draw_launches(
     assert figure is not None
     shifted = axes.transData + ScaledTranslation(shift_pt / 72, 0, figure.dpi_scale_trans)
     axes.plot(
-        xs, ys, linestyle="none", marker="o", markersize=3.2, markerfacecolor="none",
-        markeredgecolor=colour(role), markeredgewidth=0.7, transform=shifted, zorder=3,
-    )  # fmt: skip
+        xs,
+        ys,
+        linestyle="none",
+        marker="o",
+        markersize=3.2,
+        markerfacecolor="none",
+        markeredgecolor=colour(role),
+        markeredgewidth=0.7,
+        transform=shifted,
+        zorder=3,
+    )
 
 
 def part_name(name: str) -> str:
@@ -238,9 +245,14 @@ def legend_below(axes: Axes, columns: int, *, lines: bool = False) -> None:
     # matplotlib fills a legend column by column.
     order = [i for column in range(columns) for i in range(column, len(handles), columns)]
     axes.figure.legend(
-        [handles[i] for i in order], [labels[i] for i in order], ncols=columns, loc="lower left",
-        bbox_to_anchor=(0.004, 0.004), handlelength=2.0 if lines else 0.9, handleheight=0.9,
-    )  # fmt: skip
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        ncols=columns,
+        loc="lower left",
+        bbox_to_anchor=(0.004, 0.004),
+        handlelength=2.0 if lines else 0.9,
+        handleheight=0.9,
+    )
 
 
 def legend_height(entries: int, columns: int) -> float:

@@ -92,24 +92,47 @@ def curves_plot(
 
     legend = legend_height(len(drawn), columns) if len(drawn) > 1 else 0.0
     return plot(
-        name, title, vertical + (" (log scale)" if is_log else ""), draw, caption=caption, alt=alt,
-        height=HEIGHT + legend, bottom=BOTTOM + legend, left=36.0,
-    )  # fmt: skip
+        name,
+        title,
+        vertical + (" (log scale)" if is_log else ""),
+        draw,
+        caption=caption,
+        alt=alt,
+        height=HEIGHT + legend,
+        bottom=BOTTOM + legend,
+        left=36.0,
+    )
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:
     if curve.dashes == ".":
-        axes.plot(curve.xs, curve.ys, linestyle="none", marker="o", markersize=2.4,
-                  color=colour(curve.role), markeredgewidth=0, label=curve.label,
-                  zorder=2)  # fmt: skip
+        axes.plot(
+            curve.xs,
+            curve.ys,
+            linestyle="none",
+            marker="o",
+            markersize=2.4,
+            color=colour(curve.role),
+            markeredgewidth=0,
+            label=curve.label,
+            zorder=2,
+        )
         return
     style = (0, (3.5, 1.6)) if curve.dashes else "-"
     marker = ("s" if curve.dashes else "o") if len(curve.xs) <= MARKED else ""
     # Large empty squares show the dots of another curve below them.
     size, face = (5.6, "none") if curve.dashes else (3.2, colour(curve.role))
-    axes.plot(curve.xs, curve.ys, linestyle=style, marker=marker, markersize=size,
-              markerfacecolor=face, color=colour(curve.role), label=curve.label,
-              zorder=3)  # fmt: skip
+    axes.plot(
+        curve.xs,
+        curve.ys,
+        linestyle=style,
+        marker=marker,
+        markersize=size,
+        markerfacecolor=face,
+        color=colour(curve.role),
+        label=curve.label,
+        zorder=3,
+    )
 
 
 def _set_x_axis(axes: Axes, xs: Sequence[float]) -> None:
@@ -166,8 +189,16 @@ def steps_plot(
         if interval is not None:
             axes.axhspan(*interval, color=colour("sky"), linewidth=0, zorder=1)
         axes.axhline(median, color=colour("blue"), linewidth=1.1, zorder=2)
-        axes.plot(steps, times_ms, linestyle="none", marker="o", markersize=2.2,
-                  color=colour("ink"), markeredgewidth=0, zorder=3)  # fmt: skip
+        axes.plot(
+            steps,
+            times_ms,
+            linestyle="none",
+            marker="o",
+            markersize=2.2,
+            color=colour("ink"),
+            markeredgewidth=0,
+            zorder=3,
+        )
         axes.set_xlabel("step", labelpad=2)
         axes.grid(visible=False, axis="x")
         _set_x_axis(axes, steps)
@@ -177,14 +208,26 @@ def steps_plot(
             axes.set_ylim(0, high * 1.06)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.annotate(
-            f"{short(median)} ms", (1, median), xycoords=("axes fraction", "data"), xytext=(-2, 3),
-            textcoords="offset points", ha="right", va="bottom", fontsize=SMALL_PT, weight="bold",
-            zorder=5, bbox={"facecolor": colour("paper"), "edgecolor": "none", "pad": 0.6},
-        )  # fmt: skip
+            f"{short(median)} ms",
+            (1, median),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 3),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=SMALL_PT,
+            weight="bold",
+            zorder=5,
+            bbox={"facecolor": colour("paper"), "edgecolor": "none", "pad": 0.6},
+        )
 
     return plot(
-        name, title, "step time, ms" + (" (log scale)" if is_log else ""), draw, caption=caption,
+        name,
+        title,
+        "step time, ms" + (" (log scale)" if is_log else ""),
+        draw,
+        caption=caption,
         left=36.0,
         alt=f"Duration of {len(times_ms)} steps: {short(low)} to {short(high)} ms, "
         f"median {short(median)} ms.",
-    )  # fmt: skip
+    )

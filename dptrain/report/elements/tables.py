@@ -86,10 +86,14 @@ def texts(head: str, found: Sequence[object], *, kind: str = "word") -> Column:
 
 def counts(head: str, values: Sequence[int], sources: Sequence[str], unit: str = "") -> Column:
     """Return a column of integers."""
-    return Column(head, unit, tuple(
-        (Number(fixed(value, 0), value, source),)
-        for value, source in zip(values, sources, strict=True)
-    ))  # fmt: skip
+    return Column(
+        head,
+        unit,
+        tuple(
+            (Number(fixed(value, 0), value, source),)
+            for value, source in zip(values, sources, strict=True)
+        ),
+    )
 
 
 def values(
@@ -113,10 +117,14 @@ def values(
     """
     known = [scale * value for value in found if value is not None]
     digits = decimals_for(known) if decimals is None else decimals
-    return Column(head, unit, tuple(
-        (MISSING,) if value is None else (Number(fixed(scale * value, digits), value, source),)
-        for value, source in zip(found, sources, strict=True)
-    ))  # fmt: skip
+    return Column(
+        head,
+        unit,
+        tuple(
+            (MISSING,) if value is None else (Number(fixed(scale * value, digits), value, source),)
+            for value, source in zip(found, sources, strict=True)
+        ),
+    )
 
 
 def times(fields: Mapping[str, str], records: Sequence[object], at: Sequence[str]) -> list[Column]:
@@ -181,13 +189,17 @@ def spreads(
     """Return a column of medians, or of another attribute `centre`, with quartiles."""
     centres = [float(getattr(spread, centre)) for spread in found]
     decimals = decimals_for(centres)
-    return Column(head, unit, tuple(
-        (
-            Number(fixed(value, decimals), value, f"{source}.{centre}"),
-            *_range(spread.q1, spread.q3, decimals, source, ("q1", "q3")),
-        )
-        for value, spread, source in zip(centres, found, sources, strict=True)
-    ))  # fmt: skip
+    return Column(
+        head,
+        unit,
+        tuple(
+            (
+                Number(fixed(value, decimals), value, f"{source}.{centre}"),
+                *_range(spread.q1, spread.q3, decimals, source, ("q1", "q3")),
+            )
+            for value, spread, source in zip(centres, found, sources, strict=True)
+        ),
+    )
 
 
 def _range(
@@ -195,7 +207,9 @@ def _range(
 ) -> tuple[Number | str, ...]:
     # A dash before or after a minus sign is hard to read.
     return (
-        " (", Number(fixed(scale * low, decimals), low, f"{source}.{names[0]}"),
+        " (",
+        Number(fixed(scale * low, decimals), low, f"{source}.{names[0]}"),
         " to " if low < 0 else "–",
-        Number(fixed(scale * high, decimals), high, f"{source}.{names[1]}"), ")",
-    )  # fmt: skip
+        Number(fixed(scale * high, decimals), high, f"{source}.{names[1]}"),
+        ")",
+    )

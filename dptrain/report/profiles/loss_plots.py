@@ -41,8 +41,9 @@ def losses_plot(losses: Losses) -> Plot:
             role = "ink" if name == "job" else "blue" if name == "rank 0 alone" else "amber"
             axes.barh(y + 16.5, value.value, 7, left=start, color=colour(role), zorder=2)
             ends = start + value.low, start + value.high
-            whisker(axes, y + 16.5, Estimate(start + value.value, *ends, value.n), low, high,
-                    "orange")  # fmt: skip
+            whisker(
+                axes, y + 16.5, Estimate(start + value.value, *ends, value.n), low, high, "orange"
+            )
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
@@ -51,12 +52,16 @@ def losses_plot(losses: Losses) -> Plot:
 
     values = ", ".join(f"{name} {_interval(value, decimals)}" for name, value, _ in rows)
     return plot(
-        "losses", "Losses of a step", "ms, and 95% intervals as lines", draw,
-        height=TOP + BOTTOM + ROW_PT * len(rows), left=6.0,
+        "losses",
+        "Losses of a step",
+        "ms, and 95% intervals as lines",
+        draw,
+        height=TOP + BOTTOM + ROW_PT * len(rows),
+        left=6.0,
         caption="Each loss starts where the one above ends; together with the step of rank 0 alone "
         "they add up to the step of the job.",
         alt=f"Milliseconds of a step: {values}.",
-    )  # fmt: skip
+    )
 
 
 def _interval(value: Estimate, decimals: int) -> str:

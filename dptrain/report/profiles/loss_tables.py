@@ -25,21 +25,29 @@ def _losses(losses: Losses, file: str) -> Table:
     columns = (
         texts("loss", ["rank 0 alone", *map(shown_name, found), "job"], kind="prose"),
         estimates(
-            "time", "ms",
+            "time",
+            "ms",
             [steps[ALONE], *(loss.time_ms for loss in found), steps[DURING]],
-            [f"step_ms.{ALONE}", *(f"losses.{i}.time_ms" for i in range(len(found))),
-             f"step_ms.{DURING}"],
+            [
+                f"step_ms.{ALONE}",
+                *(f"losses.{i}.time_ms" for i in range(len(found))),
+                f"step_ms.{DURING}",
+            ],
         ),
         values(
-            "share", "%", [None, *(loss.share for loss in found), None],
-            ["", *(f"losses.{i}.share" for i in range(len(found))), ""], decimals=1, scale=100,
+            "share",
+            "%",
+            [None, *(loss.share for loss in found), None],
+            ["", *(f"losses.{i}.share" for i in range(len(found))), ""],
+            decimals=1,
+            scale=100,
         ),
         texts(
             "change",
             ["others are idle", *(MEANINGS[loss.name] for loss in found), "sum of the rows above"],
             kind="prose",
         ),
-    )  # fmt: skip
+    )
     note = (
         f"{losses.rounds} rounds of {losses.steps} steps of each experiment, interleaved in one "
         "launch. The intervals do not contain the differences between launches."

@@ -82,11 +82,13 @@ def profile_page(measured: MeasuredProfile) -> Page:
 
 def _lead(profile: Profile) -> Plot:
     return parts_bars(
-        "parts", f"Where the time of a {_noun(profile)} goes", profile.parts,
+        "parts",
+        f"Where the time of a {_noun(profile)} goes",
+        profile.parts,
         caption="Means of typical steps, the half of the steps whose duration is closest to the "
         f"median of {short(profile.step_ms.median)} ms; they add up.",
         unit="ms",
-    )  # fmt: skip
+    )
 
 
 def _not_measured(profile: Profile) -> tuple[str, ...]:
@@ -190,9 +192,12 @@ def environment_section(
     if found.get("command"):
         commands = [*commands, ("Command line of the process", shlex.join(found["command"]))]
     return Section(
-        "environment", "Environment and commands", text=tuple(text), facts=tuple(facts),
+        "environment",
+        "Environment and commands",
+        text=tuple(text),
+        facts=tuple(facts),
         commands=tuple(commands),
-    )  # fmt: skip
+    )
 
 
 def definitions_section(titles: Sequence[str]) -> Section:
@@ -202,9 +207,12 @@ def definitions_section(titles: Sequence[str]) -> Section:
         titles: as in `dptrain.report.elements.definitions.definitions`.
     """
     return Section(
-        "definitions", "Definitions", definitions=definitions(titles), new_page=True,
+        "definitions",
+        "Definitions",
+        definitions=definitions(titles),
+        new_page=True,
         text=("Each term as in plots and tables, followed by its name in files.",),
-    )  # fmt: skip
+    )
 
 
 def _noun(profile: Profile) -> str:
@@ -269,33 +277,49 @@ def step_interval(step: Spread, at: str) -> tuple[str | Number, ...]:
         at: path of `step` in its file.
     """
     if step.low is None or step.high is None or step.p99 is None:
-        low, high = (Number(short(step.q1), step.q1, f"{at}.q1"),
-                     Number(short(step.q3), step.q3, f"{at}.q3"))  # fmt: skip
+        low, high = (
+            Number(short(step.q1), step.q1, f"{at}.q1"),
+            Number(short(step.q3), step.q3, f"{at}.q3"),
+        )
         return "quartiles ", low, " to ", high, " ms"
     return (
-        "95% interval ", Number(short(step.low), step.low, f"{at}.low"), " to ",
-        Number(short(step.high), step.high, f"{at}.high"), " ms; p99 ",
-        Number(short(step.p99), step.p99, f"{at}.p99"), " ms",
-    )  # fmt: skip
+        "95% interval ",
+        Number(short(step.low), step.low, f"{at}.low"),
+        " to ",
+        Number(short(step.high), step.high, f"{at}.high"),
+        " ms; p99 ",
+        Number(short(step.p99), step.p99, f"{at}.p99"),
+        " ms",
+    )
 
 
 def _keys(profile: Profile) -> tuple[Key, ...]:
     step, parts, whole = profile.step_ms, profile.parts, profile.parts.total or 1.0
     keys = [
-        Key(f"{_noun(profile).capitalize()}, median",
+        Key(
+            f"{_noun(profile).capitalize()}, median",
             (Number(short(step.median), step.median, "step_ms.median"), " ms"),
-            step_interval(step, "step_ms")),
-        Key("Throughput", (Number(fixed(profile.samples_per_s, 0), profile.samples_per_s,
-                            "samples_per_s"),), ("samples/s",)),
+            step_interval(step, "step_ms"),
+        ),
+        Key(
+            "Throughput",
+            (Number(fixed(profile.samples_per_s, 0), profile.samples_per_s, "samples_per_s"),),
+            ("samples/s",),
+        ),
         Key("Computation", (percent(parts.compute / whole, decimals=0),), ("of typical steps",)),
-    ]  # fmt: skip
+    ]
     if profile.pop is not None:
         found, at = profile.pop.parallel, "pop.parallel"
         number = partial(percent_number, at=at)
         detail: Cell = ("too few steps for an interval",)
         if math.isfinite(found.high):
-            detail = ("95% interval ", number(found.low, "low"), "% to ",
-                      number(found.high, "high"), "%")  # fmt: skip
+            detail = (
+                "95% interval ",
+                number(found.low, "low"),
+                "% to ",
+                number(found.high, "high"),
+                "%",
+            )
         keys.append(Key("Parallel efficiency", (number(found.value, "value"), "%"), detail))
     return tuple(keys)
 

@@ -76,10 +76,14 @@ def _steps(profile: Profile, suffix: str, where: str) -> Plot:
     band = " and its 95% interval" if interval is not None else ""
     times = profile.step_times_ms
     return steps_plot(
-        f"steps{suffix}", f"Steps{where}", range(1, len(times) + 1), times, median=step.median,
+        f"steps{suffix}",
+        f"Steps{where}",
+        range(1, len(times) + 1),
+        times,
+        median=step.median,
         interval=interval,
         caption=f"Each point is a step. The line is the median{band}, which describes this launch.",
-    )  # fmt: skip
+    )
 
 
 def _groups(stages: Sequence[StageProfile]) -> list[tuple[str, dict[str, float]]]:
@@ -131,12 +135,24 @@ def layers_plot(name: str, title: str, stages: Sequence[StageProfile]) -> Plot:
                 for phase, role in roles.items():
                     if phase.startswith("backward") == is_backward:
                         value = phases.get(phase, 0.0)
-                        axes.barh(y + 0.5 * BAR_PT, value, 0.8 * BAR_PT, left=end,
-                                  color=colour(role), edgecolor=colour("paper"),
-                                  linewidth=0.5)  # fmt: skip
+                        axes.barh(
+                            y + 0.5 * BAR_PT,
+                            value,
+                            0.8 * BAR_PT,
+                            left=end,
+                            color=colour(role),
+                            edgecolor=colour("paper"),
+                            linewidth=0.5,
+                        )
                         end += value
-                axes.annotate(fixed(total, decimals), (total, y + 0.5 * BAR_PT), xytext=(3, 0),
-                              textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+                axes.annotate(
+                    fixed(total, decimals),
+                    (total, y + 0.5 * BAR_PT),
+                    xytext=(3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=7,
+                )
                 y += BAR_PT
         for phase, role in roles.items():
             axes.barh(0, 0, 0, color=colour(role), label=phase.replace("_", " "))
@@ -156,11 +172,16 @@ def layers_plot(name: str, title: str, stages: Sequence[StageProfile]) -> Plot:
     bottom = BOTTOM + legend_height(len(roles), 2)
     has_backward = any(b for _, b in sums)
     return plot(
-        name, title, "groups of layers" + (": forward above backward" if has_backward else ""),
-        draw, height=TOP + bottom + sum(heights) + 2, left=8.0, bottom=bottom,
+        name,
+        title,
+        "groups of layers" + (": forward above backward" if has_backward else ""),
+        draw,
+        height=TOP + bottom + sum(heights) + 2,
+        left=8.0,
+        bottom=bottom,
         caption="Time of each group of layers, mean of typical steps and ranks.",
         alt=f"Milliseconds by layer: {values}.",
-    )  # fmt: skip
+    )
 
 
 def efficiency_plot(pop: Pop, suffix: str, where: str) -> Plot:
@@ -172,11 +193,13 @@ def efficiency_plot(pop: Pop, suffix: str, where: str) -> Plot:
         Bar("× transfer", pop.transfer),
     )
     return efficiency_bars(
-        f"pop{suffix}", f"Parallel efficiency{where}", {"": bars},
+        f"pop{suffix}",
+        f"Parallel efficiency{where}",
+        {"": bars},
         caption="Parallel efficiency, the busy share of all steps, is the product of load balance, "
         "serialisation and transfer.",
         alt="Efficiencies:",
-    )  # fmt: skip
+    )
 
 
 def rank_parts(rank: RankProfile) -> dict[str, float]:
@@ -200,8 +223,16 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
         for name in names:
             role = PARTS[name]
             lengths = [max(rank_parts(rank)[name], 0.0) for rank in ranks]
-            axes.barh(range(len(ranks)), lengths, 0.78, left=starts, color=colour(role),
-                      edgecolor=colour("paper"), linewidth=0.4, label=part_name(name))  # fmt: skip
+            axes.barh(
+                range(len(ranks)),
+                lengths,
+                0.78,
+                left=starts,
+                color=colour(role),
+                edgecolor=colour("paper"),
+                linewidth=0.4,
+                label=part_name(name),
+            )
             starts = [start + length for start, length in zip(starts, lengths, strict=True)]
         axes.set_ylim(len(ranks) - 0.4, -0.6)
         axes.set_xlim(0, max(starts) * 1.02)
@@ -214,13 +245,18 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
     late = max(profile.ranks, key=lambda rank: rank.delay_ms)
     fewer = f" The plot shows {len(ranks)} of {len(profile.ranks)}, including the slowest."
     return plot(
-        f"ranks{suffix}", f"Ranks{where}", "rank", draw,
-        height=TOP + bottom + max(RANK_PT * len(ranks), 40.0), bottom=bottom, left=24.0,
+        f"ranks{suffix}",
+        f"Ranks{where}",
+        "rank",
+        draw,
+        height=TOP + bottom + max(RANK_PT * len(ranks), 40.0),
+        bottom=bottom,
+        left=24.0,
         caption="Mean of typical steps of each rank. Waiting is waiting for the slowest rank."
         + (fewer if len(ranks) < len(profile.ranks) else ""),
         alt="Mean step of each rank by part; "
         f"rank {late.rank} is {short(late.delay_ms)} ms slower than the median rank.",
-    )  # fmt: skip
+    )
 
 
 def _shown(ranks: Sequence[RankProfile]) -> list[RankProfile]:

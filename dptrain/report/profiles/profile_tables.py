@@ -80,10 +80,15 @@ def parts_table(name: str, file: str, step: Spread, parts: StepParts) -> Table:
 
     typical = parts.typical
     means: list[Cell] = [
-        (Number(fixed(getattr(typical, part), decimals), getattr(typical, part),
-                f"step_parts.typical.{part}"),)
+        (
+            Number(
+                fixed(getattr(typical, part), decimals),
+                getattr(typical, part),
+                f"step_parts.typical.{part}",
+            ),
+        )
         for part in shown
-    ]  # fmt: skip
+    ]
     columns = (
         texts("part", [*(part_name(part) for part in shown), "step"], kind="prose"),
         estimates(
@@ -135,13 +140,20 @@ def stages_table(
     def column(head: str, unit: str, field: str, **options: float) -> Column:
         found = [getattr(stage, field) for stage in stages]
         decimals = int(options["decimals"]) if "decimals" in options else None
-        return values(head, unit, found, [f"{a}.{field}" for a in at], decimals=decimals,
-                      scale=options.get("scale", 1.0))  # fmt: skip
+        return values(
+            head,
+            unit,
+            found,
+            [f"{a}.{field}" for a in at],
+            decimals=decimals,
+            scale=options.get("scale", 1.0),
+        )
 
     columns = [
         texts("stage" if where == "stages" else "kind", [s.name for s in stages], kind="prose"),
-        spreads("median", "ms (quartiles)", [s.time_ms for s in stages],
-                [f"{a}.time_ms" for a in at]),
+        spreads(
+            "median", "ms (quartiles)", [s.time_ms for s in stages], [f"{a}.time_ms" for a in at]
+        ),
         column("typical", "ms", "typical_ms"),
         column("share", "%", "share", decimals=1, scale=100),
         column("cumulative", "%", "cumulative_share", decimals=1, scale=100),
@@ -149,7 +161,7 @@ def stages_table(
         column("bandwidth", "GB/s", "gb_per_s", decimals=1),
         column("roofline", "% of limit", "roofline_share", decimals=0, scale=100),
         column("memory", "MB", "memory_bytes", scale=1e-6),
-    ]  # fmt: skip
+    ]
     if all(stage.roofline_share is None for stage in stages):
         columns = [column for column in columns if column.head != "roofline"]
     if several:
@@ -173,17 +185,21 @@ def _ranks(name: str, file: str, profile: Profile) -> Table:
     ranks = profile.ranks
     at = [f"ranks.{i}" for i in range(len(ranks))]
     fields = {
-        "step": "step_ms", "busy": "busy_ms", "computation": "compute_ms",
-        "waiting for data": "data_wait_ms", "communication and waiting": "exposed_ms",
-        "waiting": "imbalance_ms", "delay": "delay_ms",
-    }  # fmt: skip
+        "step": "step_ms",
+        "busy": "busy_ms",
+        "computation": "compute_ms",
+        "waiting for data": "data_wait_ms",
+        "communication and waiting": "exposed_ms",
+        "waiting": "imbalance_ms",
+        "delay": "delay_ms",
+    }
     columns = [
         counts("rank", [r.rank for r in ranks], [f"{a}.rank" for a in at]),
         texts("host", [r.host for r in ranks]),
         texts("device", [r.device for r in ranks]),
         values("samples", "", [r.samples for r in ranks], [f"{a}.samples" for a in at]),
         *times(fields, ranks, at),
-    ]  # fmt: skip
+    ]
     note = (
         "Means of typical steps. Busy: step without communication and waiting. Delay: busy time "
         "minus that of the median rank."
@@ -198,16 +214,28 @@ def efficiency_tables(suffix: str, file: str, pop: Pop) -> list[Table]:
     names = list(LOST_IF)
     factors = (
         texts("efficiency", [FACTOR_NAMES[name] for name in names], kind="prose"),
-        estimates("value", "%", [getattr(pop, name) for name in names],
-                  [f"pop.{name}" for name in names], decimals=1, scale=100),
+        estimates(
+            "value",
+            "%",
+            [getattr(pop, name) for name in names],
+            [f"pop.{name}" for name in names],
+            decimals=1,
+            scale=100,
+        ),
         texts("is less than 100% if", list(LOST_IF.values()), kind="prose"),
-    )  # fmt: skip
+    )
     numbers = range(len(pop.ranks))
     ranks = (
         texts("rank", list(numbers)),
-        estimates("busy", "% of wall time", pop.ranks,
-                  [f"pop.ranks.{i}" for i in numbers], decimals=1, scale=100),
-    )  # fmt: skip
+        estimates(
+            "busy",
+            "% of wall time",
+            pop.ranks,
+            [f"pop.ranks.{i}" for i in numbers],
+            decimals=1,
+            scale=100,
+        ),
+    )
     at = [f"pop.layers.{i}" for i in range(len(pop.layers))]
     layers = (
         texts("layers", [layer.name for layer in pop.layers], kind="prose"),
@@ -217,11 +245,16 @@ def efficiency_tables(suffix: str, file: str, pop: Pop) -> list[Table]:
                   [f"{a}.serialisation" for a in at], decimals=1, scale=100),
     )  # fmt: skip
     return [
-        Table(f"pop{suffix}", "Parallel efficiency (POP)", file, factors,
-              "Busy: time of a step without communication and waiting."),
+        Table(
+            f"pop{suffix}",
+            "Parallel efficiency (POP)",
+            file,
+            factors,
+            "Busy: time of a step without communication and waiting.",
+        ),
         Table(f"pop-ranks{suffix}", "Busy share of ranks", file, ranks),
         Table(f"pop-layers{suffix}", "Balance of the ranks by layers", file, layers),
-    ]  # fmt: skip
+    ]
 
 
 def _sums(name: str, file: str, profile: Profile) -> Table:

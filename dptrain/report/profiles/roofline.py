@@ -65,8 +65,13 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:g}")
             axis.set_minor_formatter(NullFormatter())
-        axes.plot((left, ridge, right), (left * roofs.gb_per_s, roofs.gflops, roofs.gflops),
-                  color=colour("ink"), linewidth=1.2, zorder=2)  # fmt: skip
+        axes.plot(
+            (left, ridge, right),
+            (left * roofs.gb_per_s, roofs.gflops, roofs.gflops),
+            color=colour("ink"),
+            linewidth=1.2,
+            zorder=2,
+        )
         if cached > 1.1 * roofs.gb_per_s:
             line = axes.plot((left, roofs.gflops / cached), (left * cached, roofs.gflops))[0]
             line.set(color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
@@ -75,8 +80,16 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
         for stage, x in zip(stages, xs, strict=True):
             role, marker = PHASES[stage.phase]
             area = max(AREA * stage.share / stages[0].share, 9)
-            axes.scatter(x, stage.gflops, s=area, marker=marker, facecolor=colour(role),
-                         edgecolor=colour("paper"), linewidth=0.6, zorder=3)  # fmt: skip
+            axes.scatter(
+                x,
+                stage.gflops,
+                s=area,
+                marker=marker,
+                facecolor=colour(role),
+                edgecolor=colour("paper"),
+                linewidth=0.6,
+                zorder=3,
+            )
         points = [(x, stage.gflops) for stage, x in zip(stages, xs, strict=True)]
         _numbers(axes, points[: len(named)], points, _peak_label(axes, roofs.gflops, points))
         axes.set_xlabel("arithmetic intensity, FLOP/byte (log scale)", labelpad=2)
@@ -87,20 +100,26 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
     beyond = any((stage.roofline_share or 0.0) > 1 for stage in named)
     more = (
         " More than 100%: the algorithm needs fewer operations than the direct one, whose "
-        "operations are counted." if beyond else ""
-    )  # fmt: skip
+        "operations are counted."
+        if beyond
+        else ""
+    )
     values = "; ".join(
         f"{_stage_name(s)} {percent(s.share, decimals=0)} of the step, {flop_rate(s.gflops)}"
         for s in named
     )
     return plot(
-        f"roofline{suffix}", f"Roofline{where}", "rate of each stage, GFLOP/s (log scale)", draw,
-        height=height, bottom=bottom, left=40.0,
+        f"roofline{suffix}",
+        f"Roofline{where}",
+        "rate of each stage, GFLOP/s (log scale)",
+        draw,
+        height=height,
+        bottom=bottom,
+        left=40.0,
         caption="Stages and the measured limits; the area of a marker is proportional to the time. "
         f"Listed: the longest stages, with share of the step · share of the roofline.{more}",
-        alt=f"Roofline with {flop_rate(roofs.gflops)} and {short(roofs.gb_per_s)} GB/s: "
-        f"{values}.",
-    )  # fmt: skip
+        alt=f"Roofline with {flop_rate(roofs.gflops)} and {short(roofs.gb_per_s)} GB/s: {values}.",
+    )
 
 
 def _stage_name(stage: StageProfile) -> str:
@@ -114,10 +133,16 @@ def _bandwidth_label(axes: Axes, gb_per_s: float, where: str, *, above: bool) ->
     x = max(1.3 * axes.get_xlim()[0], 1.3 * axes.get_ylim()[0] / gb_per_s)
     (x0, y0), (x1, y1) = axes.transData.transform([(x, x * gb_per_s), (2 * x, 2 * x * gb_per_s)])
     axes.annotate(
-        f"{short(gb_per_s)} GB/s {where}", (x, x * gb_per_s), xytext=(-2, 3) if above else (2, -3),
-        rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)), rotation_mode="anchor", ha="left",
-        textcoords="offset points", va="bottom" if above else "top", fontsize=SMALL_PT,
-    )  # fmt: skip
+        f"{short(gb_per_s)} GB/s {where}",
+        (x, x * gb_per_s),
+        xytext=(-2, 3) if above else (2, -3),
+        rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)),
+        rotation_mode="anchor",
+        ha="left",
+        textcoords="offset points",
+        va="bottom" if above else "top",
+        fontsize=SMALL_PT,
+    )
 
 
 def _peak_label(
@@ -146,9 +171,14 @@ def _peak_label(
 
     side = max((-1, 1), key=clearance)
     axes.annotate(
-        text, (right, gflops), xytext=(-2, 3 * side), textcoords="offset points", ha="right",
-        va="bottom" if side > 0 else "top", fontsize=SMALL_PT,
-    )  # fmt: skip
+        text,
+        (right, gflops),
+        xytext=(-2, 3 * side),
+        textcoords="offset points",
+        ha="right",
+        va="bottom" if side > 0 else "top",
+        fontsize=SMALL_PT,
+    )
     return positions(side)
 
 
@@ -197,5 +227,13 @@ def _key(axes: Axes, named: Sequence[StageProfile], height: float) -> None:
 def _marker(x: float, y: float, role: str, marker: str) -> Line2D:
     from matplotlib.lines import Line2D
 
-    return Line2D([x], [y], linestyle="", marker=marker, markersize=5.5, color=colour(role),
-                  markeredgecolor=colour("paper"), markeredgewidth=0.5)  # fmt: skip
+    return Line2D(
+        [x],
+        [y],
+        linestyle="",
+        marker=marker,
+        markersize=5.5,
+        color=colour(role),
+        markeredgecolor=colour("paper"),
+        markeredgewidth=0.5,
+    )

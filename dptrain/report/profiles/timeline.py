@@ -231,11 +231,16 @@ def timeline(found: StepSpans, suffix: str, where: str, straggler: int | None = 
             spans = [s for s in found.spans if s.kind == name and s.rank in row]
             low, height = (0.27, 0.16) if name == "sum" else (-0.36, 0.6)
             axes.barh(
-                [row[s.rank] + low for s in spans], [s.end - s.begin for s in spans], height,
-                left=[s.begin for s in spans], align="edge", color=colour(role),
-                edgecolor=colour("paper"), label=label,
+                [row[s.rank] + low for s in spans],
+                [s.end - s.begin for s in spans],
+                height,
+                left=[s.begin for s in spans],
+                align="edge",
+                color=colour(role),
+                edgecolor=colour("paper"),
+                label=label,
                 linewidth=[0.3 * (s.end - s.begin > 0.015 * found.length) for s in spans],
-            )  # fmt: skip
+            )
         axes.set_ylim(len(ranks) - 0.5, -0.5)
         axes.set_xlim(0, found.length * 1.01)
         axes.set_yticks(range(len(ranks)), [str(rank) for rank in ranks])
@@ -246,8 +251,13 @@ def timeline(found: StepSpans, suffix: str, where: str, straggler: int | None = 
     bottom = BOTTOM + legend_height(len(kinds), 2)
     fewer = f" The plot shows {len(ranks)} of {len(all_ranks)} ranks."
     return plot(
-        f"timeline{suffix}", f"Timeline{where}", "rank", draw,
-        height=TOP + bottom + max(ROW_PT * len(ranks), 56.0), bottom=bottom, left=24.0,
+        f"timeline{suffix}",
+        f"Timeline{where}",
+        "rank",
+        draw,
+        height=TOP + bottom + max(ROW_PT * len(ranks), 56.0),
+        bottom=bottom,
+        left=24.0,
         caption=f"Step {found.step}, the most typical one, on a common clock. Waiting is the busy "
         "time of the slowest rank minus the own one."
         + _sum_sentence(found)
@@ -256,7 +266,7 @@ def timeline(found: StepSpans, suffix: str, where: str, straggler: int | None = 
         + (fewer if len(ranks) < len(all_ranks) else ""),
         alt=f"Timeline of step {found.step} over {len(all_ranks)} ranks, "
         f"{short(found.length)} ms long.",
-    )  # fmt: skip
+    )
 
 
 def _sum_sentence(found: StepSpans) -> str:

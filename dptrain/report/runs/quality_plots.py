@@ -51,12 +51,17 @@ def confusion_plot(quality: ClassQuality) -> Plot:
 
     accuracy = quality.confusion.diagonal().sum() / max(samples.sum(), 1)
     return plot(
-        "confusion", "Confusion matrix", "class of the samples", draw, height=side + TOP + bottom,
-        left=left, bottom=bottom,
+        "confusion",
+        "Confusion matrix",
+        "class of the samples",
+        draw,
+        height=side + TOP + bottom,
+        left=left,
+        bottom=bottom,
         caption="Numbers of samples. The colour is the share of the samples of the row.",
         alt=f"Confusion matrix of {count} classes and {samples.sum():,} samples, of which "
         f"{percent(accuracy)} are on the diagonal.",
-    )  # fmt: skip
+    )
 
 
 def _shortened(name: str) -> str:
@@ -73,8 +78,9 @@ def _draw_cells(axes: Axes, shares: NDArray[np.float64]) -> None:
 
     colours = LinearSegmentedColormap.from_list("shares", [colour("paper"), colour("blue")])
     # The square root makes rare confusions visible.
-    axes.imshow(np.sqrt(shares), cmap=colours, vmin=0, vmax=1, aspect="auto",
-                interpolation="nearest")  # fmt: skip
+    axes.imshow(
+        np.sqrt(shares), cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+    )
 
 
 def _write_numbers(axes: Axes, confusion: NDArray[np.int64], shares: NDArray[np.float64]) -> None:
@@ -82,8 +88,15 @@ def _write_numbers(axes: Axes, confusion: NDArray[np.int64], shares: NDArray[np.
     for (row, column), number in np.ndenumerate(confusion):
         if number:
             ink = "paper" if shares[row, column] > 0.25 else "ink"
-            axes.text(column, row, f"{number}", ha="center", va="center", color=colour(ink),
-                      fontsize=SMALL_PT - 1)  # fmt: skip
+            axes.text(
+                column,
+                row,
+                f"{number}",
+                ha="center",
+                va="center",
+                color=colour(ink),
+                fontsize=SMALL_PT - 1,
+            )
 
 
 def predicted_plots(quality: ValueQuality, results: Mapping[str, float]) -> list[Plot]:
@@ -123,9 +136,17 @@ def predicted_plot(
 
     def draw(axes: Axes) -> None:
         axes.plot(ends, ends, color=colour("ink"), linewidth=0.9, zorder=3)
-        axes.plot(expected[::stride], predicted[::stride], linestyle="none", marker="o",
-                  markersize=1.8, color=colour("blue"), markeredgewidth=0, alpha=0.5,
-                  zorder=2)  # fmt: skip
+        axes.plot(
+            expected[::stride],
+            predicted[::stride],
+            linestyle="none",
+            marker="o",
+            markersize=1.8,
+            color=colour("blue"),
+            markeredgewidth=0,
+            alpha=0.5,
+            zorder=2,
+        )
         axes.set_xlabel("expected value", labelpad=2)
         axes.grid(visible=False, axis="x")
 
@@ -135,8 +156,10 @@ def predicted_plot(
     return plot(
         f"predicted-{_file_name(name)}" if name else "predicted",
         "Predicted and expected values" + (f": {_shortened(name)}" if name else ""),
-        "predicted value", draw,
-        height=WIDTH, left=36.0,
+        "predicted value",
+        draw,
+        height=WIDTH,
+        left=36.0,
         caption=f"{errors}. On the line, both are equal{drawn}.",
         alt=f"Predicted against expected values of {len(quality.expected):,} samples: {errors}.",
-    )  # fmt: skip
+    )

@@ -29,14 +29,28 @@ def rate_plot(result: RangeTest) -> Plot:
     top = start + 0.5 * max(start - low, 0.1 * abs(start))
 
     def draw(axes: Axes) -> None:
-        axes.semilogx(result.rates, result.losses, linestyle="none", marker="o", markersize=2.2,
-                      color=colour("sky"), markeredgewidth=0, label="minibatch",
-                      zorder=2)  # fmt: skip
-        axes.semilogx(result.rates, result.averages, color=colour("blue"), label="moving average",
-                      zorder=3)  # fmt: skip
+        axes.semilogx(
+            result.rates,
+            result.losses,
+            linestyle="none",
+            marker="o",
+            markersize=2.2,
+            color=colour("sky"),
+            markeredgewidth=0,
+            label="minibatch",
+            zorder=2,
+        )
+        axes.semilogx(
+            result.rates, result.averages, color=colour("blue"), label="moving average", zorder=3
+        )
         if result.steepest is not None:
-            axes.axvline(result.steepest, color=colour("orange"), linewidth=1.1, zorder=4,
-                         label=f"falls fastest: {result.steepest:.2g}")  # fmt: skip
+            axes.axvline(
+                result.steepest,
+                color=colour("orange"),
+                linewidth=1.1,
+                zorder=4,
+                label=f"falls fastest: {result.steepest:.2g}",
+            )
         axes.set_xlabel("learning rate (log scale)", labelpad=2)
         axes.grid(visible=False, axis="x")
         axes.set_ylim(low - 0.1 * (top - low), top)
@@ -48,13 +62,18 @@ def rate_plot(result: RangeTest) -> Plot:
         "never falls" if result.steepest is None else f"falls fastest at {result.steepest:.2g}"
     )
     return plot(
-        "rates", "Learning-rate range test", "training loss", draw,
+        "rates",
+        "Learning-rate range test",
+        "training loss",
+        draw,
         caption=f"{result.network} on {result.data}, {result.optimizer}, minibatch "
         f"{result.batch_size}.",
         alt=f"Training loss with learning rates from {result.rates[0]:.2g} to "
         f"{result.rates[-1]:.2g}: it {steepest} and is lowest at {result.lowest:.2g}.",
-        height=HEIGHT + legend, bottom=BOTTOM + legend, left=36.0,
-    )  # fmt: skip
+        height=HEIGHT + legend,
+        bottom=BOTTOM + legend,
+        left=36.0,
+    )
 
 
 def write_rates(result: RangeTest, output: Path) -> None:

@@ -91,8 +91,11 @@ def about_line(run: TrainingRun) -> str:
     summary, job = run.summary, run.job
     ranks, threads = int(summary["ranks"]), int(summary["threads"])
     each = f"{ranks} rank{'s' * (ranks > 1)} × {threads} thread{'s' * (threads > 1)}"
-    if any(run.spans.items[-1].value(name) != span.value(name)
-           for span in run.spans.items for name in ("ranks", "threads")):  # fmt: skip
+    if any(
+        run.spans.items[-1].value(name) != span.value(name)
+        for span in run.spans.items
+        for name in ("ranks", "threads")
+    ):
         each += f" ({run.timed_steps})"
     return (
         f"{fixed(summary['parameters'], 0)} parameters, {summary['backend']} in "
@@ -117,15 +120,19 @@ def _headline(run: TrainingRun) -> str:
         )
     rmse, r2 = run.summary.get("test_rmse"), run.summary.get("test_r2")
     if rmse is not None:
-        results = f"RMSE is {short(rmse)}" if r2 is None else (
-            f"R² is {short(r2)} and RMSE {short(rmse)}"
-        )  # fmt: skip
+        results = (
+            f"RMSE is {short(rmse)}"
+            if r2 is None
+            else (f"R² is {short(r2)} and RMSE {short(rmse)}")
+        )
         return f"Test {results} {after}{r2_remark(r2)}."
     loss = run.summary["test_loss"]
     step = run.step_ms
-    first = f"Test loss is {short(loss)} {after}" if loss is not None else (
-        f"Training ended {after}, without an evaluation"
-    )  # fmt: skip
+    first = (
+        f"Test loss is {short(loss)} {after}"
+        if loss is not None
+        else (f"Training ended {after}, without an evaluation")
+    )
     timed = f" in {run.timed_steps}" if run.timed_steps else ""
     return f"{first}." if step is None else f"{first}; {step_sentence(f'a step{timed}', step)}."
 
@@ -196,10 +203,14 @@ def _scaling_text(run: TrainingRun) -> list[str]:
     named = []
     for name in ("weak", "strong"):
         interval = scaling[f"{name}_interval"]
-        limits = " (too few blocks for an interval)" if interval is None else (
-            f" (95% interval {percent(interval[0], decimals=0)} to "
-            f"{percent(interval[1], decimals=0)})"
-        )  # fmt: skip
+        limits = (
+            " (too few blocks for an interval)"
+            if interval is None
+            else (
+                f" (95% interval {percent(interval[0], decimals=0)} to "
+                f"{percent(interval[1], decimals=0)})"
+            )
+        )
         named.append(f"{name} {percent(scaling[name], decimals=0)}{limits}")
     return [f"Scaling efficiency with the same global minibatch: {', '.join(named)}."]
 
@@ -216,18 +227,29 @@ def _keys(run: TrainingRun) -> list[Key]:
             keys.append(Key(label, (Number(short(value), value, name),), (detail,)))
     for name, label in (("test_loss", "Test loss"), ("train_loss", "Training loss")):
         if summary[name] is not None and len(keys) < 2:
-            detail = "of the last epoch" if name == "train_loss" else (
-                f"mean of {run.num_test_samples} samples"
-            )  # fmt: skip
+            detail = (
+                "of the last epoch"
+                if name == "train_loss"
+                else (f"mean of {run.num_test_samples} samples")
+            )
             keys.append(Key(label, (Number(short(summary[name]), summary[name], name),), (detail,)))
     if step is not None:
-        keys.append(Key("Step, median",
-                        (Number(short(step.median), step.median, "step_ms.median"), " ms"),
-                        (*step_interval(step, "step_ms"), _timed(run))))  # fmt: skip
+        keys.append(
+            Key(
+                "Step, median",
+                (Number(short(step.median), step.median, "step_ms.median"), " ms"),
+                (*step_interval(step, "step_ms"), _timed(run)),
+            )
+        )
     rate = summary["samples_per_s"]
     if rate is not None:
-        keys.append(Key("Throughput", (Number(fixed(rate, 0), rate, "samples_per_s"),),
-                        (f"samples/s, with evaluation and checkpoints{_timed(run)}",)))  # fmt: skip
+        keys.append(
+            Key(
+                "Throughput",
+                (Number(fixed(rate, 0), rate, "samples_per_s"),),
+                (f"samples/s, with evaluation and checkpoints{_timed(run)}",),
+            )
+        )
     return keys + _scaling_keys(run)
 
 

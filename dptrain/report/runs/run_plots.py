@@ -20,13 +20,19 @@ def accuracy_plot(run: TrainingRun) -> Plot:
         Curve("validation data", validation[0], [100 * y for y in validation[1]], "blue"),
     ]
     return curves_plot(
-        "accuracy", "Accuracy by epoch", "accuracy, %", curves, x="epoch", log=False, top=100,
+        "accuracy",
+        "Accuracy by epoch",
+        "accuracy, %",
+        curves,
+        x="epoch",
+        log=False,
+        top=100,
         caption=f"{'Validation data: after each epoch. ' if validation[1] else ''}Training data: "
         "mean over the epoch, before each update, with augmentation and dropout."
         f"{run.interrupted_means}",
         alt=f"Training accuracy by epoch: {_listed(train[1])}. Validation accuracy: "
         f"{_listed(validation[1]) or 'not measured'}.",
-    )  # fmt: skip
+    )
 
 
 def loss_plot(run: TrainingRun) -> Plot:
@@ -42,34 +48,45 @@ def loss_plot(run: TrainingRun) -> Plot:
     which = "each" if every == 1 else f"every {every}th"
     after = ", and over the validation data after it" if validation[1] else ""
     return curves_plot(
-        "loss", "Loss by epoch", "loss", curves, x="epoch",
+        "loss",
+        "Loss by epoch",
+        "loss",
+        curves,
+        x="epoch",
         caption=f"Points are minibatches, {which} one. Lines are means over an epoch{after}."
         f"{run.interrupted_means}",
         alt=f"Training loss by epoch: {', '.join(map(short, _some(train[1])))}.",
-    )  # fmt: skip
+    )
 
 
 def time_curve(run: TrainingRun) -> list[Plot]:
     """Return the validation accuracy, or loss, by training time; none if it is not known."""
     seconds = run.seconds()
-    name, scale, noun = ("validation_accuracy", 100, "accuracy") if run.accuracy is not None else (
-        "validation_loss", 1, "loss"
-    )  # fmt: skip
+    name, scale, noun = (
+        ("validation_accuracy", 100, "accuracy")
+        if run.accuracy is not None
+        else ("validation_loss", 1, "loss")
+    )
     if seconds is None:
         return []
     pairs = [(s, scale * r[name]) for s, r in zip(seconds, run.epochs, strict=True) if r[name]]
     if len(pairs) < 2:
         return []
     curve = Curve("validation data", [x for x, _ in pairs], [y for _, y in pairs], "blue")
-    return [curves_plot(
-        f"{noun}-by-time", f"Validation {noun} by time", noun + (", %" if scale == 100 else ""),
-        [curve],
-        x="training time, s", top=100 if scale == 100 else None,
-        log=False if scale == 100 else None,
-        caption="Time of all steps so far with evaluations and checkpoints, without the start.",
-        alt=f"Validation {noun} from {short(pairs[0][1])} after {short(pairs[0][0])} s to "
-        f"{short(pairs[-1][1])} after {short(pairs[-1][0])} s.",
-    )]  # fmt: skip
+    return [
+        curves_plot(
+            f"{noun}-by-time",
+            f"Validation {noun} by time",
+            noun + (", %" if scale == 100 else ""),
+            [curve],
+            x="training time, s",
+            top=100 if scale == 100 else None,
+            log=False if scale == 100 else None,
+            caption="Time of all steps so far with evaluations and checkpoints, without the start.",
+            alt=f"Validation {noun} from {short(pairs[0][1])} after {short(pairs[0][0])} s to "
+            f"{short(pairs[-1][1])} after {short(pairs[-1][0])} s.",
+        )
+    ]
 
 
 def rate_plot(run: TrainingRun) -> Plot:
@@ -79,11 +96,15 @@ def rate_plot(run: TrainingRun) -> Plot:
     steps = run.job["warmup_steps"]
     warmup = f" with {steps} steps of warm-up" if steps else ""
     return curves_plot(
-        "learning-rate", "Learning rate", "learning rate", [Curve("learning rate", *found, "ink")],
-        x="epoch", log=False,
+        "learning-rate",
+        "Learning rate",
+        "learning rate",
+        [Curve("learning rate", *found, "ink")],
+        x="epoch",
+        log=False,
         caption=f"Schedule: {schedule}{warmup}. Optimizer: {run.setting('optimizer')}.",
         alt=f"Learning rate by epoch, at most {short(max(found[1], default=0.0))}.",
-    )  # fmt: skip
+    )
 
 
 def time_plots(run: TrainingRun) -> list[Plot]:
@@ -91,11 +112,15 @@ def time_plots(run: TrainingRun) -> list[Plot]:
     plots = []
     parts, step = run.step_parts, run.step_ms
     if parts is not None:
-        plots.append(parts_bars(
-            "parts", "Where the time of training goes", parts.all_steps,
-            caption="Means of all steps, with the slow ones, checkpoints and evaluations.",
-            unit="ms per step",
-        ))  # fmt: skip
+        plots.append(
+            parts_bars(
+                "parts",
+                "Where the time of training goes",
+                parts.all_steps,
+                caption="Means of all steps, with the slow ones, checkpoints and evaluations.",
+                unit="ms per step",
+            )
+        )
     if run.pop is not None:
         plots.append(efficiency_plot(run.pop, "", ""))
     if run.stages:
@@ -104,12 +129,18 @@ def time_plots(run: TrainingRun) -> list[Plot]:
     if step is not None and len(times) > 2:
         interval = None if step.low is None or step.high is None else (step.low, step.high)
         band = " and its 95% interval" if interval is not None else ""
-        plots.append(steps_plot(
-            "steps", "Steps", [step for step, _ in times], [ms for _, ms in times],
-            median=step.median, interval=interval,
-            caption=f"Points are single steps of rank 0. The line is the median of {step.n} "
-            f"steps, mean over ranks{band}.",
-        ))  # fmt: skip
+        plots.append(
+            steps_plot(
+                "steps",
+                "Steps",
+                [step for step, _ in times],
+                [ms for _, ms in times],
+                median=step.median,
+                interval=interval,
+                caption=f"Points are single steps of rank 0. The line is the median of {step.n} "
+                f"steps, mean over ranks{band}.",
+            )
+        )
     return plots
 
 

@@ -30,9 +30,14 @@ METRICS = "metrics.jsonl"
 
 ACCURACIES = ("train_accuracy", "validation_accuracy", "test_accuracy")
 NUMBERS = (
-    *ACCURACIES, "loss", "train_loss", "validation_loss", "learning_rate", "step_ms",
+    *ACCURACIES,
+    "loss",
+    "train_loss",
+    "validation_loss",
+    "learning_rate",
+    "step_ms",
     "samples_per_s",
-)  # fmt: skip
+)
 """Values of ``metrics.jsonl`` that plots and tables show; each may be missing."""
 LINE: Mapping[str, Form] = {
     "step": COUNT,
@@ -90,13 +95,15 @@ class TrainingRun:
             raise UserError(f"there is no {folder / METRICS}; restore the file or make it again")
         records = [Record(i, r) for i, r in enumerate(MetricsFile(folder / METRICS).read())]
         run = cls(
-            folder, read_file(folder, SUMMARY), read_file(folder, SPECIFICATION),
+            folder,
+            read_file(folder, SUMMARY),
+            read_file(folder, SPECIFICATION),
             read_file(folder, ENVIRONMENT),
             tuple(r for r in records if "loss" in r.values),
             tuple(r for r in records if "train_loss" in r.values),
             Spans.read(folder),
             read_values(folder / PREDICTED),
-        )  # fmt: skip
+        )
         run._check()
         return run
 

@@ -31,8 +31,9 @@ def epochs_table(run: TrainingRun) -> Table:
             return []
         scale = options.get("scale", 1.0)
         decimals = int(options["decimals"]) if "decimals" in options else None
-        return [values(head, unit, found, [f"{a}.{name}" for a in at], decimals=decimals,
-                       scale=scale)]  # fmt: skip
+        return [
+            values(head, unit, found, [f"{a}.{name}" for a in at], decimals=decimals, scale=scale)
+        ]
 
     whole = all(float(record["epoch"]).is_integer() for record in records)
     columns = (
@@ -62,8 +63,9 @@ def time_tables(run: TrainingRun) -> list[Table]:
         tables += efficiency_tables("", SUMMARY, run.pop)
     if run.stages:
         several = int(run.summary["ranks"]) > 1
-        tables.append(stages_table("stages", "Stages", SUMMARY, run.stages, "stages",
-                                   several=several))  # fmt: skip
+        tables.append(
+            stages_table("stages", "Stages", SUMMARY, run.stages, "stages", several=several)
+        )
     memory = run.summary.get("memory") or {}
     if memory:
         tables.append(memory_table("memory", SUMMARY, memory))
@@ -73,12 +75,16 @@ def time_tables(run: TrainingRun) -> list[Table]:
 def spans_table(run: TrainingRun) -> Table:
     """Return the steps that were made with equal settings, and where."""
     parts = run.spans.merged(int(run.summary["steps"]))
-    changed = ["" if i == 0 else changed_text(span.changes_from(parts[i - 1][2]))
-               for i, (_, _, span) in enumerate(parts)]  # fmt: skip
+    changed = [
+        "" if i == 0 else changed_text(span.changes_from(parts[i - 1][2]))
+        for i, (_, _, span) in enumerate(parts)
+    ]
     first = run.spans.items[0]
-    begin = ", ".join(f"{name} {value_text(first.settings[name])}"
-                      for name in ("optimizer", "learning_rate", "schedule", "batch_size")
-                      if name in first.settings)  # fmt: skip
+    begin = ", ".join(
+        f"{name} {value_text(first.settings[name])}"
+        for name in ("optimizer", "learning_rate", "schedule", "batch_size")
+        if name in first.settings
+    )
     columns = (
         texts("steps", [steps_text(start, end).partition(" ")[2] for start, end, _ in parts],
               kind="prose"),
@@ -107,9 +113,8 @@ def settings_table(run: TrainingRun) -> Table:
     columns = (
         texts("setting", [name.replace("_", " ") for name in names], kind="prose"),
         texts("value", [run.setting(name) for name in names], kind="prose"),
-        texts("origin", [origins.get(name, "default or derived") for name in names],
-              kind="prose"),
-    )  # fmt: skip
+        texts("origin", [origins.get(name, "default or derived") for name in names], kind="prose"),
+    )
     return Table("settings", "Settings", SPANS, columns)
 
 

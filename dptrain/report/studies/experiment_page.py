@@ -101,8 +101,15 @@ def _page(
         if key not in ("layers", "axes")
     )
     return Page(
-        kind=kind, title=title, about=about, headline=headline, lead=tuple(plots),
-        text=tuple(text), file=f"{name}.csv", keys=tuple(keys), notes=notes,
+        kind=kind,
+        title=title,
+        about=about,
+        headline=headline,
+        lead=tuple(plots),
+        text=tuple(text),
+        file=f"{name}.csv",
+        keys=tuple(keys),
+        notes=notes,
         sections=(
             Section(table.name, table.title, tables=(table,)),
             *([Section("refused", "Not possible", lists=(("", tuple(reasons)),))] * bool(reasons)),
@@ -111,7 +118,7 @@ def _page(
         ),
         closing=f"Written by dptrain from {name}.csv and {name}.json, which contain each number in "
         "full precision.",
-    )  # fmt: skip
+    )
 
 
 def _text(value: Any) -> str:
@@ -257,11 +264,17 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
     legend = legend_height(rows, 1) if rows else 0.0
     return [
         plot(
-            SWEEP, f"{scored[0].scored.capitalize()} by {axis}", "mean over seeds", draw,
+            SWEEP,
+            f"{scored[0].scored.capitalize()} by {axis}",
+            "mean over seeds",
+            draw,
             caption="Points are means over seeds, vertical lines their 95% intervals.",
-            alt=alt, height=HEIGHT + legend, bottom=BOTTOM + legend, left=44.0,
+            alt=alt,
+            height=HEIGHT + legend,
+            bottom=BOTTOM + legend,
+            left=44.0,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _points_table(points: Sequence[PointResult]) -> Table:
@@ -284,9 +297,14 @@ def _points_table(points: Sequence[PointResult]) -> Table:
     columns += [
         values("step", "ms", [p.step_ms for p in points], [f"{row}.step_ms" for row in rows]),
         values("training", "s", [p.training_s for p in points], [f"{r}.training_s" for r in rows]),
-        values("memory", "MB", [p.memory_bytes for p in points],
-               [f"{row}.memory_bytes" for row in rows], scale=1e-6),
-    ]  # fmt: skip
+        values(
+            "memory",
+            "MB",
+            [p.memory_bytes for p in points],
+            [f"{row}.memory_bytes" for row in rows],
+            scale=1e-6,
+        ),
+    ]
     note = "Means over seeds; steps are medians. Training: steps × median step."
     return Table("points", "Points of the sweep", f"{SWEEP}.csv", tuple(columns), note)
 
@@ -357,12 +375,17 @@ def _variants_plots(trained: Sequence[VariantResult], *, classifies: bool) -> li
     )
     return [
         plot(
-            "accuracy-by-time", f"{what.capitalize()} by time per step",
-            f"{what}, %" if classifies else what, draw,
+            "accuracy-by-time",
+            f"{what.capitalize()} by time per step",
+            f"{what}, %" if classifies else what,
+            draw,
             caption="Lines are the quartiles of the time per step.",
-            alt=alt, height=HEIGHT + legend, bottom=BOTTOM + legend, left=40.0,
+            alt=alt,
+            height=HEIGHT + legend,
+            bottom=BOTTOM + legend,
+            left=40.0,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _variants_table(results: Sequence[VariantResult], *, classifies: bool) -> Table:

@@ -63,12 +63,18 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
     accuracy = accuracy_table(study)
     sections = [
         Section(
-            "scaling", "Efficiency and speed-up", plots=chosen("speed-up"),
-            tables=(*(points_table(study, scaling) for scaling in scalings),
-                    *([accuracy] if accuracy is not None else [])),
+            "scaling",
+            "Efficiency and speed-up",
+            plots=chosen("speed-up"),
+            tables=(
+                *(points_table(study, scaling) for scaling in scalings),
+                *([accuracy] if accuracy is not None else []),
+            ),
         ),
         Section(
-            "parts", "Parts of a step", plots=chosen("parts", "pop"),
+            "parts",
+            "Parts of a step",
+            plots=chosen("parts", "pop"),
             tables=tuple(
                 table
                 for scaling in scalings
@@ -77,7 +83,7 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
             ),
         ),
         _models(study, chosen("forecast")),
-    ]  # fmt: skip
+    ]
     for point in largest:
         if point.name in profiles:
             title = f"Profile of a step: {point.scaling} scaling, {point_name(point)}"
@@ -85,13 +91,19 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
             sections.append(step_section(profiles[point.name], f"-{point.scaling}", title, file))
     valid, missing = _split_notes(study.notes)
     sections += [
-        Section("launches", "Launches", plots=chosen("launches"), tables=(launches_table(study),),
-                new_page=True),
+        Section(
+            "launches",
+            "Launches",
+            plots=chosen("launches"),
+            tables=(launches_table(study),),
+            new_page=True,
+        ),
         *restrictions_section(valid),
-        environment_section(study.environment, _commands(study), (_measured(study, profiles),
-                                                                   *missing)),
+        environment_section(
+            study.environment, _commands(study), (_measured(study, profiles), *missing)
+        ),
         definitions_section(OF_STUDIES),
-    ]  # fmt: skip
+    ]
     return Page(
         kind="dptrain scaling study",
         title=f"Scaling of {study.job['network']}",
@@ -148,10 +160,13 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
             name = max(lost, key=lambda part: lost[part])
             ms = lost[name]
             share = percent(ms / point.parts.total, decimals=0)
-            keys.append(Key(
-                f"{scaling}: largest loss at {point_name(point)}", (part_name(name),),
-                (Number(short(ms), ms, f"{at}.loss.{name}"), f" ms, {share} of the step"),
-            ))  # fmt: skip
+            keys.append(
+                Key(
+                    f"{scaling}: largest loss at {point_name(point)}",
+                    (part_name(name),),
+                    (Number(short(ms), ms, f"{at}.loss.{name}"), f" ms, {share} of the step"),
+                )
+            )
     return keys
 
 
@@ -167,9 +182,9 @@ def _estimate(point: Point, name: str, at: str, decimals: int) -> tuple[Cell, Ce
     def number(value: float, end: str) -> Number:
         return Number(fixed(scale * value, decimals), value, f"{source}.{end}")
 
-    value: Cell = (number(estimate.value, "value"), unit) if unit else (
-        number(estimate.value, "value"),
-    )  # fmt: skip
+    value: Cell = (
+        (number(estimate.value, "value"), unit) if unit else (number(estimate.value, "value"),)
+    )
     if not math.isfinite(estimate.high):
         return value, ("too few launches for an interval",)
     low, high = number(estimate.low, "low"), number(estimate.high, "high")

@@ -76,8 +76,9 @@ def _errors(estimates: Sequence[Estimate]) -> list[list[float]]:
     def length(difference: float) -> float:
         return max(difference, 0.0) if math.isfinite(difference) else 0.0
 
-    known = [e if math.isfinite(e.high) else Estimate(e.value, e.value, e.value, e.n)
-             for e in estimates]  # fmt: skip
+    known = [
+        e if math.isfinite(e.high) else Estimate(e.value, e.value, e.value, e.n) for e in estimates
+    ]
     return [[length(e.value - e.low) for e in known], [length(e.high - e.value) for e in known]]
 
 
@@ -94,11 +95,17 @@ def _measured(
         estimates = [getattr(point, quantity).times(scale) for point in group]
         role, marker = SERIES[index % len(SERIES)]
         axes.errorbar(
-            [point.total_threads for point in group], [e.value for e in estimates],
-            yerr=_errors(estimates), fmt=marker + ("-" if line else ""), color=colour(role),
-            capsize=2.5, capthick=1.0, elinewidth=1.0, zorder=4,
+            [point.total_threads for point in group],
+            [e.value for e in estimates],
+            yerr=_errors(estimates),
+            fmt=marker + ("-" if line else ""),
+            color=colour(role),
+            capsize=2.5,
+            capthick=1.0,
+            elinewidth=1.0,
+            zorder=4,
             label="measured" if len(groups) == 1 else _threads(threads),
-        )  # fmt: skip
+        )
         for point in group:
             found = [scale * value for value in launch_values(point, base, quantity)]
             draw_launches(axes, [point.total_threads] * len(found), found, role)
@@ -139,9 +146,16 @@ def _threads(count: int) -> str:
 
 def _value_label(axes: Axes, point: Point, text: str, value: float) -> None:
     axes.annotate(
-        text, (point.total_threads, value), xytext=(6, 0), textcoords="offset points",
-        ha="left", va="center", weight="bold", fontsize=SMALL_PT, zorder=5,
-    )  # fmt: skip
+        text,
+        (point.total_threads, value),
+        xytext=(6, 0),
+        textcoords="offset points",
+        ha="left",
+        va="center",
+        weight="bold",
+        fontsize=SMALL_PT,
+        zorder=5,
+    )
 
 
 def _listed(points: Sequence[Point], quantity: str, decimals: int) -> str:
@@ -165,8 +179,14 @@ def _efficiency(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         axes.axhline(100, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
         if limited:
             limits = sorted({(point.total_threads, 100 * point.possible) for point in points})
-            axes.plot(*zip(*limits, strict=True), color=colour("orange"), linewidth=1.3,
-                      linestyle=(0, (1.2, 1.2)), label="core limit", zorder=3)  # fmt: skip
+            axes.plot(
+                *zip(*limits, strict=True),
+                color=colour("orange"),
+                linewidth=1.3,
+                linestyle=(0, (1.2, 1.2)),
+                label="core limit",
+                zorder=3,
+            )
         _measured(axes, points, "efficiency", scale=100)
         largest = max(points, key=lambda point: (point.total_threads, point.ranks))
         value = largest.efficiency.value
@@ -182,11 +202,13 @@ def _efficiency(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     work = "Constant batch per rank" if scaling == WEAK else "Constant global batch"
     limit = " Dotted: upper bound because ranks share cores." if limited else ""
     return plot(
-        f"efficiency-{scaling}", f"{scaling.capitalize()} scaling: efficiency",
-        f"parallel efficiency {formula}, %", draw,
+        f"efficiency-{scaling}",
+        f"{scaling.capitalize()} scaling: efficiency",
+        f"parallel efficiency {formula}, %",
+        draw,
         caption=f"{work}; 100% is ideal. {_marks(points, 'efficiency')}{limit}",
         alt=f"Efficiency of {scaling} scaling: {_listed(points, 'efficiency', 3)}.",
-    )  # fmt: skip
+    )
 
 
 def _marks(points: Sequence[Point], quantity: str) -> str:
@@ -208,13 +230,26 @@ def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         workers = [point.total_threads for point in points]
         set_ranks_axis(axes, workers, _axis_label(points))
         ends = (base, largest)
-        axes.plot(ends, [end / base for end in ends], color=colour("faint"), linewidth=0.9,
-                  linestyle=(0, (4, 3)), label="ideal", zorder=1)  # fmt: skip
+        axes.plot(
+            ends,
+            [end / base for end in ends],
+            color=colour("faint"),
+            linewidth=0.9,
+            linestyle=(0, (4, 3)),
+            label="ideal",
+            zorder=1,
+        )
         for fit, label in _shown_fits(study, scaling):
             role, dashes = FITS.get(fit.model, ("green", (0, (3, 1))))
             curve = [(x, y) for x, y in _fitted_speed_ups(study, fit, points) if x <= largest]
-            axes.plot(*zip(*curve, strict=True), color=colour(role), linestyle=dashes,
-                      linewidth=1.3, label=label, zorder=2)  # fmt: skip
+            axes.plot(
+                *zip(*curve, strict=True),
+                color=colour(role),
+                linestyle=dashes,
+                linewidth=1.3,
+                label=label,
+                zorder=2,
+            )
         _measured(axes, points, "speed_up", line=False)
         _set_speed_up_axis(axes, points, largest / base)
         axes.legend(loc="upper left", bbox_to_anchor=(0.02, 1.0))
@@ -223,11 +258,13 @@ def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     fitted = " Other lines are fitted models." if fits else ""
     unit = "rank" if all(point.threads == 1 for point in points) else "compute thread"
     return plot(
-        f"speed-up-{scaling}", f"{scaling.capitalize()} scaling: speed-up",
-        f"throughput over {base} {unit}{'s' * (base > 1)} (log scale)", draw,
+        f"speed-up-{scaling}",
+        f"{scaling.capitalize()} scaling: speed-up",
+        f"throughput over {base} {unit}{'s' * (base > 1)} (log scale)",
+        draw,
         caption=f"{_marks(points, 'speed_up')} Grey dashes are ideal.{fitted}",
         alt=f"Speed-up of {scaling} scaling: {_listed(points, 'speed_up', 2)}.",
-    )  # fmt: skip
+    )
 
 
 def _set_speed_up_axis(axes: Axes, points: Sequence[Point], ideal: float) -> None:
@@ -291,8 +328,16 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         for name in names:
             role = PARTS[name]
             heights = [getattr(p.parts, name) * f for p, f in zip(ordered, factors, strict=True)]
-            axes.bar(range(len(ordered)), heights, width, bottom=tops, color=colour(role),
-                     edgecolor=colour("paper"), linewidth=0.6, label=part_name(name))  # fmt: skip
+            axes.bar(
+                range(len(ordered)),
+                heights,
+                width,
+                bottom=tops,
+                color=colour(role),
+                edgecolor=colour("paper"),
+                linewidth=0.6,
+                label=part_name(name),
+            )
             tops = [low + height for low, height in zip(tops, heights, strict=True)]
         axes.axhline(ideal, color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 3)), zorder=5)
         decimals = decimals_for([point.parts.total for point in ordered], digits=3)
@@ -300,8 +345,14 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
             label = fixed(point.parts.total, decimals)
             if factors[x] != 1:
                 label = f"{factors[x]:.4g} × {label}"
-            axes.annotate(label, (x, max(end, ideal)), xytext=(0, 3), textcoords="offset points",
-                          ha="center", fontsize=7.5)  # fmt: skip
+            axes.annotate(
+                label,
+                (x, max(end, ideal)),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7.5,
+            )
         axes.set_xticks(range(len(ordered)), [str(point.ranks) for point in ordered])
         axes.grid(visible=False, axis="x")
         each = f" (× {threads} threads)" if threads > 1 else ""
@@ -314,9 +365,11 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         vertical, more = "step time, ms", ""
     else:
         over = "ranks" if max(p.threads for p in study.points) == 1 else "compute threads"
-        vertical = f"cost: step time × {over}, ms" if base == 1 else (
-            f"cost: step time × {over} / {base}, ms"
-        )  # fmt: skip
+        vertical = (
+            f"cost: step time × {over}, ms"
+            if base == 1
+            else (f"cost: step time × {over} / {base}, ms")
+        )
         more = (
             f" Labels are {over}{'' if base == 1 else f' / {base}'} × step time; ideal strong "
             "scaling has a constant cost."
@@ -332,13 +385,15 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         f"parts-{scaling}" + (f"-t{threads}" if several else ""),
         f"{scaling.capitalize()} scaling: parts of a step"
         + (f", {threads} threads" if several else ""),
-        vertical, draw,
-        height=HEIGHT + legend, bottom=BOTTOM + legend,
+        vertical,
+        draw,
+        height=HEIGHT + legend,
+        bottom=BOTTOM + legend,
         left=12 + 5.5 * max(len(f"{top:.0f}"), 4),
         caption="Parts of the median step, mean over ranks. The dashed line is the ideal step."
         f"{more}" + (f" With {_threads(threads)}." if several else ""),
         alt=f"Parts of a step of {scaling} scaling; at {largest.ranks} ranks: {shares}.",
-    )  # fmt: skip
+    )
 
 
 def _pop(scaling: str, points: Sequence[Point]) -> Plot:
@@ -364,11 +419,13 @@ def _pop(scaling: str, points: Sequence[Point]) -> Plot:
 def plot_pop(name: str, title: str, groups: Mapping[str, Sequence[Bar]], fewer: str) -> Plot:
     """Draw efficiencies of points, with the explanation of their product."""
     return efficiency_bars(
-        name, title, groups,
+        name,
+        title,
+        groups,
         caption="Parallel efficiency is the product of load balance, serialisation and transfer. "
         f"Efficiency ≈ parallel efficiency × computation scaling.{fewer}",
         alt="Efficiencies:",
-    )  # fmt: skip
+    )
 
 
 def _launches(study: Study) -> Plot:
@@ -388,8 +445,16 @@ def _launches(study: Study) -> Plot:
 
         axes.axhline(1, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
         for (scaling, (orders, ratios)), (role, marker) in zip(named.items(), SERIES, strict=False):
-            axes.plot(orders, ratios, linestyle="none", marker=marker, markersize=4,
-                      markerfacecolor="none", color=colour(role), label=scaling)  # fmt: skip
+            axes.plot(
+                orders,
+                ratios,
+                linestyle="none",
+                marker=marker,
+                markersize=4,
+                markerfacecolor="none",
+                color=colour(role),
+                label=scaling,
+            )
         ratios = [ratio for _, found in named.values() for ratio in found]
         axes.set_ylim(min(0.9, 0.95 * min(ratios)), max(1.1, 1.05 * max(ratios)))
         axes.set_xlabel("launch, in the order of the start", labelpad=2)
@@ -399,18 +464,23 @@ def _launches(study: Study) -> Plot:
     legend = legend_height(len(named), 2)
     ratios = [ratio for _, found in named.values() for ratio in found]
     return plot(
-        "launches", "Launches in time", "step time / median of its point", draw,
-        height=HEIGHT + legend, bottom=BOTTOM + legend,
+        "launches",
+        "Launches in time",
+        "step time / median of its point",
+        draw,
+        height=HEIGHT + legend,
+        bottom=BOTTOM + legend,
         caption="Each mark is a launch. A trend means that the machine changed during the study; "
         "launches of one round are compared with each other, so that it has little effect.",
         alt=f"Step times of {len(seen)} launches, {min(ratios):.2f} to {max(ratios):.2f} times the "
         "median of their point.",
-    )  # fmt: skip
+    )
 
 
 def _forecast(study: Study, forecast: Forecast) -> Plot:
-    points = [p for p in study.points
-              if p.scaling == forecast.scaling and p.threads == forecast.threads]  # fmt: skip
+    points = [
+        p for p in study.points if p.scaling == forecast.scaling and p.threads == forecast.threads
+    ]
     xs = [ranks * forecast.threads for ranks, _, _ in forecast.points]
     ys = [100 * efficiency for _, _, efficiency in forecast.points]
     by_ranks = {point.ranks: point for point in points}
@@ -420,17 +490,40 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
         set_ranks_axis(axes, [*(p.total_threads for p in points), *xs], _axis_label(points))
         axes.axhline(100, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
         lows, highs = zip(*((100 * a, 100 * b) for a, b in forecast.intervals), strict=True)
-        axes.fill_between(xs, lows, highs, color=colour("mint"), linewidth=0,
-                          label="95% interval")  # fmt: skip
-        axes.plot(xs, ys, "D--", color=colour("green"), markerfacecolor=colour("paper"),
-                  linewidth=1.2, label="forecast", zorder=3)  # fmt: skip
+        axes.fill_between(xs, lows, highs, color=colour("mint"), linewidth=0, label="95% interval")
+        axes.plot(
+            xs,
+            ys,
+            "D--",
+            color=colour("green"),
+            markerfacecolor=colour("paper"),
+            linewidth=1.2,
+            label="forecast",
+            zorder=3,
+        )
         _measured(axes, points, "efficiency", scale=100)
         if past:
             predicted = [100 * p.efficiency.value * p.step_ms.value / ms for p, ms in past]
-            axes.plot([p.total_threads for p, _ in past], predicted, "s", color=colour("orange"),
-                      markersize=7, markerfacecolor="none", label="hindcast", zorder=6)  # fmt: skip
-        axes.annotate(f"{ys[-1]:.0f}%", (xs[-1], ys[-1]), xytext=(0, 6), ha="center", va="bottom",
-                      textcoords="offset points", weight="bold", fontsize=SMALL_PT)  # fmt: skip
+            axes.plot(
+                [p.total_threads for p, _ in past],
+                predicted,
+                "s",
+                color=colour("orange"),
+                markersize=7,
+                markerfacecolor="none",
+                label="hindcast",
+                zorder=6,
+            )
+        axes.annotate(
+            f"{ys[-1]:.0f}%",
+            (xs[-1], ys[-1]),
+            xytext=(0, 6),
+            ha="center",
+            va="bottom",
+            textcoords="offset points",
+            weight="bold",
+            fontsize=SMALL_PT,
+        )
         finite = [p.efficiency.high for p in points if math.isfinite(p.efficiency.high)]
         axes.set_ylim(0, 108 * max(1.0, *finite, *(high / 100 for high in highs)))
         legend_below(axes, 2, lines=True)
@@ -443,10 +536,13 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
     suffix = "" if len({f.threads for f in study.forecasts}) == 1 else f"-t{forecast.threads}"
     return plot(
         f"forecast-{forecast.scaling}{suffix}",
-        f"{forecast.scaling.capitalize()} scaling: forecast", "parallel efficiency, %", draw,
-        height=HEIGHT + legend, bottom=BOTTOM + legend,
+        f"{forecast.scaling.capitalize()} scaling: forecast",
+        "parallel efficiency, %",
+        draw,
+        height=HEIGHT + legend,
+        bottom=BOTTOM + legend,
         caption="Hollow diamonds are predictions by an ensemble of models. Squares are hindcasts: "
         f"measured points as predicted from the smaller ones. The forecast ends: "
         f"{forecast.unknown}.",
         alt=f"Forecast of the efficiency of {forecast.scaling} scaling: {values}.",
-    )  # fmt: skip
+    )

@@ -35,19 +35,34 @@ def points_table(study: Study, scaling: str) -> Table:
     ]  # fmt: skip
     if any(p.possible < 1 for p in study.points):
         columns.append(
-            values("core limit", "% efficiency", [p.possible for p in points],
-                   [f"{a}.possible" for a in at], decimals=0, scale=100)
-        )  # fmt: skip
+            values(
+                "core limit",
+                "% efficiency",
+                [p.possible for p in points],
+                [f"{a}.possible" for a in at],
+                decimals=0,
+                scale=100,
+            )
+        )
     if scaling == STRONG:
         columns.append(
-            estimates("serial fraction", "", [p.karp_flatt for p in points],
-                      [f"{a}.karp_flatt" for a in at], decimals=3)
-        )  # fmt: skip
+            estimates(
+                "serial fraction",
+                "",
+                [p.karp_flatt for p in points],
+                [f"{a}.karp_flatt" for a in at],
+                decimals=3,
+            )
+        )
     if any(p.joules_per_sample is not None for p in points):
         columns.append(
-            estimates("energy", "J/sample", [p.joules_per_sample for p in points],
-                      [f"{a}.joules_per_sample" for a in at])
-        )  # fmt: skip
+            estimates(
+                "energy",
+                "J/sample",
+                [p.joules_per_sample for p in points],
+                [f"{a}.joules_per_sample" for a in at],
+            )
+        )
     columns.append(
         counts("launches", [p.step_ms.n for p in points], [f"{a}.step_ms.n" for a in at])
     )
@@ -104,18 +119,29 @@ def pop_table(study: Study, scaling: str) -> Table | None:
     columns = [
         *_who(study, [point for point, _, _ in known], [a for _, a, _ in known]),
         *(
-            estimates(head, "%", [getattr(pop, name) for _, _, pop in known],
-                      [f"{a}.pop.{name}" for _, a, _ in known], decimals=1, scale=100)
+            estimates(
+                head,
+                "%",
+                [getattr(pop, name) for _, _, pop in known],
+                [f"{a}.pop.{name}" for _, a, _ in known],
+                decimals=1,
+                scale=100,
+            )
             for head, name in heads.items()
         ),
-    ]  # fmt: skip
+    ]
     optional = {"instructions per cycle": "instructions_per_cycle", "GHz": "ghz"}
     columns += [
-        estimates(head, "", [getattr(pop, name) for _, _, pop in known],
-                  [f"{a}.pop.{name}" for _, a, _ in known], decimals=2)
+        estimates(
+            head,
+            "",
+            [getattr(pop, name) for _, _, pop in known],
+            [f"{a}.pop.{name}" for _, a, _ in known],
+            decimals=2,
+        )
         for head, name in optional.items()
         if any(getattr(pop, name) is not None for _, _, pop in known)
-    ]  # fmt: skip
+    ]
     note = (
         "Parallel efficiency is the product of load balance, serialisation and transfer. The "
         "efficiency of a point is about parallel efficiency × computation scaling."
@@ -127,16 +153,24 @@ def pop_table(study: Study, scaling: str) -> Table | None:
 def accuracy_table(study: Study) -> Table | None:
     """Return the time to accuracy of weak scaling; None if no accuracy was requested."""
     points, at = _of(study, WEAK)
-    known = [(p, a, p.time_to_accuracy) for p, a in zip(points, at, strict=True)
-             if p.time_to_accuracy is not None]  # fmt: skip
+    known = [
+        (p, a, p.time_to_accuracy)
+        for p, a in zip(points, at, strict=True)
+        if p.time_to_accuracy is not None
+    ]
     if not known:
         return None
     found = [time for _, _, time in known]
     paths = [f"{a}.time_to_accuracy" for _, a, _ in known]
 
     def column(head: str, unit: str, name: str, decimals: int | None = None) -> Column:
-        return estimates(head, unit, [getattr(time, name) for time in found],
-                         [f"{a}.{name}" for a in paths], decimals=decimals)  # fmt: skip
+        return estimates(
+            head,
+            unit,
+            [getattr(time, name) for time in found],
+            [f"{a}.{name}" for a in paths],
+            decimals=decimals,
+        )
 
     columns = (
         *_who(study, [point for point, _, _ in known], [a for _, a, _ in known]),
@@ -144,11 +178,19 @@ def accuracy_table(study: Study) -> Table | None:
         column("speed-up", "", "speed_up", 2),
         column("epochs", "", "epochs"),
         column("samples", "", "samples", 0),
-        counts("reached it", [time.reached for time in found], [f"{a}.reached" for a in paths],
-               "launches"),
-        counts("trained", [time.trainings for time in found], [f"{a}.trainings" for a in paths],
-               "launches"),
-    )  # fmt: skip
+        counts(
+            "reached it",
+            [time.reached for time in found],
+            [f"{a}.reached" for a in paths],
+            "launches",
+        ),
+        counts(
+            "trained",
+            [time.trainings for time in found],
+            [f"{a}.trainings" for a in paths],
+            "launches",
+        ),
+    )
     title = f"Time to {percent(found[0].accuracy)} validation accuracy"
     note = "Time of the steps, without start-up, evaluations and checkpoints."
     return Table("time-to-accuracy", title, FILE, columns, note)
@@ -168,9 +210,15 @@ def fits_table(study: Study) -> Table | None:
         texts("model", [fit.model for fit in fits]),
         texts("equation", [fit.equation for fit in fits], kind="prose"),
         texts("parameters", parameters, kind="prose"),
-        values("hindcast error", "%", [fit.hindcast_error for fit in fits],
-               [f"fits.{i}.hindcast_error" for i in range(len(fits))], decimals=1, scale=100),
-    ]  # fmt: skip
+        values(
+            "hindcast error",
+            "%",
+            [fit.hindcast_error for fit in fits],
+            [f"fits.{i}.hindcast_error" for i in range(len(fits))],
+            decimals=1,
+            scale=100,
+        ),
+    ]
     if len({fit.threads for fit in fits}) > 1:
         columns.insert(1, texts("threads", [fit.threads for fit in fits]))
     return Table("fits", "Models fitted to the step times", FILE, tuple(columns))

@@ -60,9 +60,12 @@ class DeviceEngine(Engine):
         flops = sum(stage.flops for stage in replica.plan.stages)
         self.loads_ahead = replica.loads_ahead and flops >= LOAD_AHEAD_FLOPS
         work = DeviceWork(
-            replica, gradient_sum, self._buckets_after, statistics_sum,
+            replica,
+            gradient_sum,
+            self._buckets_after,
+            statistics_sum,
             loads_ahead=self.loads_ahead,
-        )  # fmt: skip
+        )
         self._times = work.times
         self.steps = DeviceSteps(
             replica, work, gradient_sum.world, self._end_pass, loads_ahead=self.loads_ahead

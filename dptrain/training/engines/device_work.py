@@ -55,9 +55,11 @@ class DeviceWork:
         self._load = next(s.index for s in stages if s.phase is Phase.LOAD)
         self._update = next(s.index for s in stages if s.phase is Phase.UPDATE)
         self._early_pass = Work(
-            self._enqueue_early_pass, Kind.EARLY_PASS,
-            self._enqueue_timed_early_pass, Kind.TIMED_EARLY_PASS,
-        )  # fmt: skip
+            self._enqueue_early_pass,
+            Kind.EARLY_PASS,
+            self._enqueue_timed_early_pass,
+            Kind.TIMED_EARLY_PASS,
+        )
         self._last_pass = Work(
             self._enqueue_step, Kind.STEP, self._enqueue_timed_step, Kind.TIMED_STEP
         )

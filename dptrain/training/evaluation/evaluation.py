@@ -300,9 +300,14 @@ def evaluate_model(
     """
     trained_on = model.facts.data
     samples, scored, notes = open_test_data(
-        data, trained_on, model.network, model.preprocessing, world, seed=model.facts.seed,
+        data,
+        trained_on,
+        model.network,
+        model.preprocessing,
+        world,
+        seed=model.facts.seed,
         classes=classes,
-    )  # fmt: skip
+    )
     network = model.network
     target_shape = () if network.loss.targets == "classes" else (network.num_outputs,)
     with read_by_workers(samples, workers, network.input_shape, target_shape) as read:

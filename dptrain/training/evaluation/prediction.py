@@ -96,9 +96,11 @@ def _write_predictions(
     width = len(targets[0])
     columns = ["target"] if width == 1 else [f"target_{column}" for column in range(width)]
     writer.writerow(["sample", *header, *columns])
-    chosen = [[]] * len(predictions) if classes is None else (
-        [[name] for name in classes.predicted(predictions)]
-    )  # fmt: skip
+    chosen = (
+        [[]] * len(predictions)
+        if classes is None
+        else ([[name] for name in classes.predicted(predictions)])
+    )
     for name, row, own, target in zip(inputs.names, predictions, chosen, targets, strict=True):
         writer.writerow([name, *own, *(f"{value:.6g}" for value in row), *target])
     write_whole(output, lines.getvalue(), "--output")

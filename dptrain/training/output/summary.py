@@ -492,9 +492,13 @@ def _interval(found: Estimate | None) -> list[float] | None:
 def _times(job: Job, measured: Measured | None) -> dict[str, Any]:
     """Return the times of a step as a profile has them; None if no step was measured."""
     none: dict[str, Any] = {
-        "step_ms": None, "parts": None, "step_parts": None, "hidden_ms": None, "stages": [],
+        "step_ms": None,
+        "parts": None,
+        "step_parts": None,
+        "hidden_ms": None,
+        "stages": [],
         "pop": None,
-    }  # fmt: skip
+    }
     if measured is None:
         return none
     step_ms = asdict(spread(measured.step_times))

@@ -68,9 +68,13 @@ def profile_inference(
     if output is not None:
         call_on_rank_zero(world, lambda: claim(output))
     chosen = replace(
-        settings, steps=options.skip + options.steps, epochs=None, run_dir=None, resume=None,
+        settings,
+        steps=options.skip + options.steps,
+        epochs=None,
+        run_dir=None,
+        resume=None,
         accumulate=1,
-    )  # fmt: skip
+    )
     job = assemble(chosen, world, keeps_run=False, quiet=quiet)
     with ExitStack() as stack:
         stack.enter_context(job.engine)
@@ -137,9 +141,14 @@ def _make_passes(
     world, last = job.world, options.skip + options.steps
     timed = passes.warm_up + options.steps if passes.warm_up else 0
     with open_loader(
-        job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
-        first=0, last=(last + timed) * 2, **job.passes,
-    ) as loader:  # fmt: skip
+        job,
+        batch_size=job.spec.batch_size,
+        rank=world.rank,
+        size=world.size,
+        first=0,
+        last=(last + timed) * 2,
+        **job.passes,
+    ) as loader:
         whole = min(job.spec.batch_size, len(job.dataset.train))
         batches = whole_minibatches(loader, job)
         blocks = block_bounds(options.skip, last)

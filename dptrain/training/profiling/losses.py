@@ -111,9 +111,14 @@ def measure_losses(
                 "--transport peer or nccl"
             )
         with open_loader(
-            job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
-            first=0, last=LAST_STEP, **job.passes,
-        ) as loader:  # fmt: skip
+            job,
+            batch_size=job.spec.batch_size,
+            rank=world.rank,
+            size=world.size,
+            first=0,
+            last=LAST_STEP,
+            **job.passes,
+        ) as loader:
             experiments = _Experiments(job, whole_minibatches(loader, job), options)
             experiments.run()
         found = experiments.result()

@@ -160,9 +160,12 @@ def _measure(
     meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
     _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=ranges)
     measured = gather_measured(
-        job.world, job.recorder, ahead=job.engine.max_steps_in_flight,
-        skip=options.skip, most=options.steps,
-    )  # fmt: skip
+        job.world,
+        job.recorder,
+        ahead=job.engine.max_steps_in_flight,
+        skip=options.skip,
+        most=options.steps,
+    )
     sums, statistics_alone = _time_sums(job), _time_statistics_alone(job)
     facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
     sweep = _time_sweep(job)
@@ -373,9 +376,14 @@ def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     engine.time_stages(0)
     last = first + count
     with open_loader(
-        job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
-        first=first, last=last, **job.passes,
-    ) as loader:  # fmt: skip
+        job,
+        batch_size=job.spec.batch_size,
+        rank=world.rank,
+        size=world.size,
+        first=first,
+        last=last,
+        **job.passes,
+    ) as loader:
         batches = waiting(loader, ranges)
         for number in range(first, last):
             engine.step(batches, job.schedule.rate(number))

@@ -117,8 +117,12 @@ class GPU(Device):
         # (2 GiB, reads and writes together, H200).
         words = source.nbytes // 16 * 4
         function = self.function("elementwise.cu", "copy", VECTOR=4)
-        launch(function, words // 4, *(array.view("float32") for array in (source, target)),
-               np.int32(words))  # fmt: skip
+        launch(
+            function,
+            words // 4,
+            *(array.view("float32") for array in (source, target)),
+            np.int32(words),
+        )
 
     def product_ms(self, size: int, precision: str) -> list[float] | None:
         dtype = "uint16" if precision == "bf16" else "float32"

@@ -59,20 +59,22 @@ CYCLES_PER_US = 1790
 ELEMENT_BYTES = {"tf32": 4, "bf16": 2}
 """Bytes of an activation by tensor-core precision. Kernels that need tensor cores have no fp32."""
 
-DEVICES: Mapping[str, DeviceLimits] = MappingProxyType({
-    limits.name: limits
-    for limits in (
-        DeviceLimits("V100", 70, 80, 96 << 10, 2048),
-        DeviceLimits("T4", 75, 40, 64 << 10, 1024),
-        DeviceLimits("A100", 80, 108, 163 << 10, 2048),
-        DeviceLimits("RTX 3090", 86, 82, 99 << 10, 1536),
-        DeviceLimits("RTX 4090", 89, 128, 99 << 10, 1536),
-        DeviceLimits("L40S", 89, 142, 99 << 10, 1536),
-        DeviceLimits("H100", 90, 132, 227 << 10, 2048),
-        DeviceLimits("H200", 90, 132, 227 << 10, 2048),
-        DeviceLimits("B200", 100, 148, 227 << 10, 2048),
-    )
-})  # fmt: skip
+DEVICES: Mapping[str, DeviceLimits] = MappingProxyType(
+    {
+        limits.name: limits
+        for limits in (
+            DeviceLimits("V100", 70, 80, 96 << 10, 2048),
+            DeviceLimits("T4", 75, 40, 64 << 10, 1024),
+            DeviceLimits("A100", 80, 108, 163 << 10, 2048),
+            DeviceLimits("RTX 3090", 86, 82, 99 << 10, 1536),
+            DeviceLimits("RTX 4090", 89, 128, 99 << 10, 1536),
+            DeviceLimits("L40S", 89, 142, 99 << 10, 1536),
+            DeviceLimits("H100", 90, 132, 227 << 10, 2048),
+            DeviceLimits("H200", 90, 132, 227 << 10, 2048),
+            DeviceLimits("B200", 100, 148, 227 << 10, 2048),
+        )
+    }
+)
 """Limits of GPUs by model, for plans without a GPU. Source: NVIDIA's data sheets and white papers
 of the models."""
 

@@ -119,8 +119,13 @@ class Compiler:
         program, text = ctypes.c_void_p(), path.read_text(encoding="utf-8")
         self._call(
             "nvrtcCreateProgram",
-            ctypes.byref(program), text.encode(), path.name.encode(), 0, None, None,
-        )  # fmt: skip
+            ctypes.byref(program),
+            text.encode(),
+            path.name.encode(),
+            0,
+            None,
+            None,
+        )
         try:
             return self._finish(program, options)
         finally:

@@ -96,9 +96,14 @@ class Encoder:
 
 
 def _encoded(
-    function: Callable[..., int], address: int, shape: Sequence[int], tile: Sequence[Any],
-    kind: str, as_factors: bool, swizzle: int,
-) -> np.void:  # fmt: skip
+    function: Callable[..., int],
+    address: int,
+    shape: Sequence[int],
+    tile: Sequence[Any],
+    kind: str,
+    as_factors: bool,
+    swizzle: int,
+) -> np.void:
     """Return the map that a function of the driver encodes, given its arguments for the tile."""
     rounded, exact, size = ELEMENTS[kind]
     element, rank = rounded if as_factors else exact, len(shape)
@@ -109,12 +114,17 @@ def _encoded(
     strides = np.cumprod(sizes[:-1]) * size
     error = function(
         ctypes.c_void_p(memory.ctypes.data + offset),
-        ctypes.c_int(element), ctypes.c_uint(rank), ctypes.c_void_p(address),
+        ctypes.c_int(element),
+        ctypes.c_uint(rank),
+        ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*sizes),
         (ctypes.c_uint64 * rank)(*(int(stride) for stride in strides)),
         *tile,
-        ctypes.c_int(0), ctypes.c_int(swizzle), ctypes.c_int(PROMOTION), ctypes.c_int(0),
-    )  # fmt: skip
+        ctypes.c_int(0),
+        ctypes.c_int(swizzle),
+        ctypes.c_int(PROMOTION),
+        ctypes.c_int(0),
+    )
     if error:
         raise RuntimeError(
             f"the CUDA driver refused a tensor map with error {error}: array of shape "

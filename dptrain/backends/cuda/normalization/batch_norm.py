@@ -200,7 +200,7 @@ class BatchNormOperation(Operation):
             SummedStatistics(
                 totals, self._channels, kernel.column_channels, kernel.compile_across_ranks
             ),
-        )  # fmt: skip
+        )
 
         def enqueue(samples: int) -> None:
             ranks = replica.statistics_ranks
@@ -251,9 +251,12 @@ class BatchNormOperation(Operation):
         """Return the stage that writes y."""
         a, layout, channels = self.arrays, self._launch(sums=False), self._channels
         function = layout.function(
-            self, "batch_norm_forward.cu", "batch_norm_forward",
-            ADD=int(self._adds), RELU=int(ReLU in self.group.kinds),
-        )  # fmt: skip
+            self,
+            "batch_norm_forward.cu",
+            "batch_norm_forward",
+            ADD=int(self._adds),
+            RELU=int(ReLU in self.group.kinds),
+        )
         arrays = a["x"], a["x2"] if self._adds else a["x"], a["y"]
         parameters = a["weight"], a["bias"]
         running: tuple[Any, ...] = a["running_mean"], a["running_var"]
@@ -303,17 +306,23 @@ class BatchNormOperation(Operation):
             layout.enqueue(function, count, [*maps, *constants, *results, *sizes])
 
         compiled = partial(
-            layout.function, self, BACKWARD_FILE, "batch_norm_backward_statistics",
-            RELU_MASK=mask, STORE_DZ=int(len(_stored_gradient(self.group)) > 0),
-        )  # fmt: skip
+            layout.function,
+            self,
+            BACKWARD_FILE,
+            "batch_norm_backward_statistics",
+            RELU_MASK=mask,
+            STORE_DZ=int(len(_stored_gradient(self.group)) > 0),
+        )
         return SumKernel(compiled, enqueue, layout.vectors * layout.width)
 
     def _add_gradient_sums(self, results: list[Any]) -> SumKernel:
         """Return the kernel that adds the sums that the group after this one has written."""
         return self._sum_rows(
-            BACKWARD_FILE, "batch_norm_backward_statistics_of_sums", "gradient_sums",
+            BACKWARD_FILE,
+            "batch_norm_backward_statistics_of_sums",
+            "gradient_sums",
             [self.arrays["moments"], *results],
-        )  # fmt: skip
+        )
 
     @property
     def _before_relu(self) -> str:
@@ -330,8 +339,15 @@ class BatchNormOperation(Operation):
         )
         dz = a[self._before_relu]
         arrays = (
-            dz, dz, a["x"], a["dx"], a["moments"], a["weight"], a["bias"], a["backward_sums"],
-        )  # fmt: skip
+            dz,
+            dz,
+            a["x"],
+            a["dx"],
+            a["moments"],
+            a["weight"],
+            a["bias"],
+            a["backward_sums"],
+        )
 
         def run(context: Context) -> None:
             count = context.n * self._pixels

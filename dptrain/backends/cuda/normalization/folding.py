@@ -37,10 +37,18 @@ def bind_folded(
     function = replica.device.function("fold_batch_norm.cu", "fold_batch_norm")
     has_bias = np.int32(convolution_layer.bias)
     arguments = (
-        weight, bias, arrays[f"{norm}.weight"], beta, arrays["running_mean"],
-        arrays["running_var"], *folded, np.float32(layer.epsilon), has_bias,
-        np.int32(group.head.output_maps[0]), np.int32(weight.size),
-    )  # fmt: skip
+        weight,
+        bias,
+        arrays[f"{norm}.weight"],
+        beta,
+        arrays["running_mean"],
+        arrays["running_var"],
+        *folded,
+        np.float32(layer.epsilon),
+        has_bias,
+        np.int32(group.head.output_maps[0]),
+        np.int32(weight.size),
+    )
     replaced = {"weight": folded[0].reshape(weight.shape), "bias": folded[1]}
     own = ReplacedArrays(arrays, replaced)
     convolve = operation(group, own, replica).kernels((Phase.FORWARD,))[Phase.FORWARD]

@@ -35,7 +35,7 @@ class GroupNormOperation(Operation):
         channels, *sides = group.head.output_maps
         buffers = {
             "moments": BufferSpec((setting.batch_size * repeats * groups, 2), "float32"),
-        }  # fmt: skip
+        }
         phases = {Phase.FORWARD: Access(("x",), ("y", "moments"))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
@@ -74,9 +74,11 @@ class GroupNormOperation(Operation):
         small = group_channels * pixels <= MAX_WARP_ELEMENTS
         threads = WARP_SIZE if small else THREADS
         function = self.function(
-            "group_norm.cu", name, GROUP_THREADS=threads,
+            "group_norm.cu",
+            name,
+            GROUP_THREADS=threads,
             VECTOR=vector_width(group_channels, self.itemsize),
-        )  # fmt: skip
+        )
 
         def run(context: Context) -> None:
             instances = context.n * repeats * groups
@@ -92,8 +94,14 @@ class GroupNormOperation(Operation):
         layout = ChannelLaunch.of(channels, self.replica.plan.setting, sums=True)
         function = layout.function(self, "group_norm.cu", "group_norm_backward_weight")
         arrays = (
-            a["dy"], a["x"], a["moments"], a["partial"], a["tickets"], a["dweight"], a["dbias"],
-        )  # fmt: skip
+            a["dy"],
+            a["x"],
+            a["moments"],
+            a["partial"],
+            a["tickets"],
+            a["dweight"],
+            a["dbias"],
+        )
         size = math.prod(self.group.head.output_maps[1:])
 
         def run(context: Context) -> None:

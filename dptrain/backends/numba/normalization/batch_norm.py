@@ -220,6 +220,4 @@ def propagate_bands(
         mine[5 * c + i] = means[1, i]
     for item in range(start, stop):
         at, count = _band(x, item, bands, c)
-        propagate(
-            x_flat, at, dy_flat, at, dx_flat, at, mine, 0, mine, SUMS * c, count, c, variant
-        )  # fmt: skip
+        propagate(x_flat, at, dy_flat, at, dx_flat, at, mine, 0, mine, SUMS * c, count, c, variant)

@@ -53,9 +53,14 @@ class ChannelNormalization(Operation):
         """Return the launch that adds the rows of the bands of each micro-shard to `parts`."""
         a = self.arrays
         launch = self.thread_pool.bind(
-            batch_norm.sum_samples, a[partial], a["bounds"], bands, self.map_pixels, self.parts,
+            batch_norm.sum_samples,
+            a[partial],
+            a["bounds"],
+            bands,
+            self.map_pixels,
+            self.parts,
             grain=grain_of(len(a[partial])),
-        )  # fmt: skip
+        )
         launch.set_items(2 * self.channels)
         return launch
 
@@ -73,10 +78,15 @@ class ChannelNormalization(Operation):
         launches = (
             alone.bind(batch_norm.round_parts, self.parts, rounded),
             alone.bind(
-                sum_partials, rounded, *addition_steps(self.merges()), a["dweight_slots"],
-                a["dbias_slots"], c, a["gradient_slots"].shape[1],
+                sum_partials,
+                rounded,
+                *addition_steps(self.merges()),
+                a["dweight_slots"],
+                a["dbias_slots"],
+                c,
+                a["gradient_slots"].shape[1],
             ),
-        )  # fmt: skip
+        )
         for launch in launches:
             launch.set_items(2 * c)
         return launches
@@ -104,9 +114,13 @@ class BatchNormalization(ChannelNormalization):
         rows = setting.batch_size * batch_norm.num_bands(height * width, c)
         partial = BufferSpec((rows, 2 * c), "float64")
         buffers |= {
-            "partial": partial, "statistics_scratch": scratch, "backward_sums": moments,
-            "backward_partial": partial, "gradient_scratch": scratch, "input_scratch": scratch,
-        }  # fmt: skip
+            "partial": partial,
+            "statistics_scratch": scratch,
+            "backward_sums": moments,
+            "backward_partial": partial,
+            "gradient_scratch": scratch,
+            "input_scratch": scratch,
+        }
         masks = ("y",) if Add in group.kinds and ReLU in group.kinds else ()
         stored = _stored_gradient(group)
         phases = {
@@ -150,13 +164,22 @@ class BatchNormalization(ChannelNormalization):
         variant = (SUM if adds else 0) | (RELU if ReLU in self.group.kinds else 0)
         x2 = self.maps("x2" if adds else "x")
         launch = self._bind(
-            batch_norm.normalise_bands, self.maps("x"), x2, self.maps("y"), *self._constants(),
-            self.bands, a["forward_scratch"], variant,
-        )  # fmt: skip
+            batch_norm.normalise_bands,
+            self.maps("x"),
+            x2,
+            self.maps("y"),
+            *self._constants(),
+            self.bands,
+            a["forward_scratch"],
+            variant,
+        )
         running = ThreadPool(1).bind(
-            batch_norm.running_moments, a["running_mean"], a["running_var"], a["moments"],
+            batch_norm.running_moments,
+            a["running_mean"],
+            a["running_var"],
+            a["moments"],
             self.layer.epsilon,
-        )  # fmt: skip
+        )
 
         def prepare(context: Context) -> None:
             running.set_items(0 if context.training else self.channels)
@@ -182,9 +205,14 @@ class BatchNormalization(ChannelNormalization):
         )
         exchange, add = self._total_launches()
         finish = ThreadPool(1).bind(
-            batch_norm.finish_statistics, self.totals, a["moments"], a["running_mean"],
-            a["running_var"], self.layer.epsilon, self.layer.momentum,
-        )  # fmt: skip
+            batch_norm.finish_statistics,
+            self.totals,
+            a["moments"],
+            a["running_mean"],
+            a["running_var"],
+            self.layer.epsilon,
+            self.layer.momentum,
+        )
         finish.set_items(self.channels)
 
         def prepare(context: Context) -> None:
@@ -211,10 +239,17 @@ class BatchNormalization(ChannelNormalization):
         a, variant = self.arrays, self._gradient_variant()
         y = "y" if variant == STORED else "x"
         bands = self._bind(
-            batch_norm.sum_gradient_bands, self.maps("x"), self.maps("dy"), self.maps(y),
-            self.maps(self._before_relu), *self._constants(), a["backward_partial"], self.bands,
-            a["gradient_scratch"], variant,
-        )  # fmt: skip
+            batch_norm.sum_gradient_bands,
+            self.maps("x"),
+            self.maps("dy"),
+            self.maps(y),
+            self.maps(self._before_relu),
+            *self._constants(),
+            a["backward_partial"],
+            self.bands,
+            a["gradient_scratch"],
+            variant,
+        )
         exchange, add = self._total_launches()
         means = ThreadPool(1).bind(batch_norm.store_means, self.totals, a["backward_sums"])
         means.set_items(2 * self.channels)
@@ -234,10 +269,18 @@ class BatchNormalization(ChannelNormalization):
         variant |= ADDS if "dx" in self.group.adds else 0
         moments, weight, bias = self._constants()
         launch = self._bind(
-            batch_norm.propagate_bands, self.maps("x"), self.maps(self._before_relu),
-            self.maps("dx"), moments, a["backward_sums"], weight, bias, self.bands,
-            a["input_scratch"], variant,
-        )  # fmt: skip
+            batch_norm.propagate_bands,
+            self.maps("x"),
+            self.maps(self._before_relu),
+            self.maps("dx"),
+            moments,
+            a["backward_sums"],
+            weight,
+            bias,
+            self.bands,
+            a["input_scratch"],
+            variant,
+        )
         return StageKernel((launch,), lambda context: launch.set_items(context.n * self.bands))
 
 

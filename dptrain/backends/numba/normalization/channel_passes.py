@@ -87,9 +87,12 @@ class _Pass(Writer):
         step = BLOCK // self.vectors
         whole = b.sub(args["pixels"], b.srem(args["pixels"], I64(step)))
         state = self.loop(
-            I64(0), whole, [self.zero] * (step * self.vectors * self.sums),
-            lambda p, state: self._pixels(p, step, state), step=step,
-        )  # fmt: skip
+            I64(0),
+            whole,
+            [self.zero] * (step * self.vectors * self.sums),
+            lambda p, state: self._pixels(p, step, state),
+            step=step,
+        )
         state = self.loop(whole, args["pixels"], state, lambda p, state: self._pixels(p, 1, state))
         for v in range(self.vectors):
             for row in range(self.sums):

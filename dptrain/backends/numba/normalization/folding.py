@@ -48,11 +48,17 @@ def bind_folded(
     filters = len(beta)
     has_bias = convolution_layer.bias
     launch = pool.bind(
-        fold, weight.reshape(-1, filters),
+        fold,
+        weight.reshape(-1, filters),
         arrays[f"{convolution}.bias"] if has_bias else np.zeros(filters, np.float32),
-        arrays[f"{norm}.weight"], beta, arrays["running_mean"], arrays["running_var"],
-        layer.epsilon, arrays["folded_weight"].reshape(-1, filters), arrays["folded_bias"],
-    )  # fmt: skip
+        arrays[f"{norm}.weight"],
+        beta,
+        arrays["running_mean"],
+        arrays["running_var"],
+        layer.epsilon,
+        arrays["folded_weight"].reshape(-1, filters),
+        arrays["folded_bias"],
+    )
     folded_weight = arrays["folded_weight"].reshape(weight.shape)
     own = ReplacedArrays(arrays, {"weight": folded_weight, "bias": arrays["folded_bias"]})
     folded_version: int | None = None

@@ -409,9 +409,17 @@ def _tile(scratch: Array, thread: int, channels: int, radius: int) -> Any:
 
 @kernel
 def lrn_forward(
-    start: int, stop: int, thread: int,
-    x: Array, y: Array, scratch: Array, radius: int, bias: float, alpha: float, beta: float,
-) -> None:  # fmt: skip
+    start: int,
+    stop: int,
+    thread: int,
+    x: Array,
+    y: Array,
+    scratch: Array,
+    radius: int,
+    bias: float,
+    alpha: float,
+    beta: float,
+) -> None:
     """Compute y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
     channels, rows, x_flat, y_flat = x.shape[1], scratch.reshape(-1), x.reshape(-1), y.reshape(-1)
     origin, length, stride, tile = _tile(scratch, thread, channels, radius)
@@ -425,10 +433,18 @@ def lrn_forward(
 
 @kernel
 def lrn_backward(
-    start: int, stop: int, thread: int,
-    x: Array, dy: Array, dx: Array, scratch: Array,
-    radius: int, bias: float, alpha: float, beta: float,
-) -> None:  # fmt: skip
+    start: int,
+    stop: int,
+    thread: int,
+    x: Array,
+    dy: Array,
+    dx: Array,
+    scratch: Array,
+    radius: int,
+    bias: float,
+    alpha: float,
+    beta: float,
+) -> None:
     """Compute dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), with the sum over neighbouring channels.
 
     s is computed again from x, which takes less time than loading stored values.

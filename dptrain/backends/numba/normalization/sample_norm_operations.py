@@ -33,8 +33,9 @@ class GroupNormalization(ChannelNormalization):
         if setting.training:
             buffers |= {
                 "sums": BufferSpec((n, 2 * c), "float64"),
-                "weight_scratch": scratch, "input_scratch": scratch,
-            }  # fmt: skip
+                "weight_scratch": scratch,
+                "input_scratch": scratch,
+            }
             reads = "x", "dy", "moments"
             phases[Phase.BACKWARD_WEIGHT] = Access(reads, ("sums", "weight_scratch"))
             if group.gradients:
@@ -61,23 +62,42 @@ class GroupNormalization(ChannelNormalization):
     def _forward(self) -> Launch:
         a = self.arrays
         return self._bind(
-            sample_norms.group_norm_forward, self.maps("x"), self.maps("y"), a["moments"],
-            a["weight"], a["bias"], a["forward_scratch"], self.layer.epsilon,
-        )  # fmt: skip
+            sample_norms.group_norm_forward,
+            self.maps("x"),
+            self.maps("y"),
+            a["moments"],
+            a["weight"],
+            a["bias"],
+            a["forward_scratch"],
+            self.layer.epsilon,
+        )
 
     def _sums(self) -> Launch:
         a = self.arrays
         return self._bind(
-            sample_norms.group_norm_sums, self.maps("x"), self.maps("dy"), a["moments"],
-            a["weight"], a["bias"], a["sums"], a["weight_scratch"],
-        )  # fmt: skip
+            sample_norms.group_norm_sums,
+            self.maps("x"),
+            self.maps("dy"),
+            a["moments"],
+            a["weight"],
+            a["bias"],
+            a["sums"],
+            a["weight_scratch"],
+        )
 
     def _backward_input(self) -> Launch:
         a = self.arrays
         return self._bind(
-            sample_norms.group_norm_backward, self.maps("x"), self.maps("dy"), self.maps("dx"),
-            a["moments"], a["weight"], a["bias"], a["sums"], a["input_scratch"],
-        )  # fmt: skip
+            sample_norms.group_norm_backward,
+            self.maps("x"),
+            self.maps("dy"),
+            self.maps("dx"),
+            a["moments"],
+            a["weight"],
+            a["bias"],
+            a["sums"],
+            a["input_scratch"],
+        )
 
 
 class LayerNormalization(GroupNormalization):
@@ -91,9 +111,14 @@ class LayerNormalization(GroupNormalization):
     def _forward(self) -> Launch:
         a = self.arrays
         return self._bind(
-            sample_norms.layer_norm_forward, self.maps("x"), self.maps("y"), a["moments"],
-            a["weight"], a["bias"], self.layer.epsilon,
-        )  # fmt: skip
+            sample_norms.layer_norm_forward,
+            self.maps("x"),
+            self.maps("y"),
+            a["moments"],
+            a["weight"],
+            a["bias"],
+            self.layer.epsilon,
+        )
 
     def _sums(self) -> Launch:
         a = self.arrays
@@ -104,6 +129,10 @@ class LayerNormalization(GroupNormalization):
     def _backward_input(self) -> Launch:
         a = self.arrays
         return self._bind(
-            sample_norms.layer_norm_backward, self.maps("x"), self.maps("dy"), self.maps("dx"),
-            a["moments"], a["weight"],
-        )  # fmt: skip
+            sample_norms.layer_norm_backward,
+            self.maps("x"),
+            self.maps("dy"),
+            self.maps("dx"),
+            a["moments"],
+            a["weight"],
+        )

@@ -104,9 +104,7 @@ def group_norm_backward(start, stop, thread, x, dy, dx, moments, weight, bias, p
                 mine[3 * c + i] = weight[i]
                 mine[4 * c + i] = -inverse * inverse * products / (size * pixels)
                 mine[5 * c + i] = gradients / (size * pixels)
-        propagate(
-            flat, at, dy_flat, at, dx_flat, at, mine, 0, mine, SUMS * c, pixels, c, 0
-        )  # fmt: skip
+        propagate(flat, at, dy_flat, at, dx_flat, at, mine, 0, mine, SUMS * c, pixels, c, 0)
 
 
 @kernel

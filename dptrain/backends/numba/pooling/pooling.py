@@ -137,9 +137,17 @@ class _Gather(_Grid):
 
 
 _SHAPE = (
-    "rows", "columns", "position", "down", "across", "row", "channels", "count",
-    "output_stride", "input_stride",
-)  # fmt: skip
+    "rows",
+    "columns",
+    "position",
+    "down",
+    "across",
+    "row",
+    "channels",
+    "count",
+    "output_stride",
+    "input_stride",
+)
 
 
 def _grid(writer: type[_Grid], sizes: Sequence[tuple[int, int]]) -> Any:
