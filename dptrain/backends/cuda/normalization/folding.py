@@ -6,8 +6,7 @@ that takes the time of reading the weights, and saves reading and writing the ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Arrays, Context, Kernel, ReplacedArrays
+from dptrain.network import BatchNorm2d, Conv2d
 from dptrain.plan.lowering import Group, Phase
 
 

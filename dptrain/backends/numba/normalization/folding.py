@@ -7,8 +7,7 @@ have changed. This saves reading and writing the activations.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.replica import UNKNOWN_VERSION, Arrays, Context, ReplacedArrays, Replica
 from dptrain.native.jit import kernel
 from dptrain.native.threads import ThreadPool
+from dptrain.network import BatchNorm2d, Conv2d
 from dptrain.plan.lowering import Group, Phase
 
 
