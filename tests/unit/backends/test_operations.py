@@ -581,9 +581,12 @@ def test_smoothed_labels_equal_pytorch(backend: str, precision: str, classes: in
     unit = 2.0**-8 if precision == "bf16" else float(np.finfo(replica.plan.dtype).eps)
     largest = float(logits.detach().abs().max())
     assert abs(found - float(loss.detach())) <= 32 * unit * max(largest, 1.0)
-    np.testing.assert_allclose(
-        replica.gradients["dense1.bias"], logits.grad.sum(0).numpy(), rtol=0, atol=32 * unit
-    )
+    # A GPU rounds the gradients of the outputs to the type of its matrix units.
+    rounding = {"bf16": 2.0**-8, "tf32": 2.0**-11}.get(precision, 0.0)
+    eps = float(np.finfo(replica.plan.dtype).eps)
+    tolerance = (32 * eps + 2 * rounding) * logits.grad.abs().sum(0).numpy()
+    difference = np.abs(replica.gradients["dense1.bias"] - logits.grad.sum(0).numpy())
+    assert (difference <= tolerance).all()
     assert found != plain.forward_backward(x, y)
     assert replica.evaluate(x, y) == plain.evaluate(x, y)
     # An evaluation between two steps does not stay.

@@ -23,7 +23,7 @@ PRODUCTS = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 SKINNY, WGMMA = 0.9, 0.95
 """Estimated times as parts of those of general products. Within the bounds of `is_worthwhile` these
 algorithms were measured to be faster. The estimates of their tiles were fitted apart from each
-other, and do not tell by how much."""
+other, and do not show by how much."""
 
 
 @dataclass(frozen=True)
