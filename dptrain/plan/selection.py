@@ -39,7 +39,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Algorithm(Generic[C]):
-    """A method that computes phases of an operation: a row of a table.
+    """An algorithm of an operation: a row of a table.
 
     Attributes:
         name: the name that users see.

@@ -21,9 +21,9 @@ from dptrain.plan.selection import Algorithm, alone, fastest, select
 PRODUCTS = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
 SKINNY, WGMMA = 0.9, 0.95
-"""Estimated times as parts of those of general products. Within the bounds of `is_worthwhile` these
-algorithms were measured to be faster. The estimates of their tiles were fitted apart from each
-other, and do not show by how much."""
+"""Assumed times as parts of those of general products. Within the bounds of `is_worthwhile` these
+algorithms were measured to be faster; the estimates of their tiles were fitted separately and
+cannot be compared."""
 
 
 @dataclass(frozen=True)
