@@ -24,11 +24,14 @@ import click
 
 from benchmarks.outside import find_network
 from dptrain.backends import load_backend
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.network.network import Network
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.plan import make_plan
+
+LEARNING_RATE = 1e-6
 
 LEAST_S = 0.05
 """Time of a measurement on the CPU; shorter steps are repeated."""
@@ -52,8 +55,9 @@ def make(network: Network, backend: str, batch_size: int, precision: str | None)
     made = load_backend(backend)
     replica = made.make_replica(make_plan(network, made, batch_size, precision=precision))
     replica.load(Batch.of(*random_batch(network, batch_size), step=0))
-    for _ in range(2):
-        step(replica)
+    replica.run()
+    replica.update(LEARNING_RATE)  # It also uploads the learning rate that later steps use.
+    step(replica)
     replica.memory.synchronize()
     return replica
 
@@ -61,7 +65,10 @@ def make(network: Network, backend: str, batch_size: int, precision: str | None)
 def step(replica: Replica) -> None:
     """Make or enqueue a step with the batch that is loaded."""
     replica.run()
-    replica.update(1e-6)
+    if isinstance(replica, DeviceReplica):
+        replica.enqueue_update()
+    else:
+        replica.update(LEARNING_RATE)
 
 
 def timer(replica: Replica) -> Callable[[], float]:

@@ -131,7 +131,8 @@ class Convolution(BoundConvolution):
     def _preparations(self) -> list[Kernel]:
         """Return the kernels that write the operands of both products with weights."""
         found = []
-        for algorithm in algorithms.CONVOLUTION:
+        # In this order the weights of halo tiles are packed last, as in all measurements so far.
+        for algorithm in reversed(algorithms.CONVOLUTION):
             configurations = {
                 phase: choice.configuration
                 for phase, (case, choice) in self._bound.items()
