@@ -82,4 +82,6 @@ def make_replica(
         recompute=recompute,
         label_smoothing=label_smoothing,
     )
-    return chosen.make_replica(plan, seed=seed)
+    replica = chosen.make_replica(plan, seed=seed)
+    replica.seal()
+    return replica

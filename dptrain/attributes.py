@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
@@ -12,27 +13,18 @@ class Sealed:
     """After `seal`, refuses assignments to public attributes, with advice.
 
     Names that begin with an underscore can be set. A class that a user derives may have further
-    attributes of its own.
+    attributes of its own. Objects that are not sealed do not check assignments, of which a training
+    step makes tens.
     """
 
     _settable: ClassVar[frozenset[str]] = frozenset()
     _sealed_names: frozenset[str] = frozenset()
-    _is_sealed = False
 
     def seal(self) -> None:
         """Refuse assignments from now on."""
         self._sealed_names = frozenset(vars(self))
-        self._is_sealed = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self._is_sealed and name[:1] != "_" and not self._may_set(name):
-            raise ReadOnlyError(self._refusal(name, value))
-        object.__setattr__(self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        if self._is_sealed and name[:1] != "_":
-            raise ReadOnlyError(f"{type(self).__name__}.{name} cannot be deleted")
-        super().__delattr__(name)
+        own: Any = type(self)
+        self.__class__ = _guarded(own)
 
     def _may_set(self, name: str) -> bool:
         if name.startswith("_") or name in self._settable:
@@ -57,6 +49,31 @@ class Sealed:
         if name in names:
             return f"{what} is read-only"
         return f"{type(self).__name__} has no attribute '{name}'{suggest(name, names)}"
+
+
+class _Guard(Sealed):
+    """The checks of sealed objects."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name[:1] != "_" and not self._may_set(name):
+            raise ReadOnlyError(self._refusal(name, value))
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name[:1] != "_":
+            raise ReadOnlyError(f"{type(self).__name__}.{name} cannot be deleted")
+        super().__delattr__(name)
+
+
+@functools.cache
+def _guarded(cls: Any) -> Any:
+    """Return the class of sealed objects of a class: the same, with checks."""
+    if issubclass(cls, _Guard):
+        return cls
+    same = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (_Guard, cls), {**same, "__qualname__": cls.__qualname__})
 
 
 class ReadOnlyDict(dict[str, Any]):

@@ -306,5 +306,4 @@ class Backend(ABC):
             replica.parameters.fill(parameter.name, partial(draw, parameter, seed))
         if compiles:
             self.compile_kernels()
-        replica.seal()
         return replica
