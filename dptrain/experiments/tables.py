@@ -151,19 +151,24 @@ def largest_table(results: Sequence[Result], configuration: str) -> Table:
 
 
 def findings_table(findings: Sequence[Finding], view: View, configuration: str) -> Table:
-    """Return a summary of the times, a row for each network."""
-    within = f"within {duration(view.within_s)}"
-    columns = ("network", "parameters", "saturates at", "best samples/s", within)
-    table = Table(f"Summary, {configuration}", columns, text=("network",))
-    for f in findings:
-        saturation = "" if f.saturation is None else str(f.saturation)
-        too_slow = f", not {_list(f.too_slow)}" if f.too_slow else ""
-        in_time = f"{_list(f.in_time) or 'none'}{too_slow}" if f.in_time or f.too_slow else ""
-        best = f"{f.samples_per_s:,.0f}" if f.samples_per_s else ""
-        table.add_row(f.network, f"{f.parameters:,}", saturation, best, in_time)
-    table.caption = (
-        f"saturates at: the smallest batch size with at least {SATURATED:.0%} of the best samples/s"
-    )
+    """Return a summary of the times, a row for each network, without columns that are empty."""
+    saturates = "saturates at"
+    columns: dict[str, list[str]] = {
+        "network": [f.network for f in findings],
+        "parameters": [f"{f.parameters:,}" for f in findings],
+        saturates: ["" if f.saturation is None else str(f.saturation) for f in findings],
+        "best samples/s": [f"{f.samples_per_s:,.0f}" if f.samples_per_s else "" for f in findings],
+        f"within {duration(view.within_s)}": [_in_time(f) for f in findings],
+    }
+    columns = {heading: values for heading, values in columns.items() if any(values)}
+    table = Table(f"Summary, {configuration}", tuple(columns), text=("network",))
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    if saturates in columns:
+        table.caption = (
+            f"{saturates}: the smallest batch size with at least {SATURATED:.0%} of the best "
+            "samples/s"
+        )
     return table
 
 
