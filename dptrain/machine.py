@@ -8,6 +8,7 @@ import re
 import resource
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
@@ -58,6 +59,22 @@ def own_cores() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def has_smaller_mask() -> bool:
+    """Return True if the affinity mask of this process excludes cores that its cgroup allows.
+
+    `taskset` sets such a mask, and so do batch systems without cgroups.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+
+    def allowed() -> int:
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
+        return len(os.sched_getaffinity(0))
+
+    with ThreadPoolExecutor(1) as pool:  # The mask is that of one thread, which ends.
+        return len(own_cores()) < pool.submit(allowed).result()
 
 
 def available_memory() -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from dptrain.backends import load_backend
 from dptrain.errors import UserError, suggest
 from dptrain.files import writing
+from dptrain.machine import has_smaller_mask
 from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.collecting import collect
@@ -82,7 +83,9 @@ def launch_study(
     tasks = chosen.of(design)
     refuse_foreign(folder)
     computes_itself = load_backend(str(design.settings["backend"])).threaded
-    launcher = replace(find_launcher(design.launcher), binds=computes_itself)
+    # Open MPI binds to cores of the whole machine.
+    binds = computes_itself and not has_smaller_mask()
+    launcher = replace(find_launcher(design.launcher), binds=binds)
     # The design is stored only if its launcher works, because a study keeps its launcher.
     launcher.try_out()
     design.write(folder)

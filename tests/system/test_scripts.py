@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dptrain.machine import has_smaller_mask
 from tests.system.launch import PARSER, ROOT, SCRIPTS, environment, write_program
 
 LAUNCH = ROOT / "launch"
@@ -139,16 +140,6 @@ def test_one_node(tmp_path: Path, mpi: Callable[[], dict[str, str]]) -> None:
     text = start("node.sh", *SHORT, cwd=tmp_path, RANKS="2", THREADS="1", **mpi())
     assert "2 ranks × 1 thread" in text
     assert summary(tmp_path / "run")["ranks"] == 2
-
-
-def has_smaller_mask() -> bool:
-    """Return whether this process may use fewer cores than it could without its affinity mask."""
-    own = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
-        return len(own) < len(os.sched_getaffinity(0))
-    finally:
-        os.sched_setaffinity(0, own)
 
 
 @pytest.mark.more

@@ -31,6 +31,19 @@ def test_hardware_threads_of_one_core_count_once(
         assert found == {frozenset({2, 3}), frozenset({9})}
 
 
+def test_a_mask_with_fewer_cores_than_the_cgroup_allows_is_found() -> None:
+    own = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
+        allowed = os.sched_getaffinity(0)
+        assert not machine.has_smaller_mask()
+        os.sched_setaffinity(0, {min(allowed)})
+        assert machine.has_smaller_mask() == (len(allowed) > 1)
+        assert os.sched_getaffinity(0) == {min(allowed)}
+    finally:
+        os.sched_setaffinity(0, own)
+
+
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
