@@ -57,10 +57,9 @@ def test_other_errors_are_shown() -> None:
         *(
             pytest.param(*values, marks=pytest.mark.more)
             for values in (
-                (("--batch-size", str(10**18)), " EiB"),
-                (("--data", "synthetic?samples=1000000000000"), " of memory, but "),
-                (("--data", f"synthetic?samples={10**18}"), " of memory, but "),
-                (("--data", f"synthetic?samples={10**25}"), "expected a whole number of at most"),
+                (("--batch-size", str(10**18)), "expected a whole number of at least 1 and up to"),
+                (("--data", "synthetic?samples=1000000000"), " of memory, but "),
+                (("--data", f"synthetic?samples={10**25}"), "at least 1 and up to 2,147,483,647"),
                 (("--network", "wide.toml", "--data", "synthetic"), " TiB of memory, but "),
             )
         ),

@@ -64,8 +64,8 @@ def _blocks() -> Network:
 NETWORKS = (CHAIN, _blocks())
 BATCH = 5
 QUICK = {
-    ("chain", "cuda", "fp32"), ("chain", "cudnn", "bf16"), ("blocks", "numba", "fp32"),
-    ("blocks", "reference", "fp32"),
+    ("chain", "cuda", "fp32"), ("chain", "cudnn", "bf16"), ("chain", "numba", "fp32"),
+    ("blocks", "numba", "fp32"), ("blocks", "reference", "fp32"),
 }  # fmt: skip
 """The emulator takes longest for products of matrix units and for residual blocks."""
 

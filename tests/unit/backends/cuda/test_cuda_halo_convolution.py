@@ -206,7 +206,6 @@ def in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
 
 
-@pytest.mark.more
 @pytest.mark.parametrize(
     ("number", "precision"), tiered(TILES_BY_PRECISION, TILES_BY_PRECISION[:1])
 )
