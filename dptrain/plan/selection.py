@@ -18,6 +18,9 @@ MAX_CANDIDATES, MAX_RELATIVE_COST = 4, 1.3
 """Candidates of a stage that are measured: at most so many, with at most this multiple of the
 lowest estimate."""
 
+Candidates = Callable[[Iterable[tuple[float, Any]]], list[tuple[float, Any]]]
+"""Returns the candidates that are measured, from all of a stage with their estimates."""
+
 T = TypeVar("T")
 C = TypeVar("C")
 
@@ -207,14 +210,16 @@ class RankedSelection(KernelSelection):
 
     Attributes:
         rank: n, from 0; a stage with fewer candidates uses the lowest estimate.
-        found: worthwhile candidates with their estimates by stage; `pick` adds to it.
+        found: candidates that are measured, with their estimates, by stage; `pick` adds to it.
+        candidates: returns the candidates that are measured from all of them.
     """
 
     rank: int = 0
     found: dict[str, list[tuple[float, Any]]] = field(default_factory=dict, compare=False)
+    candidates: Candidates = field(default=worthwhile, compare=False)
 
     def pick(self, stage: str, best: T, ranked: Callable[[], Iterable[tuple[float, T]]]) -> T:
         if stage not in self.found:
-            self.found[stage] = worthwhile(ranked())
+            self.found[stage] = self.candidates(ranked())
         pairs: list[tuple[float, T]] = self.found[stage]
         return pairs[self.rank][1] if self.rank < len(pairs) else best

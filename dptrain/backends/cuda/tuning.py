@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -29,7 +30,7 @@ from dptrain.network.files import network_to_dict
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.lowering import STATISTICS_PHASES, Phase, stage_name
 from dptrain.plan.plan import Plan, with_selection
-from dptrain.plan.selection import MAX_CANDIDATES, KernelSelection, RankedSelection
+from dptrain.plan.selection import Candidates, KernelSelection, RankedSelection, worthwhile
 
 if TYPE_CHECKING:
     from dptrain.backends.base import Backend
@@ -163,6 +164,7 @@ def tune(
     time_kernel: TimeKernel | None = None,
     clock: Callable[[], float] = time.monotonic,
     report: Callable[[int, int], None] = lambda done, count: None,
+    candidates: Candidates = worthwhile,
 ) -> Tuning:
     """Measure the candidates of each stage.
 
@@ -177,21 +179,22 @@ def tune(
         time_kernel: measures a kernel; None for `Device.times_ms`.
         clock: returns seconds.
         report: called with the number of ranks that are done, and the number of all.
+        candidates: returns those that are measured, from all of a stage with their estimates.
     """
     measure = _times_ms if time_kernel is None else time_kernel
     end = math.inf
     found: dict[str, list[tuple[float, Any]]] = {}
     times: dict[tuple[str, int], float] = {}
     summed: dict[str, str] = {}
-    ranks, complete = MAX_CANDIDATES, True
-    for rank in range(MAX_CANDIDATES):
-        if rank and rank >= ranks:
+    ranks, complete = 1, True
+    for rank in itertools.count():
+        if rank >= ranks:
             break
         start = clock()
-        selection = RankedSelection(rank=rank, found=found)
+        selection = RankedSelection(rank=rank, found=found, candidates=candidates)
         replica = backend.make_replica(with_selection(plan, backend, selection))
         if rank == 0:
-            ranks = max((len(pairs) for pairs in found.values()), default=0)
+            ranks = max((len(pairs) for pairs in found.values()), default=1)
             start = clock()
             end = start + (BUDGET_S if budget_s is None else budget_s)
         # A selection that only decides about another one has no stage.
