@@ -184,8 +184,9 @@ class MetricsLog(Callback):
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         job = trainer.job
-        due = trainer.step % job.spec.log_every == 0 or trainer.is_last_step
-        if job.run is None or not due:
+        if job.run is None:
+            return
+        if trainer.step % job.spec.log_every and not trainer.is_last_step:
             return
         record = trainer.progress.record(job.spec)
         job.run.metrics.append(record)

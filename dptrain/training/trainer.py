@@ -287,21 +287,21 @@ class Trainer(Sealed):
     @property
     def step(self) -> int:
         """Number of completed steps, including those before a resume."""
-        return self.progress.step
+        return self._progress.step
 
     @property
     def ends_epoch(self) -> bool:
         """True if the last completed step ended an epoch, or training."""
-        return self.step % self.job.spec.epoch_steps == 0 or self.is_last_step
+        return self._progress.step % self.job.spec.epoch_steps == 0 or self.is_last_step
 
     @property
     def is_last_step(self) -> bool:
         """True if no step follows: all are done, a stop was requested, or training ends early."""
-        return self.step == self.job.spec.steps or self._ends_early
+        return self._progress.step == self.job.spec.steps or self._ends_early
 
     @property
     def _ends_early(self) -> bool:
-        return self.progress.stopped or self.progress.selection.ends_training
+        return self._progress.stopped or self._progress.selection.ends_training
 
     def _advice(self, name: str, value: Any) -> str | None:
         if name == "parameters":

@@ -359,7 +359,7 @@ class CudaReplica(DeviceReplica):
         else:
             nbytes, images = self._write_windows(host, batch)
         self._staged = _Staged(
-            n=batch.size,
+            n=self.context.n,
             has_targets=y is not None,
             always=learning_rate is None,
             windows=windows is not None,

@@ -141,6 +141,8 @@ class IdleEngine(_AloneEngine):
         mixed: True if ranks have different backends.
     """
 
+    idles = True
+
     def __init__(
         self,
         replica: Replica,

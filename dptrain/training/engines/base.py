@@ -58,6 +58,7 @@ class Engine(ABC):
         loads_ahead: True if a minibatch is copied to the network's input during the step before.
         separates_sums: True if the times of every step contain how long sums over ranks blocked it;
             False if only steps that are timed stage by stage have this time.
+        idles: True if other ranks have all samples.
         passes: number of passes for an update, `Plan.passes`. Each has a batch of its own.
 
     Example:
@@ -70,6 +71,7 @@ class Engine(ABC):
 
     loads_ahead: bool = False
     separates_sums: bool = True
+    idles: bool = False
 
     @property
     def max_steps_in_flight(self) -> int:

@@ -27,6 +27,9 @@ TIMED_EVERY = 500
 it, which takes 75 to 160 µs (H200, H100), as long as several small steps."""
 
 
+UNTIMED, REHEARSED = Timing(), Timing(rehearses=True)
+"""Of a step that is not timed, if no steps are timed and if some are."""
+
 LOAD_AHEAD_FLOPS = 2e9
 """Smallest step whose minibatch is loaded during the step before. This takes the host 7 to 13 µs
 more, of about 50 (host of an H100), which the steps of smaller networks do not hide. A step of
@@ -91,9 +94,17 @@ class DeviceEngine(Engine):
             if part == 0:
                 timing = self._timing(batch)
             staged = steps.stage(batch, learning_rate, timing, stop=stop)
-            self._lap_load(part)
+            if part and recorder.timed:
+                recorder.skip()  # The device times it.
+            else:
+                recorder.lap(self._load_index)
             steps.enqueue(staged)
-            timing = self._read_times(staged)
+            timing = staged.timing
+            recorder.timed = timing.by_stage
+            if recorder.timed:
+                self._times.record(recorder)
+            if part < self.passes - 1:
+                recorder.skip()
             num_samples += len(batch.samples)
         self._record(staged, num_samples)
 
@@ -115,28 +126,14 @@ class DeviceEngine(Engine):
         """Return how a step is timed, the same on every rank."""
         number, some = self.recorder.steps, self._next_timed is not None
         self.recorder.timed = by_stage = self._is_timed(batch)
+        if not by_stage and not (some and number <= FIRST_TIMED):
+            return REHEARSED if some else UNTIMED
         return Timing(
             by_stage=by_stage,
             is_needed=self._time_every == 1,
             rehearses=some and number >= FIRST_TIMED - self.steps.rehearsals,
             alone=by_stage or (some and number <= FIRST_TIMED),
         )
-
-    def _lap_load(self, part: int) -> None:
-        """Record the time that the host took to stage a minibatch, unless the device times it."""
-        if self.recorder.timed and part:
-            self.recorder.skip()
-        else:
-            self.recorder.lap(self._load_index)
-
-    def _read_times(self, staged: Staged) -> Timing:
-        """Read the times of a pass that is timed by stage; return how the next pass is timed."""
-        self.recorder.timed = staged.timing.by_stage
-        if self.recorder.timed:
-            self._times.record(self.recorder)
-        if staged.batch.part < self.passes - 1:
-            self.recorder.skip()
-        return staged.timing
 
     def _record(self, staged: Staged, num_samples: int) -> None:
         """Record a step, and wait for it if it is timed."""

@@ -8,7 +8,6 @@ from types import TracebackType
 from dptrain.data.loading.sharding import samples_before
 from dptrain.measure.machine.background_meter import BackgroundMeter
 from dptrain.measure.machine.energy import EnergyMeter, open_meter
-from dptrain.training.engines.alone import IdleEngine
 from dptrain.training.job import Job
 
 BLOCKS = 10
@@ -99,7 +98,7 @@ class TrainingEnergy:
 
     def after_step(self, step: int) -> None:
         """Read the counters if step number `step` ends a block; 0 is the start of training."""
-        self._is_late = self._is_late or isinstance(self._job.engine, IdleEngine)
+        self._is_late = self._is_late or self._job.engine.idles
         if step in self._blocks:
             if self._meter is None:
                 self._meter = BackgroundMeter(partial(open_job_meter, self._job, self._gpu))
