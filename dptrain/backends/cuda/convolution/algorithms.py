@@ -27,12 +27,13 @@ from dptrain.backends.cuda.convolution.halo.halo_tiles import fills_halo_tiles
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.convolution.halo.wgrad_tiles import WgradTile, fills_wgrad_tiles
 from dptrain.backends.cuda.convolution.wgmma import wgmma_convolution
+from dptrain.backends.cuda.dense.algorithms import H200
 from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, GemmTile
 from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile
 from dptrain.backends.cuda.weighted import separate_epilogue
 from dptrain.backends.replica import Kernel
 from dptrain.plan.lowering import Group, Phase, Setting
-from dptrain.plan.selection import Algorithm, Choice, fastest, pick, rank
+from dptrain.plan.selection import Algorithm, Choice, Gain, fastest, pick, rank
 
 PRODUCTS = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
@@ -62,19 +63,12 @@ def _gathering(case: Case) -> Sequence[tuple[float, GemmConfig]]:
     """Return the estimated µs of gathering, comparable with those of halo tiles.
 
     Estimates of gathering were fitted to layers that do not fill halo tiles, and cannot be compared
-    for the others, whose halo tiles were measured to be faster. `Case.corrected_us` was measured
-    for halo tiles; if they are faster without it, it also applies to gathering, so that it does not
-    change which of the two is selected.
+    for the others, whose halo tiles were measured to be faster.
     """
     found = sorted(gather_convolution.estimate(case), key=lambda pair: pair[0])
     halo = HALO_GRADIENT if case.phase is Phase.BACKWARD_WEIGHT else HALO
-    tiles = halo.estimate(case) if halo.supports(case) else ()
-    if not tiles:
-        return found
-    if _fills_halo_tiles(case):
+    if halo.supports(case) and halo.estimate(case) and _fills_halo_tiles(case):
         return [(math.inf, config) for _, config in found]
-    if case.corrected_us(found[0][0]) > min(time for time, _ in tiles):
-        return [(case.corrected_us(time), config) for time, config in found]
     return found
 
 
@@ -105,11 +99,13 @@ CONVOLUTION: tuple[Product, ...] = (
     Product(
         FewChannelTile.ALGORITHM, (Phase.FORWARD,), few_channel_tiles.supports,
         few_channel_tiles.estimate, few_channel_tiles.bind, config=few_channel_tiles.config_of,
+        serves=(Gain("model0", 1.05, f"batch size 32 in tf32, 15 pairs, {H200}"),),
     ),
     Product(
         FewChannelWgradTile.ALGORITHM, (Phase.BACKWARD_WEIGHT,), few_channel_wgrad_tiles.supports,
         few_channel_wgrad_tiles.estimate, few_channel_wgrad_tiles.bind,
         config=few_channel_wgrad_tiles.config_of,
+        serves=(Gain("model1", 1.15, f"batch size 256 in tf32, 15 pairs, {H200}"),),
     ),
     GATHER,
     HALO,
@@ -118,6 +114,7 @@ CONVOLUTION: tuple[Product, ...] = (
         WgmmaTile.ALGORITHM, PRODUCTS, wgmma_convolution.supports, wgmma_convolution.estimate,
         wgmma_convolution.bind, buffers=wgmma_convolution.buffers,
         sum_rows=wgmma_convolution.sum_rows, prepare=wgmma_convolution.prepare,
+        serves=(Gain("resnet18-cifar", 1.17, f"batch size 32 in tf32, 9 pairs, {H200}"),),
     ),
 )  # fmt: skip
 """The algorithms. Estimates are in µs."""

@@ -38,6 +38,12 @@ are multiples of `halo_tiles.CHANNEL_MULTIPLE`. On an H100, seven forward produc
 (32×32) and ResNet-50 took 0.9 to 1.3 times as long as estimated in tf32, six 1.2 to 1.7 times in
 bf16."""
 
+STRIDED = {Phase.FORWARD: 1.2, Phase.BACKWARD_WEIGHT: 0.8, Phase.BACKWARD_INPUT: 1.8}
+"""Factor of layers with strides, next to the others: medians of 38, 25 and 31 products of ResNet-18
+(224×224 and 32×32) and ResNet-20 with 32 samples in tf32, compared with what the estimates of the
+other algorithms miss by (H200, 2026-11-29, ``benchmarks/step/choices.py``). Blocks of an input
+gradient that no tap reaches write zeros, for example three quarters of a 1×1 layer's."""
+
 UNPOOL_IN_KERNEL, UNPOOL_BYTES_PER_US = 1.6, 2.5e6
 """Factor of a gathering input-gradient kernel that undoes pooling for each tap (64 channels, 2048
 samples, H200, 2026-11), and the rate of a separate pass that does it before. The rate is assumed,
@@ -101,13 +107,15 @@ def estimate(case: Case) -> Sequence[tuple[float, GemmConfig]]:
 
 def _slowdown(case: Case) -> float:
     """Return the factor of the time of a product, compared with the estimate of its size."""
+    strided = STRIDED[case.phase] if case.strides != (1, 1) else 1.0
     if case.phase is Phase.BACKWARD_WEIGHT:
-        return 1.0
+        return strided
     head = case.group.head
     channels, filters = head.input_maps[0], head.output_maps[0]
     wide = channels % CHANNEL_MULTIPLE == filters % CHANNEL_MULTIPLE == 0
     unpools = case.phase is Phase.BACKWARD_INPUT and case.pools and not unpools_separately(case)
-    return (WIDE_GATHER[case.precision] if wide else 1.0) * (UNPOOL_IN_KERNEL if unpools else 1.0)
+    wide_factor = WIDE_GATHER[case.precision] if wide else 1.0
+    return strided * wide_factor * (UNPOOL_IN_KERNEL if unpools else 1.0)
 
 
 def _unpooling_us(case: Case) -> float:

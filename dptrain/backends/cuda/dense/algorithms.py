@@ -16,14 +16,16 @@ from dptrain.backends.cuda.dense.gemm_tiles import GemmTile
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import Explanation, Group, Phase, Setting
-from dptrain.plan.selection import Algorithm, alone, fastest, select
+from dptrain.plan.selection import Algorithm, Gain, alone, fastest, select
 
 PRODUCTS = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
+H200 = "H200, 2026-11-29"
+"""Conditions of measured gains, which `python -m benchmarks.step.gains` measures."""
+
 SKINNY, WGMMA = 0.9, 0.95
-"""Assumed times as parts of those of general products. Within the bounds of `is_worthwhile` these
-algorithms were measured to be faster; the estimates of their tiles were fitted separately and
-cannot be compared."""
+"""Order of the algorithms within the bounds of `is_worthwhile`, which were measured. The estimates
+of their tiles were fitted separately and cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,11 @@ def _uses_wgmma(case: Case) -> bool:
 
 DENSE: Sequence[Algorithm[Case]] = (
     Algorithm("skinny GEMM", PRODUCTS, _is_skinny,
-              lambda case: alone(SKINNY * case.multiply_adds), lambda: SkinnyDenseGemm),
+              lambda case: alone(SKINNY * case.multiply_adds), lambda: SkinnyDenseGemm,
+              (Gain("solar", 1.21, f"batch size 8 in fp32, 11 pairs, {H200}"),)),
     Algorithm("wgmma GEMM", PRODUCTS, _uses_wgmma,
-              lambda case: alone(WGMMA * case.multiply_adds), lambda: WgmmaDenseGemm),
+              lambda case: alone(WGMMA * case.multiply_adds), lambda: WgmmaDenseGemm,
+              (Gain("alexnet", 1.19, f"batch size 256 in bf16, 15 pairs, {H200}"),)),
     Algorithm(GemmTile.ALGORITHM, PRODUCTS, lambda case: True,
               lambda case: alone(case.multiply_adds), lambda: DenseGemm),
 )  # fmt: skip

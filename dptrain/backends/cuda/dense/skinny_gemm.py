@@ -25,14 +25,18 @@ from dptrain.plan.limits import DeviceLimits
 TILE_SAMPLES = 32
 """Samples of a tile; with at most 16 samples, a tile has 16."""
 
-MAX_SAMPLES = 64
+MAX_SAMPLES = {"fp32": 32, "tf32": 16, "bf16": 32}
 """With more samples, weights are reused so often that the general kernels are faster."""
 
-MIN_WEIGHTS = 1 << 21
-"""With fewer weights in a layer, a step with the general kernels is faster.
+MIN_WEIGHTS, MAX_WEIGHTS, FEW_SAMPLES = 1 << 21, 1 << 23, 8
+"""Weights of a layer between which these kernels are faster; in tf32 and bf16, the upper bound
+holds with more than `FEW_SAMPLES` samples.
 
-Step time with these kernels divided by the time without them (batch size 32): solar (4.3 million
-weights) 0.96 in tf32 and 0.94 in bf16; cifar (0.9 million) and model0 to model2 1.00 to 1.07.
+Step time without these kernels divided by the time with them, in fp32, tf32 and bf16 (H200,
+2026-11-29, 9 to 15 pairs). solar (4.3 million weights): 1.21 with 8 samples, 1.09 with 32 and 1.01
+with 64; 1.19 with 1, 1.12 with 16 and 1.00 with 32; 1.08 with 16 and 1.05 with 32. alexnet (38, 17
+and 4 million): 1.12, 1.04 and 1.00; 1.03, 0.99 and 0.96; 0.97 and 0.98. cifar (0.9 million) and
+model0 to model2, 32 samples: 0.93 to 1.00.
 """
 
 MAX_SHARED_BYTES = 200 << 10
@@ -181,7 +185,9 @@ class SkinnyWgradTile:
 def is_worthwhile(precision: str, batch_size: int, weights: int, limits: DeviceLimits) -> bool:
     """Return whether the kernels exist for a layer of `weights` weights and are faster."""
     exists = precision in ELEMENT_BYTES or allows_tf32x3(precision, limits)
-    return exists and batch_size <= MAX_SAMPLES and weights >= MIN_WEIGHTS
+    is_bounded = precision in ELEMENT_BYTES and batch_size > FEW_SAMPLES
+    fits = weights >= MIN_WEIGHTS and not (is_bounded and weights > MAX_WEIGHTS)
+    return exists and batch_size <= MAX_SAMPLES[precision] and fits
 
 
 def rank_forward_configs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,7 @@ DEEP = Network(
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the skinny kernels for layers of any size."""
     monkeypatch.setattr(skinny_gemm, "MIN_WEIGHTS", 0)
+    monkeypatch.setattr(skinny_gemm, "MAX_SAMPLES", dict.fromkeys(skinny_gemm.MAX_SAMPLES, 64))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_every_tile_computes_the_same(
     in_parts = any("forward_partial" in name for name in ours.plan.buffers)
     assert in_parts or columns in (16, 64)
     assert not in_parts or columns > 16
-    monkeypatch.setattr(skinny_gemm, "MAX_SAMPLES", 0)
+    monkeypatch.setattr(skinny_gemm, "MIN_WEIGHTS", math.inf)
     sliced = make_replica(DEEP, "cuda", n, precision=precision)
     # Factors are rounded equally. Sums have another order, so some values are rounded
     # differently.
@@ -115,8 +117,10 @@ def test_the_kernels_are_used_for_few_samples_and_many_weights(
 ) -> None:
     monkeypatch.undo()
     old = replace(DEFAULT_LIMITS, capability=(7, 5))
-    assert skinny_gemm.is_worthwhile("tf32", 32, 33856 * 128, DEFAULT_LIMITS)
+    assert skinny_gemm.is_worthwhile("tf32", 16, 33856 * 128, DEFAULT_LIMITS)
+    assert skinny_gemm.is_worthwhile("tf32", 8, 9216 * 4096, DEFAULT_LIMITS)
+    assert not skinny_gemm.is_worthwhile("tf32", 16, 9216 * 4096, DEFAULT_LIMITS)
     assert skinny_gemm.is_worthwhile("fp32", 1, 33856 * 128, DEFAULT_LIMITS)
-    assert not skinny_gemm.is_worthwhile("tf32", 32, 2304 * 384, DEFAULT_LIMITS)
+    assert not skinny_gemm.is_worthwhile("tf32", 16, 2304 * 384, DEFAULT_LIMITS)
     assert not skinny_gemm.is_worthwhile("bf16", 128, 33856 * 128, DEFAULT_LIMITS)
     assert not skinny_gemm.is_worthwhile("fp32", 32, 33856 * 128, old)

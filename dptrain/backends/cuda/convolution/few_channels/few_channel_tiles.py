@@ -62,8 +62,10 @@ MIN_BLOCKS_PER_SM = 0.7
 MAX_CHANNELS, ALWAYS_CHANNELS = 16, 3
 """Largest number of input channels, and the number up to which gathering is never faster."""
 
-GAIN = 0.75
-"""Time as a part of that of gathering; see kernels.md."""
+GAIN, STRIDED_GAIN = 0.75, 0.89
+"""Time as a part of that of gathering, without and with strides; see kernels.md. With strides: the
+7×7 convolution of ResNet-18, 32 samples in tf32, which halo tiles compute in 0.65 of the time
+(H200, 2026-11-29)."""
 
 MIN_PIXELS = 1 << 16
 """Output pixels of all samples, above which more than `ALWAYS_CHANNELS` channels are faster than
@@ -309,10 +311,10 @@ def estimate(case: Case) -> Sequence[tuple[float, FewChannelTile]]:
     best = select_few_channel_tile(*product, case.samples, case.limits, pooled=case.pools)
     if best is None:
         return ()
-    gathered = min(time for time, _ in gather_convolution.estimate(case))
+    gain = GAIN if case.strides == (1, 1) else STRIDED_GAIN
+    time = gain * min(time for time, _ in gather_convolution.estimate(case))
     tiles = few_channel_candidates(*product, case.limits, pooled=case.pools)
-    others = [(1.1 * GAIN * gathered, tile) for tile in tiles if tile != best]
-    return [(GAIN * gathered, best), *others]
+    return [(time, best), *((1.1 * time, tile) for tile in tiles if tile != best)]
 
 
 def config_of(case: Case, tile: FewChannelTile) -> GemmConfig:
