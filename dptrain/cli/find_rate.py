@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,12 @@ from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
 from dptrain.cli.parsing import Number
 from dptrain.cli.profile import OMITTED
+from dptrain.training.schedules import ScheduleSettings
 
 if TYPE_CHECKING:
     from dptrain.training.rate_range import RangeTest
 
-SCHEDULE = (
-    "learning_rate",
-    "scale_rate",
-    "reference_batch",
-    "schedule",
-    "warmup_steps",
-    "step_every",
-    "step_at",
-    "step_factor",
-    "power",
-    "tensorboard",
-)
+SCHEDULE = (*(field.name for field in fields(ScheduleSettings)), "tensorboard")
 """Settings of training that have no effect on the test."""
 
 

@@ -20,6 +20,7 @@ from dptrain.measure.console import make_console
 from dptrain.training.baseline import open_loader
 from dptrain.training.job import Job, assemble
 from dptrain.training.output.summary import data_lines
+from dptrain.training.schedules import OWN_SETTINGS
 from dptrain.training.settings import Settings
 
 SMOOTHING = 0.9
@@ -131,10 +132,11 @@ def find_rate(
     Raises:
         UserError: a mistake of the user, or a loss that is not finite from the beginning.
     """
+    unset: dict[str, Any] = dict.fromkeys(OWN_SETTINGS)
     chosen = replace(
         settings, steps=options.steps, epochs=None, run_dir=None, resume=None, warmup_steps=0,
-        schedule="constant", step_at=None, step_every=None, until_accuracy=None,
-        patience=None, best_by=None,
+        schedule="constant", until_accuracy=None, patience=None, best_by=None,
+        **unset,
     )  # fmt: skip
     job = assemble(chosen, world, keeps_run=False, quiet=quiet)
     if world.is_rank_zero and not quiet:

@@ -135,7 +135,7 @@ class Kind:
         rate: returns d(t), see `Schedule`.
         summary: what the rate does, in a few words for help texts and the documentation.
         check: raises `UserError` if values of the schedule do not fit; None checks nothing more.
-        own_settings: settings that no other kind allows.
+        own_settings: settings that no other kind allows; their default is None.
         uses_total: True if the rate in every step depends on the number of all steps.
         warms_up: False if the schedule has a rise of its own.
     """
@@ -264,6 +264,9 @@ SCHEDULES = {
     ),
 }
 """Every kind of schedule by its name."""
+
+OWN_SETTINGS = tuple(name for kind in SCHEDULES.values() for name in kind.own_settings)
+"""Settings that only one kind allows."""
 
 
 @dataclass(frozen=True)

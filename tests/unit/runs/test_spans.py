@@ -32,6 +32,7 @@ from dptrain.runs.spans import Span, Spans, value_text
 from dptrain.setting_groups import Setting
 from dptrain.toml import read_toml
 from dptrain.training.persistence.repeating import changing_flags
+from dptrain.training.schedules import SCHEDULES
 from dptrain.training.settings import (
     START_SETTINGS,
     Settings,
@@ -54,8 +55,10 @@ OTHERS: dict[str, Any] = {
 }  # fmt: skip
 """Other values than those of the run; the rest follows from the types."""
 
-WITH = {"step_every": {"schedule": "step"}, "step_at": {"schedule": "step"},
-        "steps": {"epochs": None}}  # fmt: skip
+WITH: dict[str, dict[str, Any]] = {
+    "steps": {"epochs": None},
+    **{name: {"schedule": kind} for kind, row in SCHEDULES.items() for name in row.own_settings},
+}
 """What else must be set."""
 
 

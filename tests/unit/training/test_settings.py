@@ -12,6 +12,7 @@ import tomli_w
 from dptrain.errors import UserError
 from dptrain.plan import SGD, Adam, AdamW
 from dptrain.training.balance import first_shares
+from dptrain.training.schedules import OWN_SETTINGS
 from dptrain.training.settings import Settings, load_settings, settings
 
 SAMPLES: dict[str, tuple[Any, Any]] = {
@@ -41,7 +42,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
 }
 """Two right values of a setting; numbers are made up below."""
 
-ALONE = {"steps", "resume", "step_every", "step_at"}
+ALONE = {"steps", "resume", *OWN_SETTINGS}
 """Settings that need others; they have tests of their own."""
 
 
