@@ -114,7 +114,7 @@ class Case:
         self.ty.backward(nchw(self.dy))
         self.lengths = {"y": r * s * c, "dx": r * s * k, "dw": n * ho * wo}
 
-    def run(self, phase, work, *arrays, relu=False):
+    def run(self, phase, work, *arrays, relu=False, adds=False):
         """Run a phase as the threads of `work` do one after another.
 
         Kernels must not rely on the content of scratch, nor write beyond its end.
@@ -126,7 +126,7 @@ class Case:
         if planned.prepare is not None:
             for item in range(planned.prepare_items):
                 planned.prepare(item, item + 1, 0, self.w, planned.geometry, shared)
-        pool = self.pool_geometry or NoPool(*self.shape.out[:2], int(relu))
+        pool = self.pool_geometry or NoPool(*self.shape.out[:2], int(relu), int(adds))
         items = planned.units * (len(arrays[-1]) - 1 if phase is WEIGHT else len(self.x))
         for t in range(work.threads):
             planned.kernel(
@@ -144,10 +144,11 @@ class Case:
         self.run(Phase.FORWARD, work, self.x, self.w, self.b, y, argmax, relu=relu)
         return y, argmax
 
-    def backward_input(self, work, argmax=NO_ARGMAX):
-        """Return dx."""
-        dx = np.full(self.x.shape, np.nan, np.float32)
-        self.run(Phase.BACKWARD_INPUT, work, self.dy, argmax, self.w, dx)
+    def backward_input(self, work, argmax=NO_ARGMAX, before=None):
+        """Return dx, which is added to `before` unless that is None."""
+        dx = np.full(self.x.shape, np.nan, np.float32) if before is None else before.copy()
+        adds = before is not None
+        self.run(Phase.BACKWARD_INPUT, work, self.dy, argmax, self.w, dx, adds=adds)
         return dx
 
     def backward_weight(self, work, argmax=NO_ARGMAX, bounds=None):

@@ -8,7 +8,6 @@ import pytest
 from dptrain.backends.numba.convolution import gathered_convolution as gathered
 from dptrain.backends.numba.convolution import planning
 from dptrain.backends.numba.convolution import pointwise_convolution as pointwise
-from dptrain.backends.numba.convolution.fused_pooling import NoPool
 from dptrain.backends.numba.convolution.planning import Work
 from dptrain.plan.lowering import Phase
 from tests.unit.backends.numba import test_numba_convolution as vectors
@@ -93,16 +92,6 @@ def test_an_empty_row_of_partial_sums_is_zero(pointwise_case):
 
 def test_the_input_gradient_is_added(case):
     work = Work(len(case.x), 1)
-    planned = case.plan(case.shape, Phase.BACKWARD_INPUT, work)
-    shared, scratch = (
-        np.zeros(planned.shared, np.float32),
-        np.zeros((1, planned.scratch), np.float32),
-    )
-    planned.prepare(0, planned.prepare_items, 0, case.w, planned.geometry, shared)
     before = np.random.default_rng(5).standard_normal(case.x.shape, np.float32)
-    dx = before.copy()
-    planned.kernel(
-        0, len(case.x) * planned.units, 0, case.dy, vectors.NO_ARGMAX, case.w, dx,
-        planned.geometry, planned.units, NoPool(*case.shape.out[:2], 0, 1), shared, scratch,
-    )  # fmt: skip
+    dx = case.backward_input(work, before=before)
     vectors.close(dx - before, vectors.nhwc(case.tx.grad), 4 * case.lengths["dx"])
