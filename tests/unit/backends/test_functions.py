@@ -193,7 +193,7 @@ def test_all_numbers_equal_the_expression_in_float64(
     # 1 + erf(x) has a cancellation, also in float64.
     cancels = "normal_cdf" in layer.function.expression
     near = 4 * min(unit, 1.2e-7) * np.abs(x) * cancels + 1e-30
-    assert (np.abs(found - exact) <= 8 * unit * np.abs(exact) + near).all()
+    assert_close(x, found, exact, 8 * unit * np.abs(exact) + near)
     # Gradients follow from the output as it is stored.
     dy = 2.0 * (found - target) / x.size
     slope = evaluate(layer.formula.slope, {**wide, "y": found})
@@ -203,4 +203,14 @@ def test_all_numbers_equal_the_expression_in_float64(
     terms = (1.0 + np.abs(x)) * np.abs(dy)
     parts = np.abs(slope) * 2.0 * (np.abs(found) + np.abs(target)) / x.size
     bound = 4 * unit * np.abs(dy * slope) + 16 * single * (terms + parts)
-    assert (np.abs(dx - dy * slope) <= bound + 1e-30).all()
+    assert_close(x, dx, dy * slope, bound + 1e-30)
+
+
+def assert_close(x: Any, found: Any, exact: Any, bound: Any) -> None:
+    """Check that results are within a bound; an error names the x with the largest excess."""
+    excess = np.abs(found - exact) - bound
+    worst = np.unravel_index(np.argmax(excess), excess.shape)
+    assert excess[worst] <= 0.0, (
+        f"at x = {x[worst]}: found {found[worst]}, expected {exact[worst]}; if nearly equal terms "
+        "of the expression cancel, write it in another form (docs/developers/adding-a-layer.md)"
+    )
