@@ -1,7 +1,7 @@
 """What the algorithms of a convolution are planned for, and what planning returns.
 
 An algorithm's module defines ``plan(shape, phase, work)``, which returns a `KernelPlan`, and a row
-of `table.CONVOLUTION`.
+of `algorithms.CONVOLUTION`.
 """
 
 from __future__ import annotations
