@@ -23,6 +23,11 @@ from tests.unit.scaling.test_efficiencies import with_pop
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_pictures() -> None:
+    """Draw PNG files as reports have them, unlike other modules."""
+
+
 @pytest.fixture(scope="module")
 def plots(tmp_path_factory: pytest.TempPathFactory) -> list[Plot]:
     folder = tmp_path_factory.mktemp("study")
