@@ -25,7 +25,7 @@ from tests.tiers import tiered
 
 pytestmark = pytest.mark.mpi
 
-STEPS = 50
+STEPS = 20
 CLIPPED = SGD(momentum=0.9, clip_norm=0.2)
 """Gradients of the first steps have a norm of about 1."""
 AVERAGED = Adam(average_decay=0.6)
@@ -102,7 +102,7 @@ OPTIMIZERS = {"sgd": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW(), "clipp
         for j, name in enumerate(OPTIMIZERS)
     ],
 )  # fmt: skip
-def test_parameters_after_50_steps(
+def test_parameters_after_many_steps(
     request: pytest.FixtureRequest, ranks: str, strategy: str, optimizer: Optimizer, batch: int
 ) -> None:
     world: World = request.getfixturevalue(ranks)
@@ -112,11 +112,10 @@ def test_parameters_after_50_steps(
     world.check_equal(replica.flat_parameters, "parameters")
     assert replica.updates == STEPS
     # Only the order of additions differs. That changes a step's gradient by some 10 ε (ε = 1.1e-16)
-    # of its size; 50 steps, each counted ten times by momentum 0.9, make that 5.5e-13 at the most.
-    # Seen: 6e-15.
+    # of its size; 20 steps, each counted ten times by momentum 0.9, make that 2.2e-13 at the most.
     scale = np.abs(alone.flat_parameters).max()
     np.testing.assert_allclose(
-        replica.flat_parameters, alone.flat_parameters, rtol=0, atol=1e-12 * scale
+        replica.flat_parameters, alone.flat_parameters, rtol=0, atol=4e-13 * scale
     )
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.measure.statistics import FEWEST_STEPS, median_of_steps, ratio_of_blocks
 
-SERIES = 1000
+SERIES = 500
 Series = NDArray[np.float64]
 
 

@@ -119,7 +119,7 @@ def during(
 
 
 several = pytest.mark.parametrize(
-    "seeds", [SEEDS[::10], pytest.param(SEEDS, marks=pytest.mark.more)], ids=["few", "all"]
+    "seeds", [SEEDS[::25], pytest.param(SEEDS, marks=pytest.mark.more)], ids=["few", "all"]
 )
 
 

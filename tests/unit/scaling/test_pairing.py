@@ -14,7 +14,7 @@ from dptrain.scaling.points import Measured
 from dptrain.scaling.tables import study_report
 from tests.unit.scaling.synthetic import Law, make_profile
 
-TRIALS, LAUNCHES, STEPS = 2000, 5, 50
+TRIALS, LAUNCHES, STEPS = 1000, 5, 50
 Effect = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
