@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args, get_type_hints
 
 from dptrain.bounds import Limits, as_number, convert, expected_number
 from dptrain.errors import UserError, shown, suggest
@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+UntilRecipe = TypeVar("UntilRecipe", bound=None)
+"""A part of the type of a setting that is None until the recipe of the network is filled in."""
+
+UntilStart = TypeVar("UntilStart", bound=None)
+"""A part of the type of a setting that is None until the job starts: the backend, the data or the
+machine decides."""
+
+Known = NoReturn
+"""Either of them when no setting can be None any more: `int | Known` is `int`."""
+
 PREFIX = "DPTRAIN_"
 """First letters of the environment variables of settings."""
 
 HEADINGS = ("model", "data", "optimisation", "parallelism", "output", "measurement")
 """Headings under which help texts list the settings, in order."""
-
-RECIPE = "from the network's recipe"
 
 
 def setting(
@@ -34,7 +42,7 @@ def setting(
     default: Any,
     help: str,
     *,
-    otherwise: str = "",
+    otherwise: str = "from the network's recipe",
     unset: Any = None,
     hint: Callable[[Any], str] | None = None,
     **limits: Any,
@@ -46,8 +54,8 @@ def setting(
         default: the value; None if it is resolved later.
         help: what it does, in the help texts and in the reference.
         otherwise: what replaces a default of None, as a phrase.
-        unset: the resolved value if nothing sets it; None if the recipe of the network, the data
-            or the machine decides.
+        unset: the value that means that nothing is set, such as 0 for no limit; it replaces None
+            when the recipe of the network is filled in. None if there is no such value.
         hint: returns the end of the message for a value of a wrong type.
         limits: see `Limits`.
     """
@@ -64,14 +72,8 @@ def first(value: T | None, otherwise: T) -> T:
     return otherwise if value is None else value
 
 
-def known(value: T | None, name: str) -> T:
-    """Return the value of a setting that `Settings.with_recipe` has filled in."""
-    assert value is not None, f"{name} is open; call with_recipe first"
-    return value
-
-
 @dataclass(frozen=True)
-class SettingGroup:
+class SettingGroup(Generic[UntilRecipe, UntilStart]):
     """Settings that belong to one module."""
 
     def refuse_contradictions(self) -> None:
@@ -128,8 +130,8 @@ class Setting:
         if value is None and self.optional:
             return value
         value = as_number(value, self.type)
-        if self.type is Path and isinstance(value, str):
-            value = Path(value)
+        if self.type in (Path, str) and isinstance(value, str | Path):
+            value = self.type(value)
         is_right = isinstance(value, Path) if self.type is Path else type(value) is self.type
         if not (is_right and self.limits.allow(value)):
             text = f"'{shown(value)}'" if isinstance(value, str) else shown(value)
@@ -151,14 +153,8 @@ class Setting:
             value = text if found is None else found
         return self.check(value, source)
 
-    def resolved(self, value: Any) -> Any:
-        """Return a value as the specification of a job has it: `unset` if nothing has set it."""
-        if value is None:
-            return self.unset
-        return str(value) if isinstance(value, Path) else value
 
-
-def settings_of(groups: type[SettingGroup]) -> Iterator[Setting]:
+def settings_of(groups: type[SettingGroup[None, None]]) -> Iterator[Setting]:
     """Yield the settings of a class that combines groups, in the order of its bases."""
     hints, items = get_type_hints(groups), {item.name: item for item in fields(groups)}
     names = [name for cls in groups.__mro__ for name in vars(cls).get("__annotations__", ())]
@@ -170,7 +166,7 @@ def settings_of(groups: type[SettingGroup]) -> Iterator[Setting]:
         yield Setting(
             name=name,
             type=members[0],
-            optional=type(None) in members,
+            optional=len(members) > 1,
             default=item.default,
             **{**item.metadata, "limits": item.metadata["limits"].of(members[0])},
         )

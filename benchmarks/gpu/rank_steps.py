@@ -47,7 +47,7 @@ def time_steps(
     plan = make_plan(network, backend, batch_size, precision=precision, optimizer=SGD())
     replica = backend.make_replica(plan)
     carrier = choose_transport(world, replica, transport) if world.size > 1 else "none"
-    buckets = make_buckets(plan, BUCKET_BYTES.get(carrier))
+    buckets = make_buckets(plan, BUCKET_BYTES.get(carrier, 0))
     sums = make_gradient_sum("mirrored", world, replica, buckets, carrier)
     assert sums.enqueues, f"an all-reduce by {carrier} is not part of the step's graph"
     x, y = random_batch(network, batch_size, seed=world.rank)

@@ -34,7 +34,7 @@ from dptrain.measure.recorder import DATA_WAIT
 from dptrain.training.baseline import open_loader
 from dptrain.training.engines import Engine
 from dptrain.training.job import assemble
-from dptrain.training.settings import Settings
+from dptrain.training.settings import GivenSettings
 
 NETWORK, BATCH_SIZE, LEARNING_RATE = "model0", 32, 0.01
 WARM_UP, BLOCK = 200, 100
@@ -88,7 +88,7 @@ def measure(backend_name: str, steps: int, *, copies_images: bool = True) -> Ove
     Raises:
         UserError: the backend is not available.
     """
-    chosen = Settings(
+    chosen = GivenSettings(
         network=NETWORK, backend=backend_name, data="digits", crop=0, batch_size=BATCH_SIZE,
         threads=1, steps=WARM_UP + steps,
     ).with_recipe()  # fmt: skip

@@ -26,7 +26,7 @@ from dptrain.training.baseline import open_loader, whole_minibatches
 from dptrain.training.engines import FIRST_TIMED, Engine
 from dptrain.training.engines.device import TIMED_EVERY
 from dptrain.training.job import Job, assemble
-from dptrain.training.settings import Settings
+from dptrain.training.settings import GivenSettings, Settings
 
 UNTIMED, TIMED, TRACED = "without times", "timed as in training", "with a trace"
 WARM_UP = 3
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="[default: 60]")
     parser.add_argument("--block", type=int, default=30, help="steps; on a GPU 500 or more")
     options = parser.parse_args()
-    settings = Settings(
+    settings = GivenSettings(
         network=options.network, backend=options.backend, precision=options.precision,
         data="synthetic", crop=0, batch_size=options.batch_size, threads=options.threads,
         steps=options.block,

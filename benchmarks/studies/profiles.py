@@ -21,7 +21,7 @@ from dptrain.network.random_batch import random_batch
 from dptrain.plan.lowering import Phase
 from dptrain.training.baseline import open_loader
 from dptrain.training.job import assemble
-from dptrain.training.settings import Settings
+from dptrain.training.settings import GivenSettings
 
 BATCH = 128
 KINDS = {
@@ -127,7 +127,7 @@ BLOCKS, BLOCK_STEPS = 12, 20
 
 def _cost(context: Context, backend: str, threads: int, batch: int, steps: int) -> Values:
     """Time steps with and without times of each stage, in alternating blocks."""
-    chosen = Settings(
+    chosen = GivenSettings(
         network="cifar", backend=backend, data="synthetic", crop=0, batch_size=batch,
         threads=threads, steps=1_000_000,
     ).with_recipe()  # fmt: skip

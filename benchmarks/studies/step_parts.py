@@ -18,7 +18,7 @@ from dptrain.measure.recorder import DATA_WAIT
 from dptrain.network.random_batch import random_batch
 from dptrain.training.baseline import open_loader
 from dptrain.training.job import assemble
-from dptrain.training.settings import Settings
+from dptrain.training.settings import GivenSettings
 
 EPOCH_STEPS, GPU_EPOCH_STEPS = 136, 1366
 """Steps of an epoch on a CPU, and on a GPU as in study B."""
@@ -33,7 +33,7 @@ class _Training:
     """
 
     def __init__(self, network: str, backend: str, threads: int, batch: int, steps: int) -> None:
-        chosen = Settings(
+        chosen = GivenSettings(
             network=network, backend=backend, crop=0, batch_size=batch, threads=threads,
             data=f"synthetic?samples={batch * steps}", steps=1_000_000,
         ).with_recipe()  # fmt: skip

@@ -233,7 +233,7 @@ def _design(
     if stored is not None and file is None:
         settings = {**stored.settings, "batch_size": stored.batch_size, **settings}
     config = load_settings(settings, os.environ, file)
-    if config.until_accuracy is not None:
+    if config.until_accuracy:
         config.check_until_accuracy(config.load_network())
     values = {k: v for k, v in config.to_toml_values().items() if k not in OMITTED_HERE}
     chosen = {**DEFAULTS, **own}

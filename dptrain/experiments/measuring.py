@@ -295,7 +295,7 @@ def training_run(replica: Replica, samples: int) -> Callable[[], float]:
     plan = replica.plan
     x, y = random_batch(plan.network, samples)
     batch = Batch(0, 0, x, y, np.arange(samples, dtype=np.int64), samples)
-    recorder, buckets = StepRecorder(plan.stages, capacity=1), make_buckets(plan, None)
+    recorder, buckets = StepRecorder(plan.stages, capacity=1), make_buckets(plan)
     alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
     engine = make_engine(replica, alone, buckets, recorder)
     if replica.memory.asynchronous:

@@ -138,8 +138,8 @@ def study_variants(
         config,
         baseline_steps=0,
         evaluate_every=0,
-        until_accuracy=None,
-        patience=None,
+        until_accuracy=0.0,
+        patience=0,
         best_by="none",
     )
     machine_facts = environment(world)

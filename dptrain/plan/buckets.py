@@ -46,7 +46,7 @@ def updatable_prefixes(plan: Plan) -> tuple[UpdatablePrefix, ...]:
     return tuple(found)
 
 
-def make_buckets(plan: Plan, bucket_bytes: int | None) -> tuple[Bucket, ...]:
+def make_buckets(plan: Plan, bucket_bytes: int = 0) -> tuple[Bucket, ...]:
     """Divide the flat gradient into buckets of at least `bucket_bytes`; the last may be smaller.
 
     The buckets cover the flat gradient exactly once, in order. `SUMS`, which follow the gradients,
@@ -54,7 +54,7 @@ def make_buckets(plan: Plan, bucket_bytes: int | None) -> tuple[Bucket, ...]:
 
     Args:
         plan: the plan, with training.
-        bucket_bytes: least size of a bucket in bytes; None makes one bucket.
+        bucket_bytes: least size of a bucket in bytes; 0 makes one bucket.
     """
     finished = {
         name: stage.index
@@ -70,7 +70,7 @@ def make_buckets(plan: Plan, bucket_bytes: int | None) -> tuple[Bucket, ...]:
         stop = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
         # One stage finishes the weight and the bias of a layer, so they share a bucket.
         same = i + 1 < len(slots) and finished[slots[i + 1].name] == after
-        full = bucket_bytes is not None and (stop - start) * plan.itemsize >= bucket_bytes
+        full = 0 < bucket_bytes <= (stop - start) * plan.itemsize
         if full and not same:
             buckets.append(Bucket(start, stop, after))
             start = stop

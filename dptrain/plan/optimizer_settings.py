@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError
 from dptrain.plan.optimizers import RULES, Optimizer, make_optimizer
-from dptrain.setting_groups import RECIPE, SettingGroup, first, known, setting
+from dptrain.setting_groups import Known, SettingGroup, UntilRecipe, UntilStart, first, setting
 
 if TYPE_CHECKING:
     from dptrain.network.zoo.recipes import Recipe
@@ -28,14 +28,13 @@ def _object_hint(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class OptimizerSettings(SettingGroup):
+class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
     """The update rule, and how gradients and labels are changed before it."""
 
-    optimizer: str | None = setting(
+    optimizer: str | UntilRecipe = setting(
         "optimisation",
         None,
         "Update rule.",
-        otherwise=RECIPE,
         choices=tuple(RULES),
         hint=_object_hint,
     )
@@ -49,13 +48,11 @@ class OptimizerSettings(SettingGroup):
         at_least=0,
         at_most=1e6,
     )
-    momentum: float | None = setting(
-        "optimisation", None, "Momentum of sgd.", otherwise=RECIPE, at_least=0, below=1
+    momentum: float | UntilRecipe = setting(
+        "optimisation", None, "Momentum of sgd.", at_least=0, below=1
     )
-    nesterov: bool | None = setting(
-        "optimisation", None, "Use Nesterov momentum.", otherwise=RECIPE
-    )
-    clip_norm: float | None = setting(
+    nesterov: bool | UntilRecipe = setting("optimisation", None, "Use Nesterov momentum.")
+    clip_norm: float | UntilRecipe = setting(
         "optimisation",
         None,
         "Largest norm of the gradient of all parameters; a larger gradient is scaled down to it.",
@@ -63,7 +60,7 @@ class OptimizerSettings(SettingGroup):
         otherwise="no limit",
         above=0,
     )
-    average_weights: float | None = setting(
+    average_weights: float | UntilRecipe = setting(
         "optimisation",
         None,
         "Decay of a moving average of the parameters, such as 0.999, which "
@@ -102,13 +99,13 @@ class OptimizerSettings(SettingGroup):
             "weight_decay": first(self.weight_decay, recipe.weight_decay),
         }
 
-    def update_rule(self) -> Optimizer:
-        """Return the optimizer; `Settings.with_recipe` has filled in its settings."""
+    def update_rule(self: OptimizerSettings[Known, UntilStart]) -> Optimizer:
+        """Return the optimizer."""
         return make_optimizer(
-            known(self.optimizer, "optimizer"),
-            momentum=known(self.momentum, "momentum"),
-            nesterov=known(self.nesterov, "nesterov"),
+            self.optimizer,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
             weight_decay=self.weight_decay,
-            clip_norm=self.clip_norm,
-            average_decay=self.average_weights,
+            clip_norm=self.clip_norm or None,
+            average_decay=self.average_weights or None,
         )

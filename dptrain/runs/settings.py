@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError
 from dptrain.runs.labels import parse_tags
-from dptrain.setting_groups import SettingGroup, setting
+from dptrain.setting_groups import SettingGroup, UntilRecipe, UntilStart, setting
 
 if TYPE_CHECKING:
     from dptrain.network.zoo.recipes import Recipe
@@ -18,8 +18,8 @@ DIRECTORY_SETTINGS = ("run_dir", "resume", "tags", "note")
 
 
 @dataclass(frozen=True)
-class OutputSettings(SettingGroup):
-    """The directory of a run, and what is written to it when."""
+class DirectorySettings(SettingGroup[UntilRecipe, UntilStart]):
+    """The directory of a run, and a single start of it; no part of the job."""
 
     run_dir: Path | None = setting(
         "output",
@@ -35,35 +35,22 @@ class OutputSettings(SettingGroup):
         "it.",
         otherwise="start a new run",
     )
-    tags: str | None = setting(
+    tags: str | UntilRecipe = setting(
         "output",
         None,
         "Tags of the run, separated by commas, for `dptrain runs list --tag`.",
+        unset="",
         otherwise="none",
     )
     note: str | None = setting("output", None, "A note about the run.", otherwise="none")
-    stop_after: int | None = setting(
+    stop_after: int | UntilRecipe = setting(
         "output",
         None,
         "Stop after this step of the run with a checkpoint, as a signal does; "
         "--resume continues. The learning rate is that of the whole run.",
+        unset=0,
         otherwise="make all steps",
         at_least=1,
-    )
-    checkpoint_every: int | None = setting(
-        "output", None, "Steps between two checkpoints.", otherwise="one epoch", at_least=1
-    )
-    keep_checkpoints: int = setting(
-        "output",
-        3,
-        "Number of checkpoints that are kept, the newest ones; the best one is kept in addition.",
-        at_least=1,
-    )
-    log_every: int = setting(
-        "output", 10, "Steps between two records in metrics.jsonl.", at_least=1
-    )
-    tensorboard: bool = setting(
-        "output", False, "Also write files for TensorBoard, to the folder tensorboard of the run."
     )
 
     def refuse_contradictions(self) -> None:
@@ -79,3 +66,24 @@ class OutputSettings(SettingGroup):
     def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
         run_dir = self.run_dir if self.resume is None else self.resume
         return {**super().from_recipe(recipe), "run_dir": run_dir}
+
+
+@dataclass(frozen=True)
+class OutputSettings(SettingGroup[UntilRecipe, UntilStart]):
+    """What a run writes to its directory when."""
+
+    checkpoint_every: int | UntilStart = setting(
+        "output", None, "Steps between two checkpoints.", otherwise="one epoch", at_least=1
+    )
+    keep_checkpoints: int = setting(
+        "output",
+        3,
+        "Number of checkpoints that are kept, the newest ones; the best one is kept in addition.",
+        at_least=1,
+    )
+    log_every: int = setting(
+        "output", 10, "Steps between two records in metrics.jsonl.", at_least=1
+    )
+    tensorboard: bool = setting(
+        "output", False, "Also write files for TensorBoard, to the folder tensorboard of the run."
+    )

@@ -75,7 +75,7 @@ def first_shares(chosen: Settings, ranks: int) -> Shares:
         UserError: the number of fixed shares is not that of the ranks.
     """
     fixed = parse_balance(chosen.balance)
-    total, least = (chosen.shards, 1) if chosen.shards else (chosen.global_batch, 0)
+    total, least = (chosen.shards, 1) if chosen.shards else (chosen.batch_size, 0)
     if fixed and len(fixed) != ranks:
         raise UserError(
             f"--balance {chosen.balance} has {len(fixed)} shares, but the number of ranks is "
@@ -121,7 +121,7 @@ def with_counts(chosen: Settings, world: World, old: Replica, counts: Counts) ->
     if old.plan.micro_shards is None:
         return old
     shards = MicroShards.of_rank(chosen.shards, world.rank, world.size, counts=counts)
-    plan = with_micro_shards(old.plan, old.backend, shards, shards.num_samples(chosen.global_batch))
+    plan = with_micro_shards(old.plan, old.backend, shards, shards.num_samples(chosen.batch_size))
     arrays = None
     if old.arrays.is_shared:
         arrays = open_shared_arrays(replace(chosen, transport="shared"), world, old.backend, plan)

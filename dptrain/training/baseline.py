@@ -149,7 +149,7 @@ class RankAlone:
         if job.cached_samples is not None or job.streams_pixels:
             assert isinstance(replica, CropWindowReplica)
             replica.share_cached_images(job.replica)
-        buckets = make_buckets(plan, None)
+        buckets = make_buckets(plan)
         self._recorder = StepRecorder(plan.stages)
         gradient_sum = make_gradient_sum(job.spec.strategy, World.single(), replica, buckets)
         self._engine = make_engine(replica, gradient_sum, buckets, self._recorder)

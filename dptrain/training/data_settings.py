@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dptrain.bounds import MAX_BRIGHTNESS, MAX_MIXUP
-from dptrain.setting_groups import RECIPE, SettingGroup, first, known, setting
+from dptrain.setting_groups import Known, SettingGroup, UntilRecipe, UntilStart, first, setting
 
 if TYPE_CHECKING:
     from dptrain.data.loading.augmentation import Augmentation
@@ -15,27 +15,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DataSettings(SettingGroup):
+class DataSettings(SettingGroup[UntilRecipe, UntilStart]):
     """The data, and how minibatches are read."""
 
-    data: str | None = setting(
+    data: str | UntilRecipe = setting(
         "data",
         None,
         "Data set: digits, shapes, irradiance, synthetic, cifar10:DIR, mnist:DIR, "
         "npz:FILE, npy:X,Y, folder:DIR, csv:FILE?target=COLUMN or maps:TABLE,POSITIONS?target=….",
-        otherwise=RECIPE,
     )
-    validation: float | None = setting(
+    validation: float | UntilStart = setting(
         "data",
         None,
         "Share of the training data that is set aside for evaluations during "
         "training, by class and by the seed, such as 0.2. 0 uses none.",
-        unset=0.0,
         otherwise="the validation split of the data, if it has one; 0.2 of the digits",
         at_least=0,
         below=1,
     )
-    prefetch: int | None = setting(
+    prefetch: int | UntilStart = setting(
         "data",
         None,
         "Minibatches that a thread reads ahead; 0 reads each one when it is needed.",
@@ -43,27 +41,6 @@ class DataSettings(SettingGroup):
         at_least=0,
         at_most=256,
     )
-    workers: int = setting(
-        "data",
-        0,
-        "Processes of each rank that decode samples: image files, and objects with "
-        "data[i] that do not fit in memory. 0 decodes in the rank itself.",
-        at_least=0,
-        at_most=1024,
-    )
-    device_cache: float = setting(
-        "data",
-        0.5,
-        "Largest share of a GPU's free memory that the training data may take; if it "
-        "needs more, each minibatch is copied from host memory. 0 always copies.",
-        at_least=0,
-        at_most=1,
-    )
-
-    @property
-    def source(self) -> str:
-        """The specification of the data; `Settings.with_recipe` has filled it in."""
-        return known(self.data, "data")
 
     def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
         from dptrain.data import absolute
@@ -78,18 +55,17 @@ class DataSettings(SettingGroup):
 
 
 @dataclass(frozen=True)
-class AugmentationSettings(SettingGroup):
+class AugmentationSettings(SettingGroup[UntilRecipe, UntilStart]):
     """Random changes of training images."""
 
-    crop: int | None = setting(
+    crop: int | UntilRecipe = setting(
         "data",
         None,
         "Augmentation: shift each training image by up to this many pixels.",
-        otherwise=RECIPE,
         at_least=0,
     )
-    flip: bool | None = setting(
-        "data", None, "Augmentation: mirror half of the training images.", otherwise=RECIPE
+    flip: bool | UntilRecipe = setting(
+        "data", None, "Augmentation: mirror half of the training images."
     )
     brightness: float = setting(
         "data",
@@ -129,7 +105,9 @@ class AugmentationSettings(SettingGroup):
             "flip": first(self.flip, recipe.flip),
         }
 
-    def make_augmentation(self, input_shape: Shape) -> Augmentation | None:
+    def make_augmentation(
+        self: AugmentationSettings[Known, UntilStart], input_shape: Shape
+    ) -> Augmentation | None:
         """Return the augmentation of the training images; None if nothing is changed.
 
         Raises:
@@ -138,8 +116,8 @@ class AugmentationSettings(SettingGroup):
         from dptrain.data.loading.augmentation import Augmentation
 
         found = Augmentation(
-            crop=known(self.crop, "crop"),
-            flip=known(self.flip, "flip"),
+            crop=self.crop,
+            flip=self.flip,
             brightness=self.brightness,
             contrast=self.contrast,
             cutout=self.cutout,

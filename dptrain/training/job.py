@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dptrain import __version__
@@ -181,7 +182,7 @@ class Job:
         self.recorder.complete_stages()  # They refer to the present replica.
         self.replica = with_counts(self.settings, self.world, self.replica, shares.counts)
         self.plan = self.replica.plan
-        self.buckets = make_buckets(self.plan, self.spec.bucket_kib * 1024 or None)
+        self.buckets = make_buckets(self.plan, self.spec.bucket_kib * 1024)
         self.reopen_engine()
 
     def reopen_engine(self) -> None:
@@ -268,8 +269,8 @@ def assemble(
     run_spec = replace(run_spec, kernels=kernels)
 
     def restore() -> Checkpoint | None:
-        if chosen.weights is not None and starts_from_weights(chosen):
-            load_weights(replica, chosen.weights)
+        if starts_from_weights(chosen):
+            load_weights(replica, Path(chosen.weights))
         return restore_run(chosen, run_spec, run, replica)
 
     restored = call_on_rank_zero(world, restore)
@@ -281,7 +282,7 @@ def assemble(
     if shares.counts != inputs.shares.counts:
         replica = with_counts(chosen, world, replica, shares.counts)
     plan = replica.plan
-    buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
+    buckets = make_buckets(plan, spec.bucket_kib * 1024)
     recorder = StepRecorder(plan.stages, recorded_steps)
     engine = _engine(spec, world, replica, buckets, recorder, shares, mixed=inputs.is_mixed)
     # A signal that ends the compilation leaves the run directory without files that are not hidden.
@@ -370,9 +371,9 @@ def _open_inputs(
     plan = _make_plan_with_common_stages(world, make)
     call_on_all_ranks(world, lambda: check_memory(backend, plan, len(data.train), world))
     augmentation = call_on_all_ranks(world, lambda: chosen.make_augmentation(graph.input_shape))
-    epoch_steps = steps_per_epoch(len(data.train), chosen.global_batch)
+    epoch_steps = steps_per_epoch(len(data.train), chosen.batch_size)
     steps = chosen.total_steps(epoch_steps)
-    schedule = call_on_all_ranks(world, lambda: chosen.make_schedule(chosen.global_batch, steps))
+    schedule = call_on_all_ranks(world, lambda: chosen.make_schedule(chosen.batch_size, steps))
     return _Inputs(
         backend,
         graph,
@@ -393,25 +394,24 @@ def with_size_of_weights(chosen: Settings, network: Network, world: World) -> Ne
     A network that begins with random weights, or of the user's own, is returned as it is. All ranks
     call this function after they agreed on the settings.
     """
-    path = chosen.weights
-    if path is None:
+    if not chosen.weights:
         return network
 
     def size_on_rank_zero() -> tuple[Shape, int] | None:
         if network.family is None or not starts_from_weights(chosen):
             return None
-        return size_of_weights(network, path)
+        return size_of_weights(network, Path(chosen.weights))
 
     size = world.broadcast_json(call_on_rank_zero(world, size_on_rank_zero))
     if size is None or network.family is None:
         return network
-    return fixed(resize(network, tuple(size[0]), size[1]), str(path))
+    return fixed(resize(network, tuple(size[0]), size[1]), chosen.weights)
 
 
 def _check_weights(chosen: Settings, network: Network) -> None:
     """Refuse a file of weights that does not fit the network, before anything is compiled."""
-    if chosen.weights is not None and starts_from_weights(chosen):
-        check_weights(network, chosen.weights)
+    if starts_from_weights(chosen):
+        check_weights(network, Path(chosen.weights))
 
 
 def _make_plan_with_common_stages(
@@ -444,7 +444,7 @@ def _with_validation(chosen: Settings, dataset: Dataset, world: World) -> Datase
 
 def _reads_again(chosen: Settings, count: int) -> bool:
     """Return True if a run reads some of `count` training samples more than once."""
-    epoch_steps = steps_per_epoch(count, chosen.global_batch)
+    epoch_steps = steps_per_epoch(count, chosen.batch_size)
     return chosen.total_steps(epoch_steps) > epoch_steps
 
 
@@ -453,10 +453,10 @@ def _micro_shards(
 ) -> MicroShards | None:
     """Return the micro-shards of this rank in the first pass of a step; None if there are none."""
     passes = chosen.accumulate
-    if passes > 1 and passes * world.size > chosen.global_batch:
+    if passes > 1 and passes * world.size > chosen.batch_size:
         raise UserError(
-            f"--accumulate is {passes}, but {world.size} ranks share {chosen.global_batch} samples "
-            f"of a minibatch; use at most {max(chosen.global_batch // world.size, 1)}, so that "
+            f"--accumulate is {passes}, but {world.size} ranks share {chosen.batch_size} samples "
+            f"of a minibatch; use at most {max(chosen.batch_size // world.size, 1)}, so that "
             "each rank has a sample in each pass"
         )
     if not chosen.shards:
@@ -479,11 +479,11 @@ def _local_batch(chosen: Settings, world: World, shards: MicroShards | None, cou
     """Return the largest number of samples that this rank can have in a pass."""
     if shards is None and counts:
         # Any rank may get all samples but a few.
-        samples = chosen.global_batch if chosen.balance == MEASURED else counts[world.rank]
+        samples = chosen.batch_size if chosen.balance == MEASURED else counts[world.rank]
         return max(samples, 1)
     if shards is None:
-        return max(math.ceil(chosen.global_batch / (world.size * chosen.accumulate)), 1)
-    return shards.num_samples(chosen.global_batch)
+        return max(math.ceil(chosen.batch_size / (world.size * chosen.accumulate)), 1)
+    return shards.num_samples(chosen.batch_size)
 
 
 def _specify(
@@ -494,8 +494,7 @@ def _specify(
     transport = "host" if inputs.is_mixed else find_transport(chosen, world, replica)
     bucket = 0
     if not inputs.is_mixed:
-        found = bucket_bytes(chosen, world, transport, on_gpu=replica.memory.on_gpu)
-        bucket = 0 if found is None else found
+        bucket = bucket_bytes(chosen, world, transport, on_gpu=replica.memory.on_gpu)
     prefetch = 0
     if not is_cached:
         prefetch = choose_prefetch(chosen, inputs.dataset.train, world, plan.setting.threads)
@@ -534,7 +533,7 @@ def _restored_progress(restored: Checkpoint | None, spec: JobSpec) -> tuple[int,
 
 def _check_stop_after(chosen: Settings, first_step: int) -> None:
     """Refuse to stop after a step that the run has made; all ranks call this with equal values."""
-    if chosen.stop_after is not None and chosen.stop_after <= first_step:
+    if 0 < chosen.stop_after <= first_step:
         raise AgreedError(
             f"--stop-after is {chosen.stop_after}, but the run has made {first_step} steps; use a "
             "larger number, or remove it"
@@ -544,9 +543,7 @@ def _check_stop_after(chosen: Settings, first_step: int) -> None:
 def _open_data(chosen: Settings, network: Network, world: World) -> Dataset:
     return call_on_all_ranks(
         world,
-        lambda: open_data(
-            chosen.source, network, seed=chosen.seed, ranks_per_node=world.local_size
-        ),
+        lambda: open_data(chosen.data, network, seed=chosen.seed, ranks_per_node=world.local_size),
     )
 
 
@@ -563,7 +560,7 @@ def open_network(chosen: Settings, ranks_per_node: int = 1) -> Network:
     network = chosen.load_network()
     if network.family is None:
         return network
-    data = open_data(chosen.source, network, seed=chosen.seed, ranks_per_node=ranks_per_node)
+    data = open_data(chosen.data, network, seed=chosen.seed, ranks_per_node=ranks_per_node)
     return resize(network, data.input_shape, data.num_outputs)
 
 

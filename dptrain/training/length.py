@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError
-from dptrain.setting_groups import RECIPE, SettingGroup, first, known, setting
+from dptrain.setting_groups import Known, SettingGroup, UntilRecipe, UntilStart, first, setting
 
 if TYPE_CHECKING:
     from dptrain.network.network import Network
@@ -17,14 +17,13 @@ BEST_BY = ("accuracy", "loss", "none")
 
 
 @dataclass(frozen=True)
-class LengthSettings(SettingGroup):
+class LengthSettings(SettingGroup[UntilRecipe, UntilStart]):
     """The minibatch, when training ends, and which parameters it ends with."""
 
-    batch_size: int | None = setting(
+    batch_size: int | UntilRecipe = setting(
         "optimisation",
         None,
         "Samples of a global minibatch, which all ranks share.",
-        otherwise=RECIPE,
         at_least=1,
     )
     accumulate: int = setting(
@@ -35,22 +34,21 @@ class LengthSettings(SettingGroup):
         "less memory.",
         at_least=1,
     )
-    epochs: int | None = setting(
+    epochs: int | UntilRecipe = setting(
         "optimisation",
         None,
         "Passes over the training data.",
         unset=0,
-        otherwise=RECIPE,
         at_least=1,
     )
-    steps: int | None = setting(
+    steps: int | UntilStart = setting(
         "optimisation",
         None,
         "Parameter updates; replaces --epochs.",
         otherwise="epochs × steps per epoch",
         at_least=1,
     )
-    until_accuracy: float | None = setting(
+    until_accuracy: float | UntilRecipe = setting(
         "optimisation",
         None,
         "End training after the first evaluation with at least this accuracy "
@@ -60,7 +58,7 @@ class LengthSettings(SettingGroup):
         above=0,
         at_most=1,
     )
-    patience: int | None = setting(
+    patience: int | UntilRecipe = setting(
         "optimisation",
         None,
         "End training after this many evaluations without an improvement by --best-by.",
@@ -68,7 +66,7 @@ class LengthSettings(SettingGroup):
         otherwise="make all steps",
         at_least=1,
     )
-    best_by: str | None = setting(
+    best_by: str | UntilStart = setting(
         "optimisation",
         None,
         "Keep the parameters of the epoch with the highest accuracy or the "
@@ -87,7 +85,7 @@ class LengthSettings(SettingGroup):
 
     def refuse_contradictions(self) -> None:
         super().refuse_contradictions()
-        if self.epochs is not None and self.steps is not None:
+        if self.epochs and self.steps:
             raise UserError(
                 f"epochs is {self.epochs} and steps is {self.steps}; set only one of the two"
             )
@@ -98,12 +96,12 @@ class LengthSettings(SettingGroup):
             )
         for name in ("until_accuracy", "patience"):
             value = getattr(self, name)
-            if value is not None and not self.evaluate_every:
+            if value and not self.evaluate_every:
                 raise UserError(
                     f"{name} is {value:g}, but evaluate_every is 0, so nothing is evaluated before "
                     "training ends; try --evaluate-every 1"
                 )
-        if self.patience is not None and self.best_by == "none":
+        if self.patience and self.best_by == "none":
             raise UserError(
                 f"patience is {self.patience}, but best_by is none, so no evaluation is an "
                 "improvement; try --best-by loss"
@@ -117,16 +115,11 @@ class LengthSettings(SettingGroup):
             "epochs": recipe.epochs if no_length else self.epochs,
         }
 
-    @property
-    def global_batch(self) -> int:
-        """Samples of a global minibatch; `Settings.with_recipe` has filled them in."""
-        return known(self.batch_size, "batch_size")
-
-    def total_steps(self, epoch_steps: int) -> int:
+    def total_steps(self: LengthSettings[Known, UntilStart], epoch_steps: int) -> int:
         """Return the updates of the whole run, if an epoch has so many."""
         if self.steps is not None:
             return self.steps
-        return known(self.epochs, "epochs") * epoch_steps
+        return self.epochs * epoch_steps
 
     def best_epoch_by(self, network: Network, *, has_validation: bool) -> str:
         """Return by what the best epoch is chosen, one of `BEST_BY`."""
@@ -137,7 +130,7 @@ class LengthSettings(SettingGroup):
     def check_until_accuracy(self, network: Network) -> None:
         """Raise `UserError` if an accuracy is requested, but the network predicts values."""
         by = "--best-by accuracy" if self.best_by == "accuracy" else None
-        needs = "--until-accuracy" if self.until_accuracy is not None else by
+        needs = "--until-accuracy" if self.until_accuracy else by
         if needs is not None and network.loss.targets == "values":
             raise UserError(
                 f"{needs} needs classes, but network '{network.name}' predicts values; "
@@ -146,7 +139,7 @@ class LengthSettings(SettingGroup):
 
     def check_validation(self, data: str, *, has_validation: bool) -> None:
         """Raise `UserError` if a setting needs validation data, but the data `data` has none."""
-        needs = [name for name in ("until_accuracy", "patience") if getattr(self, name) is not None]
+        needs = [name for name in ("until_accuracy", "patience") if getattr(self, name)]
         if self.best_by not in (None, "none"):
             needs.append("best_by")
         if needs and not has_validation:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dptrain.bounds import Limits, parse_number
 from dptrain.comm import BATCH_NORM_MODES, STRATEGIES, TRANSPORTS
 from dptrain.errors import UserError, shown
-from dptrain.setting_groups import SettingGroup, setting
+from dptrain.setting_groups import SettingGroup, UntilRecipe, UntilStart, setting
 
 OFF, MEASURED = "off", "measured"
 """Values of the setting `balance` that are no shares."""
@@ -35,7 +35,7 @@ def parse_balance(text: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class ParallelismSettings(SettingGroup):
+class ParallelismSettings(SettingGroup[UntilRecipe, UntilStart]):
     """How ranks share a minibatch and an update."""
 
     strategy: str = setting(
@@ -70,14 +70,6 @@ class ParallelismSettings(SettingGroup):
         "shares that follow the measured speeds of the ranks; or fixed ones, one number for each "
         "rank, such as 3,1. With --shards, ranks have whole micro-shards, each at least one.",
     )
-    threads: int | None = setting(
-        "parallelism",
-        None,
-        "Compute threads of a rank.",
-        otherwise="the cores of the node divided by its ranks",
-        at_least=1,
-        at_most=1024,
-    )
     transport: str = setting(
         "parallelism",
         "auto",
@@ -86,7 +78,7 @@ class ParallelismSettings(SettingGroup):
         "NCCL, a CUDA-aware MPI, or host memory. auto takes the first that works.",
         choices=TRANSPORTS,
     )
-    bucket_kib: int | None = setting(
+    bucket_kib: int | UntilStart = setting(
         "parallelism",
         None,
         "Size of a gradient bucket in KiB. A smaller bucket starts its "
@@ -94,14 +86,6 @@ class ParallelismSettings(SettingGroup):
         otherwise="the whole gradient within a node; 256 across nodes; 1024 between GPUs without "
         "peer-to-peer memory",
         at_least=1,
-    )
-    share_gpus: bool = setting("parallelism", False, "Allow several ranks to use one GPU.")
-    timeout: float = setting(
-        "parallelism",
-        300.0,
-        "Seconds that a rank waits for another one before it ends the job.",
-        at_least=1,
-        at_most=1e8,
     )
     baseline_steps: int = setting(
         "measurement",
@@ -119,3 +103,41 @@ class ParallelismSettings(SettingGroup):
                 f"--shards {self.shards} requires results that do not; remove one of the two"
             )
         parse_balance(self.balance)
+
+
+@dataclass(frozen=True)
+class RankSettings(SettingGroup[UntilRecipe, UntilStart]):
+    """What a rank takes of its machine. These settings change no result."""
+
+    threads: int | UntilStart = setting(
+        "parallelism",
+        None,
+        "Compute threads of a rank.",
+        otherwise="the cores of the node divided by its ranks",
+        at_least=1,
+        at_most=1024,
+    )
+    share_gpus: bool = setting("parallelism", False, "Allow several ranks to use one GPU.")
+    timeout: float = setting(
+        "parallelism",
+        300.0,
+        "Seconds that a rank waits for another one before it ends the job.",
+        at_least=1,
+        at_most=1e8,
+    )
+    workers: int = setting(
+        "data",
+        0,
+        "Processes of each rank that decode samples: image files, and objects with "
+        "data[i] that do not fit in memory. 0 decodes in the rank itself.",
+        at_least=0,
+        at_most=1024,
+    )
+    device_cache: float = setting(
+        "data",
+        0.5,
+        "Largest share of a GPU's free memory that the training data may take; if it "
+        "needs more, each minibatch is copied from host memory. 0 always copies.",
+        at_least=0,
+        at_most=1,
+    )

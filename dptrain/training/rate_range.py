@@ -9,7 +9,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
@@ -20,7 +20,7 @@ from dptrain.measure.console import make_console
 from dptrain.training.baseline import open_loader
 from dptrain.training.job import Job, assemble
 from dptrain.training.output.summary import data_lines
-from dptrain.training.schedules import OWN_SETTINGS
+from dptrain.training.schedules import OWN_SETTINGS, ScheduleSettings
 from dptrain.training.settings import Settings
 
 SMOOTHING = 0.9
@@ -132,11 +132,14 @@ def find_rate(
     Raises:
         UserError: a mistake of the user, or a loss that is not finite from the beginning.
     """
-    unset: dict[str, Any] = dict.fromkeys(OWN_SETTINGS)
+    unset = {
+        each.name: each.metadata["unset"]
+        for each in fields(ScheduleSettings)
+        if each.name in OWN_SETTINGS
+    }
     chosen = replace(
-        settings, steps=options.steps, epochs=None, run_dir=None, resume=None, warmup_steps=0,
-        schedule="constant", until_accuracy=None, patience=None, best_by=None,
-        **unset,
+        settings, steps=options.steps, epochs=0, run_dir=None, resume=None, warmup_steps=0,
+        schedule="constant", until_accuracy=0.0, patience=0, best_by=None, **unset,
     )  # fmt: skip
     job = assemble(chosen, world, keeps_run=False, quiet=quiet)
     if world.is_rank_zero and not quiet:

@@ -27,7 +27,7 @@ from dptrain.machine import available_cores, cpu_model, own_cores
 from dptrain.measure.console import ReplacedLine
 from dptrain.memory import ADVICE, require_memory
 from dptrain.plan.plan import Plan, require_shards
-from dptrain.training.settings import Settings
+from dptrain.training.settings import SettingGroups, Settings
 from dptrain.training.spec import RankSpec
 
 
@@ -49,13 +49,13 @@ def possible_efficiency(world: World, threads: int) -> float:
     return float(min(world.all_gather_json(share)))
 
 
-def compute_threads(chosen: Settings, world: World) -> int:
+def compute_threads(chosen: SettingGroups[Any, None], world: World) -> int:
     """Return the number of compute threads of this rank."""
     cores, sharing = share_of_cores(world)
     return chosen.threads or max(cores // sharing, 1)
 
 
-def open_backend(chosen: Settings, world: World) -> Backend:
+def open_backend(chosen: SettingGroups[Any, None], world: World) -> Backend:
     """Return the backend, with a device chosen for this rank.
 
     Raises:
@@ -149,9 +149,9 @@ def find_transport(chosen: Settings, world: World, replica: Replica) -> str:
 
 
 def bucket_bytes(
-    chosen: Settings, world: World, transport: str, *, on_gpu: bool = False
-) -> int | None:
-    """Return the smallest size of a gradient bucket; None if the gradient is one bucket.
+    chosen: SettingGroups[Any, None], world: World, transport: str, *, on_gpu: bool = False
+) -> int:
+    """Return the smallest size of a gradient bucket; 0 if the gradient is one bucket.
 
     Overlap pays if a network or GPUs carry the sums. Within a node the cores that compute also copy
     and add, and one large message keeps the numbers in cache: an all-reduce of 0.8 MB on 2 ranks
@@ -161,7 +161,7 @@ def bucket_bytes(
         return chosen.bucket_kib * 1024
     if on_gpu and transport in BUCKET_BYTES:
         return BUCKET_BYTES[transport]
-    return None if world.local_size == world.size else 256 * 1024
+    return 0 if world.local_size == world.size else 256 * 1024
 
 
 ORDER_BYTES = 24

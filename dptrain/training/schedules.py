@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError, shown, suggest
-from dptrain.setting_groups import RECIPE, SettingGroup, first, known, setting
+from dptrain.setting_groups import Known, SettingGroup, UntilRecipe, UntilStart, first, setting
 
 if TYPE_CHECKING:
     from dptrain.network.zoo.recipes import Recipe
@@ -270,11 +270,11 @@ OWN_SETTINGS = tuple(name for kind in SCHEDULES.values() for name in kind.own_se
 
 
 @dataclass(frozen=True)
-class ScheduleSettings(SettingGroup):
+class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
     """The learning rate and its schedule."""
 
-    learning_rate: float | None = setting(
-        "optimisation", None, "Learning rate after warm-up.", otherwise=RECIPE, above=0
+    learning_rate: float | UntilRecipe = setting(
+        "optimisation", None, "Learning rate after warm-up.", above=0
     )
     scale_rate: str = setting(
         "optimisation",
@@ -283,20 +283,18 @@ class ScheduleSettings(SettingGroup):
         "root (sqrt).",
         choices=tuple(SCALE_RULES),
     )
-    reference_batch: int | None = setting(
+    reference_batch: int | UntilRecipe = setting(
         "optimisation",
         None,
         "Batch size for which the learning rate is meant.",
-        otherwise=RECIPE,
         at_least=1,
     )
-    schedule: str | None = setting(
+    schedule: str | UntilRecipe = setting(
         "optimisation",
         None,
         "Learning-rate schedule. "
         + "; ".join(f"{name}: {kind.summary}" for name, kind in SCHEDULES.items())
         + ".",
-        otherwise=RECIPE,
         choices=tuple(SCHEDULES),
     )
     warmup_steps: int = setting(
@@ -305,7 +303,7 @@ class ScheduleSettings(SettingGroup):
         "Steps in which the learning rate rises linearly to its value.",
         at_least=0,
     )
-    step_every: int | None = setting(
+    step_every: int | UntilRecipe = setting(
         "optimisation",
         None,
         "Steps between two reductions by schedule step.",
@@ -313,19 +311,17 @@ class ScheduleSettings(SettingGroup):
         unset=0,
         at_least=1,
     )
-    step_at: str | None = setting(
+    step_at: str | UntilRecipe = setting(
         "optimisation",
         None,
         "Fractions of all steps after which schedule step reduces the rate, such as 1/2,3/4; "
         "replaces --step-every.",
-        otherwise=RECIPE,
         unset="",
     )
-    step_factor: float | None = setting(
+    step_factor: float | UntilRecipe = setting(
         "optimisation",
         None,
         "Factor of a reduction by schedule step.",
-        otherwise=RECIPE,
         above=0,
         at_most=1,
     )
@@ -339,11 +335,11 @@ class ScheduleSettings(SettingGroup):
             for name in row.own_settings:
                 value = getattr(self, name)
                 # The recipe selects a schedule that is not set.
-                if self.schedule not in (kind, None) and value is not None:
+                if self.schedule not in (kind, None) and value:
                     raise UserError(
                         f"{name} is {value} but schedule is {self.schedule}; try --schedule {kind}"
                     )
-        if self.step_at is not None and self.step_every is not None:
+        if self.step_at and self.step_every:
             raise UserError(
                 f"step_every is {self.step_every} and step_at is {self.step_at}; set only one of "
                 "the two"
@@ -360,7 +356,7 @@ class ScheduleSettings(SettingGroup):
     def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
         filled = super().from_recipe(recipe)
         schedule = first(self.schedule, recipe.schedule)
-        step_at = self.step_at
+        step_at: str | None = self.step_at
         if schedule == "step" and step_at is None and self.step_every is None:
             step_at = recipe.step_at
             if step_at is None:
@@ -377,13 +373,13 @@ class ScheduleSettings(SettingGroup):
             "step_factor": first(self.step_factor, recipe.step_factor),
         }
 
-    def peak_rate(self, batch_size: int) -> float:
+    def peak_rate(self: ScheduleSettings[Known, UntilStart], batch_size: int) -> float:
         """Return the learning rate after warm-up, scaled to the batch size."""
-        rate = known(self.learning_rate, "learning_rate")
-        reference = first(self.reference_batch, batch_size)
-        return scaled_rate(rate, self.scale_rate, batch_size, reference)
+        return scaled_rate(self.learning_rate, self.scale_rate, batch_size, self.reference_batch)
 
-    def make_schedule(self, batch_size: int, total_steps: int) -> Schedule:
+    def make_schedule(
+        self: ScheduleSettings[Known, UntilStart], batch_size: int, total_steps: int
+    ) -> Schedule:
         """Return the schedule of a run.
 
         Args:
@@ -391,36 +387,15 @@ class ScheduleSettings(SettingGroup):
             total_steps: updates of the whole run.
         """
         return Schedule(
-            kind=known(self.schedule, "schedule"),
+            kind=self.schedule,
             base=self.peak_rate(batch_size),
             warmup_steps=self.warmup_steps,
             total_steps=total_steps,
-            step_every=first(self.step_every, 0),
-            step_at=() if self.step_at is None else parse_fractions(self.step_at),
-            step_factor=known(self.step_factor, "step_factor"),
+            step_every=self.step_every,
+            step_at=parse_fractions(self.step_at),
+            step_factor=self.step_factor,
             power=self.power,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleSpec:
-    """The same settings, resolved; see `dptrain.training.spec.JobSpec`.
-
-    Attributes:
-        learning_rate: for `reference_batch` samples; `scale_rate` is the rule for others.
-        step_every: 0 unless the schedule is ``step``.
-        step_at: empty unless the schedule is ``step``.
-    """
-
-    learning_rate: float
-    scale_rate: str
-    reference_batch: int
-    schedule: str
-    warmup_steps: int
-    step_every: int
-    step_at: str
-    step_factor: float
-    power: float
 
 
 _FRACTION = re.compile(r"[\d.]{1,40}(?:/\d{1,40}|[eE][+-]?\d{1,2})?", re.ASCII)
@@ -430,6 +405,8 @@ _FRACTION = re.compile(r"[\d.]{1,40}(?:/\d{1,40}|[eE][+-]?\d{1,2})?", re.ASCII)
 def parse_fractions(text: str) -> tuple[Fraction, ...]:
     """Return the fractions of `Schedule.step_at` from a text such as ``1/2,3/4`` or ``0.5,0.75``.
 
+    An empty text has none.
+
     Raises:
         UserError: the text is no list of rising fractions between 0 and 1.
 
@@ -437,6 +414,8 @@ def parse_fractions(text: str) -> tuple[Fraction, ...]:
         >>> parse_fractions("1/2,0.75")
         (Fraction(1, 2), Fraction(3, 4))
     """
+    if not text:
+        return ()
     parts = [part.strip() for part in text.split(",")]
     # A fraction holds all digits: 1e-999999999 has a billion of them.
     with suppress(ValueError, ZeroDivisionError):

@@ -2,16 +2,17 @@
 
 Each module declares its settings next to the code that uses them, as a group
 (`dptrain.setting_groups`). The flags of the command line, the environment variables, the keys of a
-configuration file and the keyword arguments of `dptrain.Trainer` are derived from `Settings`, which
-combines the groups. A setting that is None is resolved later, from the network's recipe, the
-backend, the data or the machine; `dptrain.training.spec` holds the result.
+configuration file and the keyword arguments of `dptrain.Trainer` are derived from `SettingGroups`,
+which combines the groups. `GivenSettings` is what a user has set, `Settings` has the recipe of the
+network filled in, and `dptrain.training.spec.JobSpec` what the backend, the data and the machine
+decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,22 @@ from dptrain.errors import UserError, suggest
 from dptrain.files import MAX_TEXT_BYTES, parse_json, read_regular
 from dptrain.plan.optimizer_settings import OptimizerSettings
 from dptrain.runs.names import CONFIG, SPECIFICATION
-from dptrain.runs.settings import DIRECTORY_SETTINGS, OutputSettings
-from dptrain.setting_groups import PREFIX, Setting, SettingGroup, setting, settings_of
+from dptrain.runs.settings import DIRECTORY_SETTINGS, DirectorySettings, OutputSettings
+from dptrain.setting_groups import (
+    PREFIX,
+    Known,
+    Setting,
+    SettingGroup,
+    UntilRecipe,
+    UntilStart,
+    first,
+    setting,
+    settings_of,
+)
 from dptrain.toml import read_toml
 from dptrain.training.data_settings import AugmentationSettings, DataSettings
 from dptrain.training.length import LengthSettings
-from dptrain.training.parallelism import OFF, ParallelismSettings
+from dptrain.training.parallelism import OFF, ParallelismSettings, RankSettings
 from dptrain.training.presets import find_config
 from dptrain.training.schedules import SCHEDULES, ScheduleSettings
 
@@ -67,7 +78,7 @@ WORKER_SETTINGS = ("backend", "precision")
 
 
 @dataclass(frozen=True)
-class ModelSettings(SettingGroup):
+class ModelSettings(SettingGroup[UntilRecipe, UntilStart]):
     """The network, and what computes it."""
 
     network: str = setting(
@@ -84,14 +95,14 @@ class ModelSettings(SettingGroup):
         "the overhead of the program.",
         choices=BACKENDS,
     )
-    precision: str | None = setting(
+    precision: str | UntilStart = setting(
         "model",
         None,
         "Precision of the arithmetic: fp32; cuda and cudnn also tf32 and bf16; "
         "numba also fp32-direct (no Winograd convolution); reference also fp64.",
         otherwise="the first precision of the backend",
     )
-    weights: Path | None = setting(
+    weights: str | UntilRecipe = setting(
         "model",
         None,
         "Initial parameters: an .onnx file, or a safetensors file whose names and "
@@ -123,46 +134,26 @@ class ModelSettings(SettingGroup):
     def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
         is_file, weights = self.network.endswith(NETWORK_SUFFIXES), self.weights
         if weights is None and self.network.endswith(".onnx"):
-            weights = Path(self.network)
+            weights = self.network
         return {
             **super().from_recipe(recipe),
             "network": str(Path(self.network).absolute()) if is_file else self.network,
-            "weights": None if weights is None else weights.absolute(),
+            "weights": None if weights is None else str(Path(weights).absolute()),
         }
 
 
 @dataclass(frozen=True)
-class Settings(
-    ModelSettings,
-    DataSettings,
-    AugmentationSettings,
-    LengthSettings,
-    OptimizerSettings,
-    ScheduleSettings,
-    ParallelismSettings,
-    OutputSettings,
+class JobSettings(
+    ModelSettings[UntilRecipe, UntilStart],
+    DataSettings[UntilRecipe, UntilStart],
+    AugmentationSettings[UntilRecipe, UntilStart],
+    LengthSettings[UntilRecipe, UntilStart],
+    OptimizerSettings[UntilRecipe, UntilStart],
+    ScheduleSettings[UntilRecipe, UntilStart],
+    ParallelismSettings[UntilRecipe, UntilStart],
+    OutputSettings[UntilRecipe, UntilStart],
 ):
-    """Everything that a user can set for a training job.
-
-    A value of None is resolved later; `Setting.default_text` states how. The field `origins` maps
-    the names of the settings that were set to where they were set, for example ``--seed``,
-    ``DPTRAIN_SEED`` or ``job.toml``.
-
-    Raises:
-        UserError: a value is invalid, or two settings contradict each other.
-
-    Example:
-        >>> Settings(batch_size=64).batch_size
-        64
-    """
-
-    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        for declared in settings():
-            value = declared.check(getattr(self, declared.name), declared.name)
-            object.__setattr__(self, declared.name, value)
-        self.refuse_contradictions()
+    """The settings of a job, which decide what it computes and writes."""
 
     def refuse_contradictions(self) -> None:
         """Raise `UserError` if settings of one group, or of several, contradict each other."""
@@ -178,27 +169,23 @@ class Settings(
                 f"{self.balance} makes unequal ones; remove one of the two"
             )
 
-    def with_recipe(self, network: Network | None = None) -> Settings:
-        """Return a copy in which the recipe of the network has filled in what is not set.
 
-        Paths become absolute, so that the run can be resumed and evaluated from any directory.
+@dataclass(frozen=True)
+class SettingGroups(
+    DirectorySettings[UntilRecipe, UntilStart],
+    JobSettings[UntilRecipe, UntilStart],
+    RankSettings[UntilRecipe, UntilStart],
+):
+    """Everything that a user can set for a training job.
 
-        Args:
-            network: the network; loaded from the setting `network` if it is None.
+    The field `origins` maps the names of the settings that were set to where they were set, for
+    example ``--seed``, ``DPTRAIN_SEED`` or ``job.toml``.
+    """
 
-        Raises:
-            UserError: there is no such network, or it has no default data.
-        """
-        from dptrain.network.zoo import recipe
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
-        chosen = recipe(self.load_network() if network is None else network, self.optimizer)
-        if self.data is None and chosen.data is None:
-            raise UserError(f"network '{self.network}' has no default data; try --data npz:FILE")
-        filled, origins = self.from_recipe(chosen), dict(self.origins)
-        for name, value in filled.items():
-            if getattr(self, name) is None and value is not None and name not in DIRECTORY_SETTINGS:
-                origins[name] = "network" if name == "weights" else "recipe"
-        return replace(self, **filled, origins=origins)
+    def __post_init__(self) -> None:
+        self.refuse_contradictions()
 
     def load_network(self) -> Network:
         """Return the network that the setting `network` names.
@@ -217,11 +204,61 @@ class Settings(
     def to_toml_values(self) -> dict[str, Any]:
         """Return the settings that start the same run again from a file, without locations."""
         values = {each.name: getattr(self, each.name) for each in settings()}
+        omitted = (*DIRECTORY_SETTINGS, *START_SETTINGS)
+        unset = {each.name: each.unset for each in settings()}
         return {
-            name: str(value) if isinstance(value, Path) else value
+            name: value
             for name, value in values.items()
-            if value is not None and name not in (*DIRECTORY_SETTINGS, *START_SETTINGS)
+            if value not in (None, unset[name]) and name not in omitted
         }
+
+
+@dataclass(frozen=True)
+class GivenSettings(SettingGroups[None, None]):
+    """What a user has set. A value of None is resolved later; `Setting.default_text` states how.
+
+    Raises:
+        UserError: a value is invalid, or two settings contradict each other.
+
+    Example:
+        >>> GivenSettings(batch_size=64).batch_size
+        64
+    """
+
+    def __post_init__(self) -> None:
+        for declared in settings():
+            value = declared.check(getattr(self, declared.name), declared.name)
+            object.__setattr__(self, declared.name, value)
+        super().__post_init__()
+
+    def with_recipe(self, network: Network | None = None) -> Settings:
+        """Return the settings with what the recipe of the network fills in.
+
+        Paths become absolute, so that the run can be resumed and evaluated from any directory.
+
+        Args:
+            network: the network; loaded from the setting `network` if it is None.
+
+        Raises:
+            UserError: there is no such network, or it has no default data.
+        """
+        from dptrain.network.zoo import recipe
+
+        chosen = recipe(self.load_network() if network is None else network, self.optimizer)
+        if self.data is None and chosen.data is None:
+            raise UserError(f"network '{self.network}' has no default data; try --data npz:FILE")
+        filled, origins = self.from_recipe(chosen), dict(self.origins)
+        for name, value in filled.items():
+            if getattr(self, name) is None and value is not None and name not in DIRECTORY_SETTINGS:
+                origins[name] = "network" if name == "weights" else "recipe"
+        values = {each.name: getattr(self, each.name) for each in settings()} | filled
+        resolved = {each.name: first(values[each.name], each.unset) for each in settings()}
+        return Settings(**resolved, origins=origins)
+
+
+@dataclass(frozen=True)
+class Settings(SettingGroups[Known, None]):
+    """The settings with the recipe of the network filled in; see `GivenSettings.with_recipe`."""
 
 
 def _network_of_run(run_dir: Path, name: str) -> Network | None:
@@ -237,8 +274,8 @@ def _network_of_run(run_dir: Path, name: str) -> Network | None:
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """Return every setting of `Settings`, group by group."""
-    return tuple(settings_of(Settings))
+    """Return every setting, group by group."""
+    return tuple(settings_of(GivenSettings))
 
 
 def load_settings(
@@ -295,7 +332,7 @@ def load_settings(
         (given, {name: by_name[name].flag for name in given}),
     ):
         put_layer(values, origins, layer, origin)
-    return Settings(**values, origins=origins).with_recipe()
+    return GivenSettings(**values, origins=origins).with_recipe()
 
 
 def put_layer(

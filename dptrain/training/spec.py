@@ -17,24 +17,23 @@ from typing import Any
 from dptrain.data.base import count_text
 from dptrain.runs.settings import DIRECTORY_SETTINGS
 from dptrain.runs.spans import threads_of
-from dptrain.setting_groups import first
+from dptrain.setting_groups import Known, first
 from dptrain.training.parallelism import OFF
-from dptrain.training.schedules import ScheduleSpec
 from dptrain.training.settings import (
     RANK_SETTINGS,
     START_SETTINGS,
     WORKER_SETTINGS,
+    JobSettings,
     Settings,
     settings,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSpec(ScheduleSpec):
+class JobSpec(JobSettings[Known, Known]):
     """The settings of a job, all resolved, equal on every rank.
 
-    The fields have the names and the meaning of `Settings`, with these additions and exceptions,
-    and those of `ScheduleSpec`.
+    The fields have the names and the meaning of the settings, with these additions and exceptions.
 
     Attributes:
         ranks: number of ranks.
@@ -43,6 +42,8 @@ class JobSpec(ScheduleSpec):
         epochs: passes over the data; 0 if the length of the job was set in steps.
         steps: updates of the whole job, including those before a resume.
         clip_norm: 0 without a limit.
+        step_every: 0 unless the schedule is ``step``.
+        step_at: empty unless the schedule is ``step``.
         average_weights: 0 without an average.
         weight_decay: None if each layer has its own.
         validation: share of the training samples that is set aside; 0 if there are none, or if the
@@ -54,48 +55,6 @@ class JobSpec(ScheduleSpec):
         transport: the transport in use; ``mpi`` for one rank on a CPU, ``host`` for one on a GPU.
     """
 
-    network: str
-    backend: str
-    precision: str
-    tune: bool
-    recompute: bool
-    weights: str
-    seed: int
-    data: str
-    validation: float
-    crop: int
-    flip: bool
-    brightness: float
-    contrast: float
-    cutout: int
-    mixup: float
-    prefetch: int
-    batch_size: int
-    accumulate: int
-    epochs: int
-    steps: int
-    until_accuracy: float
-    patience: int
-    best_by: str
-    optimizer: str
-    momentum: float
-    nesterov: bool
-    clip_norm: float
-    average_weights: float
-    label_smoothing: float
-    weight_decay: float | None
-    strategy: str
-    batch_norm: str
-    shards: int
-    balance: str
-    transport: str
-    bucket_kib: int
-    checkpoint_every: int
-    keep_checkpoints: int
-    log_every: int
-    tensorboard: bool
-    evaluate_every: int
-    baseline_steps: int
     ranks: int
     epoch_steps: int
 
@@ -260,6 +219,7 @@ def resolve_job(
         "steps": chosen.total_steps(epoch_steps),
         "best_by": best_by,
         "checkpoint_every": first(chosen.checkpoint_every, epoch_steps),
+        "validation": first(chosen.validation, 0.0),
         "backend": backend,
         "precision": precision,
         "prefetch": prefetch,
@@ -268,13 +228,5 @@ def resolve_job(
         "ranks": ranks,
         "epoch_steps": epoch_steps,
     }
-    names = {item.name for item in fields(JobSpec)}
-    resolved = {
-        setting.name: setting.resolved(getattr(chosen, setting.name))
-        for setting in settings()
-        if setting.name in names
-    }
-    values = {**resolved, **decided}
-    missing = [name for name, value in values.items() if value is None and name != "weight_decay"]
-    assert not missing, f"the recipe left {missing} open"
-    return JobSpec(**values)
+    names = [item.name for item in fields(JobSpec) if item.name not in decided]
+    return JobSpec(**{name: getattr(chosen, name) for name in names}, **decided)

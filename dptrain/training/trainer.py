@@ -78,7 +78,7 @@ from dptrain.training.profiling.energy import TrainingEnergy
 from dptrain.training.resources import average_statistics, share_state
 from dptrain.training.selection import Selection
 from dptrain.training.setting_names import resolved_name, unknown_setting
-from dptrain.training.settings import Settings, load_settings
+from dptrain.training.settings import GivenSettings, Settings, load_settings
 from dptrain.training.spec import RunSpec, job_settings
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -907,7 +907,7 @@ def _check_callbacks(callbacks: Any) -> None:
     )
 
 
-def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Settings:
+def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> GivenSettings:
     named = dict(given)
     if "resume" in named:
         raise UserError("Trainer starts a new run; use Trainer.resume(RUN_DIR) to continue one")
@@ -915,9 +915,9 @@ def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Se
     if data is not None:
         named["data"] = data if isinstance(data, str) else "arrays"
     for name in named:
-        if name not in Settings.__dataclass_fields__ or name == "origins":
+        if name not in GivenSettings.__dataclass_fields__ or name == "origins":
             raise UserError(unknown_setting("Trainer has no setting", name))
-    chosen = Settings(**named, origins=dict.fromkeys(named, "argument"))
+    chosen = GivenSettings(**named, origins=dict.fromkeys(named, "argument"))
     if chosen.tensorboard and chosen.run_dir is None:
         raise UserError("tensorboard writes files to the run directory; set run_dir too")
     return chosen

@@ -128,7 +128,7 @@ def test_a_sum_over_shards_follows_their_tree(connected: World) -> None:
     own = MicroShards.of_rank(shards, connected.rank, connected.size)
     plan = make_plan(NETWORK, backend, 4, micro_shards=own)
     replica = backend.make_replica(plan, arrays=share_arrays(connected, plan))
-    sums = make_gradient_sum("mirrored", connected, replica, make_buckets(plan, None))
+    sums = make_gradient_sum("mirrored", connected, replica, make_buckets(plan))
     counts, merges = rank_contributions(shards, connected.size)
     size = plan.layout.gradient_size
     values = np.random.default_rng(5).normal(size=(sum(counts), size)).astype(np.float32)
@@ -149,7 +149,7 @@ def test_ranks_that_share_cores_sleep_while_they_wait(
         pytest.skip("one rank sums nothing")
     monkeypatch.setattr(World, "node_cores", lambda world: 1)
     replica = _replica("fp32", connected, "shared")
-    sums = make_gradient_sum("mirrored", connected, replica, make_buckets(replica.plan, None))
+    sums = make_gradient_sum("mirrored", connected, replica, make_buckets(replica.plan))
 
     def check(factor: float) -> None:
         waited = used = 0.0

@@ -111,7 +111,7 @@ def test_experiments_do_what_they_are_named(
 def test_the_sum_of_one_number_leaves_the_gradients(connected: World) -> None:
     from dptrain.training.job import assemble
 
-    chosen = load_settings({**SETTINGS, "transport": "peer"}, {}).with_recipe()
+    chosen = load_settings({**SETTINGS, "transport": "peer"}, {})
     job = assemble(chosen, connected, keeps_run=False, quiet=True)
     with job.engine:
         original = job.engine.gradient_sum

@@ -321,7 +321,7 @@ def test_a_wait_for_statistics_ends(connected: World, devices: None) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_receive_buffers_count_as_memory(connected: World, devices: None) -> None:
     replica = small_replica()
-    buckets = make_buckets(replica.plan, None)
+    buckets = make_buckets(replica.plan)
     sums = make_gradient_sum("mirrored", connected, replica, buckets, "peer")
     # Double buffering, each buffer with a part for every rank's gradient.
     assert sums.memory_bytes == 2 * connected.size * replica.flat_gradients.nbytes
@@ -335,7 +335,7 @@ def test_receive_buffers_count_as_memory(connected: World, devices: None) -> Non
 
 def test_a_sum_that_was_given_up_ends_a_step(connected: World, devices: None) -> None:
     replica = small_replica()
-    buckets = make_buckets(replica.plan, None)
+    buckets = make_buckets(replica.plan)
     sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
     engine = make_engine(replica, sums, buckets, StepRecorder(replica.plan.stages))
     x, y = np.zeros((7, 11), np.float32), np.zeros(7, np.int32)

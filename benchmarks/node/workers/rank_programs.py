@@ -39,15 +39,15 @@ def _world(spec: Spec, session: Session) -> Any:
 def _job(spec: Spec, session: Session, **settings: Any) -> Any:
     """Assemble a training job as `dptrain train` does, on synthetic data."""
     from dptrain.training.job import assemble
-    from dptrain.training.settings import Settings
+    from dptrain.training.settings import GivenSettings
 
-    known = {field.name for field in fields(Settings)}
+    known = {field.name for field in fields(GivenSettings)}
     if spec.get("shards") is not None:
         settings["shards"] = spec["shards"]
     if unknown := sorted(settings.keys() - known):
         raise MissingError(f"this version of dptrain has no setting '{unknown[0]}'")
     world = _world(spec, session)
-    chosen = Settings(
+    chosen = GivenSettings(
         network=spec["network"], data="synthetic", crop=0, batch_size=spec["batch"],
         threads=spec["threads"], steps=STEPS, strategy=spec.get("strategy", "mirrored"),
         transport=spec.get("transport", "auto"), backend=spec.get("backend", "numba"), **settings,

@@ -36,7 +36,7 @@ from dptrain.training.resources import (
     open_backend,
 )
 from dptrain.training.setting_names import resolved_name
-from dptrain.training.settings import Settings
+from dptrain.training.settings import GivenSettings
 
 INFERENCE_BATCH = 256
 """Samples that are computed at a time: enough for full speed, and little memory."""
@@ -213,7 +213,7 @@ def load(
         >>> model = load("runs/mine")                              # doctest: +SKIP
         >>> model.predict(images)                                  # doctest: +SKIP
     """
-    chosen = Settings(backend=backend, threads=threads, share_gpus=True)
+    chosen = GivenSettings(backend=backend, threads=threads, share_gpus=True)
     file = None if weights is None else Path(weights)
     return load_on_all_ranks(Path(path), World.single(), checkpoint, chosen, weights=file)
 
@@ -222,7 +222,7 @@ def load_on_all_ranks(
     path: Path,
     world: World,
     checkpoint: int | None = None,
-    chosen: Settings | None = None,
+    chosen: GivenSettings | None = None,
     *,
     weights: Path | None = None,
 ) -> TrainedModel:
@@ -245,7 +245,7 @@ def load_on_all_ranks(
     network, preprocessing = call_on_all_ranks(world, lambda: _restore_description(facts, path))
     if chosen is None:
         job = facts.spec["job"]
-        chosen = Settings(backend=job["backend"], precision=job["precision"], share_gpus=True)
+        chosen = GivenSettings(backend=job["backend"], precision=job["precision"], share_gpus=True)
     if weights is not None:
         call_on_rank_zero(world, partial(check_weights, network, weights))
     backend = open_backend(chosen, world)

@@ -58,8 +58,8 @@ def starts_from_weights(chosen: Settings) -> bool:
     Raises:
         UserError: `resume` names no run directory.
     """
-    if chosen.weights is None or chosen.resume is None:
-        return chosen.weights is not None
+    if not chosen.weights or chosen.resume is None:
+        return bool(chosen.weights)
     return not RunDirectory.open(Path(chosen.resume)).has_checkpoint()
 
 
@@ -257,8 +257,8 @@ def start_run(
         The evaluations on the validation data that the run made before it was resumed, and its
         spans.
     """
-    if chosen.tags is not None or chosen.note is not None:
-        labels = Labels.read(run.path).changed(parse_tags([chosen.tags or ""]), note=chosen.note)
+    if chosen.tags or chosen.note is not None:
+        labels = Labels.read(run.path).changed(parse_tags([chosen.tags]), note=chosen.note)
         labels.write(run.path)
     spans = Spans.read(run.path)
     run.metrics.truncate_after(first_step)

@@ -70,7 +70,7 @@ def profile_inference(
     chosen = replace(
         settings,
         steps=options.skip + options.steps,
-        epochs=None,
+        epochs=0,
         run_dir=None,
         resume=None,
         accumulate=1,

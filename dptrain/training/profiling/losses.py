@@ -101,7 +101,7 @@ def measure_losses(
         )
     output = options.output
     call_on_rank_zero(world, lambda: _claim(output))
-    chosen = replace(settings, epochs=None, steps=options.steps, run_dir=None, resume=None)
+    chosen = replace(settings, epochs=0, steps=options.steps, run_dir=None, resume=None)
     job = assemble(chosen, world, keeps_run=False, quiet=quiet)
     with job.engine:
         if job.replica.memory.asynchronous and not job.engine.gradient_sum.enqueues:

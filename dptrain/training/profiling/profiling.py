@@ -130,7 +130,7 @@ def profile(
     board = call_on_rank_zero(world, lambda: _claim(output, settings.tensorboard))
     ranges = call_on_all_ranks(world, load_ranges) if options.nvtx else None
     total = options.skip + options.steps
-    chosen = replace(settings, steps=total, epochs=None, run_dir=None, resume=None)
+    chosen = replace(settings, steps=total, epochs=0, run_dir=None, resume=None)
     recorded = 4 * (total + FIRST_TIMED)
     job = assemble(chosen, world, keeps_run=False, recorded_steps=recorded, quiet=quiet)
     with ExitStack() as stack:

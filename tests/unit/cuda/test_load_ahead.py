@@ -145,7 +145,7 @@ def engine_on(device: Emulator, optimizer: SGD | Adam, passes: int = 1) -> Devic
     backend = CudaBackend(device)
     plan = make_plan(NETWORK, backend, -(-4 // passes), optimizer=optimizer, passes=passes)
     replica = backend.make_replica(plan, seed=0)
-    buckets = make_buckets(plan, None)
+    buckets = make_buckets(plan)
     alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
     engine = make_engine(replica, alone, buckets, StepRecorder(plan.stages))
     assert isinstance(engine, DeviceEngine)

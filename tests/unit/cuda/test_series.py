@@ -82,7 +82,7 @@ def engine_on(
         assert replica.prepare_images(IMAGES.shape[1:], PIXELS)
     else:
         replica.cache_images(IMAGES, PIXELS)
-    buckets = make_buckets(plan, None)
+    buckets = make_buckets(plan)
     alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
     engine = make_engine(replica, alone, buckets, StepRecorder(plan.stages))
     assert isinstance(engine, DeviceEngine)

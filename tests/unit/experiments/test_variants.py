@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from dptrain.experiments.variants import UNCHANGED, list_variants
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network
 from dptrain.training import trainer
 from dptrain.training.persistence.rundir import RunDirectory
-from dptrain.training.settings import Settings
+from dptrain.training.settings import GivenSettings, Settings
 from tests.tiers import tiered
 
-CONFIG = Settings(network="model-small", data="digits", steps=4, batch_size=8).with_recipe()
+CONFIG = GivenSettings(network="model-small", data="digits", steps=4, batch_size=8).with_recipe()
 AXES = {"stride": ("1", "2"), "first-pool": ("3/1",)}
 
 
@@ -191,14 +192,14 @@ def test_a_stopped_study_continues(
     # Training prints its progress; the study prints the results.
     assert "Where a step goes" not in text
     assert "summary.json" not in text
-    longer = Settings(network="model-small", data="digits", steps=5, batch_size=8).with_recipe()
+    longer = replace(CONFIG, steps=5)
     with pytest.raises(UserError, match="measured with steps 4, but this command has 5;"):
         study_variants(longer, AXES, tmp_path, World.single())
 
 
 @pytest.mark.more
 def test_a_killed_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Settings(
+    config = GivenSettings(
         network="model-small", data="digits", steps=4, batch_size=8, checkpoint_every=2
     ).with_recipe()
     world = World.single()
@@ -241,14 +242,14 @@ def test_a_variant_whose_training_fails_does_not_end_the_study(tmp_path: Path) -
 
 
 def test_what_is_wrong_with_the_first_variant_ends_the_study(tmp_path: Path) -> None:
-    config = Settings(network="model-small", data="mnist:nowhere", steps=4).with_recipe()
+    config = GivenSettings(network="model-small", data="mnist:nowhere", steps=4).with_recipe()
     with pytest.raises(UserError, match="nowhere does not exist"):
         study_variants(config, AXES, tmp_path, World.single(), verbose=False)
 
 
 def on_an_emulated_gpu(**changes: Any) -> Settings:
     """A small training whose layers are timed in some steps only."""
-    return Settings(
+    return GivenSettings(
         network="mlp-5", data="irradiance?samples=64", backend="cuda", batch_size=8, **changes
     ).with_recipe()
 

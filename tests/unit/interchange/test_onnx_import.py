@@ -45,7 +45,7 @@ from dptrain.network import (
     get_network,
 )
 from dptrain.training.persistence.weights import load_weights
-from dptrain.training.settings import Settings
+from dptrain.training.settings import GivenSettings
 from tests.lazy import LazyModule
 from tests.unit.interchange.models import load_module, model_of, plain
 
@@ -469,7 +469,7 @@ SMALL = Network((1, 6, 5), [Conv2d(4), ReLU(), Flatten(), Dense(3)], name="small
 def test_training_begins_with_the_parameters_of_the_file(tmp_path: Path) -> None:
     model = model_of(SMALL, plain(SMALL))
     (path,) = model.export(tmp_path / "small.onnx")
-    assert Settings(network=str(path), data="x").with_recipe().weights == path
+    assert GivenSettings(network=str(path), data="x").with_recipe().weights == str(path)
     x, y = RNG.standard_normal((12, 1, 6, 5)).astype(np.float32), np.arange(12) % 3
     trainer = Trainer(
         str(path), (x, y, x, y), run_dir=tmp_path / "run", steps=2, batch_size=6,
@@ -487,8 +487,8 @@ def test_training_begins_with_the_parameters_of_the_file(tmp_path: Path) -> None
 
 def test_other_weights_replace_those_of_the_file(tmp_path: Path) -> None:
     (path,) = model_of(SMALL, plain(SMALL)).export(tmp_path / "small.onnx")
-    chosen = Settings(network=str(path), data="x", weights=Path("w.safetensors"))
-    assert chosen.with_recipe().weights == Path("w.safetensors").absolute()
+    chosen = GivenSettings(network=str(path), data="x", weights=Path("w.safetensors"))
+    assert chosen.with_recipe().weights == str(Path("w.safetensors").absolute())
 
 
 @pytest.mark.parametrize("producer", ["dptrain", "another"])

@@ -172,7 +172,7 @@ def test_timing_costs_less_than_five_percent_of_a_step() -> None:
     """
     replica = api.make_replica(get_network("model0"), "numba", 32)
     recorder = StepRecorder(replica.plan.stages)
-    buckets = make_buckets(replica.plan, None)
+    buckets = make_buckets(replica.plan)
     sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
     engine = make_engine(replica, sums, buckets, recorder)
     random = np.random.default_rng(0)

@@ -35,7 +35,7 @@ from dptrain.training.persistence.repeating import changing_flags
 from dptrain.training.schedules import SCHEDULES
 from dptrain.training.settings import (
     START_SETTINGS,
-    Settings,
+    GivenSettings,
     load_settings,
     settings,
 )
@@ -503,7 +503,7 @@ def config_of(chosen: dict[str, Any]) -> dict[str, Any]:
         values["steps"] = 77
     if chosen["optimizer"] != "sgd":
         values.pop("momentum", None)
-    return Settings(network="model0", data="digits", **values).with_recipe().to_toml_values()
+    return GivenSettings(network="model0", data="digits", **values).with_recipe().to_toml_values()
 
 
 @given(st.fixed_dictionaries(VALUES), st.fixed_dictionaries(VALUES))
@@ -518,7 +518,7 @@ def test_flags_of_a_repeated_run_make_its_settings(
         is_switch = next(s.type is bool for s in settings() if s.name == name)
         flags[name] = not word.startswith("--no-") if is_switch else words.pop(0)
     merged = load_settings(flags, {}, _file(first))
-    expected = Settings(**second).with_recipe()
+    expected = GivenSettings(**second).with_recipe()
     assert merged.to_toml_values() == expected.to_toml_values()
 
 

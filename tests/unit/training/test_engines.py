@@ -86,7 +86,7 @@ class SliceSum(NoSum):
 def test_an_update_by_slices_gives_the_same_bits(backend: str, optimizer: Optimizer) -> None:
     """Slices need not end where parameters do; a loss that is not finite changes nothing."""
     whole, sliced = make(optimizer, backend), make(optimizer, backend)
-    buckets = make_buckets(whole.plan, None)
+    buckets = make_buckets(whole.plan)
     size = whole.plan.layout.size
     expected = run_steps(whole, NoSum(World.single(), whole.flat_gradients, size, buckets))
     found = run_steps(sliced, SliceSum(World.single(), sliced.flat_gradients, size, buckets))
@@ -101,7 +101,7 @@ def test_an_update_by_slices_gives_the_same_bits(backend: str, optimizer: Optimi
 
 def test_stages_are_timed_and_their_times_do_not_accumulate() -> None:
     replica = make(backend="null")
-    buckets = make_buckets(replica.plan, None)
+    buckets = make_buckets(replica.plan)
     recorder = StepRecorder(replica.plan.stages)
     alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
     engine = make_engine(replica, alone, buckets, recorder)
@@ -123,7 +123,7 @@ def test_a_step_of_several_passes(backend: str, failing: int) -> None:
     chosen = load_backend(backend)
     plan = make_plan(NETWORK, chosen, 4, optimizer=SGD(momentum=0.9), passes=2)
     replica = chosen.make_replica(plan, seed=1)
-    buckets, recorder = make_buckets(plan, None), StepRecorder(plan.stages)
+    buckets, recorder = make_buckets(plan), StepRecorder(plan.stages)
     alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
     engine = make_engine(replica, alone, buckets, recorder)
     for step in range(4):
@@ -159,7 +159,7 @@ def test_the_null_backend_trains() -> None:
 def test_engines_follow_the_memory() -> None:
     for backend, expected in (("reference", HostEngine), ("cuda", DeviceEngine)):
         replica = make(backend=backend)
-        buckets = make_buckets(replica.plan, None)
+        buckets = make_buckets(replica.plan)
         alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
         engine = make_engine(replica, alone, buckets, StepRecorder(replica.plan.stages))
         assert type(engine) is expected
@@ -170,7 +170,7 @@ def test_a_device_that_waits_too_long_names_the_rank() -> None:
         raise TimeoutError("the GPU has not finished its work after 300 s")
 
     replica = make(backend="cuda")
-    buckets = make_buckets(replica.plan, None)
+    buckets = make_buckets(replica.plan)
     world = World.single()
     alone = make_gradient_sum("mirrored", world, replica, buckets)
     engine = make_engine(replica, alone, buckets, StepRecorder(replica.plan.stages))

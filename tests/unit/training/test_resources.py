@@ -21,7 +21,7 @@ from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.errors import UserError
 from dptrain.training.job import _cache_images
 from dptrain.training.resources import bucket_bytes, notice_if_slow, open_backend
-from dptrain.training.settings import Settings
+from dptrain.training.settings import GivenSettings
 
 
 class Neighbours(World):
@@ -46,31 +46,31 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_ranks_on_one_gpu_are_refused_unless_allowed() -> None:
     world = Neighbours(("here", "GPU-0"))
     with pytest.raises(UserError, match=r"2 ranks would use one GPU; .*--share-gpus"):
-        open_backend(Settings(backend="cuda"), world)
-    assert open_backend(Settings(backend="cuda", share_gpus=True), world).name == "cuda"
+        open_backend(GivenSettings(backend="cuda"), world)
+    assert open_backend(GivenSettings(backend="cuda", share_gpus=True), world).name == "cuda"
 
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("other", [("here", "GPU-1"), ("elsewhere", "GPU-0")])
 def test_ranks_with_gpus_of_their_own_are_welcome(other: tuple[str, str]) -> None:
-    open_backend(Settings(backend="cuda"), Neighbours(other))
+    open_backend(GivenSettings(backend="cuda"), Neighbours(other))
 
 
 def test_ranks_share_processors() -> None:
-    open_backend(Settings(backend="numba"), Neighbours(("here", "")))
+    open_backend(GivenSettings(backend="numba"), Neighbours(("here", "")))
 
 
 def test_a_bucket_suits_those_who_carry_it() -> None:
     world = World.single()
-    config = Settings()
-    assert bucket_bytes(config, world, "host") is None
-    assert bucket_bytes(config, world, "mpi") is None
+    config = GivenSettings()
+    assert bucket_bytes(config, world, "host") == 0
+    assert bucket_bytes(config, world, "mpi") == 0
     assert bucket_bytes(config, world, "mpi", on_gpu=True) == 1024 * 1024
     assert bucket_bytes(config, world, "peer", on_gpu=True) == 256 * 1024
     assert bucket_bytes(config, world, "nccl", on_gpu=True) == 1024 * 1024
     world.size = 2  # The other rank is on another node.
     assert bucket_bytes(config, world, "host") == 256 * 1024
-    assert bucket_bytes(Settings(bucket_kib=3), world, "peer", on_gpu=True) == 3 * 1024
+    assert bucket_bytes(GivenSettings(bucket_kib=3), world, "peer", on_gpu=True) == 3 * 1024
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_images_are_cached_on_the_device_up_to_a_share_of_its_free_memory(
     world = World.single()
     world.local_size = local_size
     inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
-    found = _cache_images(replica, inputs, world, Settings(**changes))
+    found = _cache_images(replica, inputs, world, GivenSettings(**changes))
     assert replica.cache_images.called == cached
     assert found is (samples if cached else None)
 
@@ -103,7 +103,7 @@ def test_a_device_also_caches_images_that_are_in_files(kind: type[Replica]) -> N
     free = None if kind is CropWindowReplica else 1 << 20
     replica: Any = Mock(spec=kind, backend=SimpleNamespace(free_bytes=lambda: free))
     inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
-    found = _cache_images(replica, inputs, World.single(), Settings())
+    found = _cache_images(replica, inputs, World.single(), GivenSettings())
     if kind is CropWindowReplica:
         assert found is None
         return
@@ -123,7 +123,7 @@ def test_images_in_host_memory_are_kept_if_the_replica_can_load_parts_of_them(
     samples = CachedSamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
     replica: Any = Mock(spec=kind, backend=SimpleNamespace(free_bytes=lambda: None))
     inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
-    found = _cache_images(replica, inputs, World.single(), Settings())
+    found = _cache_images(replica, inputs, World.single(), GivenSettings())
     assert found is (samples if kept else None)
 
 

@@ -479,7 +479,7 @@ def all_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engine_of(replica: Replica) -> Engine:
     """Return the training loop's engine, of one rank."""
-    buckets = make_buckets(replica.plan, None)
+    buckets = make_buckets(replica.plan)
     alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
     return make_engine(replica, alone, buckets, StepRecorder(replica.plan.stages))
 

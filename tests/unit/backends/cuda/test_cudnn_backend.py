@@ -49,7 +49,7 @@ from dptrain.network import (
 from dptrain.plan import SGD, make_plan
 from dptrain.plan.lowering import Group, Phase, Precision, Setting
 from dptrain.training.resources import open_backend
-from dptrain.training.settings import Settings
+from dptrain.training.settings import GivenSettings
 from tests.emulator.emulator import Emulator
 from tests.emulator.fake_cudnn import ENGINES, Engine, Module
 from tests.emulator.fake_cudnn_functions import Functions, to_bfloat16
@@ -549,7 +549,7 @@ def test_training_without_cudnn_is_refused_before_anything_is_planned(
 
     monkeypatch.setattr("dptrain.backends.cudnn.library.load_library", fail)
     with pytest.raises(UserError, match=r"finds no libcudnn.so.9; pip install it"):
-        open_backend(Settings(backend="cudnn"), World.single())
+        open_backend(GivenSettings(backend="cudnn"), World.single())
 
 
 def test_importing_and_planning_need_no_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
