@@ -316,7 +316,7 @@ class Explanation:
             candidates: what `dptrain.plan.selection.fastest` returned.
             selection, stage: as passed to `select`.
             tile, units: as above.
-            note: the reason unless the choice was measured, if it says more than the estimates.
+            note: the reason unless `selection` names the choice, if it says more than estimates.
         """
         name = choice.algorithm.name
         others = tuple(
@@ -328,7 +328,7 @@ class Explanation:
         )
         reason = note or ("lowest estimated time" if others else "the only algorithm")
         if selection.named(stage) in (str(choice), name):
-            reason = "measured to be the fastest"
+            reason = selection.reason
         return cls(name, tile, units, reason, others)
 
 

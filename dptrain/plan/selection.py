@@ -20,6 +20,8 @@ lowest estimate."""
 
 Candidates = Callable[[Iterable[tuple[float, Any]]], list[tuple[float, Any]]]
 """Returns the candidates that are measured, from all of a stage with their estimates."""
+MEASURED = "measured to be the fastest"
+"""`KernelSelection.reason` of names that measurements chose."""
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -179,9 +181,11 @@ class KernelSelection:
     Attributes:
         names: names of algorithms or of their configurations by stage, as pairs. Other stages use
             the lowest estimate.
+        reason: why these names were chosen, as `dptrain layers --explain` shows it.
     """
 
     names: tuple[tuple[str, str], ...] = ()
+    reason: str = field(default="fixed by the selection", compare=False)
 
     def named(self, stage: str) -> str | None:
         """Return the name of the candidate for a stage; None uses the lowest estimate."""

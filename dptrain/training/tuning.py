@@ -17,7 +17,7 @@ from dptrain.backends.base import Backend
 from dptrain.comm.collective import call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.plan.plan import Plan, with_selection
-from dptrain.plan.selection import KernelSelection
+from dptrain.plan.selection import MEASURED, KernelSelection
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.resources import NOTICE_AFTER_S, notice_if_slow
 from dptrain.training.settings import Settings
@@ -56,7 +56,7 @@ def select_kernels(
     )
     if found["conditions"] != _conditions(plan):
         return plan, found
-    selection = KernelSelection(tuple(sorted(found["selected"].items())))
+    selection = KernelSelection(tuple(sorted(found["selected"].items())), MEASURED)
     return with_selection(plan, backend, selection), found
 
 

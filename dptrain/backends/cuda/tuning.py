@@ -30,7 +30,13 @@ from dptrain.network.files import network_to_dict
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.lowering import STATISTICS_PHASES, Phase, stage_name
 from dptrain.plan.plan import Plan, with_selection
-from dptrain.plan.selection import Candidates, KernelSelection, RankedSelection, worthwhile
+from dptrain.plan.selection import (
+    MEASURED,
+    Candidates,
+    KernelSelection,
+    RankedSelection,
+    worthwhile,
+)
 
 if TYPE_CHECKING:
     from dptrain.backends.base import Backend
@@ -87,7 +93,8 @@ class Tuning:
         """The candidates that are faster than those with the lowest estimates."""
         found = [(stage, self.fastest(stage), all_[0]) for stage, all_ in self.stages.items()]
         return KernelSelection(
-            tuple((stage, best.name) for stage, best, first in found if best is not first)
+            tuple((stage, best.name) for stage, best, first in found if best is not first),
+            MEASURED,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dptrain.describe import plan_for
 from dptrain.measure.profile.explanations import UNKNOWN, explain_stages, explanation_table
 from dptrain.network import Conv2d, Dense, Flatten, Network, ReLU, get_network
 from dptrain.plan.plan import with_selection
-from dptrain.plan.selection import KernelSelection, RankedSelection
+from dptrain.plan.selection import MEASURED, KernelSelection, RankedSelection
 
 STRIDED = Network((16, 33, 33), [Conv2d(24, 3, stride=2), ReLU(), Flatten(), Dense(10)])
 
@@ -73,13 +73,13 @@ def test_kernels_of_a_gpu_are_explained_without_one() -> None:
     stage = "conv2+relu2+lrn2+pool2.forward"
     name = str(ranked.found[stage][1][1])
     for names in ((stage, name), (stage, "of another version")):
-        setting = replace(plan.setting, selection=KernelSelection((names,)))
+        setting = replace(plan.setting, selection=KernelSelection((names,), MEASURED))
         [row] = [
             row for row in explain_stages(replace(plan, setting=setting))
             if f"{row.layers}.{row.phase}" == stage
         ]  # fmt: skip
         assert row.algorithm in ("halo-tile implicit GEMM", "wgmma GEMM")
-        assert (row.reason == "measured to be the fastest") == (names[1] == name)
+        assert (row.reason == MEASURED) == (names[1] == name)
         assert row.tile.startswith(name) == (names[1] == name)
 
 

@@ -34,12 +34,12 @@ class DenseGemm(WeightedOperation):
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
-        measured = dict(setting.selection.names)
+        selection = setting.selection
         return {
             phase: Explanation(
                 config.tile.ALGORITHM, str(config),
-                reason="measured to be the fastest"
-                if measured.get(group.stage(phase)) == str(config) else "lowest estimated time",
+                reason=selection.reason
+                if selection.named(group.stage(phase)) == str(config) else "lowest estimated time",
             )
             for phase, config in cls.configs(group, setting).items()
         }  # fmt: skip
