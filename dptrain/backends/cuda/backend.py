@@ -95,7 +95,7 @@ from dptrain.plan.optimizers import AVERAGE, SGD
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
-OPERATIONS: Mapping[type[Layer], type[Operation]] = {
+OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
     MaxPool2d: MaxPoolOperation,
     AveragePool2d: AveragePoolOperation,
@@ -275,7 +275,7 @@ class CudaBackend(Backend):
             return Storage(parameter.shape, (2, 3, 1, 0))
         return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
 
-    def operation(self, group: Group, setting: Setting) -> type[Operation]:
+    def operation(self, group: Group, setting: Setting) -> type[Operation[Any]]:
         """Return the class that computes a group."""
         layer = group.head.layer
         if isinstance(layer, Dense):

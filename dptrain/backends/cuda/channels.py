@@ -107,7 +107,7 @@ class ChannelLaunch:
         """The counters of finished blocks, which are 0 between kernels."""
         return BufferSpec((self.columns,), "uint32")
 
-    def function(self, operation: Operation, file: str, name: str, **defines: int) -> Function:
+    def function(self, operation: Operation[Any], file: str, name: str, **defines: int) -> Function:
         """Return a kernel compiled for this launch."""
         return operation.function(file, name, **self.defines, **defines)
 

@@ -14,6 +14,7 @@ from dptrain.backends.cuda.operation import Operation, SingleLayerOperation, vec
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Context, GradientAddition, Kernel
 from dptrain.network.activations import ReLU
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
 
@@ -58,7 +59,7 @@ def bind_additions(replica: CudaReplica, additions: Sequence[GradientAddition]) 
     )
 
 
-class AddOperation(Operation):
+class AddOperation(Operation[Add]):
     """Sum of all inputs, whose gradients equal that of the output; in inference also its ReLU."""
 
     @classmethod
@@ -79,7 +80,7 @@ class AddOperation(Operation):
         return _sequence(stages)
 
 
-class ConcatenateOperation(Operation):
+class ConcatenateOperation(Operation[Concatenate]):
     """Channels of all inputs, one after another."""
 
     @classmethod
@@ -129,12 +130,12 @@ class ConcatenateOperation(Operation):
         return run
 
 
-class GlobalAveragePoolOperation(SingleLayerOperation):
+class GlobalAveragePoolOperation(SingleLayerOperation[GlobalAveragePool2d]):
     """Mean of each map over all pixels."""
 
     def forward(self) -> Kernel:
         channels, pixels = self._sizes()
-        layout = ChannelLaunch.of(channels, self.replica.plan.setting, sums=True)
+        layout = ChannelLaunch.of(channels, self.setting, sums=True)
         function = layout.function(self, "combining.cu", "global_average_pool_forward")
         arguments = self.arrays["x"], self.arrays["y"], np.int32(pixels), np.int32(channels)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Epilogue(ABC):
 
     reads: ClassVar[tuple[str, ...]]
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: Operation[Any]) -> None:
         self.operation, self.arrays = operation, operation.arrays
         self.nodes = operation.group.nodes[2:]
 
@@ -133,7 +133,7 @@ class NormPoolEpilogue(Epilogue):
         node = self.nodes[1]
         height, batch_size = node.output_shape[1], self.operation.batch_size
         # Bands of two output rows read fewer input rows twice, if enough blocks remain.
-        wanted = limits_of(self.operation.replica.plan.setting).multiprocessors * TARGET_BLOCKS
+        wanted = limits_of(self.operation.setting).multiprocessors * TARGET_BLOCKS
         many_blocks = batch_size * ceil_div(height, 2) >= wanted
         band = 2 if many_blocks and _band_bytes(node, 2) <= DEFAULT_SHARED_BYTES else 1
         bands, shared = ceil_div(height, band), _band_bytes(node, band)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dptrain.backends.cuda.device.device import Device
+from dptrain.network.layers import Conv2d, Pool2d
 from dptrain.network.network import Node
 
 GEOMETRY_MACROS = tuple(
@@ -19,9 +18,8 @@ GEOMETRY_MACROS = tuple(
 """Macros that replace the arguments of `geometry`, in the same order."""
 
 
-def geometry(node: Node, window: tuple[int, int]) -> list[np.int32]:
+def geometry(node: Node, layer: Conv2d | Pool2d, window: tuple[int, int]) -> list[np.int32]:
     """Return input (H, W, C), output (H, W, C), window, strides and padding (top, left)."""
-    layer: Any = node.layer
     (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
     (top, _), (left, _) = layer.pads(node.input_shape)
     numbers = (h, w, c, ho, wo, k, *window, *layer.strides, top, left)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from dptrain.backends.cuda.device.hardware import VECTOR_BYTES
 from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Arrays, Context, Kernel
+from dptrain.network.biases import BiasAdd
+from dptrain.network.layers import Flatten, Layer
 from dptrain.plan.lowering import (
     Access,
     BufferSpec,
@@ -28,6 +30,7 @@ from dptrain.plan.lowering import (
 )
 
 Kernels = Mapping[Phase, Kernel]
+L = TypeVar("L", bound=Layer)
 
 
 def vector_width(length: int, itemsize: int) -> int:
@@ -41,8 +44,8 @@ def vector_width(length: int, itemsize: int) -> int:
     return width if length % width == 0 else 1
 
 
-class Operation(ABC):
-    """A group of layers bound to arrays.
+class Operation(ABC, Generic[L]):
+    """A group of layers bound to arrays; L is the type of the first layer.
 
     Args:
         group: the layers.
@@ -50,6 +53,7 @@ class Operation(ABC):
         replica: provides the device, the batch size and the context.
 
     Attributes:
+        setting: of the plan.
         size: elements of the group's output, per sample.
         itemsize: bytes of an activation.
 
@@ -78,13 +82,15 @@ class Operation(ABC):
         self.group, self.arrays, self.replica = group, arrays, replica
         self.device: Device = replica.device
         self.batch_size = replica.plan.batch_size
-        self.layer: Any = group.head.layer
+        # The table of operations has their types.
+        self.layer = cast("L", group.head.layer)
         self.size = math.prod(group.tail.output_shape)
-        self.itemsize = np.dtype(replica.plan.setting.activations).itemsize
+        self.setting = replica.plan.setting
+        self.itemsize = np.dtype(self.setting.activations).itemsize
 
     def function(self, file: str, name: str, **defines: Macro) -> Function:
         """Return a kernel compiled for the storage type of activations (``precision.cuh``)."""
-        bfloat16 = self.replica.plan.setting.activations == "uint16"
+        bfloat16 = self.setting.activations == "uint16"
         return self.device.function(file, name, PRECISION=2 if bfloat16 else 0, **defines)
 
     def vector_width(self, length: int) -> int:
@@ -126,7 +132,7 @@ class Operation(ABC):
         return self.elementwise("relu_dropout_backward", dy, y, np.float32(factor))
 
 
-class SingleLayerOperation(Operation):
+class SingleLayerOperation(Operation[L]):
     """A layer without parameters.
 
     Class attributes:
@@ -168,7 +174,7 @@ class SingleLayerOperation(Operation):
         """Return the stage that writes dx."""
 
 
-class FlattenOperation(Operation):
+class FlattenOperation(Operation[Flatten]):
     """Flatten: the output is the input in another shape."""
 
     @classmethod
@@ -176,7 +182,7 @@ class FlattenOperation(Operation):
         return GroupNeeds(alias=True)
 
 
-class BiasAddOperation(Operation):
+class BiasAddOperation(Operation[BiasAdd]):
     """y = x + bias of the channel or unit."""
 
     @classmethod

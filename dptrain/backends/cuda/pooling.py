@@ -14,7 +14,7 @@ from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.layers import Pool2d
+from dptrain.network.layers import MaxPool2d, Pool2d
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
@@ -32,9 +32,10 @@ class PoolingKernels:
         defines: macros that the kernels are compiled with.
     """
 
-    def __init__(self, operation: Operation, node: Node) -> None:
+    def __init__(self, operation: Operation[Any], node: Node) -> None:
         self._operation, self._node = operation, node
-        self.geometry = geometry(node, node.layer_of(Pool2d).windows)
+        layer = node.layer_of(Pool2d)
+        self.geometry = geometry(node, layer, layer.windows)
         self.width = operation.vector_width(node.output_shape[0])
         self.defines = {"VECTOR": self.width, **geometry_defines(operation.device, self.geometry)}
         if argmax_dtype(node) != "uint8":
@@ -80,7 +81,7 @@ def argmax_dtype(node: Node) -> str:
     return "uint8" if math.prod(node.layer_of(Pool2d).windows) <= 255 else "int32"
 
 
-class MaxPoolOperation(SingleLayerOperation):
+class MaxPoolOperation(SingleLayerOperation[MaxPool2d]):
     """Maximum of each window. The gradient is added to the first maximum."""
 
     @classmethod
@@ -102,7 +103,7 @@ class MaxPoolOperation(SingleLayerOperation):
         )
 
 
-class SumPoolOperation(SingleLayerOperation):
+class SumPoolOperation(SingleLayerOperation[Pool2d]):
     """Sum of each window."""
 
     average: ClassVar[bool] = False

@@ -18,18 +18,16 @@ from dptrain.backends.cuda.dense.gemm_tiles import (
     ceil_div,
     vector_elements,
 )
-from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.launching import launch_reduction
 from dptrain.backends.cuda.elementwise.dropout import DropoutKernels
 from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
-from dptrain.backends.cuda.operation import Operation, vector_width
+from dptrain.backends.cuda.operation import L, Operation, vector_width
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.activations import ReLU
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d
 from dptrain.network.normalization import BatchNorm2d
-from dptrain.plan.limits import DeviceLimits
-from dptrain.plan.lowering import BufferSpec, Group, Phase, Setting
+from dptrain.plan.lowering import BufferSpec, Group, Phase
 
 NO_EPILOGUE, RELU, RELU_POOL = range(3)
 """Epilogues that are fused into product kernels, ``EPILOGUE`` of ``epilogue.cuh``."""
@@ -69,7 +67,7 @@ def joined_maps(tensor_maps: Sequence[np.void]) -> list[np.void]:
     return [np.void(b"".join(each.tobytes() for each in tensor_maps))] if tensor_maps else []
 
 
-class WeightedOperation(Operation):
+class WeightedOperation(Operation[L]):
     """A layer with weight and bias, with its fused epilogue.
 
     The weight gradient is a sum over many more terms than it has elements. With split-K, blocks
@@ -96,21 +94,6 @@ class WeightedOperation(Operation):
     def backward_input(self) -> Kernel:
         """Return the stage that writes dx."""
         raise NotImplementedError
-
-    @property
-    def setting(self) -> Setting:
-        """The setting of the plan."""
-        return self.replica.plan.setting
-
-    @property
-    def limits(self) -> DeviceLimits:
-        """Limits of the GPU."""
-        return limits_of(self.setting)
-
-    @property
-    def precision(self) -> str:
-        """The precision of the products."""
-        return self.setting.precision
 
     @property
     def undone_epilogue(self) -> int:
@@ -156,7 +139,7 @@ class WeightedOperation(Operation):
         if not isinstance(self.layer, Conv2d):
             inputs = math.prod(self.group.head.input_shape)
         return {
-            "PRECISION": PRECISIONS[self.precision],
+            "PRECISION": PRECISIONS[self.setting.precision],
             "IN_VECTOR": vector_elements(inputs, self.itemsize),
             "OUT_VECTOR": vector_elements(outputs, self.itemsize),
         }

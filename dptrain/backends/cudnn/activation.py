@@ -8,6 +8,7 @@ from dptrain.backends.cudnn.primitives import RELU, SIGMOID
 from dptrain.backends.cudnn.replica import CudnnReplica, primitive_calls
 from dptrain.backends.replica import Kernel
 from dptrain.network.activations import ReLU, Sigmoid
+from dptrain.network.elementwise import Activation
 
 MODES = {ReLU: RELU, Sigmoid: SIGMOID}
 """Modes of cuDNN by layer."""
@@ -24,7 +25,7 @@ def relu_backward(replica: CudnnReplica, dy: Array, y: Array) -> Kernel:
     return calls.backward(described, y, dy, y, dy)
 
 
-class CudnnActivation(SingleLayerOperation):
+class CudnnActivation(SingleLayerOperation[Activation]):
     """ReLU or Sigmoid; see `relu_backward` for what backward reads."""
 
     reads = ("y",)

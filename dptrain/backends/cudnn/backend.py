@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device.device import Array
@@ -73,7 +74,7 @@ class CudnnBackend(CudaBackend):
         """Return whether a group is computed as one; cuDNN computes poolings separately."""
         return not any(pools(node) for node in nodes[2:]) and super().fuses(nodes)
 
-    def operation(self, group: Group, setting: Setting) -> type[Operation]:
+    def operation(self, group: Group, setting: Setting) -> type[Operation[Any]]:
         if supports(group.head):
             return CudnnConvolution
         # Plans can be made without the library.

@@ -25,6 +25,7 @@ from dptrain.backends.cudnn.graphs import (
 from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.activations import ReLU
+from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 BIAS_THREADS = 256
@@ -38,7 +39,7 @@ BF16_PARAMETERS = {"bf16_weight": "weight", "bf16_bias": "bias"}
 """Buffers of the parameters in bfloat16, and the parameters that they are copies of."""
 
 
-class CudnnConvolution(Operation):
+class CudnnConvolution(Operation[Conv2d]):
     """Conv2d by cuDNN, optionally with ReLU, optionally with ReLU and an epilogue.
 
     Epilogues (`cuda.epilogues`) are kernels of the cuda backend. With bf16 activations, cuDNN also
@@ -86,7 +87,7 @@ class CudnnConvolution(Operation):
 
     def backward_input(self) -> Kernel:
         """Return the stage that writes dx."""
-        a, converts = self.arrays, _converts(self.replica.plan.setting)
+        a, converts = self.arrays, _converts(self.setting)
         arrays = self._dz, a["bf16_weight" if converts else "weight"], a["dx"]
         return self._by_cudnn(Phase.BACKWARD_INPUT, BACKWARD_INPUT, arrays)
 
@@ -99,7 +100,7 @@ class CudnnConvolution(Operation):
         """Return the stage that writes y."""
         a, epilogue, kernels = self.arrays, epilogue_of(self.group), list[Kernel]()
         names = ["weight", "bias"] if self.layer.bias else ["weight"]
-        if _converts(self.replica.plan.setting):
+        if _converts(self.setting):
             copies = {copy: name for copy, name in BF16_PARAMETERS.items() if name in names}
             kernels = [
                 self._convert("float_to_bfloat16", a[name], a[copy])
@@ -113,14 +114,14 @@ class CudnnConvolution(Operation):
         return _sequence(*kernels)
 
     def _relu_backward(self) -> Kernel:
-        if self.replica.plan.setting.activations in self.replica.engines.library.primitives.dtypes:
+        if self.setting.activations in self.replica.engines.library.primitives.dtypes:
             return relu_backward(self.replica, self.arrays["dy"], self.arrays["y"])
         return self.relu_backward(1.0)
 
     def backward_weight(self) -> Kernel:
         """Return the stage that writes the gradients of the parameters."""
         a, clear = self.arrays, self._clear()
-        converts = _converts(self.replica.plan.setting)
+        converts = _converts(self.setting)
         result = a["bf16_dweight" if converts else "dweight"]
         arrays = a["x"], self._dz, result
         kernels = [self._by_cudnn(Phase.BACKWARD_WEIGHT, BACKWARD_WEIGHT, arrays)]
@@ -167,7 +168,7 @@ class CudnnConvolution(Operation):
     def _backward_bias(self) -> Kernel:
         """Return the stage that writes dbias: dz summed over pixels, in a fixed order."""
         filters, *sides = self.group.head.output_maps
-        pixels, setting = math.prod(sides), self.replica.plan.setting
+        pixels, setting = math.prod(sides), self.setting
         split_k, width = _bias_split(self.group, setting), self.vector_width(filters)
         vectors = _channel_vectors(filters, width)
         add_pixels = self.function(

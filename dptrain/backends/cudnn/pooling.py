@@ -8,7 +8,7 @@ from dptrain.backends.cuda.operation import SingleLayerOperation
 from dptrain.backends.cudnn.primitives import AVERAGE_POOLING, MAX_POOLING
 from dptrain.backends.cudnn.replica import CudnnReplica, primitive_calls
 from dptrain.backends.replica import Kernel
-from dptrain.network.layers import AveragePool2d, MaxPool2d
+from dptrain.network.layers import AveragePool2d, MaxPool2d, Pool2d
 from dptrain.network.network import Node
 
 MODES = {AveragePool2d: AVERAGE_POOLING, MaxPool2d: MAX_POOLING}
@@ -21,14 +21,14 @@ MAX_WINDOW = 8
 
 def pools(node: Node) -> bool:
     """Return whether cuDNN computes a pooling layer: symmetric padding and small windows."""
-    layer: Any = node.layer
-    if type(layer) not in MODES:
+    if type(node.layer) not in MODES:
         return False
+    layer = node.layer_of(Pool2d)
     symmetric = all(before == after for before, after in layer.pads(node.input_shape))
     return symmetric and max(layer.windows) <= MAX_WINDOW
 
 
-class CudnnPooling(SingleLayerOperation):
+class CudnnPooling(SingleLayerOperation[Pool2d]):
     """MaxPool2d or AveragePool2d. Backward reads x and y instead of the index of the maximum."""
 
     reads = ("x", "y")

@@ -83,7 +83,7 @@ from dptrain.plan.optimizers import AVERAGE, SGD, AdamW
 from dptrain.plan.plan import INPUT, Plan
 from dptrain.plan.shards import addition_steps
 
-OPERATIONS: Mapping[type[Layer], type[Operation]] = {
+OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
     Dense: FullyConnected,
     MaxPool2d: operations.MaxPooling,
@@ -104,7 +104,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
 """The operation of a group of layers, by the type of its first layer."""
 
 
-def operation_of(group: Group) -> type[Operation]:
+def operation_of(group: Group) -> type[Operation[Any]]:
     """Return the operation of a group of layers."""
     layer = group.head.layer
     if isinstance(layer, Conv2d) and layer.groups > 1:

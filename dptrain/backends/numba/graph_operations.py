@@ -13,6 +13,7 @@ from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.replica import GradientAddition
 from dptrain.native.threads import ThreadPool
 from dptrain.network.activations import ReLU
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
 
@@ -20,7 +21,7 @@ def _inputs(group: Group) -> tuple[str, ...]:
     return tuple(input_name(number) for number in range(1, len(group.inputs) + 1))
 
 
-class Addition(Operation):
+class Addition(Operation[Add]):
     """y = x + x2 + …; the gradient of each input is dy. In inference a ReLU may follow."""
 
     @classmethod
@@ -41,7 +42,7 @@ class Addition(Operation):
         return joined(*stages)
 
 
-class Concatenation(Operation):
+class Concatenation(Operation[Concatenate]):
     """The channels of all inputs, one after another."""
 
     @classmethod
@@ -77,7 +78,7 @@ class Concatenation(Operation):
         return joined(*stages)
 
 
-class GlobalAverage(Operation):
+class GlobalAverage(Operation[GlobalAveragePool2d]):
     """Mean over all pixels."""
 
     @classmethod

@@ -9,7 +9,7 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.replica import Arrays, Context, Replica, SumStatistics
 from dptrain.native.jit import Kernel
 from dptrain.native.threads import Launch, ThreadPool
-from dptrain.network.layers import Dropout, LocalResponseNorm, Pool2d
+from dptrain.network.biases import BiasAdd
+from dptrain.network.elementwise import Activation
+from dptrain.network.layers import Dropout, Flatten, Layer, LocalResponseNorm, Pool2d
 from dptrain.network.network import Node
 from dptrain.philox import threshold
 from dptrain.plan.lowering import (
@@ -36,6 +38,7 @@ from dptrain.plan.lowering import (
 )
 
 Kernels = Mapping[Phase, StageKernel]
+L = TypeVar("L", bound=Layer)
 
 DIRECT = "fp32-direct"
 """Name of the precision without Winograd convolutions."""
@@ -70,8 +73,8 @@ class ReplicaStatisticsSum:
         self._current()(parts, totals)
 
 
-class Operation(ABC):
-    """A group of layers bound to arrays.
+class Operation(ABC, Generic[L]):
+    """A group of layers bound to arrays; L is the type of the first layer.
 
     Args:
         group: the layers.
@@ -87,7 +90,8 @@ class Operation(ABC):
         self.seed, setting = replica.context.seed, replica.plan.setting
         self.statistics_sum = ReplicaStatisticsSum(replica)
         self.setting, self.precision, self.shards = setting, setting.precision, setting.shards
-        self.layer: Any = group.head.layer
+        # The table of operations has their types.
+        self.layer = cast("L", group.head.layer)
         self.size = math.prod(group.tail.output_shape)
 
     @classmethod
@@ -129,30 +133,28 @@ def each(launch: Launch, items: int) -> StageKernel:
     return StageKernel((launch,), lambda context: launch.set(context.n * items))
 
 
-class _Single(Operation):
+class _Single(Operation[L]):
     """One layer without parameters: y is computed from x, dx from dy and `backward_reads`."""
 
     in_place: ClassVar[bool] = False
 
     @classmethod
-    def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
+    def buffers(cls, shape: tuple[int, ...]) -> dict[str, BufferSpec]:
         """Return the buffers other than x and y; `shape` is that of the output, with the batch."""
         return {}
 
     @classmethod
-    def backward_reads(cls, layer: Any) -> tuple[str, ...]:
+    def backward_reads(cls, group: Group) -> tuple[str, ...]:
         """Return the arrays that backward reads in addition to dy and the buffers."""
         return ()
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         shape = (setting.batch_size, *group.tail.output_maps)
-        buffers = cls.buffers(group.head.layer, shape, setting)
+        buffers = cls.buffers(shape)
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if group.gradients:
-            phases[Phase.BACKWARD] = Access(
-                ("dy", *cls.backward_reads(group.head.layer), *buffers), ("dx",)
-            )
+            phases[Phase.BACKWARD] = Access(("dy", *cls.backward_reads(group), *buffers), ("dx",))
         return GroupNeeds(phases, buffers, in_place=cls.in_place)
 
     @abstractmethod
@@ -164,7 +166,7 @@ class _Single(Operation):
         """Return the stage that writes dx."""
 
 
-class Alias(Operation):
+class Alias(Operation[Flatten]):
     """Flatten: the same memory in another shape."""
 
     @classmethod
@@ -172,7 +174,7 @@ class Alias(Operation):
         return GroupNeeds(alias=True)
 
 
-class BiasAddition(Operation):
+class BiasAddition(Operation[BiasAdd]):
     """y = x + bias of the channel or unit."""
 
     @classmethod
@@ -187,12 +189,12 @@ class BiasAddition(Operation):
         return each(launch, self.size // bias.size)
 
 
-class ActivationOperation(_Single):
+class ActivationOperation(_Single[Activation]):
     """A function of each element."""
 
     @classmethod
-    def backward_reads(cls, layer: Any) -> tuple[str, ...]:
-        return (layer.formula.reads,)
+    def backward_reads(cls, group: Group) -> tuple[str, ...]:
+        return (group.head.layer_of(Activation).formula.reads,)
 
     def forward(self) -> StageKernel:
         kernel = activations.forward(self.layer.kind, str(self.layer.formula.output()))
@@ -257,7 +259,7 @@ class DropoutMask:
         return each(launch, 1)
 
 
-class Drop(_Single):
+class Drop(_Single[Dropout]):
     """Dropout by `dptrain.philox`, in place if possible. Outside training the output is x."""
 
     in_place: ClassVar[bool] = True
@@ -267,7 +269,7 @@ class Drop(_Single):
         return super().needs(group, setting) if setting.training else GroupNeeds(alias=True)
 
     @classmethod
-    def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
+    def buffers(cls, shape: tuple[int, ...]) -> dict[str, BufferSpec]:
         return {"mask": DropoutMask.spec(shape)}
 
     def _mask(self) -> DropoutMask:
@@ -298,7 +300,7 @@ def pool_geometry(node: Node) -> fused_pooling.PoolGeometry:
     return fused_pooling.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
 
 
-class _Pooling(_Single):
+class _Pooling(_Single[Pool2d]):
     """Pooling, whose items are rows of the maps that a kernel writes."""
 
     def rows_stage(self, kernel: Any, result: str, *operands: Any) -> StageKernel:
@@ -315,7 +317,7 @@ class MaxPooling(_Pooling):
     """Maximum of each window; its gradient goes to the maximum only."""
 
     @classmethod
-    def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
+    def buffers(cls, shape: tuple[int, ...]) -> dict[str, BufferSpec]:
         return {"argmax": BufferSpec(shape, "int32")}
 
     def forward(self) -> StageKernel:
@@ -347,7 +349,7 @@ class AveragePooling(SumPooling):
     average: ClassVar[bool] = True
 
 
-class ResponseNorm(_Single):
+class ResponseNorm(_Single[LocalResponseNorm]):
     """y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
 
     @classmethod

@@ -210,7 +210,7 @@ def numbers_of(layer: Any, shape: tuple[int, int, int, int]) -> tuple[list[np.in
     n, h, w, c = shape
     node = node_of(layer, (c, h, w))
     _, ho, wo = node.output_shape
-    return [np.int32(n), *geometry(node, layer.windows)], (n, ho, wo, c)
+    return [np.int32(n), *geometry(node, layer, layer.windows)], (n, ho, wo, c)
 
 
 def cells(layer: Any, shape: tuple[int, int, int, int]) -> int:

@@ -64,9 +64,7 @@ class Case:
     @property
     def layer(self) -> Conv2d:
         """The convolution."""
-        layer = self.group.head.layer
-        assert isinstance(layer, Conv2d)
-        return layer
+        return self.group.head.layer_of(Conv2d)
 
     @property
     def view(self) -> InputView:
@@ -148,7 +146,7 @@ class Extra:
     reads: tuple[str, ...] = ()
 
 
-class BoundConvolution(WeightedOperation):
+class BoundConvolution(WeightedOperation[Conv2d]):
     """The arrays and arguments of the kernels of a convolution."""
 
     @property
@@ -169,7 +167,7 @@ class BoundConvolution(WeightedOperation):
     @property
     def geometry(self) -> list[np.int32]:
         """Kernel arguments that describe the layer."""
-        return geometry(self.group.head, self.layer.window)
+        return geometry(self.group.head, self.layer, self.layer.window)
 
     @property
     def defines(self) -> dict[str, int]:

@@ -36,7 +36,7 @@ def is_depthwise(node: Node) -> bool:
     return layer.groups == layer.filters == node.input_maps[0]
 
 
-class GroupedConvolution(Operation):
+class GroupedConvolution(Operation[Conv2d]):
     """Conv2d with groups, by direct sums."""
 
     FILE, NAME = "conv2d_grouped.cu", "conv2d_grouped"
@@ -90,7 +90,7 @@ class GroupedConvolution(Operation):
 
     @property
     def _geometry(self) -> list[np.int32]:
-        return geometry(self.group.head, self.layer.window)
+        return geometry(self.group.head, self.layer, self.layer.window)
 
     @property
     def _defines(self) -> dict[str, int]:
@@ -109,7 +109,7 @@ class GroupedConvolution(Operation):
     def backward_weight(self) -> Kernel:
         """Return the stage that writes the gradients of the parameters."""
         a, filters = self.arrays, self.group.head.output_maps[0]
-        split_k = _wgrad_split(self.group, self.replica.plan.setting)
+        split_k = _wgrad_split(self.group, self.setting)
         multiply = self.function(self.FILE, f"{self.NAME}_backward_weight", **self._defines)
         width = vector_width(filters, 4)
         reduce = self.device.function("split_k_reduce.cu", "split_k_reduce", VECTOR=width)
@@ -156,7 +156,7 @@ class DepthwiseConvolution(GroupedConvolution):
 
     def backward_weight(self) -> Kernel:
         a, (channels, *sides) = self.arrays, self.group.head.output_maps
-        layout = ChannelLaunch.of(channels, self.replica.plan.setting, sums=True)
+        layout = ChannelLaunch.of(channels, self.setting, sums=True)
         r, s = self.layer.window
         taps = s if s <= MAX_SUM_TAPS else 1
         fixed = geometry_defines(self.device, self._geometry)

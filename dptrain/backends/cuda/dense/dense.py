@@ -15,6 +15,7 @@ from dptrain.backends.cuda.device.launching import launch_reduction
 from dptrain.backends.cuda.weighted import WeightedOperation
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.activations import ReLU
+from dptrain.network.layers import Dense
 from dptrain.plan.lowering import (
     Access,
     BufferSpec,
@@ -26,7 +27,7 @@ from dptrain.plan.lowering import (
 )
 
 
-class DenseGemm(WeightedOperation):
+class DenseGemm(WeightedOperation[Dense]):
     """Dense, optionally with ReLU, optionally with ReLU and Dropout.
 
     An element that ReLU or dropout suppressed is 0 in y, so backward needs no mask but y.
@@ -224,7 +225,7 @@ class SkinnyDenseGemm(DenseGemm):
         return self.forward_product(self.FILE, self.forward_config(self.group, self.setting))
 
     def backward_weight(self) -> Kernel:
-        if self.precision not in ELEMENT_BYTES:
+        if self.setting.precision not in ELEMENT_BYTES:
             return super().backward_weight()
         return self.dense_wgrad("skinny_gemm_backward_weight.cu")
 

@@ -186,11 +186,11 @@ class WgmmaDenseGemm(DenseGemm):
 
     @property
     def _is_tf32(self) -> bool:
-        return self.precision == "tf32"
+        return self.setting.precision == "tf32"
 
     @property
     def _step(self) -> int:
-        return step_terms(self.precision)
+        return step_terms(self.setting.precision)
 
     @property
     def _weights(self) -> Array:
@@ -246,7 +246,7 @@ class WgmmaDenseGemm(DenseGemm):
         def tensor_maps(n: int) -> list[np.void]:
             if n not in maps:
                 found = [
-                    self.device.tensor_map(array, shape, box, self.precision)
+                    self.device.tensor_map(array, shape, box, self.setting.precision)
                     for array, shape, box in matrices(max(n, 1))
                 ]
                 maps[n] = joined_maps([each for each in found if each is not None])

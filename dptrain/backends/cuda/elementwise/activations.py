@@ -60,7 +60,7 @@ def statements(expression: Expression) -> str:
     return " ".join([*code.statements, f"return {code.result};"])
 
 
-class ActivationOperation(SingleLayerOperation):
+class ActivationOperation(SingleLayerOperation[Activation]):
     """A function of each element."""
 
     @classmethod

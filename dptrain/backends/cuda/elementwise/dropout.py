@@ -33,7 +33,7 @@ class DropoutKernels:
     MASK_BITS = 8
     """Elements that a byte of the mask stores, and that a thread processes."""
 
-    def __init__(self, operation: Operation, node: Node) -> None:
+    def __init__(self, operation: Operation[Any], node: Node) -> None:
         self._operation, self._replica = operation, operation.replica
         self.rate, self._index = node.layer_of(Dropout).rate, node.index
         self._size = math.prod(node.output_shape)
@@ -73,7 +73,7 @@ class DropoutKernels:
         return run
 
 
-class DropoutOperation(SingleLayerOperation):
+class DropoutOperation(SingleLayerOperation[Dropout]):
     """Dropout with the masks of `dptrain.philox`. Without training it copies x to y."""
 
     @classmethod

@@ -19,6 +19,7 @@ from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add
+from dptrain.network.normalization import BatchNorm2d
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 
 NO_MASK, MASK_FROM_X, MASK_FROM_Y = range(3)
@@ -76,7 +77,7 @@ class SumKernel:
         return self.compile(ACROSS_RANKS=1)
 
 
-class BatchNormOperation(Operation):
+class BatchNormOperation(Operation[BatchNorm2d]):
     """BatchNorm2d, optionally with the addition of another tensor, optionally with ReLU.
 
     With an addition, the gradient before the ReLU is that of the other tensor. It is written while
@@ -158,7 +159,7 @@ class BatchNormOperation(Operation):
         return Add in self.group.kinds
 
     def _launch(self, *, sums: bool) -> ChannelLaunch:
-        return ChannelLaunch.of(self._channels, self.replica.plan.setting, sums=sums)
+        return ChannelLaunch.of(self._channels, self.setting, sums=sums)
 
     def statistics(self) -> Kernel:
         """Return the stage that writes the moments of x."""

@@ -7,6 +7,7 @@ that takes the time of reading the weights, and saves reading and writing the ac
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from dptrain.plan.lowering import Group, Phase
 
 
 def bind_folded(
-    operation: type[Operation], group: Group, arrays: Arrays, replica: CudaReplica
+    operation: type[Operation[Any]], group: Group, arrays: Arrays, replica: CudaReplica
 ) -> Mapping[Phase, Kernel]:
     """Return the forward stage of a convolution with its batch normalisation.
 

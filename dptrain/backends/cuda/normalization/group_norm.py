@@ -12,7 +12,7 @@ from dptrain.backends.cuda.device.hardware import WARP_SIZE
 from dptrain.backends.cuda.device.launching import THREADS
 from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.normalization import GroupNorm
+from dptrain.network.normalization import GroupNorm, Normalization
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 MAX_WARP_ELEMENTS = 2048
@@ -26,7 +26,7 @@ def instance_shape(group: Group) -> tuple[int, int, int]:
     return (layer.groups, pixels, 1) if isinstance(layer, GroupNorm) else (1, 1, pixels)
 
 
-class GroupNormOperation(Operation):
+class GroupNormOperation(Operation[Normalization]):
     """GroupNorm, or LayerNorm, for which each pixel is a sample of one pixel and one group."""
 
     @classmethod
@@ -91,7 +91,7 @@ class GroupNormOperation(Operation):
     def backward_weight(self) -> Kernel:
         """Return the stage that writes the gradients of the parameters."""
         a, channels = self.arrays, self.group.head.output_maps[0]
-        layout = ChannelLaunch.of(channels, self.replica.plan.setting, sums=True)
+        layout = ChannelLaunch.of(channels, self.setting, sums=True)
         function = layout.function(self, "group_norm.cu", "group_norm_backward_weight")
         arrays = (
             a["dy"],

@@ -28,7 +28,7 @@ class NormalizationKernels:
         hyperparameters: bias, alpha and beta, float32.
     """
 
-    def __init__(self, operation: Operation, node: Node) -> None:
+    def __init__(self, operation: Operation[Any], node: Node) -> None:
         layer = node.layer_of(LocalResponseNorm)
         channels = node.output_maps[0]
         self._operation, self._size = operation, math.prod(node.output_shape)
@@ -51,7 +51,7 @@ class NormalizationKernels:
         return run
 
 
-class NormalizationOperation(SingleLayerOperation):
+class NormalizationOperation(SingleLayerOperation[LocalResponseNorm]):
     """y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
 
     reads: ClassVar[tuple[str, ...]] = ("x",)

@@ -48,7 +48,7 @@ from dptrain.plan.selection import Choice
 from dptrain.plan.shards import addition_steps
 
 
-class Convolution(Operation):
+class Convolution(Operation[Conv2d]):
     """Conv2d, optionally fused with ReLU, or with ReLU and MaxPool2d.
 
     With pooling, neither the output of the convolution nor its gradient is stored. Forward stores

@@ -18,7 +18,7 @@ from dptrain.backends.numba.operations import GRAIN, DropoutMask, Operation, eac
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.replica import Context
 from dptrain.network.activations import ReLU
-from dptrain.network.layers import Dropout
+from dptrain.network.layers import Dense, Dropout
 from dptrain.plan.lowering import (
     Access,
     BufferSpec,
@@ -31,7 +31,7 @@ from dptrain.plan.lowering import (
 from dptrain.plan.selection import Choice
 
 
-class FullyConnected(Operation):
+class FullyConnected(Operation[Dense]):
     """Dense, optionally fused with ReLU, or with ReLU and Dropout.
 
     An output that was dropped or rectified is 0, so backward needs only the output as its mask.
@@ -94,8 +94,7 @@ class FullyConnected(Operation):
         dense = self._linear()
         if Dropout not in self.group.kinds or not self.setting.training:
             return dense
-        layer, index = self.group.tail.layer, self.group.tail.index
-        assert isinstance(layer, Dropout)
+        layer, index = self.group.tail.layer_of(Dropout), self.group.tail.index
         mask = DropoutMask(layer, index, self.arrays["mask"], self.thread_pool, self.seed)
         return joined(dense, mask.forward(self.rows("y"), self.rows("y")))
 

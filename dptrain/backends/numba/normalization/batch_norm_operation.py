@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,14 @@ from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add
 from dptrain.network.network import Node
+from dptrain.network.normalization import BatchNorm2d, Normalization
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 from dptrain.plan.shards import addition_steps
 
+N = TypeVar("N", bound=Normalization)
 
-class ChannelNormalization(Operation):
+
+class ChannelNormalization(Operation[N]):
     """A normalisation with a weight and a bias per channel, whose gradients are sums of samples.
 
     Attributes:
@@ -92,7 +95,7 @@ class ChannelNormalization(Operation):
         return launches
 
 
-class BatchNormalization(ChannelNormalization):
+class BatchNormalization(ChannelNormalization[BatchNorm2d]):
     """BatchNorm2d, optionally fused with ReLU, with Add, or with Add and ReLU.
 
     The output of the normalisation before ReLU is not stored. With Add, the gradient of the second

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,11 @@ def fold(start, stop, thread, w, b, gamma, beta, mean, variance, epsilon, folded
 
 
 def bind_folded(
-    operation: type[Operation], group: Group, arrays: Arrays, pool: ThreadPool, replica: Replica
+    operation: type[Operation[Any]],
+    group: Group,
+    arrays: Arrays,
+    pool: ThreadPool,
+    replica: Replica,
 ) -> Mapping[Phase, StageKernel]:
     """Return the forward stage of a convolution with its batch normalisation.
 

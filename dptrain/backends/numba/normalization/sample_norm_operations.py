@@ -9,10 +9,11 @@ from dptrain.backends.numba.normalization.batch_norm_operation import ChannelNor
 from dptrain.backends.numba.operations import each, grain_of
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.native.threads import Launch
+from dptrain.network.normalization import Normalization
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 
-class GroupNormalization(ChannelNormalization):
+class GroupNormalization(ChannelNormalization[Normalization]):
     """GroupNorm."""
 
     @classmethod

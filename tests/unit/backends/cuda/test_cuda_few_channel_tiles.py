@@ -133,7 +133,7 @@ def test_every_tile_is_exact(case: str, precision: str, monkeypatch: pytest.Monk
     y, marks = expected(node, x, w, b, pooled=pooled)
     less = np.float32(1 - 2.0 ** -(13 if precision == "tf32" else 10))
     memory = x * less if precision == "tf32" else kept.store(x)
-    mark, numbers = np.uint8 if pooled else memory.dtype, geometry(node, layer.window)
+    mark, numbers = np.uint8 if pooled else memory.dtype, geometry(node, layer, layer.window)
     common = {
         "PRECISION": 2 if precision == "bf16" else 1, "EPILOGUE": 1 + pooled, "IN_VECTOR": 1,
         "OUT_VECTOR": 16 // ELEMENT_BYTES[precision],

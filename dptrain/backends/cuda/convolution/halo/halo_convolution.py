@@ -100,7 +100,7 @@ def _tensor_maps(
     """Return TMA descriptors of the arrays that the halo tile is loaded from, if any."""
     view, unit = tile.view, 2 if tile.unpools else 1
     shape = operation.batch_size, view.height // unit, view.width // unit, view.memory_channels
-    arrays = (values, operation.precision), (argmax, "marks")
+    arrays = (values, operation.setting.precision), (argmax, "marks")
     found = [
         operation.device.tensor_map(array, shape, tile.box, kind, as_factors=not tile.unpools)
         for array, kind in arrays[: tile.num_tensor_maps]

@@ -7,10 +7,10 @@ that their filter windows reach.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
 from dptrain.backends.cuda.device.hardware import ELEMENT_BYTES, VECTOR_BYTES, allows_tf32x3
+from dptrain.network.layers import Conv2d
 from dptrain.network.network import Node
 from dptrain.plan.limits import DeviceLimits
 
@@ -60,7 +60,7 @@ class InputView:
     @classmethod
     def forward(cls, node: Node) -> InputView:
         """Return the view of x that produces the output of a convolution layer."""
-        layer: Any = node.layer
+        layer = node.layer_of(Conv2d)
         (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
         (top, _), (left, _) = layer.pads(node.input_shape)
         return cls(h, w, c, top, left, ho, wo, k, *layer.window)

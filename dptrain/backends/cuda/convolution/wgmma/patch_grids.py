@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
 from dptrain.backends.cuda.device.tensor_maps import PatchGrid
+from dptrain.network.layers import Conv2d
 from dptrain.network.network import Node
 
 
@@ -39,7 +39,7 @@ class PixelClass:
 
 def pixel_classes(node: Node) -> list[PixelClass]:
     """Return the classes of the pixels of a convolution's input, in the order of ``blockIdx.z``."""
-    layer: Any = node.layer
+    layer = node.layer_of(Conv2d)
     pads = [before for before, _ in layer.pads(node.input_shape)]
     sizes = zip(node.input_maps[1:], layer.window, layer.strides, pads, strict=True)
     lines = [
@@ -61,7 +61,7 @@ def _line_class(index: int, size: int, window: int, stride: int, pad: int) -> tu
 
 def forward_grid(node: Node) -> PatchGrid:
     """Return the patches of the input of a convolution."""
-    layer: Any = node.layer
+    layer = node.layer_of(Conv2d)
     (top, _), (left, _) = layer.pads(node.input_shape)
     _, down, across = node.output_maps
     return PatchGrid((down, across), (-top, -left), layer.strides)

@@ -161,7 +161,7 @@ def buffers(case: Case, config: GemmConfig) -> Extra:
 
 def prepare(operation: BoundConvolution, configs: Mapping[Phase, GemmConfig]) -> Kernel:
     """Return the kernel that writes the weights to the buffer `OPERAND`."""
-    convert = transposed_weights if operation.precision == "tf32" else rounded_weights
+    convert = transposed_weights if operation.setting.precision == "tf32" else rounded_weights
     enqueue = convert(operation, operation.arrays["weight"], operation.arrays[OPERAND])
 
     def run(context: Context) -> None:
@@ -193,7 +193,7 @@ class _Kernels:
         self._operation, self._config = operation, config
         self._group, self._arrays = operation.group, operation.arrays
         assert isinstance(config.tile, WgmmaTile)
-        self._tile, self._step = config.tile, step_terms(operation.precision)
+        self._tile, self._step = config.tile, step_terms(operation.setting.precision)
         # The array of the gradient of the convolution's result.
         self._dz = "dmaps" if operation.reads_dmaps else "dy"
 
@@ -206,7 +206,7 @@ class _Kernels:
             "x", forward_grid(self._group.head), tile.rows, operation.batch_size
         )
         terms, step = a["weight"].size // filters, self._step
-        if operation.precision == "tf32":
+        if operation.setting.precision == "tf32":
             shape, box = (terms // channels * filters, channels), (tile.columns, step)
         else:
             shape, box = (terms, filters), (step, step)
@@ -227,7 +227,7 @@ class _Kernels:
         """Return the stage of the input gradient."""
         operation, config, tile = self._operation, self._config, self._tile
         a, head = self._arrays, self._group.head
-        weights = a["weight"] if operation.precision == "tf32" else a[OPERAND]
+        weights = a["weight"] if operation.setting.precision == "tf32" else a[OPERAND]
         (channels, *_), (filters, *_) = head.input_maps, head.output_maps
         shape, box = (a["weight"].size // filters, filters), (tile.columns, self._step)
         maps = list(self._matrix_map(weights, shape, box))
@@ -297,7 +297,7 @@ class _Kernels:
         operation, config = self._operation, self._config
         a, head, step = self._arrays, self._group.head, self._step
         filters, pixels = head.output_maps[0], math.prod(head.output_maps[1:])
-        transposes = operation.precision == "tf32"
+        transposes = operation.setting.precision == "tf32"
         dz = a[TRANSPOSED if transposes else self._dz]
         known: dict[int, Maps] = {}
 
@@ -334,13 +334,13 @@ class _Kernels:
         channels, *sides = head.input_maps if name == "x" else head.output_maps
         found = self._operation.device.patch_map(
             self._arrays[name], (samples, *sides, channels), grid, (positions, self._step),
-            self._operation.precision,
+            self._operation.setting.precision,
         )  # fmt: skip
         return [] if found is None else [found]
 
     def _matrix_map(self, array: Array, shape: tuple[int, int], box: tuple[int, int]) -> Maps:
         operation = self._operation
-        found = operation.device.tensor_map(array, shape, box, operation.precision)
+        found = operation.device.tensor_map(array, shape, box, operation.setting.precision)
         return [] if found is None else [found]
 
 

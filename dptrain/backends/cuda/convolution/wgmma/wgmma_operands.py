@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def padded_pitch(terms: int) -> int:
 
 
 def rounded_weights(
-    operation: WeightedOperation, weight: Array, rounded: Array
+    operation: WeightedOperation[Any], weight: Array, rounded: Array
 ) -> Callable[[], None]:
     """Return a function that enqueues the rounding of `weight` to the operand type."""
     function = _function(operation, "round_weights", weights=True)
@@ -41,7 +42,7 @@ def rounded_weights(
 
 
 def transposed_weights(
-    operation: WeightedOperation, weight: Array, transposed: Array
+    operation: WeightedOperation[Any], weight: Array, transposed: Array
 ) -> Callable[[], None]:
     """Return a function that enqueues the transposition of (R, S, C, K) to (R, S, K, C)."""
     enqueue = _transposition(operation, WEIGHT_ROWS, weights=True)
@@ -50,7 +51,7 @@ def transposed_weights(
 
 
 def transposed_rows(
-    operation: WeightedOperation, matrix: Array, transposed: Array, columns: int
+    operation: WeightedOperation[Any], matrix: Array, transposed: Array, columns: int
 ) -> Callable[[int], None]:
     """Return a function that enqueues the transposition of the first rows of a matrix.
 
@@ -65,7 +66,7 @@ def transposed_rows(
 
 
 def _transposition(
-    operation: WeightedOperation, block_rows: int, *, weights: bool
+    operation: WeightedOperation[Any], block_rows: int, *, weights: bool
 ) -> Callable[[Array, Array, tuple[int, int, int], int], None]:
     """Return a function that enqueues ``transpose``: arrays, (batch, rows, columns), pitch."""
     function = _function(operation, "transpose", weights=weights, TRANSPOSED_ROWS=block_rows)
@@ -80,9 +81,9 @@ def _transposition(
 
 
 def _function(
-    operation: WeightedOperation, name: str, *, weights: bool, **defines: int
+    operation: WeightedOperation[Any], name: str, *, weights: bool, **defines: int
 ) -> Function:
     return operation.device.function(
-        FILE, name, PRECISION=PRECISIONS[operation.precision],
+        FILE, name, PRECISION=PRECISIONS[operation.setting.precision],
         PREFETCH_WEIGHTS=int(weights and operation.prefetches_weights), **defines,
     )  # fmt: skip
