@@ -17,7 +17,7 @@ _BLOCK = 512
 
 
 @kernel
-def _sum_contributions(start, stop, thread, out, flat, offsets, merges, partial):
+def _sum_contributions(items, out, flat, offsets, merges, partial):
     """Sum contributions; items are elements of `out`.
 
     Args:
@@ -27,9 +27,9 @@ def _sum_contributions(start, stop, thread, out, flat, offsets, merges, partial)
         merges: int64 (contributions,), the order, see `dptrain.plan.shards`.
         partial: (threads, depth, _BLOCK), the stack of partial sums.
     """
-    stack = partial[thread]
-    for first in range(start, stop, _BLOCK):
-        count = np.uintp(min(_BLOCK, stop - first))
+    stack = partial[items.thread]
+    for first in range(items.start, items.stop, _BLOCK):
+        count = np.uintp(min(_BLOCK, items.stop - first))
         top = -1
         for c in range(offsets.size):
             source = flat[offsets[c] + first : offsets[c] + first + _BLOCK]
@@ -47,7 +47,7 @@ def _sum_contributions(start, stop, thread, out, flat, offsets, merges, partial)
                 for i in range(count):
                     left[i] += right[i]
                 top -= 1
-        result, target = stack[0], out[first:stop]
+        result, target = stack[0], out[first : items.stop]
         for i in range(count):
             target[i] = result[i]
 

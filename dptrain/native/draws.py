@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.native.jit import kernel
+from dptrain.native.jit import Items, kernel
 from dptrain.philox import MULTIPLIERS, ROUNDS, WEYL
 
 Array = NDArray[Any]
@@ -18,7 +18,7 @@ _WEYL0, _WEYL1 = np.uint64(WEYL[0]), np.uint64(WEYL[1])
 
 
 @kernel
-def draw(start: int, stop: int, thread: int, samples: Array, words: Array, draws: Array) -> None:
+def draw(items: Items, samples: Array, words: Array, draws: Array) -> None:
     """Draw the numbers of samples; items are samples.
 
     Args:
@@ -27,7 +27,7 @@ def draw(start: int, stop: int, thread: int, samples: Array, words: Array, draws
         draws: float64 (4 · blocks, n), receives words · 2⁻³²; rows 4b to 4b + 3 are block b.
     """
     for block in range(draws.shape[0] // 4):
-        for n in range(np.uintp(start), np.uintp(stop)):
+        for n in range(np.uintp(items.start), np.uintp(items.stop)):
             c0, c1 = np.uint64(block), np.uint64(samples[n]) & _MASK
             c2, c3, k0, k1 = words[0], words[1], words[2], words[3]
             for _ in range(ROUNDS):

@@ -7,7 +7,7 @@ words, and the compiled kernel gets an entry that any thread can call without th
     int entry(int64 start, int64 stop, int64 thread, int64 *record)
 
 The result is nonzero if the kernel raised an exception. An array occupies the words data, shape …,
-strides …; a number occupies one word, a named tuple of integers one word for each field.
+strides …; a number occupies one word, a tuple the words of its elements.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENTRY = ir.FunctionType(ir.IntType(32), [I64, I64, I64, I64.as_pointer()])
 
 
 def kind(value: Any) -> Any:
-    """Return Numba's type of an argument: array, named tuple of integers, int64, float64, bool."""
+    """Return Numba's type of an argument: array, tuple, int64, float64, bool."""
     if isinstance(value, np.ndarray | tuple):
         return numba.typeof(value)
     if isinstance(value, bool | np.bool_):
@@ -46,7 +46,7 @@ def kind(value: Any) -> Any:
 def words(value: Any) -> int:
     """Return the number of 64-bit words of a record that an argument occupies."""
     if isinstance(value, tuple):
-        return len(value)
+        return sum(map(words, value))
     return 1 + 2 * value.ndim if isinstance(value, np.ndarray) else 1
 
 
@@ -90,10 +90,11 @@ class Record:
             return self
         return self._floats if kind(value) == types.float64 else self._integers
 
-    def __setitem__(self, start: int, array: NDArray[Any] | tuple[int, ...]) -> None:
+    def __setitem__(self, start: int, array: NDArray[Any] | tuple[Any, ...]) -> None:
         if isinstance(array, tuple):
-            for index, value in enumerate(array, start):
-                self._integers[index] = int(value)
+            for value in array:
+                self._words(value)[start] = value
+                start += words(value)
             return
         before = self._arrays.get(start)
         self._arrays[start] = array
@@ -115,19 +116,16 @@ def _load(context: Any, builder: ir.IRBuilder, kind: Any, address: ir.Value) -> 
     def word(i: int) -> ir.Value:
         return builder.load(builder.gep(address, [I64(i)]))
 
-    if kind == types.int64:
-        return word(0)
+    if isinstance(kind, types.Integer):
+        return builder.trunc(word(0), context.get_value_type(kind))
     if kind == types.float64:
         return builder.bitcast(word(0), ir.DoubleType())
     if kind == types.boolean:
         return builder.icmp_signed("!=", word(0), I64(0))
     if isinstance(kind, types.BaseTuple):
-        values = [
-            builder.trunc(word(i), context.get_value_type(element))
-            if element != types.int64
-            else word(i)
-            for i, element in enumerate(kind)
-        ]
+        *starts, _ = accumulate(map(_words_of, kind), initial=0)
+        addresses = (builder.gep(address, [I64(start)]) for start in starts)
+        values = [_load(context, builder, *each) for each in zip(kind, addresses, strict=True)]
         return context.make_tuple(builder, kind, values)
     array, rank = context.make_array(kind)(context, builder), kind.ndim
     shape = [word(1 + i) for i in range(rank)]
@@ -147,7 +145,7 @@ def _load(context: Any, builder: ir.IRBuilder, kind: Any, address: ir.Value) -> 
 
 def _words_of(kind: Any) -> int:
     if isinstance(kind, types.BaseTuple):
-        return len(kind)
+        return sum(map(_words_of, kind))
     return 1 + 2 * kind.ndim if isinstance(kind, types.Array) else 1
 
 
@@ -161,11 +159,10 @@ class _EntryLower(Lower):  # type: ignore[misc]
         kernel = ir.Function(module, kernel_type, descriptor.llvm_func_name)
         entry = ir.Function(module, ENTRY, descriptor.llvm_cfunc_wrapper_name)
         builder = ir.IRBuilder(entry.append_basic_block("entry"))
-        *args, record = entry.args
-        offset = 0
-        for argument in descriptor.argtypes[len(args) :]:
-            args.append(_load(context, builder, argument, builder.gep(record, [I64(offset)])))
-            offset += _words_of(argument)
+        *items, record = entry.args
+        items_kind, *kinds = descriptor.argtypes
+        rest = _load(context, builder, types.Tuple(kinds), record)
+        args = context.make_tuple(builder, items_kind, items), *cgutils.unpack_tuple(builder, rest)
         status, _ = context.call_conv.call_function(
             builder, kernel, descriptor.restype, descriptor.argtypes, args, attrs=("noinline",)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 
@@ -21,6 +21,19 @@ from dptrain.native.kernel_cache import KernelCache
 
 class KernelError(RuntimeError):
     """A kernel raised an exception, because its arrays do not match."""
+
+
+class Items(NamedTuple):
+    """The items that a call of a kernel computes.
+
+    Attributes:
+        start, stop: their range.
+        thread: number of the thread, which selects its scratch memory.
+    """
+
+    start: int
+    stop: int
+    thread: int
 
 
 class Kernel:
@@ -55,9 +68,9 @@ class Kernel:
         """Request the machine code for arguments like `args`.
 
         Args:
-            args: arguments after ``start, stop, thread``; only their types matter.
+            args: arguments after the items; only their types matter.
         """
-        signature = (*(numba.int64,) * 3, *map(kind, args))
+        signature = tuple(map(kind, (Items(0, 0, 0), *args)))
         return request(self.dispatcher, signature, entry_address)
 
     def __call__(self, start: int, stop: int, thread: int, *args: Any) -> None:
@@ -72,8 +85,8 @@ class Kernel:
 def kernel(function: Callable[..., None]) -> Kernel:
     """Make `function` a kernel.
 
-    Its first three arguments are ``start, stop, thread``. The compiler may contract products and
-    sums to fused multiply-adds; NaN and infinity keep their meaning.
+    Its first argument is `Items`. The compiler may contract products and sums to fused
+    multiply-adds; NaN and infinity keep their meaning.
     """
     return Kernel(function)
 

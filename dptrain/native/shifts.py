@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.native.jit import kernel
+from dptrain.native.jit import Items, kernel
 
 Array = NDArray[Any]
 
 
 @kernel
-def shift(start: int, stop: int, thread: int, source: Array, moves: Array, target: Array) -> None:
+def shift(items: Items, source: Array, moves: Array, target: Array) -> None:
     """Crop target n, (C, H, W), from an image of source, (M, C, H', W'), with zeros outside the
     image.
 
@@ -23,7 +23,7 @@ def shift(start: int, stop: int, thread: int, source: Array, moves: Array, targe
     _, channels, rows, columns = source.shape
     height, width = target.shape[2], target.shape[3]
     zero, one = np.float32(0.0), np.uintp(1)
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         image, top, left, mirrored = moves[n, 0], moves[n, 1], moves[n, 2], moves[n, 3]
         first = min(max(-left, 0), width)
         count = np.uintp(max(min(columns - left, width) - first, 0))
@@ -48,14 +48,14 @@ def shift(start: int, stop: int, thread: int, source: Array, moves: Array, targe
 
 
 @kernel
-def erase(start: int, stop: int, thread: int, cutouts: Array, target: Array) -> None:
+def erase(items: Items, cutouts: Array, target: Array) -> None:
     """Set a part of target n, (C, H, W), to zero.
 
     Items are targets. Row n of `cutouts`, int64 (N, 4), contains the first row and column of the
     part, and the row and column after its last ones.
     """
     zero = np.float32(0.0)
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         top, left, bottom, right = cutouts[n, 0], cutouts[n, 1], cutouts[n, 2], cutouts[n, 3]
         for c in range(target.shape[1]):
             for y in range(top, bottom):

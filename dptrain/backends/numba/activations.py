@@ -91,9 +91,9 @@ def _source(name: str, expression: Expression, inputs: tuple[str, ...], result: 
     loads = [f"{each} = np.{number}({each}_array[i])" for each in inputs]
     body = [*loads, *code.statements, f"{result}_array[i] = {code.result}"]
     lines = [
-        f"def {name}(start, stop, thread, {', '.join(arrays)}):",
+        f"def {name}(items, {', '.join(arrays)}):",
         f"    ONE, ZERO = np.{number}(1.0), np.{number}(0.0)",
-        "    for i in range(np.uintp(start), np.uintp(stop)):",
+        "    for i in range(np.uintp(items.start), np.uintp(items.stop)):",
         *(f"        {line}" for line in body),
     ]
     return "\n".join(lines) + "\n"

@@ -8,34 +8,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.vector import copy
-from dptrain.native.jit import kernel
+from dptrain.native.jit import Items, kernel
 
 Array = NDArray[Any]
 
 
 @kernel
-def add(start: int, stop: int, thread: int, x: Array, x2: Array, y: Array, relu: bool) -> None:
+def add(items: Items, x: Array, x2: Array, y: Array, relu: bool) -> None:
     """y = x + x2, optionally max(x + x2, 0), for flat arrays; items are elements.
 
     Y may be x or x2. NaN passes through.
     """
     if relu:
-        for i in range(np.uintp(start), np.uintp(stop)):
+        for i in range(np.uintp(items.start), np.uintp(items.stop)):
             value = x[i] + x2[i]
             y[i] = np.float32(0.0) if value <= 0.0 else value
     else:
-        for i in range(np.uintp(start), np.uintp(stop)):
+        for i in range(np.uintp(items.start), np.uintp(items.stop)):
             y[i] = x[i] + x2[i]
 
 
 @kernel
 def copy_channels(
-    start: int, stop: int, thread: int,
+    items: Items,
     source: Array, source_channel: int, target: Array, target_channel: int, channels: int,
 ) -> None:  # fmt: skip
     """Copy some channels of maps (pixels, channels); items are pixels."""
     source_flat, target_flat = source.reshape(-1), target.reshape(-1)
-    for pixel in range(start, stop):
+    for pixel in range(items.start, items.stop):
         copy(
             source_flat, pixel * source.shape[1] + source_channel,
             target_flat, pixel * target.shape[1] + target_channel, channels,
@@ -43,11 +43,11 @@ def copy_channels(
 
 
 @kernel
-def mean_of_pixels(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
+def mean_of_pixels(items: Items, x: Array, y: Array) -> None:
     """y = mean over the pixels of x (N, H·W, C); items are samples."""
     pixels, channels = x.shape[1], np.uintp(x.shape[2])
     factor = np.float32(1.0 / pixels)
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         total = y[n]
         for c in range(channels):
             total[c] = 0.0
@@ -60,11 +60,11 @@ def mean_of_pixels(start: int, stop: int, thread: int, x: Array, y: Array) -> No
 
 
 @kernel
-def mean_of_pixels_backward(start: int, stop: int, thread: int, dy: Array, dx: Array) -> None:
+def mean_of_pixels_backward(items: Items, dy: Array, dx: Array) -> None:
     """dx (N, H·W, C) = dy / (H·W) at all pixels; items are samples."""
     pixels, channels = dx.shape[1], np.uintp(dx.shape[2])
     factor = np.float32(1.0 / pixels)
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         gradient = dy[n]
         for p in range(pixels):
             row = dx[n, p]

@@ -207,7 +207,7 @@ def _erase(target, windows, n):
 
 @kernel
 def load_crop_windows(
-    start, stop, thread, target, planes, cuts, images, conversion, windows, recolourings, recolours
+    items, target, planes, cuts, images, conversion, windows, recolourings, recolours
 ):
     """Copy windows of images to target; items are windows.
 
@@ -226,8 +226,8 @@ def load_crop_windows(
     """
     channels, rows, columns = images.shape[1], images.shape[2], images.shape[3]
     height, width = target.shape[1], target.shape[2]
-    scratch = planes[thread]
-    for n in range(start, stop):
+    scratch = planes[items.thread]
+    for n in range(items.start, items.stop):
         image, top, left, mirrored = windows[n, 0], windows[n, 1], windows[n, 2], windows[n, 3]
         at = n * height * width * channels
         whole_rows = left == 0 and width == columns and 0 <= top <= rows - height
@@ -239,7 +239,7 @@ def load_crop_windows(
                     _erase(target, windows, n)
                 continue
         for c in range(channels):
-            cut, plane = cuts[thread, c], scratch[c]
+            cut, plane = cuts[items.thread, c], scratch[c]
             if mirrored == 0 and width == columns and abs(left) < width:
                 _move(cut, images, image, c, top, left)
             else:

@@ -23,7 +23,7 @@ from dptrain.backends.numba.vector import (
     as_intrinsic,
     call_of,
 )
-from dptrain.native.jit import kernel
+from dptrain.native.jit import Items, kernel
 from dptrain.philox import MULTIPLIERS, ROUNDS, WEYL
 
 Array = NDArray[Any]
@@ -226,7 +226,7 @@ _apply_stored_mask = as_intrinsic(_StoredMask.ARGUMENTS, call_of(_StoredMask))
 
 @kernel
 def dropout_forward(
-    start: int, stop: int, thread: int,
+    items: Items,
     x: Array, y: Array, bits: Array, factor: float, limit: int, layer: int, samples: Array,
     key0: int, key1: int, step: int,
 ) -> None:  # fmt: skip
@@ -241,18 +241,16 @@ def dropout_forward(
         samples: int64 (N,), identities of the samples.
     """
     size, row = x.shape[1], bits.shape[1]
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         counter = (limit, samples[n], step, layer, key0, key1)
         _apply_new_mask(x, n * size, y, n * size, bits, n * row, size, factor, counter)
 
 
 @kernel
-def dropout_backward(
-    start: int, stop: int, thread: int, dy: Array, dx: Array, bits: Array, factor: float
-) -> None:
+def dropout_backward(items: Items, dy: Array, dx: Array, bits: Array, factor: float) -> None:
     """Compute dx = dy · factor if kept, else dy · 0; items are samples, arrays as in forward."""
     size, row = dy.shape[1], bits.shape[1]
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         _apply_stored_mask(dy, n * size, dx, n * size, bits, n * row, size, factor)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.vector import copy, interleave, transpose
-from dptrain.native.jit import kernel
+from dptrain.native.jit import Items, kernel
 
 Array = NDArray[Any]
 
@@ -20,11 +20,11 @@ BAND = 4096
 
 
 @kernel
-def channels_last(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
+def channels_last(items: Items, target: Array, source: Array) -> None:
     """Transpose source (N, C, H·W) to target (N, H·W, C); items are `num_bands` of each sample."""
     channels, pixels = source.shape[1], source.shape[2]
     bands = -(-pixels // BAND)
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n, first = item // bands, item % bands * BAND
         count = min(BAND, pixels - first)
         at = n * channels * pixels
@@ -45,28 +45,28 @@ def num_bands(pixels: int) -> int:
 
 
 @kernel
-def assign(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
+def assign(items: Items, x: Array, y: Array) -> None:
     """y = x."""
-    for i in range(np.uintp(start), np.uintp(stop)):
+    for i in range(np.uintp(items.start), np.uintp(items.stop)):
         y[i] = x[i]
 
 
 @kernel
-def add_bias(start: int, stop: int, thread: int, x: Array, bias: Array, y: Array) -> None:
+def add_bias(items: Items, x: Array, bias: Array, y: Array) -> None:
     """y = x + bias; x and y (pixels, C), bias (C,). Items are pixels."""
     channels = np.uintp(len(bias))
-    for pixel in range(np.uintp(start), np.uintp(stop)):
+    for pixel in range(np.uintp(items.start), np.uintp(items.stop)):
         for c in range(channels):
             y[pixel, c] = x[pixel, c] + bias[c]
 
 
 @kernel
-def relu_mask(start: int, stop: int, thread: int, dy: Array, y: Array, factor: float) -> None:
+def relu_mask(items: Items, dy: Array, y: Array, factor: float) -> None:
     """Multiply dy in place by `factor` if y > 0, else by 0.
 
     If y is the output of ReLU and dropout, this is the gradient of both, because dropped outputs
     are 0.
     """
     scale = np.float32(factor)
-    for i in range(np.uintp(start), np.uintp(stop)):
+    for i in range(np.uintp(items.start), np.uintp(items.stop)):
         dy[i] = dy[i] * scale if y[i] > 0.0 else np.float32(0.0)

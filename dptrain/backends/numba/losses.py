@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.vector import I64
-from dptrain.native.jit import inlined, kernel
+from dptrain.native.jit import Items, inlined, kernel
 
 Array = NDArray[Any]
 
@@ -85,7 +85,7 @@ def _largest(z: Array, n: int) -> Any:
 
 @kernel
 def softmax_cross_entropy(
-    start: int, stop: int, thread: int,
+    items: Items,
     z: Array, labels: Array, gradient: Array, found: Array,
     scratch: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
@@ -95,10 +95,10 @@ def softmax_cross_entropy(
         scratch: float64 (threads, rows, F) for as many samples as are processed at a time, so that
             their exponentials are computed in one vectorised loop.
     """
-    classes, powers = z.shape[1], scratch[thread]
+    classes, powers = z.shape[1], scratch[items.thread]
     flat = powers.reshape(-1)
-    for first in range(start, stop, len(powers)):
-        rows = min(len(powers), stop - first)
+    for first in range(items.start, items.stop, len(powers)):
+        rows = min(len(powers), items.stop - first)
         for n in range(first, first + rows):
             (best, is_nan), label = _largest(z, n), labels[n]
             largest = np.float64(z[n, best])
@@ -122,7 +122,7 @@ def softmax_cross_entropy(
 
 @kernel
 def smooth_labels(
-    start: int, stop: int, thread: int,
+    items: Items,
     z: Array, labels: Array, gradient: Array, found: Array, smoothing: float, scale: float,
 ) -> None:  # fmt: skip
     """Change loss and gradient of `softmax_cross_entropy` to those of smoothed labels.
@@ -132,7 +132,7 @@ def smooth_labels(
     """
     classes = z.shape[1]
     share = smoothing / classes * scale
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         total, label = 0.0, labels[n]
         for k in range(classes):
             total += z[n, k]
@@ -148,12 +148,12 @@ def softmax_scratch(classes: int, threads: int) -> NDArray[np.float64]:
 
 @kernel
 def sigmoid_cross_entropy(
-    start: int, stop: int, thread: int,
+    items: Items,
     z: Array, target: Array, gradient: Array, found: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
     """Loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F."""
     outputs = z.shape[1]
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         loss, right = 0.0, True
         for k in range(outputs):
             value, y = np.float64(z[n, k]), np.float64(target[n, k])
@@ -170,12 +170,12 @@ def sigmoid_cross_entropy(
 
 @kernel
 def mean_squared_error(
-    start: int, stop: int, thread: int,
+    items: Items,
     z: Array, target: Array, gradient: Array, found: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
     """Loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F."""
     outputs = z.shape[1]
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         loss = 0.0
         for k in range(outputs):
             d = np.float64(z[n, k]) - np.float64(target[n, k])
@@ -186,14 +186,12 @@ def mean_squared_error(
 
 
 @kernel
-def sum_losses(
-    start: int, stop: int, thread: int, found: Array, sums: Array, bounds: Array, scale: float
-) -> None:
+def sum_losses(items: Items, found: Array, sums: Array, bounds: Array, scale: float) -> None:
     """sums[r] = the sum over the samples of micro-shard r of (loss · scale, correct).
 
     Items are micro-shards; number r consists of samples bounds[r] … bounds[r + 1].
     """
-    for row in range(start, stop):
+    for row in range(items.start, items.stop):
         loss, correct = 0.0, 0.0
         for n in range(bounds[row], bounds[row + 1]):
             loss += found[n, 0]

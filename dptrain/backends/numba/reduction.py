@@ -11,7 +11,7 @@ _BLOCK = 256
 
 
 @kernel
-def sum_partials(start, stop, thread, partial, steps, results, dw, db, size, pitch):
+def sum_partials(items, partial, steps, results, dw, db, size, pitch):
     """Sum rows of `partial` in place, and store the results; items are elements of a row.
 
     Args:
@@ -22,8 +22,8 @@ def sum_partials(start, stop, thread, partial, steps, results, dw, db, size, pit
         size: number of weights; the biases follow.
         pitch: elements from one slot to the next.
     """
-    for first in range(start, stop, _BLOCK):
-        last = min(first + _BLOCK, stop)
+    for first in range(items.start, items.stop, _BLOCK):
+        last = min(first + _BLOCK, items.stop)
         for k in range(len(steps)):
             target, source = partial[steps[k, 0]], partial[steps[k, 1]]
             for i in range(np.uintp(first), np.uintp(last)):

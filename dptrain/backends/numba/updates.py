@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.vector import LINE, prefetch_for_writing
-from dptrain.native.jit import inlined, kernel
+from dptrain.native.jit import Items, inlined, kernel
 
 Array = NDArray[Any]
 
@@ -54,14 +54,14 @@ def _prefetch_block(w: Array, start: int, stop: int) -> None:
 
 @kernel
 def sgd(
-    start: int, stop: int, thread: int,
+    items: Items,
     w: Array, g: Array, bounds: Array, decays: Array, learning_rate: float,
 ) -> None:  # fmt: skip
     """W ← w − α (g + λ w)."""
     rate = np.float32(learning_rate)
-    for block in range(start, stop, _BLOCK):
-        end = min(block + _BLOCK, stop)
-        _prefetch_block(w, end, stop)
+    for block in range(items.start, items.stop, _BLOCK):
+        end = min(block + _BLOCK, items.stop)
+        _prefetch_block(w, end, items.stop)
         for k in range(decays.size):
             decay = decays[k]
             first, last = _overlap(block, end, bounds, k)
@@ -71,7 +71,7 @@ def sgd(
 
 @kernel
 def sgd_momentum(
-    start: int, stop: int, thread: int,
+    items: Items,
     w: Array, g: Array, v: Array, bounds: Array, decays: Array, momentum: float, nesterov: bool,
     learning_rate: float,
 ) -> None:  # fmt: skip
@@ -79,9 +79,9 @@ def sgd_momentum(
     rate, mu = np.float32(learning_rate), np.float32(momentum)
     # Both rules are w − α (p d + q v).
     p, q = (np.float32(1.0), mu) if nesterov else (np.float32(0.0), np.float32(1.0))
-    for block in range(start, stop, _BLOCK):
-        end = min(block + _BLOCK, stop)
-        _prefetch_block(w, end, stop)
+    for block in range(items.start, items.stop, _BLOCK):
+        end = min(block + _BLOCK, items.stop)
+        _prefetch_block(w, end, items.stop)
         for k in range(decays.size):
             decay = decays[k]
             first, last = _overlap(block, end, bounds, k)
@@ -93,7 +93,7 @@ def sgd_momentum(
 
 @kernel
 def adam(
-    start: int, stop: int, thread: int,
+    items: Items,
     w: Array, g: Array, m: Array, v: Array, bounds: Array, decays: Array,
     beta1: float, beta2: float, epsilon: float, learning_rate: float, step: int,
 ) -> None:  # fmt: skip
@@ -102,9 +102,9 @@ def adam(
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
     rate = np.float32(learning_rate / (1.0 - beta1**step))
     correction = np.float32(1.0 / np.sqrt(1.0 - beta2**step))
-    for block in range(start, stop, _BLOCK):
-        end = min(block + _BLOCK, stop)
-        _prefetch_block(w, end, stop)
+    for block in range(items.start, items.stop, _BLOCK):
+        end = min(block + _BLOCK, items.stop)
+        _prefetch_block(w, end, items.stop)
         for k in range(decays.size):
             decay = decays[k]
             first, last = _overlap(block, end, bounds, k)
@@ -117,7 +117,7 @@ def adam(
 
 @kernel
 def adamw(
-    start: int, stop: int, thread: int,
+    items: Items,
     w: Array, g: Array, m: Array, v: Array, bounds: Array, decays: Array,
     beta1: float, beta2: float, epsilon: float, learning_rate: float, step: int,
 ) -> None:  # fmt: skip
@@ -126,9 +126,9 @@ def adamw(
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
     rate = np.float32(learning_rate / (1.0 - beta1**step))
     correction = np.float32(1.0 / np.sqrt(1.0 - beta2**step))
-    for block in range(start, stop, _BLOCK):
-        end = min(block + _BLOCK, stop)
-        _prefetch_block(w, end, stop)
+    for block in range(items.start, items.stop, _BLOCK):
+        end = min(block + _BLOCK, items.stop)
+        _prefetch_block(w, end, items.stop)
         for k in range(decays.size):
             shrink = np.float32(learning_rate * decays[k])
             first, last = _overlap(block, end, bounds, k)
@@ -139,9 +139,9 @@ def adamw(
 
 
 @kernel
-def add_squares(start: int, stop: int, thread: int, g: Array, squares: Array) -> None:
+def add_squares(items: Items, g: Array, squares: Array) -> None:
     """squares[i] ← Σ g² over elements 16 i … 16 i + 15, in float64. Items are sums."""
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         total = 0.0
         for k in range(LINE):
             value = np.float64(g[LINE * i + k])
@@ -150,30 +150,30 @@ def add_squares(start: int, stop: int, thread: int, g: Array, squares: Array) ->
 
 
 @kernel
-def scale(start: int, stop: int, thread: int, g: Array, factor: float) -> None:
+def scale(items: Items, g: Array, factor: float) -> None:
     """G ← factor · g."""
     f = np.float32(factor)
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         g[i] *= f
 
 
 @kernel
-def add(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
+def add(items: Items, target: Array, source: Array) -> None:
     """Target ← target + source."""
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         target[i] += source[i]
 
 
 @kernel
-def copy(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
+def copy(items: Items, target: Array, source: Array) -> None:
     """Target ← source."""
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         target[i] = source[i]
 
 
 @kernel
-def average(start: int, stop: int, thread: int, mean: Array, w: Array, weight: float) -> None:
+def average(items: Items, mean: Array, w: Array, weight: float) -> None:
     """Mean ← mean + weight (w − mean)."""
     new = np.float32(weight)
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         mean[i] += new * (w[i] - mean[i])

@@ -226,7 +226,7 @@ def _pools_in_registers(pool, geometry, h_pool, w_pool):
 
 
 @kernel
-def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geometry, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, argmax, geometry, bands, pool, shared, scratch):
     """z[n, i, j, k] = b[k] + Σ x[n, i·stride + r − top, j·stride + s − left, c] · w[r, s, c, k].
 
     With `NoPool`, y is z or max(z, 0). With `PoolGeometry`, y is the maximum of max(z, 0) in each
@@ -247,7 +247,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geometry, bands, poo
     entries = row_entries(w_out, k)
     if _filter_rows(geometry, geometry.s * c) < geometry.r:
         entries = w_out  # A pixel in two groups would receive all products but the first twice.
-    mine, pixels = scratch[thread], geometry.rows * entries
+    mine, pixels = scratch[items.thread], geometry.rows * entries
     size = padded_rows(geometry.rows, geometry) * columns * c
     tables = mine[size : size + 2 * pixels + patch].view(np.int32)
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
@@ -262,7 +262,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geometry, bands, poo
     memory = mine[:size], a_rows, c_rows, a_steps, band, inside, columns, entries
     shapes, row_parts = ((h_in, w_in, c), (h_y, w_y, k)), bands // geometry.column_blocks
     arrays = x.reshape(-1), w.reshape(-1), b, y.reshape(-1), argmax.reshape(-1)
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n, band_index = item // bands, item % bands
         rows = part(h_y, band_index % row_parts, row_parts)
         channels = vector_part(k, band_index // row_parts, geometry.column_blocks, vector_width())
@@ -303,7 +303,7 @@ _gradient_operand = select_by_pool(_unpooled_operand, _plain_operand)
 
 @kernel
 def conv2d_backward_weight(
-    start, stop, thread, x, dy, argmax, partial, bounds, geometry, blocks, pool, shared, scratch
+    items, x, dy, argmax, partial, bounds, geometry, blocks, pool, shared, scratch
 ):
     """dw[r, s, c, k] = Σ x[n, i·stride + r − top, …, c] · dz[n, i, j, k]; db[k] = Σ dz[n, i, j, k].
 
@@ -320,7 +320,7 @@ def conv2d_backward_weight(
     h_out, w_out, patch = pool.height, pool.width, geometry.r * geometry.s * c
     columns, inside = padded_columns(w_out, geometry), is_inside(geometry, h_in, w_in, h_out, w_out)
     step = gradient_rows(w_out, c, k, _row_multiple(pool))
-    mine, pixels = scratch[thread], step * w_out
+    mine, pixels = scratch[items.thread], step * w_out
     size = padded_rows(geometry.rows, geometry) * columns * c
     tables = mine[size : size + 2 * patch + pixels].view(np.int32)
     rest = mine[size + 2 * patch + pixels :]
@@ -337,7 +337,7 @@ def conv2d_backward_weight(
         mine[:size] = 0
     x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
     row_parts, run = blocks // geometry.column_blocks, geometry.s * c
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         index, block = item // blocks, item % blocks
         q, q_stop = vector_part(k, block // row_parts, geometry.column_blocks, vector_width())
         first, last = part(geometry.r, block % row_parts, row_parts)
@@ -386,9 +386,9 @@ _row_multiple = select_by_pool(_stride_of_windows, _one)
 
 
 @kernel
-def prepare_backward_input(start, stop, thread, w, geometry, shared):
+def prepare_backward_input(items, w, geometry, shared):
     """Write the taps from start to stop of w (R, S, C, K), flipped and transposed, to `shared`."""
-    pack_flipped(start, stop, w.reshape(-1), w.shape, geometry, shared)
+    pack_flipped(items.start, items.stop, w.reshape(-1), w.shape, geometry, shared)
 
 
 @inlined
@@ -448,9 +448,7 @@ is_added = select_by_pool(_not_added, _is_added)
 
 
 @kernel
-def conv2d_backward_input(
-    start, stop, thread, dy, argmax, w, dx, geometry, bands, pool, shared, scratch
-):
+def conv2d_backward_input(items, dy, argmax, w, dx, geometry, bands, pool, shared, scratch):
     """dx[n, h, v, c] = Σ dz[n, i, j, k] · w[r, s, c, k] over i·stride + r − top = h, and so on.
 
     Args:
@@ -466,7 +464,7 @@ def conv2d_backward_input(
     above, before = gradient_rows_above(geometry)
     dz_rows, columns = padded_gradient(geometry.rows, w_in, w_out, geometry)
     size, pixels = dz_rows * columns * k, geometry.rows * (w_in + GROUP * across)
-    mine = scratch[thread]
+    mine = scratch[items.thread]
     dz, spare = mine[:size], mine[size : size + k]
     tables = mine[size + k : size + k + 2 * pixels + r * s * k].view(np.int32)
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
@@ -475,7 +473,7 @@ def conv2d_backward_input(
     mine[: size + k] = 0
     dy_flat, dx_flat, argmax_flat = dy.reshape(-1), dx.reshape(-1), argmax.reshape(-1)
     row_parts, strips = bands // geometry.column_blocks, (h_in + down - 1) // down
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n, band = item // bands, item % bands
         channels = vector_part(c, band // row_parts, geometry.column_blocks, vector_width())
         first, last = part(strips, band % row_parts, row_parts)

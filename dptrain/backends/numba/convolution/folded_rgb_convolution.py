@@ -116,16 +116,16 @@ def _unfold(folded, k, dw):
 
 
 @kernel
-def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward` with pooling."""
-    mine, row = scratch[thread], geo.columns * CHANNELS
+    mine, row = scratch[items.thread], geo.columns * CHANNELS
     _, h_pool, w_pool, k = y.shape
     y_flat, argmax_flat = y.reshape(-1), argmax.reshape(-1)
     mine[:] = 0
     _fold(w.reshape(-1), k, mine)
     for q in range(k):
         mine[BIAS + 2 * q] = b[q]
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n = item // bands
         first, last = part(h_pool, item % bands, bands)
         for p in range(first, last, geo.rows):
@@ -141,14 +141,14 @@ def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, sh
 
 @kernel
 def conv2d_backward_weight(
-    start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
+    items, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_weight` with pooling."""
-    mine, row = scratch[thread], geo.columns * CHANNELS
+    mine, row = scratch[items.thread], geo.columns * CHANNELS
     _, h_pool, w_pool, k = dy.shape
     dy_flat, argmax_flat = dy.reshape(-1), argmax.reshape(-1)
     mine[PADDED:] = 0
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         mine[:PADDED] = 0
         for n in range(bounds[item], bounds[item + 1]):
             for p in range(0, h_pool, geo.rows):

@@ -184,14 +184,14 @@ def _store(source, start, maps, grid, steps, shifts, m, rows, columns, adds, tar
 
 
 @kernel
-def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward`."""
-    c, k, mine, pixels = x.shape[3], y.shape[3], scratch[thread], geo.h_out * geo.w_out
+    c, k, mine, pixels = x.shape[3], y.shape[3], scratch[items.thread], geo.h_out * geo.w_out
     x_flat, y_flat, positions = x.reshape(-1), y.reshape(-1), geo.r * geo.s
     maps, grid = (geo.height, geo.width, c), (geo.h_out, geo.w_out)
-    item = start
-    while item < stop:
-        count, span, (q, q_stop) = item_range(item, stop, x.shape[0], bands, geo.parts, k)
+    item = items.start
+    while item < items.stop:
+        count, span, (q, q_stop) = item_range(item, items.stop, x.shape[0], bands, geo.parts, k)
         first, last = pixel_range(span, pixels)
         size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
@@ -221,14 +221,12 @@ def _phase(size, phase, stride, pad):
 
 
 @kernel
-def conv2d_backward_input(
-    start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
-):
+def conv2d_backward_input(items, dy, argmax, w, dx, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_backward_input`."""
-    c, k, mine = dx.shape[3], dy.shape[3], scratch[thread]
-    item = start
-    while item < stop:
-        count, span, columns = item_range(item, stop, dy.shape[0], bands, geo.parts, c)
+    c, k, mine = dx.shape[3], dy.shape[3], scratch[items.thread]
+    item = items.start
+    while item < items.stop:
+        count, span, columns = item_range(item, items.stop, dy.shape[0], bands, geo.parts, c)
         for phase in range(geo.stride_v * geo.stride_h):
             _compute_phase(
                 phase // geo.stride_h, phase % geo.stride_h, span, columns, dy.reshape(-1),

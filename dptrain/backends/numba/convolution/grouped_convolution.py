@@ -83,12 +83,12 @@ def _add_backward_weight(x, dy, dw, group, filters):
 
 
 @kernel
-def grouped_forward(start, stop, thread, x, w, b, y, geo, relu):
+def grouped_forward(items, x, w, b, y, geo, relu):
     """Compute y; items are rows of y."""
     _, height, width, channels = x.shape
     _, h_out, w_out, k = y.shape
     group, filters = channels // geo.groups, k // geo.groups
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n, i = item // h_out, item % h_out
         for j in range(w_out):
             result = y[n, i, j]
@@ -111,12 +111,12 @@ def grouped_forward(start, stop, thread, x, w, b, y, geo, relu):
 
 
 @kernel
-def grouped_backward_input(start, stop, thread, dy, w, dx, geo, adds):
+def grouped_backward_input(items, dy, w, dx, geo, adds):
     """Compute dx, or add it if `adds`; items are rows of dx."""
     _, height, width, channels = dx.shape
     _, h_out, w_out, k = dy.shape
     group, filters = channels // geo.groups, k // geo.groups
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n, h = item // height, item % height
         if not adds:
             dx[n, h] = 0.0
@@ -133,7 +133,7 @@ def grouped_backward_input(start, stop, thread, dy, w, dx, geo, adds):
 
 
 @kernel
-def grouped_backward_weight(start, stop, thread, x, dy, partial, bounds, shape, geo):
+def grouped_backward_weight(items, x, dy, partial, bounds, shape, geo):
     """Compute dw and db of the samples of each row of partial; items are taps (r, s) of each row.
 
     Args:
@@ -144,7 +144,7 @@ def grouped_backward_weight(start, stop, thread, x, dy, partial, bounds, shape, 
     _, h_out, w_out, k = dy.shape
     window_r, window_s, group, _ = shape
     taps, filters = window_r * window_s, k // geo.groups
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         index, tap = item // taps, item % taps
         r, s = tap // window_s, tap % window_s
         sums = partial[index, tap * group * k : (tap + 1) * group * k]

@@ -146,11 +146,11 @@ def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
 
 
 @kernel
-def prepare_forward(start, stop, thread, w, geo, shared):
+def prepare_forward(items, w, geo, shared):
     """Pack w (R, S, C, K) in panels of filters; items are panels of a position."""
     c, k, flat = w.shape[2], w.shape[3], w.reshape(-1)
     panels = (k + PANEL - 1) // PANEL
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         base, first = item // panels * c * k, item % panels * PANEL
         columns = min(PANEL, k - first)
         for i in range(c):
@@ -158,13 +158,13 @@ def prepare_forward(start, stop, thread, w, geo, shared):
 
 
 @kernel
-def prepare_backward_input(start, stop, thread, w, geo, shared):
+def prepare_backward_input(items, w, geo, shared):
     """Pack the transposes of w (R, S, C, K) in panels of channels; items are panels of a
     position.
     """
     c, k = w.shape[2], w.shape[3]
     panels = (c + PANEL - 1) // PANEL
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         base, first = item // panels * c * k, item % panels * PANEL
         columns = min(PANEL, c - first)
         transpose(
@@ -277,15 +277,15 @@ def _gather(geo, x, c, m, rows, first, count, mine, start, distance):
 
 
 @kernel
-def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward`."""
-    c, k, mine = x.shape[3], y.shape[3], scratch[thread]
+    c, k, mine = x.shape[3], y.shape[3], scratch[items.thread]
     x_flat, y_flat = x.reshape(-1), y.reshape(-1)
     is_strided = geo.stride_v * geo.stride_h > 1
     is_copied = is_strided or c % ALIASED == 0
-    item = start
-    while item < stop:
-        count, span, (q, q_stop) = item_range(item, stop, x.shape[0], bands, geo.parts, k)
+    item = items.start
+    while item < items.stop:
+        count, span, (q, q_stop) = item_range(item, items.stop, x.shape[0], bands, geo.parts, k)
         first, last = pixel_range(span, geo.h_out * geo.w_out)
         size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
@@ -302,17 +302,15 @@ def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, sh
 
 
 @kernel
-def conv2d_backward_input(
-    start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
-):
+def conv2d_backward_input(items, dy, argmax, w, dx, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_backward_input`."""
-    c, k, mine = dx.shape[3], dy.shape[3], scratch[thread]
+    c, k, mine = dx.shape[3], dy.shape[3], scratch[items.thread]
     dy_flat, dx_flat = dy.reshape(-1), dx.reshape(-1)
     is_strided, is_copied = geo.stride_v * geo.stride_h > 1, k % ALIASED == 0
     block = geo.rows * (k + LINE)
-    item = start
-    while item < stop:
-        count, span, (q, q_stop) = item_range(item, stop, dy.shape[0], bands, geo.parts, c)
+    item = items.start
+    while item < items.stop:
+        count, span, (q, q_stop) = item_range(item, items.stop, dy.shape[0], bands, geo.parts, c)
         first, last = pixel_range(span, geo.h_out * geo.w_out)
         size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
@@ -383,7 +381,7 @@ def _clear(geo, line, j, count, dx, c, q, q_stop):
 
 @kernel
 def conv2d_backward_weight(
-    start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
+    items, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_weight`; blocks are ranges of filters.
 
@@ -391,8 +389,8 @@ def conv2d_backward_weight(
     partial sums.
     """
     c, k = x.shape[3], dy.shape[3]
-    pixels, mine = geo.h_out * geo.w_out, scratch[thread]
-    for item in range(start, stop):
+    pixels, mine = geo.h_out * geo.w_out, scratch[items.thread]
+    for item in range(items.start, items.stop):
         index, block = item // blocks, item % blocks
         first, last = bounds[index] * pixels, bounds[index + 1] * pixels
         q, q_stop = vector_part(k, block, blocks, PANEL)

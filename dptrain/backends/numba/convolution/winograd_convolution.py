@@ -250,15 +250,15 @@ def _transform_weight_panels(w, start, geo, first, last, u):
 
 
 @kernel
-def prepare_forward(start, stop, thread, w, geo, shared):
+def prepare_forward(items, w, geo, shared):
     """Transform the weights w (R, S, C, K); items are groups of input channels."""
-    _prepare(start, stop, w.reshape(-1), geo, shared, False)
+    _prepare(items.start, items.stop, w.reshape(-1), geo, shared, False)
 
 
 @kernel
-def prepare_backward_input(start, stop, thread, w, geo, shared):
+def prepare_backward_input(items, w, geo, shared):
     """Flip and transform the weights w (R, S, C, K); items are groups of channels of dy."""
-    _prepare(start, stop, w.reshape(-1), geo, shared, True)
+    _prepare(items.start, items.stop, w.reshape(-1), geo, shared, True)
 
 
 @inlined
@@ -516,25 +516,47 @@ def _convolve_parts(start, stop, x, x_argmax, u, y, y_argmax, bound, adds, geo, 
 
 
 @kernel
-def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward`."""
-    mine, found = scratch[thread], _positions(pool, argmax)
+    mine, found = scratch[items.thread], _positions(pool, argmax)
     _fill_scratch(geo, mine)
     copy(b, 0, mine, geo.bias_offset, geo.k)
     _convolve_parts(
-        start, stop, x, None, shared, y, found, lower_bound(pool), None, geo, bands, pool, mine
+        items.start,
+        items.stop,
+        x,
+        None,
+        shared,
+        y,
+        found,
+        lower_bound(pool),
+        None,
+        geo,
+        bands,
+        pool,
+        mine,
     )
 
 
 @kernel
-def conv2d_backward_input(
-    start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
-):
+def conv2d_backward_input(items, dy, argmax, w, dx, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
-    mine, found = scratch[thread], _positions(pool, argmax)
+    mine, found = scratch[items.thread], _positions(pool, argmax)
     _fill_scratch(geo, mine)
     _convolve_parts(
-        start, stop, dy, found, shared, dx, None, NO_LOWER_BOUND, adds(pool), geo, bands, pool, mine
+        items.start,
+        items.stop,
+        dy,
+        found,
+        shared,
+        dx,
+        None,
+        NO_LOWER_BOUND,
+        adds(pool),
+        geo,
+        bands,
+        pool,
+        mine,
     )
 
 
@@ -693,16 +715,16 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
 
 @kernel
 def conv2d_backward_weight(
-    start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
+    items, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_weight`.
 
     Adjacent blocks of a row are computed together.
     """
-    item, found, mine = start, _positions(pool, argmax), scratch[thread]
-    while item < stop:
+    item, found, mine = items.start, _positions(pool, argmax), scratch[items.thread]
+    while item < items.stop:
         row, first = item // blocks, item % blocks
-        last = min(blocks, first + stop - item)
+        last = min(blocks, first + items.stop - item)
         _sum_row(
             bounds[row], bounds[row + 1], first, last, blocks, x, dy, found, partial[row], geo,
             pool, mine,

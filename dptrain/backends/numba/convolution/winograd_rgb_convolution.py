@@ -190,9 +190,9 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
 
 
 @kernel
-def prepare_forward(start, stop, thread, w, geo, shared):
+def prepare_forward(items, w, geo, shared):
     """Transform the weights w (3, 3, 3, K), in one item."""
-    if start < stop:
+    if items.start < items.stop:
         weights, packed = geo.c * geo.k_vectors, MATRICES * geo.c * geo.k_vectors
         w_flat = w.reshape(-1)
         for i in range(TAPS * geo.c):
@@ -252,15 +252,15 @@ def _inputs(geo, i, scratch):
 
 
 @kernel
-def conv2d_forward(start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
     """Compute `direct_convolution.conv2d_forward` with pooling.
 
     The first of equal maxima is determined before the bias is added.
     """
-    mine, down = scratch[thread], geo.tiles_down
+    mine, down = scratch[items.thread], geo.tiles_down
     _, h_pool, w_pool, k = y.shape
     y_flat, argmax_flat = y.reshape(-1), argmax.reshape(-1)
-    first, last = start * down // bands, stop * down // bands
+    first, last = items.start * down // bands, items.stop * down // bands
     _clear(geo, first, last, mine)
     loaded = -1
     for row in range(first, last):
@@ -317,18 +317,18 @@ def _sum_row(begin, end, first_k, last_k, x, dy, argmax, sums, geo, mine):
 
 @kernel
 def conv2d_backward_weight(
-    start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
+    items, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
     """Compute `direct_convolution.conv2d_backward_weight` with pooling."""
-    item, width = start, vector_width()
-    while item < stop:
+    item, width = items.start, vector_width()
+    while item < items.stop:
         row, first = item // blocks, item % blocks
-        last = min(blocks, first + stop - item)
+        last = min(blocks, first + items.stop - item)
         vectors = geo.k_vectors // width
         first_k = vectors * first // blocks * width
         last_k = min(geo.k, vectors * last // blocks * width)
         _sum_row(
             bounds[row], bounds[row + 1], first_k, last_k, x, dy, argmax, partial[row], geo,
-            scratch[thread],
+            scratch[items.thread],
         )  # fmt: skip
         item += last - first

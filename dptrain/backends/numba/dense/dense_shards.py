@@ -88,9 +88,7 @@ def _sum_biases(dy, outputs, db, pitch, slots, bounds, merges, stack):
 
 
 @kernel
-def dense_backward_weight_shards(
-    start, stop, thread, x, dy, dw, db, pitch, slots, bounds, merges, scratch
-):
+def dense_backward_weight_shards(items, x, dy, dw, db, pitch, slots, bounds, merges, scratch):
     """Compute `matmul.dense_backward_weight` for micro-shards; items are inputs.
 
     Args:
@@ -105,16 +103,16 @@ def dense_backward_weight_shards(
     """
     inputs, outputs = x.shape[1], dy.shape[1]
     samples = bounds[-1]
-    x_flat, dy_flat, mine = x.reshape(-1), dy.reshape(-1), scratch[thread]
+    x_flat, dy_flat, mine = x.reshape(-1), dy.reshape(-1), scratch[items.thread]
     packed = mine[samples * outputs : samples * (outputs + _GATHERED)]
     panels, stack = mine[: samples * outputs], mine[samples * (outputs + _GATHERED) :]
-    if start == 0 < stop:
+    if items.start == 0 < items.stop:
         _sum_biases(dy_flat, outputs, db, pitch, slots, bounds, merges, stack)
     for o in range(0, outputs, _WIDE):
         columns = min(_WIDE, outputs - o)
         gather(dy_flat, o, outputs, panels, o * samples, samples, columns, columns)
-    for first in range(start, stop, _GATHERED):
-        gathered = min(_GATHERED, stop - first)
+    for first in range(items.start, items.stop, _GATHERED):
+        gathered = min(_GATHERED, items.stop - first)
         gather(x_flat, first, inputs, packed, 0, samples, gathered, gathered)
         for i in range(0, gathered, _HIGH):
             rows = min(_HIGH, gathered - i)

@@ -136,14 +136,14 @@ def gather(source, start, row, target, target_start, rows, columns, pitch):
 
 
 @kernel
-def dense_forward(start, stop, thread, x, w, b, y, relu, blocks, scratch, samples):
+def dense_forward(items, x, w, b, y, relu, blocks, scratch, samples):
     """y[n, o] = b[o] + Σ x[n, i] · w[i, o], optionally max(y, 0); see the module for the items.
 
     With several chunks, y[c] is the sum of chunk c, and the first one contains b.
     """
     inputs, outputs = w.shape
     across, chunks = -(-outputs // blocks.features), -(-inputs // blocks.chunk)
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         chunk = item // across % chunks
         first = item // (across * chunks) * blocks.samples
         last = min(first + blocks.samples, samples)
@@ -156,7 +156,7 @@ def dense_forward(start, stop, thread, x, w, b, y, relu, blocks, scratch, sample
         if last - first < _FEW:
             _forward_few_samples(x, w, b, y[chunk], relu, blocks.steps, *bounds)
         else:
-            _forward_block(x, w, b, y[chunk], relu, blocks.steps, scratch[thread], *bounds)
+            _forward_block(x, w, b, y[chunk], relu, blocks.steps, scratch[items.thread], *bounds)
 
 
 @inlined
@@ -201,35 +201,35 @@ def _forward_block(
 
 
 @kernel
-def add_chunks(start, stop, thread, partial, y, relu):
+def add_chunks(items, partial, y, relu):
     """y = Σ_c partial[c], optionally max(y, 0); items are elements of y, which is flat."""
-    for i in range(np.uintp(start), np.uintp(stop)):
+    for i in range(np.uintp(items.start), np.uintp(items.stop)):
         y[i] = partial[0, i]
     for c in range(1, len(partial)):
-        for i in range(np.uintp(start), np.uintp(stop)):
+        for i in range(np.uintp(items.start), np.uintp(items.stop)):
             y[i] += partial[c, i]
     if relu:
-        for i in range(np.uintp(start), np.uintp(stop)):
+        for i in range(np.uintp(items.start), np.uintp(items.stop)):
             y[i] = np.float32(0.0) if y[i] <= 0.0 else y[i]
 
 
 @kernel
-def dense_backward_input(start, stop, thread, dy, w, dx, blocks, scratch, samples):
+def dense_backward_input(items, dy, w, dx, blocks, scratch, samples):
     """dx[n, i] = Σ dy[n, o] · w[i, o]; see the module for the items."""
     inputs = len(w)
     across = -(-inputs // blocks.features)
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         first = item // across * blocks.samples
         count = min(blocks.samples, samples - first)
         i_first = item % across * blocks.features
         i_last = min(i_first + blocks.features, inputs)
         if w.shape[1] <= min(count, _FEW_OUTPUTS - 1):
             _input_gradient_of_few_outputs(
-                dy, w, dx, scratch[thread], first, count, i_first, i_last
+                dy, w, dx, scratch[items.thread], first, count, i_first, i_last
             )
         else:
             _backward_input_block(
-                dy, w, dx, blocks.steps, scratch[thread], first, count, i_first, i_last
+                dy, w, dx, blocks.steps, scratch[items.thread], first, count, i_first, i_last
             )
 
 
@@ -315,34 +315,37 @@ def _weight_gradient_of_few_outputs(x, dy, dw, transposed, start, stop, samples)
 
 
 @kernel
-def dense_backward_weight(start, stop, thread, x, dy, dw, db, scratch, samples):
+def dense_backward_weight(items, x, dy, dw, db, scratch, samples):
     """dw[i, o] = Σ x[n, i] · dy[n, o]; db[o] = Σ dy[n, o]; items are inputs i.
 
     The nonempty range that starts at input 0 also writes db.
     """
     inputs, outputs = dw.shape
     x_flat, dy_flat, dw_flat = x.reshape(-1), dy.reshape(-1), dw.reshape(-1)
-    if start == 0 < stop:
+    if items.start == 0 < items.stop:
         sum_rows(dy_flat, samples, db)
     if samples == 0:
-        dw[start:stop] = 0
-    mine = scratch[thread]
+        dw[items.start : items.stop] = 0
+    mine = scratch[items.thread]
     if outputs < _FEW_OUTPUTS and outputs % _PANEL and 0 < samples * inputs <= _DIRECT:
         # Chunks begin at whole cache lines of inputs, so that no register is filled in part.
-        first, last = min(-(-start // LINE) * LINE, inputs), min(-(-stop // LINE) * LINE, inputs)
+        first, last = (
+            min(-(-items.start // LINE) * LINE, inputs),
+            min(-(-items.stop // LINE) * LINE, inputs),
+        )
         _weight_gradient_of_few_outputs(x, dy, dw, mine, first, last, samples)
         return
     panels, block = mine[: samples * outputs], mine[samples * outputs :]
     # dy is read once for every 48 inputs: directly for small layers, else from packed panels.
-    packed = stop - start > 4 * 48
+    packed = items.stop - items.start > 4 * 48
     if packed:
         for o in range(0, outputs, _PANEL):
             columns = min(_PANEL, outputs - o)
             gather(dy_flat, o, outputs, panels, o * samples, samples, columns, columns)
     else:
         panels = dy_flat
-    for first in range(start, stop, _GATHERED):
-        gathered = min(_GATHERED, stop - first)
+    for first in range(items.start, items.stop, _GATHERED):
+        gathered = min(_GATHERED, items.stop - first)
         gather(x_flat, first, inputs, block, 0, samples, gathered, gathered)
         for i in range(0, gathered, 48):
             # Few rows at a time, so that dw is written sequentially.

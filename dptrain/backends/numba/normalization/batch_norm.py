@@ -55,14 +55,14 @@ def _band(x, item, bands, c):
 
 
 @kernel
-def sum_bands(start, stop, thread, x, partial, bands, scratch):
+def sum_bands(items, x, partial, bands, scratch):
     """Store Σ x and Σ x² of each channel of each band.
 
     They are computed from distances from the first pixel, which have about the size of the
     deviation and are therefore added in float32.
     """
-    c, flat, mine = x.shape[2], x.reshape(-1), scratch[thread]
-    for item in range(start, stop):
+    c, flat, mine = x.shape[2], x.reshape(-1), scratch[items.thread]
+    for item in range(items.start, items.stop):
         at, count = _band(x, item, bands, c)
         for i in range(c):
             mine[i] = flat[at + i]
@@ -76,7 +76,7 @@ def sum_bands(start, stop, thread, x, partial, bands, scratch):
 
 
 @kernel
-def sum_samples(start, stop, thread, partial, bounds, bands, pixels, parts):
+def sum_samples(items, partial, bounds, bands, pixels, parts):
     """Add the rows of the bands of each micro-shard to a row of parts; items are sums of a row.
 
     Args:
@@ -85,19 +85,19 @@ def sum_samples(start, stop, thread, partial, bounds, bands, pixels, parts):
     """
     for shard in range(len(parts)):
         row, total = bounds[shard] * bands, parts[shard]
-        if start == 0:
+        if items.start == 0:
             total[0] = (bounds[shard + 1] - bounds[shard]) * pixels
-        for i in range(start, stop):
+        for i in range(items.start, items.stop):
             total[1 + i] = 0.0
         while row < bounds[shard + 1] * bands:
             source = partial[row]
-            for i in range(start, stop):
+            for i in range(items.start, items.stop):
                 total[1 + i] += source[i]
             row += 1
 
 
 @kernel
-def add_parts(start, stop, thread, parts, steps, results, totals):
+def add_parts(items, parts, steps, results, totals):
     """Add the rows of parts in place, in the order of `steps`; items are elements of a row.
 
     Args:
@@ -106,27 +106,25 @@ def add_parts(start, stop, thread, parts, steps, results, totals):
     """
     for k in range(len(steps)):
         target, source = parts[steps[k, 0]], parts[steps[k, 1]]
-        for i in range(start, stop):
+        for i in range(items.start, items.stop):
             target[i] += source[i]
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         totals[i] = 0.0
     for k in range(len(results)):
         source = parts[results[k]]
-        for i in range(start, stop):
+        for i in range(items.start, items.stop):
             totals[i] += source[i]
 
 
 @kernel
-def finish_statistics(
-    start, stop, thread, totals, moments, running_mean, running_var, epsilon, momentum
-):
+def finish_statistics(items, totals, moments, running_mean, running_var, epsilon, momentum):
     """Store the moments, and move the running statistics; items are channels.
 
     An empty minibatch leaves the running statistics as they are.
     """
     step = momentum if totals[0] > 0.0 else 0.0
     c, count = moments.shape[1], max(totals[0], 1.0)
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         mean = totals[1 + i] / count
         variance = max(0.0, totals[1 + c + i] / count - mean * mean)
         moments[0, i] = mean
@@ -137,9 +135,9 @@ def finish_statistics(
 
 
 @kernel
-def running_moments(start, stop, thread, running_mean, running_var, moments, epsilon):
+def running_moments(items, running_mean, running_var, moments, epsilon):
     """Store the moments that inference and evaluation use; items are channels."""
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         moments[0, i] = running_mean[i]
         moments[1, i] = 1.0 / math.sqrt(running_var[i] + epsilon)
 
@@ -155,22 +153,22 @@ def _fill_constants(moments, weight, bias, mine):
 
 
 @kernel
-def normalise_bands(start, stop, thread, x, x2, y, moments, weight, bias, bands, scratch, variant):
+def normalise_bands(items, x, x2, y, moments, weight, bias, bands, scratch, variant):
     """Compute y from x and x2, see `channel_passes.normalise`."""
-    c, mine = x.shape[2], scratch[thread]
+    c, mine = x.shape[2], scratch[items.thread]
     flat, flat2, result = x.reshape(-1), x2.reshape(-1), y.reshape(-1)
     _fill_constants(moments, weight, bias, mine)
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         at, count = _band(x, item, bands, c)
         normalise(flat, at, flat2, at, result, at, mine, 0, mine, 0, count, c, variant)
 
 
 @kernel
 def sum_gradient_bands(
-    start, stop, thread, x, dy, y, dx2, moments, weight, bias, partial, bands, scratch, variant
+    items, x, dy, y, dx2, moments, weight, bias, partial, bands, scratch, variant
 ):
     """Store Σ dz · x̂ and Σ dz of each band, see `channel_passes.sum_gradients`."""
-    c, mine = x.shape[2], scratch[thread]
+    c, mine = x.shape[2], scratch[items.thread]
     x_flat, dy_flat, y_flat, dx2_flat = (
         x.reshape(-1),
         dy.reshape(-1),
@@ -178,7 +176,7 @@ def sum_gradient_bands(
         dx2.reshape(-1),
     )
     _fill_constants(moments, weight, bias, mine)
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         at, count = _band(x, item, bands, c)
         sum_gradients(
             x_flat, at, dy_flat, at, y_flat, at, dx2_flat, at, mine, 0, mine, SUMS * c, count, c,
@@ -191,33 +189,31 @@ def sum_gradient_bands(
 
 
 @kernel
-def round_parts(start, stop, thread, parts, rounded):
+def round_parts(items, parts, rounded):
     """Store the sums of each micro-shard in float32, in which ranks add them; items are sums."""
     for shard in range(len(parts)):
-        for i in range(start, stop):
+        for i in range(items.start, items.stop):
             rounded[shard, i] = parts[shard, 1 + i]
 
 
 @kernel
-def store_means(start, stop, thread, totals, means):
+def store_means(items, totals, means):
     """Store the mean of dz · x̂ and that of dz over the global minibatch; items are 2·C sums."""
     flat, count = means.reshape(-1), max(totals[0], 1.0)
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         flat[i] = totals[1 + i] / count
 
 
 @kernel
-def propagate_bands(
-    start, stop, thread, x, dy, dx, moments, means, weight, bias, bands, scratch, variant
-):
+def propagate_bands(items, x, dy, dx, moments, means, weight, bias, bands, scratch, variant):
     """dx = factor · (dz − mean of dz − x̂ · mean of dz · x̂)."""
-    c, mine = x.shape[2], scratch[thread]
+    c, mine = x.shape[2], scratch[items.thread]
     x_flat, dy_flat, dx_flat = x.reshape(-1), dy.reshape(-1), dx.reshape(-1)
     _fill_constants(moments, weight, bias, mine)
     for i in range(c):
         mine[3 * c + i] = 1.0
         mine[4 * c + i] = -mine[c + i] * moments[1, i] * means[0, i]
         mine[5 * c + i] = means[1, i]
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         at, count = _band(x, item, bands, c)
         propagate(x_flat, at, dy_flat, at, dx_flat, at, mine, 0, mine, SUMS * c, count, c, variant)

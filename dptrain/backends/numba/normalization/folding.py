@@ -22,11 +22,11 @@ from dptrain.plan.lowering import Group, Phase
 
 
 @kernel
-def fold(start, stop, thread, w, b, gamma, beta, mean, variance, epsilon, folded_w, folded_b):
+def fold(items, w, b, gamma, beta, mean, variance, epsilon, folded_w, folded_b):
     """Multiply w (weights of a filter, K) with γ / deviation; the new bias is β + (b − mean) times
     this factor. Items are filters.
     """
-    for k in range(start, stop):
+    for k in range(items.start, items.stop):
         factor = gamma[k] / math.sqrt(variance[k] + epsilon)
         folded_b[k] = beta[k] + (b[k] - mean[k]) * factor
         for i in range(len(w)):

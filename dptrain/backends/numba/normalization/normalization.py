@@ -25,7 +25,7 @@ from dptrain.backends.numba.vector import (
     as_intrinsic,
     compiled_registers,
 )
-from dptrain.native.jit import inlined, kernel
+from dptrain.native.jit import Items, inlined, kernel
 
 Array = NDArray[Any]
 
@@ -409,9 +409,7 @@ def _tile(scratch: Array, thread: int, channels: int, radius: int) -> Any:
 
 @kernel
 def lrn_forward(
-    start: int,
-    stop: int,
-    thread: int,
+    items: Items,
     x: Array,
     y: Array,
     scratch: Array,
@@ -422,20 +420,18 @@ def lrn_forward(
 ) -> None:
     """Compute y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
     channels, rows, x_flat, y_flat = x.shape[1], scratch.reshape(-1), x.reshape(-1), y.reshape(-1)
-    origin, length, stride, tile = _tile(scratch, thread, channels, radius)
-    for first in range(start, stop, tile):
+    origin, length, stride, tile = _tile(scratch, items.thread, channels, radius)
+    for first in range(items.start, items.stop, tile):
         at = first * channels
         _normalise(
             *(x_flat, at, y_flat, at, rows, origin, length),
-            *(min(tile, stop - first), channels, stride, radius, bias, alpha, beta),
+            *(min(tile, items.stop - first), channels, stride, radius, bias, alpha, beta),
         )
 
 
 @kernel
 def lrn_backward(
-    start: int,
-    stop: int,
-    thread: int,
+    items: Items,
     x: Array,
     dy: Array,
     dx: Array,
@@ -451,11 +447,11 @@ def lrn_backward(
     """
     channels, rows = x.shape[1], scratch.reshape(-1)
     x_flat, dy_flat, dx_flat = x.reshape(-1), dy.reshape(-1), dx.reshape(-1)
-    origin, length, stride, tile = _tile(scratch, thread, channels, radius)
-    for first in range(start, stop, tile):
+    origin, length, stride, tile = _tile(scratch, items.thread, channels, radius)
+    for first in range(items.start, items.stop, tile):
         at = first * channels
         _differentiate(
             *(x_flat, at, dy_flat, at, dx_flat, at),
             *(rows, origin, length, 2.0 * alpha * beta),
-            *(min(tile, stop - first), channels, stride, radius, bias, alpha, beta),
+            *(min(tile, items.stop - first), channels, stride, radius, bias, alpha, beta),
         )

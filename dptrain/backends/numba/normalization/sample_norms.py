@@ -49,11 +49,11 @@ def _fill_constants(moments, weight, bias, mine):
 
 
 @kernel
-def group_norm_forward(start, stop, thread, x, y, moments, weight, bias, scratch, epsilon):
+def group_norm_forward(items, x, y, moments, weight, bias, scratch, epsilon):
     """Store the moments of each group, and y."""
     pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
-    flat, result, mine = x.reshape(-1), y.reshape(-1), scratch[thread]
-    for n in range(start, stop):
+    flat, result, mine = x.reshape(-1), y.reshape(-1), scratch[items.thread]
+    for n in range(items.start, items.stop):
         at = n * pixels * c
         for i in range(c):
             mine[i] = flat[at + i]
@@ -68,11 +68,11 @@ def group_norm_forward(start, stop, thread, x, y, moments, weight, bias, scratch
 
 
 @kernel
-def group_norm_sums(start, stop, thread, x, dy, moments, weight, bias, partial, scratch):
+def group_norm_sums(items, x, dy, moments, weight, bias, partial, scratch):
     """Store Σ dy · x̂ and Σ dy of each channel of each sample."""
     pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
-    flat, dy_flat, mine = x.reshape(-1), dy.reshape(-1), scratch[thread]
-    for n in range(start, stop):
+    flat, dy_flat, mine = x.reshape(-1), dy.reshape(-1), scratch[items.thread]
+    for n in range(items.start, items.stop):
         at, row = n * pixels * c, partial[n]
         _fill_constants(moments[n], weight, bias, mine)
         sum_gradients(
@@ -85,12 +85,17 @@ def group_norm_sums(start, stop, thread, x, dy, moments, weight, bias, partial, 
 
 
 @kernel
-def group_norm_backward(start, stop, thread, x, dy, dx, moments, weight, bias, partial, scratch):
+def group_norm_backward(items, x, dy, dx, moments, weight, bias, partial, scratch):
     """dx = (w dy − mean of w dy − x̂ · mean of w dy x̂) / deviation; means are those of a group."""
     pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
-    flat, dy_flat, dx_flat, mine = x.reshape(-1), dy.reshape(-1), dx.reshape(-1), scratch[thread]
+    flat, dy_flat, dx_flat, mine = (
+        x.reshape(-1),
+        dy.reshape(-1),
+        dx.reshape(-1),
+        scratch[items.thread],
+    )
     size = c // groups
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         at = n * pixels * c
         _fill_constants(moments[n], weight, bias, mine)
         for group in range(groups):
@@ -108,10 +113,10 @@ def group_norm_backward(start, stop, thread, x, dy, dx, moments, weight, bias, p
 
 
 @kernel
-def layer_norm_forward(start, stop, thread, x, y, moments, weight, bias, epsilon):
+def layer_norm_forward(items, x, y, moments, weight, bias, epsilon):
     """Store the moments of each pixel, and y."""
     pixels, c = x.shape[1], x.shape[2]
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         for p in range(pixels):
             row, result = x[n, p], y[n, p]
             total = 0.0
@@ -128,10 +133,10 @@ def layer_norm_forward(start, stop, thread, x, y, moments, weight, bias, epsilon
 
 
 @kernel
-def layer_norm_sums(start, stop, thread, x, dy, moments, partial):
+def layer_norm_sums(items, x, dy, moments, partial):
     """Store Σ dy · x̂ and Σ dy of each channel of each sample."""
     pixels, c = x.shape[1], x.shape[2]
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         products, gradients = partial[n, :c], partial[n, c:]
         products[:] = 0.0
         gradients[:] = 0.0
@@ -144,10 +149,10 @@ def layer_norm_sums(start, stop, thread, x, dy, moments, partial):
 
 
 @kernel
-def layer_norm_backward(start, stop, thread, x, dy, dx, moments, weight):
+def layer_norm_backward(items, x, dy, dx, moments, weight):
     """dx = (w dy − mean of w dy − x̂ · mean of w dy x̂) / deviation; means are those of a pixel."""
     pixels, c = x.shape[1], x.shape[2]
-    for n in range(start, stop):
+    for n in range(items.start, items.stop):
         for p in range(pixels):
             row, gradient, result = x[n, p], dy[n, p], dx[n, p]
             mean, inverse = moments[n, 0, p], moments[n, 1, p]

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.vector import F32P, I32, I64, Writer, as_intrinsic, compiled_registers
-from dptrain.native.jit import inlined, kernel
+from dptrain.native.jit import Items, inlined, kernel
 
 Array = NDArray[Any]
 
@@ -187,16 +187,14 @@ _gather = _grid(_Gather, ((1, 1), (1, 2), (2, 1), (2, 2)))
 
 
 @kernel
-def max_forward(
-    start: int, stop: int, thread: int, x: Array, y: Array, argmax: Array, pool_geometry: Array
-) -> None:
+def max_forward(items: Items, x: Array, y: Array, argmax: Array, pool_geometry: Array) -> None:
     """Store the maximum of each window in y and its position in argmax (int32); of equal elements,
     the first one.
     """
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels, h_pool, w_pool = x.shape[3], y.shape[1], y.shape[2]
     x_flat, y_flat, argmax_flat = x.reshape(-1), y.reshape(-1), argmax.reshape(-1)
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n, i = item // h_pool, item % h_pool
         above, j = i * vertical - top, 0
         first, last = max(0, -above), min(window_v, height - above)
@@ -217,14 +215,12 @@ def max_forward(
 
 
 @kernel
-def max_backward(
-    start: int, stop: int, thread: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array
-) -> None:
+def max_backward(items: Items, dy: Array, argmax: Array, dx: Array, pool_geometry: Array) -> None:
     """dx = sum of dy over the windows whose argmax is the element."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels, h_pool, w_pool = dx.shape[3], dy.shape[1], dy.shape[2]
     dx_flat, dy_flat, argmax_flat = dx.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n, row = item // height, item % height
         i = max(0, (row + top - window_v + vertical) // vertical)
         rows = min(h_pool - 1, (row + top) // vertical) - i + 1
@@ -260,13 +256,11 @@ def _weight(i: int, j: int, pool_geometry: Array, average: bool) -> Any:
 
 
 @kernel
-def sum_forward(
-    start: int, stop: int, thread: int, x: Array, y: Array, pool_geometry: Array, average: bool
-) -> None:
+def sum_forward(items: Items, x: Array, y: Array, pool_geometry: Array, average: bool) -> None:
     """y = sum or mean of each window."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = x.shape[3]
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n, i = item // y.shape[1], item % y.shape[1]
         for j in range(y.shape[2]):
             for c in range(channels):
@@ -283,15 +277,13 @@ def sum_forward(
 
 
 @kernel
-def sum_backward(
-    start: int, stop: int, thread: int, dy: Array, dx: Array, pool_geometry: Array, average: bool
-) -> None:
+def sum_backward(items: Items, dy: Array, dx: Array, pool_geometry: Array, average: bool) -> None:
     """dx = sum of dy over the windows that contain an element, divided by their size for
     averages.
     """
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = dx.shape[3]
-    for item in range(start, stop):
+    for item in range(items.start, items.stop):
         n, row = item // height, item % height
         for column in range(width):
             for c in range(channels):

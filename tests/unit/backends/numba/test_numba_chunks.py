@@ -21,7 +21,7 @@ import dptrain.api
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.native import threads
-from dptrain.native.jit import kernel
+from dptrain.native.jit import Items, kernel
 from dptrain.native.threads import ARGUMENTS, ENTRY, ITEMS, Launch, ThreadPool
 from dptrain.network import Network
 from dptrain.plan import MicroShards
@@ -189,16 +189,16 @@ def test_chunks_of_inference_are_independent(network: Network) -> None:
 
 
 @kernel
-def add_to_first(start: int, stop: int, thread: int, x: Any, y: Any) -> None:
+def add_to_first(items: Items, x: Any, y: Any) -> None:
     """Add all items to one element, which needs a barrier or an atomic addition."""
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         y[0] += x[i]
 
 
 @kernel
-def use_first_row(start: int, stop: int, thread: int, x: Any, scratch: Any) -> None:
+def use_first_row(items: Items, x: Any, scratch: Any) -> None:
     """Copy items to the scratch memory of the first thread."""
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         scratch[0, 0] = x[i]
 
 

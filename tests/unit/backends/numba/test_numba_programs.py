@@ -93,8 +93,8 @@ def test_replaced_stages_are_run_one_by_one() -> None:
 
 
 @kernel
-def fail_at_seven(start, stop, thread, values):  # type: ignore[no-untyped-def]
-    for i in range(start, stop):
+def fail_at_seven(items, values):  # type: ignore[no-untyped-def]
+    for i in range(items.start, items.stop):
         values[i] = i
         if i == 7:
             raise ValueError

@@ -18,7 +18,7 @@ from dptrain.aligned import aligned_zeros
 from dptrain.api import make_replica
 from dptrain.machine import own_cores
 from dptrain.native.atomics import add32, load32, pause
-from dptrain.native.jit import KernelError, kernel
+from dptrain.native.jit import Items, KernelError, kernel
 from dptrain.native.threads import ALONE, ASLEEP, MISSED, OWNER_SLEEPS, ThreadPool
 from dptrain.network import Network, ReLU
 from tests.tiers import tiered
@@ -27,31 +27,31 @@ SIZE = 1000
 
 
 @kernel
-def mark(start: int, stop: int, thread: int, times: Any, owner: Any, amount: int) -> None:
+def mark(items: Items, times: Any, owner: Any, amount: int) -> None:
     """Add to items, and write the computing thread and the first item of its range.
 
     The second row of `times` counts the items that each thread computed.
     """
-    for i in range(start, stop):
+    for i in range(items.start, items.stop):
         times[0, i] += amount
-        owner[0, i], owner[1, i] = thread, start
-    times[1, thread] += stop - start
+        owner[0, i], owner[1, i] = items.thread, items.start
+    times[1, items.thread] += items.stop - items.start
 
 
 @kernel
-def fail(start: int, stop: int, thread: int, bad: int) -> None:
-    if start <= bad < stop:
+def fail(items: Items, bad: int) -> None:
+    if items.start <= bad < items.stop:
         raise ArithmeticError
 
 
 @kernel
-def linger(start: int, stop: int, thread: int, seen: Any, computed: int) -> None:
+def linger(items: Items, seen: Any, computed: int) -> None:
     """Write the computing thread. Thread 1 computes item 8 until all others have been computed."""
-    for i in range(start, stop):
-        if i == 8 and thread == 1:
+    for i in range(items.start, items.stop):
+        if i == 8 and items.thread == 1:
             while load32(computed) < len(seen) - 1:
                 pause()
-        seen[i] = thread
+        seen[i] = items.thread
         add32(computed, 1)
 
 
