@@ -243,22 +243,22 @@ class NumbaBackend(Backend):
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
         bounds = np.array([0, *(stop for _, stop, _ in runs)], np.int64)
-        decays = np.array([decay for _, _, decay in runs], np.float32)
+        decay = updates.WeightDecay(bounds, np.array([rate for _, _, rate in runs], np.float32))
         if not isinstance(rule, SGD):
             launch = bind(
                 updates.adamw if isinstance(rule, AdamW) else updates.adam,
-                w, g, state["first_moment"], state["second_moment"], bounds, decays,
-                rule.beta1, rule.beta2, rule.epsilon, varying=(0.1, 1),
+                w, g, (state["first_moment"], state["second_moment"]), decay,
+                (rule.beta1, rule.beta2, rule.epsilon), varying=(0.1, 1),
             )  # fmt: skip
             return lambda context: launch(w.size, context.learning_rate, replica.updates)
         if rule.momentum:
             launch = bind(
                 updates.sgd_momentum,
-                w, g, state["momentum"], bounds, decays, rule.momentum, rule.nesterov,
+                w, g, state["momentum"], decay, rule.momentum, rule.nesterov,
                 varying=(0.1,),
             )  # fmt: skip
         else:
-            launch = bind(updates.sgd, w, g, bounds, decays, varying=(0.1,))
+            launch = bind(updates.sgd, w, g, decay, varying=(0.1,))
         return lambda context: launch(w.size, context.learning_rate)
 
     def bind_average(self, replica: Replica, elements: slice) -> Kernel:
@@ -434,19 +434,16 @@ class NumbaReplica(CropWindowReplica):
         cuts = planes if images.dtype == planes.dtype else np.zeros(shape, images.dtype)
         self._crop = self.thread_pool.bind(
             crop_windows.load_crop_windows, target, planes, cuts,
-            varying=(
-                images, conversion, np.zeros((0, 4), np.int64), np.zeros((0, 2), np.float32), 0,
-            ),
+            varying=(images, conversion, np.zeros((0, 4), np.int64), np.zeros((0, 2), np.float32)),
             grain=grain_of(target[0].size),
         )  # fmt: skip
 
     def _load_crop_windows(self, batch: Batch) -> None:
         windows, recolourings, images = batch.crop_windows, batch.recolourings, batch.x
         assert windows is not None
-        recolours = recolourings is not None
         colours = np.zeros((0, 2), np.float32) if recolourings is None else recolourings
         source = self._images if images is None else images.reshape(-1, *self._images.shape[1:])
-        self._crop(len(windows), source, self._conversion, windows, colours, recolours)
+        self._crop(len(windows), source, self._conversion, windows, colours)
 
     def _load_input(self, x: NDArray[Any]) -> None:
         if self._reads_natively(x):

@@ -206,9 +206,7 @@ def _erase(target, windows, n):
 
 
 @kernel
-def load_crop_windows(
-    items, target, planes, cuts, images, conversion, windows, recolourings, recolours
-):
+def load_crop_windows(items, target, planes, cuts, images, conversion, windows, recolourings):
     """Copy windows of images to target; items are windows.
 
     Args:
@@ -221,17 +219,16 @@ def load_crop_windows(
             and whether the window is mirrored; (N, 8) for cutouts: then first row, first column,
             and the row and the column after the last ones of the part of the input that becomes 0.
         recolourings: (N, 2), factor of the distances from the mean of each channel, and the number
-            that is added; used if `recolours` is not 0.
-        recolours: whether the colours change.
+            that is added; (0, 2) if colours do not change.
     """
     channels, rows, columns = images.shape[1], images.shape[2], images.shape[3]
     height, width = target.shape[1], target.shape[2]
-    scratch = planes[items.thread]
+    scratch, recolours = planes[items.thread], len(recolourings) > 0
     for n in range(items.start, items.stop):
         image, top, left, mirrored = windows[n, 0], windows[n, 1], windows[n, 2], windows[n, 3]
         at = n * height * width * channels
         whole_rows = left == 0 and width == columns and 0 <= top <= rows - height
-        if recolours == 0 and mirrored == 0 and whole_rows:
+        if not recolours and mirrored == 0 and whole_rows:
             first = (image * channels * rows + top) * columns
             pixels = height * width
             if _place_image(images, first, rows * columns, target, at, channels, pixels):
@@ -246,7 +243,7 @@ def load_crop_windows(
                 _cut(cut, images, image, c, top, left, width, mirrored)
             _convert(cut, plane, conversion)
             _clear_border(images, plane, top, left, width, mirrored)
-            if recolours != 0:
+            if recolours:
                 mean = _mean(plane)
                 _recolour(plane, mean, recolourings[n, 0], mean + recolourings[n, 1])
         _place(scratch, 0, height * width, target, at, channels, height * width)

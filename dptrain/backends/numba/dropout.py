@@ -226,20 +226,20 @@ _apply_stored_mask = as_intrinsic(_StoredMask.ARGUMENTS, call_of(_StoredMask))
 
 @kernel
 def dropout_forward(
-    items: Items,
-    x: Array, y: Array, bits: Array, factor: float, limit: int, layer: int, samples: Array,
-    key0: int, key1: int, step: int,
-) -> None:  # fmt: skip
+    items: Items, x: Array, y: Array, bits: Array, factor: float, key: Any, step: int
+) -> None:
     """Compute y = x · factor if kept, else x · 0, which keeps a NaN; items are samples.
 
     Args:
         x, y: (N, elements); they may be the same array.
         bits: uint8 (N, `mask_bytes`), output: 1 if an element is kept, the lowest bit first.
         factor: factor of the kept elements.
-        limit: an element is dropped if its random word is below this; at most 2³² − 1.
-        layer, step, key0, key1: elements of the counter and the key.
-        samples: int64 (N,), identities of the samples.
+        key: limit, layer, samples, key0, key1. An element is dropped if its random word is below
+            the limit, at most 2³² − 1; samples, int64 (N,), are their identities; the others are
+            elements of the counter and the key.
+        step: element of the counter.
     """
+    limit, layer, samples, key0, key1 = key
     size, row = x.shape[1], bits.shape[1]
     for n in range(items.start, items.stop):
         counter = (limit, samples[n], step, layer, key0, key1)

@@ -241,7 +241,7 @@ class DropoutMask:
         the same. Outside training it does nothing.
         """
         launch = self._thread_pool.bind(
-            dropout.dropout_forward, x, y, self._bits, self._factor, *self._key, varying=(0,),
+            dropout.dropout_forward, x, y, self._bits, self._factor, self._key, varying=(0,),
             grain=grain_of(x.shape[1]),
         )  # fmt: skip
 
@@ -366,9 +366,9 @@ class ResponseNorm(_Single[LocalResponseNorm]):
 
     def _launch(self, kernel: Any, *arrays: NDArray[Any]) -> StageKernel:
         layer, (_, height, width) = self.layer, self.group.head.output_maps
-        numbers = layer.radius, float(layer.bias), float(layer.alpha), float(layer.beta)
+        formula = layer.radius, float(layer.bias), float(layer.alpha), float(layer.beta)
         grain = grain_of(arrays[0].shape[1])
-        launch = self.thread_pool.bind(kernel, *arrays, *numbers, grain=grain)
+        launch = self.thread_pool.bind(kernel, *arrays, formula, grain=grain)
         return each(launch, height * width)
 
     def forward(self) -> StageKernel:

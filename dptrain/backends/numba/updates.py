@@ -1,12 +1,8 @@
-"""Update kernels: one pass over the flat arrays; items are elements.
-
-Ranges of elements with the same weight decay λ are given by int64 `bounds`, (segments + 1,), and
-float32 `decays`, (segments,).
-"""
+"""Update kernels: one pass over the flat arrays; items are elements."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +21,18 @@ on which processors are slow: model0's update took 33 times as long when two thi
 denormal."""
 
 
+class WeightDecay(NamedTuple):
+    """The weight decay λ of ranges of elements.
+
+    Attributes:
+        bounds: int64 (segments + 1,), the first element of each, and the end.
+        rates: float32 (segments,), λ of each.
+    """
+
+    bounds: Array
+    rates: Array
+
+
 @inlined
 def _flushed(value: Any) -> Any:
     """Return zero for a tiny value; NaN stays NaN."""
@@ -32,12 +40,12 @@ def _flushed(value: Any) -> Any:
 
 
 @inlined
-def _overlap(start: int, stop: int, bounds: Array, k: int) -> tuple[Any, Any]:
+def _overlap(start: int, stop: int, decay: WeightDecay, k: int) -> tuple[Any, Any]:
     """Return the intersection of segment k with [start, stop), possibly empty, as unsigned
     numbers.
     """
-    first = max(start, bounds[k])
-    return np.uintp(first), np.uintp(max(first, min(stop, bounds[k + 1])))
+    first = max(start, decay.bounds[k])
+    return np.uintp(first), np.uintp(max(first, min(stop, decay.bounds[k + 1])))
 
 
 @inlined
@@ -53,26 +61,22 @@ def _prefetch_block(w: Array, start: int, stop: int) -> None:
 
 
 @kernel
-def sgd(
-    items: Items,
-    w: Array, g: Array, bounds: Array, decays: Array, learning_rate: float,
-) -> None:  # fmt: skip
+def sgd(items: Items, w: Array, g: Array, decay: WeightDecay, learning_rate: float) -> None:
     """W ← w − α (g + λ w)."""
     rate = np.float32(learning_rate)
     for block in range(items.start, items.stop, _BLOCK):
         end = min(block + _BLOCK, items.stop)
         _prefetch_block(w, end, items.stop)
-        for k in range(decays.size):
-            decay = decays[k]
-            first, last = _overlap(block, end, bounds, k)
+        for k in range(decay.rates.size):
+            decay_k = decay.rates[k]
+            first, last = _overlap(block, end, decay, k)
             for i in range(first, last):
-                w[i] -= rate * (g[i] + decay * w[i])
+                w[i] -= rate * (g[i] + decay_k * w[i])
 
 
 @kernel
 def sgd_momentum(
-    items: Items,
-    w: Array, g: Array, v: Array, bounds: Array, decays: Array, momentum: float, nesterov: bool,
+    items: Items, w: Array, g: Array, v: Array, decay: WeightDecay, momentum: float, nesterov: bool,
     learning_rate: float,
 ) -> None:  # fmt: skip
     """V ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w − α v, with d = g + λ w."""
@@ -82,22 +86,22 @@ def sgd_momentum(
     for block in range(items.start, items.stop, _BLOCK):
         end = min(block + _BLOCK, items.stop)
         _prefetch_block(w, end, items.stop)
-        for k in range(decays.size):
-            decay = decays[k]
-            first, last = _overlap(block, end, bounds, k)
+        for k in range(decay.rates.size):
+            decay_k = decay.rates[k]
+            first, last = _overlap(block, end, decay, k)
             for i in range(first, last):
-                d = g[i] + decay * w[i]
+                d = g[i] + decay_k * w[i]
                 v[i] = _flushed(mu * v[i] + d)
                 w[i] -= rate * (p * d + q * v[i])
 
 
 @kernel
 def adam(
-    items: Items,
-    w: Array, g: Array, m: Array, v: Array, bounds: Array, decays: Array,
-    beta1: float, beta2: float, epsilon: float, learning_rate: float, step: int,
+    items: Items, w: Array, g: Array, moments: tuple[Array, Array], decay: WeightDecay,
+    constants: tuple[float, float, float], learning_rate: float, step: int,
 ) -> None:  # fmt: skip
     """W ← w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
+    (m, v), (beta1, beta2, epsilon) = moments, constants
     b1, b2, eps = np.float32(beta1), np.float32(beta2), np.float32(epsilon)
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
     rate = np.float32(learning_rate / (1.0 - beta1**step))
@@ -105,11 +109,11 @@ def adam(
     for block in range(items.start, items.stop, _BLOCK):
         end = min(block + _BLOCK, items.stop)
         _prefetch_block(w, end, items.stop)
-        for k in range(decays.size):
-            decay = decays[k]
-            first, last = _overlap(block, end, bounds, k)
+        for k in range(decay.rates.size):
+            decay_k = decay.rates[k]
+            first, last = _overlap(block, end, decay, k)
             for i in range(first, last):
-                d = g[i] + decay * w[i]
+                d = g[i] + decay_k * w[i]
                 m[i] = _flushed(b1 * m[i] + c1 * d)
                 v[i] = _flushed(b2 * v[i] + c2 * d * d)
                 w[i] -= rate * m[i] / (np.sqrt(v[i]) * correction + eps)
@@ -117,11 +121,11 @@ def adam(
 
 @kernel
 def adamw(
-    items: Items,
-    w: Array, g: Array, m: Array, v: Array, bounds: Array, decays: Array,
-    beta1: float, beta2: float, epsilon: float, learning_rate: float, step: int,
+    items: Items, w: Array, g: Array, moments: tuple[Array, Array], decay: WeightDecay,
+    constants: tuple[float, float, float], learning_rate: float, step: int,
 ) -> None:  # fmt: skip
     """W ← (1 − α λ) w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
+    (m, v), (beta1, beta2, epsilon) = moments, constants
     b1, b2, eps = np.float32(beta1), np.float32(beta2), np.float32(epsilon)
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
     rate = np.float32(learning_rate / (1.0 - beta1**step))
@@ -129,9 +133,9 @@ def adamw(
     for block in range(items.start, items.stop, _BLOCK):
         end = min(block + _BLOCK, items.stop)
         _prefetch_block(w, end, items.stop)
-        for k in range(decays.size):
-            shrink = np.float32(learning_rate * decays[k])
-            first, last = _overlap(block, end, bounds, k)
+        for k in range(decay.rates.size):
+            shrink = np.float32(learning_rate * decay.rates[k])
+            first, last = _overlap(block, end, decay, k)
             for i in range(first, last):
                 m[i] = _flushed(b1 * m[i] + c1 * g[i])
                 v[i] = _flushed(b2 * v[i] + c2 * g[i] * g[i])

@@ -16,8 +16,10 @@ the relative error of the variance is about 1e-16 · mean² / variance. Those of
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dptrain.backends.numba.convolution.im2col import part
 from dptrain.backends.numba.normalization.channel_passes import (
@@ -39,6 +41,23 @@ FEWEST_PIXELS = 48
 """Smallest number of pixels of a band. With fewer, the float64 sums of a band take as long as its
 pixels: the statistics of 2,048 channels on 7×7 pixels are three times as fast with 49 pixels as
 with 8 (39 and 13 GB/s on one core of an AMD EPYC with AVX-512)."""
+
+
+class ChannelNorm(NamedTuple):
+    """A normalisation with a weight and a bias per channel.
+
+    Attributes:
+        moments: mean and 1 / deviation, of which samples can have their own.
+        weight, bias: (C,).
+        bands: number of bands of a sample.
+        variant: see `channel_passes`.
+    """
+
+    moments: NDArray[Any]
+    weight: NDArray[Any]
+    bias: NDArray[Any]
+    bands: int = 1
+    variant: int = 0
 
 
 def num_bands(pixels: int, channels: int) -> int:
@@ -143,48 +162,42 @@ def running_moments(items, running_mean, running_var, moments, epsilon):
 
 
 @inlined
-def _fill_constants(moments, weight, bias, mine):
+def _fill_constants(norm, mine):
     """Fill the first three rows of scratch: mean, factor and bias."""
-    c = len(weight)
+    moments, weight, c = norm.moments, norm.weight, len(norm.weight)
     for i in range(c):
         mine[i] = moments[0, i]
         mine[c + i] = weight[i] * moments[1, i]
-        mine[2 * c + i] = bias[i]
+        mine[2 * c + i] = norm.bias[i]
 
 
 @kernel
-def normalise_bands(items, x, x2, y, moments, weight, bias, bands, scratch, variant):
+def normalise_bands(items, x, x2, y, norm, scratch):
     """Compute y from x and x2, see `channel_passes.normalise`."""
     c, mine = x.shape[2], scratch[items.thread]
     flat, flat2, result = x.reshape(-1), x2.reshape(-1), y.reshape(-1)
-    _fill_constants(moments, weight, bias, mine)
+    _fill_constants(norm, mine)
     for item in range(items.start, items.stop):
-        at, count = _band(x, item, bands, c)
-        normalise(flat, at, flat2, at, result, at, mine, 0, mine, 0, count, c, variant)
+        at, count = _band(x, item, norm.bands, c)
+        normalise(flat, at, flat2, at, result, at, mine, 0, mine, 0, count, c, norm.variant)
 
 
 @kernel
-def sum_gradient_bands(
-    items, x, dy, y, dx2, moments, weight, bias, partial, bands, scratch, variant
-):
+def sum_gradient_bands(items, x, dy, y, dx2, norm, partial, scratch):
     """Store Σ dz · x̂ and Σ dz of each band, see `channel_passes.sum_gradients`."""
     c, mine = x.shape[2], scratch[items.thread]
-    x_flat, dy_flat, y_flat, dx2_flat = (
-        x.reshape(-1),
-        dy.reshape(-1),
-        y.reshape(-1),
-        dx2.reshape(-1),
-    )
-    _fill_constants(moments, weight, bias, mine)
+    x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
+    y_flat, dx2_flat = y.reshape(-1), dx2.reshape(-1)
+    _fill_constants(norm, mine)
     for item in range(items.start, items.stop):
-        at, count = _band(x, item, bands, c)
+        at, count = _band(x, item, norm.bands, c)
         sum_gradients(
             x_flat, at, dy_flat, at, y_flat, at, dx2_flat, at, mine, 0, mine, SUMS * c, count, c,
-            variant,
+            norm.variant,
         )  # fmt: skip
         row = partial[item]
         for i in range(c):
-            row[i] = np.float64(mine[(SUMS + 1) * c + i]) * np.float64(moments[1, i])
+            row[i] = np.float64(mine[(SUMS + 1) * c + i]) * np.float64(norm.moments[1, i])
             row[c + i] = np.float64(mine[SUMS * c + i])
 
 
@@ -205,15 +218,17 @@ def store_means(items, totals, means):
 
 
 @kernel
-def propagate_bands(items, x, dy, dx, moments, means, weight, bias, bands, scratch, variant):
+def propagate_bands(items, x, dy, dx, norm, means, scratch):
     """dx = factor · (dz − mean of dz − x̂ · mean of dz · x̂)."""
     c, mine = x.shape[2], scratch[items.thread]
     x_flat, dy_flat, dx_flat = x.reshape(-1), dy.reshape(-1), dx.reshape(-1)
-    _fill_constants(moments, weight, bias, mine)
+    _fill_constants(norm, mine)
     for i in range(c):
         mine[3 * c + i] = 1.0
-        mine[4 * c + i] = -mine[c + i] * moments[1, i] * means[0, i]
+        mine[4 * c + i] = -mine[c + i] * norm.moments[1, i] * means[0, i]
         mine[5 * c + i] = means[1, i]
     for item in range(items.start, items.stop):
-        at, count = _band(x, item, bands, c)
-        propagate(x_flat, at, dy_flat, at, dx_flat, at, mine, 0, mine, SUMS * c, count, c, variant)
+        at, count = _band(x, item, norm.bands, c)
+        propagate(
+            x_flat, at, dy_flat, at, dx_flat, at, mine, 0, mine, SUMS * c, count, c, norm.variant
+        )  # fmt: skip

@@ -154,9 +154,9 @@ class BatchNormalization(ChannelNormalization[BatchNorm2d]):
         self.grain = grain_of(-(-self.map_pixels // self.bands) * self.channels)
         self.totals = np.zeros(1 + 2 * self.channels)
 
-    def _constants(self) -> tuple[NDArray[Any], ...]:
+    def _norm(self, variant: int) -> batch_norm.ChannelNorm:
         a = self.arrays
-        return a["moments"], a["weight"], a["bias"]
+        return batch_norm.ChannelNorm(a["moments"], a["weight"], a["bias"], self.bands, variant)
 
     def _bind(self, kernel: Any, *operands: Any) -> Launch:
         return self.thread_pool.bind(kernel, *operands, grain=self.grain)
@@ -171,10 +171,8 @@ class BatchNormalization(ChannelNormalization[BatchNorm2d]):
             self.maps("x"),
             x2,
             self.maps("y"),
-            *self._constants(),
-            self.bands,
+            self._norm(variant),
             a["forward_scratch"],
-            variant,
         )
         running = ThreadPool(1).bind(
             batch_norm.running_moments,
@@ -247,11 +245,9 @@ class BatchNormalization(ChannelNormalization[BatchNorm2d]):
             self.maps("dy"),
             self.maps(y),
             self.maps(self._before_relu),
-            *self._constants(),
+            self._norm(variant),
             a["backward_partial"],
-            self.bands,
             a["gradient_scratch"],
-            variant,
         )
         exchange, add = self._total_launches()
         means = ThreadPool(1).bind(batch_norm.store_means, self.totals, a["backward_sums"])
@@ -270,19 +266,14 @@ class BatchNormalization(ChannelNormalization[BatchNorm2d]):
         a = self.arrays
         variant = DY if _stored_gradient(self.group) else self._gradient_variant()
         variant |= ADDS if "dx" in self.group.adds else 0
-        moments, weight, bias = self._constants()
         launch = self._bind(
             batch_norm.propagate_bands,
             self.maps("x"),
             self.maps(self._before_relu),
             self.maps("dx"),
-            moments,
+            self._norm(variant),
             a["backward_sums"],
-            weight,
-            bias,
-            self.bands,
             a["input_scratch"],
-            variant,
         )
         return StageKernel((launch,), lambda context: launch.set_items(context.n * self.bands))
 

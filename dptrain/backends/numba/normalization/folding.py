@@ -22,10 +22,11 @@ from dptrain.plan.lowering import Group, Phase
 
 
 @kernel
-def fold(items, w, b, gamma, beta, mean, variance, epsilon, folded_w, folded_b):
+def fold(items, convolution, gamma, beta, mean, variance, epsilon, folded):
     """Multiply w (weights of a filter, K) with γ / deviation; the new bias is β + (b − mean) times
-    this factor. Items are filters.
+    this factor. Items are filters; `convolution` and `folded` are weights and biases.
     """
+    (w, b), (folded_w, folded_b) = convolution, folded
     for k in range(items.start, items.stop):
         factor = gamma[k] / math.sqrt(variance[k] + epsilon)
         folded_b[k] = beta[k] + (b[k] - mean[k]) * factor
@@ -51,18 +52,18 @@ def bind_folded(
     layer = group.nodes[1].layer_of(BatchNorm2d)
     weight, beta = arrays[f"{convolution}.weight"], arrays[f"{norm}.bias"]
     filters = len(beta)
-    has_bias = convolution_layer.bias
+    bias = np.zeros(filters, np.float32)
+    if convolution_layer.bias:
+        bias = arrays[f"{convolution}.bias"]
     launch = pool.bind(
         fold,
-        weight.reshape(-1, filters),
-        arrays[f"{convolution}.bias"] if has_bias else np.zeros(filters, np.float32),
+        (weight.reshape(-1, filters), bias),
         arrays[f"{norm}.weight"],
         beta,
         arrays["running_mean"],
         arrays["running_var"],
         layer.epsilon,
-        arrays["folded_weight"].reshape(-1, filters),
-        arrays["folded_bias"],
+        (arrays["folded_weight"].reshape(-1, filters), arrays["folded_bias"]),
     )
     folded_weight = arrays["folded_weight"].reshape(weight.shape)
     own = ReplacedArrays(arrays, {"weight": folded_weight, "bias": arrays["folded_bias"]})

@@ -407,18 +407,14 @@ def _tile(scratch: Array, thread: int, channels: int, radius: int) -> Any:
     return start, length, stride, (length - zeros - 2 * LANES) // stride
 
 
+Formula = tuple[int, float, float, float]
+"""Radius of the neighbourhood, bias, alpha and beta."""
+
+
 @kernel
-def lrn_forward(
-    items: Items,
-    x: Array,
-    y: Array,
-    scratch: Array,
-    radius: int,
-    bias: float,
-    alpha: float,
-    beta: float,
-) -> None:
+def lrn_forward(items: Items, x: Array, y: Array, scratch: Array, formula: Formula) -> None:
     """Compute y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
+    radius, bias, alpha, beta = formula
     channels, rows, x_flat, y_flat = x.shape[1], scratch.reshape(-1), x.reshape(-1), y.reshape(-1)
     origin, length, stride, tile = _tile(scratch, items.thread, channels, radius)
     for first in range(items.start, items.stop, tile):
@@ -431,20 +427,13 @@ def lrn_forward(
 
 @kernel
 def lrn_backward(
-    items: Items,
-    x: Array,
-    dy: Array,
-    dx: Array,
-    scratch: Array,
-    radius: int,
-    bias: float,
-    alpha: float,
-    beta: float,
+    items: Items, x: Array, dy: Array, dx: Array, scratch: Array, formula: Formula
 ) -> None:
     """Compute dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), with the sum over neighbouring channels.
 
     s is computed again from x, which takes less time than loading stored values.
     """
+    radius, bias, alpha, beta = formula
     channels, rows = x.shape[1], scratch.reshape(-1)
     x_flat, dy_flat, dx_flat = x.reshape(-1), dy.reshape(-1), dx.reshape(-1)
     origin, length, stride, tile = _tile(scratch, items.thread, channels, radius)

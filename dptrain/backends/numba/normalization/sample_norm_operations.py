@@ -60,16 +60,17 @@ class GroupNormalization(ChannelNormalization[Normalization]):
         grain = grain_of(self.map_pixels * self.channels)
         return self.thread_pool.bind(kernel, *operands, grain=grain)
 
-    def _forward(self) -> Launch:
+    def _norm(self) -> batch_norm.ChannelNorm:
         a = self.arrays
+        return batch_norm.ChannelNorm(a["moments"], a["weight"], a["bias"])
+
+    def _forward(self) -> Launch:
         return self._bind(
             sample_norms.group_norm_forward,
             self.maps("x"),
             self.maps("y"),
-            a["moments"],
-            a["weight"],
-            a["bias"],
-            a["forward_scratch"],
+            self._norm(),
+            self.arrays["forward_scratch"],
             self.layer.epsilon,
         )
 
@@ -79,9 +80,7 @@ class GroupNormalization(ChannelNormalization[Normalization]):
             sample_norms.group_norm_sums,
             self.maps("x"),
             self.maps("dy"),
-            a["moments"],
-            a["weight"],
-            a["bias"],
+            self._norm(),
             a["sums"],
             a["weight_scratch"],
         )
@@ -93,9 +92,7 @@ class GroupNormalization(ChannelNormalization[Normalization]):
             self.maps("x"),
             self.maps("dy"),
             self.maps("dx"),
-            a["moments"],
-            a["weight"],
-            a["bias"],
+            self._norm(),
             a["sums"],
             a["input_scratch"],
         )

@@ -38,20 +38,21 @@ def _group_moments(sums, shift, c, group, groups, pixels, epsilon):
 
 
 @inlined
-def _fill_constants(moments, weight, bias, mine):
+def _fill_constants(norm, n, mine):
     """Fill the rows mean, factor and bias of scratch from the moments of a sample's groups."""
-    c, groups = len(weight), moments.shape[1]
-    size = c // groups
+    moments, weight, c = norm.moments[n], norm.weight, len(norm.weight)
+    size = c // moments.shape[1]
     for i in range(c):
         mine[i] = moments[0, i // size]
         mine[c + i] = weight[i] * moments[1, i // size]
-        mine[2 * c + i] = bias[i]
+        mine[2 * c + i] = norm.bias[i]
 
 
 @kernel
-def group_norm_forward(items, x, y, moments, weight, bias, scratch, epsilon):
+def group_norm_forward(items, x, y, norm, scratch, epsilon):
     """Store the moments of each group, and y."""
-    pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
+    pixels, c, moments = x.shape[1], x.shape[2], norm.moments
+    groups = moments.shape[2]
     flat, result, mine = x.reshape(-1), y.reshape(-1), scratch[items.thread]
     for n in range(items.start, items.stop):
         at = n * pixels * c
@@ -63,18 +64,19 @@ def group_norm_forward(items, x, y, moments, weight, bias, scratch, epsilon):
                 mine[SUMS * c :], mine, c, group, groups, float(pixels), epsilon
             )
             moments[n, 0, group], moments[n, 1, group] = mean, inverse
-        _fill_constants(moments[n], weight, bias, mine)
+        _fill_constants(norm, n, mine)
         normalise(flat, at, flat, at, result, at, mine, 0, mine, 0, pixels, c, 0)
 
 
 @kernel
-def group_norm_sums(items, x, dy, moments, weight, bias, partial, scratch):
+def group_norm_sums(items, x, dy, norm, partial, scratch):
     """Store Σ dy · x̂ and Σ dy of each channel of each sample."""
-    pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
+    pixels, c, moments = x.shape[1], x.shape[2], norm.moments
+    groups = moments.shape[2]
     flat, dy_flat, mine = x.reshape(-1), dy.reshape(-1), scratch[items.thread]
     for n in range(items.start, items.stop):
         at, row = n * pixels * c, partial[n]
-        _fill_constants(moments[n], weight, bias, mine)
+        _fill_constants(norm, n, mine)
         sum_gradients(
             flat, at, dy_flat, at, flat, at, dy_flat, at, mine, 0, mine, SUMS * c, pixels, c, 0
         )
@@ -85,19 +87,20 @@ def group_norm_sums(items, x, dy, moments, weight, bias, partial, scratch):
 
 
 @kernel
-def group_norm_backward(items, x, dy, dx, moments, weight, bias, partial, scratch):
+def group_norm_backward(items, x, dy, dx, norm, partial, scratch):
     """dx = (w dy − mean of w dy − x̂ · mean of w dy x̂) / deviation; means are those of a group."""
-    pixels, c, groups = x.shape[1], x.shape[2], moments.shape[2]
+    pixels, c, moments = x.shape[1], x.shape[2], norm.moments
+    groups = moments.shape[2]
     flat, dy_flat, dx_flat, mine = (
         x.reshape(-1),
         dy.reshape(-1),
         dx.reshape(-1),
         scratch[items.thread],
     )
-    size = c // groups
+    size, weight = c // groups, norm.weight
     for n in range(items.start, items.stop):
         at = n * pixels * c
-        _fill_constants(moments[n], weight, bias, mine)
+        _fill_constants(norm, n, mine)
         for group in range(groups):
             products, gradients = 0.0, 0.0
             for i in range(group * size, group * size + size):

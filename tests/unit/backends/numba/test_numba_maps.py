@@ -28,7 +28,7 @@ def _normalise(x, dy, radius, bias, alpha, beta, threads=2):
         (normalization.lrn_backward, (x, dy, dx)),
     ):
         scratch = np.full(shape, np.nan, np.float32)
-        kernel(FIRST, LAST, threads - 1, *arrays, scratch, radius, bias, alpha, beta)
+        kernel(FIRST, LAST, threads - 1, *arrays, scratch, (radius, bias, alpha, beta))
     return y, dx
 
 

@@ -29,12 +29,9 @@ def test_dropout(size, in_place):
     samples = np.array([5, LARGE, 2**31])
     kept = dropout_keep(rate, size, seed=seed, step=step, layer=layer, samples=samples)
     bits = np.zeros((3, dropout.mask_bytes(size)), np.uint8)
-    key = seed & 0xFFFFFFFF, seed >> 32
+    key = threshold(rate), layer, samples, seed & 0xFFFFFFFF, seed >> 32
     for start, stop in ((0, 0), (0, 1), (1, 3)):
-        dropout.dropout_forward(
-            start, stop, 0, y if in_place else x, y, bits, 2.5, threshold(rate), layer, samples,
-            *key, step,
-        )  # fmt: skip
+        dropout.dropout_forward(start, stop, 0, y if in_place else x, y, bits, 2.5, key, step)
         dropout.dropout_backward(start, stop, 0, dx if in_place else dy, dx, bits, 2.5)
     np.testing.assert_array_equal(y, x * np.where(kept, np.float32(2.5), np.float32(0)))
     np.testing.assert_array_equal(dx, dy * np.where(kept, np.float32(2.5), np.float32(0)))
@@ -47,7 +44,7 @@ def test_dropout_passes_not_a_number():
     x = np.array([[np.nan, np.inf, -np.inf, 1.0]] * 8, np.float32)
     y, bits = np.zeros_like(x), np.zeros((8, dropout.mask_bytes(4)), np.uint8)
     samples = np.arange(8)
-    dropout.dropout_forward(0, 8, 0, x, y, bits, 2.0, threshold(0.5), 0, samples, 1, 2, 3)
+    dropout.dropout_forward(0, 8, 0, x, y, bits, 2.0, (threshold(0.5), 0, samples, 1, 2), 3)
     kept = dropout_keep(0.5, 4, seed=1 + (2 << 32), step=3, layer=0, samples=samples)
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(y, x * np.where(kept, np.float32(2), np.float32(0)))

@@ -12,8 +12,9 @@ from dptrain.backends.numba import updates
 from dptrain.native.jit import Kernel
 
 SIZE = 3 * 512 + 48
-BOUNDS = np.array([0, 16, 528, 1200, SIZE], np.int64)
-DECAYS = np.array([0.0, 0.1, 0.0, 0.3], np.float32)
+DECAY = updates.WeightDecay(
+    np.array([0, 16, 528, 1200, SIZE], np.int64), np.array([0.0, 0.1, 0.0, 0.3], np.float32)
+)
 RATE = 0.25
 
 
@@ -22,11 +23,16 @@ def arrays(count: int) -> list[NDArray[np.float32]]:
     return [random.random(SIZE, np.float32) for _ in range(count)]
 
 
+def operands(found: list[NDArray[np.float32]]) -> list[Any]:
+    """Return parameters, gradients and state, of which Adam's are a pair."""
+    return found if len(found) < 4 else [*found[:2], tuple(found[2:])]
+
+
 def test_every_element_has_the_weight_decay_of_its_range() -> None:
     w, g = arrays(2)
-    decay = np.repeat(DECAYS, np.diff(BOUNDS))
+    decay = np.repeat(DECAY.rates, np.diff(DECAY.bounds))
     expected = w - np.float32(RATE) * (g + decay * w)
-    updates.sgd(0, SIZE, 0, w, g, BOUNDS, DECAYS, RATE)
+    updates.sgd(0, SIZE, 0, w, g, DECAY, RATE)
     np.testing.assert_allclose(w, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -35,8 +41,8 @@ def test_every_element_has_the_weight_decay_of_its_range() -> None:
     [
         (updates.sgd, 2, (RATE,)),
         (updates.sgd_momentum, 3, (0.9, True, RATE)),
-        (updates.adam, 4, (0.9, 0.999, 1e-8, RATE, 3)),
-        (updates.adamw, 4, (0.9, 0.999, 1e-8, RATE, 3)),
+        (updates.adam, 4, ((0.9, 0.999, 1e-8), RATE, 3)),
+        (updates.adamw, 4, ((0.9, 0.999, 1e-8), RATE, 3)),
     ],
 )
 def test_chunks_have_the_bits_of_one_range(
@@ -44,10 +50,10 @@ def test_chunks_have_the_bits_of_one_range(
 ) -> None:
     """Elements outside of a chunk do not change."""
     whole, chunks = arrays(count), arrays(count)
-    kernel(0, SIZE, 0, *whole, BOUNDS, DECAYS, *settings)
+    kernel(0, SIZE, 0, *operands(whole), DECAY, *settings)
     for start, stop in ((528, 1040), (0, 528), (1040, SIZE)):
         before = chunks[0].copy()
-        kernel(start, stop, 0, *chunks, BOUNDS, DECAYS, *settings)
+        kernel(start, stop, 0, *operands(chunks), DECAY, *settings)
         outside = np.ones(SIZE, bool)
         outside[start:stop] = False
         np.testing.assert_array_equal(chunks[0][outside], before[outside])
