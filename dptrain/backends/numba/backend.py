@@ -32,7 +32,7 @@ from dptrain.backends.numba.normalization import (
 )
 from dptrain.backends.numba.operations import GRAIN, Operation, grain_of
 from dptrain.backends.numba.programs import Program, StageKernel
-from dptrain.backends.numba.reduction import sum_partials
+from dptrain.backends.numba.reduction import GradientSlots, sum_partials
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.replica import (
     Arrays,
@@ -303,10 +303,10 @@ def _bind_sum_of_shards(replica: Replica, shard_sums: NDArray[np.float32]) -> La
         slots = replica.gradient_slots.reshape(-1)[plan.layout.size :]
         pitch = plan.layout.gradient_size
     steps = addition_steps(plan.merges)
-    launch = ThreadPool(1).bind(
-        sum_partials, shard_sums, *steps, slots, slots, shard_sums.shape[1], pitch
-    )
-    launch.set(shard_sums.shape[1])
+    size = shard_sums.shape[1]
+    gradients = GradientSlots(slots, slots, size, pitch, len(replica.slot_sums))
+    launch = ThreadPool(1).bind(sum_partials, shard_sums, *steps, gradients)
+    launch.set(size)
     return launch
 
 

@@ -19,6 +19,7 @@ from dptrain.backends.numba.convolution import fused_pooling
 from dptrain.backends.numba.normalization import normalization
 from dptrain.backends.numba.pooling import pooling
 from dptrain.backends.numba.programs import StageKernel, joined
+from dptrain.backends.numba.reduction import GradientSlots
 from dptrain.backends.replica import Arrays, Context, Replica, SumStatistics
 from dptrain.native.jit import Kernel
 from dptrain.native.threads import Launch, ThreadPool
@@ -116,6 +117,11 @@ class Operation(ABC, Generic[L]):
         """Return an array as (N, elements per sample)."""
         array = self.arrays[name]
         return array.reshape(len(array), -1)
+
+    def gradient_slots(self, size: int, *, bias: bool = True) -> GradientSlots:
+        """Return the gradients of a layer with `size` weights; without biases, db is dw."""
+        dw, (slots, pitch) = self.arrays["dweight_slots"], self.arrays["gradient_slots"].shape
+        return GradientSlots(dw, self.arrays["dbias_slots"] if bias else dw, size, pitch, slots)
 
     def pixels(self, name: str) -> NDArray[Any]:
         """Return an array as (N·H·W, C)."""

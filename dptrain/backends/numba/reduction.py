@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dptrain.native.jit import kernel
 
@@ -10,18 +13,34 @@ _BLOCK = 256
 """Elements of a row that are added at a time; with 32 rows they stay in the L1 cache."""
 
 
+class GradientSlots(NamedTuple):
+    """The gradients of a layer, of which there are several, see `dptrain.plan.shards`.
+
+    Attributes:
+        dw, db: flat; the gradients of slot s start at element s · `pitch`.
+        size: number of weights, which the biases follow in sums of both.
+        pitch: elements from one slot to the next.
+        slots: number of slots.
+    """
+
+    dw: NDArray[Any]
+    db: NDArray[Any]
+    size: int
+    pitch: int
+    slots: int
+
+
 @kernel
-def sum_partials(items, partial, steps, results, dw, db, size, pitch):
+def sum_partials(items, partial, steps, results, gradients):
     """Sum rows of `partial` in place, and store the results; items are elements of a row.
 
     Args:
         partial: (rows, weights and biases of a layer).
         steps: int64 (additions, 2), see `dptrain.plan.shards.addition_steps`.
         results: int64 (slots,), the rows that hold the results.
-        dw, db: the gradients; that of slot s starts at element s · `pitch`.
-        size: number of weights; the biases follow.
-        pitch: elements from one slot to the next.
+        gradients: `GradientSlots`.
     """
+    dw, db, size, pitch, _ = gradients
     for first in range(items.start, items.stop, _BLOCK):
         last = min(first + _BLOCK, items.stop)
         for k in range(len(steps)):

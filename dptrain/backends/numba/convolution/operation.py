@@ -218,10 +218,9 @@ class Convolution(Operation[Conv2d]):
         rows, size = len(sums), a["dweight"].size
         merges = a["merges"] if self.shards else np.minimum(np.arange(rows), 1)
         # Without biases, the sums of dz are not read.
-        dbias = a["dbias_slots" if self.layer.bias else "dweight_slots"]
+        gradients = self.gradient_slots(size, bias=bool(self.layer.bias))
         reduce = self.thread_pool.bind(
-            sum_partials, sums, *addition_steps(merges), a["dweight_slots"], dbias, size,
-            a["gradient_slots"].shape[1],
+            sum_partials, sums, *addition_steps(merges), gradients,
             # Rows come from the caches of other cores, so their elements count twice.
             grain=grain_of(2 * rows),
         )  # fmt: skip

@@ -40,12 +40,17 @@ def _add_top(stack, size, top):
 
 
 @inlined
-def _sum_block(x, x_start, x_row, dy, dy_start, dy_row, stack, rows, columns, bounds, merges):
+def _sum_block(x, dy, stack, shape, bounds, merges):
     """Evaluate `merges` for a block of dw; leave the results, (rows, columns) each, on the stack.
 
     The first addition of a micro-shard with a single product is part of that product: the result
     is the same.
+
+    Args:
+        x, dy: (flat array, first element, distance of the samples).
+        shape: (rows, columns).
     """
+    (x, x_start, x_row), (dy, dy_start, dy_row), (rows, columns) = x, dy, shape
     size, top = rows * columns, 0
     for shard in range(len(merges)):
         first, last, merged = bounds[shard], bounds[shard + 1], merges[shard]
@@ -72,7 +77,7 @@ def _sum_block(x, x_start, x_row, dy, dy_start, dy_row, stack, rows, columns, bo
 
 
 @inlined
-def _sum_biases(dy, outputs, db, pitch, slots, bounds, merges, stack):
+def _sum_biases(dy, outputs, gradients, bounds, merges, stack):
     """Evaluate `merges` for db."""
     top = 0
     for shard in range(len(merges)):
@@ -83,20 +88,18 @@ def _sum_biases(dy, outputs, db, pitch, slots, bounds, merges, stack):
         for _ in range(merges[shard]):
             _add_top(stack, outputs, top)
             top -= 1
-    for slot in range(slots):
-        copy(stack, slot * outputs, db, slot * pitch, outputs)
+    for slot in range(gradients.slots):
+        copy(stack, slot * outputs, gradients.db, slot * gradients.pitch, outputs)
 
 
 @kernel
-def dense_backward_weight_shards(items, x, dy, dw, db, pitch, slots, bounds, merges, scratch):
+def dense_backward_weight_shards(items, x, dy, gradients, bounds, merges, scratch):
     """Compute `matmul.dense_backward_weight` for micro-shards; items are inputs.
 
     Args:
         x: (N, inputs).
         dy: (N, outputs).
-        dw, db: flat; the gradients of slot s start at element s · `pitch`.
-        pitch: elements from one slot to the next.
-        slots: number of slots, the results of `merges`.
+        gradients: `reduction.GradientSlots` for the results of `merges`.
         bounds: int64 (micro-shards + 1,), the first sample of each.
         merges: int64 (micro-shards,), see `dptrain.plan.shards`.
         scratch: a row of `weight_shards_scratch` elements for each part.
@@ -107,7 +110,7 @@ def dense_backward_weight_shards(items, x, dy, dw, db, pitch, slots, bounds, mer
     packed = mine[samples * outputs : samples * (outputs + _GATHERED)]
     panels, stack = mine[: samples * outputs], mine[samples * (outputs + _GATHERED) :]
     if items.start == 0 < items.stop:
-        _sum_biases(dy_flat, outputs, db, pitch, slots, bounds, merges, stack)
+        _sum_biases(dy_flat, outputs, gradients, bounds, merges, stack)
     for o in range(0, outputs, _WIDE):
         columns = min(_WIDE, outputs - o)
         gather(dy_flat, o, outputs, panels, o * samples, samples, columns, columns)
@@ -118,11 +121,9 @@ def dense_backward_weight_shards(items, x, dy, dw, db, pitch, slots, bounds, mer
             rows = min(_HIGH, gathered - i)
             for o in range(0, outputs, _WIDE):
                 columns = min(_WIDE, outputs - o)
-                _sum_block(
-                    packed, i, gathered, panels, o * samples, columns, stack, rows, columns,
-                    bounds, merges,
-                )  # fmt: skip
-                for slot in range(slots):
+                a, b = (packed, i, gathered), (panels, o * samples, columns)
+                _sum_block(a, b, stack, (rows, columns), bounds, merges)
+                for slot in range(gradients.slots):
                     for m in range(rows):
-                        target = slot * pitch + (first + i + m) * outputs + o
-                        copy(stack, (slot * rows + m) * columns, dw, target, columns)
+                        target = slot * gradients.pitch + (first + i + m) * outputs + o
+                        copy(stack, (slot * rows + m) * columns, gradients.dw, target, columns)

@@ -4,17 +4,16 @@ Activations are (N, features), weights (I, O), all float32 and contiguous.
 
 Items are smaller than a sample, so that small batches use all threads (`dense_blocks`):
 
-- `dense_forward(start, stop, thread, x, w, b, y, relu, blocks, scratch, samples)`: items are blocks
-  of samples × chunks of inputs × blocks of outputs. y is (chunks, N, O); with several chunks,
-  `relu` is False and `add_chunks` adds them.
-- `dense_backward_input(start, stop, thread, dy, w, dx, blocks, scratch, samples)`: items are blocks
-  of samples × blocks of inputs.
-- `dense_backward_weight(start, stop, thread, x, dy, dw, db, scratch, samples)`: items are inputs,
-  that is rows of dw; the part that contains input 0 also computes db.
+- `dense_forward`: blocks of samples × chunks of inputs × blocks of outputs. y is (chunks, N, O);
+  with several chunks, `relu` is False and `add_chunks` adds them.
+- `dense_backward_input`: blocks of samples × blocks of inputs.
+- `dense_backward_weight`: inputs, that is rows of dw; the part that contains input 0 also computes
+  db.
 - `dense_shards.dense_backward_weight_shards` does the same for micro-shards.
 
-`samples` is the number of samples in the launch. The order of summation of an output or an input
-gradient follows from the shape of the layer alone, not from blocks, threads or other samples.
+The first operand has the samples of the launch; y and dx can have more. The order of summation of
+an output or an input gradient follows from the shape of the layer alone, not from blocks, threads
+or other samples.
 
 A large weight matrix does not fit the L2 cache, and at usual batch sizes each part is used only
 briefly. Therefore every kernel reads or writes it sequentially, in blocks that are high enough for
@@ -107,11 +106,9 @@ def dense_kernels(
 
 
 @inlined
-def _forward_few_samples(
-    x, w, b, y, relu, most_steps, first, last, i_first, i_last, o_first, o_last
-):
+def _forward_few_samples(x, w, b, y, relu, most_steps, block):
     """Compute a block of `dense_forward` with few samples; reading w limits the speed."""
-    inputs, outputs = w.shape
+    (first, last, i_first, i_last, o_first, o_last), (inputs, outputs) = block, w.shape
     x_flat, w_flat, y_flat, columns = x.reshape(-1), w.reshape(-1), y.reshape(-1), o_last - o_first
     for n in range(first, last):
         y_start = n * outputs + o_first
@@ -136,7 +133,7 @@ def gather(source, start, row, target, target_start, rows, columns, pitch):
 
 
 @kernel
-def dense_forward(items, x, w, b, y, relu, blocks, scratch, samples):
+def dense_forward(items, x, w, b, y, relu, blocks, scratch):
     """y[n, o] = b[o] + Σ x[n, i] · w[i, o], optionally max(y, 0); see the module for the items.
 
     With several chunks, y[c] is the sum of chunk c, and the first one contains b.
@@ -146,28 +143,26 @@ def dense_forward(items, x, w, b, y, relu, blocks, scratch, samples):
     for item in range(items.start, items.stop):
         chunk = item // across % chunks
         first = item // (across * chunks) * blocks.samples
-        last = min(first + blocks.samples, samples)
+        last = min(first + blocks.samples, len(x))
         i_first, o_first = chunk * blocks.chunk, item % across * blocks.features
         i_last, o_last = (
             min(i_first + blocks.chunk, inputs),
             min(o_first + blocks.features, outputs),
         )
-        bounds = first, last, i_first, i_last, o_first, o_last
+        block = first, last, i_first, i_last, o_first, o_last
         if last - first < _FEW:
-            _forward_few_samples(x, w, b, y[chunk], relu, blocks.steps, *bounds)
+            _forward_few_samples(x, w, b, y[chunk], relu, blocks.steps, block)
         else:
-            _forward_block(x, w, b, y[chunk], relu, blocks.steps, scratch[items.thread], *bounds)
+            _forward_block(x, w, b, y[chunk], relu, blocks.steps, scratch[items.thread], block)
 
 
 @inlined
-def _forward_block(
-    x, w, b, y, relu, most_steps, mine, first, last, i_first, i_last, o_first, o_last
-):
+def _forward_block(x, w, b, y, relu, most_steps, mine, block):
     """Compute a block of `dense_forward`.
 
     Rows of x that would evict each other from the L1 cache are packed.
     """
-    inputs, outputs = w.shape
+    (first, last, i_first, i_last, o_first, o_last), (inputs, outputs) = block, w.shape
     x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
     panel = mine[len(mine) - (o_last - o_first) * most_steps :]
     for n in range(first, last, _BLOCK):
@@ -214,29 +209,26 @@ def add_chunks(items, partial, y, relu):
 
 
 @kernel
-def dense_backward_input(items, dy, w, dx, blocks, scratch, samples):
+def dense_backward_input(items, dy, w, dx, blocks, scratch):
     """dx[n, i] = Σ dy[n, o] · w[i, o]; see the module for the items."""
     inputs = len(w)
     across = -(-inputs // blocks.features)
     for item in range(items.start, items.stop):
         first = item // across * blocks.samples
-        count = min(blocks.samples, samples - first)
+        count = min(blocks.samples, len(dy) - first)
         i_first = item % across * blocks.features
         i_last = min(i_first + blocks.features, inputs)
+        block, mine = (first, count, i_first, i_last), scratch[items.thread]
         if w.shape[1] <= min(count, _FEW_OUTPUTS - 1):
-            _input_gradient_of_few_outputs(
-                dy, w, dx, scratch[items.thread], first, count, i_first, i_last
-            )
+            _input_gradient_of_few_outputs(dy, w, dx, mine, block)
         else:
-            _backward_input_block(
-                dy, w, dx, blocks.steps, scratch[items.thread], first, count, i_first, i_last
-            )
+            _backward_input_block(dy, w, dx, blocks.steps, mine, block)
 
 
 @inlined
-def _input_gradient_of_few_outputs(dy, w, dx, transposed, first, count, i_first, i_last):
+def _input_gradient_of_few_outputs(dy, w, dx, transposed, block):
     """Compute a block of `dense_backward_input` from the transpose of w: it is smaller than dx."""
-    inputs, outputs = w.shape
+    (first, count, i_first, i_last), (inputs, outputs) = block, w.shape
     w_flat, dy_flat, dx_flat = w.reshape(-1), dy.reshape(-1), dx.reshape(-1)
     for i in range(i_first, i_last, _GATHERED):
         wide = min(_GATHERED, i_last - i)
@@ -250,13 +242,13 @@ def _input_gradient_of_few_outputs(dy, w, dx, transposed, first, count, i_first,
 
 
 @inlined
-def _backward_input_block(dy, w, dx, most_steps, mine, first, count, i_first, i_last):
+def _backward_input_block(dy, w, dx, most_steps, mine, block):
     """Compute a block of `dense_backward_input` with many outputs.
 
     The tiles compute the transpose of dx, so that w is read once and sequentially.
     """
-    inputs, outputs = w.shape
-    transposed, block = mine[: outputs * count], mine[outputs * count :]
+    (first, count, i_first, i_last), (inputs, outputs) = block, w.shape
+    transposed, result = mine[: outputs * count], mine[outputs * count :]
     w_flat, dx_flat = w.reshape(-1), dx.reshape(-1)
     transpose(dy.reshape(-1), first * outputs, outputs, transposed, 0, count, count, outputs)
     for i in range(i_first, i_last, 48):
@@ -268,14 +260,14 @@ def _backward_input_block(dy, w, dx, most_steps, mine, first, count, i_first, i_
                 (RAMP, 0, outputs),
                 (RAMP, 0, 1),
                 (transposed, o * count, count),
-                (block, 0, -1 if o == 0 else count),
-                (block, 0),
+                (result, 0, -1 if o == 0 else count),
+                (result, 0),
                 (RAMP, 0, count),
                 (rows, steps, count),
                 NO_LOWER_BOUND,
                 (w_flat, (i + 48) * outputs + o * 48),
             )
-        transpose(block, 0, count, dx_flat, first * inputs + i, inputs, rows, count)
+        transpose(result, 0, count, dx_flat, first * inputs + i, inputs, rows, count)
 
 
 @inlined
@@ -315,12 +307,12 @@ def _weight_gradient_of_few_outputs(x, dy, dw, transposed, start, stop, samples)
 
 
 @kernel
-def dense_backward_weight(items, x, dy, dw, db, scratch, samples):
+def dense_backward_weight(items, x, dy, dw, db, scratch):
     """dw[i, o] = Σ x[n, i] · dy[n, o]; db[o] = Σ dy[n, o]; items are inputs i.
 
     The nonempty range that starts at input 0 also writes db.
     """
-    inputs, outputs = dw.shape
+    (inputs, outputs), samples = dw.shape, len(x)
     x_flat, dy_flat, dw_flat = x.reshape(-1), dy.reshape(-1), dw.reshape(-1)
     if items.start == 0 < items.stop:
         sum_rows(dy_flat, samples, db)

@@ -80,12 +80,11 @@ class FullyConnected(Operation[Dense]):
         assert blocks is not None
         inputs, outputs = weight.shape
         features = (outputs, inputs) if phase is Phase.FORWARD else (inputs, outputs)
-        launch = self.thread_pool.bind(
-            stage.kernel, *operands, blocks, scratch, varying=(0,), grain=blocks.grain
-        )
+        launch = self.thread_pool.bind(stage.kernel, *operands, blocks, scratch, grain=blocks.grain)
 
         def prepare(context: Context) -> None:
-            launch.set(blocks.num_items(context.n, *features), context.n)
+            launch.replace(0, operands[0][: context.n])
+            launch.set_items(blocks.num_items(context.n, *features))
 
         return StageKernel((launch,), prepare)
 
@@ -129,17 +128,17 @@ class FullyConnected(Operation[Dense]):
         operands = self.rows("x"), self.rows("dy")
         grain = weight_gradient_grain(samples, len(dw), self.size, self.thread_pool.threads)
         if self.shards:
-            slots, pitch = a["gradient_slots"].shape
+            gradients = self.gradient_slots(dw.size)
             launch = self.thread_pool.bind(
-                stage.kernel, *operands, a["dweight_slots"], a["dbias_slots"], pitch, slots,
-                a["bounds"], a["merges"], scratch, grain=grain,
-            )  # fmt: skip
+                stage.kernel, *operands, gradients, a["bounds"], a["merges"], scratch, grain=grain
+            )
             launch.set(len(dw))
             return StageKernel((launch,), lambda context: None)
         launch = self.thread_pool.bind(
-            stage.kernel, *operands, dw, a["dbias"], scratch, varying=(0,), grain=grain
+            stage.kernel, *operands, dw, a["dbias"], scratch, grain=grain
         )
-        return StageKernel((launch,), lambda context: launch.set(len(dw), context.n))
+        launch.set(len(dw))
+        return StageKernel((launch,), lambda context: launch.replace(0, operands[0][: context.n]))
 
     def backward_input(self) -> StageKernel:
         """Return the stage that writes dx."""

@@ -76,7 +76,7 @@ class ChannelNormalization(Operation[N]):
 
         Ranks add parameter gradients in float32.
         """
-        a, c, alone = self.arrays, self.channels, ThreadPool(1)
+        c, alone = self.channels, ThreadPool(1)
         rounded = np.zeros((len(self.parts), 2 * c), np.float32)
         launches = (
             alone.bind(batch_norm.round_parts, self.parts, rounded),
@@ -84,10 +84,7 @@ class ChannelNormalization(Operation[N]):
                 sum_partials,
                 rounded,
                 *addition_steps(self.merges()),
-                a["dweight_slots"],
-                a["dbias_slots"],
-                c,
-                a["gradient_slots"].shape[1],
+                self.gradient_slots(c),
             ),
         )
         for launch in launches:

@@ -10,7 +10,7 @@ from dptrain.backends.numba.convolution.algorithms import PHASES
 from dptrain.backends.numba.convolution.fused_pooling import NoPool, pool_geometry
 from dptrain.backends.numba.convolution.planning import Shape, Work
 from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
-from dptrain.backends.numba.reduction import sum_partials
+from dptrain.backends.numba.reduction import GradientSlots, sum_partials
 from dptrain.backends.numba.vector import compiled_registers
 from dptrain.native.caches import cache_bytes
 from dptrain.plan.lowering import Phase
@@ -195,9 +195,9 @@ def _weight_gradients(case, partial):
     dw, db = np.full_like(case.w, np.nan), np.full_like(case.b, np.nan)
     half = partial.shape[1] // 2
     steps = addition_steps(np.minimum(np.arange(len(partial)), 1))
-    flat = dw.reshape(-1)
+    gradients = GradientSlots(dw.reshape(-1), db, dw.size, partial.shape[1], 1)
     for part in ((0, half), (half, partial.shape[1])):
-        sum_partials(*part, 0, partial, *steps, flat, db, dw.size, partial.shape[1])
+        sum_partials(*part, 0, partial, *steps, gradients)
     return dw, db
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.backends.numba.dense import dense_blocks, dense_shards, matmul
+from dptrain.backends.numba.reduction import GradientSlots
 from dptrain.plan.lowering import Phase
 from dptrain.plan.shards import MicroShards, add_in_order
 
@@ -52,12 +53,12 @@ class Scratch:
         return np.isnan(self.behind).all()
 
 
-def run(stage, count, *operands, after=()):
+def run(stage, count, *operands):
     """Run a kernel in three parts, one of them empty; check that it writes only its scratch."""
     blocks = () if stage.blocks is None else (stage.blocks,)
     scratch = Scratch(stage.scratch)
     for start, stop, thread in ((0, 0, 0), (0, count // 2, 0), (count // 2, count, 1)):
-        stage.kernel(start, stop, thread, *operands, *blocks, scratch.rows, *after)
+        stage.kernel(start, stop, thread, *operands, *blocks, scratch.rows)
     assert scratch.intact()
 
 
@@ -67,7 +68,7 @@ def forward(x, w, b, *, relu=False, threads=2):
     chunks = -(-w.shape[0] // stage.blocks.chunk)
     y = np.full((chunks, n, w.shape[1]), np.nan, np.float32)
     count = stage.blocks.num_items(n, w.shape[1], w.shape[0])
-    run(stage, count, x, w, b, y, relu and chunks == 1, after=(n,))
+    run(stage, count, x, w, b, y, relu and chunks == 1)
     if chunks == 1:
         return y[0]
     total = np.full_like(y[0], np.nan)
@@ -80,7 +81,7 @@ def backward_input(w, dy, *, threads=2):
     n = len(dy)
     stage = matmul.dense_kernels(n, threads, *w.shape)[Phase.BACKWARD_INPUT]
     dx = np.full((n, len(w)), np.nan, np.float32)
-    run(stage, stage.blocks.num_items(n, *w.shape), dy, w, dx, after=(n,))
+    run(stage, stage.blocks.num_items(n, *w.shape), dy, w, dx)
     return dx
 
 
@@ -102,8 +103,7 @@ def test_backward_weight(arrays, n):
     x, w, b, dy = arrays
     dw, db = np.full_like(w, np.nan), np.full_like(b, np.nan)
     stage = matmul.dense_kernels(len(x), 2, *w.shape)[Phase.BACKWARD_WEIGHT]
-    samples = len(x[:n])
-    run(stage, len(w), x, dy, dw, db, after=(samples,))
+    run(stage, len(w), x[:n], dy, dw, db)
     close(dw, x[:n].astype(float).T @ dy[:n], len(x))
     close(db, dy[:n].astype(float).sum(axis=0), len(x))
 
@@ -118,7 +118,7 @@ def test_the_weight_gradient_of_few_outputs_has_the_same_bits_for_large_x():
         assert (n * inputs > matmul._DIRECT) == (n == samples)
         dw, db = np.full((inputs, 10), np.nan, np.float32), np.full(10, np.nan, np.float32)
         stage = matmul.dense_kernels(n, 2, inputs, 10)[Phase.BACKWARD_WEIGHT]
-        run(stage, inputs, x[:n], dy[:n], dw, db, after=(n,))
+        run(stage, inputs, x[:n], dy[:n], dw, db)
         close(dw, x[:n].astype(float).T @ dy[:n], n)
         found.append(dw)
     np.testing.assert_array_equal(*found)
@@ -129,9 +129,9 @@ def test_only_the_part_of_input_0_writes_the_bias_gradient():
     stage = matmul.dense_kernels(5, 2, 40, 40)[Phase.BACKWARD_WEIGHT]
     scratch, db = Scratch(stage.scratch).rows, np.full(40, np.nan, np.float32)
     for start, stop in ((0, 0), (20, 40)):
-        stage.kernel(start, stop, 0, x, dy, np.zeros_like(w), db, scratch, 5)
+        stage.kernel(start, stop, 0, x, dy, np.zeros_like(w), db, scratch)
         assert np.isnan(db).all()
-    stage.kernel(0, 20, 0, x, dy, np.zeros_like(w), db, scratch, 5)
+    stage.kernel(0, 20, 0, x, dy, np.zeros_like(w), db, scratch)
     assert (db == 5).all()
 
 
@@ -147,7 +147,7 @@ def test_every_number_of_samples(n):
     b = rng.standard_normal(outputs, np.float32)
     dw, db = (np.full_like(array, np.nan) for array in (w, b))
     stage = matmul.dense_kernels(n, 2, *w.shape)[Phase.BACKWARD_WEIGHT]
-    run(stage, inputs, x, dy, dw, db, after=(n,))
+    run(stage, inputs, x, dy, dw, db)
     close(forward(x, w, b), x.astype(float) @ w + b, inputs)
     close(backward_input(w, dy), dy.astype(float) @ w.T, outputs)
     close(dw, x.astype(float).T @ dy, n)
@@ -215,14 +215,14 @@ def bits_by_shards(x, dy, bounds, merges, slots, parts):
     pitch = inputs * outputs + outputs + 3
     gradients = np.full((slots, pitch), np.nan, np.float32)
     flat = gradients.reshape(-1)
+    wanted = GradientSlots(flat, flat[inputs * outputs :], inputs * outputs, pitch, slots)
     size = dense_shards.weight_shards_scratch(len(x), outputs, len(merges))
     scratch = Scratch(size)
     for part in range(parts):
         start, stop = inputs * part // parts, inputs * (part + 1) // parts
         dense_shards.dense_backward_weight_shards(
-            start, stop, part % 2, x, dy, flat, flat[inputs * outputs :], pitch, slots,
-            bounds, merges, scratch.rows,
-        )  # fmt: skip
+            start, stop, part % 2, x, dy, wanted, bounds, merges, scratch.rows
+        )
     assert scratch.intact()
     assert np.isnan(gradients[:, -3:]).all()
     return gradients[:, :-3]
