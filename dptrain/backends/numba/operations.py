@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba import activations, dropout, elementwise
-from dptrain.backends.numba.convolution import fused_pooling
+from dptrain.backends.numba.convolution.fused_pooling import Pool
 from dptrain.backends.numba.normalization import normalization
 from dptrain.backends.numba.pooling import pooling
 from dptrain.backends.numba.programs import StageKernel, joined
@@ -298,12 +298,12 @@ class Drop(_Single[Dropout]):
         return self._mask().backward(self.rows("dy"), self.rows("dx"))
 
 
-def pool_geometry(node: Node) -> fused_pooling.PoolGeometry:
-    """Return the geometry of a pooling layer."""
+def pool_of(node: Node, *argmax: NDArray[Any]) -> Pool:
+    """Return the geometry of a pooling layer, and its positions of the maxima."""
     layer = node.layer_of(Pool2d)
     (top, _), (left, _) = layer.pads(node.input_shape)
     _, height, width = node.input_shape
-    return fused_pooling.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
+    return Pool(top, left, *layer.strides, *layer.windows, height, width, *argmax)
 
 
 class _Pooling(_Single[Pool2d]):
@@ -315,9 +315,6 @@ class _Pooling(_Single[Pool2d]):
         launch = self.thread_pool.bind(kernel, *operands, grain=grain_of(width * channels))
         return each(launch, height)
 
-    def geometry(self) -> fused_pooling.PoolGeometry:
-        return pool_geometry(self.group.head)
-
 
 class MaxPooling(_Pooling):
     """Maximum of each window; its gradient goes to the maximum only."""
@@ -327,12 +324,12 @@ class MaxPooling(_Pooling):
         return {"argmax": BufferSpec(shape, "int32")}
 
     def forward(self) -> StageKernel:
-        a, geometry = self.arrays, self.geometry()
-        return self.rows_stage(pooling.max_forward, "y", a["x"], a["y"], a["argmax"], geometry)
+        a, pool = self.arrays, pool_of(self.group.head, self.arrays["argmax"])
+        return self.rows_stage(pooling.max_forward, "y", a["x"], a["y"], pool)
 
     def backward(self) -> StageKernel:
-        a, geometry = self.arrays, self.geometry()
-        return self.rows_stage(pooling.max_backward, "dx", a["dy"], a["argmax"], a["dx"], geometry)
+        a, pool = self.arrays, pool_of(self.group.head, self.arrays["argmax"])
+        return self.rows_stage(pooling.max_backward, "dx", a["dy"], a["dx"], pool)
 
 
 class SumPooling(_Pooling):
@@ -341,11 +338,11 @@ class SumPooling(_Pooling):
     average: ClassVar[bool] = False
 
     def forward(self) -> StageKernel:
-        operands = self.arrays["x"], self.arrays["y"], self.geometry(), self.average
+        operands = self.arrays["x"], self.arrays["y"], pool_of(self.group.head), self.average
         return self.rows_stage(pooling.sum_forward, "y", *operands)
 
     def backward(self) -> StageKernel:
-        operands = self.arrays["dy"], self.arrays["dx"], self.geometry(), self.average
+        operands = self.arrays["dy"], self.arrays["dx"], pool_of(self.group.head), self.average
         return self.rows_stage(pooling.sum_backward, "dx", *operands)
 
 

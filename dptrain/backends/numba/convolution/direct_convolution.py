@@ -4,18 +4,15 @@ Activations are (N, H, W, C), weights (R, S, C, K), all float32 and contiguous. 
 (`im2col`) locate the operands of the products of `microkernels` in the maps. `fused_pooling`
 contains the parts that depend on whether ReLU and max pooling are fused.
 
-The first arguments of every kernel are ``(start, stop, thread)``: a range of items, and its number.
-
-- Forward and input gradient: each sample has `bands` items. An item is a range of rows and a range
-  of channels (`ConvGeometry.column_blocks`) of the result.
-- Weight gradient: each row of `partial` has `blocks` items. An item is a range of the filters'
-  rows and a range of filters.
+- Forward and input gradient: each sample has `geometry.units` items (bands). An item is a range of
+  rows and a range of channels (`ConvGeometry.column_blocks`) of the result.
+- Weight gradient: each row of `partial` has `geometry.units` items (blocks). An item is a range of
+  the filters' rows and a range of filters.
 
 Bands and blocks only divide outputs among threads; no result depends on them. The order of a sum
 follows from the shape of the layer: filter rows, columns and channels in the forward pass and the
-input gradient, samples and blocks of `gradient_rows` rows in the weight gradient. `shared` is
-memory that all threads read: the weights that `prepare` has transformed for this launch. `scratch`
-has one row of float32 for each thread.
+input gradient, samples and blocks of `gradient_rows` rows in the weight gradient. `scratch` has one
+row of float32 for each thread.
 """
 
 from __future__ import annotations
@@ -43,6 +40,7 @@ from dptrain.backends.numba.convolution.im2col import (
     is_inside,
     load_padded_gradient,
     load_patches,
+    maps_of,
     pack_flipped,
     padded_columns,
     padded_gradient,
@@ -95,24 +93,22 @@ def _filter_rows(geometry, steps):
 
 
 @inlined
-def _multiply_pixels(
-    a, a_start, a_rows, a_steps, w, k, b, channels, y, y_start, c_rows, pixels, entries, geometry,
-    filter_rows, bound,
-):  # fmt: skip
+def _multiply_pixels(patches, tables, filters, y, rows, geometry, filter_rows, bound):
     """Compute convolution outputs of some rows of pixels from their patches.
 
     Args:
-        a, a_start: flat array, and first element of the first patch.
-        a_rows, a_steps: pixel table and filter table of the patches.
-        w, b: flat weights of K filters, and biases.
-        channels: (first, stop), the channels to compute.
-        y, y_start: flat array, and the element for the first pixel and channel 0.
-        c_rows: pixel table of y.
-        pixels, entries: entries of the tables, and those of a row.
+        patches: (flat array, first element of the first patch).
+        tables: pixel table of the patches, pixel table of y, and filter table of the patches;
+            entries of a row.
+        filters: flat weights of K filters, and biases; first filter to compute, and the end.
+        y: (flat array, element for the first pixel and channel 0).
+        rows: number of rows of pixels.
         filter_rows: (first, stop), the rows of the filters that are not in the padding.
         bound: lower bound of the outputs.
     """
-    (q, q_stop), (i, stop), steps = channels, filter_rows, len(w) // (geometry.r * k)
+    (a_rows, c_rows, a_steps, entries), (w, b, q, q_stop), (i, stop) = tables, filters, filter_rows
+    (a, a_start), (c, c_start), k = patches, y, len(b)
+    steps = len(w) // (geometry.r * k)
     size = _filter_rows(geometry, steps)
     d, d_start, d_row = b, q, 0
     while True:
@@ -123,92 +119,84 @@ def _multiply_pixels(
             (a_steps, i * steps, 1),
             (w, i * steps * k + q, k),
             (d, d_start, d_row),
-            (y, y_start + q),
+            (c, c_start + q),
             (c_rows, 0, 1),
-            (pixels, (end - i) * steps, q_stop - q),
+            (rows * entries, (end - i) * steps, q_stop - q),
             bound if end >= stop else NO_LOWER_BOUND,
             entries,
         )
         if end >= stop:
             break
-        d, d_start, d_row, i = y, y_start + q, 1, end
+        d, d_start, d_row, i = c, c_start + q, 1, end
 
 
-def _forward_plain(pool, x, w, b, y, argmax, n, rows, channels, shapes, geometry, memory):
-    maps, (h_out, w_out, k) = shapes
-    padded, a_rows, c_rows, a_steps, _, inside, columns, entries = memory
-    h_in, w_in, c = maps
+def _forward_plain(pool, x, y, filters, n, rows, geometry, memory):
+    padded, tables, _ = memory
+    _, columns, inside = padded
     r, down = geometry.r, geometry.stride_v
-    row = down * (w_in if inside else columns) * c
+    row = down * (x.width if inside else columns) * x.channels
     for i_chunk in range(rows[0], rows[1], geometry.rows):
         stop = min(rows[1], i_chunk + geometry.rows)
-        a, a_start = load_patches(
-            x, n, maps, i_chunk, stop - i_chunk, geometry, inside, columns, padded
-        )
+        a, a_start = load_patches(x, n, i_chunk, stop - i_chunk, geometry, padded)
         i = i_chunk
         while i < stop:
             above = i * down - geometry.pad_top
-            first, last, stop_row = rows_alike(i, stop, down, above, r, h_in)
+            first, last, stop_row = rows_alike(i, stop, down, above, r, x.height)
+            target = y.values, (n * y.height + i) * y.width * y.channels
             _multiply_pixels(
-                a, a_start + (i - i_chunk) * row, a_rows, a_steps, w, k, b, channels,
-                y, (n * h_out + i) * w_out * k, c_rows, (stop_row - i) * entries, entries, geometry,
-                (first, last), lower_bound(pool),
+                (a, a_start + (i - i_chunk) * row), tables, filters, target, stop_row - i,
+                geometry, (first, last), lower_bound(pool),
             )  # fmt: skip
             i = stop_row
 
 
-def _forward_pooled(pool, x, w, b, y, argmax, n, rows, channels, shapes, geometry, memory):
-    maps, (h_pool, w_pool, k) = shapes
-    padded, a_rows, c_rows, a_steps, band, inside, columns, entries = memory
-    _, w_in, c = maps
-    high, h_out, w_out = pool.window_v, pool.height, pool.width
-    row, pixel = geometry.stride_v * (w_in if inside else columns) * c, geometry.stride_h * c
-    patch, (q, q_stop) = geometry.r * geometry.s * c, channels
+def _forward_pooled(pool, x, y, filters, n, rows, geometry, memory):
+    padded, tables, band = memory
+    (_, columns, inside), (_, _, a_steps, _), (w, b, q, q_stop) = padded, tables, filters
+    high, h_out, k, pitch = pool.window_v, pool.height, y.channels, pool.width * y.channels
+    row = geometry.stride_v * (x.width if inside else columns) * x.channels
+    pixel, patch = geometry.stride_h * x.channels, geometry.r * geometry.s * x.channels
     group = max(1, geometry.windows)
-    in_registers = _pools_in_registers(pool, geometry, h_pool, w_pool)
+    in_registers = _pools_in_registers(pool, geometry, y.height, y.width)
     chunk = (geometry.rows - high) // pool.stride_v + 1
     for p_chunk in range(rows[0], rows[1], chunk):
         stop = min(rows[1], p_chunk + chunk)
         ready = max(0, p_chunk * pool.stride_v - pool.pad_top)
         loaded, last = ready, min(h_out, (stop - 1) * pool.stride_v - pool.pad_top + high)
-        a, a_start = load_patches(
-            x, n, maps, loaded, last - loaded, geometry, inside, columns, padded
-        )
+        a, a_start = load_patches(x, n, loaded, last - loaded, geometry, padded)
         for p in range(p_chunk, stop, group):
-            y_start = (n * h_pool + p) * w_pool * k
             if in_registers:
+                window = (n * y.height + p) * y.width * k + q
                 multiply_pooled(
                     (a, a_start + (2 * p - loaded) * row),
                     (row, pixel),
                     (a_steps, 0, 1),
                     (w, q, k),
                     (b, q),
-                    (y, y_start + q),
-                    (argmax, y_start + q),
-                    (patch, q_stop - q, w_pool),
+                    (y.values, window),
+                    (pool.argmax, window),
+                    (patch, q_stop - q, y.width),
                 )
                 continue
             # `band` contains the rows of a group of rows of windows, from row `above` on.
             end, above = min(stop, p + group), p * pool.stride_v - pool.pad_top
             first, last = max(0, above), min(h_out, (end - 1) * pool.stride_v - pool.pad_top + high)
             if first < ready:
-                shift = group * pool.stride_v * w_out * k
-                for e in range((first - above) * w_out * k, (ready - above) * w_out * k):
+                shift = group * pool.stride_v * pitch
+                for e in range((first - above) * pitch, (ready - above) * pitch):
                     band[e] = band[e + shift]
             ready = max(ready, first)
             _multiply_pixels(
-                a, a_start + (ready - loaded) * row, a_rows, a_steps, w, k, b, channels,
-                band, (ready - above) * w_out * k, c_rows, max(0, last - ready) * entries, entries,
-                geometry, (0, geometry.r), lower_bound(pool),
+                (a, a_start + (ready - loaded) * row), tables, filters,
+                (band, (ready - above) * pitch), max(0, last - ready), geometry, (0, geometry.r),
+                lower_bound(pool),
             )  # fmt: skip
             ready = max(ready, last)
-            for i in range(end - p):
-                top = above + i * pool.stride_v
-                pool_rows(
-                    pool, band, (top - above) * w_out * k,
-                    (max(0, top) - top, min(h_out, top + high) - top), w_out,
-                    y, argmax, y_start + i * w_pool * k, w_pool, k, channels,
-                )  # fmt: skip
+            for i in range(p, end):
+                top = i * pool.stride_v - pool.pad_top
+                exist = max(0, top) - top, min(h_out, top + high) - top
+                source = band, (top - above) * pitch, pool.width
+                pool_rows(pool, source, exist, y, n, i, (q, q_stop))
 
 
 _forward_rows = select_by_pool(_forward_pooled, _forward_plain)
@@ -226,75 +214,72 @@ def _pools_in_registers(pool, geometry, h_pool, w_pool):
 
 
 @kernel
-def conv2d_forward(items, x, w, b, y, argmax, geometry, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, geometry, pool, scratch):
     """z[n, i, j, k] = b[k] + Σ x[n, i·stride + r − top, j·stride + s − left, c] · w[r, s, c, k].
 
-    With `NoPool`, y is z or max(z, 0). With `PoolGeometry`, y is the maximum of max(z, 0) in each
-    window, and z is not stored.
+    With `NoPool`, y is z or max(z, 0). With `Pool`, y is the maximum of max(z, 0) in each window,
+    `pool.argmax` receives its position, and z is not stored.
 
     Args:
         x: (N, H, W, C).
-        w: (R, S, C, K).
+        w: flat weights (R, S, C, K), or what `prepare` made of them.
         b: (K,).
         y: (N, Ho, Wo, K) or (N, Hp, Wp, K), written.
-        argmax: uint8 like y, written with pooling: the position of each maximum in its window,
-            counted row by row, the first among equals; `NO_GRADIENT` if it is not positive.
     """
-    _, h_in, w_in, c = x.shape
-    _, h_y, w_y, k = y.shape
-    h_out, w_out, patch = pool.height, pool.width, geometry.r * geometry.s * c
-    columns, inside = padded_columns(w_out, geometry), is_inside(geometry, h_in, w_in, h_out, w_out)
-    entries = row_entries(w_out, k)
+    x, y = maps_of(x), maps_of(y)
+    c, k, h_out, w_out, bands = x.channels, y.channels, pool.height, pool.width, geometry.units
+    patch, columns = geometry.r * geometry.s * c, padded_columns(w_out, geometry)
+    inside, entries = is_inside(geometry, x.height, x.width, h_out, w_out), row_entries(w_out, k)
     if _filter_rows(geometry, geometry.s * c) < geometry.r:
         entries = w_out  # A pixel in two groups would receive all products but the first twice.
     mine, pixels = scratch[items.thread], geometry.rows * entries
     size = padded_rows(geometry.rows, geometry) * columns * c
     tables = mine[size : size + 2 * pixels + patch].view(np.int32)
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
-    width = w_in if inside else columns
+    width = x.width if inside else columns
     row = geometry.stride_v * width * c
     fill_groups(geometry.rows, w_out, entries, row, geometry.stride_h * c, a_rows)
     fill_groups(geometry.rows, w_out, entries, w_out * k, k, c_rows)
     fill_filter(geometry.r, geometry.s * c, width * c, a_steps)
-    band = mine[size + 2 * pixels + patch :]
     if not inside:
         mine[:size] = 0
-    memory = mine[:size], a_rows, c_rows, a_steps, band, inside, columns, entries
-    shapes, row_parts = ((h_in, w_in, c), (h_y, w_y, k)), bands // geometry.column_blocks
-    arrays = x.reshape(-1), w.reshape(-1), b, y.reshape(-1), argmax.reshape(-1)
+    padded, band = (mine[:size], columns, inside), mine[size + 2 * pixels + patch :]
+    memory = padded, (a_rows, c_rows, a_steps, entries), band
+    row_parts, column_blocks = bands // geometry.column_blocks, geometry.column_blocks
     for item in range(items.start, items.stop):
         n, band_index = item // bands, item % bands
-        rows = part(h_y, band_index % row_parts, row_parts)
-        channels = vector_part(k, band_index // row_parts, geometry.column_blocks, vector_width())
-        _forward_rows(pool, *arrays, n, rows, channels, shapes, geometry, memory)
+        rows = part(y.height, band_index % row_parts, row_parts)
+        q, q_stop = vector_part(k, band_index // row_parts, column_blocks, vector_width())
+        _forward_rows(pool, x, y, (w, b, q, q_stop), n, rows, geometry, memory)
 
 
-def _unpooled_operand(pool, dy, argmax, n, maps, rows, dz, channels, sums, db, spare, one, table):
-    columns = pool.width
+def _unpooled_operand(pool, dy, n, rows, dz, channels, sums, constants):
+    (values, db), (spare, _, _) = sums, constants
+    target = dz, 0, pool.width
     if db < 0:
-        unpool_rows(pool, dy, argmax, n, maps, rows, dz, 0, columns, channels, spare, 0, spare)
+        unpool_rows(pool, dy, n, rows, target, channels, (spare, 0, spare))
     else:
-        unpool_rows(pool, dy, argmax, n, maps, rows, dz, 0, columns, channels, sums, db, spare)
+        unpool_rows(pool, dy, n, rows, target, channels, (values, db, spare))
     return dz, 0
 
 
-def _plain_operand(pool, dy, argmax, n, maps, rows, dz, channels, sums, db, spare, one, table):
-    (h_out, w_out, k), (q, q_stop) = maps, channels
-    start = (n * h_out + rows[0]) * w_out * k
+def _plain_operand(pool, dy, n, rows, dz, channels, sums, constants):
+    (q, q_stop), (values, db), (_, one, table), k = channels, sums, constants, dy.channels
+    start = (n * dy.height + rows[0]) * dy.width * k
     if db >= 0 and pool.bias:
         # db is the product of ones with dy.
         multiply(
             (one, 0),
             (table, 0, 0),
             (table, 0, 0),
-            (dy, start + q, k),
-            (sums, db + q, 0),
-            (sums, db + q),
+            (dy.values, start + q, k),
+            (values, db + q, 0),
+            (values, db + q),
             (table, 0, 0),
-            (1, (rows[1] - rows[0]) * w_out, q_stop - q),
+            (1, (rows[1] - rows[0]) * dy.width, q_stop - q),
             NO_LOWER_BOUND,
         )
-    return dy, start
+    return dy.values, start
 
 
 _gradient_operand = select_by_pool(_unpooled_operand, _plain_operand)
@@ -302,23 +287,20 @@ _gradient_operand = select_by_pool(_unpooled_operand, _plain_operand)
 
 
 @kernel
-def conv2d_backward_weight(
-    items, x, dy, argmax, partial, bounds, geometry, blocks, pool, shared, scratch
-):
+def conv2d_backward_weight(items, x, dy, partial, bounds, geometry, pool, scratch):
     """dw[r, s, c, k] = Σ x[n, i·stride + r − top, …, c] · dz[n, i, j, k]; db[k] = Σ dz[n, i, j, k].
 
     Args:
         x: (N, H, W, C).
         dy: (N, Ho, Wo, K) or, with pooling, (N, Hp, Wp, K).
-        argmax: from `conv2d_forward`.
         partial: (rows, R·S·C·K + K); row i becomes dw and then db of samples bounds[i] to
             bounds[i + 1].
         bounds: int64 (rows + 1,).
     """
-    _, h_in, w_in, c = x.shape
-    _, h_y, w_y, k = dy.shape
-    h_out, w_out, patch = pool.height, pool.width, geometry.r * geometry.s * c
-    columns, inside = padded_columns(w_out, geometry), is_inside(geometry, h_in, w_in, h_out, w_out)
+    x, dy = maps_of(x), maps_of(dy)
+    c, k, h_out, w_out, blocks = x.channels, dy.channels, pool.height, pool.width, geometry.units
+    patch, columns = geometry.r * geometry.s * c, padded_columns(w_out, geometry)
+    inside = is_inside(geometry, x.height, x.width, h_out, w_out)
     step = gradient_rows(w_out, c, k, _row_multiple(pool))
     mine, pixels = scratch[items.thread], step * w_out
     size = padded_rows(geometry.rows, geometry) * columns * c
@@ -326,7 +308,8 @@ def conv2d_backward_weight(
     rest = mine[size + 2 * patch + pixels :]
     spare, one, dz = rest[:k], rest[k : k + 1], rest[k + 1 :]
     a_rows, c_rows, a_steps = tables[:patch], tables[patch : 2 * patch], tables[2 * patch :]
-    width = w_in if inside else columns
+    padded, constants = (mine[:size], columns, inside), (spare, one, c_rows)
+    width = x.width if inside else columns
     row = geometry.stride_v * width * c
     fill_filter(geometry.r, geometry.s * c, width * c, a_rows)
     fill_ramp(k, c_rows)
@@ -335,7 +318,6 @@ def conv2d_backward_weight(
     spare[:] = 0
     if not inside:
         mine[:size] = 0
-    x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
     row_parts, run = blocks // geometry.column_blocks, geometry.s * c
     for item in range(items.start, items.stop):
         index, block = item // blocks, item % blocks
@@ -350,16 +332,12 @@ def conv2d_backward_weight(
         for n in range(bounds[index], bounds[index + 1]):
             for i_chunk in range(0, h_out, geometry.rows):
                 stop_row = min(h_out, i_chunk + geometry.rows)
-                a, a_start = load_patches(
-                    x_flat, n, (h_in, w_in, c), i_chunk, stop_row - i_chunk, geometry, inside,
-                    columns, mine[:size],
-                )  # fmt: skip
+                a, a_start = load_patches(x, n, i_chunk, stop_row - i_chunk, geometry, padded)
                 for i in range(i_chunk, stop_row, step):
                     end = min(stop_row, i + step)
                     b, b_start = _gradient_operand(
-                        pool, dy_flat, argmax_flat, n, (h_y, w_y, k), (i, end), dz, (q, q_stop),
-                        sums, db, spare, one, c_rows,
-                    )  # fmt: skip
+                        pool, dy, n, (i, end), dz, (q, q_stop), (sums, db), constants
+                    )
                     multiply_adjacent(
                         (a, a_start + (i - i_chunk) * row),
                         (a_rows, first, 1),
@@ -392,22 +370,24 @@ def prepare_backward_input(items, w, geometry, shared):
 
 
 @inlined
-def _correlate_phases(
-    dz, dz_start, w, dx, dx_start, maps, dy_maps, rows, channels, geometry, adds, tables
-):
-    """Compute rows of dx of a sample from padded dz; the first is a multiple of the stride.
+def _correlate_phases(pool, patches, k, w, dx, part, geometry, tables):
+    """Compute rows of dx of a sample from padded dz (K channels); the first is a multiple of the
+    stride.
 
-    They are added to dx if `adds`.
+    Args:
+        patches: (flat array, first element) of dz.
+        part: sample, rows and channels.
     """
-    a_rows, c_rows, a_steps = tables
-    (_, w_in, c), (h_out, k), (first_row, stop_row), (q, q_stop) = maps, dy_maps, rows, channels
+    (dz, dz_start), (a_rows, c_rows, a_steps) = patches, tables
+    (n, (first_row, stop_row), (q, q_stop)), adds = part, is_added(pool)
+    c, dx_start = dx.channels, (n * dx.height + first_row) * dx.width * dx.channels
     top, left, r, s = geometry.pad_top, geometry.pad_left, geometry.r, geometry.s
     down, across = geometry.stride_v, geometry.stride_h
-    d, d_start, d_row = (dx, dx_start, 1) if adds else (w, -q, -1)
+    d, d_start, d_row = (dx.values, dx_start, 1) if adds else (w, -q, -1)
     pixel, step = 0, 0
     for f in range(down):
         for g in range(across):
-            width = phase_entries(taps(w_in, (g - left) % across, across), c, adds)
+            width = phase_entries(taps(dx.width, (g - left) % across, across), c, adds)
             size = taps(r, f, down) * taps(s, g, across) * k
             height = taps(stop_row - first_row, (f - top) % down, down)
             i = 0
@@ -415,7 +395,9 @@ def _correlate_phases(
                 first, last, stop = 0, taps(r, f, down), height
                 if down == 1:
                     h = first_row + i
-                    first, last, stop = rows_alike(h, stop_row, 1, h + top - (r - 1), r, h_out)
+                    first, last, stop = rows_alike(
+                        h, stop_row, 1, h + top - (r - 1), r, pool.height
+                    )
                     stop -= first_row
                 skipped = first * taps(s, g, across) * k
                 multiply_spaced(
@@ -424,7 +406,7 @@ def _correlate_phases(
                     (a_steps, step + skipped, 1),
                     (w, (step + skipped) * c + q, c),
                     (d, d_start + q, d_row),
-                    (dx, dx_start + q),
+                    (dx.values, dx_start + q),
                     (c_rows, pixel + i * width, 1),
                     ((stop - i) * width, (last - first) * taps(s, g, across) * k, q_stop - q),
                     NO_LOWER_BOUND,
@@ -448,49 +430,40 @@ is_added = select_by_pool(_not_added, _is_added)
 
 
 @kernel
-def conv2d_backward_input(items, dy, argmax, w, dx, geometry, bands, pool, shared, scratch):
+def conv2d_backward_input(items, dy, w, dx, geometry, pool, scratch):
     """dx[n, h, v, c] = Σ dz[n, i, j, k] · w[r, s, c, k] over i·stride + r − top = h, and so on.
 
     Args:
         dy: (N, Ho, Wo, K) or, with pooling, (N, Hp, Wp, K).
-        argmax: from `conv2d_forward`.
-        w: (R, S, C, K); the kernel reads `shared` from `prepare_backward_input` instead.
+        w: flat, from `prepare_backward_input`.
         dx: (N, H, W, C), written.
     """
-    _, h_in, w_in, c = dx.shape
-    _, h_y, w_y, k = dy.shape
+    dy, dx = maps_of(dy), maps_of(dx)
+    c, k, w_in, w_out, bands = dx.channels, dy.channels, dx.width, pool.width, geometry.units
     r, s, down, across = geometry.r, geometry.s, geometry.stride_v, geometry.stride_h
-    h_out, w_out = pool.height, pool.width
     above, before = gradient_rows_above(geometry)
     dz_rows, columns = padded_gradient(geometry.rows, w_in, w_out, geometry)
     size, pixels = dz_rows * columns * k, geometry.rows * (w_in + GROUP * across)
     mine = scratch[items.thread]
     dz, spare = mine[:size], mine[size : size + k]
     tables = mine[size + k : size + k + 2 * pixels + r * s * k].view(np.int32)
-    a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
-    added = is_added(pool)
-    fill_phases(geometry.rows, w_in, c, k, columns, geometry, added, a_rows, c_rows, a_steps)
+    tables = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
+    fill_phases(dx, k, columns, geometry, is_added(pool), tables)
     mine[: size + k] = 0
-    dy_flat, dx_flat, argmax_flat = dy.reshape(-1), dx.reshape(-1), argmax.reshape(-1)
-    row_parts, strips = bands // geometry.column_blocks, (h_in + down - 1) // down
+    row_parts, strips = bands // geometry.column_blocks, (dx.height + down - 1) // down
     for item in range(items.start, items.stop):
         n, band = item // bands, item % bands
         channels = vector_part(c, band // row_parts, geometry.column_blocks, vector_width())
         first, last = part(strips, band % row_parts, row_parts)
-        last = min(h_in, last * down)
+        last = min(dx.height, last * down)
         for h in range(first * down, last, geometry.rows):
             rows = h, min(last, h + geometry.rows)
             needed = h // down - above
             height, _ = padded_gradient(rows[1] - h, w_in, w_out, geometry)
-            a, a_start = load_padded_gradient(
-                pool, dy_flat, argmax_flat, n, (h_y, w_y, k), (needed, needed + height), dz,
-                columns, before, spare,
-            )  # fmt: skip
-            dx_start = (n * h_in + h) * w_in * c
-            _correlate_phases(
-                a, a_start, shared, dx_flat, dx_start, (h_in, w_in, c), (h_out, k), rows, channels,
-                geometry, added, (a_rows, c_rows, a_steps),
-            )  # fmt: skip
+            patches = load_padded_gradient(
+                pool, dy, n, (needed, needed + height), dz, columns, before, spare
+            )
+            _correlate_phases(pool, patches, k, w, dx, (n, rows, channels), geometry, tables)
 
 
 def supports(case: Case) -> bool:
@@ -538,8 +511,13 @@ def _divide(
     return (parts, others) if rows_first else (others, parts)
 
 
-def _geometry(shape: Shape, rows: int, column_blocks: int, windows: int = 0) -> ConvGeometry:
-    return ConvGeometry(*shape.pads, *shape.strides, *shape.window, rows, column_blocks, windows)
+def _geometry(
+    shape: Shape, rows: int, parts: int = 1, column_blocks: int = 1, windows: int = 0
+) -> ConvGeometry:
+    return ConvGeometry(
+        *shape.pads, *shape.strides, *shape.window, rows, column_blocks, windows,
+        parts * column_blocks,
+    )  # fmt: skip
 
 
 def _windows(shape: Shape, rows: int) -> int:
@@ -576,15 +554,15 @@ def _plan_forward(shape: Shape, work: Work) -> KernelPlan:
     rows_first = r * s * k <= h_in * w_in
     most = _parts_of_rows(-(-h_out // stride), w_out * stride)
     parts, blocks = _divide(work.batch_size, work.threads, most, k, rows_first)
-    row = padded_columns.py_func(w_out, _geometry(shape, 1, 1)) * c * shape.strides[0]
+    row = padded_columns.py_func(w_out, _geometry(shape, 1)) * c * shape.strides[0]
     rows = _rows_in_cache(row, -(-h_out // parts) + high)
     windows = _windows(shape, max(rows, high))
-    geometry = _geometry(shape, max(rows, high), blocks, windows)
+    geometry = _geometry(shape, max(rows, high), parts, blocks, windows)
     tables = 2 * geometry.rows * (w_out + GROUP) + r * s * c
     band = ((max(1, windows) - 1) * stride + high) * w_out * k if shape.pool_height else 0
     scratch = _padded(shape, geometry) + tables + band
     tile = _tile(rows=geometry.rows, columns=k)
-    return KernelPlan(conv2d_forward, geometry, scratch, tile, parts * blocks)
+    return KernelPlan(conv2d_forward, geometry, scratch, tile)
 
 
 def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
@@ -592,15 +570,15 @@ def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
     stride = shape.pool_stride or max(1, shape.pool_height)
     step = int(gradient_rows.py_func(w_out, c, k, stride))
     parts, blocks = _divide(work.rows, work.threads, r, k, rows_first=False)
-    row = padded_columns.py_func(w_out, _geometry(shape, 1, 1)) * c * shape.strides[0]
+    row = padded_columns.py_func(w_out, _geometry(shape, 1)) * c * shape.strides[0]
     # Rows are computed in steps whose size the order of summation depends on.
     rows = max(1, _rows_in_cache(row, h_out) // step) * step
-    geometry = _geometry(shape, rows, blocks)
+    geometry = _geometry(shape, rows, parts, blocks)
     tables = 2 * r * s * c + step * w_out
     dz = step * w_out * k if shape.pool_height else 0
     scratch = _padded(shape, geometry) + tables + k + 1 + dz
     tile = _tile(rows=rows, columns=k, adjacent=s * c % GROUP > 0)
-    return KernelPlan(conv2d_backward_weight, geometry, scratch, tile, parts * blocks)
+    return KernelPlan(conv2d_backward_weight, geometry, scratch, tile)
 
 
 def _plan_backward_input(shape: Shape, work: Work) -> KernelPlan:
@@ -610,16 +588,15 @@ def _plan_backward_input(shape: Shape, work: Work) -> KernelPlan:
     rows_first = r * s * c <= shape.out[0] * shape.out[1]
     most = _parts_of_rows(strips, w_in * down)
     parts, blocks = _divide(work.batch_size, work.threads, most, c, rows_first)
-    _, columns = padded_gradient.py_func(1, w_in, w_out, _geometry(shape, 1, 1))
+    _, columns = padded_gradient.py_func(1, w_in, w_out, _geometry(shape, 1))
     rows = _rows_in_cache(columns * k, -(-strips // parts)) * down
-    geometry = _geometry(shape, rows, blocks)
+    geometry = _geometry(shape, rows, parts, blocks)
     height, _ = padded_gradient.py_func(rows, w_in, w_out, geometry)
     pixels = rows * (w_in + GROUP * shape.strides[1])
     scratch = height * columns * k + k + 2 * pixels + r * s * k
     tile = _tile(rows=rows, columns=c)
     return KernelPlan(
-        conv2d_backward_input, geometry, scratch, tile, parts * blocks, prepare_backward_input,
-        r * s, r * s * c * k,
+        conv2d_backward_input, geometry, scratch, tile, prepare_backward_input, r * s, r * s * c * k
     )  # fmt: skip
 
 

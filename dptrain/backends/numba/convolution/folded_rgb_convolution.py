@@ -68,12 +68,14 @@ class FoldedRgbGeometry(NamedTuple):
     Attributes:
         rows: rows of windows whose inputs are in scratch.
         columns: pixels of a padded row.
+        units: see `planning.KernelPlan`.
     """
 
     pad_top: int
     pad_left: int
     rows: int
     columns: int
+    units: int
 
 
 @inlined
@@ -116,13 +118,12 @@ def _unfold(folded, k, dw):
 
 
 @kernel
-def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_forward` with pooling."""
     mine, row = scratch[items.thread], geo.columns * CHANNELS
-    _, h_pool, w_pool, k = y.shape
-    y_flat, argmax_flat = y.reshape(-1), argmax.reshape(-1)
+    (_, h_pool, w_pool, k), y_flat, bands = y.shape, y.reshape(-1), geo.units
     mine[:] = 0
-    _fold(w.reshape(-1), k, mine)
+    _fold(w, k, mine)
     for q in range(k):
         mine[BIAS + 2 * q] = b[q]
     for item in range(items.start, items.stop):
@@ -134,19 +135,16 @@ def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch)
             for i in range(rows):
                 target = (n * h_pool + p + i) * w_pool * k
                 multiply_folded(
-                    mine, PADDED + 2 * i * row, row, mine, 0, y_flat, target, argmax_flat, target,
+                    mine, PADDED + 2 * i * row, row, mine, 0, y_flat, target, pool.argmax, target,
                     w_pool,
                 )  # fmt: skip
 
 
 @kernel
-def conv2d_backward_weight(
-    items, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
-):
+def conv2d_backward_weight(items, x, dy, partial, bounds, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_backward_weight` with pooling."""
     mine, row = scratch[items.thread], geo.columns * CHANNELS
-    _, h_pool, w_pool, k = dy.shape
-    dy_flat, argmax_flat = dy.reshape(-1), argmax.reshape(-1)
+    (_, h_pool, w_pool, k), dy_flat = dy.shape, dy.reshape(-1)
     mine[PADDED:] = 0
     for item in range(items.start, items.stop):
         mine[:PADDED] = 0
@@ -157,7 +155,7 @@ def conv2d_backward_weight(
                 for i in range(rows):
                     source = (n * h_pool + p + i) * w_pool * k
                     add_folded_gradients(
-                        mine, PADDED + 2 * i * row, row, mine, 0, dy_flat, source, argmax_flat,
+                        mine, PADDED + 2 * i * row, row, mine, 0, dy_flat, source, pool.argmax,
                         source, w_pool,
                     )  # fmt: skip
         sums = partial[item]
@@ -170,10 +168,10 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     """Return the algorithm of a phase of a convolution that `supports` accepts."""
     windows_down, columns = shape.out[0] // 2, 2 * (shape.out[1] // 2) + SIDE - 1
     rows = max(1, min(windows_down, CACHED // (2 * columns * CHANNELS)))
-    geometry = FoldedRgbGeometry(*shape.pads, rows, columns)
+    is_gradient = phase is Phase.BACKWARD_WEIGHT
+    bands = 1 if is_gradient else units_per_item(work.batch_size, work.threads, windows_down)
+    geometry = FoldedRgbGeometry(*shape.pads, rows, columns, bands)
     scratch = PADDED + (2 * rows + SIDE - 1) * columns * CHANNELS
-    if phase is Phase.BACKWARD_WEIGHT:
+    if is_gradient:
         return KernelPlan(conv2d_backward_weight, geometry, scratch, f"{SIDE * ROW}×{FILTERS}")
-    bands = units_per_item(work.batch_size, work.threads, windows_down)
-    tile = f"{WINDOWS} windows×{FILTERS}"
-    return KernelPlan(conv2d_forward, geometry, scratch, tile, bands)
+    return KernelPlan(conv2d_forward, geometry, scratch, f"{WINDOWS} windows×{FILTERS}")

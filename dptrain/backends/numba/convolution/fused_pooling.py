@@ -4,7 +4,7 @@ Every kernel has an argument `pool`. Its type selects these parts at compile tim
 
 - `NoPool`: forward stores rows of the output, with or without ReLU, and the gradient dz of the
   output is dy.
-- `PoolGeometry`: forward stores the positive maxima of windows and their positions, and dz is
+- `Pool`: forward stores the positive maxima of windows and their positions, and dz is
   computed from dy and these positions ("unpooling"), a few rows at a time.
 
 `select_by_pool` makes one function of two such parts. All functions use flat arrays.
@@ -17,14 +17,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import overload
+from numpy.typing import NDArray
 
 from dptrain.backends.numba.convolution.microkernels import NO_LOWER_BOUND
 from dptrain.backends.numba.pooling.pooling_windows import maximum_of_windows, scatter_to_windows
 from dptrain.native.jit import inlined
 
 
-class PoolGeometry(NamedTuple):
-    """Padding, strides and window size of pooling, and the size (H, W) of its input."""
+class Pool(NamedTuple):
+    """Padding, strides and window size of pooling, and the size (H, W) of its input.
+
+    Attributes:
+        argmax: like the output, the position of each maximum in its window, counted row by row.
+            Fused pooling stores the first among equals as uint8, and `NO_GRADIENT` if it is not
+            positive.
+    """
 
     pad_top: int
     pad_left: int
@@ -34,6 +41,7 @@ class PoolGeometry(NamedTuple):
     window_h: int
     height: int
     width: int
+    argmax: NDArray[Any] = np.zeros((1, 1, 1, 1), np.uint8)
 
 
 class NoPool(NamedTuple):
@@ -53,21 +61,11 @@ class NoPool(NamedTuple):
     bias: int = 1
 
 
-def pool_geometry(
-    pads: tuple[int, int],
-    strides: tuple[int, int],
-    window: tuple[int, int],
-    maps: tuple[int, int],
-) -> PoolGeometry:
-    """Return the geometry of pooling; every pair is (vertical, horizontal)."""
-    return PoolGeometry(*pads, *strides, *window, *maps)
-
-
 def select_by_pool(pooled: Callable[..., Any], plain: Callable[..., Any]) -> Any:
     """Return a function for kernels that is `pooled` or `plain`, by the type of its argument.
 
     Args:
-        pooled: Python function whose first argument is a `PoolGeometry`.
+        pooled: Python function whose first argument is a `Pool`.
         plain: Python function of the same arguments, the first of which is a `NoPool`.
     """
 
@@ -78,21 +76,21 @@ def select_by_pool(pooled: Callable[..., Any], plain: Callable[..., Any]) -> Any
 
     @overload(selected, strict=False, jit_options=options)
     def _select(pool, *args):
-        return pooled if pool.instance_class is PoolGeometry else plain
+        return pooled if pool.instance_class is Pool else plain
 
     return selected
 
 
-def _is_pooled(pool):
-    return True
+def _itself(pool):
+    return pool
 
 
-def _is_not_pooled(pool):
-    return False
+def _nothing(pool):
+    return None
 
 
-is_pooled = select_by_pool(_is_pooled, _is_not_pooled)
-"""is_pooled(pool): a constant of the compiled code."""
+pool_or_none = select_by_pool(_itself, _nothing)
+"""pool_or_none(pool): `pool`, or None without pooling."""
 
 
 def _zero(pool):
@@ -117,18 +115,6 @@ def _adds(pool):
 
 adds = select_by_pool(_never, _adds)
 """adds(pool): None with pooling, otherwise whether the input gradient is added to dx."""
-
-
-def _with_bias(pool):
-    return True
-
-
-def _has_bias(pool):
-    return pool.bias != 0
-
-
-has_bias = select_by_pool(_with_bias, _has_bias)
-"""has_bias(pool): whether the gradient of the bias is needed."""
 
 
 def _tiles_are_exact(pool, h_pool, w_pool):
@@ -163,53 +149,49 @@ def zero_pixels(target, start, rows, columns, row, pitch, channels):
 
 
 @inlined
-def unpool_rows(
-    pool, dy, argmax, n, pooled_maps, rows, target, start, columns, channels, sums, sums_start,
-    uncounted,
-):  # fmt: skip
+def unpool_rows(pool, dy, n, rows, target, channels, sums):
     """Write dz of the rows from `rows[0]` to `rows[1]` of a sample's convolution output.
 
     Every row is written, including pixels outside all windows, so that rows can be computed in any
     division into ranges.
 
     Args:
-        pool: geometry.
-        dy, argmax: flat, of all samples.
+        pool: geometry, and positions of the maxima.
+        dy: `Maps`.
         n: the sample.
-        pooled_maps: (Hp, Wp, K).
         rows: (first, stop), rows that exist.
-        target, start: flat array, and the element for pixel (first, 0) and channel 0.
-        columns: pixels of a row of `target`, each of K elements.
+        target: (flat array, element for pixel (first, 0) and channel 0, pixels of a row), with K
+            elements for each pixel.
         channels: (first, stop), the channels to write.
-        sums, sums_start: flat array and first element: dy is added to K elements for each window
-            that begins in these rows and has a positive element.
-        uncounted: K elements that receive the sums of the other windows.
+        sums: (flat array, first element, uncounted): dy is added to K elements for each window that
+            begins in these rows and has a positive element, and to `uncounted` for other windows.
     """
-    h_pool, w_pool, k = pooled_maps
-    (first, stop), (q, q_stop) = rows, channels
+    k, (first, stop), (q, q_stop) = dy.channels, rows, channels
+    (values, start, columns), (sums_values, sums_start, uncounted) = target, sums
     high, wide, w_out = pool.window_v, pool.window_h, pool.width
     start += q
-    if not windows_cover_map(pool, h_pool, w_pool):
-        zero_pixels(target, start, stop - first, w_out, columns * k, k, q_stop - q)
+    if not windows_cover_map(pool, dy.height, dy.width):
+        zero_pixels(values, start, stop - first, w_out, columns * k, k, q_stop - q)
     overlap = pool.stride_v < high or pool.stride_h < wide
     begin_window = max(0, (first + pool.pad_top - high) // pool.stride_v + 1)
-    stop_window = min(h_pool, (stop + pool.pad_top - 1) // pool.stride_v + 1)
+    stop_window = min(dy.height, (stop + pool.pad_top - 1) // pool.stride_v + 1)
     for i in range(begin_window, stop_window):
         row = i * pool.stride_v - pool.pad_top
-        added, added_start = sums, sums_start
+        added, added_start = sums_values, sums_start
         if max(0, row) < first:
             added, added_start = uncounted, 0
         j = 0
-        while j < w_pool:
+        while j < dy.width:
             column = j * pool.stride_h - pool.pad_left
             begin, end, count = max(0, -column), min(wide, w_out - column), 1
             if begin == 0 and end == wide:
                 # Process all windows up to the last complete one together.
-                count = max(1, min(w_pool, (w_out - wide + pool.pad_left) // pool.stride_h + 1) - j)
-            window = ((n * h_pool + i) * w_pool + j) * k + q
+                complete = (w_out - wide + pool.pad_left) // pool.stride_h + 1
+                count = max(1, min(dy.width, complete) - j)
+            window = ((n * dy.height + i) * dy.width + j) * k + q
             scatter_to_windows(
-                *(target, start + ((row - first) * columns + column) * k),
-                *(dy, window, argmax, window, added, added_start + q, overlap),
+                *(values, start + ((row - first) * columns + column) * k),
+                *(dy.values, window, pool.argmax, window, added, added_start + q, overlap),
                 *(max(0, first - row), min(high, stop - row), begin, end, wide),
                 *(columns * k, pool.stride_h, q_stop - q, count, k),
             )
@@ -217,31 +199,30 @@ def unpool_rows(
 
 
 @inlined
-def pool_rows(pool, band, start, rows, columns, y, argmax, y_start, w_pool, k, channels):
-    """Compute the maxima of one row of windows.
+def pool_rows(pool, source, rows, y, n, p, channels):
+    """Compute the maxima of row p of the windows of sample n.
 
     Args:
-        pool: geometry.
-        band, start: flat array, and the element for the window's first row, even if that row is
-            above the map.
+        pool: geometry; receives the positions.
+        source: (flat array, element for the window's first row, even if that row is above the map,
+            pixels of a row), with K elements for each pixel.
         rows: (first, stop), rows of the window that exist.
-        columns: pixels of a row of `band`, each of K elements.
-        y, argmax, y_start: flat arrays, and the element of the row's first window.
-        w_pool: number of windows.
-        k: number of channels.
+        y: `Maps`.
         channels: (first, stop), the channels to compute.
     """
+    (band, start, columns), k = source, y.channels
     wide, w_out, (q, q_stop) = pool.window_h, pool.width, channels
     j = 0
-    while j < w_pool:
+    while j < y.width:
         column = j * pool.stride_h - pool.pad_left
         begin, end, count = max(0, -column), min(wide, w_out - column), 1
         if begin == 0 and end == wide:
             # Process all windows up to the last complete one together.
-            count = max(1, min(w_pool, (w_out - wide + pool.pad_left) // pool.stride_h + 1) - j)
-        window = y_start + j * k + q
+            complete = (w_out - wide + pool.pad_left) // pool.stride_h + 1
+            count = max(1, min(y.width, complete) - j)
+        window = ((n * y.height + p) * y.width + j) * k + q
         maximum_of_windows(
-            *(band, start + column * k + q, y, window, argmax, window),
+            *(band, start + column * k + q, y.values, window, pool.argmax, window),
             *(rows[0], rows[1], begin, end, wide, columns * k, pool.stride_h),
             *(q_stop - q, count, k),
         )

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dptrain.backends.numba.convolution.fused_pooling import lower_bound
-from dptrain.backends.numba.convolution.im2col import taps
+from dptrain.backends.numba.convolution.im2col import maps_of, taps
 from dptrain.backends.numba.convolution.microkernels import NO_LOWER_BOUND
 from dptrain.backends.numba.convolution.planning import (
     Case,
@@ -72,6 +72,7 @@ class GatheredGeometry(NamedTuple):
         stride_v, stride_h: strides.
         rows: pixels of a block.
         parts: parts of the columns of the result, which are separate items.
+        units: see `planning.KernelPlan`.
     """
 
     height: int
@@ -86,6 +87,7 @@ class GatheredGeometry(NamedTuple):
     stride_h: int
     rows: int
     parts: int
+    units: int
 
 
 def supports(case: Case) -> bool:
@@ -113,100 +115,95 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     bands = units_per_item(work.batch_size, work.threads, most=max(1, pixels // (4 * TILE)))
     parts = units_per_item(work.batch_size * bands, work.threads, most=-(-columns // PANEL))
     geometry = GatheredGeometry(
-        *shape.maps[:2], *shape.out[:2], *shape.window, *shape.pads, *shape.strides, rows, parts
-    )
+        *shape.maps[:2], *shape.out[:2], *shape.window, *shape.pads, *shape.strides, rows, parts,
+        bands * parts,
+    )  # fmt: skip
     scratch = rows * (summed + LINE) + (0 if is_forward else rows * columns)
     kernels = (conv2d_forward, prepare_forward)
     if not is_forward:
         kernels = (conv2d_backward_input, prepare_backward_input)
     positions = math.prod(shape.window)
     return KernelPlan(
-        kernels[0], geometry, scratch, tile_of(rows), bands * parts, kernels[1],
+        kernels[0], geometry, scratch, tile_of(rows), kernels[1],
         positions * -(-columns // PANEL), positions * summed * columns,
     )  # fmt: skip
 
 
 @inlined
-def _gather(source, maps, grid, steps, shifts, m, rows, target, distance):
+def _gather(source, grid, m, rows, target):
     """Copy the pixels of maps under some pixels of a grid, and zeros outside the maps.
 
     Args:
-        source: flat array of maps.
-        maps: (height, width, channels) of a sample.
-        grid: rows and columns of a sample's grid.
-        steps, shifts: pixel (i, j) of a grid is over pixel (i, j) · steps + shifts of the maps.
+        source: `Maps`.
+        grid: (size, steps, shifts) of a sample's grid. Pixel (i, j) is over pixel (i, j) · steps +
+            shifts of the maps.
         m, rows: number of the first pixel, and how many. Those of all samples are numbered.
-        target, distance: flat array, and distance of its pixels.
+        target: flat array, and distance of its pixels.
     """
-    height, width, channels = maps
-    line, j, r = m // grid[1], m % grid[1], 0
+    ((high, wide), steps, shifts), channels, (values, distance) = grid, source.channels, target
+    line, j, r = m // wide, m % wide, 0
     while r < rows:
-        n, h = line // grid[0], line % grid[0] * steps[0] + shifts[0]
-        end = min(rows, r + grid[1] - j)
+        n, h = line // high, line % high * steps[0] + shifts[0]
+        end = min(rows, r + wide - j)
         while r < end:
             v = j * steps[1] + shifts[1]
-            if 0 <= h < height and 0 <= v < width:
-                pixel = (n * height + h) * width + v
-                copy(source, pixel * channels, target, r * distance, channels)
+            if 0 <= h < source.height and 0 <= v < source.width:
+                pixel = (n * source.height + h) * source.width + v
+                copy(source.values, pixel * channels, values, r * distance, channels)
             else:
-                target[r * distance : r * distance + channels] = 0
+                values[r * distance : r * distance + channels] = 0
             j += 1
             r += 1
         line, j = line + 1, 0
 
 
 @inlined
-def _store(source, start, maps, grid, steps, shifts, m, rows, columns, adds, target):
+def _store(source, grid, m, rows, columns, adds, target):
     """Store the pixels of a grid to the pixels of maps under them, or add them if `adds`.
 
     Args:
-        source, start: flat array of pixels, and its first element.
+        source: flat array of pixels, and its first element.
         columns: (first, stop), the channels to store.
-        target: flat array of maps. Other arguments are those of `_gather`.
+        target: `Maps`. Other arguments are those of `_gather`.
     """
-    height, width, channels = maps
-    q, q_stop = columns
-    line, j, r = m // grid[1], m % grid[1], 0
+    (pixels, start), ((high, wide), steps, shifts), (q, q_stop) = source, grid, columns
+    values, channels, line, j, r = target.values, target.channels, m // wide, m % wide, 0
     while r < rows:
-        n, h = line // grid[0], line % grid[0] * steps[0] + shifts[0]
-        end = min(rows, r + grid[1] - j)
+        n, h = line // high, line % high * steps[0] + shifts[0]
+        end = min(rows, r + wide - j)
         while r < end:
-            at = start + r * channels
-            pixel = ((n * height + h) * width + j * steps[1] + shifts[1]) * channels
+            at, v = start + r * channels, j * steps[1] + shifts[1]
+            pixel = ((n * target.height + h) * target.width + v) * channels
             if adds:
                 for i in range(q, q_stop):
-                    target[pixel + i] += source[at + i]
+                    values[pixel + i] += pixels[at + i]
             else:
-                copy(source, at + q, target, pixel + q, q_stop - q)
+                copy(pixels, at + q, values, pixel + q, q_stop - q)
             j += 1
             r += 1
         line, j = line + 1, 0
 
 
 @kernel
-def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_forward`."""
     c, k, mine, pixels = x.shape[3], y.shape[3], scratch[items.thread], geo.h_out * geo.w_out
-    x_flat, y_flat, positions = x.reshape(-1), y.reshape(-1), geo.r * geo.s
-    maps, grid = (geo.height, geo.width, c), (geo.h_out, geo.w_out)
+    x, y_flat, positions = maps_of(x), y.reshape(-1), geo.r * geo.s
+    size, steps = (geo.h_out, geo.w_out), (geo.stride_v, geo.stride_h)
     item = items.start
     while item < items.stop:
-        count, span, (q, q_stop) = item_range(item, items.stop, x.shape[0], bands, geo.parts, k)
+        count, span, columns = item_range(item, items.stop, x.samples, geo, k)
         first, last = pixel_range(span, pixels)
-        size = block_rows(max(1, last - first), geo.rows)
-        for m in range(first, last, size):
-            rows = min(size, last - m)
+        block = block_rows(max(1, last - first), geo.rows)
+        for m in range(first, last, block):
+            rows = min(block, last - m)
             for t in range(positions):
                 shifts = t // geo.s - geo.pad_top, t % geo.s - geo.pad_left
-                _gather(
-                    x_flat, maps, grid, (geo.stride_v, geo.stride_h), shifts, m, rows, mine,
-                    c + LINE,
-                )  # fmt: skip
-                d, d_start, d_row = (b, 0, 0) if t == 0 else (y_flat, m * k, k)
-                bound = lower_bound(pool) if t == positions - 1 else NO_LOWER_BOUND
+                _gather(x, (size, steps, shifts), m, rows, (mine, c + LINE))
+                d = (b, 0, 0) if t == 0 else (y_flat, m * k, k)
                 multiply_block(
-                    mine, 0, c + LINE, shared[t * c * k :], d, d_start, d_row, y_flat, m * k, k,
-                    (rows, c, q, q_stop), bound, (x_flat, 0, 0),
+                    (mine, 0, c + LINE), w[t * c * k :], d, (y_flat, m * k, k), (rows, c, *columns),
+                    lower_bound(pool) if t == positions - 1 else NO_LOWER_BOUND, (x.values, 0, 0),
                 )  # fmt: skip
         item += count
 
@@ -221,27 +218,25 @@ def _phase(size, phase, stride, pad):
 
 
 @kernel
-def conv2d_backward_input(items, dy, argmax, w, dx, geo, bands, pool, shared, scratch):
+def conv2d_backward_input(items, dy, w, dx, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_backward_input`."""
-    c, k, mine = dx.shape[3], dy.shape[3], scratch[items.thread]
-    item = items.start
+    dy, dx, mine, item = maps_of(dy), maps_of(dx), scratch[items.thread], items.start
     while item < items.stop:
-        count, span, columns = item_range(item, items.stop, dy.shape[0], bands, geo.parts, c)
+        count, span, columns = item_range(item, items.stop, dy.samples, geo, dx.channels)
         for phase in range(geo.stride_v * geo.stride_h):
-            _compute_phase(
-                phase // geo.stride_h, phase % geo.stride_h, span, columns, dy.reshape(-1),
-                dx.reshape(-1), c, k, pool.adds, geo, shared, mine,
-            )  # fmt: skip
+            _compute_phase(phase, (span, columns), dy, w, dx, pool.adds, geo, mine)
         item += count
 
 
 @inlined
-def _compute_phase(f, g, span, columns, dy, dx, c, k, adds, geo, shared, mine):
-    """Compute the pixels of a phase (f, g) in some bands of samples."""
+def _compute_phase(phase, part, dy, w, dx, adds, geo, mine):
+    """Compute the pixels of a phase in some bands of samples, and some columns."""
+    (f, g), (span, columns) = (phase // geo.stride_h, phase % geo.stride_h), part
     top, high, above = _phase(geo.height, f, geo.stride_v, geo.pad_top)
     left, wide, before = _phase(geo.width, g, geo.stride_h, geo.pad_left)
     down, across = taps(geo.r, f, geo.stride_v), taps(geo.s, g, geo.stride_h)
-    maps, grid, block = (geo.h_out, geo.w_out, k), (high, wide), geo.rows * (k + LINE)
+    c, k, steps = dx.channels, dy.channels, (geo.stride_v, geo.stride_h)
+    block = geo.rows * (k + LINE)
     first, last = pixel_range(span, high * wide)
     size = block_rows(max(1, last - first), geo.rows)
     for m in range(first, last, size):
@@ -250,13 +245,12 @@ def _compute_phase(f, g, span, columns, dy, dx, c, k, adds, geo, shared, mine):
             mine[block : block + rows * c] = 0
         for t in range(down * across):
             i, j = t // across, t % across
-            _gather(dy, maps, grid, (1, 1), (above - i, before - j), m, rows, mine, k + LINE)
+            grid = (high, wide), (1, 1), (above - i, before - j)
+            _gather(dy, grid, m, rows, (mine, k + LINE))
             position = (f + i * geo.stride_v) * geo.s + g + j * geo.stride_h
             multiply_block(
-                mine, 0, k + LINE, shared[position * c * k :], mine, block, c if t > 0 else -1,
-                mine, block, c, (rows, k, *columns), NO_LOWER_BOUND, (dy, 0, 0),
+                (mine, 0, k + LINE), w[position * c * k :], (mine, block, c if t > 0 else -1),
+                (mine, block, c), (rows, k, *columns), NO_LOWER_BOUND, (dy.values, 0, 0),
             )  # fmt: skip
-        _store(
-            mine, block, (geo.height, geo.width, c), grid, (geo.stride_v, geo.stride_h),
-            (top, left), m, rows, columns, adds, dx,
-        )  # fmt: skip
+        grid = (high, wide), steps, (top, left)
+        _store((mine, block), grid, m, rows, columns, adds, dx)

@@ -8,7 +8,9 @@ scratch, at most `ConvGeometry.rows` rows of the output at a time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from dptrain.backends.numba.convolution.fused_pooling import select_by_pool, unpool_rows
 from dptrain.backends.numba.vector import copy, transpose, vector_width
@@ -31,6 +33,7 @@ class ConvGeometry(NamedTuple):
         column_blocks: number of parts into which the channels of the result are divided.
         windows: rows of pooling windows whose convolution outputs are stored together; 0 if windows
             are pooled in registers, or in single rows if that is impossible.
+        units: see `planning.KernelPlan`.
     """
 
     pad_top: int
@@ -42,6 +45,24 @@ class ConvGeometry(NamedTuple):
     rows: int
     column_blocks: int
     windows: int = 0
+    units: int = 1
+
+
+class Maps(NamedTuple):
+    """An array (N, H, W, C) whose values are flat."""
+
+    values: NDArray[Any]
+    samples: int
+    height: int
+    width: int
+    channels: int
+
+
+@inlined
+def maps_of(array):
+    """Return an array (N, H, W, C) as `Maps`."""
+    n, height, width, channels = array.shape
+    return Maps(array.reshape(-1), n, height, width, channels)
 
 
 @inlined
@@ -162,26 +183,24 @@ def is_inside(geometry, h_in, w_in, h_out, w_out):
 
 
 @inlined
-def load_patches(x, n, maps, first, count, geometry, inside, columns, padded):
+def load_patches(x, n, first, count, geometry, padded):
     """Return (flat array, element) of the patch of pixel (first, 0) of the output.
 
     Args:
-        x: flat, of all samples.
+        x: `Maps`.
         n: the sample.
-        maps: (H, W, C).
         first, count: rows of the output whose patches are needed.
-        inside: value of `is_inside`.
-        columns: value of `padded_columns`.
-        padded: scratch for the padded rows; its columns outside the map must be 0.
+        padded: (scratch for the padded rows, its columns, value of `is_inside`); its columns
+            outside the map must be 0.
     """
-    h_in, w_in, c = maps
-    start = n * h_in * w_in * c
+    target, columns, inside = padded
+    start = n * x.height * x.width * x.channels
     if inside:
-        return x, start + first * geometry.stride_v * w_in * c
+        return x.values, start + first * geometry.stride_v * x.width * x.channels
     row = first * geometry.stride_v - geometry.pad_top
-    rows = padded_rows(count, geometry)
-    copy_rows(x, start, maps, row, rows, padded, columns, geometry.pad_left)
-    return padded, 0
+    rows, maps = padded_rows(count, geometry), (x.height, x.width, x.channels)
+    copy_rows(x.values, start, maps, row, rows, target, columns, geometry.pad_left)
+    return target, 0
 
 
 @inlined
@@ -270,13 +289,14 @@ def phase_entries(width, c, adds):
 
 
 @inlined
-def fill_phases(rows, w_in, c, k, columns, geometry, adds, a_rows, c_rows, a_steps):
+def fill_phases(dx, k, columns, geometry, adds, tables):
     """Fill the pixel tables of dz and dx by phase, and the filter tables.
 
     Row h of the input meets only the filter rows f, f + stride, … with f = (h + top) mod stride. So
-    each phase (f, g) is a correlation of stride 1. The tables are for `rows` rows from a multiple
-    of the stride on.
+    each phase (f, g) is a correlation of stride 1. The tables are for `geometry.rows` rows from a
+    multiple of the stride on.
     """
+    a_rows, c_rows, a_steps = tables
     top, left = geometry.pad_top, geometry.pad_left
     down, across, r, s = geometry.stride_v, geometry.stride_h, geometry.r, geometry.s
     above, before = gradient_rows_above(geometry)
@@ -285,42 +305,41 @@ def fill_phases(rows, w_in, c, k, columns, geometry, adds, a_rows, c_rows, a_ste
         for g in range(across):
             # Padded dz has `above` rows above, as the phase with the most taps requires.
             row_taps, column_taps = taps(r, f, down), taps(s, g, across)
-            for h in range((f - top) % down, rows, down):
+            for h in range((f - top) % down, geometry.rows, down):
                 row = (h + top - f) // down - row_taps + 1 + above
                 start = (g - left) % across
-                width = taps(w_in, start, across)
-                entries = phase_entries(width, c, adds)
+                width = taps(dx.width, start, across)
+                entries = phase_entries(width, dx.channels, adds)
                 for j in range(entries):
                     v = start + grouped_column(j, width, entries) * across
                     column = (v + left - g) // across - column_taps + 1 + before
                     a_rows[pixel] = (row * columns + column) * k
-                    c_rows[pixel] = (h * w_in + v) * c
+                    c_rows[pixel] = (h * dx.width + v) * dx.channels
                     pixel += 1
             size = row_taps * column_taps * k
             fill_filter(row_taps, column_taps * k, columns * k, a_steps[step : step + size])
             step += size
 
 
-def _unpool_padded(pool, dy, argmax, n, maps, rows, dz, columns, left, unused_sums):
-    k, (first, stop) = maps[2], rows
+def _unpool_padded(pool, dy, n, rows, dz, columns, left, unused_sums):
+    k, (first, stop) = dy.channels, rows
     begin = min(max(first, 0), pool.height)
     end = max(begin, min(stop, pool.height))
     row = columns * k
     dz[: (begin - first) * row] = 0
     dz[(end - first) * row : (stop - first) * row] = 0
-    start = (begin - first) * row
-    unpool_rows(
-        pool, dy, argmax, n, maps, (begin, end), dz, start + left * k, columns, (0, k),
-        unused_sums, 0, unused_sums,
-    )  # fmt: skip
+    target, sums = (dz, (begin - first) * row + left * k, columns), (unused_sums, 0, unused_sums)
+    unpool_rows(pool, dy, n, (begin, end), target, (0, k), sums)
     return dz, 0
 
 
-def _copy_padded(pool, dy, argmax, n, maps, rows, dz, columns, left, unused_sums):
-    start, row = n * maps[0] * maps[1] * maps[2], maps[1] * maps[2]
-    if left == 0 and columns == maps[1] and rows[0] >= 0 and rows[1] <= maps[0]:
-        return dy, start + rows[0] * row
-    copy_rows(dy, start, maps, rows[0], rows[1] - rows[0], dz, columns, left)
+def _copy_padded(pool, dy, n, rows, dz, columns, left, unused_sums):
+    row = dy.width * dy.channels
+    start = n * dy.height * row
+    if left == 0 and columns == dy.width and rows[0] >= 0 and rows[1] <= dy.height:
+        return dy.values, start + rows[0] * row
+    maps = dy.height, dy.width, dy.channels
+    copy_rows(dy.values, start, maps, rows[0], rows[1] - rows[0], dz, columns, left)
     return dz, 0
 
 
@@ -329,9 +348,8 @@ load_padded_gradient = select_by_pool(_unpool_padded, _copy_padded)
 
 Args:
     pool: geometry.
-    dy, argmax: flat, of all samples.
+    dy: `Maps`.
     n: the sample.
-    maps: (H, W, K) of dy.
     rows: (first, stop), rows of dz; those outside the map become 0.
     dz, columns: flat target and pixels of its rows. Its columns outside the map must be 0.
     left: column of `dz` for column 0.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dptrain.backends.folding import folds_batch_norm
 from dptrain.backends.numba import elementwise
 from dptrain.backends.numba.convolution.algorithms import PHASES, candidates, choose, plan_kernel
-from dptrain.backends.numba.convolution.fused_pooling import NoPool
+from dptrain.backends.numba.convolution.fused_pooling import NoPool, Pool
 from dptrain.backends.numba.convolution.planning import (
     Case,
     KernelPlan,
@@ -26,7 +26,7 @@ from dptrain.backends.numba.operations import (
     Operation,
     each,
     grain_of,
-    pool_geometry,
+    pool_of,
 )
 from dptrain.backends.numba.programs import StageKernel
 from dptrain.backends.numba.reduction import sum_partials
@@ -121,27 +121,31 @@ class Convolution(Operation[Conv2d]):
             kernel; and the plan of the kernel.
         """
         kernel = kernel_plan(self.group, self.setting, phase)
-        shared, scratch = self.arrays[_SHARED[phase]], self.arrays[_SCRATCH[phase]]
         launch = self.thread_pool.bind(
-            kernel.kernel, *self._operands(kernel, operands), shared, scratch, grain=kernel.grain
-        )
+            kernel.kernel, *operands, kernel.geometry, self._pool(), self.arrays[_SCRATCH[phase]],
+            grain=kernel.grain,
+        )  # fmt: skip
         if kernel.prepare is None:
             return (), launch, kernel
         transform = self.thread_pool.bind(
-            kernel.prepare, self.arrays["weight"], kernel.geometry, shared,
+            kernel.prepare, self.arrays["weight"], kernel.geometry, self.arrays[_SHARED[phase]],
             grain=kernel.prepare_grain,
         )  # fmt: skip
         transform.set(kernel.prepare_items)
         return (transform,), launch, kernel
 
-    def _operands(self, kernel: KernelPlan, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of a kernel before `shared` and `scratch`."""
-        relu = ReLU in self.group.kinds
-        pool = pool_geometry(self.group.tail) if self.pools else None
-        division = kernel.geometry, kernel.units
+    def _weights(self, phase: Phase) -> NDArray[Any]:
+        """Return the flat weights that the kernel of a phase reads."""
+        is_transformed = kernel_plan(self.group, self.setting, phase).prepare is not None
+        return self.arrays[_SHARED[phase]] if is_transformed else self.flat("weight")
+
+    def _pool(self) -> Pool | NoPool:
+        """Return the argument `pool` of the kernels."""
+        if self.pools:
+            return pool_of(self.group.tail, self.arrays["argmax"])
         _, height, width = self.group.head.output_shape
-        adds, bias = int("dx" in self.group.adds), int(self.has_bias)
-        return *operands, *division, pool or NoPool(height, width, int(relu), adds, bias)
+        relu, adds = ReLU in self.group.kinds, "dx" in self.group.adds
+        return NoPool(height, width, int(relu), int(adds), int(self.has_bias))
 
     def _samples_stage(self, phase: Phase, *operands: Any) -> StageKernel:
         """Return the stage of a phase whose items are parts of samples."""
@@ -172,8 +176,8 @@ class Convolution(Operation[Conv2d]):
     def forward(self) -> StageKernel:
         """Return the stage that writes y."""
         a = self.arrays
-        operands = a["x"], a["weight"], self.bias(), a["y"], self._argmax()
-        return self._samples_stage(Phase.FORWARD, *operands)
+        weights = self._weights(Phase.FORWARD)
+        return self._samples_stage(Phase.FORWARD, a["x"], weights, self.bias(), a["y"])
 
     def backward(self) -> StageKernel:
         """Return the stage that replaces dy by the gradient before the ReLU."""
@@ -181,19 +185,12 @@ class Convolution(Operation[Conv2d]):
         launch = self.thread_pool.bind(elementwise.relu_mask, dy, y, 1.0, grain=GRAIN)
         return each(launch, self.size)
 
-    def _gradient(self) -> tuple[NDArray[Any], ...]:
-        """Return the arrays from which backward computes dz."""
-        return self.arrays["dy"], self._argmax()
-
-    def _argmax(self) -> NDArray[Any]:
-        return self.arrays["argmax"] if self.pools else _NO_ARGMAX
-
     def backward_weight(self) -> StageKernel:
         """Return the stage that writes the gradients of the parameters."""
         a, sums = self.arrays, self.arrays["partial"]
         rows, bounds = len(sums), self._bounds()
         transform, accumulate, kernel = self._launches(
-            Phase.BACKWARD_WEIGHT, a["x"], *self._gradient(), sums, bounds
+            Phase.BACKWARD_WEIGHT, a["x"], a["dy"], sums, bounds
         )
         accumulate.set(rows * kernel.units)
 
@@ -229,12 +226,8 @@ class Convolution(Operation[Conv2d]):
 
     def backward_input(self) -> StageKernel:
         """Return the stage that writes dx."""
-        a = self.arrays
-        return self._samples_stage(Phase.BACKWARD_INPUT, *self._gradient(), a["weight"], a["dx"])
-
-
-_NO_ARGMAX = np.zeros((1, 1, 1, 1), np.uint8)
-"""Argument `argmax` of kernels without pooling."""
+        a, weights = self.arrays, self._weights(Phase.BACKWARD_INPUT)
+        return self._samples_stage(Phase.BACKWARD_INPUT, a["dy"], weights, a["dx"])
 
 
 def kernel_plan(group: Group, setting: Setting, phase: Phase) -> KernelPlan:

@@ -155,11 +155,11 @@ class KernelPlan:
 
     Attributes:
         kernel: the kernel to bind.
-        geometry: named tuple of integers, the kernel's geometry argument.
+        geometry: named tuple of integers, the kernel's geometry argument. Its `units` are the items
+            of the kernel for each sample (bands) or, in the weight gradient, for each row of
+            partial sums (blocks). Results do not depend on them.
         scratch: float32 elements of scratch memory for each thread.
         tile: description of the tile that stays in registers, and of the rows in scratch.
-        units: items of the kernel for each sample (bands) or, in the weight gradient, for each row
-            of partial sums (blocks). Results do not depend on it.
         prepare: kernel with the arguments (w, geometry, shared) that transforms the weights before
             each launch; None if nothing is transformed.
         prepare_items: number of items of `prepare`.
@@ -175,7 +175,6 @@ class KernelPlan:
     geometry: Any
     scratch: int
     tile: str
-    units: int = 1
     prepare: Any = None
     prepare_items: int = 0
     shared: int = 0
@@ -183,6 +182,12 @@ class KernelPlan:
     prepare_grain: int = 1
     rows: int = 0
     saved: int = 1
+
+    @property
+    def units(self) -> int:
+        """The `units` of the geometry."""
+        units: int = self.geometry.units
+        return units
 
 
 def counted(number: int, noun: str) -> str:

@@ -76,6 +76,7 @@ class PointwiseGeometry(NamedTuple):
         stride_v, stride_h: strides.
         rows: pixels of a block.
         parts: parts of the columns of the result, which are separate items.
+        units: see `planning.KernelPlan`.
     """
 
     height: int
@@ -86,6 +87,7 @@ class PointwiseGeometry(NamedTuple):
     stride_h: int
     rows: int
     parts: int
+    units: int
 
 
 def supports(case: Case) -> bool:
@@ -119,8 +121,8 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     # Few pixels are worth the time of reading the weights only once: then columns are divided.
     bands = units_per_item(work.batch_size, work.threads, most=max(1, pixels // (4 * TILE)))
     parts = units_per_item(work.batch_size * bands, work.threads, most=-(-columns // PANEL))
-    down, across = shape.strides
-    geometry = PointwiseGeometry(*shape.maps[:2], *shape.out[:2], down, across, rows, parts)
+    sizes = *shape.maps[:2], *shape.out[:2], *shape.strides
+    geometry = PointwiseGeometry(*sizes, rows, parts, bands * parts)
     scratch = rows * (summed + LINE) + (
         0 if is_forward or shape.strides == (1, 1) else rows * columns
     )
@@ -128,8 +130,8 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     if not is_forward:
         kernels = (conv2d_backward_input, prepare_backward_input)
     return KernelPlan(
-        kernels[0], geometry, scratch, tile_of(rows), bands * parts, kernels[1],
-        -(-columns // PANEL), summed * columns,
+        kernels[0], geometry, scratch, tile_of(rows), kernels[1], -(-columns // PANEL),
+        summed * columns,
     )  # fmt: skip
 
 
@@ -140,9 +142,9 @@ def tile_of(rows: int) -> str:
 
 def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
     blocks = units_per_item(work.rows, work.threads, most=-(-shape.out[2] // PANEL))
-    geometry = PointwiseGeometry(*shape.maps[:2], *shape.out[:2], *shape.strides, 0, 1)
+    geometry = PointwiseGeometry(*shape.maps[:2], *shape.out[:2], *shape.strides, 0, 1, blocks)
     scratch = GRADIENT_STEPS * (GRADIENT_COLUMNS + GRADIENT_ROWS)
-    return KernelPlan(conv2d_backward_weight, geometry, scratch, tile_of(0), blocks)
+    return KernelPlan(conv2d_backward_weight, geometry, scratch, tile_of(0))
 
 
 @kernel
@@ -173,30 +175,28 @@ def prepare_backward_input(items, w, geo, shared):
 
 
 @inlined
-def multiply_block(
-    a, a_start, a_row, packed, d, d_start, d_row, c, c_start, c_row, shape, bound, following
-):
+def multiply_block(a, packed, d, c, shape, bound, following):
     """Multiply a block of pixels with some panels.
 
     Args:
-        a, a_start, a_row: flat array, first element and distance of the pixels of the operand.
+        a: (flat array, first element, distance) of the pixels of the operand.
         packed: panels.
-        d, d_start, d_row: what is added, as in `microkernels`.
-        c, c_start, c_row: flat array, first element and distance of the pixels of the result.
+        d: what is added, as in `microkernels`.
+        c: (flat array, first element, distance) of the pixels of the result.
         shape: (pixels, summed channels, first column, end of the columns).
         bound: lower bound of the result.
         following: (flat array, first element, distance) of the pixels of the next block, which are
             prefetched. The distance is 0 if they are not known.
     """
     rows, summed, q, q_stop = shape
-    array, start, row = following
+    (a, a_start, a_row), (c, c_start, c_row), (array, start, row) = a, c, following
     panels = (q_stop - q + PANEL - 1) // PANEL
     share = (TILE + panels - 1) // panels
     for p in range(q, q_stop, PANEL):
         columns, pixel = min(PANEL, q_stop - p), (p - q) // PANEL * share % TILE
         for s in range(0, summed, STEPS):
             steps = min(STEPS, summed - s)
-            addend, addend_start, addend_row = d, d_start + p, d_row
+            addend, addend_start, addend_row = d[0], d[1] + p, d[2]
             if s > 0:
                 addend, addend_start, addend_row = c, c_start + p, c_row
             multiply_streaming(
@@ -215,15 +215,15 @@ def multiply_block(
 
 
 @inlined
-def item_range(item, stop, samples, bands, parts, columns):
+def item_range(item, stop, samples, geo, columns):
     """Return how many items are computed together, their bands, and their columns.
 
     The bands are (first, end, bands of a sample).
     """
-    per_part = bands // parts
+    per_part = geo.units // geo.parts
     index, first = item // (samples * per_part), item % (samples * per_part)
     count = min(samples * per_part - first, stop - item)
-    return count, (first, first + count, per_part), vector_part(columns, index, parts, PANEL)
+    return count, (first, first + count, per_part), vector_part(columns, index, geo.parts, PANEL)
 
 
 @inlined
@@ -254,15 +254,16 @@ def _prefetch_elements(array, start, count):
 
 
 @inlined
-def _gather(geo, x, c, m, rows, first, count, mine, start, distance):
+def _gather(geo, x, c, m, rows, channels, target):
     """Copy some channels of the pixels of x under the pixels m to m + rows of y.
 
     Pixels are divided into rows of y, because a division takes longer than copying a pixel.
 
     Args:
-        first, count: of the channels.
-        start, distance: first element and distance of the pixels in mine.
+        channels: the first, and how many.
+        target: (flat array, first element, distance) of the copies.
     """
+    (first, count), (mine, start, distance) = channels, target
     line, j, r = m // geo.w_out, m % geo.w_out, 0
     while r < rows:
         pixel = _row_of_x(geo, line) + j * geo.stride_h
@@ -277,7 +278,7 @@ def _gather(geo, x, c, m, rows, first, count, mine, start, distance):
 
 
 @kernel
-def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_forward`."""
     c, k, mine = x.shape[3], y.shape[3], scratch[items.thread]
     x_flat, y_flat = x.reshape(-1), y.reshape(-1)
@@ -285,24 +286,23 @@ def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch)
     is_copied = is_strided or c % ALIASED == 0
     item = items.start
     while item < items.stop:
-        count, span, (q, q_stop) = item_range(item, items.stop, x.shape[0], bands, geo.parts, k)
+        count, span, columns = item_range(item, items.stop, x.shape[0], geo, k)
         first, last = pixel_range(span, geo.h_out * geo.w_out)
         size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
             rows = min(size, last - m)
-            a, a_start, a_row = x_flat, m * c, c
+            a = x_flat, m * c, c
             if is_copied:
-                a, a_start, a_row = mine, 0, c + LINE
-                _gather(geo, x_flat, c, m, rows, 0, c, mine, 0, c + LINE)
-            multiply_block(
-                a, a_start, a_row, shared, b, 0, 0, y_flat, m * k, k, (rows, c, q, q_stop),
-                lower_bound(pool), (x_flat, (m + size) * c, 0 if is_strided else c),
-            )  # fmt: skip
+                a = mine, 0, c + LINE
+                _gather(geo, x_flat, c, m, rows, (0, c), a)
+            following = x_flat, (m + size) * c, 0 if is_strided else c
+            result, shape = (y_flat, m * k, k), (rows, c, *columns)
+            multiply_block(a, w, (b, 0, 0), result, shape, lower_bound(pool), following)
         item += count
 
 
 @kernel
-def conv2d_backward_input(items, dy, argmax, w, dx, geo, bands, pool, shared, scratch):
+def conv2d_backward_input(items, dy, w, dx, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_backward_input`."""
     c, k, mine = dx.shape[3], dy.shape[3], scratch[items.thread]
     dy_flat, dx_flat = dy.reshape(-1), dx.reshape(-1)
@@ -310,41 +310,37 @@ def conv2d_backward_input(items, dy, argmax, w, dx, geo, bands, pool, shared, sc
     block = geo.rows * (k + LINE)
     item = items.start
     while item < items.stop:
-        count, span, (q, q_stop) = item_range(item, items.stop, dy.shape[0], bands, geo.parts, c)
+        count, span, columns = item_range(item, items.stop, dy.shape[0], geo, c)
         first, last = pixel_range(span, geo.h_out * geo.w_out)
         size = block_rows(max(1, last - first), geo.rows)
         for m in range(first, last, size):
             rows = min(size, last - m)
-            a, a_start, a_row = dy_flat, m * k, k
+            a = dy_flat, m * k, k
             if is_copied:
-                a, a_start, a_row = mine, 0, k + LINE
+                a = mine, 0, k + LINE
                 for r in range(rows):
                     copy(dy_flat, (m + r) * k, mine, r * (k + LINE), k)
-            shape, following = (rows, k, q, q_stop), (dy_flat, (m + size) * k, k)
+            shape, following = (rows, k, *columns), (dy_flat, (m + size) * k, k)
             if is_strided:
-                multiply_block(
-                    a, a_start, a_row, shared, mine, 0, -1, mine, block, c, shape, NO_LOWER_BOUND,
-                    following,
-                )  # fmt: skip
-                _scatter(geo, mine, block, m, rows, dx_flat, c, q, q_stop, pool.adds)
+                d, result = (mine, 0, -1), (mine, block, c)
+                multiply_block(a, w, d, result, shape, NO_LOWER_BOUND, following)
+                _scatter(geo, (mine, block), m, rows, dx_flat, c, columns, pool.adds)
             else:
-                d_row = c if pool.adds else -1
-                multiply_block(
-                    a, a_start, a_row, shared, dx_flat, m * c, d_row, dx_flat, m * c, c, shape,
-                    NO_LOWER_BOUND, following,
-                )  # fmt: skip
+                d, result = (dx_flat, m * c, c if pool.adds else -1), (dx_flat, m * c, c)
+                multiply_block(a, w, d, result, shape, NO_LOWER_BOUND, following)
         item += count
 
 
 @inlined
-def _scatter(geo, source, start, m, rows, dx, c, q, q_stop, adds):
+def _scatter(geo, source, m, rows, dx, c, columns, adds):
     """Add the gradients of the pixels of x under the pixels m to m + rows of y to dx; or store
     them, and zeros up to the next ones.
 
     Args:
-        source, start: gradients (rows, C) and their first element.
-        q, q_stop: range of the channels.
+        source: gradients (rows, C) and their first element.
+        columns: range of the channels.
     """
+    (gradients, start), (q, q_stop) = source, columns
     line, j, r = m // geo.w_out, m % geo.w_out, 0
     while r < rows:
         pixel = _row_of_x(geo, line) + j * geo.stride_h
@@ -355,9 +351,9 @@ def _scatter(geo, source, start, m, rows, dx, c, q, q_stop, adds):
             at, target = start + r * c, pixel * c
             if adds:
                 for i in range(q, q_stop):
-                    dx[target + i] += source[at + i]
+                    dx[target + i] += gradients[at + i]
             else:
-                copy(source, at + q, dx, target + q, q_stop - q)
+                copy(gradients, at + q, dx, target + q, q_stop - q)
             pixel += geo.stride_h
             r += 1
         line, j = line + 1, 0
@@ -380,15 +376,13 @@ def _clear(geo, line, j, count, dx, c, q, q_stop):
 
 
 @kernel
-def conv2d_backward_weight(
-    items, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
-):
+def conv2d_backward_weight(items, x, dy, partial, bounds, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_backward_weight`; blocks are ranges of filters.
 
     Pixels are summed in parts of `GRADIENT_STEPS`, which begin at the first sample of a row of
     partial sums.
     """
-    c, k = x.shape[3], dy.shape[3]
+    c, k, blocks = x.shape[3], dy.shape[3], geo.units
     pixels, mine = geo.h_out * geo.w_out, scratch[items.thread]
     for item in range(items.start, items.stop):
         index, block = item // blocks, item % blocks
@@ -399,7 +393,8 @@ def conv2d_backward_weight(
             for i in range(c):
                 sums[i * k + q : i * k + q_stop] = 0
         for p in range(q, q_stop, GRADIENT_COLUMNS):
-            _sum_columns(geo, x, dy, first, last, p, min(q_stop, p + GRADIENT_COLUMNS), sums, mine)
+            columns = p, min(q_stop, p + GRADIENT_COLUMNS)
+            _sum_columns(geo, x, dy, (first, last), columns, sums, mine)
         if pool.bias:
             total, dy_flat = sums[c * k :], dy.reshape(-1)
             total[q:q_stop] = 0
@@ -409,32 +404,33 @@ def conv2d_backward_weight(
 
 
 @inlined
-def _sum_columns(geo, x, dy, first, last, q, q_stop, sums, mine):
-    """Write the columns q to q_stop of the weight gradient of some pixels to sums."""
+def _sum_columns(geo, x, dy, pixels, columns, sums, mine):
+    """Write some columns of the weight gradient of some pixels to sums."""
+    (first, last), (q, q_stop) = pixels, columns
     c, k, width = x.shape[3], dy.shape[3], q_stop - q
     x_flat, dy_flat, block = x.reshape(-1), dy.reshape(-1), GRADIENT_STEPS * GRADIENT_COLUMNS
     for m in range(first, last, GRADIENT_STEPS):
         steps = min(GRADIENT_STEPS, last - m)
         for p in range(0, width, PANEL):
-            columns = min(PANEL, width - p)
+            wide = min(PANEL, width - p)
             for r in range(steps):
                 source = (m + r) * k + q + p
-                _prefetch_elements(dy_flat, source + AHEAD * k, columns)
-                copy(dy_flat, source, mine, p * steps + r * columns, columns)
+                _prefetch_elements(dy_flat, source + AHEAD * k, wide)
+                copy(dy_flat, source, mine, p * steps + r * wide, wide)
         for i in range(0, c, GRADIENT_ROWS):
             rows = min(GRADIENT_ROWS, c - i)
-            _gather(geo, x_flat, c, m, steps, i, rows, mine, block, rows)
+            _gather(geo, x_flat, c, m, steps, (i, rows), (mine, block, rows))
             for p in range(0, width, PANEL):
-                columns, target = min(PANEL, width - p), i * k + q + p
+                wide, target = min(PANEL, width - p), i * k + q + p
                 multiply_spaced(
                     (mine, block),
                     (RAMP, 0, 1),
                     (RAMP, 0, rows),
-                    (mine, p * steps, columns),
+                    (mine, p * steps, wide),
                     (sums, target, -1 if m == first else k),
                     (sums, target),
                     (RAMP, 0, k),
-                    (rows, steps, columns),
+                    (rows, steps, wide),
                     NO_LOWER_BOUND,
                     TILE,
                 )

@@ -5,9 +5,9 @@ Arguments are those of `direct_convolution`, with a `WinogradGeometry`. `prepare
 
 Bands are ranges of rows of tiles, or of pooled rows. A thread processes its range of bands in
 blocks of rows of tiles, which may belong to several samples: loads and transforms their inputs,
-multiplies them with the weights as 36 matrices, and transforms and stores their outputs. Functions
-that load or store have an `argmax`, which is None without pooling; the compiler removes the branch
-that does not apply.
+multiplies them with the weights as 36 matrices, and transforms and stores their outputs. The `pool`
+of functions that load or store is None without pooling; the compiler removes the branch that does
+not apply.
 
 Blocks of the weight gradient are ranges of filters. Tiles are always summed in the same blocks,
 which begin at the first sample of a row of partial sums.
@@ -23,13 +23,13 @@ import numpy as np
 
 from dptrain.backends.numba.convolution.fused_pooling import (
     adds,
-    has_bias,
     lower_bound,
+    pool_or_none,
     pool_rows,
     select_by_pool,
     unpool_rows,
 )
-from dptrain.backends.numba.convolution.im2col import vector_part
+from dptrain.backends.numba.convolution.im2col import maps_of, vector_part
 from dptrain.backends.numba.convolution.microkernels import NO_LOWER_BOUND, multiply
 from dptrain.backends.numba.convolution.planning import (
     WIDTH,
@@ -48,6 +48,7 @@ from dptrain.backends.numba.convolution.winograd_cost import (
 from dptrain.backends.numba.convolution.winograd_geometry import (
     CHANNELS_PER_ITEM,
     LARGE_BLOCK,
+    Tiles,
     WinogradGeometry,
     make_geometry,
 )
@@ -151,12 +152,13 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     if parts > 1:
         bands, geometry = bands * parts, geometry._replace(parts=INTEGERS[shape.window[0]](parts))
         grain = -(-work.batch_size * bands // work.threads)
+    geometry = geometry._replace(units=bands)
     kernel, prepare = conv2d_forward, prepare_forward
     if phase is Phase.BACKWARD_INPUT:
         kernel, prepare = conv2d_backward_input, prepare_backward_input
     return KernelPlan(
-        kernel, geometry, scratch, _tile(geometry), bands, prepare, items, weights, grain,
-        prepare_grain, saved=SAVED,
+        kernel, geometry, scratch, _tile(geometry), prepare, items, weights, grain, prepare_grain,
+        saved=SAVED,
     )  # fmt: skip
 
 
@@ -169,8 +171,8 @@ def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
         gradient=True, large_blocks=not work.by_shape and _has_distant_sums(shape, work, blocks),
     )  # fmt: skip
     return KernelPlan(
-        conv2d_backward_weight, geometry, geometry.scratch_size, _tile(geometry), blocks,
-        rows=work.rows, saved=SAVED,
+        conv2d_backward_weight, geometry._replace(units=blocks), geometry.scratch_size,
+        _tile(geometry), rows=work.rows, saved=SAVED,
     )  # fmt: skip
 
 
@@ -193,18 +195,6 @@ def _has_distant_sums(shape: Shape, work: Work, blocks: int) -> bool:
     c, k = shape.maps[2], shape.out[2]
     sums, maps = work.rows * c * k, work.threads * LARGE_BLOCK * (c + k // blocks)
     return 4 * MATRICES * sums > SUM_BYTES and 4 * MATRICES * maps <= MAP_BYTES
-
-
-def _some(pool, argmax):
-    return argmax
-
-
-def _none(pool, argmax):
-    return None
-
-
-_positions = select_by_pool(_some, _none)
-"""_positions(pool, argmax): `argmax`, or None without pooling."""
 
 
 @inlined
@@ -273,11 +263,11 @@ def _fill_scratch(geo, mine):
 
 
 @inlined
-def _load_rows(geo, x, argmax, pool, n, row, rows, mine):
-    """Load the padded inputs of `rows` rows of tiles from row `row` on of sample n."""
-    c, width = geo.c, geo.width
-    pitch = geo.padded_width * c
-    top, high = row * geo.tile_side - geo.pad_top, rows * geo.tile_side + geo.taps - 1
+def _load_rows(geo, x, pool, tiles, mine):
+    """Load the padded inputs of some rows of tiles."""
+    c, width, pitch = geo.c, geo.width, geo.padded_width * geo.c
+    top = tiles.row * geo.tile_side - geo.pad_top
+    high = tiles.rows * geo.tile_side + geo.taps - 1
     first = max(0, top)
     last = max(first, min(geo.height, top + high))
     start = geo.padded_offset + geo.pad_left * c
@@ -289,82 +279,58 @@ def _load_rows(geo, x, argmax, pool, n, row, rows, mine):
             mine[begin : begin + geo.pad_left * c] = 0
             mine[begin + (geo.pad_left + width) * c : begin + pitch] = 0
     target = start + (first - top) * pitch
-    if argmax is None:
-        source = (n * geo.height + first) * width * c
+    if pool is None:
+        source = (tiles.n * geo.height + first) * width * c
         for i in range(last - first):
-            copy(x, source + i * width * c, mine, target + i * pitch, width * c)
+            copy(x.values, source + i * width * c, mine, target + i * pitch, width * c)
     else:
-        unpool_rows(
-            pool, x, argmax, n, (x.shape[1], x.shape[2], c), (first, last),
-            mine, target, geo.padded_width, (0, c),
-            mine, geo.rest_offset, mine[geo.rest_offset :],
-        )  # fmt: skip
+        sums = mine, geo.rest_offset, mine[geo.rest_offset :]
+        rows = mine, target, geo.padded_width
+        unpool_rows(pool, x, tiles.n, (first, last), rows, (0, c), sums)
 
 
 @inlined
-def _panel(geo, rows, panel):
-    """Return the first tile and the number of tiles of a panel of some rows.
+def _tiles(geo, down, i, stop, panel, at):
+    """Return the tiles of a panel from row i on: up to row `stop`, or to the end of the sample.
 
-    Only a block of one row has several panels.
+    Only a block of one row has several panels. Rows of tiles of all samples are numbered
+    consecutively, `down` for each.
     """
-    first = geo.tiles_across * panel // geo.panels
-    return first, rows * (geo.tiles_across * (panel + 1) // geo.panels - first)
+    rows, first = min(down - i % down, stop - i), geo.tiles_across * panel // geo.panels
+    count = rows * (geo.tiles_across * (panel + 1) // geo.panels - first)
+    return Tiles(i // down, i % down, rows, first, count, at)
 
 
 @inlined
-def _transform_rows(geo, first, count, tile, channels, mine, ahead):
-    """Transform `channels` channels of tiles of the padded rows into V, from tile `tile` on."""
-    c, vectors = geo.c, geo.c_vectors
-    transform_inputs(
-        mine, geo.padded_offset, geo.padded_width * c, c, channels, vectors, geo.tile_side,
-        geo.tiles_across, first, count, mine, geo.v_offset + tile * vectors, geo.v_stride, ahead,
-    )  # fmt: skip
+def _rows_of(geo, tiles, y, pool, base, mine):
+    """Return (flat array, first element) of the rows of y of some tiles.
 
-
-@inlined
-def _store_rows(geo, mine, tile, n, row, first, count, filters, y, argmax, base, bound, adds):
-    """Transform the products from tile `tile` on into outputs from row `row` of tiles on.
-
-    With pooling, the outputs are stored in scratch, which begins with row `base` of the sample.
-    Otherwise they are added to y if `adds`.
+    With pooling they are in scratch, which begins with row `base` of the sample.
     """
-    k, vectors, w_out, top = geo.k, geo.k_vectors, geo.w_out, row * geo.tile_side
-    source, bias = geo.m_offset + tile * vectors + filters[0], geo.bias_offset + filters[0]
-    channels = filters[1] - filters[0]
-    if argmax is None:
-        transform_outputs(
-            mine, source, geo.m_stride, vectors, geo.taps, geo.tile_side,
-            geo.tiles_across, first, count, y, (n * geo.h_out + top) * w_out * k + filters[0],
-            geo.h_out - top, w_out, k, channels, bias, bound, adds,
-        )  # fmt: skip
-    else:
-        transform_outputs(
-            mine, source, geo.m_stride, vectors, geo.taps, geo.tile_side, geo.tiles_across, first,
-            count, mine, geo.band_offset + (top - base) * w_out * k + filters[0],
-            geo.h_out - top, w_out, k, channels, bias, bound, None,
-        )  # fmt: skip
+    top, pitch = tiles.row * geo.tile_side, geo.w_out * geo.k
+    if pool is None:
+        return y.values, (tiles.n * geo.h_out + top) * pitch
+    return mine, geo.band_offset + (top - base) * pitch
 
 
 @inlined
-def _pool_rows(geo, mine, n, y, argmax, pool, filters, base, ready, p, stop):
-    """Pool the windows from row p on that rows `base` to `ready` of the maps complete.
+def _pool_rows(geo, mine, n, y, pool, filters, rows, windows):
+    """Pool the windows that rows `rows` of the maps complete, of the rows of windows `windows`.
 
     Returns:
         The first row of the maps that is still in scratch, and the next row of windows.
     """
-    if argmax is None:
+    (base, ready), (p, stop) = rows, windows
+    if pool is None:
         return base, p
-    _, h_pool, w_pool, k = y.shape
-    w_out, pitch = geo.w_out, geo.w_out * geo.k
+    pitch = geo.w_out * geo.k
     while p < stop:
         above = p * pool.stride_v - pool.pad_top
         top, bottom = max(0, above), min(geo.h_out, above + pool.window_v)
         if bottom > ready:
             break
-        pool_rows(
-            pool, mine, geo.band_offset + (above - base) * pitch, (top - above, bottom - above),
-            w_out, y, argmax, (n * h_pool + p) * w_pool * k, w_pool, k, filters,
-        )  # fmt: skip
+        source = mine, geo.band_offset + (above - base) * pitch, geo.w_out
+        pool_rows(pool, source, (top - above, bottom - above), y, n, p, filters)
         p += 1
     kept = min(ready, max(base, p * pool.stride_v - pool.pad_top))
     if p < stop and kept > base:
@@ -374,35 +340,35 @@ def _pool_rows(geo, mine, n, y, argmax, pool, filters, base, ready, p, stop):
 
 
 @inlined
-def _tile_rows(geo, y, argmax, pool):
+def _tile_rows(geo, y, pool):
     """Return the rows of tiles of a sample that are needed."""
-    if argmax is None:
+    if pool is None:
         return geo.tiles_down
-    bottom = (y.shape[1] - 1) * pool.stride_v - pool.pad_top + pool.window_v
+    bottom = (y.height - 1) * pool.stride_v - pool.pad_top + pool.window_v
     return -(-min(geo.h_out, bottom) // geo.tile_side)
 
 
 @inlined
-def _pooled_row(geo, y, argmax, pool, bands, band):
+def _pooled_row(geo, y, pool, bands, band):
     """Return the first pooled row of a band; bands begin at a row of tiles if windows allow it."""
-    if argmax is None:
+    if pool is None:
         return 0
     step = max(1, geo.tile_side // pool.stride_v)
-    return min(y.shape[1], -(-y.shape[1] // step) * band // bands * step)
+    return min(y.height, -(-y.height // step) * band // bands * step)
 
 
 @inlined
-def _first_tile_row(geo, argmax, pool, down, bands, band, p):
+def _first_tile_row(geo, pool, down, bands, band, p):
     """Return the first row of tiles of a band, which begins with pooled row p."""
-    if argmax is None:
+    if pool is None:
         return down * band // bands
     return max(0, p * pool.stride_v - pool.pad_top) // geo.tile_side
 
 
 @inlined
-def _last_tile_row(geo, argmax, pool, down, bands, band, p):
+def _last_tile_row(geo, pool, down, bands, band, p):
     """Return the row of tiles after those of the bands before `band`, whose first row is p."""
-    if argmax is None:
+    if pool is None:
         return down * band // bands
     if p == 0:
         return 0
@@ -411,49 +377,47 @@ def _last_tile_row(geo, argmax, pool, down, bands, band, p):
 
 
 @inlined
-def _inputs(geo, x, argmax, down, first, stop):
+def _inputs(geo, x, pool, down, first, stop):
     """Return the part of x that some rows of tiles read; nothing of gradients after pooling."""
-    if argmax is not None:
-        return x, 0, 0
+    if pool is not None:
+        return x.values, 0, 0
     shape, tiles = (geo.height, geo.width * geo.c), (down, geo.tile_side)
     shifts = -geo.pad_top, geo.taps - 1 - geo.pad_top
-    return tile_rows_part(x, shape, tiles, (first, stop), shifts)
+    return tile_rows_part(x.values, shape, tiles, (first, stop), shifts)
 
 
 @inlined
-def _outputs(geo, y, argmax, down, first, stop):
+def _outputs(geo, y, pool, down, first, stop):
     """Return the part of y in some rows of tiles; nothing with pooling.
 
     Threads that compute parts of the filters would take the lines from each other.
     """
-    if argmax is not None or geo.parts > 1:
-        return y, 0, 0
+    if pool is not None or geo.parts > 1:
+        return y.values, 0, 0
     shape, tiles = (geo.h_out, geo.w_out * geo.k), (down, geo.tile_side)
-    return tile_rows_part(y, shape, tiles, (first, stop), (0, 0))
+    return tile_rows_part(y.values, shape, tiles, (first, stop), (0, 0))
 
 
 @inlined
-def _convolve(
-    start, stop, filters, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine
-):
+def _convolve(start, stop, filters, source, u, target, geo, mine):
     """Compute bands `start` to `stop` of y from x and transformed weights.
 
     Args:
         filters: (first, stop), the filters to compute; the first is a multiple of the vector width.
-        x_argmax: None, or positions of the maxima; x is then a gradient after pooling.
-        y_argmax: None, or receives positions of the maxima; y is then pooled.
-        bound: lower bound of y.
-        adds: None, or whether the result is added to y.
+        source: x, and its pool: None, or x is a gradient after pooling.
+        target: y, and its pool: None, or y is pooled; the lower bound of y; None, or whether the
+            result is added to y.
         mine: scratch with the bias.
     """
-    side, half = geo.tile_side, vector_width() // 2
+    (x, x_pool), (y, pool, bound, adds) = source, target
+    side, half, bands = geo.tile_side, vector_width() // 2, geo.units // geo.parts
     channels = (geo.c + half - 1) // half * half
-    last_column = geo.k_vectors if filters[1] == geo.k else filters[1]
-    down = _tile_rows(geo, y, y_argmax, pool)
-    p = _pooled_row(geo, y, y_argmax, pool, bands, start % bands)
-    last_p = _pooled_row(geo, y, y_argmax, pool, bands, stop % bands)
-    row = _first_tile_row(geo, y_argmax, pool, down, bands, start % bands, p)
-    last = _last_tile_row(geo, y_argmax, pool, down, bands, stop % bands, last_p)
+    columns = filters[0], geo.k_vectors if filters[1] == geo.k else filters[1]
+    down = _tile_rows(geo, y, pool)
+    p = _pooled_row(geo, y, pool, bands, start % bands)
+    last_p = _pooled_row(geo, y, pool, bands, stop % bands)
+    row = _first_tile_row(geo, pool, down, bands, start % bands, p)
+    last = _last_tile_row(geo, pool, down, bands, stop % bands, last_p)
     # Rows of tiles of all samples are numbered consecutively.
     g, last_g, base = start // bands * down + row, stop // bands * down + last, row * side
     while g < last_g:
@@ -461,103 +425,66 @@ def _convolve(
         left = last_g - g
         block = -(-left // -(-left // geo.block_rows))
         for panel in range(geo.panels):
-            i, tile = g, 0
+            i, count = g, 0
             while i < g + block:
-                n, row = i // down, i % down
-                rows = min(down - row, g + block - i)
-                first, count = _panel(geo, rows, panel)
+                tiles = _tiles(geo, down, i, g + block, panel, count)
                 if panel == 0:
-                    _load_rows(geo, x, x_argmax, pool, n, row, rows, mine)
-                _transform_rows(geo, first, count, tile, channels, mine, None)
-                i, tile = i + rows, tile + count
+                    _load_rows(geo, x, x_pool, tiles, mine)
+                transform_inputs(geo, tiles, channels, mine, None)
+                i, count = i + tiles.rows, count + tiles.num
             multiply_matrices(
-                MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, 0,
-                geo.u_stride, geo.k, geo.k_vectors, geo.m_offset, geo.m_stride, geo.ramp_offset,
-                tile, filters[0], last_column,
-                _inputs(geo, x, x_argmax, down, g + block, min(g + 2 * block, last_g)),
-                _outputs(geo, y, y_argmax, down, g, g + block),
+                geo, mine, u, count, columns,
+                _inputs(geo, x, x_pool, down, g + block, min(g + 2 * block, last_g)),
+                _outputs(geo, y, pool, down, g, g + block),
             )  # fmt: skip
-            i, tile = g, 0
+            i, count = g, 0
             while i < g + block:
-                n, row = i // down, i % down
-                rows = min(down - row, g + block - i)
-                first, count = _panel(geo, rows, panel)
-                _store_rows(
-                    geo, mine, tile, n, row, first, count, filters, y, y_argmax, base, bound, adds
-                )  # fmt: skip
+                tiles = _tiles(geo, down, i, g + block, panel, count)
+                rows = _rows_of(geo, tiles, y, pool, base, mine)
+                transform_outputs(geo, tiles, filters, mine, rows, bound, adds)
                 if panel == geo.panels - 1:
-                    ready = min(geo.h_out, (row + rows) * side)
-                    end = last_p if n == stop // bands else y.shape[1]
+                    ready = min(geo.h_out, (tiles.row + tiles.rows) * side)
+                    end = last_p if tiles.n == stop // bands else y.height
                     base, p = _pool_rows(
-                        geo, mine, n, y, y_argmax, pool, filters, base, ready, p, end
-                    )  # fmt: skip
-                    if row + rows == down:
+                        geo, mine, tiles.n, y, pool, filters, (base, ready), (p, end)
+                    )
+                    if tiles.row + tiles.rows == down:
                         base, p = 0, 0
-                i, tile = i + rows, tile + count
+                i, count = i + tiles.rows, count + tiles.num
         g += block
 
 
 @inlined
-def _convolve_parts(start, stop, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands, pool, mine):
-    """Compute items `start` to `stop`: the bands of all samples of the first part of the filters,
-    then of the second, ….
+def _convolve_parts(items, source, u, target, geo, mine):
+    """Compute some items: the bands of all samples of the first part of the filters, then of the
+    second, ….
     """
-    bands //= geo.parts
-    whole, item = x.shape[0] * bands if geo.parts > 1 else stop, start
-    while item < stop:
+    item, whole = items.start, items.stop
+    if geo.parts > 1:
+        whole = source[0].samples * (geo.units // geo.parts)
+    while item < items.stop:
         part, first = item // whole, item % whole
-        count = min(whole - first, stop - item)
+        count = min(whole - first, items.stop - item)
         filters = vector_part(geo.k, part, geo.parts, vector_width())
-        _convolve(
-            first, first + count, filters, x, x_argmax, u, y, y_argmax, bound, adds, geo, bands,
-            pool, mine,
-        )  # fmt: skip
+        _convolve(first, first + count, filters, source, u, target, geo, mine)
         item += count
 
 
 @kernel
-def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_forward`."""
-    mine, found = scratch[items.thread], _positions(pool, argmax)
+    mine, target = scratch[items.thread], (maps_of(y), pool_or_none(pool), lower_bound(pool), None)
     _fill_scratch(geo, mine)
     copy(b, 0, mine, geo.bias_offset, geo.k)
-    _convolve_parts(
-        items.start,
-        items.stop,
-        x,
-        None,
-        shared,
-        y,
-        found,
-        lower_bound(pool),
-        None,
-        geo,
-        bands,
-        pool,
-        mine,
-    )
+    _convolve_parts(items, (maps_of(x), None), w, target, geo, mine)
 
 
 @kernel
-def conv2d_backward_input(items, dy, argmax, w, dx, geo, bands, pool, shared, scratch):
+def conv2d_backward_input(items, dy, w, dx, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
-    mine, found = scratch[items.thread], _positions(pool, argmax)
+    mine, target = scratch[items.thread], (maps_of(dx), None, NO_LOWER_BOUND, adds(pool))
     _fill_scratch(geo, mine)
-    _convolve_parts(
-        items.start,
-        items.stop,
-        dy,
-        found,
-        shared,
-        dx,
-        None,
-        NO_LOWER_BOUND,
-        adds(pool),
-        geo,
-        bands,
-        pool,
-        mine,
-    )
+    _convolve_parts(items, (maps_of(dy), pool_or_none(pool)), w, target, geo, mine)
 
 
 @inlined
@@ -579,41 +506,26 @@ def sum_bias(geo, dy, start, pixels, channels, mine):
         )
 
 
-@inlined
-def _load_gradients(geo, dy, argmax, pool, n, row, rows, first_k, channels, mine):
-    """Load the gradients of rows of tiles and add them to the gradient of the bias."""
-    top, pitch = row * geo.tile_side, geo.w_out * geo.k
-    bottom = min(geo.h_out, top + rows * geo.tile_side)
-    if argmax is None:
-        if has_bias(pool):
-            source = (n * geo.h_out + top) * pitch + first_k
-            sum_bias(geo, dy, source, (bottom - top) * geo.w_out, channels, mine)
-    else:
-        maps, written = (dy.shape[1], dy.shape[2], geo.k), (first_k, first_k + channels)
-        unpool_rows(
-            pool, dy, argmax, n, maps, (top, bottom), mine, geo.band_offset, geo.w_out, written,
-            mine, geo.bias_offset, mine[geo.rest_offset :],
-        )  # fmt: skip
+def _unpool_gradients(pool, geo, dy, tiles, first_k, channels, mine):
+    top = tiles.row * geo.tile_side
+    rows = top, min(geo.h_out, top + tiles.rows * geo.tile_side)
+    target, sums = (mine, geo.band_offset, geo.w_out), mine[geo.rest_offset :]
+    written = first_k, first_k + channels
+    unpool_rows(pool, dy, tiles.n, rows, target, written, (mine, geo.bias_offset, sums))
 
 
-@inlined
-def _transform_gradient_rows(
-    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine, ahead
-):
-    """Transform tiles of the loaded gradients, from tile `tile` on."""
-    top = row * geo.tile_side
-    if argmax is None:
-        transform_gradients(
-            dy, (n * geo.h_out + top) * geo.w_out * geo.k + first_k, geo.h_out - top, geo.w_out,
-            geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
-            mine, geo.m_offset + tile * vectors, geo.m_stride, ahead,
-        )  # fmt: skip
-    else:
-        transform_gradients(
-            mine, geo.band_offset + first_k, geo.h_out - top, geo.w_out,
-            geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
-            mine, geo.m_offset + tile * vectors, geo.m_stride, ahead,
-        )  # fmt: skip
+def _sum_biases(pool, geo, dy, tiles, first_k, channels, mine):
+    if pool.bias:
+        top, bottom = tiles.row * geo.tile_side, (tiles.row + tiles.rows) * geo.tile_side
+        source = (tiles.n * geo.h_out + top) * geo.w_out * geo.k + first_k
+        pixels = (min(geo.h_out, bottom) - top) * geo.w_out
+        sum_bias(geo, dy.values, source, pixels, channels, mine)
+
+
+_load_gradients = select_by_pool(_unpool_gradients, _sum_biases)
+"""_load_gradients(pool, geo, dy, tiles, first_k, channels, mine): load the gradients of rows of
+tiles, unless dy contains them, and add them to the gradient of the bias.
+"""
 
 
 @inlined
@@ -661,12 +573,18 @@ def _finish_gradient(geo, first_k, channels, vectors, pooled, mine, sums):
 
 
 @inlined
-def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool, mine):
-    """Write dw and then db of samples `begin` to `end` and some blocks of filters to `sums`."""
+def _sum_row(samples, blocks, x, dy, sums, geo, pool, mine):
+    """Write dw and then db of some samples and blocks of filters to `sums`."""
+    (begin, end), (first_b, last_b), found = samples, blocks, pool_or_none(pool)
     width, down = vector_width(), geo.tiles_down
-    first_k = geo.k_vectors // width * first_b // blocks * width
-    vectors = geo.k_vectors // width * last_b // blocks * width - first_k
+    first_k = geo.k_vectors // width * first_b // geo.units * width
+    vectors = geo.k_vectors // width * last_b // geo.units * width - first_k
     channels = min(vectors, geo.k - first_k)
+    left = geo.v_offset, geo.v_stride, geo.c_vectors, geo.c
+    right = geo.m_offset, geo.m_stride, vectors
+    if _is_transposed(geo):
+        left = geo.m_offset, geo.m_stride, vectors, channels
+        right = geo.v_offset, geo.v_stride, geo.c_vectors
     _fill_scratch(geo, mine)
     if begin == end:
         mine[geo.sums_offset : geo.sums_offset + MATRICES * geo.u_stride] = 0
@@ -674,59 +592,41 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
     while g < last_g:
         block = min(geo.block_rows, last_g - g)
         for panel in range(geo.panels):
-            i, tile = g, 0
+            i, count = g, 0
             while i < g + block:
-                n, row = i // down, i % down
-                rows = min(down - row, g + block - i)
-                first, count = _panel(geo, rows, panel)
+                tiles = _tiles(geo, down, i, g + block, panel, count)
                 if panel == 0:
-                    _load_rows(geo, x, None, None, n, row, rows, mine)
-                    _load_gradients(
-                        geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
-                    )  # fmt: skip
-                first_ahead, last_ahead = min(i + block, last_g), min(i + block + rows, last_g)
+                    _load_rows(geo, x, None, tiles, mine)
+                    _load_gradients(pool, geo, dy, tiles, first_k, channels, mine)
+                first_ahead = min(i + block, last_g)
+                last_ahead = min(i + block + tiles.rows, last_g)
                 # A thread that computes some filters reads few lines of dy.
                 last_of_all = last_ahead if channels == geo.k else first_ahead
-                _transform_rows(
-                    geo, first, count, tile, geo.c_vectors, mine,
+                transform_inputs(
+                    geo, tiles, geo.c_vectors, mine,
                     _inputs(geo, x, None, down, first_ahead, last_ahead),
                 )  # fmt: skip
-                _transform_gradient_rows(
-                    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine,
-                    _outputs(geo, dy, argmax, down, first_ahead, last_of_all),
+                transform_gradients(
+                    geo, tiles, (first_k, channels, vectors),
+                    _rows_of(geo, tiles, dy, found, tiles.row * geo.tile_side, mine), mine,
+                    _outputs(geo, dy, found, down, first_ahead, last_of_all),
                 )  # fmt: skip
-                i, tile = i + rows, tile + count
-            is_first = g == begin * down and panel == 0
-            if _is_transposed(geo):
-                add_products(
-                    MATRICES, mine, geo.m_offset, geo.m_stride, vectors, channels, geo.v_offset,
-                    geo.v_stride, geo.c_vectors, geo.sums_offset, geo.u_stride, geo.ramp_offset,
-                    tile, is_first,
-                )  # fmt: skip
-            else:
-                add_products(
-                    MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, geo.m_offset,
-                    geo.m_stride, vectors, geo.sums_offset, geo.u_stride, geo.ramp_offset, tile,
-                    is_first,
-                )  # fmt: skip
+                i, count = i + tiles.rows, count + tiles.num
+            add_products(geo, mine, left, right, count, g == begin * down and panel == 0)
         g += block
-    _finish_gradient(geo, first_k, channels, vectors, argmax is not None, mine, sums)
+    _finish_gradient(geo, first_k, channels, vectors, found is not None, mine, sums)
 
 
 @kernel
-def conv2d_backward_weight(
-    items, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
-):
+def conv2d_backward_weight(items, x, dy, partial, bounds, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_backward_weight`.
 
     Adjacent blocks of a row are computed together.
     """
-    item, found, mine = items.start, _positions(pool, argmax), scratch[items.thread]
+    x, dy, item, mine = maps_of(x), maps_of(dy), items.start, scratch[items.thread]
     while item < items.stop:
-        row, first = item // blocks, item % blocks
-        last = min(blocks, first + items.stop - item)
-        _sum_row(
-            bounds[row], bounds[row + 1], first, last, blocks, x, dy, found, partial[row], geo,
-            pool, mine,
-        )  # fmt: skip
+        row, first = item // geo.units, item % geo.units
+        last = min(geo.units, first + items.stop - item)
+        samples = bounds[row], bounds[row + 1]
+        _sum_row(samples, (first, last), x, dy, partial[row], geo, pool, mine)
         item += last - first

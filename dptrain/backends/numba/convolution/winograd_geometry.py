@@ -68,6 +68,7 @@ class WinogradGeometry(NamedTuple):
         rest_offset: start of sums of K that are not used.
         ramp_offset: start of 0, 1, 2, … in scratch.
         scratch_size: float32 elements of scratch that a thread needs.
+        units: see `planning.KernelPlan`.
     """
 
     height: int
@@ -102,6 +103,26 @@ class WinogradGeometry(NamedTuple):
     rest_offset: int
     ramp_offset: int
     scratch_size: int
+    units: int = 1
+
+
+class Tiles(NamedTuple):
+    """Tiles of some rows of a sample.
+
+    Attributes:
+        n: the sample.
+        row: the first row of tiles.
+        rows: number of rows.
+        first, num: number of the first tile, counted from that row, and how many.
+        at: position of the first tile in V and M.
+    """
+
+    n: int
+    row: int
+    rows: int
+    first: int
+    num: int
+    at: int
 
 
 def make_geometry(

@@ -107,6 +107,7 @@ class WinogradRgbGeometry(NamedTuple):
         padded_offset: start of padded x in scratch.
         tile_offset: start of the weight gradient of whole vectors in scratch.
         scratch_size: float32 elements of scratch that a thread needs.
+        units: see `planning.KernelPlan`.
     """
 
     height: int
@@ -130,6 +131,7 @@ class WinogradRgbGeometry(NamedTuple):
     padded_offset: int
     tile_offset: int
     scratch_size: int
+    units: int = 1
 
 
 def make_geometry(
@@ -177,15 +179,14 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
     if phase is Phase.BACKWARD_WEIGHT:
         vectors = geometry.k_vectors // compiled_registers().width
         blocks = units_per_item(work.rows, work.threads, vectors)
-        return KernelPlan(
-            conv2d_backward_weight, geometry, scratch, TILE, blocks, saved=SAVED
-        )  # fmt: skip
+        geometry = geometry._replace(units=blocks)
+        return KernelPlan(conv2d_backward_weight, geometry, scratch, TILE, saved=SAVED)
     bands = geometry.tiles_down if work.threads > 1 else 1
     grain = max(1, min(bands, work.batch_size * bands // work.threads))
     shared = geometry.v_offset + TAPS * geometry.c * geometry.k_vectors
     return KernelPlan(
-        conv2d_forward, geometry, scratch, TILE, bands, prepare_forward, 1, shared,
-        grain=grain, saved=SAVED,
+        conv2d_forward, geometry._replace(units=bands), scratch, TILE, prepare_forward, 1, shared,
+        grain, saved=SAVED,
     )  # fmt: skip
 
 
@@ -252,14 +253,13 @@ def _inputs(geo, i, scratch):
 
 
 @kernel
-def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch):
+def conv2d_forward(items, x, w, b, y, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_forward` with pooling.
 
     The first of equal maxima is determined before the bias is added.
     """
-    mine, down = scratch[items.thread], geo.tiles_down
-    _, h_pool, w_pool, k = y.shape
-    y_flat, argmax_flat = y.reshape(-1), argmax.reshape(-1)
+    mine, down, bands = scratch[items.thread], geo.tiles_down, geo.units
+    (_, h_pool, w_pool, k), y_flat = y.shape, y.reshape(-1)
     first, last = items.start * down // bands, items.stop * down // bands
     _clear(geo, first, last, mine)
     loaded = -1
@@ -272,20 +272,20 @@ def conv2d_forward(items, x, w, b, y, argmax, geo, bands, pool, shared, scratch)
         row_start = (n * h_pool + i * WINDOWS) * w_pool * k
         for q in range(0, k, vector_width()):
             transform_product_columns(
-                shared, q, geo.k_vectors, mine, geo.v_offset, mine, geo.intermediate_offset,
+                w, q, geo.k_vectors, mine, geo.v_offset, mine, geo.intermediate_offset,
                 geo.tiles_across, k - q,
             )  # fmt: skip
             transform_rows_and_pool(
-                mine, geo.intermediate_offset, y_flat, row_start + q, argmax_flat, row_start + q,
+                mine, geo.intermediate_offset, y_flat, row_start + q, pool.argmax, row_start + q,
                 b, q, k, w_pool * k, min(WINDOWS, h_pool - i * WINDOWS), w_pool, k - q,
             )  # fmt: skip
 
 
 @inlined
-def _sum_row(begin, end, first_k, last_k, x, dy, argmax, sums, geo, mine):
-    """Write dw and then db of samples `begin` to `end` and some filters to `sums`."""
-    _, h_pool, w_pool, k = dy.shape
-    dy_flat, argmax_flat, weights = dy.reshape(-1), argmax.reshape(-1), geo.c * k
+def _sum_row(samples, filters, x, dy, sums, geo, pool, mine):
+    """Write dw and then db of some samples and filters to `sums`."""
+    (begin, end), (first_k, last_k), (_, h_pool, w_pool, k) = samples, filters, dy.shape
+    dy_flat, weights = dy.reshape(-1), geo.c * k
     sums[9 * weights + first_k : 9 * weights + last_k] = 0
     mine[: geo.v_offset] = 0
     mine[geo.padded_offset :] = 0
@@ -296,7 +296,7 @@ def _sum_row(begin, end, first_k, last_k, x, dy, argmax, sums, geo, mine):
             row_start = (n * h_pool + i * WINDOWS) * w_pool * k
             for q in range(first_k, last_k, vector_width()):
                 unpool_and_transform_rows(
-                    mine, geo.intermediate_offset, dy_flat, row_start + q, argmax_flat,
+                    mine, geo.intermediate_offset, dy_flat, row_start + q, pool.argmax,
                     row_start + q, sums, 9 * weights + q, k, w_pool * k,
                     min(WINDOWS, h_pool - i * WINDOWS), w_pool, k - q,
                 )  # fmt: skip
@@ -316,11 +316,9 @@ def _sum_row(begin, end, first_k, last_k, x, dy, argmax, sums, geo, mine):
 
 
 @kernel
-def conv2d_backward_weight(
-    items, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
-):
+def conv2d_backward_weight(items, x, dy, partial, bounds, geo, pool, scratch):
     """Compute `direct_convolution.conv2d_backward_weight` with pooling."""
-    item, width = items.start, vector_width()
+    item, width, blocks = items.start, vector_width(), geo.units
     while item < items.stop:
         row, first = item // blocks, item % blocks
         last = min(blocks, first + items.stop - item)
@@ -328,7 +326,7 @@ def conv2d_backward_weight(
         first_k = vectors * first // blocks * width
         last_k = min(geo.k, vectors * last // blocks * width)
         _sum_row(
-            bounds[row], bounds[row + 1], first_k, last_k, x, dy, argmax, partial[row], geo,
+            (bounds[row], bounds[row + 1]), (first_k, last_k), x, dy, partial[row], geo, pool,
             scratch[items.thread],
         )  # fmt: skip
         item += last - first

@@ -339,7 +339,9 @@ class _AllVectors(Writer):
 
 
 def _intrinsic(transform: Callable[..., Vectors], adds: bool = False) -> Any:
-    """A function (source, …, target, …, channels, rows, columns, bias, …, lower_bound, taps)."""
+    """A function ((source, …), (target, …), channels, (rows, columns), (bias, …), lower_bound,
+    taps).
+    """
 
     def write(builder: ir.IRBuilder, taps: int, flat: Sequence[ir.Value]) -> None:
         """Call the transform for filters of some size.
@@ -391,15 +393,7 @@ def _intrinsic(transform: Callable[..., Vectors], adds: bool = False) -> Any:
                         call(width, False, True)
 
     @intrinsic
-    def apply(
-        typingctx, source, start, row, column, target, target_start, down, across, channels, h, w,
-        bias, bias_start, lower_bound, taps,
-    ):  # fmt: skip
-        kinds = (
-            source, start, row, column, target, target_start, down, across, channels, h, w,
-            bias, bias_start, lower_bound, taps,
-        )  # fmt: skip
-
+    def apply(typingctx, source, target, channels, size, bias, lower_bound, taps):
         def codegen(context, builder, sig, args):
             *flat, _ = flatten_arguments(context, builder, sig.args, args)
             integer = types.unliteral(taps)
@@ -407,6 +401,7 @@ def _intrinsic(transform: Callable[..., Vectors], adds: bool = False) -> Any:
             write(builder, chosen, flat)
             return context.get_dummy_value()
 
+        kinds = source, target, channels, size, bias, lower_bound, taps
         return types.none(*kinds), codegen
 
     return apply
@@ -429,157 +424,155 @@ def transform_weights(w, start, taps, matrix, u, u_start, u_matrix, count):
         u: (6, 6, …), positions `u_matrix` elements apart.
     """
     _transform_weight(
-        w, start, taps * matrix, matrix, u, u_start, 6 * u_matrix, u_matrix, count, taps, taps,
-        w, start, NO_LOWER_BOUND, taps,
+        (w, start, taps * matrix, matrix), (u, u_start, 6 * u_matrix, u_matrix), count,
+        (taps, taps), (w, start), NO_LOWER_BOUND, taps,
     )  # fmt: skip
 
 
 @inlined
-def transform_inputs(
-    a, start, row, c, channels, vectors, side, across, first, count, v, v_start, matrix, ahead
-):
-    """Bᵀ x B of some tiles of padded maps, of which a row has `row` elements.
+def transform_inputs(geo, tiles, channels, mine, ahead):
+    """V = Bᵀ x B of some tiles of the padded rows.
 
     Args:
-        channels: channels to compute: C rounded up to a multiple of half a vector, or `vectors`.
-        vectors: C rounded up to whole vectors; the channels of V. Additional ones are undefined.
-        across: tiles of a row.
-        first, count: number of the first tile, and how many.
-        v: (36, tiles, vectors), matrices `matrix` elements apart.
+        channels: channels to compute: C rounded up to a multiple of half a vector, or to whole
+            vectors, which are the channels of V. Additional ones are undefined.
+        mine: scratch memory.
         ahead: part of an array that is prefetched.
     """
-    for t in range(count):
-        prefetch_share(ahead, t, count)
-        i, j = (first + t) // across * side, (first + t) % across * side
+    side, matrix, c, row = geo.tile_side, geo.v_stride, geo.c, geo.padded_width * geo.c
+    for t in range(tiles.num):
+        prefetch_share(ahead, t, tiles.num)
+        tile, at = tiles.first + t, geo.v_offset + (tiles.at + t) * geo.c_vectors
+        i, j = tile // geo.tiles_across * side, tile % geo.tiles_across * side
         _transform_input(
-            a, start + i * row + j * c, row, c, v, v_start + t * vectors, 6 * matrix, matrix,
-            channels, 6, 6, a, start, NO_LOWER_BOUND, 3,
+            (mine, geo.padded_offset + i * row + j * c, row, c), (mine, at, 6 * matrix, matrix),
+            channels, (6, 6), (mine, geo.padded_offset), NO_LOWER_BOUND, 3,
         )  # fmt: skip
 
 
 @inlined
-def transform_outputs(
-    m, m_start, matrix, vectors, taps, side, across, first, count,
-    y, start, h_out, w_out, k, channels, bias, lower_bound, adds,
-):  # fmt: skip
-    """Bias + Aᵀ m A of some tiles, at least `lower_bound`, in maps y (h_out, w_out, K).
+def transform_outputs(geo, tiles, filters, mine, y, lower_bound, adds):
+    """Bias + Aᵀ M A of some tiles, at least `lower_bound`.
 
     Args:
-        vectors: K rounded up to whole vectors; the channels of M.
-        channels: channels to compute, from those at `m_start`, `start` and `bias` on.
-        bias: start of the bias in m.
+        filters: the first, and the end.
+        mine: scratch memory.
+        y: (flat array, first element) of the rows of the tiles.
         adds: None, or whether the result is added to y.
     """
-    for t in range(count):
-        i, j = (first + t) // across * side, (first + t) % across * side
-        source, target = m_start + t * vectors, start + (i * w_out + j) * k
+    (q, q_stop), (values, start), matrix, k, row = (
+        filters,
+        y,
+        geo.m_stride,
+        geo.k,
+        geo.w_out * geo.k,
+    )
+    top, side, taps, bias = tiles.row * geo.tile_side, geo.tile_side, geo.taps, geo.bias_offset
+    for t in range(tiles.num):
+        tile, at = tiles.first + t, geo.m_offset + (tiles.at + t) * geo.k_vectors
+        i, j = tile // geo.tiles_across * side, tile % geo.tiles_across * side
+        source, target = (mine, at + q, 6 * matrix, matrix), start + i * row + j * k + q
+        size = geo.h_out - top - i, geo.w_out - j
+        rest = (values, target, row, k), q_stop - q, size, (mine, bias + q), lower_bound, taps
         if adds is None:
-            _transform_output(
-                m, source, 6 * matrix, matrix, y, target, w_out * k, k, channels, h_out - i,
-                w_out - j, m, bias, lower_bound, taps,
-            )  # fmt: skip
+            _transform_output(source, *rest)
         elif adds:
-            _add_output(
-                m, source, 6 * matrix, matrix, y, target, w_out * k, k, channels, h_out - i,
-                w_out - j, m, bias, lower_bound, taps,
-            )  # fmt: skip
+            _add_output(source, *rest)
         else:
-            _transform_output(
-                m, source, 6 * matrix, matrix, y, target, w_out * k, k, channels, h_out - i,
-                w_out - j, m, bias, lower_bound, taps,
-            )  # fmt: skip
+            _transform_output(source, *rest)
 
 
 @inlined
-def transform_gradients(
-    dz, start, h_out, w_out, k, channels, vectors, taps, side, across, first, count,
-    m, m_start, matrix, ahead,
-):  # fmt: skip
-    """A dz Aᵀ of some tiles and channels of maps dz (h_out, w_out, K).
+def transform_gradients(geo, tiles, filters, dz, mine, ahead):
+    """M = A dz Aᵀ of some tiles.
 
     Args:
-        start: of the first of these channels.
-        channels: number of channels of dz.
-        vectors: this number rounded up to whole vectors; the channels of M. Additional ones are 0.
+        filters: the first, how many, and this number rounded up to whole vectors, which are the
+            channels of M. Additional ones are 0.
+        dz: (flat array, first element) of the rows of the tiles.
+        mine: scratch memory.
         ahead: part of an array that is prefetched.
     """
-    for t in range(count):
-        prefetch_share(ahead, t, count)
-        i, j = (first + t) // across * side, (first + t) % across * side
+    (first_k, channels, vectors), (values, start) = filters, dz
+    side, matrix, k, row = geo.tile_side, geo.m_stride, geo.k, geo.w_out * geo.k
+    top, start = tiles.row * side, start + first_k
+    for t in range(tiles.num):
+        prefetch_share(ahead, t, tiles.num)
+        tile, at = tiles.first + t, geo.m_offset + (tiles.at + t) * vectors
+        i, j = tile // geo.tiles_across * side, tile % geo.tiles_across * side
         _transform_gradient(
-            dz, start + (i * w_out + j) * k, w_out * k, k, m, m_start + t * vectors, 6 * matrix,
-            matrix, channels, h_out - i, w_out - j, dz, start, NO_LOWER_BOUND, taps,
+            (values, start + i * row + j * k, row, k), (mine, at, 6 * matrix, matrix), channels,
+            (geo.h_out - top - i, geo.w_out - j), (values, start), NO_LOWER_BOUND, geo.taps,
         )  # fmt: skip
 
 
 @inlined
-def multiply_matrices(
-    matrices, v, v_start, v_matrix, pitch, c, u, u_start, u_matrix, filters, k, m_start, m_matrix,
-    ramp, count, first, last, ahead, written,
-):  # fmt: skip
+def multiply_matrices(geo, mine, u, count, columns, ahead, written):
     """M = V U: (matrices, tiles, C) by (matrices, C, K), of which U is in panels.
 
+    If the filters of the last panel fit half a vector, the other columns of M are not written.
+
     Args:
-        filters: columns of U that are needed, of K. If those of the last panel fit half a vector,
-            the other columns of M are not written.
-        first, last: the columns to compute, multiples of the vector width.
-        v: memory of V, of M (from `m_start` on) and, as int32, of 0, 1, 2, … (from `ramp` on).
-        pitch: distance of the rows of V.
-        v_matrix, u_matrix, m_matrix: distances of the matrices.
+        mine: scratch memory, with V and M and, as int32, 0, 1, 2, ….
+        count: number of tiles.
+        columns: first column to compute and the end, multiples of the vector width.
         ahead, written: parts of arrays that are prefetched, to be read and to be written.
 
     If M begins where V does, all columns are computed.
     """
-    table, half = v.view(np.int32), vector_width() // 2
+    (first, last), c, k, ramp = columns, geo.c, geo.k_vectors, geo.ramp_offset
+    table, half = mine.view(np.int32), vector_width() // 2
     begin = first // PANEL * PANEL
-    for e in range(matrices):
-        prefetch_share(ahead, e, matrices)
-        prefetch_share_for_writing(written, e, matrices)
-        if m_start == v_start:
-            multiply_in_place(
-                v, v_start + e * v_matrix, pitch, u, u_start + e * u_matrix, k, count, c
-            )
+    for e in range(MATRICES):
+        prefetch_share(ahead, e, MATRICES)
+        prefetch_share_for_writing(written, e, MATRICES)
+        v, m, w = geo.v_offset + e * geo.v_stride, geo.m_offset + e * geo.m_stride, e * geo.u_stride
+        if geo.m_offset == geo.v_offset:
+            multiply_in_place(mine, v, geo.c_vectors, u, w, k, count, c)
             continue
         for p in range(begin, last, PANEL):
-            columns, q = min(PANEL, k - p), max(p, first)
+            width, q = min(PANEL, k - p), max(p, first)
             # The next panel is that of the next matrix after the last one of these columns.
-            following = c * columns if p + PANEL < last else u_matrix - (p - begin) * c
+            following = c * width if p + PANEL < last else geo.u_stride - (p - begin) * c
             multiply_panel(
-                (v, v_start + e * v_matrix),
-                (table, ramp, pitch),
+                (mine, v),
+                (table, ramp, geo.c_vectors),
                 (table, ramp, 1),
-                (u, u_start + e * u_matrix + p * c + q - p, columns),
-                (v, m_start + e * m_matrix + q),
+                (u, w + p * c + q - p, width),
+                (mine, m + q),
                 (table, ramp, k),
-                (count, c, half if filters - p <= half else min(p + columns, last) - q),
+                (count, c, half if geo.k - p <= half else min(p + width, last) - q),
                 # All rows are one run: a multiple of every group.
                 (following, 12),
             )
 
 
 @inlined
-def add_products(
-    matrices, v, v_start, v_matrix, pitch, c, m_start, m_matrix, k, sums, sums_matrix, ramp, count,
-    is_first,
-):  # fmt: skip
-    """Sums += Vᵀ M: (matrices, C, tiles) by (matrices, tiles, K); all in v, the sums in panels.
+def add_products(geo, mine, left, right, count, is_first):
+    """Sums += leftᵀ right: (matrices, rows, tiles) by (matrices, tiles, columns); the sums are in
+    panels.
 
     Args:
+        mine: scratch memory.
+        left: (start, distance of the matrices, distance of the tiles, rows).
+        right: (start, distance of the matrices, columns).
+        count: number of tiles.
         is_first: True to store the products without reading the sums.
     """
-    table = v.view(np.int32)
-    for e in range(matrices):
+    (a, a_matrix, pitch, rows), (b, b_matrix, k) = left, right
+    table, ramp = mine.view(np.int32), geo.ramp_offset
+    for e in range(MATRICES):
         for p in range(0, k, PANEL):
-            columns, target = min(PANEL, k - p), sums + e * sums_matrix + p * c
+            columns, target = min(PANEL, k - p), geo.sums_offset + e * geo.u_stride + p * rows
             multiply_spaced(
-                (v, v_start + e * v_matrix),
+                (mine, a + e * a_matrix),
                 (table, ramp, 1),
                 (table, ramp, pitch),
-                (v, m_start + e * m_matrix + p, k),
-                (v, target, -1 if is_first else columns),
-                (v, target),
+                (mine, b + e * b_matrix + p, k),
+                (mine, target, -1 if is_first else columns),
+                (mine, target),
                 (table, ramp, columns),
-                (c, count, columns),
+                (rows, count, columns),
                 NO_LOWER_BOUND,
                 12,
             )
@@ -594,6 +587,6 @@ def transform_sums(sums, start, matrix, taps, dw, dw_start, dw_matrix, count):
         dw: (taps, taps, …), positions `dw_matrix` elements apart.
     """
     _transform_weight_gradient(
-        sums, start, 6 * matrix, matrix, dw, dw_start, taps * dw_matrix, dw_matrix, count,
-        taps, taps, sums, start, NO_LOWER_BOUND, taps,
+        (sums, start, 6 * matrix, matrix), (dw, dw_start, taps * dw_matrix, dw_matrix), count,
+        (taps, taps), (sums, start), NO_LOWER_BOUND, taps,
     )  # fmt: skip

@@ -187,13 +187,13 @@ _gather = _grid(_Gather, ((1, 1), (1, 2), (2, 1), (2, 2)))
 
 
 @kernel
-def max_forward(items: Items, x: Array, y: Array, argmax: Array, pool_geometry: Array) -> None:
-    """Store the maximum of each window in y and its position in argmax (int32); of equal elements,
-    the first one.
+def max_forward(items: Items, x: Array, y: Array, pool: Any) -> None:
+    """Store the maximum of each window in y and its position in `pool.argmax` (int32); of equal
+    elements, the first one.
     """
-    top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
+    top, left, vertical, horizontal, window_v, window_h, height, width, _ = pool
     channels, h_pool, w_pool = x.shape[3], y.shape[1], y.shape[2]
-    x_flat, y_flat, argmax_flat = x.reshape(-1), y.reshape(-1), argmax.reshape(-1)
+    x_flat, y_flat, argmax = x.reshape(-1), y.reshape(-1), pool.argmax
     for item in range(items.start, items.stop):
         n, i = item // h_pool, item % h_pool
         above, j = i * vertical - top, 0
@@ -207,7 +207,7 @@ def max_forward(items: Items, x: Array, y: Array, argmax: Array, pool_geometry: 
             at = ((n * h_pool + i) * w_pool + j) * channels
             corner = ((n * height + above + first) * width + before + begin) * channels
             _largest(
-                *(y_flat, at, argmax_flat, at, x_flat, corner),
+                *(y_flat, at, argmax, at, x_flat, corner),
                 *(last - first, end - begin, first * window_h + begin, window_h, 1),
                 *(width * channels, channels, count, channels, horizontal * channels),
             )
@@ -215,11 +215,11 @@ def max_forward(items: Items, x: Array, y: Array, argmax: Array, pool_geometry: 
 
 
 @kernel
-def max_backward(items: Items, dy: Array, argmax: Array, dx: Array, pool_geometry: Array) -> None:
+def max_backward(items: Items, dy: Array, dx: Array, pool: Any) -> None:
     """dx = sum of dy over the windows whose argmax is the element."""
-    top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
+    top, left, vertical, horizontal, window_v, window_h, height, width, _ = pool
     channels, h_pool, w_pool = dx.shape[3], dy.shape[1], dy.shape[2]
-    dx_flat, dy_flat, argmax_flat = dx.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
+    dx_flat, dy_flat, argmax = dx.reshape(-1), dy.reshape(-1), pool.argmax
     for item in range(items.start, items.stop):
         n, row = item // height, item % height
         i = max(0, (row + top - window_v + vertical) // vertical)
@@ -236,7 +236,7 @@ def max_backward(items: Items, dy: Array, argmax: Array, dx: Array, pool_geometr
                 position = (row + top - i * vertical) * window_h + column + left
                 _gather(
                     *(dx_flat, ((n * height + row) * width + column) * channels),
-                    *(dy_flat, at, argmax_flat, at, rows, min(last, w_pool - 1) - j + 1),
+                    *(dy_flat, at, argmax, at, rows, min(last, w_pool - 1) - j + 1),
                     *(position - j * horizontal, -vertical * window_h, -horizontal),
                     *(w_pool * channels, channels, count, horizontal * channels, channels),
                 )
@@ -244,11 +244,11 @@ def max_backward(items: Items, dy: Array, argmax: Array, dx: Array, pool_geometr
 
 
 @inlined
-def _weight(i: int, j: int, pool_geometry: Array, average: bool) -> Any:
+def _weight(i: int, j: int, pool: Any, average: bool) -> Any:
     """Return the factor of a window's sum: 1, or for averages 1 / (its elements inside the map)."""
     if not average:
         return np.float32(1.0)
-    top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
+    top, left, vertical, horizontal, window_v, window_h, height, width, _ = pool
     row, column = i * vertical - top, j * horizontal - left
     rows = min(row + window_v, height) - max(row, 0)
     columns = min(column + window_h, width) - max(column, 0)
@@ -256,9 +256,9 @@ def _weight(i: int, j: int, pool_geometry: Array, average: bool) -> Any:
 
 
 @kernel
-def sum_forward(items: Items, x: Array, y: Array, pool_geometry: Array, average: bool) -> None:
+def sum_forward(items: Items, x: Array, y: Array, pool: Any, average: bool) -> None:
     """y = sum or mean of each window."""
-    top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
+    top, left, vertical, horizontal, window_v, window_h, height, width, _ = pool
     channels = x.shape[3]
     for item in range(items.start, items.stop):
         n, i = item // y.shape[1], item % y.shape[1]
@@ -271,17 +271,17 @@ def sum_forward(items: Items, x: Array, y: Array, pool_geometry: Array, average:
                 if 0 <= row < height and 0 <= column < width:
                     for c in range(channels):
                         y[n, i, j, c] += x[n, row, column, c]
-            weight = _weight(i, j, pool_geometry, average)
+            weight = _weight(i, j, pool, average)
             for c in range(channels):
                 y[n, i, j, c] *= weight
 
 
 @kernel
-def sum_backward(items: Items, dy: Array, dx: Array, pool_geometry: Array, average: bool) -> None:
+def sum_backward(items: Items, dy: Array, dx: Array, pool: Any, average: bool) -> None:
     """dx = sum of dy over the windows that contain an element, divided by their size for
     averages.
     """
-    top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
+    top, left, vertical, horizontal, window_v, window_h, height, width, _ = pool
     channels = dx.shape[3]
     for item in range(items.start, items.stop):
         n, row = item // height, item % height
@@ -291,7 +291,7 @@ def sum_backward(items: Items, dy: Array, dx: Array, pool_geometry: Array, avera
         first = max(0, (row + top - window_v + vertical) // vertical)
         for i in range(first, min(dy.shape[1], (row + top) // vertical + 1)):
             for j in range(dy.shape[2]):
-                weight = _weight(i, j, pool_geometry, average)
+                weight = _weight(i, j, pool, average)
                 begin = j * horizontal - left
                 for column in range(max(0, begin), min(width, begin + window_h)):
                     for c in range(channels):

@@ -99,23 +99,19 @@ def test_rms_errors_are_bounded(channels, size, winograd, after_relu):
     others = {"direct_convolution"} | ({"gathered_convolution"} if channels == 512 else set())
     assert modules == ({"winograd_convolution"} if winograd else others)
     y, dx, partial = np.empty_like(case.dy), np.empty_like(case.x), case.partial()[:1]
-    operands = {
-        Phase.FORWARD: (case.x, case.w, case.b, y),
-        Phase.BACKWARD_INPUT: (case.dy, case.w, dx),
-        Phase.BACKWARD_WEIGHT: (case.x, case.dy, partial, np.array([0, n])),
-    }
-    for phase, arrays in operands.items():
-        algorithm = found[phase]
+    for phase, algorithm in found.items():
         items = algorithm.units * (1 if phase is Phase.BACKWARD_WEIGHT else n)
-        at = 4 if phase is Phase.FORWARD else 2 if phase is Phase.BACKWARD_WEIGHT else 1
-        arrays = (*arrays[:at], vectors.NO_ARGMAX, *arrays[at:])
-        scratch = np.zeros((1, algorithm.scratch), np.float32)
-        shared = np.zeros(max(algorithm.shared, 1), np.float32)
-        geometry, units = algorithm.geometry, algorithm.units
+        scratch, weights = np.zeros((1, algorithm.scratch), np.float32), case.w.reshape(-1)
         if algorithm.prepare is not None:
-            algorithm.prepare(0, algorithm.prepare_items, 0, case.w, geometry, shared)
+            weights = np.zeros(algorithm.shared, np.float32)
+            algorithm.prepare(0, algorithm.prepare_items, 0, case.w, algorithm.geometry, weights)
+        arrays = {
+            Phase.FORWARD: (case.x, weights, case.b, y),
+            Phase.BACKWARD_INPUT: (case.dy, weights, dx),
+            Phase.BACKWARD_WEIGHT: (case.x, case.dy, partial, np.array([0, n])),
+        }
         algorithm.kernel(
-            0, items, 0, *arrays, geometry, units, NoPool(size, size, 0), shared, scratch
+            0, items, 0, *arrays[phase], algorithm.geometry, NoPool(size, size, 0), scratch
         )
     dw = partial[0, : case.w.size].reshape(case.w.shape)
     results = {

@@ -7,7 +7,7 @@ import pytest
 
 from dptrain.backends.numba.convolution import direct_convolution
 from dptrain.backends.numba.convolution.algorithms import PHASES
-from dptrain.backends.numba.convolution.fused_pooling import NoPool, pool_geometry
+from dptrain.backends.numba.convolution.fused_pooling import NoPool, Pool
 from dptrain.backends.numba.convolution.planning import Shape, Work
 from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
 from dptrain.backends.numba.reduction import GradientSlots, sum_partials
@@ -74,9 +74,6 @@ def nhwc(x):
 
 
 WEIGHT = Phase.BACKWARD_WEIGHT
-NO_ARGMAX = np.zeros((1, 1, 1, 1), np.uint8)
-NONE = np.zeros(1, np.float32)
-"""Shared memory of an algorithm that transforms no weights."""
 
 
 class Case:
@@ -97,7 +94,7 @@ class Case:
         corner = (pads[0][0], pads[1][0])
         pooled = {"pool_height": pool[0][0], "pool_stride": pool[1][0]} if pool else {}
         self.shape = Shape((h, w, c), (ho, wo, k), (r, s), strides, corner, **pooled)
-        self.pool_geometry = None
+        self.pool = None
         self.tx = nchw(self.x).requires_grad_()
         self.tw = torch.from_numpy(self.w.transpose(3, 2, 0, 1).copy()).double().requires_grad_()
         self.tb = torch.from_numpy(self.b).double().requires_grad_()
@@ -105,17 +102,17 @@ class Case:
         self.ty = functional.conv2d(padded, self.tw, self.tb, strides)
         if pool:
             window, pool_strides, pool_pads = pool
-            self.pool_geometry = pool_geometry(
-                (pool_pads[0][0], pool_pads[1][0]), pool_strides, window, (ho, wo)
-            )
+            corner = pool_pads[0][0], pool_pads[1][0]
+            self.pool = Pool(*corner, *pool_strides, *window, ho, wo)
             z = functional.pad(torch.relu(self.ty), (*pool_pads[1], *pool_pads[0]))
             self.ty = functional.max_pool2d(z, window, pool_strides)
         self.dy = rng.standard_normal(nhwc(self.ty).shape, np.float32)
         self.ty.backward(nchw(self.dy))
         self.lengths = {"y": r * s * c, "dx": r * s * k, "dw": n * ho * wo}
 
-    def run(self, phase, work, *arrays, relu=False, adds=False):
-        """Run a phase as the threads of `work` do one after another.
+    def run(self, phase, work, *arrays, argmax=None, relu=False, adds=False):
+        """Run a phase as the threads of `work` do one after another. An array None stands for the
+        weights.
 
         Kernels must not rely on the content of scratch, nor write beyond its end.
         """
@@ -126,12 +123,18 @@ class Case:
         if planned.prepare is not None:
             for item in range(planned.prepare_items):
                 planned.prepare(item, item + 1, 0, self.w, planned.geometry, shared)
-        pool = self.pool_geometry or NoPool(*self.shape.out[:2], int(relu), int(adds))
+            weights = shared
+        else:
+            weights = self.w.reshape(-1)
+        arrays = [weights if array is None else array for array in arrays]
+        pool = NoPool(*self.shape.out[:2], int(relu), int(adds))
+        if self.pool is not None:
+            pool = self.pool._replace(argmax=argmax)
         items = planned.units * (len(arrays[-1]) - 1 if phase is WEIGHT else len(self.x))
         for t in range(work.threads):
             planned.kernel(
                 items * t // work.threads, items * (t + 1) // work.threads, t,
-                *arrays, planned.geometry, planned.units, pool, shared, scratch,
+                *arrays, planned.geometry, pool, scratch,
             )  # fmt: skip
         assert np.isnan(memory[-64:]).all()
         assert np.isnan(shared[planned.shared :]).all()
@@ -141,22 +144,22 @@ class Case:
         """Return y and argmax."""
         y = np.full(self.dy.shape, np.nan, np.float32)
         argmax = np.full(y.shape, 77, np.uint8)
-        self.run(Phase.FORWARD, work, self.x, self.w, self.b, y, argmax, relu=relu)
+        self.run(Phase.FORWARD, work, self.x, None, self.b, y, argmax=argmax, relu=relu)
         return y, argmax
 
-    def backward_input(self, work, argmax=NO_ARGMAX, before=None):
+    def backward_input(self, work, argmax=None, before=None):
         """Return dx, which is added to `before` unless that is None."""
         dx = np.full(self.x.shape, np.nan, np.float32) if before is None else before.copy()
         adds = before is not None
-        self.run(Phase.BACKWARD_INPUT, work, self.dy, argmax, self.w, dx, adds=adds)
+        self.run(Phase.BACKWARD_INPUT, work, self.dy, None, dx, argmax=argmax, adds=adds)
         return dx
 
-    def backward_weight(self, work, argmax=NO_ARGMAX, bounds=None):
+    def backward_weight(self, work, argmax=None, bounds=None):
         """Return the rows of partial sums."""
         n = len(self.x)
         partial = np.full((work.rows, self.w.size + self.b.size), np.nan, np.float32)
         bounds = n * np.arange(work.rows + 1) // work.rows if bounds is None else bounds
-        self.run(WEIGHT, work, self.x, self.dy, argmax, partial, bounds)
+        self.run(WEIGHT, work, self.x, self.dy, partial, bounds, argmax=argmax)
         return partial
 
     def partial(self):

@@ -68,15 +68,15 @@ def check(row, case, name):
         case.lengths = {name: 9 * length for name, length in case.lengths.items()}
     work = Work(len(case.x), 2, 2)
     # Pooling stores in the forward pass which outputs have a gradient.
-    argmax = vectors.NO_ARGMAX
-    if case.pool_geometry:
+    argmax = None
+    if case.pool:
         case.plan = direct_convolution.plan
         argmax = case.forward(work)[1]
     case.plan = row.bind
     for phase in phases:
         print(f"{row.name}: {phase.name} of {name}")  # Shown if the test fails.
         if phase is Phase.FORWARD:
-            for relu in (False,) if case.pool_geometry else (False, True):
+            for relu in (False,) if case.pool else (False, True):
                 y, _ = case.forward(work, relu)
                 expected = case.ty.relu() if relu else case.ty
                 vectors.close(y, vectors.nhwc(expected), case.lengths["y"])
@@ -85,7 +85,7 @@ def check(row, case, name):
         else:
             expected = vectors.nhwc(case.tx.grad)
             vectors.close(case.backward_input(work, argmax), expected, case.lengths["dx"])
-            if not case.pool_geometry:
+            if not case.pool:
                 before = np.ones_like(case.x)
                 dx = case.backward_input(work, before=before)
                 vectors.close(dx - before, expected, 4 * case.lengths["dx"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.backends.numba.convolution.fused_pooling import pool_geometry
+from dptrain.backends.numba.convolution.fused_pooling import Pool
 from dptrain.backends.numba.normalization import normalization
 from dptrain.backends.numba.pooling import pooling
 
@@ -102,9 +102,9 @@ def test_max_pooling_is_right(pool, channels):
     dy = np.float32(rng.integers(-9, 10, (2, *pooled, channels)))
     y, dx = np.full_like(dy, 7.0), np.full_like(x, 7.0)
     argmax, expected = np.full(dy.shape, -7, np.int32), np.zeros_like(x)
-    geometry = pool_geometry(pads, strides, windows, maps)
-    pooling.max_forward(0, 2 * y.shape[1], 0, x, y, argmax, geometry)
-    pooling.max_backward(0, 2 * dx.shape[1], 0, dy, argmax, dx, geometry)
+    pool = Pool(*pads, *strides, *windows, *maps, argmax)
+    pooling.max_forward(0, 2 * y.shape[1], 0, x, y, pool)
+    pooling.max_backward(0, 2 * dx.shape[1], 0, dy, dx, pool)
     for n, i, j, c in np.ndindex(dy.shape):
         row, column = i * strides[0] - pads[0], j * strides[1] - pads[1]
         places = [
