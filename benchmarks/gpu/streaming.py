@@ -154,9 +154,7 @@ def _reading_us(trainer: Trainer) -> float:
     """Return the µs in which the loader of a job reads a minibatch while nothing computes."""
     job = trainer.job
     last = min(READ_STEPS, job.spec.steps)
-    with open_loader(
-        job, batch_size=job.spec.batch_size, rank=0, size=1, first=0, last=last
-    ) as batches:
+    with open_loader(job, range(last), batch_size=job.spec.batch_size) as batches:
         next(batches)
         begin = time.perf_counter()
         count = sum(1 for _ in batches)

@@ -99,7 +99,7 @@ def measure(backend_name: str, steps: int, *, copies_images: bool = True) -> Ove
         job.dataset = replace(job.dataset, train=samples)
     with (
         job.engine,
-        open_loader(job, batch_size=BATCH_SIZE, rank=0, size=1, first=0, last=total) as loader,
+        open_loader(job, range(total), batch_size=BATCH_SIZE) as loader,
     ):
         times = time_steps(job.engine, loader, total)[WARM_UP:] / 1e3
     recorder = job.recorder

@@ -72,9 +72,7 @@ def measure(settings: Settings, rounds: int, block: int) -> dict[str, list[float
     last = 1 << 40
     with (
         job.engine,
-        open_loader(
-            job, batch_size=job.spec.batch_size, rank=0, size=1, first=0, last=last
-        ) as loader,
+        open_loader(job, range(last), batch_size=job.spec.batch_size) as loader,
         frozen_objects(),
     ):
         batches = whole_minibatches(loader, job)

@@ -136,7 +136,7 @@ def _cost(context: Context, backend: str, threads: int, batch: int, steps: int) 
     laps: dict[str, list[float]] = {"without": [], "with": []}
     with (
         job.engine as engine,
-        open_loader(job, batch_size=batch, rank=0, size=1, first=0, last=1_000_000) as loader,
+        open_loader(job, range(1_000_000), batch_size=batch) as loader,
     ):
 
         def run(count: int) -> float:

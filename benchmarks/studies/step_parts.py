@@ -48,8 +48,8 @@ class _Training:
         total = count * self.steps
         begin, cpu_begin = time.perf_counter(), time.process_time()
         recorder.restart()
-        with open_loader(job, batch_size=self.batch, rank=0, size=1, first=self.next,
-                         last=self.next + total) as loader:  # fmt: skip
+        steps = range(self.next, self.next + total)
+        with open_loader(job, steps, batch_size=self.batch) as loader:
             for number in range(total):
                 job.engine.step(loader, 1e-8)
                 job.engine.results(wait=number == total - 1)

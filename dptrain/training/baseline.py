@@ -66,28 +66,28 @@ def whole_minibatches(batches: Iterator[Batch], job: Job) -> Iterator[Batch]:
 
 def open_loader(
     job: Job,
+    steps: range,
     *,
     batch_size: int,
-    rank: int,
-    size: int,
-    first: int,
-    last: int,
     micro_shards: MicroShards | None = None,
     passes: int = 1,
     times: InputTimes | None = None,
     replica: Replica | None = None,
+    world: World | None = None,
 ) -> BatchSource:
-    """Return the batches of the training steps `first` … `last` − 1 for one of `size` ranks.
+    """Return the batches of some training steps.
 
     There is one for each pass of a step. The loader adds its times to `times`. The batches are for
-    `replica`, by default that of the job.
+    this rank of `world` and for `replica`, by default those of the job.
     """
     data, replica = job.dataset, job.replica if replica is None else replica
-    counts = job.shares.counts if size == job.world.size and micro_shards is None else ()
+    world = job.world if world is None else world
+    counts = job.shares.counts if world.size == job.world.size and micro_shards is None else ()
     sampler = Sampler(
-        len(data.train), batch_size, job.spec.seed, rank, size, micro_shards, passes, counts
-    )
-    steps, shapes = range(first, last), (data.input_shape, data.target_shape)
+        len(data.train), batch_size, job.spec.seed, world.rank, world.size, micro_shards, passes,
+        counts,
+    )  # fmt: skip
+    shapes = data.input_shape, data.target_shape
     cached, augmentation = job.cached_samples, job.augmentation
     encode = replica.encode_windows if isinstance(replica, DeviceReplica) else None
     if cached is not None:
@@ -151,7 +151,8 @@ class RankAlone:
             replica.share_cached_images(job.replica)
         buckets = make_buckets(plan)
         self._recorder = StepRecorder(plan.stages)
-        gradient_sum = make_gradient_sum(job.spec.strategy, World.single(), replica, buckets)
+        world = World.single()
+        gradient_sum = make_gradient_sum(job.spec.strategy, world, replica, buckets)
         self._engine = make_engine(replica, gradient_sum, buckets, self._recorder)
         self._first_warm_up = WARM_UP
         if self._engine.max_steps_in_flight:
@@ -163,11 +164,10 @@ class RankAlone:
             open_loader,
             job,
             batch_size=batch_size,
-            rank=0,
-            size=1,
             micro_shards=micro_shards,
             passes=passes,
             replica=replica,
+            world=world,
         )
 
     def time_steps(self, steps: int) -> NDArray[np.int64]:
@@ -179,7 +179,7 @@ class RankAlone:
         warm_up = WARM_UP if recorder.steps else self._first_warm_up
         first, last = recorder.steps, recorder.steps + warm_up + steps
         recorder.restart()
-        with self._open_loader(first=first, last=last) as loader:
+        with self._open_loader(range(first, last)) as loader:
             for _ in range(first, last):
                 self._engine.step(loader, 0.0)
                 self._engine.results()

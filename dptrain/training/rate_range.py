@@ -149,11 +149,8 @@ def find_rate(
         job.engine,
         open_loader(
             job,
+            range(options.steps),
             batch_size=job.spec.batch_size,
-            rank=world.rank,
-            size=world.size,
-            first=0,
-            last=options.steps,
             **job.passes,
         ) as batches,
     ):

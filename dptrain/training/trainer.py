@@ -649,11 +649,8 @@ class Trainer(Sealed):
         job.input_times.starts.append(job.recorder.steps)
         with open_loader(
             job,
+            range(self.step, job.spec.steps),
             batch_size=job.spec.batch_size,
-            rank=job.world.rank,
-            size=job.world.size,
-            first=self.step,
-            last=job.spec.steps,
             **job.passes,
             times=job.input_times,
         ) as batches:

@@ -61,9 +61,7 @@ def engine(spec: Spec, session: Session) -> Runner:
 
     job = _job(spec, session)
     world = job.world
-    loader = open_loader(
-        job, batch_size=spec["batch"], rank=world.rank, size=world.size, first=0, last=STEPS
-    )
+    loader = open_loader(job, range(STEPS), batch_size=spec["batch"])
 
     def step() -> float:
         job.engine.step(loader, 1e-8)

@@ -89,35 +89,26 @@ def experiment_page(found: Experiment) -> Page:
     return _sweep_page(found) if isinstance(found, Sweep) else _variants_page(found)
 
 
-def _page(
-    found: Experiment, *, kind: str, name: str, title: str, about: str, headline: str,
-    plots: Sequence[Plot], text: Sequence[str], keys: Sequence[Key], notes: tuple[str, ...],
-    table: Table, reasons: Sequence[str] = (),
-) -> Page:  # fmt: skip
-    settings = found.settings
+def _sections(
+    found: Experiment, table: Table, notes: tuple[str, ...], reasons: Sequence[str] = ()
+) -> tuple[Section, ...]:
     facts = tuple(
         (key.replace("_", " "), _text(value))
-        for key, value in settings.items()
+        for key, value in found.settings.items()
         if key not in ("layers", "axes")
     )
-    return Page(
-        kind=kind,
-        title=title,
-        about=about,
-        headline=headline,
-        lead=tuple(plots),
-        text=tuple(text),
-        file=f"{name}.csv",
-        keys=tuple(keys),
-        notes=notes,
-        sections=(
-            Section(table.name, table.title, tables=(table,)),
-            *([Section("refused", "Not possible", lists=(("", tuple(reasons)),))] * bool(reasons)),
-            Section("settings", "Settings of all runs", facts=facts),
-            *restrictions_section(notes),
-        ),
-        closing=f"Written by dptrain from {name}.csv and {name}.json, which contain each number in "
-        "full precision.",
+    return (
+        Section(table.name, table.title, tables=(table,)),
+        *([Section("refused", "Not possible", lists=(("", tuple(reasons)),))] * bool(reasons)),
+        Section("settings", "Settings of all runs", facts=facts),
+        *restrictions_section(notes),
+    )
+
+
+def _closing(name: str) -> str:
+    return (
+        f"Written by dptrain from {name}.csv and {name}.json, which contain each number in full "
+        "precision."
     )
 
 
@@ -151,19 +142,20 @@ def _sweep_page(found: Sweep) -> Page:
     runs, seeds = sum(point.runs for point in points), len(settings["seeds"])
     network = f" of {settings['network']}" if "network" in settings else ""
     data = f" on {settings['data']}" if "data" in settings else ""
-    return _page(
-        found,
+    notes = _sweep_notes(points, seeds)
+    return Page(
         kind="dptrain sweep",
-        name=SWEEP,
         title=f"Sweep over {' and '.join(axes)}{network}{data}",
         about=f"{runs} runs of {len(points)} points, {seeds} seed{'s' * (seeds != 1)}; "
         f"{_conditions(settings)}.",
         headline=best_sentence(best) if best else "No run has a score.",
-        plots=_sweep_plots(points),
-        text=[_overlap_sentence(best[0], points)] if best else [],
-        keys=_best_keys(best[0], points.index(best[0])) if best else [],
-        notes=_sweep_notes(points, seeds),
-        table=_points_table(points),
+        lead=tuple(_sweep_plots(points)),
+        text=(_overlap_sentence(best[0], points),) if best else (),
+        file=f"{SWEEP}.csv",
+        keys=tuple(_best_keys(best[0], points.index(best[0]))) if best else (),
+        notes=notes,
+        sections=_sections(found, _points_table(points), notes),
+        closing=_closing(SWEEP),
     )
 
 
@@ -318,20 +310,21 @@ def _variants_page(found: Variants) -> Page:
     classifies = any(result.accuracy is not None for result in trained)
     refused = [result for result in results if not result.possible]
     notes = ("Each variant was trained once; runs with other seeds have other results.",)
-    return _page(
-        found,
+    table = _variants_table(results, classifies=classifies)
+    reasons = [f"{result.variant}: {result.why}" for result in refused]
+    return Page(
         kind="dptrain study of variants",
-        name=VARIANTS,
         title=f"Variants of {settings['network']} on {settings['data']}",
         about=f"{len(trained)} variants trained, {len(refused)} not possible; "
         f"{_conditions(settings)}.",
         headline=_variants_headline(trained, classifies=classifies),
-        plots=_variants_plots(trained, classifies=classifies),
-        text=[],
-        keys=[],
+        lead=tuple(_variants_plots(trained, classifies=classifies)),
+        text=(),
+        file=f"{VARIANTS}.csv",
+        keys=(),
         notes=notes,
-        table=_variants_table(results, classifies=classifies),
-        reasons=[f"{result.variant}: {result.why}" for result in refused],
+        sections=_sections(found, table, notes, reasons),
+        closing=_closing(VARIANTS),
     )
 
 

@@ -142,11 +142,8 @@ def _make_passes(
     timed = passes.warm_up + options.steps if passes.warm_up else 0
     with open_loader(
         job,
+        range((last + timed) * 2),
         batch_size=job.spec.batch_size,
-        rank=world.rank,
-        size=world.size,
-        first=0,
-        last=(last + timed) * 2,
         **job.passes,
     ) as loader:
         whole = min(job.spec.batch_size, len(job.dataset.train))

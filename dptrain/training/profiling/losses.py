@@ -112,11 +112,8 @@ def measure_losses(
             )
         with open_loader(
             job,
+            range(LAST_STEP),
             batch_size=job.spec.batch_size,
-            rank=world.rank,
-            size=world.size,
-            first=0,
-            last=LAST_STEP,
             **job.passes,
         ) as loader:
             experiments = _Experiments(job, whole_minibatches(loader, job), options)

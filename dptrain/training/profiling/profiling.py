@@ -332,16 +332,13 @@ def _make_steps(
     if job.replica.memory.asynchronous:
         job.engine.time_stages(steps.timed)
     progress = Progress(0, job.network.loss.targets != "values")
-    world, batch_size, stable = job.world, job.spec.batch_size, StableRate()
+    batch_size, stable = job.spec.batch_size, StableRate()
     blocks = block_bounds(steps.skip, steps.timed)
     with (
         open_loader(
             job,
+            range(steps.last),
             batch_size=batch_size,
-            rank=world.rank,
-            size=world.size,
-            first=0,
-            last=steps.last,
             **job.passes,
         ) as loader,
         display,
@@ -369,7 +366,7 @@ def _make_steps(
 
 def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     """Make steps stage by stage with marks around the stages; they are not measured."""
-    engine, world = job.engine, job.world
+    engine = job.engine
     annotate(job.replica, engine.gradient_sum, ranges)
     if isinstance(engine, DeviceEngine):
         engine.steps.captures_timed = False
@@ -377,11 +374,8 @@ def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     last = first + count
     with open_loader(
         job,
+        range(first, last),
         batch_size=job.spec.batch_size,
-        rank=world.rank,
-        size=world.size,
-        first=first,
-        last=last,
         **job.passes,
     ) as loader:
         batches = waiting(loader, ranges)
