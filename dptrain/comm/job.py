@@ -211,6 +211,8 @@ class Job:
         library.signal.argtypes, library.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
         previous = signal.getsignal(signal.SIGHUP)
         library.signal(signal.SIGHUP, ctypes.cast(library._exit, ctypes.c_void_p))
+        if reads_program():
+            self.report("stdin")
         self.report(f"wait {timeout} {purpose}")
         self.activity.begin_wait()
         try:
@@ -221,6 +223,11 @@ class Job:
             # No handler of Python's, or not the main thread.
             with contextlib.suppress(ValueError, TypeError):
                 signal.signal(signal.SIGHUP, previous)
+
+
+def reads_program() -> bool:
+    """Return True if Python reads this program from standard input: ``python - < script.py``."""
+    return sys.argv[:1] in ([""], ["-"])
 
 
 _current: Job | None = None

@@ -15,7 +15,7 @@ from dptrain.measure.profile.tables import fitted_table
 from dptrain.runs.spans import Spans
 from dptrain.training.callbacks import Progress
 from dptrain.training.job import assemble
-from dptrain.training.output.summary import data_lines
+from dptrain.training.output.summary import data_lines, print_stop_advice
 from dptrain.training.persistence.persistence import restore_run
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.settings import Settings
@@ -36,6 +36,7 @@ def train(chosen: Settings, world: World) -> bool:
     Raises:
         UserError: the second start in a row was stopped by SIGUSR1 after its first step.
     """
+    print_stop_advice(world)
     # A request to stop may come before training begins. The run then makes one step, so that a job
     # that is started again and again makes progress. Ctrl-C ends it at once: nothing is lost yet.
     with (

@@ -65,7 +65,13 @@ from dptrain.training.evaluation.quality import ValueQuality
 from dptrain.training.history import History
 from dptrain.training.job import Job, assemble, with_size_of_weights
 from dptrain.training.output.progress import Progress as RunningState
-from dptrain.training.output.summary import Conclusion, conclude, nothing_left, settings_to_continue
+from dptrain.training.output.summary import (
+    Conclusion,
+    conclude,
+    nothing_left,
+    print_stop_advice,
+    settings_to_continue,
+)
 from dptrain.training.persistence.checkpoints import (
     Checkpoint,
     CheckpointStore,
@@ -864,6 +870,8 @@ def _assemble(
     progress: bool,
 ) -> Job:
     agree(world, job_settings(chosen))
+    if progress and keeps_run:
+        print_stop_advice(world)
     network = with_size_of_weights(chosen, network, world)
 
     def open_objects() -> Dataset | None:

@@ -7,6 +7,7 @@ This file is run by its path.
 the named pipe ``alive-RANK-PID`` open, and writes these lines to the latter:
 
 - ``wait SECONDS PURPOSE`` before a call that waits for all ranks, and ``arrived`` afterwards;
+- ``stdin`` before them if it reads its program from standard input;
 - ``started`` when MPI has started, so that all ranks have registered;
 - ``file PATH`` for a file in /dev/shm that its MPI library has made (in a container, the watchdog
   cannot know whether other processes use a file);
@@ -26,7 +27,9 @@ creates this file if it learns of a failure on another node.
   ``os._exit``. The launcher then ends the other ranks. Ranks of this node that still run 3 s later
   are killed, and so are those of other nodes.
 - The process of a rank that ends before it registers, while others wait for the start of MPI, is
-  known from the launcher's child processes (`siblings`). The waiting ranks are ended.
+  known from the launcher's child processes (`siblings`). The waiting ranks are ended. So they are
+  if their program came from standard input, for which the process of another rank waits: MPICH's
+  mpirun passes it to rank 0 only.
 - If such a call takes longer than SECONDS, a rank is stopped or hangs. The waiting ranks are ended.
 - If the launcher's process ends before the ranks, the ranks get SIGTERM and, 10 s later, SIGKILL.
 
@@ -72,6 +75,15 @@ CHECKPOINT_S = 10.0
 ABSENT_S = 5.0
 """Time for a launcher to start all ranks after the first one has registered."""
 
+IDLE_S = 5.0
+"""Time without processor time after which a process that has not registered waits for its standard
+input, if that is where another rank has read the program."""
+
+ONE_READER = (
+    "mpirun passes standard input to rank 0 only, which read its program from there; write the "
+    "program to a file: mpirun -n {size} python script.py"
+)
+
 LATE_S = 30.0
 """Time in which a rank may start after all others have ended because of a failure."""
 
@@ -108,8 +120,9 @@ while may have missed the end of its wait."""
 
 _POLL_S = 0.1
 _LAUNCHER_POLL_S = 0.5
-_STARTED = 19
-"""Index of the start time among the fields of /proc/PID/stat that follow the name."""
+_USED, _STARTED = slice(11, 13), 19
+"""Indices of the processor times and of the start time among the fields of /proc/PID/stat that
+follow the name."""
 
 
 def process_state(pid: int) -> str:
@@ -126,6 +139,12 @@ def start_time(pid: int) -> str:
     """Return when a process was started, in ticks since the machine was; "" if there is none."""
     found = _stat(pid)
     return "" if found is None else found[1][_STARTED]
+
+
+def _sleep_state(pid: int) -> tuple[str, ...]:
+    """Return the processor times of a process that sleeps; () if it runs or has ended."""
+    found = _stat(pid)
+    return tuple(found[1][_USED]) if found is not None and found[1][0] == "S" else ()
 
 
 def _is_running(pid: int, started: str) -> bool:
@@ -177,6 +196,7 @@ class Rank:
         pid: its process.
         pipe: file descriptor of its pipe.
         has_ended: True if it reported a regular end.
+        reads_program: True if its program came from standard input.
         was_dead: True if its process had ended before the watchdog knew it.
         limit_s: time limit of the call in which it waits for all ranks; None outside such calls.
         purpose: what that call waits for.
@@ -187,7 +207,7 @@ class Rank:
 
     def __init__(self, number: str, pid: int, pipe: int) -> None:
         self.number, self.pid, self.pipe = number, pid, pipe
-        self.has_ended = False
+        self.has_ended = self.reads_program = False
         self.was_dead = process_state(pid) in ("", "Z")
         self.limit_s: float | None = None
         self.purpose = ""
@@ -214,6 +234,8 @@ class Rank:
             self.num_arrived += 1
         elif command == "bye":
             self.has_ended = True
+        elif command == "stdin":
+            self.reads_program = True
         else:
             self.requests.append(line)
 
@@ -241,6 +263,7 @@ class Watchdog:
         self.siblings = self._find_siblings(launcher)
         self.missing: tuple[int, int] | None = None
         self.absent_s = 0.0
+        self.idle: dict[int, tuple[tuple[str, ...], float]] = {}
         self.began = time.time()
 
     def _find_siblings(self, launcher: int | None) -> Siblings:
@@ -443,12 +466,14 @@ class Watchdog:
         The launcher may end the other ranks then, and they are not the cause.
         """
         absent = self.siblings.absent
+        ended = "it was killed, or its program ended"
+        if self._reads_program():
+            ended = f"perhaps it found no program: {ONE_READER.format(size=self.size)}"
         if self.missing is not None:
             rank, pid = self.missing
             self._name(
                 str(rank),
-                f"its process {pid} on {self.host} ended before it started MPI (it was killed, or "
-                "its program ended)",
+                f"its process {pid} on {self.host} ended before it started MPI ({ended})",
             )
         elif absent:
             self._name(
@@ -465,6 +490,25 @@ class Watchdog:
         is_missing = self.missing is not None or self.absent_s > ABSENT_S
         if self.ranks and is_missing and self._name_missing():
             self._end_waiting()
+        elif self._reads_program():
+            self._check_readers(elapsed_s)
+
+    def _reads_program(self) -> bool:
+        return any(rank.reads_program for rank in self.ranks.values())
+
+    def _check_readers(self, elapsed_s: float) -> None:
+        """End the start of MPI if a rank waits for a program that rank 0 has read."""
+        before, self.idle = self.idle, {}
+        for rank, pid in self.siblings.running.items():
+            state = _sleep_state(pid)
+            known, idle_s = before.get(pid, ((), 0.0))
+            idle_s = idle_s + min(elapsed_s, 2 * _POLL_S) if state and state == known else 0.0
+            self.idle[pid] = state, idle_s
+            if idle_s > IDLE_S:
+                cause = f"waits for its standard input; {ONE_READER.format(size=self.size)}"
+                self._name(str(rank), f"its process {pid} on {self.host} {cause}")
+                return self._end_waiting()
+        return None
 
     def _end_waiting(self) -> None:
         """End the ranks that wait in a call for all ranks, and soon all others."""
@@ -518,10 +562,10 @@ class Watchdog:
         if absent:
             names = ", ".join(absent[:MAX_NAMED]) + ", …" * (len(absent) > MAX_NAMED)
             elsewhere = f"; no process of rank {names} runs on {self.host}"
-        return self._name(
-            waiting.number,
-            f"{waited}{elsewhere}; a rank hangs, is stopped or was not started",
-        )
+        reason = "a rank hangs, is stopped or was not started"
+        if waiting.reads_program:
+            reason = ONE_READER.format(size=self.size)
+        return self._name(waiting.number, f"{waited}{elsewhere}; {reason}")
 
     def _check_launcher(self) -> None:
         """End the ranks if the launcher's process has ended."""

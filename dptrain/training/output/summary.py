@@ -13,6 +13,7 @@ from dptrain import __version__
 from dptrain.comm.signals import stop_advice
 from dptrain.comm.world import World
 from dptrain.data.base import Dataset
+from dptrain.measure.console import make_console
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.input_times import MIN_STEPS, InputCost
 from dptrain.measure.machine.energy import energy_lines, energy_of, meter_facts
@@ -84,6 +85,15 @@ def data_lines(network: Network, dataset: Dataset) -> list[str]:
     ]
 
 
+def print_stop_advice(world: World) -> None:
+    """Print which signal stops training, if the launcher kills ranks after the others.
+
+    It is printed before kernels are compiled, because that may take longer than a user waits.
+    """
+    if world.is_rank_zero and (advice := stop_advice()):
+        make_console().print(advice, soft_wrap=True)
+
+
 def introduce(job: Job, display: Display, step: int) -> None:
     """Print the network, the data, the parallelism and the run directory; all ranks call it."""
     spec, world = job.spec, job.world
@@ -120,8 +130,6 @@ def introduce(job: Job, display: Display, step: int) -> None:
     threads = 0 if job.replica.memory.name else job.plan.setting.threads
     if warning := binding_warning(gather_rank_cores(world, threads)):
         display.print(f"warning: {warning}")
-    if advice := stop_advice():
-        display.print(advice)
     if spec.batch_size > len(job.dataset.train):
         display.print(
             f"warning: batch size {spec.batch_size} exceeds the {len(job.dataset.train):,} "

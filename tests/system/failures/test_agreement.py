@@ -21,12 +21,23 @@ LIMIT_S = 180.0
 other for 300 s."""
 
 
+def find_mpirun() -> str:
+    """Return the path of the launcher."""
+    found = shutil.which("mpirun", path=str(SCRIPTS)) or shutil.which("mpirun")
+    assert found, "these tests need mpirun"
+    return found
+
+
+def dptrain_lines(errors: str) -> list[str]:
+    """Return the lines that dptrain printed; launchers add their own."""
+    assert "Traceback" not in errors, errors
+    return [line for line in errors.splitlines() if line.startswith("dptrain: ")]
+
+
 def launch_two(
     first: str, second: str, tmp_path: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command on rank 0 and another on rank 1; `variables` are those of rank 1."""
-    mpirun = shutil.which("mpirun", path=str(SCRIPTS)) or shutil.which("mpirun")
-    assert mpirun, "these tests need mpirun"
     program = [sys.executable, "-m", "dptrain"]
     setting = ["env", *(f"{name}={value}" for name, value in variables.items())]
     ranks = [
@@ -34,7 +45,7 @@ def launch_two(
         ["-n", "1", *setting, *program, *second.split()],
     ]
     return subprocess.run(
-        [mpirun, *ranks[0], ":", *ranks[1]],
+        [find_mpirun(), *ranks[0], ":", *ranks[1]],
         capture_output=True,
         text=True,
         check=False,
@@ -71,11 +82,24 @@ def test_a_difference_is_named_with_its_rank(
 ) -> None:
     done = launch_two(first, second, tmp_path, **variables)
     assert done.returncode == 2, done.stderr
-    said = [text for text in done.stderr.splitlines() if text.strip()]
-    assert len(said) == 1, done.stderr
-    assert said[0].startswith("dptrain: ")
-    assert line in said[0]
+    (said,) = dptrain_lines(done.stderr)
+    assert line in said
     assert not (tmp_path / "RUN").exists()
+
+
+@pytest.mark.more
+def test_a_program_on_standard_input_ends_with_one_line(tmp_path: Path) -> None:
+    """MPICH leaves the other ranks waiting for it; for Open MPI's they have an empty program."""
+    done = subprocess.run(
+        [find_mpirun(), "-n", "2", sys.executable, "-"],
+        input="from dptrain.comm.world import World\nWorld.connect()\n",
+        capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=tmp_path,
+        env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    (line,) = dptrain_lines(done.stderr)
+    assert line.startswith("dptrain: rank 1 of 2: its process ")
+    assert "mpirun passes standard input to rank 0 only" in line
 
 
 @contextmanager
@@ -83,13 +107,11 @@ def starting(
     *arguments: str, cwd: Path, program: Sequence[str] = ("-m", "dptrain", "train")
 ) -> Iterator[subprocess.Popen[str]]:
     """Two ranks of a training job that have reached the watchdog, but not MPI."""
-    mpirun = shutil.which("mpirun", path=str(SCRIPTS)) or shutil.which("mpirun")
-    assert mpirun, "these tests need mpirun"
     with (
         # A short path: MPI libraries put sockets there, whose names are short.
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         subprocess.Popen(
-            [mpirun, "-n", "2", sys.executable, *program, *arguments],
+            [find_mpirun(), "-n", "2", sys.executable, *program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
