@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import os
+import re
 import select
 import shutil
 import signal
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.comm.node.activity import Activity
 from dptrain.comm.signals import SIGNALS
-from dptrain.comm.watchdog import watch
+from dptrain.comm.watchdog import mpi_files, watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -328,9 +330,43 @@ def meeting_folder() -> Path:
     daemon of Slurm) as their ancestor. Its number, start time and the user make the name unique.
     """
     launcher = watch.find_launcher(os.getpid()) or os.getppid()
-    started = watch.start_time(launcher) or "0"
-    name = f"dptrain-{os.getuid()}-{os.uname().nodename}-{launcher}-{started}"
+    name = f"dptrain-{os.getuid()}-{launcher}-{_start_time(launcher)}-{os.uname().nodename}"
     return Path(tempfile.gettempdir()) / name
+
+
+def _start_time(pid: int) -> str:
+    return watch.start_time(pid) or "0"
+
+
+def remove_left_folders() -> None:
+    """Remove the folders of this user's jobs on this node of which no process is left.
+
+    The watchdog removes its folder, unless it is killed. Slurm kills it with the ranks of a step.
+    What MPI made since in /dev/shm and no process uses is removed too.
+    """
+    own = rf"dptrain-{os.getuid()}-(\d+)-(\d+)-{re.escape(os.uname().nodename)}(~.*)?"
+    created = []
+    for folder in Path(tempfile.gettempdir()).glob(f"dptrain-{os.getuid()}-*"):
+        found = re.fullmatch(own, folder.name)
+        if found is None or _start_time(int(found[1])) == found[2]:
+            continue
+        with contextlib.suppress(OSError):  # Another process removes it at the same time.
+            if not any(map(_is_open, (folder / "register", *folder.glob("alive-*")))):
+                created += [file.stat().st_mtime for file in (folder, *folder.iterdir())]
+                shutil.rmtree(folder)
+    if created:
+        mpi_files.remove_unused(min(created) - 1)
+
+
+def _is_open(pipe: Path) -> bool:
+    """Return True if a process reads a named pipe: the watchdog or a rank."""
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return error.errno != errno.ENXIO
+    return True
 
 
 def _open_register(folder: Path, size: int) -> int:
@@ -343,7 +379,8 @@ def _open_register(folder: Path, size: int) -> int:
     """
     with contextlib.suppress(FileNotFoundError):
         return os.open(folder / "register", os.O_WRONLY | os.O_NONBLOCK)
-    new = Path(tempfile.mkdtemp(prefix="dptrain-", dir=folder.parent))
+    remove_left_folders()
+    new = Path(tempfile.mkdtemp(prefix=f"{folder.name}~", dir=folder.parent))
     try:
         os.mkfifo(new / "register")
         reader = os.open(new / "register", os.O_RDONLY | os.O_NONBLOCK)

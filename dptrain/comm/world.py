@@ -19,7 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.deadline import MAX_TIMEOUT_S, RankTimeoutError
-from dptrain.comm.job import Job, current_job, raise_on_interrupt, start_job
+from dptrain.comm.job import (
+    Job,
+    current_job,
+    raise_on_interrupt,
+    remove_left_folders,
+    start_job,
+)
 from dptrain.comm.launching.launcher import has_launcher
 from dptrain.comm.launching.start import report_files, start_mpi
 from dptrain.comm.node.activity import Activity, Wait, late_error
@@ -146,7 +152,10 @@ class World:
         Args:
             timeout, command: see `connect`.
         """
-        return cls.connect(timeout=timeout, command=command) if has_launcher() else cls.single()
+        if has_launcher():
+            return cls.connect(timeout=timeout, command=command)
+        remove_left_folders()
+        return cls.single()
 
     @classmethod
     def connect(

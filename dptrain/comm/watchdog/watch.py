@@ -38,7 +38,8 @@ Time in which a rank was stopped (SIGSTOP) does not count.
 The watchdog ends when no process has ``register`` or the pipe of a rank open. If a rank fails
 before MPI has started, the watchdog also waits for the end of the launcher, because a rank that
 starts later and is killed must find the file ``failed``. At its end, it removes the files that MPI
-libraries leave in /dev/shm if their ranks are killed, and FOLDER. No other process removes FOLDER.
+libraries leave in /dev/shm if their ranks are killed, and FOLDER. If it is killed before, the next
+job of the user does so (`dptrain.comm.job.remove_left_folders`).
 
 ``watch.py deadline SECONDS PID FOLDER MESSAGE`` kills the process PID after SECONDS, and prints
 MESSAGE before unless the file ``failed`` in FOLDER exists.
@@ -598,7 +599,7 @@ class Watchdog:
             # The rank that started this process may have been killed before it made the folder.
             if not os.path.samestat(os.fstat(_REGISTER), (folder / "register").stat()):
                 return
-            folder = folder.rename(f"{folder}-{os.getpid()}")
+            folder = folder.rename(f"{folder}~{os.getpid()}")
             for file in folder.iterdir():
                 file.unlink()
             folder.rmdir()

@@ -446,3 +446,36 @@ def test_the_rank_for_which_another_node_waited_is_named(
     assert printed.startswith(f"dptrain: {named.format(pid=os.getpid())}" if named else "")
     assert printed.count("\n") == bool(named)
     assert (tmp_path / "failed").exists() == bool(named)
+
+
+def test_folders_of_jobs_without_a_process_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm kills the watchdog with the ranks, so it cannot remove its folder."""
+    monkeypatch.setattr(job.tempfile, "tempdir", str(tmp_path))
+    own, host, uid = os.getpid(), os.uname().nodename, os.getuid()
+    left, runs = f"dptrain-{uid}-{own}-1", f"dptrain-{uid}-{own}-{watch.start_time(own)}"
+    names = {
+        "left": f"{left}-{host}",
+        "before its name": f"{left}-{host}~x1_y",
+        "with a rank": f"{left}2-{host}",
+        "with a watchdog": f"{left}3-{host}",
+        "with a launcher": f"{runs}-{host}",
+        "of another node": f"{left}-{host}2",
+        "of another user": f"dptrain-{uid}1-{own}-1-{host}",
+    }
+    files = []
+    for name in names.values():
+        (tmp_path / name).mkdir()
+        for pipe in ("register", "alive-0-7"):
+            os.mkfifo(tmp_path / name / pipe)
+        (tmp_path / name / "watched-0-7").touch()
+    for name, pipe in (("with a rank", "alive-0-7"), ("with a watchdog", "register")):
+        files.append(os.open(tmp_path / names[name] / pipe, os.O_RDONLY | os.O_NONBLOCK))
+    job.remove_left_folders()
+    found = {key for key, name in names.items() if (tmp_path / name).exists()}
+    assert found == set(names) - {"left", "before its name"}
+    for file in files:
+        os.close(file)
+    job.remove_left_folders()
+    assert not (tmp_path / names["with a rank"]).exists()
