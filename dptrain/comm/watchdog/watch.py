@@ -467,20 +467,19 @@ class Watchdog:
         The launcher may end the other ranks then, and they are not the cause.
         """
         absent = self.siblings.absent
-        ended = "it was killed, or its program ended"
-        if self._reads_program():
-            ended = f"perhaps it found no program: {ONE_READER.format(size=self.size)}"
+        cause = f"; {ONE_READER.format(size=self.size)}" if self._reads_program() else ""
         if self.missing is not None:
             rank, pid = self.missing
             self._name(
                 str(rank),
-                f"its process {pid} on {self.host} ended before it started MPI ({ended})",
+                f"its process {pid} on {self.host} ended before it started MPI"
+                + (cause or " (it was killed, or its program ended)"),
             )
         elif absent:
             self._name(
                 str(absent[0]),
-                f"it ended before it started MPI, or was not started on {self.host}; see the "
-                "launcher's messages",
+                f"it ended before it started MPI, or was not started on {self.host}"
+                + (cause or "; see the launcher's messages"),
             )
         return bool(absent) or self.missing is not None
 

@@ -98,7 +98,7 @@ def test_a_program_on_standard_input_ends_with_one_line(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     (line,) = dptrain_lines(done.stderr)
-    assert line.startswith("dptrain: rank 1 of 2: its process ")
+    assert line.startswith("dptrain: rank 1 of 2: it")
     assert "mpirun passes standard input to rank 0 only" in line
 
 
