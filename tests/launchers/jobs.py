@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -95,7 +96,7 @@ def find_launcher(name: str, folder: Path) -> Launcher:
         name: the key.
         folder: a folder for links to libraries.
     """
-    return {
+    found = {
         "mpich5": _mpich5,
         "openmpi5": _openmpi5,
         "mpich5-script": lambda: _with_script(_mpich5()),
@@ -105,6 +106,30 @@ def find_launcher(name: str, folder: Path) -> Launcher:
         "openmpi4-script": lambda: _with_script(_openmpi4()),
         "none": Launcher,
     }[name]()
+    expected = LIBRARIES.get(name.removesuffix("-script"))
+    if found.missing or expected is None:
+        return found
+    library = _load_library(found.variables)
+    return found if library == expected else Launcher(missing=f"mpi4py loads {library}")
+
+
+LIBRARIES = {
+    "mpich5": "MPICH 5", "openmpi5": "Open MPI 5", "mpich4": "MPICH 4", "openmpi4": "Open MPI 4",
+}  # fmt: skip
+
+
+@functools.cache
+def _load_library(variables: tuple[tuple[str, str], ...]) -> str:
+    """Return the library that mpi4py loads: its wheel any, that of a source build its own."""
+    program = (
+        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+        "name, version = MPI.get_vendor(); print(name, version[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(**dict(variables)), capture_output=True,
+        text=True,
+    )  # fmt: skip
+    return done.stdout.strip() or "no library"
 
 
 def _mpich5() -> Launcher:
