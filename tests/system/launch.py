@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -31,9 +32,27 @@ def command(
     line = [sys.executable, *program, *arguments]
     if not ranks:
         return line
-    mpirun = shutil.which("mpirun", path=os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]))
-    assert mpirun is not None, "no mpirun beside Python or on PATH"
-    return [mpirun, "-n", str(ranks), *line]
+    return [find_mpirun(), "-n", str(ranks), *line]
+
+
+def find_mpirun() -> str:
+    """Return the path of the launcher: next to Python, or on PATH."""
+    found = shutil.which("mpirun", path=os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]))
+    assert found is not None, "no mpirun beside Python or on PATH"
+    return found
+
+
+@functools.cache
+def kills_after_signals() -> bool:
+    """Return True for Open MPI's mpirun, which kills the ranks after any signal but SIGUSR1."""
+    done = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True)
+    return "(Open" in done.stdout
+
+
+def dptrain_lines(errors: str) -> list[str]:
+    """Return the lines that dptrain printed on standard error; launchers add their own."""
+    assert "Traceback" not in errors, errors
+    return [line for line in errors.splitlines() if line.startswith("dptrain: ")]
 
 
 def under_launcher(folder: Path, name: str, line: Sequence[str]) -> list[str]:

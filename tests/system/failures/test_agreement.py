@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,24 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.launch import SCRIPTS, environment
+from tests.system.launch import dptrain_lines, environment, find_mpirun, kills_after_signals
 
 LIMIT_S = 180.0
 """Time limit for a whole job on a busy machine. A job that hangs takes longer: ranks wait for each
 other for 300 s."""
 
 
-def find_mpirun() -> str:
-    """Return the path of the launcher."""
-    found = shutil.which("mpirun", path=str(SCRIPTS)) or shutil.which("mpirun")
-    assert found, "these tests need mpirun"
-    return found
-
-
-def dptrain_lines(errors: str) -> list[str]:
-    """Return the lines that dptrain printed; launchers add their own."""
-    assert "Traceback" not in errors, errors
-    return [line for line in errors.splitlines() if line.startswith("dptrain: ")]
+forwarded = pytest.mark.skipif(
+    kills_after_signals(), reason="Open MPI's mpirun kills ranks after this signal"
+)
 
 
 def launch_two(
@@ -126,6 +117,7 @@ def starting(
         yield job
 
 
+@forwarded
 @pytest.mark.more
 def test_ctrl_c_before_training_ends_the_job_with_one_line(tmp_path: Path) -> None:
     with starting("--steps", "1000", cwd=tmp_path) as job:
@@ -152,6 +144,7 @@ World.connect()
 """
 
 
+@forwarded
 @pytest.mark.more
 def test_ctrl_c_ends_a_rank_that_waits_in_the_start_of_mpi(tmp_path: Path) -> None:
     with starting(cwd=tmp_path, program=("-c", LATE)) as job:
@@ -169,7 +162,7 @@ def test_ctrl_c_ends_a_rank_that_waits_in_the_start_of_mpi(tmp_path: Path) -> No
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=forwarded), signal.SIGUSR1])
 def test_a_request_before_training_is_followed_after_the_first_step(
     number: signal.Signals, tmp_path: Path
 ) -> None:

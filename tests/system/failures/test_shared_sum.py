@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dptrain.training.persistence.checkpoints import CheckpointStore
-from tests.system.launch import launch
+from tests.system.launch import dptrain_lines, launch
 
 pytestmark = pytest.mark.more
 
@@ -133,7 +133,7 @@ def test_too_little_memory_is_found_before_it_is_used(tmp_path: Path) -> None:
 
     done = launch(*TRAIN, "--transport", "shared", ranks=2, program=("-c", REFUSAL), cwd=tmp_path)
     assert done.returncode == 2
-    [line] = done.stderr.splitlines()
+    [line] = dptrain_lines(done.stderr)
     assert line.startswith("dptrain: rank 1: ")
     assert line.endswith("(No space left on device); use --transport mpi")
 
@@ -145,5 +145,5 @@ def test_a_run_names_its_transport(tmp_path: Path) -> None:
         assert f", transport {transport}; " in done.stdout
     done = launch(*TRAIN, "--strategy", "central", "--transport", "shared", ranks=2, cwd=tmp_path)
     assert done.returncode == 2
-    [line] = done.stderr.splitlines()
+    [line] = dptrain_lines(done.stderr)
     assert line.startswith("dptrain: --transport shared does not support --strategy central")
