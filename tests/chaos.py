@@ -88,8 +88,15 @@ class Launcher:
         if has_started:
             return own
         # The signal may end a rank while Python starts. MPICH kills the others, and combines the
-        # numbers of the signals bit by bit: 11 is SIGINT and SIGKILL.
-        return own | {1, int(number), 128 + int(number), self.killed, int(number) | self.killed}
+        # numbers of the signals bit by bit: 11 is SIGINT and SIGKILL. MPICH 4.0 may return 255.
+        return own | {
+            1,
+            255,
+            int(number),
+            128 + int(number),
+            self.killed,
+            int(number) | self.killed,
+        }
 
 
 MPICH = Launcher("MPICH", (str(BIN / "mpirun"),), {}, 9)

@@ -17,6 +17,9 @@ SLURM = ("srun-pmi2", "srun-pmix")
 CAUSES = ("rank ", "SIGTERM while", "SIGUSR1 while", "interrupted")
 """Beginnings of texts that name why a job failed or was not trained."""
 
+LOSES_CODE = "mpich4"
+"""A launcher that may return 0 after a signal that it passed on (`tests.system.launch`)."""
+
 SAVED = ("checkpoint", "result", "nothing", "perhaps")
 
 
@@ -56,7 +59,8 @@ def cells() -> Iterator[Cell]:
 
 def check(cell: Cell, outcome: Outcome) -> None:
     """Compare what happened with a cell."""
-    assert outcome.code == cell.code, outcome.output
+    is_lost = outcome.code == 0 and cell.launcher == LOSES_CODE and cell.code == 75
+    assert outcome.code == cell.code or is_lost, f"code {outcome.code}\n{outcome.output}"
     if cell.saved == "perhaps":  # The launcher kills the ranks, perhaps in the middle of a line.
         return
     assert outcome.saved == cell.saved, outcome.output

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.launch import dptrain_lines, environment, find_mpirun, kills_after_signals
+from tests.system.launch import (
+    dptrain_lines,
+    environment,
+    find_mpirun,
+    kills_after_signals,
+    loses_code,
+)
 
 LIMIT_S = 180.0
 """Time limit for a whole job on a busy machine. A job that hangs takes longer: ranks wait for each
@@ -171,6 +177,6 @@ def test_a_request_before_training_is_followed_after_the_first_step(
     with starting(*options, "--run-dir", "RUN", cwd=tmp_path) as job:
         job.send_signal(number)
         output, errors = job.communicate(timeout=LIMIT_S)
-    assert job.returncode == 75, errors
+    assert job.returncode == 75 or (job.returncode == 0 and loses_code()), errors
     assert "stopped on request after step 1;" in output
     assert list((tmp_path / "RUN" / "checkpoints").iterdir())
