@@ -20,6 +20,7 @@ lowest estimate."""
 
 Candidates = Callable[[Iterable[tuple[float, Any]]], list[tuple[float, Any]]]
 """Returns the candidates that are measured, from all of a stage with their estimates."""
+
 MEASURED = "measured to be the fastest"
 """`KernelSelection.reason` of names that measurements chose."""
 

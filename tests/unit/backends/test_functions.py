@@ -17,6 +17,7 @@ import dptrain
 from dptrain.backends.cuda.elementwise import activations as cuda_activations
 from dptrain.backends.memory import as_numbers
 from dptrain.backends.numba import activations as numba_activations
+from dptrain.native.jit import Items
 from dptrain.network import ACTIVATIONS, Dense, MeanSquaredError, Network
 from dptrain.network.derivatives import derivative, times
 from dptrain.network.elementwise import DY, Activation
@@ -81,15 +82,16 @@ def close_to_exact(found: Any, tree: Expression, points: NDArray[Any]) -> None:
 
 def test_numba_kernels_of_generated_expressions() -> None:
     """The Python functions that Numba compiles, run by the interpreter."""
+    items = Items(0, len(POINTS), 0)
     for tree in expressions(1):
         results = np.zeros(len(POINTS), np.float32)
         kernel = numba_activations.forward("generated", str(tree))
-        kernel.py_func(0, len(POINTS), 0, POINTS, results)
+        kernel.py_func(items, POINTS, results)
         close_to_exact(results, tree, POINTS)
         gradient = times(DY, derivative(tree), first=True)
         kernel = numba_activations.backward("generated", str(gradient), "x")
         dy = np.full(len(POINTS), 1.5, np.float32)
-        kernel.py_func(0, len(POINTS), 0, dy, POINTS, results)
+        kernel.py_func(items, dy, POINTS, results)
         close_to_exact(results, gradient, POINTS)
 
 
