@@ -290,16 +290,11 @@ class World:
             what: what this rank waited for, such as "a sum over the ranks".
             waited_s: how long it waited, in seconds.
         """
+        stopped = self.stopped_error(what, waited_s)
+        if stopped is not None:
+            return stopped
         waited = f"waited {waited_s:.0f} s for {what}"
         host = self._processes[self.rank][0] if self._processes else ""
-        for rank, (other, process) in enumerate(self._processes):
-            if rank != self.rank and other == host and process_state(process) in ("T", "t"):
-                return RankTimeoutError(
-                    f"its process {process} on {host} is stopped (SIGSTOP?); rank {self.rank} "
-                    f"{waited}",
-                    rank,
-                    is_cause=True,
-                )
         others = self.activity.others()
         late = [each for each in others if each.is_working]
         if late:
@@ -308,6 +303,19 @@ class World:
         if left:
             return self.left_error(what, left)
         return RankTimeoutError(f"{waited}: another rank hangs, is stopped or has left", self.rank)
+
+    def stopped_error(self, what: str, waited_s: float) -> RankTimeoutError | None:
+        """Return the error of a wait for a rank of this node that is stopped; None if none is."""
+        host = self._processes[self.rank][0] if self._processes else ""
+        for rank, (other, process) in enumerate(self._processes):
+            if rank != self.rank and other == host and process_state(process) in ("T", "t"):
+                return RankTimeoutError(
+                    f"its process {process} on {host} is stopped (SIGSTOP?); rank {self.rank} "
+                    f"waited {waited_s:.0f} s for {what}",
+                    rank,
+                    is_cause=True,
+                )
+        return None
 
     def left_error(self, what: str, left: Sequence[int]) -> RankTimeoutError:
         """Return the error of a wait for ranks whose program has ended.

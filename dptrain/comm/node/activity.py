@@ -213,6 +213,7 @@ class Wait:
         self._next_check_s = _CHECK_S
         self._stuck: list[Record] = []
         self._stuck_since_s = 0.0
+        self._was_stopped = False
 
     @property
     def waited_s(self) -> float:
@@ -240,6 +241,19 @@ class Wait:
             if left is not None:
                 raise self._world.left_error(self._what, [left])
             self._check_stuck(activity.stuck())
+            if waited_s > self._world.timeout:
+                self._check_stopped(waited_s)
+
+    def _check_stopped(self, waited_s: float) -> None:
+        """End a wait that may be longer than the job's timeout if a rank is still stopped.
+
+        Such a wait is for ranks that work. A rank that was stopped at one check alone may be one of
+        a suspended job that goes on.
+        """
+        error = self._world.stopped_error(self._what, waited_s)
+        if error is not None and self._was_stopped:
+            raise error
+        self._was_stopped = error is not None
 
     def _check_stuck(self, stuck: list[Record]) -> None:
         """End the wait if all ranks were stuck for `STUCK_S`, and polled meanwhile."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +41,11 @@ class Ranks:
 
 def wait(world: World) -> None:
     """Wait for what never comes."""
-    waiting = Wait(world, "a sum")
+    poll(Wait(world, "a sum"))
+
+
+def poll(waiting: Wait) -> None:
+    """Wait for what never comes."""
     while True:
         waiting.check()
 
@@ -143,6 +150,26 @@ def test_a_wait_goes_on_while_other_waits_end(
     with pytest.raises(RankTimeoutError, match=r"another rank|its program ended"):
         poll()
     assert waiting.waited_s > 0.5
+
+
+def test_a_long_wait_ends_after_the_timeout_if_a_rank_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks wait an hour for others that compile, but not for one that cannot."""
+    monkeypatch.setattr(activity, "_CHECK_S", 0.01)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        world = Ranks(tmp_path, 2).world(0, timeout=0.1)
+        world._processes = [("here", os.getpid()), ("here", other.pid)]
+        waiting = Wait(world, "kernels", timeout_s=0.4)
+        with pytest.raises(RankTimeoutError, match=r"another rank hangs|has not arrived"):
+            poll(waiting)
+        assert waiting.waited_s > 0.4
+        other.send_signal(signal.SIGSTOP)
+        os.waitpid(other.pid, os.WUNTRACED)
+        with pytest.raises(RankTimeoutError, match=r"is stopped.* for kernels") as caught:
+            poll(Wait(world, "kernels", timeout_s=3600.0))
+        assert (caught.value.rank, caught.value.is_cause) == (1, True)
+        other.kill()
 
 
 def test_a_forked_child_does_not_write_the_record_of_its_parent(tmp_path: Path) -> None:
