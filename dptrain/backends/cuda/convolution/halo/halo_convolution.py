@@ -76,7 +76,7 @@ def buffers(case: Case, tile: ImplicitGemmTile) -> Extra:
 
 def bind(operation: BoundConvolution, phase: Phase, tile: ImplicitGemmTile) -> Kernel:
     """Return the stage of a product."""
-    a, dz, config = operation.arrays, operation.dz, GemmConfig(tile, SplitK(1, 1))
+    a, config = operation.arrays, GemmConfig(tile, SplitK(1, 1))
     if phase is Phase.FORWARD:
         return operation.product(
             "conv2d_forward_halo.cu", "conv2d_forward_halo", config, tile.tiles_per_sample,
@@ -85,6 +85,7 @@ def bind(operation: BoundConvolution, phase: Phase, tile: ImplicitGemmTile) -> K
             tensor_maps=_tensor_maps(operation, tile, a["x"]),
             row_samples=tile.view.row_samples, summed=operation.output_sums,
         )  # fmt: skip
+    dz = operation.dz
     return operation.product(
         "conv2d_backward_input_halo.cu", "conv2d_backward_input_halo", config,
         tile.tiles_per_sample, tile.view.filters, (*dz, a["packed_back"], a["dx"]),
