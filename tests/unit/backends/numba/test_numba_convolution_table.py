@@ -41,6 +41,9 @@ POOLED = {
 }
 """Shapes with fused pooling."""
 
+WIDE_ROWS = {"implicit GEMM of colour images"}
+"""Rows that exist with vectors of AVX-512 alone."""
+
 
 @cache
 def cases():
@@ -54,9 +57,9 @@ def cases():
 
 @pytest.mark.parametrize("row", CONVOLUTION, ids=lambda row: row.name)
 def test_a_row_computes_all_shapes_that_it_supports(row):
+    if row.name in WIDE_ROWS and compiled_registers().width < AVX512.width:
+        pytest.skip(f"'{row.name}' needs AVX-512, which this processor does not have")
     found = [check(row, copy(case), name) for name, case in cases().items()]
-    if not any(found) and compiled_registers().width < AVX512.width:
-        pytest.skip(f"'{row.name}' may need vectors of {AVX512.width} numbers")
     assert any(found), f"'{row.name}' supports no shape of this module; add one that it supports"
 
 
