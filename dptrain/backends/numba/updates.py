@@ -62,7 +62,7 @@ def _prefetch_block(w: Array, start: int, stop: int) -> None:
 
 @kernel
 def sgd(items: Items, w: Array, g: Array, decay: WeightDecay, learning_rate: float) -> None:
-    """W ← w − α (g + λ w)."""
+    """w ← w − α (g + λ w)."""
     rate = np.float32(learning_rate)
     for block in range(items.start, items.stop, _BLOCK):
         end = min(block + _BLOCK, items.stop)
@@ -79,7 +79,7 @@ def sgd_momentum(
     items: Items, w: Array, g: Array, v: Array, decay: WeightDecay, momentum: float, nesterov: bool,
     learning_rate: float,
 ) -> None:  # fmt: skip
-    """V ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w − α v, with d = g + λ w."""
+    """v ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w − α v, with d = g + λ w."""
     rate, mu = np.float32(learning_rate), np.float32(momentum)
     # Both rules are w − α (p d + q v).
     p, q = (np.float32(1.0), mu) if nesterov else (np.float32(0.0), np.float32(1.0))
@@ -100,7 +100,7 @@ def adam(
     items: Items, w: Array, g: Array, moments: tuple[Array, Array], decay: WeightDecay,
     constants: tuple[float, float, float], learning_rate: float, step: int,
 ) -> None:  # fmt: skip
-    """W ← w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
+    """w ← w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
     (m, v), (beta1, beta2, epsilon) = moments, constants
     b1, b2, eps = np.float32(beta1), np.float32(beta2), np.float32(epsilon)
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
@@ -124,7 +124,7 @@ def adamw(
     items: Items, w: Array, g: Array, moments: tuple[Array, Array], decay: WeightDecay,
     constants: tuple[float, float, float], learning_rate: float, step: int,
 ) -> None:  # fmt: skip
-    """W ← (1 − α λ) w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
+    """w ← (1 − α λ) w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
     (m, v), (beta1, beta2, epsilon) = moments, constants
     b1, b2, eps = np.float32(beta1), np.float32(beta2), np.float32(epsilon)
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
@@ -155,7 +155,7 @@ def add_squares(items: Items, g: Array, squares: Array) -> None:
 
 @kernel
 def scale(items: Items, g: Array, factor: float) -> None:
-    """G ← factor · g."""
+    """g ← factor · g."""
     f = np.float32(factor)
     for i in range(items.start, items.stop):
         g[i] *= f
