@@ -38,7 +38,7 @@ def command(
 def find_mpirun() -> str:
     """Return the path of the launcher: next to Python, or on PATH."""
     found = shutil.which("mpirun", path=os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]))
-    assert found is not None, "no mpirun beside Python or on PATH"
+    assert found is not None, "no mpirun next to Python or on PATH"
     return found
 
 

@@ -39,10 +39,12 @@ are multiples of `halo_tiles.CHANNEL_MULTIPLE`. On an H100, seven forward produc
 bf16."""
 
 STRIDED = {Phase.FORWARD: 1.2, Phase.BACKWARD_WEIGHT: 0.8, Phase.BACKWARD_INPUT: 1.8}
-"""Factor of layers with strides, next to the others: medians of 38, 25 and 31 products of ResNet-18
-(224×224 and 32×32) and ResNet-20 with 32 samples in tf32, compared with what the estimates of the
-other algorithms miss by (H200, 2026-11-29, ``benchmarks/step/choices.py``). Blocks of an input
-gradient that no tap reaches write zeros, for example three quarters of a 1×1 layer's."""
+"""Factor of layers with strides. In ResNet-18 (224×224 and 32×32) and ResNet-20, 32 samples in
+tf32, 15 forward products took 1.17 times as long as estimated in the median, 25 weight gradients
+0.78 times and 31 input gradients 1.8 times (H200, 2026-11-29, ``benchmarks/step/choices.py``). 23
+forward products of 1×1 layers took 2.0 times as long, but those of other algorithms 1.4 to 1.7
+times. Blocks of an input gradient that no tap reaches write zeros, for example three quarters of a
+1×1 layer's."""
 
 UNPOOL_IN_KERNEL, UNPOOL_BYTES_PER_US = 1.6, 2.5e6
 """Factor of a gathering input-gradient kernel that undoes pooling for each tap (64 channels, 2048
