@@ -151,8 +151,14 @@ def test_a_rank_that_fails_ends_all_nodes(
     assert "done" not in job.stdout
     named = [line for line in job.stdout.splitlines() if "dptrain: rank" in line]
     assert len(named) == 1, job.stdout
-    assert f"dptrain: rank {rank} of 4: " in named[0]
-    assert cause in named[0]
+    if (
+        "at the same time on several nodes" in named[0]
+    ):  # MPI ended the others before the watchdogs.
+        assert how != "bug"
+        assert str(rank) in named[0]
+    else:
+        assert f"dptrain: rank {rank} of 4: " in named[0]
+        assert cause in named[0]
 
 
 @pytest.mark.parametrize(

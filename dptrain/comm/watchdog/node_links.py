@@ -7,8 +7,9 @@ exchange these lines, which the first node forwards:
 
 - the token of the job, from a node that connects; the first node replies ``ok``;
 - ``named``: a rank has printed the cause of a failure;
-- ``died``: the watchdog has named a rank that was killed or crashed; the ranks of all nodes must
-  end;
+- ``died COUNT RANK …``: these ranks of a node of COUNT ranks were killed or crashed; the ranks of
+  all nodes must end. The node prints the cause when all others have sent this line, too, or
+  ``agreed COUNT RANK``, where RANK is the first of its ranks: none of theirs died before;
 - ``late``: ranks of a node have waited too long, and none of them is the cause;
 - ``idle …``, which is not forwarded, and ``left …``: see `idle_nodes`.
 

@@ -101,6 +101,10 @@ LAUNCHERS = (
 MAX_NAMED = 8
 """Ranks that one message lists."""
 
+HOLD_S = 1.0
+"""Longest time in which a node of several waits for the others before it prints a cause: a launcher
+or MPI ends ranks of other nodes within milliseconds, perhaps before the first death is known."""
+
 _REGISTER = 0
 """File descriptor of the pipe ``register``."""
 
@@ -265,6 +269,10 @@ class Watchdog:
         self.missing: tuple[int, int] | None = None
         self.absent_s = 0.0
         self.idle: dict[int, tuple[tuple[str, ...], float]] = {}
+        self.num_ranks = 0
+        self.held: tuple[list[int], str, float] | None = None
+        self.rivals: set[int] = set()
+        self.num_agreed = 0
         self.began = time.time()
 
     def _find_siblings(self, launcher: int | None) -> Siblings:
@@ -275,27 +283,32 @@ class Watchdog:
     def run(self) -> None:
         """Watch until every rank has ended."""
         last = last_rank = time.monotonic()
-        while self.ranks or self.can_register or self._must_remain(last - last_rank):
-            if not (self.ranks or self.can_register):
+        while self.ranks or self.can_register or self.held or self._must_remain(last - last_rank):
+            if not (self.ranks or self.can_register or self.held):
                 release_output()
-            for pipe, _ in self.poll.poll(self._patience()):
-                if pipe == _REGISTER:
-                    self._add_ranks()
-                elif pipe in self.ranks:
-                    self._read(self.ranks[pipe])
-                elif self.links is not None:
-                    self.links.handle(pipe)
+            ready = [file for file, _ in self.poll.poll(self._patience())]
+            if _REGISTER in ready:
+                self._add_ranks()
+            from_nodes = [file for file in ready if file != _REGISTER and file not in self.ranks]
+            for file in ready:
+                if file in self.ranks:
+                    self._read(self.ranks[file])
             for file, _ in self.closed.poll(0):
                 if file in self.ranks:
                     self._read(self.ranks[file])
                     self._remove(self.ranks[file])
                 else:
                     self.missing = self.missing or self.siblings.remove(file)
+            # After the pipes: a rank may have died before the one that another node reports.
+            for file in from_nodes:
+                if self.links is not None:
+                    self.links.handle(file)
             now = time.monotonic()
             self._check_siblings(now - last)
             self._check_calls(min(now - last, 2 * _POLL_S))
             self._check_launcher()
             self._check_idle_nodes()
+            self._check_held(now)
             if self.ranks:
                 last_rank = now
                 if self.kill_at is not None and now >= self.kill_at:
@@ -317,7 +330,7 @@ class Watchdog:
         return idle_s < LATE_S and not self.has_lost_launcher
 
     def _patience(self) -> float:
-        waits = any(rank.limit_s is not None for rank in self.ranks.values())
+        waits = self.held or any(rank.limit_s is not None for rank in self.ranks.values())
         return _POLL_S if waits else _LAUNCHER_POLL_S
 
     def _add_ranks(self) -> None:
@@ -332,6 +345,7 @@ class Watchdog:
             path = f"{self.folder}/alive-{name}"
             pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             self.ranks[pipe] = Rank(number, int(pid), pipe)
+            self.num_ranks += 1
             self.siblings.forget(int(number))
             self.poll.register(pipe, select.EPOLLIN)
             self.closed.register(pipe, 0)  # EPOLLHUP needs no mask.
@@ -390,17 +404,33 @@ class Watchdog:
         new.rename(f"{self.folder}/links")
 
     def _receive(self, line: str) -> None:
-        """Handle a line of another node: ``named``, ``died``, ``late`` or ``left RANK``."""
+        """Handle a line of another node: see `node_links`."""
         if line == "late":
             return self._name_late_of_node()
         if line.startswith("left "):
             assert self.idle_nodes is not None
             return self.idle_nodes.receive(line)
-        if line == "died":
+        command, *numbers = line.split()
+        if command == "agreed":
+            if self.held is not None and self.held[0][0] == int(numbers[1]):
+                self.num_agreed += int(numbers[0])
+            return None
+        if command == "died":
             self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
+            self._receive_death(*map(int, numbers))
+        else:
+            self.held = None  # The cause has been printed.
         with contextlib.suppress(OSError):
             Path(f"{self.folder}/failed").touch()
         return None
+
+    def _receive_death(self, num_ranks: int, *numbers: int) -> None:
+        """Agree with a node about its ranks that died, unless some of this node did so before."""
+        if self.held is not None:
+            self.num_agreed += num_ranks
+            self.rivals.update(numbers)
+        elif self.links is not None:
+            self.links.send(f"agreed {self.num_ranks} {numbers[0]}")
 
     def _name_late_of_node(self) -> None:
         """Name a rank of this node, if there is one, for which those of another waited too long.
@@ -450,15 +480,16 @@ class Watchdog:
 
         If the launcher has ended too, ranks that never registered are not known either.
         """
-        if self.links is not None:
-            self.links.send("died")
         numbers = sorted({*(int(rank.number) for rank in dead), *self.siblings.absent})
+        self._hold(numbers, self._unknown(numbers, f"on {self.host} during the start"))
+
+    def _unknown(self, numbers: list[int], where: str) -> str:
+        """Return the message about ranks of which it is unknown whose end was the cause."""
         names = ", ".join(map(str, numbers[:MAX_NAMED])) + ", …" * (len(numbers) > MAX_NAMED)
-        print_once(
-            self.folder,
-            f"dptrain: rank{'s' * (len(numbers) > 1)} {names} of {self.size} ended on {self.host} "
-            "during the start (out of memory, kill -9, a crash or os._exit), perhaps because "
-            "another rank did; see the launcher's messages\n",
+        return (
+            f"dptrain: rank{'s' * (len(numbers) > 1)} {names} of {self.size} ended {where} (out of "
+            "memory, kill -9, a crash or os._exit), perhaps because another rank did; see the "
+            "launcher's messages\n"
         )
 
     def _name_missing(self) -> bool:
@@ -584,12 +615,37 @@ class Watchdog:
         self.kill_at = time.monotonic() + CHECKPOINT_S
 
     def _name(self, number: str, cause: str) -> None:
-        if self.links is not None:
-            self.links.send("died")
-        self._report(number, cause)
+        self._hold([int(number)], self._message(number, cause))
+
+    def _hold(self, numbers: list[int], message: str) -> None:
+        """Print a message about ranks that died, unless another node prints the cause."""
+        if self.links is None:
+            print_once(self.folder, message)
+        elif claim(self.folder):
+            self.links.send(f"died {self.num_ranks} {' '.join(map(str, numbers[:MAX_NAMED]))}")
+            self.num_agreed = self.num_ranks
+            self.held = numbers, message, time.monotonic() + HOLD_S
+
+    def _check_held(self, now: float) -> None:
+        """Print the message that was held back; one node lists the ranks if several have died.
+
+        Which of them died first is unknown, because each node noticed its own rank first.
+        """
+        if self.held is None or (now < self.held[2] and self.num_agreed < int(self.size)):
+            return
+        (numbers, message, _), self.held = self.held, None
+        if not self.rivals:
+            write(message)
+        elif min(numbers) < min(self.rivals):
+            write(
+                self._unknown(sorted({*numbers, *self.rivals}), "at the same time on several nodes")
+            )
 
     def _report(self, number: str, cause: str) -> None:
-        print_once(self.folder, f"dptrain: rank {number} of {self.size}: {cause}\n")
+        print_once(self.folder, self._message(number, cause))
+
+    def _message(self, number: str, cause: str) -> str:
+        return f"dptrain: rank {number} of {self.size}: {cause}\n"
 
     def _remove_folder(self) -> None:
         """Remove the folder; a rank that registers meanwhile finds it renamed and starts again."""
@@ -659,8 +715,13 @@ def claim(folder: str) -> bool:
 def print_once(folder: str, message: str) -> None:
     """Print a cause unless a process of this node has printed one."""
     if claim(folder):
-        with contextlib.suppress(OSError):
-            os.write(2, message.encode())
+        write(message)
+
+
+def write(message: str) -> None:
+    """Print a message on stderr, if it can be reached."""
+    with contextlib.suppress(OSError):
+        os.write(2, message.encode())
 
 
 def deadline(seconds: float, pid: int, folder: str, message: str) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -112,25 +112,45 @@ with module.kill_after(0.2, "dptrain: the data is missing\\n"):
 )
 
 
+ON_A_NODE = (
+    RANK
+    + """
+if sys.argv[2] == "0":
+    print(*job.listen(), flush=True)
+else:
+    port, token = sys.stdin.readline().split()
+    job.connect(int(port), token, ["127.0.0.1"])
+    print("connected", flush=True)
+sys.stdin.read()
+"""
+)
+
+
 @contextmanager
 def ranks(folder: Path, *programs: str) -> Iterator[list[subprocess.Popen[str]]]:
     """A process for each rank; one whose stdin is closed leaves. The first starts the watchdog."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(started(folder, number, program))
+            for number, program in enumerate(programs)
+        ]
+
+
+@contextmanager
+def started(folder: Path, number: int, program: str) -> Iterator[subprocess.Popen[str]]:
+    """A process for a rank, which has registered."""
     pipe = subprocess.PIPE
-    processes = []
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(folder), str(number)],
+        stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+    )  # fmt: skip
     try:
-        for number, program in enumerate(programs):
-            process = subprocess.Popen(
-                [sys.executable, "-c", program, str(folder), str(number)],
-                stdin=pipe, stdout=pipe, stderr=pipe, text=True,
-            )  # fmt: skip
-            processes.append(process)
-            assert process.stdout is not None
-            process.stdout.readline()
-        yield processes
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        process.kill()
+        process.communicate()
 
 
 def connect(rank: subprocess.Popen[str]) -> None:
@@ -159,6 +179,50 @@ def test_ranks_that_a_launcher_leaves_alone_are_killed(tmp_path: Path) -> None:
     assert "was killed or exited in the middle of the run" in said
     assert said.count("\n") == 1
     assert gone(folder)
+
+
+def watchdog(folder: Path) -> int:
+    """Return the process of the watchdog that watches the ranks of a folder."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if {b"ranks", str(folder).encode()} <= set(words):
+                    return int(process.name)
+    raise AssertionError("no watchdog runs")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("killed", [{0}, {1}, {0, 1}], ids=str)
+def test_no_rank_is_blamed_if_ranks_of_two_nodes_are_killed_at_once(
+    tmp_path: Path, killed: set[int]
+) -> None:
+    """Each watchdog notices its own rank before it learns of the other."""
+    folders = [tmp_path / name for name in ("first", "second")]
+    with ranks(folders[0], ON_A_NODE) as (first,), started(folders[1], 1, ON_A_NODE) as second:
+        assert first.stdout is not None
+        assert second.stdout is not None
+        assert second.stdin is not None
+        second.stdin.write(first.stdout.readline())
+        second.stdin.flush()
+        assert second.stdout.readline() == "connected\n"
+        watchdogs = [watchdog(folder) for folder in folders]
+        for pid in watchdogs:
+            os.kill(pid, signal.SIGSTOP)
+        for rank, process in enumerate((first, second)):
+            if rank in killed:
+                process.kill()
+                process.wait()
+        for pid in watchdogs:
+            os.kill(pid, signal.SIGCONT)
+        said = [process.communicate(timeout=LIMIT_S)[1] for process in (first, second)]
+    printed = "".join(said)
+    assert printed.count("dptrain: rank") == 1, said
+    if len(killed) == 1:
+        assert f"dptrain: rank {min(killed)} of 3: its process " in said[min(killed)]
+    else:
+        assert "dptrain: ranks 0, 1 of 3 ended at the same time on several nodes" in said[0]
+    assert all(map(gone, folders))
 
 
 @pytest.mark.more
