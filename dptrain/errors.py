@@ -76,12 +76,22 @@ def shown(value: object, limit: int = 80) -> str:
     return f"{escaped[:limit]}… ({len(text):,} characters)"
 
 
-def suggest(value: str, choices: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` if one of `choices` is close to `value`, else ``""``."""
+def suggest(value: str, choices: Iterable[str], count: int = 1) -> str:
+    """Return ``"; did you mean 'x'?"`` if one of `choices` is close to `value`, else ``""``.
+
+    Args:
+        value: what was given.
+        choices: what is known.
+        count: number of close ones that are named at most.
+
+    Example:
+        >>> suggest("conv", ["conv1", "conv2", "fc"], count=2)
+        "; did you mean 'conv2' or 'conv1'?"
+    """
     # The comparison takes quadratic time, and no name is that long.
     similar = [name for name in choices if len(value) <= 200 and _have_similar_lengths(value, name)]
-    close = difflib.get_close_matches(value, similar, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    close = [f"'{name}'" for name in difflib.get_close_matches(value, similar, n=count)]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def _shortened(message: str) -> str:

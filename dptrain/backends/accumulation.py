@@ -31,7 +31,7 @@ class Accumulation:
         plan, gradient = replica.plan, replica.flat_gradients
         assert plan.gradient_slots == 1, "a pass has several gradient slots"
         self._replica, self._gradient = replica, gradient
-        shape, dtype = (plan.layout.gradient_size,), plan.dtype
+        shape, dtype = gradient.shape, plan.dtype
         self._sums = [replica.memory.zeros(shape, dtype) for _ in range(plan.stored_gradients)]
         self._stores: list[list[Operation]] = []
         self._additions: dict[tuple[int, int], list[Operation]] = {}

@@ -22,10 +22,11 @@ class FlatArrays:
 
     Attributes:
         parameters: (size,).
-        gradients: (gradient slots, size + 16); (gradient slots, 0) in a plan without training.
-        state: optimizer state by name, each (size,).
-        squares: float64 (size / 16,), sums of squares of every 16 elements of the gradient; None
-            without gradient clipping, and in the memory of a device.
+        gradients: (gradient slots, pitch), see `FlatLayout.gradient_pitch`; (gradient slots, 0) in
+            a plan without training.
+        state: optimizer state by name, each (trained size,).
+        squares: float64 (trained size / 16,), sums of squares of every 16 elements of the
+            gradient; None without gradient clipping, and in the memory of a device.
         is_owner: True if this process sets the initial parameters; False if it shares the
             parameters with another process that does.
         is_shared: True if other processes use the same parameters.
@@ -41,10 +42,10 @@ class FlatArrays:
     @classmethod
     def allocate(cls, plan: Plan, memory: Memory) -> FlatArrays:
         """Return zeros in `memory` that only this process uses."""
-        size, slots = plan.layout.size, plan.gradient_slots
-        length = plan.layout.gradient_size if plan.training else 0
+        size, slots = plan.trained.size, plan.gradient_slots
+        length = plan.layout.gradient_pitch if plan.training else 0
         return cls(
-            parameters=memory.zeros((size,), plan.dtype),
+            parameters=memory.zeros((plan.layout.size,), plan.dtype),
             gradients=memory.zeros((slots * length,), plan.dtype).reshape(slots, length),
             state={name: memory.zeros((size,), plan.dtype) for name in state_names(plan)},
             squares=None if memory.asynchronous or not clips(plan) else np.zeros(num_squares(plan)),
@@ -58,7 +59,7 @@ def clips(plan: Plan) -> bool:
 
 def num_squares(plan: Plan) -> int:
     """Return the number of elements of `FlatArrays.squares`."""
-    return plan.layout.size // ALIGNMENT
+    return plan.trained.size // ALIGNMENT
 
 
 def state_names(plan: Plan) -> tuple[str, ...]:

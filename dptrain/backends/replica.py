@@ -32,7 +32,7 @@ from dptrain.network.initializers import Constant
 from dptrain.network.layers import Shape
 from dptrain.network.outputs import sigmoid, softmax
 from dptrain.plan.flat import ALIGNMENT, STOP, SUMS
-from dptrain.plan.lowering import FORWARD_PHASES, Group, Phase
+from dptrain.plan.lowering import FORWARD_PHASES, Group, Phase, group_needs
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
 from dptrain.plan.shards import add_in_order
 
@@ -174,6 +174,7 @@ class Replica(Sealed):
         plan: buffers and stages.
         context: what the stages read in the next step.
         parameters, gradients: arrays by name in canonical layout; reading returns read-only copies.
+            Frozen parameters have no gradient and no state.
         state: optimizer state by name ("momentum", …), each like `parameters`.
         statistics: arrays by name that forward passes of training update, such as running means;
             each process has its own.
@@ -183,9 +184,9 @@ class Replica(Sealed):
             replica for inference whose `flat_parameters` or `arrays` were read computes everything
             that depends on the parameters in each pass; `parameters.write_flat` avoids this.
         owns_parameters: True if this process sets the parameters: `FlatArrays.is_owner`.
-        gradient_slots: (`Plan.gradient_slots`, `FlatLayout.gradient_size`), the gradients that this
-            rank contributes to the sum over ranks; `flat_gradients` is the first, and receives the
-            sum.
+        gradient_slots: (`Plan.gradient_slots`, `FlatLayout.gradient_pitch`), the gradients that
+            this rank contributes to the sum over ranks; `flat_gradients` is the begin of the first,
+            `FlatLayout.gradient_size`, and receives the sum.
         slot_sums: (`Plan.gradient_slots`, `SUMS`), the loss sums in `gradient_slots`.
         memory: where the arrays are allocated.
         accumulation: adds the gradients of several passes; None if an update has one pass.
@@ -224,13 +225,14 @@ class Replica(Sealed):
         self.updates = 0
         self.sum_statistics: SumStatistics = sum_of_one_rank(plan)
         self.notes: dict[str, str] = {}
-        layout, slots = plan.layout, plan.gradient_slots
+        layout, slots = plan.trained, plan.gradient_slots
         if arrays is not None:
             self.context.parameters_version = UNKNOWN_VERSION
         self._arrays = arrays = FlatArrays.allocate(plan, memory) if arrays is None else arrays
         self.flat_state, self.owns_parameters = arrays.state, arrays.is_owner
-        self.gradient_slots, self.flat_gradients = arrays.gradients, arrays.gradients[0]
-        self.parameters = NamedArrays(layout, arrays.parameters, memory, self._count_write)
+        self.gradient_slots = arrays.gradients
+        self.flat_gradients = arrays.gradients[0][: layout.gradient_size]
+        self.parameters = NamedArrays(plan.layout, arrays.parameters, memory, self._count_write)
         self.gradients = NamedArrays(layout, self.flat_gradients, memory)
         self.state = {
             name: NamedArrays(layout, flat, memory) for name, flat in self.flat_state.items()
@@ -265,7 +267,7 @@ class Replica(Sealed):
         if plan.training:
             self.update_kernel()
         if arrays.squares is not None:
-            self._clipping(slice(0, plan.layout.size))
+            self._clipping(slice(0, layout.size))
 
     _is_closed = False
 
@@ -311,7 +313,7 @@ class Replica(Sealed):
 
     def _group_arrays(self, group: Group, *, backward: bool = False) -> dict[str, NDArray[Any]]:
         """Return the arrays of a group; those of its backward pass differ with recomputation."""
-        needs = self.backend.needs(group, self.plan.setting)
+        needs = group_needs(self.backend, group, self.plan.setting)
         locals_ = {*group.tensors, *needs.buffers}
         arrays: dict[str, NDArray[Any]] = {}
         if self.backend.supports_shards and self.plan.training:
@@ -329,17 +331,17 @@ class Replica(Sealed):
                 arrays[f"normalized_{short}"] = self._parameter(parameter.name)
         single = sum(1 for node in group.nodes if node.parameters) == 1
         for parameter in group.parameters:
-            slot = self.plan.layout[parameter.name]
+            layout = self.plan.layout
+            slot = layout[parameter.name]
             owner, _, short = parameter.name.rpartition(".")
             prefix = "" if single else f"{owner}."
-            span = slice(slot.start, slot.stop)
             arrays[f"{prefix}{short}"] = self._parameter(parameter.name)
-            if self.plan.training:
-                gradient = self.flat_gradients[span].reshape(slot.storage.shape)
+            if self.plan.training and layout.has_gradient(slot):
+                start, flat = layout.gradient_start(slot), self.gradient_slots.reshape(-1)
+                gradient = flat[start : start + parameter.size].reshape(slot.storage.shape)
                 arrays[f"{prefix}d{short}"] = gradient
                 if self.backend.supports_shards:
-                    flat = self.gradient_slots.reshape(-1)
-                    arrays[f"{prefix}d{short}_slots"] = flat[slot.start :]
+                    arrays[f"{prefix}d{short}_slots"] = flat[start:]
         return arrays
 
     def _parameter(self, name: str) -> NDArray[Any]:
@@ -635,7 +637,7 @@ class Replica(Sealed):
         Args:
             learning_rate: of this update.
         """
-        everything = slice(0, self.plan.layout.size)
+        everything = slice(0, self.plan.trained.size)
         if self._arrays.squares is not None:
             self.add_squares(everything)
             self.clip(everything)
@@ -685,7 +687,7 @@ class Replica(Sealed):
         """Return the kernel that applies the update rule to `elements`, by default to all."""
         if not self.plan.training:
             raise UserError("this replica was made with training=False and cannot be updated")
-        key = (0, self.plan.layout.size) if elements is None else (elements.start, elements.stop)
+        key = (0, self.plan.trained.size) if elements is None else (elements.start, elements.stop)
         kernel = self._update_kernels.get(key)
         if kernel is None:
             kernel = self.backend.bind_update(self, slice(*key))
@@ -826,29 +828,43 @@ def _sequence(first: Kernel, second: Kernel) -> Kernel:
     return run
 
 
-def segments(plan: Plan, elements: slice) -> Sequence[tuple[int, int, float]]:
-    """Return runs of elements that share a weight decay.
+class Segment(NamedTuple):
+    """Elements start … stop, which are updated alike.
+
+    Attributes:
+        start, stop: the elements.
+        decay: their weight decay.
+        rate_factor: the learning rate is multiplied by it.
+    """
+
+    start: int
+    stop: int
+    decay: float
+    rate_factor: float
+
+
+def segments(plan: Plan, elements: slice) -> Sequence[Segment]:
+    """Return runs of elements that share a weight decay and a factor of the learning rate.
 
     Args:
         plan: has the slots of the flat arrays.
         elements: of the flat arrays; start and stop are multiples of 16.
 
     Returns:
-        (start, stop, weight decay) of each run; start and stop count from `elements.start`.
+        The runs; start and stop count from `elements.start`.
     """
     first, last = elements.start, elements.stop
-    runs: list[tuple[int, int, float]] = []
-    slots = plan.layout.slots
+    runs: list[Segment] = []
+    slots = plan.trained.slots
     for i, slot in enumerate(slots):
-        decay = plan.optimizer.decay_of(slot.parameter)
-        end = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
+        end = slots[i + 1].start if i + 1 < len(slots) else plan.trained.size
         start, stop = max(slot.start, first) - first, min(end, last) - first
         if start >= stop:
             continue
-        if runs and runs[-1][2] == decay:
-            runs[-1] = (runs[-1][0], stop, decay)
-        else:
-            runs.append((start, stop, decay))
+        decay, factor = plan.optimizer.decay_of(slot.parameter), slot.parameter.rate_factor
+        if runs and runs[-1][2:] == (decay, factor):
+            start = runs.pop().start
+        runs.append(Segment(start, stop, decay, factor))
     return runs
 
 

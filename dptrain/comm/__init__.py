@@ -63,7 +63,7 @@ def make_gradient_sum(
     if world.size == 1:
         from dptrain.comm.sums.none import NoSum
 
-        return NoSum(world, replica.flat_gradients, replica.plan.layout.size, buckets)
+        return NoSum(world, replica.flat_gradients, replica.plan.trained.size, buckets)
     if mixed:
         from dptrain.comm.sums.mixed import MixedSum
 
@@ -151,7 +151,7 @@ def _sum_by_mpi(
         return tree(world, replica, buckets)
     from dptrain.comm.sums.mpi import DeviceMirroredSum, MirroredSum
 
-    size, gradients = replica.plan.layout.size, replica.flat_gradients
+    size, gradients = replica.plan.trained.size, replica.flat_gradients
     if passes_gpu_memory and replica.memory.on_gpu:
         return DeviceMirroredSum(world, gradients, size, buckets)
     if replica.memory.asynchronous:
@@ -159,5 +159,6 @@ def _sum_by_mpi(
     if strategy == "central":
         from dptrain.comm.sums.central import CentralSum
 
-        return CentralSum(world, gradients, buckets, replica.flat_parameters, replica.memory)
+        parameters = replica.flat_parameters[:size]
+        return CentralSum(world, gradients, buckets, parameters, replica.memory)
     return MirroredSum(world, gradients, size, buckets)

@@ -38,6 +38,8 @@ class Parameter:
         fan_in: number of inputs that one output element sums.
         init: distribution of the initial values.
         weight_decay: λ of the term ½λ‖w‖² that is added to the loss.
+        rate_factor: the learning rate is multiplied by it; 0 if the parameter is frozen. Plans set
+            it (`dptrain.plan.freezing`).
     """
 
     name: str
@@ -45,11 +47,17 @@ class Parameter:
     fan_in: int
     init: Initializer
     weight_decay: float = 0.0
+    rate_factor: float = 1.0
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def is_trained(self) -> bool:
+        """True unless the parameter is frozen."""
+        return self.rate_factor > 0.0
 
 
 @dataclass(frozen=True)

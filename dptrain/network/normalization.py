@@ -84,6 +84,24 @@ class BatchNorm2d(Normalization):
         return Statistic("running_mean", channels, 0.0), Statistic("running_var", channels, 1.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FrozenBatchNorm2d(Normalization):
+    """`BatchNorm2d` by its running values also in training, which do not change.
+
+    Plans compute a batch normalisation so whose weight and bias are frozen; networks have none.
+    """
+
+    kind: ClassVar[str] = "frozen batchnorm"
+
+    def statistics(self, input_shape: Shape) -> tuple[Statistic, ...]:
+        return BatchNorm2d().statistics(input_shape)
+
+    def flops(self, input_shape: Shape) -> Flops:
+        # Difference, product and sum; backward one product.
+        size = math.prod(input_shape)
+        return Flops(3 * size, size)
+
+
 @dataclass(frozen=True)
 class GroupNorm(Normalization):
     """Normalisation of each sample over groups of channels and all pixels.

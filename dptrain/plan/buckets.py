@@ -36,9 +36,9 @@ def updatable_prefixes(plan: Plan) -> tuple[UpdatablePrefix, ...]:
     """
     last_use = {name: stage.index for stage in plan.stages for name in stage.parameters}
     found: list[UpdatablePrefix] = []
-    slots = plan.layout.slots
+    slots = plan.trained.slots
     for i, slot in enumerate(slots):
-        stop = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
+        stop = slots[i + 1].start if i + 1 < len(slots) else plan.trained.size
         after = max([last_use[slot.name], *(before.after for before in found[-1:])])
         if found and found[-1].after == after:
             found.pop()
@@ -64,10 +64,10 @@ def make_buckets(plan: Plan, bucket_bytes: int = 0) -> tuple[Bucket, ...]:
     }
     buckets: list[Bucket] = []
     start, after = 0, 0
-    slots = plan.layout.slots
+    slots = plan.trained.slots
     for i, slot in enumerate(slots):
         after = max(after, finished[slot.name])
-        stop = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
+        stop = slots[i + 1].start if i + 1 < len(slots) else plan.trained.size
         # One stage finishes the weight and the bias of a layer, so they share a bucket.
         same = i + 1 < len(slots) and finished[slots[i + 1].name] == after
         full = 0 < bucket_bytes <= (stop - start) * plan.itemsize
@@ -76,7 +76,7 @@ def make_buckets(plan: Plan, bucket_bytes: int = 0) -> tuple[Bucket, ...]:
             start = stop
     end = plan.layout.gradient_size
     last_stage = max((s.index for s in plan.stages if s.phase is not Phase.UPDATE), default=0)
-    if start < plan.layout.size or not buckets:
+    if start < plan.trained.size or not buckets:
         buckets.append(Bucket(start, end, after if slots else last_stage))
     else:
         buckets[-1] = Bucket(buckets[-1].start, end, buckets[-1].after)

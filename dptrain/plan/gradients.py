@@ -38,7 +38,7 @@ class Gradients:
 
     Attributes:
         groups: the groups with `Group.adds` and `Group.separate`.
-        trained: names of the tensors that depend on parameters, and so have a gradient.
+        trained: names of the tensors that depend on trained parameters, and so have a gradient.
         shared: gradients that share memory with another one, by name of the former.
         additions: the contributions that a stage of a group adds to gradients, by its name.
     """
@@ -64,15 +64,6 @@ class _Contribution:
     group: Group
     local: str
     tensor: str
-
-
-def trained_tensors(groups: tuple[Group, ...]) -> frozenset[str]:
-    """Return the names of the outputs of groups that depend on parameters."""
-    trained: set[str] = set()
-    for group in groups:
-        if group.parameters or not trained.isdisjoint(group.inputs):
-            trained.add(group.tail.name)
-    return frozenset(trained)
 
 
 def collect_gradients(
@@ -105,7 +96,7 @@ class _Collector:
     contributions: dict[str, list[_Contribution]] = field(init=False)
 
     def collect(self) -> Gradients:
-        trained = trained_tensors(self.groups)
+        trained = frozenset(group.tail.name for group in self.groups if group.trained)
         backward = [g for g in reversed(self.groups) if g.tail.name in trained]
         self.positions = {g.tail.name: i for i, g in enumerate(backward)}
         self.producers = {g.tail.name: g for g in self.groups}

@@ -27,12 +27,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
-from dptrain.network.layers import Layer, Parameter, Shape
+from dptrain.network.layers import Dropout, Layer, Parameter, Shape
 from dptrain.network.network import Network, Node
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.selection import Choice, KernelSelection
@@ -114,7 +114,9 @@ class Group:
         gradient_sums_of: name of the group whose ``gradient_sums`` this group reads. Its dy is then
             the gradient before the ReLU. Empty if it computes them from dy.
         untrained: local names of the inputs whose gradient is not read: those that depend on no
-            parameter, and all in a plan without training.
+            trained parameter, and all in a plan without training.
+        trained: True if the output depends on a trained parameter. Otherwise there is no backward
+            pass; False in a plan without training.
     """
 
     nodes: tuple[Node, ...]
@@ -125,6 +127,7 @@ class Group:
     normalization: Group | None = None
     gradient_sums_of: str = ""
     untrained: frozenset[str] = frozenset()
+    trained: bool = True
 
     @cached_property
     def name(self) -> str:
@@ -193,6 +196,16 @@ class Group:
     def parameters(self) -> tuple[Parameter, ...]:
         """Parameters of all layers."""
         return tuple(p for node in self.nodes for p in node.parameters)
+
+    @property
+    def trains(self) -> bool:
+        """True if parameters of the group are trained."""
+        return any(p.is_trained for p in self.parameters)
+
+    @property
+    def infers(self) -> bool:
+        """True if the group is computed as in inference: it is not trained and drops nothing."""
+        return not self.trained and Dropout not in self.kinds
 
 
 def input_name(number: int) -> str:
@@ -367,6 +380,32 @@ class Setting:
     fused: bool = True
     recompute: bool = False
     label_smoothing: float = 0.0
+
+    def of(self, group: Group) -> Setting:
+        """Return the settings of a group: without training if it is computed as in inference."""
+        is_same = not self.training or not group.infers
+        return self if is_same else replace(self, training=False)
+
+
+def group_needs(backend: Lowering, group: Group, setting: Setting) -> GroupNeeds:
+    """Return what a group of a plan needs: the backend's answer without stages that nobody reads.
+
+    Args:
+        backend: computes the group.
+        group: the layers.
+        setting: of the plan.
+    """
+    needs = backend.needs(group, setting.of(group))
+    if not setting.training or (group.trained and group.trains):
+        return needs
+    dropped = (*BACKWARD_ORDER,) if not group.trained else GRADIENT_PHASES
+    phases = {phase: access for phase, access in needs.phases.items() if phase not in dropped}
+    read = {name for access in phases.values() for name in access.reads}
+    for phase in set(dropped) & needs.phases.keys() if group.trained else ():
+        # The input gradient of some normalisations continues from sums of the weight gradient.
+        if not read.isdisjoint(needs.phases[phase].writes):
+            return needs
+    return replace(needs, phases=phases)
 
 
 class Lowering(Protocol):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError
+from dptrain.plan.freezing import parse_rate_factors
 from dptrain.plan.optimizers import RULES, Optimizer, make_optimizer
 from dptrain.setting_groups import Known, SettingGroup, UntilRecipe, UntilStart, first, setting
 
@@ -70,6 +71,20 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
         above=0,
         below=1,
     )
+    freeze: str = setting(
+        "optimisation",
+        "",
+        "Layers or parameters that are not trained: names or patterns with * and ?, separated by "
+        "commas, such as conv1,layer1.*; all-but-head freezes all but the output layer. A batch "
+        "normalisation whose weight and bias are frozen uses its running statistics and does not "
+        "change them.",
+    )
+    rate_factor: str = setting(
+        "optimisation",
+        "",
+        "Factors of the learning rate of some layers or parameters, such as layer1.*=0.1,fc=10; "
+        "the last pattern that matches counts.",
+    )
     label_smoothing: float = setting(
         "optimisation",
         0.0,
@@ -86,6 +101,7 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
                 f"momentum and nesterov belong to optimizer sgd, but optimizer is "
                 f"'{self.optimizer}'; remove them or try --optimizer sgd"
             )
+        parse_rate_factors(self.rate_factor)
         if self.nesterov and self.momentum == 0:
             raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")
 
@@ -108,4 +124,6 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
             weight_decay=self.weight_decay,
             clip_norm=self.clip_norm or None,
             average_decay=self.average_weights or None,
+            freeze=self.freeze,
+            rate_factor=self.rate_factor,
         )

@@ -33,11 +33,16 @@ class UpdateRule(metaclass=NamedArguments):
             min(1, c / (‖gradient‖ + 10⁻⁶)), as by PyTorch's `clip_grad_norm_`. None: it is not.
         average_decay: d; after update t, the moving average of the parameters becomes
             average + (1 − min(d, (t − 1) / (t + 9))) · (w − average). None: there is no average.
+        freeze: patterns of the layers or parameters that are not trained, such as
+            ``"conv1,layer1.*"`` or ``"all-but-head"``, see `dptrain.plan.freezing`.
+        rate_factor: patterns with the factors by which α is multiplied, ``"layer4.*=0.1"``.
     """
 
     weight_decay: float | None = field(default=None, kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)
     average_decay: float | None = field(default=None, kw_only=True)
+    freeze: str = field(default="", kw_only=True)
+    rate_factor: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         if self.average_decay is not None and not 0.0 < self.average_decay < 1.0:
@@ -164,6 +169,8 @@ class _Common(TypedDict):
     weight_decay: float | None
     clip_norm: float | None
     average_decay: float | None
+    freeze: str
+    rate_factor: str
 
 
 def make_optimizer(
@@ -174,15 +181,20 @@ def make_optimizer(
     weight_decay: float | None = None,
     clip_norm: float | None = None,
     average_decay: float | None = None,
+    freeze: str = "",
+    rate_factor: str = "",
 ) -> Optimizer:
     """Return the update rule with a name.
 
     Args:
         kind: ``"sgd"``, ``"adam"`` or ``"adamw"``.
         momentum, nesterov: of `SGD`; the others ignore them.
-        weight_decay, clip_norm, average_decay: see `UpdateRule`.
+        weight_decay, clip_norm, average_decay, freeze, rate_factor: see `UpdateRule`.
     """
-    common = _Common(weight_decay=weight_decay, clip_norm=clip_norm, average_decay=average_decay)
+    common = _Common(
+        weight_decay=weight_decay, clip_norm=clip_norm, average_decay=average_decay,
+        freeze=freeze, rate_factor=rate_factor,
+    )  # fmt: skip
     if kind == SGD.kind:
         return SGD(momentum=momentum, nesterov=nesterov, **common)
     return RULES[kind](**common)

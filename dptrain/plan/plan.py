@@ -6,7 +6,7 @@ Planning allocates nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,7 +19,8 @@ from dptrain.network.network import INPUT as INPUT
 from dptrain.network.network import Network, Node
 from dptrain.plan.arena import Buffer, assign_offsets
 from dptrain.plan.flat import ALIGNMENT, FlatLayout, make_layout
-from dptrain.plan.gradients import Addition, Gradients, collect_gradients, trained_tensors
+from dptrain.plan.freezing import planned_nodes, trained_nodes
+from dptrain.plan.gradients import Addition, Gradients, collect_gradients
 from dptrain.plan.lowering import (
     BACKWARD_ORDER,
     GRADIENT_PHASES,
@@ -30,6 +31,7 @@ from dptrain.plan.lowering import (
     Phase,
     Setting,
     canonical_storage,
+    group_needs,
     input_name,
     stage_name,
 )
@@ -181,6 +183,11 @@ class Plan:
         return replace(self, stages=tuple(stages))
 
     @property
+    def trained(self) -> FlatLayout:
+        """Slots of the trained parameters, which begin all flat arrays."""
+        return self.layout.trained
+
+    @property
     def itemsize(self) -> int:
         """Size of one parameter in bytes."""
         return np.dtype(self.dtype).itemsize
@@ -194,10 +201,11 @@ class Plan:
             memory["statistics"] = self.statistics.size * self.itemsize
         if self.training:
             slots = self.gradient_slots + self.stored_gradients
-            memory["gradients"] = slots * self.layout.gradient_size * self.itemsize
-            memory["optimizer"] = flat * len(self.optimizer.state)
+            memory["gradients"] = slots * self.layout.gradient_pitch * self.itemsize
+            trained = self.trained.size
+            memory["optimizer"] = trained * self.itemsize * len(self.optimizer.state)
             if self.optimizer.clip_norm is not None:
-                memory["optimizer"] += 8 * (self.layout.size // ALIGNMENT)
+                memory["optimizer"] += 8 * (trained // ALIGNMENT)
         return memory
 
     def resolve(self, tensor: str) -> str:
@@ -232,39 +240,48 @@ def _check_names(network: Network) -> None:
 
 
 def _make_groups(
-    network: Network, backend: Lowering, *, fused: bool, training: bool
+    nodes: Sequence[Node], backend: Lowering, trained: Set[str], *, fused: bool
 ) -> tuple[Group, ...]:
     """Divide the layers into groups, from the input on; the longest fusion is preferred.
 
-    A group stands where its last layer stands, because only then all of its inputs exist.
+    A group stands where its last layer stands, because only then all of its inputs exist. Its
+    layers are all trained (`Group.trained`), or none of them is.
+
+    Args:
+        nodes: the layers.
+        backend: declares the fusions; those of inference are for layers that are not trained.
+        trained: names of the layers whose output depends on a trained parameter.
+        fused: False makes a group of each layer.
     """
-    if not fused:
-        return tuple(Group((node,)) for node in network.nodes)
     readers: dict[str, list[Node]] = {}
-    for node in network.nodes:
+    for node in nodes:
         for name in node.inputs:
             readers.setdefault(name, []).append(node)
-    fusions = (*backend.fusions, *(() if training else backend.inference_fusions))
-    patterns = sorted(fusions, key=len, reverse=True)
+    patterns = sorted(backend.fusions if fused else (), key=len, reverse=True)
+    further = backend.inference_fusions if fused else ()
+    patterns_of_inference = sorted((*patterns, *further), key=len, reverse=True)
     groups: list[Group] = []
     grouped: set[str] = set()
-    for head in network.nodes:
+    for head in nodes:
         if head.name in grouped:
             continue
-        nodes: tuple[Node, ...] = (head,)
-        for pattern in patterns:
+        members: tuple[Node, ...] = (head,)
+        is_trained = head.name in trained
+        for pattern in patterns if is_trained else patterns_of_inference:
             found = _match(head, pattern, readers)
-            if found and grouped.isdisjoint(n.name for n in found) and backend.fuses(found):
-                nodes = found
+            is_free = grouped.isdisjoint(n.name for n in found)
+            are_alike = all((n.name in trained) == is_trained for n in found)
+            if found and is_free and are_alike and backend.fuses(found):
+                members = found
                 break
-        groups.append(Group(nodes))
-        grouped.update(node.name for node in nodes)
+        groups.append(Group(members, trained=is_trained))
+        grouped.update(node.name for node in members)
     return tuple(sorted(groups, key=lambda group: group.tail.index))
 
 
-def _with_untrained(groups: tuple[Group, ...], *, training: bool) -> tuple[Group, ...]:
+def _with_untrained(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     """Return the groups with the inputs whose gradient is not read, see `Group.untrained`."""
-    trained = trained_tensors(groups) if training else frozenset()
+    trained = {group.tail.name for group in groups if group.trained}
     return tuple(
         replace(
             group,
@@ -284,9 +301,9 @@ def _with_sums(groups: tuple[Group, ...], backend: Lowering, setting: Setting) -
     found = list(groups)
     for place, reader in enumerate(groups):
         writer = places.get(reader.inputs[0])
-        if writer is None or found[writer].sums:
+        if writer is None or found[writer].sums or not reader.trained:
             continue
-        if backend.sums_output(groups[writer], reader, setting):
+        if backend.sums_output(groups[writer], reader, setting.of(groups[writer])):
             found[writer] = replace(found[writer], sums=True)
             found[place] = replace(found[place], sums_of=groups[writer].name)
     return tuple(found)
@@ -304,6 +321,8 @@ def _with_gradient_sums(gradients: Gradients, backend: Lowering, setting: Settin
         # The first reader is the last one in the backward pass. Its dx is then complete.
         group, reads = found[place], found[place].inputs
         if name not in places or name != reads[0] or name in reads[1:] or "dx" in group.separate:
+            continue
+        if name not in gradients.trained:
             continue
         normalization = found[places[name]]
         # The gradient of an addend is dy, which is then the gradient before the ReLU.
@@ -361,6 +380,7 @@ class _Planner:
         network: Network,
         backend: Lowering,
         setting: Setting,
+        optimizer: Optimizer,
         *,
         segment_share: float | None = None,
         cuts: Sequence[int] = (),
@@ -368,19 +388,21 @@ class _Planner:
         """Collect the groups.
 
         Args:
-            network, backend, setting: of the plan.
+            network, backend, setting, optimizer: of the plan.
             segment_share: activations are computed again in segments that write this share of the
                 bytes of the forward pass; None uses `cuts`.
             cuts: activations are computed again between these groups; none keeps all activations.
         """
         self.network, self.backend, self.setting = network, backend, setting
+        self.optimizer = optimizer
         self.segment_share, self.cuts = segment_share, tuple(cuts)
         self.recomputation = Recomputation()
-        groups = _make_groups(network, backend, fused=setting.fused, training=setting.training)
-        groups = _with_untrained(groups, training=setting.training)
+        nodes = planned_nodes(network, optimizer) if setting.training else network.nodes
+        trained = trained_nodes(nodes) if setting.training else frozenset[str]()
+        groups = _with_untrained(_make_groups(nodes, backend, trained, fused=setting.fused))
         if setting.training:
             groups = _with_sums(groups, backend, setting)
-        needs = {g.name: backend.needs(g, setting) for g in groups}
+        needs = {g.name: group_needs(backend, g, setting) for g in groups}
         self.gradients = Gradients(groups, frozenset(), {}, {})
         if setting.training:
             self.gradients = collect_gradients(
@@ -397,7 +419,7 @@ class _Planner:
             for name in group.inputs:
                 self.readers.setdefault(name, []).append(group)
         self.needs = {
-            new.name: needs[old.name] if new is old else backend.needs(new, setting)
+            new.name: needs[old.name] if new is old else group_needs(backend, new, setting)
             for old, new in zip(groups, self.groups, strict=True)
         }
         self._check_buffer_names()
@@ -425,19 +447,20 @@ class _Planner:
         """True if weight gradients may be computed while later stages run."""
         return self.backend.concurrent_weight_gradients and not self.setting.recompute
 
-    def plan(self, optimizer: Optimizer, micro_shards: MicroShards | None) -> Plan:
+    def plan(self, micro_shards: MicroShards | None) -> Plan:
         """Return the plan: declare the buffers, lay out the parameters, and add the stages."""
         self.declare()
         if self.segment_share is not None or self.cuts:
             self._recompute()
         _check_sizes(self.specs, self.backend)
-        layout = make_layout(
+        parameters = (
             (node, parameter, self.backend.storage(node, parameter))
             for group in reversed(self.groups)
             for node in group.nodes
             for parameter in node.parameters
         )
-        self.add_all(optimizer, layout)
+        layout = make_layout(parameters, self._unread_gradients())
+        self.add_all(layout)
         output = self.resolve(self.groups[-1].tail.name)
         # The minibatch is kept, and its statistics, so that a step can run again to find the layer
         # that failed, or for timing.
@@ -447,11 +470,21 @@ class _Planner:
         }
         buffers, arena_bytes = assign_offsets(self.specs, self.accesses(), kept, permanent)
         return Plan(
-            self.network, self.backend.name, self.setting, optimizer, self.groups, buffers,
+            self.network, self.backend.name, self.setting, self.optimizer, self.groups, buffers,
             self.aliases, layout, tuple(self.stages), arena_bytes, micro_shards,
             {name: each for name, each in self.gradients.additions.items() if each},
             self.statistics_layout(), self.recomputation.buffers, self.cuts,
         )  # fmt: skip
+
+    def _unread_gradients(self) -> frozenset[str]:
+        """Return the frozen parameters whose gradients stages compute with those of others."""
+        return frozenset(
+            parameter.name
+            for group in self.groups
+            if not self.needs[group.name].phases.keys().isdisjoint(GRADIENT_PHASES)
+            for parameter in group.parameters
+            if not parameter.is_trained
+        )
 
     def _recompute(self) -> None:
         """Select what is computed again, and declare its second buffers."""
@@ -604,7 +637,9 @@ class _Planner:
         parameters = tuple(
             (p.name, p.size)
             for p in group.parameters
-            if uses and not (phase is Phase.BACKWARD_INPUT and p.name.endswith(".bias"))
+            if uses
+            and not (phase is Phase.BACKWARD_INPUT and p.name.endswith(".bias"))
+            and (p.is_trained or work not in GRADIENT_PHASES)
         )
         added = tuple(local for local in access.writes if local in group.adds)
         self.add(
@@ -616,7 +651,7 @@ class _Planner:
             parameters,
         )
 
-    def add_all(self, optimizer: Optimizer, layout: FlatLayout) -> None:
+    def add_all(self, layout: FlatLayout) -> None:
         """Append every stage of a step."""
         n, output = self.setting.batch_size, self.groups[-1].tail.name
         staged = (STAGED,) if self.staged else ()
@@ -634,9 +669,9 @@ class _Planner:
             for again in self.recomputation.before(position):
                 self.add_group(self.groups[again], Phase.BACKWARD_RECOMPUTE)
             self.add_backward(self.groups[position])
-        arrays = 2 + len(optimizer.state)  # Parameters, gradients and state.
-        flat = (("parameters", layout.size * arrays),)
-        self.add("update", Phase.UPDATE, (), (), layout.size * (2 + 4 * len(optimizer.state)), flat)
+        size, state = layout.trained.size, len(self.optimizer.state)
+        flat = (("parameters", size * (2 + state)),)  # Parameters, gradients and state.
+        self.add("update", Phase.UPDATE, (), (), size * (2 + 4 * state), flat)
 
     def add_backward(self, group: Group) -> None:
         """Append the stages of the backward pass of `group`."""
@@ -726,7 +761,7 @@ def make_plan(
         backend: the backend.
         batch_size: largest number of samples in a pass.
         precision: a precision of the backend, such as ``"fp32"``; None for its default.
-        optimizer: update rule; None for SGD without momentum.
+        optimizer: update rule, which also decides what is trained; None for SGD without momentum.
         training: False omits backward, gradients and update.
         threads: number of compute threads of the replica.
         micro_shards: the micro-shards of this rank, in the first pass if there are several; None
@@ -741,7 +776,8 @@ def make_plan(
         passes: forward and backward passes for an update, whose gradients are added.
 
     Raises:
-        UserError: batch size or threads is less than 1, two names are in conflict, the network
+        UserError: batch size or threads is less than 1, two names are in conflict, a pattern of the
+            update rule matches nothing, the network
             predicts no classes whose labels can be smoothed, or the backend does not support the
             precision, micro-shards or the size of a buffer.
     """
@@ -764,8 +800,8 @@ def make_plan(
     rule = optimizer or SGD()
 
     def plan(segment_share: float | None = None, cuts: Sequence[int] = ()) -> Plan:
-        planner = _Planner(network, backend, setting, segment_share=segment_share, cuts=cuts)
-        return replace(planner.plan(rule, micro_shards), passes=passes if training else 1)
+        planner = _Planner(network, backend, setting, rule, segment_share=segment_share, cuts=cuts)
+        return replace(planner.plan(micro_shards), passes=passes if training else 1)
 
     if not setting.recompute:
         return plan()

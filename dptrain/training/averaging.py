@@ -57,8 +57,9 @@ def _exchange(world: World, replica: Replica) -> None:
     if replica.owns_parameters:
         memory, average = replica.memory, replica.flat_state[AVERAGE]
         with replica.parameters.write_flat() as flat:
-            parameters = np.array(memory.download(flat))
-            memory.upload(flat, np.array(memory.download(average)))
+            trained = flat[: average.size]  # Frozen parameters have no average.
+            parameters = np.array(memory.download(trained))
+            memory.upload(trained, np.array(memory.download(average)))
             memory.upload(average, parameters)
     world.node_barrier()
 
@@ -82,7 +83,7 @@ def averaged_replica(replica: Replica, copy: Replica | None = None) -> Replica:
                 threads=plan.setting.threads,
             )
         )
-    for name, values in replica.state[AVERAGE].items():
+    for name, values in {**replica.parameters, **replica.state[AVERAGE]}.items():
         copy.parameters[name] = values
     for name, values in replica.statistics.items():
         copy.statistics[name] = values

@@ -65,6 +65,8 @@ from dptrain.network import (
     SumPool2d,
 )
 from dptrain.network.network import INPUT
+from dptrain.plan import SGD
+from dptrain.plan.freezing import planned_nodes, rate_factors
 from tests.unit.backends import pytorch_reference
 
 STEPPED = ("relu6", "clip", "hardsigmoid", "hardswish")
@@ -300,6 +302,7 @@ class Problem:
         parameters: by name, float32.
         x, y: samples and targets.
         statistics: running statistics for evaluation; empty until a step has updated them.
+        freeze: names of the frozen parameters, as in `SGD`.
     """
 
     seed: int
@@ -308,6 +311,24 @@ class Problem:
     x: NDArray[np.float32]
     y: NDArray[Any]
     statistics: Arrays = field(default_factory=dict)
+    freeze: str = ""
+
+    @property
+    def frozen_statistics(self) -> Arrays:
+        """Random running statistics of the normalisations whose parameters are all frozen."""
+        rng, found = np.random.default_rng(self.seed), dict[str, NDArray[Any]]()
+        nodes = planned_nodes(self.network, SGD(freeze=self.freeze))
+        for node in nodes:
+            if node.statistics and not any(p.is_trained for p in node.parameters):
+                for statistic in node.statistics:
+                    found[statistic.name] = rng.uniform(0.5, 1.5, statistic.shape)
+        return {name: values.astype(np.float32) for name, values in found.items()}
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the frozen parameters."""
+        factors = rate_factors(self.network, SGD(freeze=self.freeze))
+        return frozenset(name for name, factor in factors.items() if not factor)
 
     @property
     def keys(self) -> dict[str, object]:
@@ -315,8 +336,32 @@ class Problem:
         return {"seed": 0, "step": STEP, "samples": np.arange(len(self.x))}
 
 
-def random_problem(seed: int, network: Network | None = None) -> Problem:
-    """Return a network with random numbers; outputs are within ±4 or so."""
+def random_freeze(seed: int, network: Network) -> str:
+    """Return names of some layers and parameters, but not of all, for `SGD`; often of none."""
+    choose, layers = random.Random(seed), [n for n in network.nodes if n.parameters]
+    share, found = choose.choice((0.0, 0.3, 0.6, 0.9)), list[str]()
+    for node in layers:
+        if choose.random() < share:
+            is_whole = choose.random() < 0.8
+            found.append(node.name if is_whole else choose.choice(node.parameters).name)
+    everything = len(rate_free(network, found)) == 0
+    return ",".join(found[1:] if everything else found)
+
+
+def rate_free(network: Network, frozen: Sequence[str]) -> list[str]:
+    """Return the parameters that are trained if layers and parameters are frozen."""
+    pairs = [(p.name, node.name) for node in network.nodes for p in node.parameters]
+    return [name for name, layer in pairs if name not in frozen and layer not in frozen]
+
+
+def random_problem(seed: int, network: Network | None = None, freeze: str = "") -> Problem:
+    """Return a network with random numbers; outputs are within ±4 or so.
+
+    Args:
+        seed: of the numbers, and of the network if it is None.
+        network: the network.
+        freeze: what is not trained.
+    """
     network = random_network(seed) if network is None else network
     rng = np.random.default_rng(seed)
     parameters = {}
@@ -337,7 +382,7 @@ def random_problem(seed: int, network: Network | None = None) -> Problem:
         "binary": rng.integers(0, 2, outputs).astype(np.float32),
         "values": rng.standard_normal(outputs).astype(np.float32),
     }[network.loss.targets]
-    problem = Problem(seed, network, parameters, x, y)
+    problem = Problem(seed, network, parameters, x, y, freeze=freeze)
     largest = float(np.abs(_evaluated(problem)).max())
     last = [name for name in parameters if name.rpartition(".")[0] in _last_layers(network)]
     scaled = {name: parameters[name] * np.float32(min(1.0, 4.0 / largest)) for name in last}
@@ -369,15 +414,19 @@ def exact_numbers(problem: Problem, move: Move | None = None, inputs: float = 0.
     changed = (lambda tensor: tensor) if move is None else move
     x = problem.x + inputs * np.random.default_rng().standard_normal(problem.x.shape)
     weights = {
-        name: torch.tensor(np.asarray(value, np.float64), requires_grad=True)
+        name: torch.tensor(np.asarray(value, np.float64), requires_grad=name not in problem.frozen)
         for name, value in problem.parameters.items()
     }
     moved = {name: changed(weight) for name, weight in weights.items()}
-    z = _forward(problem.network, x, moved, problem.keys, changed)
+    running = {
+        name: torch.tensor(np.asarray(value, np.float64))
+        for name, value in problem.frozen_statistics.items()
+    }
+    z = _forward(problem.network, x, moved | running, problem.keys, changed)
     kind, y = problem.network.loss.targets, torch.tensor(np.asarray(problem.y, np.float64))
     loss = pytorch_reference._loss(kind, z, y)
     loss.backward()
-    numbers = {name: weight.grad.numpy() for name, weight in weights.items()}
+    numbers = {name: w.grad.numpy() for name, w in weights.items() if w.requires_grad}
     if problem.statistics:
         statistics = {
             name: torch.tensor(np.asarray(value, np.float64))
@@ -434,18 +483,35 @@ def compare(problem: Problem, backend: str, precision: str) -> Comparison:
     threads = 1 + problem.seed % 2 if backend == "numba" else 1
     kept, again, inference = (
         dptrain.api.make_replica(
-            problem.network, backend, BATCH_SIZE, threads, precision=precision, **options
+            problem.network,
+            backend,
+            BATCH_SIZE,
+            threads,
+            precision=precision,
+            optimizer=SGD(freeze=problem.freeze),
+            **options,
         )
         for options in ({}, {"recompute": True}, {"training": False})
     )
     for replica in (kept, again, inference):
         for name, value in problem.parameters.items():
             replica.parameters[name] = value
+        for name, value in problem.frozen_statistics.items():
+            replica.statistics[name] = value
     found, evaluated = _step(problem, kept), replace(problem, statistics=dict(kept.statistics))
     for label, other in (("recomputed", _step(problem, again)), ("again", _step(problem, kept))):
         for name, value in found.items():
             if not np.array_equal(other[name], value, equal_nan=True):
                 return Comparison(f"{label}: {name} has other bits")
+    kept.update(0.5)
+    for name in problem.frozen:
+        if not np.array_equal(kept.parameters[name], problem.parameters[name]):
+            return Comparison(f"{name} is frozen, and an update changed it")
+    for name, value in problem.frozen_statistics.items():
+        if not np.array_equal(kept.statistics[name], value):
+            return Comparison(f"{name} belongs to a frozen layer, and a step changed it")
+    for name, value in problem.parameters.items():
+        kept.parameters[name] = value
     for name, value in evaluated.statistics.items():
         kept.statistics[name] = inference.statistics[name] = value
     outputs = [replica.forward(problem.x) for replica in (kept, inference)]
@@ -611,7 +677,9 @@ def run(seed: int, backend: str, precision: str | None = None) -> Comparison:
     names = [*load_backend(backend).precisions]
     chosen = names[seed // 2 % len(names)] if precision is None else precision
     try:
-        return compare(random_problem(seed), backend, chosen)
+        network = random_network(seed)
+        freeze = random_freeze(seed, network)
+        return compare(random_problem(seed, network, freeze), backend, chosen)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         return Comparison(f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")

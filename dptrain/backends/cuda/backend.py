@@ -31,7 +31,10 @@ from dptrain.backends.cuda.device.message import Message
 from dptrain.backends.cuda.elementwise.activations import ActivationOperation
 from dptrain.backends.cuda.elementwise.dropout import DropoutOperation
 from dptrain.backends.cuda.epilogues import EPILOGUES
-from dptrain.backends.cuda.normalization.batch_norm import BatchNormOperation
+from dptrain.backends.cuda.normalization.batch_norm import (
+    BatchNormOperation,
+    FrozenBatchNormOperation,
+)
 from dptrain.backends.cuda.normalization.folding import bind_folded
 from dptrain.backends.cuda.normalization.group_norm import GroupNormOperation
 from dptrain.backends.cuda.normalization.normalization import NormalizationOperation
@@ -78,7 +81,7 @@ from dptrain.network.layers import (
     entry_of,
 )
 from dptrain.network.network import Network, Node
-from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import (
     BufferSpec,
@@ -105,6 +108,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Dropout: DropoutOperation,
     LocalResponseNorm: NormalizationOperation,
     BatchNorm2d: BatchNormOperation,
+    FrozenBatchNorm2d: FrozenBatchNormOperation,
     GroupNorm: GroupNormOperation,
     LayerNorm: GroupNormOperation,
     Add: AddOperation,
@@ -201,6 +205,7 @@ class CudaBackend(Backend):
     fusions = (
         *CONVOLUTIONS,
         *NORMALIZATIONS,
+        (FrozenBatchNorm2d, ReLU),
         (Conv2d, ReLU),
         (Dense, ReLU, Dropout),
         (Dense, ReLU),
@@ -315,7 +320,7 @@ class CudaBackend(Backend):
         self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica
     ) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, CudaReplica)
-        operation = self.operation(group, replica.plan.setting)
+        operation = self.operation(group, replica.plan.setting.of(group))
         if folds_batch_norm(group):
             return bind_folded(operation, group, arrays, replica)
         return operation(group, arrays, replica).kernels(phases)
@@ -361,11 +366,12 @@ class CudaBackend(Backend):
         state = [flat[elements] for name, flat in replica.flat_state.items() if name != AVERAGE]
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
-        bounds = _uploaded(device, np.array([stop for _, stop, _ in runs], np.int32))
-        decays = _uploaded(device, np.array([decay for *_, decay in runs], np.float32))
-        sums = replica.flat_gradients[replica.plan.layout.size :]
+        bounds = _uploaded(device, np.array([each.stop for each in runs], np.int32))
+        rates = [(each.decay, each.rate_factor) for each in runs]
+        values = _uploaded(device, np.array(rates, np.float32).reshape(-1))
+        sums = replica.flat_gradients[replica.plan.trained.size :]
         arrays = [w, g, *state, sums, replica.numbers]
-        common = [*arrays, bounds, decays, np.int32(len(runs)), np.int32(w.size)]
+        common = [*arrays, bounds, values, np.int32(len(runs)), np.int32(w.size)]
         sgd = "sgd_momentum" if state else "sgd"
         name = sgd if isinstance(rule, SGD) else rule.kind
         # Parameters are padded to whole cache lines, so segments start and end at vectors.
@@ -389,7 +395,7 @@ class CudaBackend(Backend):
     def bind_average(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, CudaReplica)
         w, average = replica.flat_parameters[elements], replica.flat_state[AVERAGE][elements]
-        sums = replica.flat_gradients[replica.plan.layout.size :]
+        sums = replica.flat_gradients[replica.plan.trained.size :]
         width = vector_width(w.size, w.dtype.itemsize)
         function = replica.device.function("optimizers.cu", "average_parameters", VECTOR=width)
         arguments = average, w, sums, replica.numbers, np.int32(w.size)
@@ -444,7 +450,7 @@ def _bind_clipping(device: Device, replica: Replica, gradient: Array) -> Callabl
     clip_norm = replica.plan.optimizer.clip_norm
     if clip_norm is None:
         return lambda: None
-    assert gradient.size == replica.plan.layout.size, "the norm is that of the whole gradient"
+    assert gradient.size == replica.plan.trained.size, "the norm is that of the whole gradient"
     blocks = min(ceil_div(gradient.size, THREADS), MAX_CLIPPING_BLOCKS)
     grid, block = (blocks, 1, 1), (THREADS, 1, 1)
     add_squares = device.function("clipping.cu", "add_squares")

@@ -85,7 +85,7 @@ class Operation(ABC, Generic[L]):
         # The table of operations has their types.
         self.layer = cast("L", group.head.layer)
         self.size = math.prod(group.tail.output_shape)
-        self.setting = replica.plan.setting
+        self.setting = replica.plan.setting.of(group)
         self.itemsize = np.dtype(self.setting.activations).itemsize
 
     def function(self, file: str, name: str, **defines: Macro) -> Function:

@@ -1,9 +1,9 @@
 // Optimizers: one pass over the flat arrays of parameters w, gradients g and optimizer state, all
 // float32 (count,). Launched with one thread for each vector of VECTOR elements, in blocks of 256.
 //
-// The arrays consist of segments with the same weight decay: segment k ends before element
-// segment_ends[k] and has the decay segment_decays[k], both (num_segments,). Segments begin at
-// multiples of 16 elements. The learning rate comes from hyperparameters, float32 (6,)
+// The arrays consist of segments that are updated alike: segment k ends before element
+// segment_ends[k], (num_segments,), and has the weight decay and the factor of the learning rate
+// segment_rates[k], (num_segments, 2). Segments begin at multiples of 16 elements. The learning rate comes from hyperparameters, float32 (6,)
 // (hyperparameters.cuh). If the loss, loss_sums[0] of float32 (3,), is not finite, nothing is
 // updated, so that the state before the failure can be inspected.
 //
@@ -18,17 +18,20 @@
 // Flush small state to zero, as on the CPU, where it would become denormal and slow.
 __device__ inline float flush_small(float value) { return fabsf(value) < 1e-30f ? 0.0f : value; }
 
-__device__ inline float decay_at(int i, const int* segment_ends, const float* segment_decays,
+struct Rates {
+    float decay, factor;
+};
+
+__device__ inline Rates rates_at(int i, const int* segment_ends, const float* segment_rates,
                                  int num_segments) {
-    float decay = segment_decays[0];
-    for (int k = 1; k < num_segments; ++k)
-        decay = i * VECTOR >= segment_ends[k - 1] ? segment_decays[k] : decay;
-    return decay;
+    int found = 0;
+    for (int k = 1; k < num_segments; ++k) found = i * VECTOR >= segment_ends[k - 1] ? k : found;
+    return {segment_rates[2 * found], segment_rates[2 * found + 1]};
 }
 
 #define COMMON_PARAMETERS                                                          \
     const float *loss_sums, const float *hyperparameters, const int *segment_ends, \
-        const float *segment_decays, int num_segments, int count
+        const float *segment_rates, int num_segments, int count
 
 // Stochastic gradient descent: w ← w − α d, with d = g + λ w.
 extern "C" __global__ void sgd(float* w, const float* g, COMMON_PARAMETERS) {
@@ -37,8 +40,8 @@ extern "C" __global__ void sgd(float* w, const float* g, COMMON_PARAMETERS) {
     if (!vector_index(count, i)) return;
     Floats values = load(w, i);
     const Floats gradient = load_streaming(g, i);
-    const float decay = decay_at(i, segment_ends, segment_decays, num_segments),
-                rate = hyperparameters[LEARNING_RATE];
+    const Rates rates = rates_at(i, segment_ends, segment_rates, num_segments);
+    const float decay = rates.decay, rate = hyperparameters[LEARNING_RATE] * rates.factor;
     if (!is_finite(loss_sums[0])) return;
     for (int k = 0; k < VECTOR; ++k) values.at[k] -= rate * (gradient.at[k] + decay * values.at[k]);
     store(w, i, values);
@@ -52,8 +55,8 @@ extern "C" __global__ void sgd_momentum(float* w, const float* g, float* v, COMM
     if (!vector_index(count, i)) return;
     Floats values = load(w, i), velocity = load(v, i);
     const Floats gradient = load_streaming(g, i);
-    const float decay = decay_at(i, segment_ends, segment_decays, num_segments),
-                rate = hyperparameters[LEARNING_RATE];
+    const Rates rates = rates_at(i, segment_ends, segment_rates, num_segments);
+    const float decay = rates.decay, rate = hyperparameters[LEARNING_RATE] * rates.factor;
     if (!is_finite(loss_sums[0])) return;
     for (int k = 0; k < VECTOR; ++k) {
         const float d = gradient.at[k] + decay * values.at[k];
@@ -74,8 +77,8 @@ extern "C" __global__ void adam(float* w, const float* g, float* m, float* v, CO
     if (!vector_index(count, i)) return;
     Floats values = load(w, i), first = load(m, i), second = load(v, i);
     const Floats gradient = load_streaming(g, i);
-    const float decay = decay_at(i, segment_ends, segment_decays, num_segments);
-    const float rate = hyperparameters[LEARNING_RATE],
+    const Rates rates = rates_at(i, segment_ends, segment_rates, num_segments);
+    const float decay = rates.decay, rate = hyperparameters[LEARNING_RATE] * rates.factor,
                 correction = hyperparameters[ADAM_CORRECTION];
     if (!is_finite(loss_sums[0])) return;
     for (int k = 0; k < VECTOR; ++k) {
@@ -98,10 +101,10 @@ extern "C" __global__ void adamw(float* w, const float* g, float* m, float* v, C
     if (!vector_index(count, i)) return;
     Floats values = load(w, i), first = load(m, i), second = load(v, i);
     const Floats gradient = load_streaming(g, i);
-    const float decay = decay_at(i, segment_ends, segment_decays, num_segments);
-    const float rate = hyperparameters[LEARNING_RATE],
+    const Rates rates = rates_at(i, segment_ends, segment_rates, num_segments);
+    const float rate = hyperparameters[LEARNING_RATE] * rates.factor,
                 correction = hyperparameters[ADAM_CORRECTION],
-                shrink = hyperparameters[DECAY_RATE] * decay;
+                shrink = hyperparameters[DECAY_RATE] * rates.decay * rates.factor;
     if (!is_finite(loss_sums[0])) return;
     for (int k = 0; k < VECTOR; ++k) {
         const float d = gradient.at[k];

@@ -214,7 +214,7 @@ class CudaReplica(DeviceReplica):
         """Return the elements that are updated early, and the rest."""
         assert self._early is not None
         cut = self._early.stop
-        return slice(0, cut), slice(cut, self.plan.layout.size)
+        return slice(0, cut), slice(cut, self.plan.trained.size)
 
     @property
     def stage_lists(self) -> list[list[tuple[Stage, Kernel]]]:

@@ -67,7 +67,7 @@ from dptrain.network.layers import (
     entry_of,
 )
 from dptrain.network.network import Node
-from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.lowering import (
     Explanation,
@@ -95,6 +95,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     LocalResponseNorm: operations.ResponseNorm,
     BiasAdd: operations.BiasAddition,
     BatchNorm2d: batch_norm_operation.BatchNormalization,
+    FrozenBatchNorm2d: batch_norm_operation.FrozenBatchNormalization,
     GroupNorm: sample_norm_operations.GroupNormalization,
     LayerNorm: sample_norm_operations.LayerNormalization,
     Add: graph_operations.Addition,
@@ -141,6 +142,7 @@ class NumbaBackend(Backend):
         (BatchNorm2d, Add, ReLU),
         (BatchNorm2d, Add),
         (BatchNorm2d, ReLU),
+        (FrozenBatchNorm2d, ReLU),
     )
     inference_fusions = (*FOLDED, (Add, ReLU))
 
@@ -154,7 +156,7 @@ class NumbaBackend(Backend):
             return False
         if isinstance(group.head.layer, Conv2d):
             return MaxPool2d not in group.kinds
-        return isinstance(group.head.layer, BatchNorm2d)
+        return isinstance(group.head.layer, BatchNorm2d | FrozenBatchNorm2d)
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Store weights as (R, S, C, K) and (H·W·C, out), so that the summed dimensions come
@@ -242,23 +244,26 @@ class NumbaBackend(Backend):
         state = {name: flat[elements] for name, flat in replica.flat_state.items()}
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
-        bounds = np.array([0, *(stop for _, stop, _ in runs)], np.int64)
-        decay = updates.WeightDecay(bounds, np.array([rate for _, _, rate in runs], np.float32))
+        found = updates.Segments(
+            np.array([0, *(each.stop for each in runs)], np.int64),
+            np.array([each.decay for each in runs], np.float32),
+            np.array([each.rate_factor for each in runs], np.float32),
+        )
         if not isinstance(rule, SGD):
             launch = bind(
                 updates.adamw if isinstance(rule, AdamW) else updates.adam,
-                w, g, (state["first_moment"], state["second_moment"]), decay,
+                w, g, (state["first_moment"], state["second_moment"]), found,
                 (rule.beta1, rule.beta2, rule.epsilon), varying=(0.1, 1),
             )  # fmt: skip
             return lambda context: launch(w.size, context.learning_rate, replica.updates)
         if rule.momentum:
             launch = bind(
                 updates.sgd_momentum,
-                w, g, state["momentum"], decay, rule.momentum, rule.nesterov,
+                w, g, state["momentum"], found, rule.momentum, rule.nesterov,
                 varying=(0.1,),
             )  # fmt: skip
         else:
-            launch = bind(updates.sgd, w, g, decay, varying=(0.1,))
+            launch = bind(updates.sgd, w, g, found, varying=(0.1,))
         return lambda context: launch(w.size, context.learning_rate)
 
     def bind_average(self, replica: Replica, elements: slice) -> Kernel:
@@ -300,8 +305,8 @@ def _bind_sum_of_shards(replica: Replica, shard_sums: NDArray[np.float32]) -> La
     plan, slots = replica.plan, replica.slot_sums.reshape(-1)
     pitch = replica.slot_sums.shape[1]
     if plan.training:
-        slots = replica.gradient_slots.reshape(-1)[plan.layout.size :]
-        pitch = plan.layout.gradient_size
+        slots = replica.gradient_slots.reshape(-1)[plan.trained.size :]
+        pitch = plan.layout.gradient_pitch
     steps = addition_steps(plan.merges)
     size = shard_sums.shape[1]
     gradients = GradientSlots(slots, slots, size, pitch, len(replica.slot_sums))

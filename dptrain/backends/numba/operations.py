@@ -88,7 +88,7 @@ class Operation(ABC, Generic[L]):
         self, group: Group, arrays: Arrays, thread_pool: ThreadPool, replica: Replica
     ) -> None:
         self.group, self.arrays, self.thread_pool = group, arrays, thread_pool
-        self.seed, setting = replica.context.seed, replica.plan.setting
+        self.seed, setting = replica.context.seed, replica.plan.setting.of(group)
         self.statistics_sum = ReplicaStatisticsSum(replica)
         self.setting, self.precision, self.shards = setting, setting.precision, setting.shards
         # The table of operations has their types.

@@ -21,16 +21,18 @@ on which processors are slow: model0's update took 33 times as long when two thi
 denormal."""
 
 
-class WeightDecay(NamedTuple):
-    """The weight decay λ of ranges of elements.
+class Segments(NamedTuple):
+    """Ranges of elements that are updated alike.
 
     Attributes:
         bounds: int64 (segments + 1,), the first element of each, and the end.
-        rates: float32 (segments,), λ of each.
+        decays: float32 (segments,), the weight decay λ of each.
+        factors: float32 (segments,), by which the learning rate α of each is multiplied.
     """
 
     bounds: Array
-    rates: Array
+    decays: Array
+    factors: Array
 
 
 @inlined
@@ -40,12 +42,12 @@ def _flushed(value: Any) -> Any:
 
 
 @inlined
-def _overlap(start: int, stop: int, decay: WeightDecay, k: int) -> tuple[Any, Any]:
+def _overlap(start: int, stop: int, segments: Segments, k: int) -> tuple[Any, Any]:
     """Return the intersection of segment k with [start, stop), possibly empty, as unsigned
     numbers.
     """
-    first = max(start, decay.bounds[k])
-    return np.uintp(first), np.uintp(max(first, min(stop, decay.bounds[k + 1])))
+    first = max(start, segments.bounds[k])
+    return np.uintp(first), np.uintp(max(first, min(stop, segments.bounds[k + 1])))
 
 
 @inlined
@@ -61,22 +63,22 @@ def _prefetch_block(w: Array, start: int, stop: int) -> None:
 
 
 @kernel
-def sgd(items: Items, w: Array, g: Array, decay: WeightDecay, learning_rate: float) -> None:
+def sgd(items: Items, w: Array, g: Array, segments: Segments, learning_rate: float) -> None:
     """w ← w − α (g + λ w)."""
     rate = np.float32(learning_rate)
     for block in range(items.start, items.stop, _BLOCK):
         end = min(block + _BLOCK, items.stop)
         _prefetch_block(w, end, items.stop)
-        for k in range(decay.rates.size):
-            decay_k = decay.rates[k]
-            first, last = _overlap(block, end, decay, k)
+        for k in range(segments.decays.size):
+            decay_k, rate_k = segments.decays[k], rate * segments.factors[k]
+            first, last = _overlap(block, end, segments, k)
             for i in range(first, last):
-                w[i] -= rate * (g[i] + decay_k * w[i])
+                w[i] -= rate_k * (g[i] + decay_k * w[i])
 
 
 @kernel
 def sgd_momentum(
-    items: Items, w: Array, g: Array, v: Array, decay: WeightDecay, momentum: float, nesterov: bool,
+    items: Items, w: Array, g: Array, v: Array, segments: Segments, momentum: float, nesterov: bool,
     learning_rate: float,
 ) -> None:  # fmt: skip
     """v ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w − α v, with d = g + λ w."""
@@ -86,18 +88,18 @@ def sgd_momentum(
     for block in range(items.start, items.stop, _BLOCK):
         end = min(block + _BLOCK, items.stop)
         _prefetch_block(w, end, items.stop)
-        for k in range(decay.rates.size):
-            decay_k = decay.rates[k]
-            first, last = _overlap(block, end, decay, k)
+        for k in range(segments.decays.size):
+            decay_k, rate_k = segments.decays[k], rate * segments.factors[k]
+            first, last = _overlap(block, end, segments, k)
             for i in range(first, last):
                 d = g[i] + decay_k * w[i]
                 v[i] = _flushed(mu * v[i] + d)
-                w[i] -= rate * (p * d + q * v[i])
+                w[i] -= rate_k * (p * d + q * v[i])
 
 
 @kernel
 def adam(
-    items: Items, w: Array, g: Array, moments: tuple[Array, Array], decay: WeightDecay,
+    items: Items, w: Array, g: Array, moments: tuple[Array, Array], segments: Segments,
     constants: tuple[float, float, float], learning_rate: float, step: int,
 ) -> None:  # fmt: skip
     """w ← w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
@@ -109,19 +111,19 @@ def adam(
     for block in range(items.start, items.stop, _BLOCK):
         end = min(block + _BLOCK, items.stop)
         _prefetch_block(w, end, items.stop)
-        for k in range(decay.rates.size):
-            decay_k = decay.rates[k]
-            first, last = _overlap(block, end, decay, k)
+        for k in range(segments.decays.size):
+            decay_k, rate_k = segments.decays[k], rate * segments.factors[k]
+            first, last = _overlap(block, end, segments, k)
             for i in range(first, last):
                 d = g[i] + decay_k * w[i]
                 m[i] = _flushed(b1 * m[i] + c1 * d)
                 v[i] = _flushed(b2 * v[i] + c2 * d * d)
-                w[i] -= rate * m[i] / (np.sqrt(v[i]) * correction + eps)
+                w[i] -= rate_k * m[i] / (np.sqrt(v[i]) * correction + eps)
 
 
 @kernel
 def adamw(
-    items: Items, w: Array, g: Array, moments: tuple[Array, Array], decay: WeightDecay,
+    items: Items, w: Array, g: Array, moments: tuple[Array, Array], segments: Segments,
     constants: tuple[float, float, float], learning_rate: float, step: int,
 ) -> None:  # fmt: skip
     """w ← (1 − α λ) w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
@@ -133,13 +135,14 @@ def adamw(
     for block in range(items.start, items.stop, _BLOCK):
         end = min(block + _BLOCK, items.stop)
         _prefetch_block(w, end, items.stop)
-        for k in range(decay.rates.size):
-            shrink = np.float32(learning_rate * decay.rates[k])
-            first, last = _overlap(block, end, decay, k)
+        for k in range(segments.decays.size):
+            rate_k = rate * segments.factors[k]
+            shrink = np.float32(learning_rate * segments.decays[k] * segments.factors[k])
+            first, last = _overlap(block, end, segments, k)
             for i in range(first, last):
                 m[i] = _flushed(b1 * m[i] + c1 * g[i])
                 v[i] = _flushed(b2 * v[i] + c2 * g[i] * g[i])
-                w[i] -= rate * m[i] / (np.sqrt(v[i]) * correction + eps) + shrink * w[i]
+                w[i] -= rate_k * m[i] / (np.sqrt(v[i]) * correction + eps) + shrink * w[i]
 
 
 @kernel

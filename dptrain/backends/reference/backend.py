@@ -92,9 +92,13 @@ class ReferenceBackend(Backend):
 
         def decayed() -> NDArray[Any]:
             d: NDArray[Any] = g.copy()
-            for start, stop, decay in runs:
+            for start, stop, decay, _ in runs:
                 d[start:stop] += decay * w[start:stop]
             return d
+
+        def subtract(change: NDArray[Any], learning_rate: float) -> None:
+            for start, stop, _, factor in runs:
+                w[start:stop] -= learning_rate * factor * change[start:stop]
 
         def sgd(context: Context) -> None:
             assert isinstance(rule, SGD)
@@ -103,7 +107,7 @@ class ReferenceBackend(Backend):
                 v = state["momentum"]
                 v[:] = rule.momentum * v + d
                 d = d + rule.momentum * v if rule.nesterov else v
-            w[:] = w - context.learning_rate * d
+            subtract(d, context.learning_rate)
 
         def adam(context: Context) -> None:
             assert not isinstance(rule, SGD)
@@ -113,9 +117,9 @@ class ReferenceBackend(Backend):
             m[:] = rule.beta1 * m + (1.0 - rule.beta1) * d
             v[:] = rule.beta2 * v + (1.0 - rule.beta2) * d * d
             mean, square = m / (1.0 - rule.beta1**t), v / (1.0 - rule.beta2**t)
-            for start, stop, decay in runs if is_decoupled else ():
-                w[start:stop] *= 1.0 - context.learning_rate * decay
-            w[:] = w - context.learning_rate * mean / (np.sqrt(square) + rule.epsilon)
+            for start, stop, decay, factor in runs if is_decoupled else ():
+                w[start:stop] *= 1.0 - context.learning_rate * factor * decay
+            subtract(mean / (np.sqrt(square) + rule.epsilon), context.learning_rate)
 
         return sgd if isinstance(rule, SGD) else adam
 

@@ -15,7 +15,13 @@ from dptrain.backends.reference.gradient_slots import write_gradient_slots
 from dptrain.backends.reference.operation import Operation, WeightedOperation
 from dptrain.backends.replica import Arrays, Context, SumStatistics
 from dptrain.network.layers import LocalResponseNorm
-from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm, Normalization
+from dptrain.network.normalization import (
+    BatchNorm2d,
+    FrozenBatchNorm2d,
+    GroupNorm,
+    LayerNorm,
+    Normalization,
+)
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 N = TypeVar("N", bound=Normalization)
@@ -139,10 +145,10 @@ class BatchNormalization(Operation[BatchNorm2d]):
     def forward(self, context: Context) -> None:
         a, n = self.arrays, context.n
         x = a["x"][:n]
-        if context.training:
+        if context.training and not self.group.infers:
             normalized = self._normalized(x)
         else:
-            inverse = 1.0 / np.sqrt(a["running_var"].astype(np.float64) + self.layer.epsilon)
+            inverse = _running_inverse(a, self.layer.epsilon)
             normalized = (x - _by_channel(a["running_mean"])) * _by_channel(inverse)
         a["y"][:n] = _by_channel(a["weight"]) * normalized + _by_channel(a["bias"])
 
@@ -170,6 +176,28 @@ class BatchNormalization(Operation[BatchNorm2d]):
         scale = _by_channel(a["weight"] * a["moments"][1])
         projection = self._normalized(x) * _by_channel(mean_product)
         a["dx"][:n] = scale * (dy - _by_channel(mean_dy) - projection)
+
+
+def _running_inverse(arrays: Arrays, epsilon: float) -> NDArray[Any]:
+    """Return 1 / sqrt(running variance + epsilon) of each channel."""
+    return np.asarray(1.0 / np.sqrt(arrays["running_var"].astype(np.float64) + epsilon))
+
+
+class FrozenBatchNormalization(Operation[FrozenBatchNorm2d]):
+    """y = weight · x̂ + bias with x̂ by the running statistics, which do not change."""
+
+    def _scale(self) -> NDArray[Any]:
+        inverse = _running_inverse(self.arrays, self.layer.epsilon)
+        return _by_channel(self.arrays["weight"] * inverse)
+
+    def forward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        centred = a["x"][:n] - _by_channel(a["running_mean"])
+        a["y"][:n] = self._scale() * centred + _by_channel(a["bias"])
+
+    def backward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        a["dx"][:n] = self._scale() * a["dy"][:n]
 
 
 class _SampleNormalization(WeightedOperation[N]):

@@ -17,6 +17,7 @@ from dptrain.backends.reference.dense import BiasAddition, FullyConnected
 from dptrain.backends.reference.dropout import Drop
 from dptrain.backends.reference.normalization import (
     BatchNormalization,
+    FrozenBatchNormalization,
     GroupNormalization,
     LayerNormalization,
     ResponseNorm,
@@ -43,7 +44,7 @@ from dptrain.network.layers import (
     SumPool2d,
     entry_of,
 )
-from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
 
 OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
@@ -57,6 +58,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Activation: ActivationOperation,
     Dropout: Drop,
     BatchNorm2d: BatchNormalization,
+    FrozenBatchNorm2d: FrozenBatchNormalization,
     GroupNorm: GroupNormalization,
     LayerNorm: LayerNormalization,
     LocalResponseNorm: ResponseNorm,

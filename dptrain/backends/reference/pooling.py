@@ -46,7 +46,7 @@ class MaxPooling(_Pooling[MaxPool2d]):
         a, n = self.arrays, context.n
         windows = self.windows(a["x"][:n], -np.inf)
         a["y"][:n] = windows.max(axis=-1)
-        if context.training:
+        if context.training and not self.group.infers:
             a["argmax"][:n] = windows.argmax(axis=-1)
 
     def backward(self, context: Context) -> None:

@@ -93,7 +93,7 @@ class EnqueuedSum(GradientSum):
     def __init__(
         self, world: World, replica: Replica, buckets: tuple[Bucket, ...], connect: Connect
     ) -> None:
-        super().__init__(world, replica.flat_gradients, replica.plan.layout.size, buckets)
+        super().__init__(world, replica.flat_gradients, replica.plan.trained.size, buckets)
         assert isinstance(replica.memory, Device)
         self.device = replica.memory
         self.replica, self.connect = replica, connect
@@ -153,7 +153,7 @@ class EnqueuedCentralSum(EnqueuedSum):
         return [self.gradients[bucket.start : min(bucket.stop, size)] for bucket in self.buckets]
 
     def _shared_arrays(self, replica: Replica) -> Shared:
-        self._parameters = replica.flat_parameters
+        self._parameters = replica.flat_parameters[: self.num_parameters]
         return Shared([self._loss_sums], self._bucket_arrays, [self._parameters])
 
     def _start(self, bucket: int) -> None:

@@ -35,7 +35,7 @@ class MixedSum(MirroredSum):
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
         assert len(buckets) == 1, "buckets of different backends have different parameters"
-        gradients, layout = replica.flat_gradients, replica.plan.layout
+        gradients, layout = replica.flat_gradients, replica.plan.trained
         if replica.memory.asynchronous:
             gradients = replica.memory.host_copy(gradients)
         super().__init__(world, gradients, layout.size, buckets)

@@ -140,7 +140,7 @@ class Peers(Carrier):
     ) -> None:
         assert isinstance(replica.memory, Device)
         self.size, self.rank, self.device = world.size, np.int32(world.rank), replica.memory
-        first = replica.plan.layout.size
+        first = replica.plan.trained.size
         self._loss_sums = replica.flat_gradients[first : first + len(SUMS)]
         self._timeout_ns = np.uint64(1e9 * (world.timeout if timeout_s is None else timeout_s))
         self._timed_out = self.device.zeros((1,), "uint32")

@@ -103,8 +103,8 @@ class _SegmentLayout:
         self.num_gates = len(plan.layout.slots) + 2
         self.gates = self._append(self.num_gates * GATE_BYTES)
         self.loss_sums = self._append(sum(counts) * ALIGNMENT * plan.itemsize)
-        flat_bytes = plan.layout.size * plan.itemsize
-        self.flat = [self._append(flat_bytes) for _ in ("parameters", *state_names(plan))]
+        sizes = plan.layout.size, *(plan.trained.size for _ in state_names(plan))
+        self.flat = [self._append(size * plan.itemsize) for size in sizes]
         self.gradients = [self._append(count * self._slot_bytes) for count in counts]
         self.squares = self._append(num_squares(plan) * SQUARE_BYTES) if clips(plan) else None
 
@@ -115,7 +115,7 @@ class _SegmentLayout:
 
     @property
     def _slot_bytes(self) -> int:
-        return self._layout.gradient_size * self._itemsize
+        return self._layout.gradient_pitch * self._itemsize
 
     @property
     def slot_offsets(self) -> NDArray[np.int64]:
@@ -131,10 +131,12 @@ class _SegmentLayout:
         """Return (start, stop) of the ranges that a rank reserves: those to which it writes.
 
         Args:
-            local_rank: the rank; the first one of a node also reserves the gates and loss sums.
+            local_rank: the rank; the first one of a node also reserves the gates, the loss sums
+                and the frozen parameters.
             num_updating: number of ranks that divide the parameters.
         """
-        mine = slice_of_rank(slice(0, self._layout.size), local_rank, num_updating)
+        trained, end = self._layout.trained.size, self._layout.size * self._itemsize
+        mine = slice_of_rank(slice(0, trained), local_rank, num_updating)
         start, stop = mine.start * self._itemsize, mine.stop * self._itemsize
         begin = self.gradients[local_rank]
         ranges = [(at + start, at + stop) for at in self.flat]
@@ -144,7 +146,10 @@ class _SegmentLayout:
                 self.squares + i // ALIGNMENT * SQUARE_BYTES for i in (mine.start, mine.stop)
             )
             ranges.append((first, last))
-        return ranges if local_rank else [*ranges, (0, self.flat[0])]
+        if local_rank:
+            return ranges
+        first, parameters = trained * self._itemsize, self.flat[0]
+        return [*ranges, (0, parameters), (parameters + first, parameters + end)]
 
 
 def share_arrays(world: World, plan: Plan) -> SharedArrays:
@@ -167,12 +172,13 @@ def share_arrays(world: World, plan: Plan) -> SharedArrays:
     def view(at: int, *shape: int) -> NDArray[Any]:
         return np.frombuffer(mapped, plan.dtype, math.prod(shape), at).reshape(shape)
 
-    parameters, *state = (view(at, plan.layout.size) for at in segment.flat)
+    parameters = view(segment.flat[0], plan.layout.size)
+    state = [view(at, plan.trained.size) for at in segment.flat[1:]]
     num_words = segment.num_gates * GATE_BYTES // 4
     gates = np.frombuffer(mapped, np.int32, num_words, segment.gates)
     return SharedArrays(
         parameters=parameters,
-        gradients=view(segment.gradients[me], counts[me], plan.layout.gradient_size),
+        gradients=view(segment.gradients[me], counts[me], plan.layout.gradient_pitch),
         state=dict(zip(state_names(plan), state, strict=True)),
         squares=None
         if segment.squares is None
@@ -214,12 +220,12 @@ class SharedSum(GradientSum):
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
         assert isinstance(replica.arrays, SharedArrays), "the replica has arrays of its own"
-        size = replica.plan.layout.size
+        size = replica.plan.trained.size
         super().__init__(world, replica.flat_gradients, size, buckets)
         self._arrays = replica.arrays
         self._rounds = [0] * len(buckets)
         first, last = self._arrays.first_slots[world.local_rank :][:2]
-        self._own_loss_sums = self._arrays.gradients[:, size:]
+        self._own_loss_sums = self._arrays.gradients[:, size : size + ALIGNMENT]
         self._published_loss_sums = self._arrays.loss_sums[first:last]
         self._slices = [self._slices_of(bucket) for bucket in buckets]
         self._gates = Gates(world, self._arrays.gates)

@@ -83,7 +83,7 @@ class TreeSum(GradientSum):
     transport: ClassVar[str] = "mpi"
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
-        super().__init__(world, replica.flat_gradients, replica.plan.layout.size, buckets)
+        super().__init__(world, replica.flat_gradients, replica.plan.trained.size, buckets)
         assert world.comm is not None
         self.comm, self._slots = world.comm, _Contributions(world, replica)
         self._pending: list[tuple[int, Pending]] = []
@@ -141,9 +141,8 @@ class CentralTreeSum(CentralSum):
     """
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
-        super().__init__(
-            world, replica.flat_gradients, buckets, replica.flat_parameters, replica.memory
-        )
+        trained = replica.flat_parameters[: replica.plan.trained.size]
+        super().__init__(world, replica.flat_gradients, buckets, trained, replica.memory)
         self._slots = _Contributions(world, replica)
         self._pending: list[tuple[int, Pending]] = []
 

@@ -52,7 +52,7 @@ class StageExplanation:
 def explain_stages(plan: Plan) -> list[StageExplanation]:
     """Return the algorithm of each stage that computes layers, layer by layer."""
     backend, setting = load_backend(plan.backend), plan.setting
-    groups = {group.name: backend.explain(group, setting) for group in plan.groups}
+    groups = {group.name: backend.explain(group, setting.of(group)) for group in plan.groups}
     order = {name: index for index, name in enumerate(groups)}
     stages = [s for s in plan.stages if s.group in groups and s.phase in PHASES]
     rows = []
@@ -78,7 +78,7 @@ def explain_stages(plan: Plan) -> list[StageExplanation]:
 def algorithms(plan: Plan) -> dict[str, str]:
     """Return the algorithm of each stage that computes layers, by the name of the stage."""
     backend, setting = load_backend(plan.backend), plan.setting
-    groups = {group.name: backend.explain(group, setting) for group in plan.groups}
+    groups = {group.name: backend.explain(group, setting.of(group)) for group in plan.groups}
     return {
         stage.name: groups[stage.group][stage.phase].algorithm
         for stage in plan.stages

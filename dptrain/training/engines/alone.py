@@ -153,7 +153,7 @@ class IdleEngine(_AloneEngine):
         *,
         mixed: bool,
     ) -> None:
-        gradient_sum = NoSum(world, replica.flat_gradients, replica.plan.layout.size, buckets)
+        gradient_sum = NoSum(world, replica.flat_gradients, replica.plan.trained.size, buckets)
         super().__init__(replica, gradient_sum, recorder, world, leader, mixed=mixed)
         self._global_counts: deque[int] = deque()
 

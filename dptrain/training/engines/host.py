@@ -35,7 +35,7 @@ class HostEngine(SynchronousEngine):
         self._sum_own_statistics = replica.sum_statistics
         # One rank sums nothing, and has nothing to time.
         self._timed_sum = gradient_sum if gradient_sum.is_identity else self._sum_timer
-        size = replica.plan.layout.size
+        size = replica.plan.trained.size
         self._loss_sums = replica.flat_gradients[size : size + len(SUMS)]
         self._stages = [stage.index for stage, _ in replica.stages]
         if clips(replica.plan):

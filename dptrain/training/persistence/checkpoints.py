@@ -599,9 +599,10 @@ def _named(replica: Replica) -> dict[str, Any]:
 
 def _shapes(replica: Replica, parameters_only: bool) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the shapes of the arrays of a checkpoint by kind and name."""
-    network = replica.plan.network
-    kinds = ["parameters"] if parameters_only else ["parameters", *replica.state]
-    found = {(kind, p.name): p.shape for kind in kinds for p in network.parameters}
+    network, trained = replica.plan.network, replica.plan.trained.slots
+    kinds = () if parameters_only else tuple(replica.state)
+    found = {("parameters", p.name): p.shape for p in network.parameters}
+    found |= {(kind, s.name): s.parameter.shape for kind in kinds for s in trained}
     return {**found, **{(STATISTICS, s.name): s.shape for s in network.statistics}}
 
 

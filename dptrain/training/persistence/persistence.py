@@ -137,7 +137,7 @@ def _first_difference(before: Any, now: Any, where: str = "") -> tuple[str, Any,
 def _refuse_other_minibatches(checkpoint: Checkpoint, spec: JobSpec) -> None:
     """Refuse settings with which the run would compute other bits, or on other minibatches."""
     before = checkpoint.run_facts.spec.get("job", {})
-    for name, default in (("shards", 0), ("validation", 0.0), ("weights", "")):
+    for name, default in (("shards", 0), ("validation", 0.0), ("weights", ""), ("freeze", "")):
         then, now = before.get(name, default), getattr(spec, name)
         if then != now:
             raise other_setting(checkpoint.path, name, then, now)

@@ -42,6 +42,7 @@ from dptrain.network import (
 )
 from dptrain.philox import dropout_keep, philox
 from dptrain.plan import SGD, Adam, AdamW, MicroShards, Optimizer
+from dptrain.plan.freezing import rate_factors
 from dptrain.plan.shards import add_in_order, rank_contributions
 from tests.lazy import LazyModule
 from tests.unit.backends import cases, pytorch_reference
@@ -510,6 +511,21 @@ def test_one_weight_decay_is_that_of_all_weights(backend: str, precision: str, r
 
 
 @every_variant
+@pytest.mark.parametrize("rule", ["momentum", "adamw"])
+def test_factors_of_the_learning_rate_are_parameter_groups(
+    backend: str, precision: str, rule: str
+) -> None:
+    """The last pattern that matches a parameter counts."""
+    layers = [Dense(13, weight_decay=0.3), Dense(9), Dense(5, weight_decay=0.1)]
+    network = Network((7,), layers, MeanSquaredError())
+    factors = "dense*=0.1,dense2=3,*.bias=0.5"
+    optimizer = dataclasses.replace(RULES[rule][0], rate_factor=factors)
+    assert [*rate_factors(network, optimizer).values()] == [0.1, 0.5, 3.0, 0.5, 0.1, 0.5]
+    decay = {p.name: p.weight_decay for p in network.parameters}
+    _expect_the_updates_of_pytorch(backend, precision, rule, network, decay, rate_factor=factors)
+
+
+@every_variant
 @pytest.mark.parametrize("clip_norm", [0.5, 100.0])
 @pytest.mark.parametrize("rule", ["momentum", "adamw"])
 def test_clipped_updates_equal_pytorch(
@@ -553,7 +569,7 @@ def _expect_the_updates_of_pytorch(
     rule: str,
     network: Network,
     decay: dict[str, float],
-    **changes: float,
+    **changes: float | str,
 ) -> None:
     optimizer, theirs, options = RULES[rule]
     replica = dptrain.api.make_replica(
@@ -562,6 +578,7 @@ def _expect_the_updates_of_pytorch(
     )  # fmt: skip
     tensors = {name: torch.tensor(np.float64(v)) for name, v in replica.parameters.items()}
     groups = [{"params": [tensor], "weight_decay": decay[n]} for n, tensor in tensors.items()]
+    factors = rate_factors(network, replica.plan.optimizer)
     reference = getattr(torch.optim, theirs)(groups, lr=0.1, **options)
     rng = np.random.default_rng(4)
     steps = 5
@@ -572,8 +589,8 @@ def _expect_the_updates_of_pytorch(
             tensor.grad = torch.tensor(np.float64(replica.gradients[name]))
         if "clip_norm" in changes:
             torch.nn.utils.clip_grad_norm_(list(tensors.values()), changes["clip_norm"])
-        for group in reference.param_groups:
-            group["lr"] = rate
+        for name, group in zip(tensors, reference.param_groups, strict=True):
+            group["lr"] = rate * factors[name]
         replica.update(rate)
         reference.step()
     # Some ten roundings a step, of numbers no larger than the sums they end in.

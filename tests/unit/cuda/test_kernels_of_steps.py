@@ -170,8 +170,9 @@ def test_the_first_of_equal_outputs_is_the_prediction() -> None:
 
 # Optimizers.
 
-STOPS, DECAYS = [16, 48, 304], [0.0, 0.3, 0.004]
-"""Ends of segments with the same weight decay: multiples of 16 elements."""
+STOPS, DECAYS, FACTORS = [16, 48, 304], [0.0, 0.3, 0.004], [1.0, 0.5, 2.0]
+"""Ends of segments with the same weight decay and factor of the learning rate: multiples of 16
+elements."""
 
 
 def state(seed: int) -> NDArray[np.float32]:
@@ -189,7 +190,8 @@ def update(
     loss: float = 1.0,
 ) -> list[NDArray[Any]]:
     """Return w and the state after an update; the first two arrays are w and g."""
-    size, runs = STOPS[-1], [np.array(STOPS, np.int32), np.array(DECAYS, np.float32)]
+    rates = np.array([DECAYS, FACTORS], np.float32).T.reshape(-1)
+    size, runs = STOPS[-1], [np.array(STOPS, np.int32), rates]
     values = np.float32([loss, 0, 0]), np.float32([rate, correction, 0, 0, decay_rate])
     arguments = *arrays, *values, *runs, *ints(len(DECAYS), size), *rest
     results = launch_in_every_order(
@@ -199,9 +201,13 @@ def update(
     return [results[0], *results[2 : len(arrays)]]
 
 
+def of_elements(values: list[float]) -> NDArray[np.float64]:
+    """Return the values of the segments for each element."""
+    return np.repeat(values, np.diff([0, *STOPS]))
+
+
 def decayed(w: NDArray[Any], g: NDArray[Any]) -> NDArray[Any]:
-    runs = np.diff([0, *STOPS])
-    return g.astype(np.float64) + np.repeat(DECAYS, runs) * w
+    return g.astype(np.float64) + of_elements(DECAYS) * w
 
 
 def assert_close(actual: NDArray[Any], wanted: NDArray[Any]) -> None:
@@ -216,7 +222,7 @@ by_vector = pytest.mark.parametrize("vector", [1, 4])
 def test_sgd_equals_its_equation(vector: int) -> None:
     w, g = state(1), state(2)
     [result] = update("sgd", vector, [w, g])
-    assert_close(result, w - 0.1 * decayed(w, g))
+    assert_close(result, w - 0.1 * of_elements(FACTORS) * decayed(w, g))
 
 
 @by_vector
@@ -228,7 +234,8 @@ def test_momentum_equals_its_equation(vector: int, nesterov: bool) -> None:
     d = decayed(w, g)
     expected = 0.9 * v + d
     assert_close(velocity, expected)
-    assert_close(result, w - 0.1 * (d + 0.9 * expected if nesterov else expected))
+    change = d + 0.9 * expected if nesterov else expected
+    assert_close(result, w - 0.1 * of_elements(FACTORS) * change)
 
 
 @by_vector
@@ -246,7 +253,8 @@ def test_adam_equals_its_equation(vector: int, t: int) -> None:
     assert_close(first, mean)
     assert_close(second, square)
     step = mean / (1 - beta1**t) / (np.sqrt(square / (1 - beta2**t)) + epsilon)
-    np.testing.assert_allclose(result, w - rate * step, 8 * EPSILON, 32 * EPSILON)
+    expected = w - rate * of_elements(FACTORS) * step
+    np.testing.assert_allclose(result, expected, 8 * EPSILON, 32 * EPSILON)
 
 
 @by_vector
@@ -263,8 +271,7 @@ def test_adamw_equals_its_equation(vector: int, t: int) -> None:
     assert_close(first, mean)
     assert_close(second, square)
     step = mean / (1 - beta1**t) / (np.sqrt(square / (1 - beta2**t)) + epsilon)
-    decay = np.repeat(DECAYS, np.diff([0, *STOPS])) * w
-    expected = w - rate * decay - rate * step
+    expected = w - rate * of_elements(FACTORS) * (of_elements(DECAYS) * w + step)
     np.testing.assert_allclose(result, expected, 8 * EPSILON, 32 * EPSILON)
 
 

@@ -53,6 +53,13 @@ struct ChannelConstants {
         const Floats invstd = load(invstds, slot);
         for (int k = 0; k < VECTOR; ++k) scale.at[k] *= invstd.at[k];
     }
+    // By a variance instead of invstd.
+    __device__ void use_variance(const float* variances, const float* weights, int slot,
+                                 float epsilon) {
+        scale = load(weights, slot);
+        const Floats variance = load(variances, slot);
+        for (int k = 0; k < VECTOR; ++k) scale.at[k] *= 1.0f / sqrtf(variance.at[k] + epsilon);
+    }
     __device__ float normalized(float x, int k) const {
         return fmaf(x - mean.at[k], scale.at[k], bias.at[k]);
     }

@@ -19,7 +19,7 @@ from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add
-from dptrain.network.normalization import BatchNorm2d
+from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 
 NO_MASK, MASK_FROM_X, MASK_FROM_Y = range(3)
@@ -261,7 +261,7 @@ class BatchNormOperation(Operation[BatchNorm2d]):
         arrays = a["x"], a["x2"] if self._adds else a["x"], a["y"]
         parameters = a["weight"], a["bias"]
         running: tuple[Any, ...] = a["running_mean"], a["running_var"]
-        trains = self.replica.plan.training
+        trains = self.setting.training and not isinstance(self.layer, FrozenBatchNorm2d)
         minibatch = (a["moments"][0], a["moments"][1]) if trains else running
 
         def run(context: Context) -> None:
@@ -354,5 +354,32 @@ class BatchNormOperation(Operation[BatchNorm2d]):
             count = context.n * self._pixels
             if count:
                 layout.enqueue(function, count, [*arrays, np.int32(count), np.int32(channels)])
+
+        return run
+
+
+class FrozenBatchNormOperation(BatchNormOperation):
+    """FrozenBatchNorm2d, optionally with ReLU."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        reads = ("dy", "x") if ReLU in group.kinds else ("dy",)
+        forward = Access(("x",), ("y",))
+        phases = {Phase.FORWARD: forward, Phase.BACKWARD_INPUT: Access(reads, ("dx",))}
+        return GroupNeeds(phases, overwrites_dy="dx")
+
+    def backward_input(self) -> Kernel:
+        """Return the stage that writes dx."""
+        a, layout, channels = self.arrays, self._launch(sums=False), self._channels
+        file, name = "batch_norm_backward_input.cu", "frozen_batch_norm_backward_input"
+        function = layout.function(self, file, name, RELU_MASK=relu_mask(self.group))
+        running = a["running_mean"], a["running_var"]
+        arrays = a["dy"], a["x"], a["dx"], *running, a["weight"], a["bias"]
+
+        def run(context: Context) -> None:
+            count = context.n * self._pixels
+            if count:
+                sizes = np.int32(count), np.int32(channels), np.float32(self.layer.epsilon)
+                layout.enqueue(function, count, [*arrays, *sizes])
 
         return run

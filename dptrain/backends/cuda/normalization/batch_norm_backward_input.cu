@@ -5,6 +5,10 @@
 // The means over the minibatch come from batch_norm_backward_statistics.cu (backward_sums). dz is
 // dy after the mask of a fused ReLU (RELU_MASK of batch_norm.cuh).
 //
+// With frozen parameters, y follows from the running mean and variance, which do not depend on x:
+//
+//     dx = weight / sqrt(variance + epsilon) · dz
+//
 // dy, y, x and dx (pixels, C), activation type; y is read with RELU_MASK 2 only. Launch:
 // channel_sums.cuh. Time: that of reading dy and x and writing dx.
 
@@ -32,6 +36,27 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
             const float along = (values.at[k] - constants.mean.at[k]) * slope.at[k];
             gradient.at[k] = constants.scale.at[k] * (gradient.at[k] - mean_dz.at[k] - along);
         }
+        store(dx, i, gradient);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
+    frozen_batch_norm_backward_input(const Number* dy, const Number* __restrict__ x, Number* dx,
+                                     const float* mean, const float* variance,
+                                     const float* weight, const float* bias, int pixels,
+                                     int channels, float epsilon) {
+    wait_for_previous_kernel();
+    const ChannelThread thread(channels);
+    if (!thread.has_channels()) return;
+    ChannelConstants constants(mean, variance, weight, bias, thread.slot);
+    constants.use_variance(variance, weight, thread.slot, epsilon);
+#pragma unroll 2
+    for (int pixel = thread.first; pixel < pixels; pixel += thread.stride) {
+        const int i = thread.at(pixel);
+        Floats gradient = load(dy, i), values = {};
+        if (RELU_MASK) values = load(x, i);
+        mask_gradient(gradient, values, values, constants);
+        for (int k = 0; k < VECTOR; ++k) gradient.at[k] *= constants.scale.at[k];
         store(dx, i, gradient);
     }
 }

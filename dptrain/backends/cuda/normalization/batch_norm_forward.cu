@@ -28,12 +28,7 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     const ChannelThread thread(channels);
     if (!thread.has_channels()) return;
     ChannelConstants constants(mean, deviation, weight, bias, thread.slot);
-    if (is_variance) {
-        constants.scale = load(weight, thread.slot);
-        const Floats variance = load(deviation, thread.slot);
-        for (int k = 0; k < VECTOR; ++k)
-            constants.scale.at[k] *= 1.0f / sqrtf(variance.at[k] + epsilon);
-    }
+    if (is_variance) constants.use_variance(deviation, weight, thread.slot, epsilon);
     // Vectors of four and of eight channels are fastest so.
     constexpr int PIXELS = VECTOR > 4 ? 4 : 2;
 #pragma unroll PIXELS

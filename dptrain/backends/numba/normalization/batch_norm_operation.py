@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,8 @@ class BatchNormalization(ChannelNormalization[BatchNorm2d]):
     again, from the input.
     """
 
+    is_frozen: ClassVar[bool] = False
+
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         c, height, width = group.head.output_shape
@@ -180,7 +183,8 @@ class BatchNormalization(ChannelNormalization[BatchNorm2d]):
         )
 
         def prepare(context: Context) -> None:
-            running.set_items(0 if context.training else self.channels)
+            minibatch = context.training and not (self.group.infers or self.is_frozen)
+            running.set_items(0 if minibatch else self.channels)
             launch.set_items(context.n * self.bands)
 
         return StageKernel((running, launch), prepare)
@@ -258,6 +262,10 @@ class BatchNormalization(ChannelNormalization[BatchNorm2d]):
         launches = bands, samples, *self.gradient_launches(), exchange, add, means
         return StageKernel(launches, prepare, every_step=True)
 
+    def _backward_sums(self) -> NDArray[Any]:
+        """Return the means of dz · x̂ and of dz over the minibatch."""
+        return self.arrays["backward_sums"]
+
     def backward_input(self) -> StageKernel:
         """Return the stage that writes dx."""
         a = self.arrays
@@ -269,10 +277,30 @@ class BatchNormalization(ChannelNormalization[BatchNorm2d]):
             self.maps(self._before_relu),
             self.maps("dx"),
             self._norm(variant),
-            a["backward_sums"],
+            self._backward_sums(),
             a["input_scratch"],
         )
         return StageKernel((launch,), lambda context: launch.set_items(context.n * self.bands))
+
+
+class FrozenBatchNormalization(BatchNormalization):
+    """FrozenBatchNorm2d, optionally fused with ReLU.
+
+    The gradient is that of `BatchNormalization` without the terms of the statistics.
+    """
+
+    is_frozen: ClassVar[bool] = True
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        needs = super().needs(group, replace(setting, training=False))
+        buffers = {**needs.buffers, "input_scratch": needs.buffers["forward_scratch"]}
+        reads, writes = ("x", "dy", "moments"), ("dx", "input_scratch")
+        phases = {**needs.phases, Phase.BACKWARD_INPUT: Access(reads, writes)}
+        return GroupNeeds(phases, buffers, overwrites_dy="dx")
+
+    def _backward_sums(self) -> NDArray[Any]:
+        return np.zeros((2, self.channels), np.float32)
 
 
 def _stored_gradient(group: Group) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Update kernels, whose ranges of equal weight decay end within blocks."""
+"""Update kernels, whose ranges of equal rates end within blocks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from dptrain.backends.numba import updates
 from dptrain.native.jit import Kernel
 
 SIZE = 3 * 512 + 48
-DECAY = updates.WeightDecay(
-    np.array([0, 16, 528, 1200, SIZE], np.int64), np.array([0.0, 0.1, 0.0, 0.3], np.float32)
+SEGMENTS = updates.Segments(
+    np.array([0, 16, 528, 1200, SIZE], np.int64),
+    np.array([0.0, 0.1, 0.0, 0.3], np.float32),
+    np.array([1.0, 0.5, 3.0, 1.0], np.float32),
 )
 RATE = 0.25
 
@@ -28,11 +30,12 @@ def operands(found: list[NDArray[np.float32]]) -> list[Any]:
     return found if len(found) < 4 else [*found[:2], tuple(found[2:])]
 
 
-def test_every_element_has_the_weight_decay_of_its_range() -> None:
+def test_every_element_has_the_rates_of_its_range() -> None:
     w, g = arrays(2)
-    decay = np.repeat(DECAY.rates, np.diff(DECAY.bounds))
-    expected = w - np.float32(RATE) * (g + decay * w)
-    updates.sgd(0, SIZE, 0, w, g, DECAY, RATE)
+    sizes = np.diff(SEGMENTS.bounds)
+    decay, factor = np.repeat(SEGMENTS.decays, sizes), np.repeat(SEGMENTS.factors, sizes)
+    expected = w - np.float32(RATE) * factor * (g + decay * w)
+    updates.sgd(0, SIZE, 0, w, g, SEGMENTS, RATE)
     np.testing.assert_allclose(w, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -50,10 +53,10 @@ def test_chunks_have_the_bits_of_one_range(
 ) -> None:
     """Elements outside of a chunk do not change."""
     whole, chunks = arrays(count), arrays(count)
-    kernel(0, SIZE, 0, *operands(whole), DECAY, *settings)
+    kernel(0, SIZE, 0, *operands(whole), SEGMENTS, *settings)
     for start, stop in ((528, 1040), (0, 528), (1040, SIZE)):
         before = chunks[0].copy()
-        kernel(start, stop, 0, *operands(chunks), DECAY, *settings)
+        kernel(start, stop, 0, *operands(chunks), SEGMENTS, *settings)
         outside = np.ones(SIZE, bool)
         outside[start:stop] = False
         np.testing.assert_array_equal(chunks[0][outside], before[outside])
