@@ -38,7 +38,9 @@ def adapt_request(
     """Return the request for a network that fits the data, with the names of the labels.
 
     A network of the zoo gets the channels or columns of the data and its number of classes or
-    values. A network of the user's own must have them. The one of a trained model is not changed.
+    values; one that begins with the weights of a file keeps its outputs if labels without names
+    are their numbers. A network of the user's own must have them. The one of a trained model is
+    not changed.
 
     Args:
         request: from the user, whose names of the labels replace `names`.
@@ -70,7 +72,8 @@ def adapt_request(
     if is_binary:
         _check_two_classes(labels, request, where)
         return request
-    if labels.names is not None or network.family is not None:
+    keeps_outputs = network.family is None or network.file_kind == "weights"
+    if labels.names is not None or not keeps_outputs:
         _check_several_classes(labels, count, where)
     elif _are_outputs(labels, network):
         return request

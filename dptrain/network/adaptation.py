@@ -19,6 +19,8 @@ from dptrain.network.network import INPUT, Network, NodeSpec
 def adapt(network: Network, sample: Shape, outputs: int) -> Network:
     """Return a network of the zoo for some data; a network of the user's own is not changed.
 
+    With the weights of a file, only its outputs follow the data.
+
     Args:
         network: the network.
         sample: shape of a sample of the data, (C, H, W) or (F,).
@@ -34,7 +36,9 @@ def adapt(network: Network, sample: Shape, outputs: int) -> Network:
         >>> adapt(get_network("mlp-16"), (8, 2, 2), 3).input_shape
         (32,)
     """
-    return resize(network, _input_shape(network.input_shape, sample), outputs)
+    own = network.input_shape
+    keeps_input = network.file_kind == "weights"
+    return resize(network, own if keeps_input else _input_shape(own, sample), outputs)
 
 
 def resize(network: Network, input_shape: Shape, outputs: int) -> Network:
@@ -46,12 +50,8 @@ def resize(network: Network, input_shape: Shape, outputs: int) -> Network:
     is_right = (network.input_shape, network.num_outputs) == (input_shape, outputs)
     if network.family is None or is_right:
         return network
-    return Network.of_family(network.family, input_shape, outputs)
-
-
-def fixed(network: Network, file: str) -> Network:
-    """Return a network of the zoo that keeps its size, that of the weights in a file."""
-    return replace(network, layers=network.layers).read_from(file, "weights")
+    found = Network.of_family(network.family, input_shape, outputs)
+    return found.read_from(network.file, network.file_kind)
 
 
 def _input_shape(own: Shape, sample: Shape) -> Shape:
@@ -155,11 +155,6 @@ def edit_outputs(network: Network, outputs: int) -> str:
         'set units=3 in layer "dense2"'
     """
     name = output_layer(network)
-    if network.file_kind == "weights":
-        return (
-            f"that is the size of the weights in {network.file}, so train without --weights, or "
-            f"with weights for {outputs} outputs"
-        )
     if network.file_kind == "run":
         return (
             f"it is the network of the run in {network.file}, so restore the data of the "
@@ -187,7 +182,7 @@ def edit_input(network: Network, sample: Shape) -> str:
         >>> edit_input(Network((4,), [Dense(10)]), (3,))
         'use a network with input shape (3,)'
     """
-    if network.family is not None:
+    if network.family is not None and network.file_kind != "weights":
         kind = "rows of numbers, such as mlp-64-32" if len(sample) == 1 else "images"
         return f"use a network for {kind}, or one of your own with input shape {sample}"
     same_kind = len(sample) == len(network.input_shape) == 3

@@ -188,6 +188,11 @@ class Plan:
         return self.layout.trained
 
     @property
+    def num_trained(self) -> int:
+        """Number of trained numbers."""
+        return sum(slot.parameter.size for slot in self.trained.slots)
+
+    @property
     def itemsize(self) -> int:
         """Size of one parameter in bytes."""
         return np.dtype(self.dtype).itemsize

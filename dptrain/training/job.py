@@ -29,11 +29,12 @@ from dptrain.errors import UserError
 from dptrain.measure.input_times import InputTimes
 from dptrain.measure.machine.energy import EnergyMeter
 from dptrain.measure.recorder import StepRecorder
-from dptrain.network.adaptation import fixed, resize
+from dptrain.network.adaptation import resize
 from dptrain.network.files import network_to_dict
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 from dptrain.plan.buckets import Bucket, make_buckets
+from dptrain.plan.freezing import rate_factors
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.plan.shards import MicroShards
 from dptrain.plan.shares import Counts, alone
@@ -60,7 +61,11 @@ from dptrain.training.persistence.persistence import (
     starts_from_weights,
 )
 from dptrain.training.persistence.rundir import RunDirectory
-from dptrain.training.persistence.weights import check_weights, load_weights, size_of_weights
+from dptrain.training.persistence.weights import (
+    check_fitting_weights,
+    load_fitting_weights,
+    size_of_weights,
+)
 from dptrain.training.resources import (
     COMPILING,
     bucket_bytes,
@@ -104,6 +109,7 @@ class Job:
         shares: of the ranks in a minibatch.
         is_mixed: True if ranks have different backends or precisions.
         warning: one line if damaged checkpoints were skipped on resume.
+        weights: on rank 0, one line about the weights with which the run begins; "" without.
         spans: on rank 0 with a run directory, which settings made which steps of the run.
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
@@ -133,6 +139,7 @@ class Job:
     shares: Shares = field(default_factory=Shares)
     is_mixed: bool = False
     warning: str | None = None
+    weights: str = ""
     spans: Spans = field(default_factory=Spans)
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
@@ -268,9 +275,11 @@ def assemble(
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
     run_spec = replace(run_spec, kernels=kernels)
 
+    loaded: list[str] = []
+
     def restore() -> Checkpoint | None:
         if starts_from_weights(chosen):
-            load_weights(replica, Path(chosen.weights))
+            loaded.append(load_fitting_weights(replica, Path(chosen.weights)))
         return restore_run(chosen, run_spec, run, replica)
 
     restored = call_on_rank_zero(world, restore)
@@ -310,6 +319,7 @@ def assemble(
         selection=Selection.of(spec, evaluations, first_step), best=best, shares=shares,
         is_mixed=inputs.is_mixed,
         warning=None if restored is None else restored.warning, spans=spans,
+        weights="".join(loaded),
     )  # fmt: skip
 
 
@@ -391,7 +401,8 @@ def _open_inputs(
 def with_size_of_weights(chosen: Settings, network: Network, world: World) -> Network:
     """Return the network with the inputs and outputs of the weights with which the run begins.
 
-    A network that begins with random weights, or of the user's own, is returned as it is. All ranks
+    The data may replace the outputs (`dptrain.data.adaptation.adapt_request`). A network that
+    begins with random weights, or of the user's own, is returned as it is. All ranks
     call this function after they agreed on the settings.
     """
     if not chosen.weights:
@@ -405,13 +416,15 @@ def with_size_of_weights(chosen: Settings, network: Network, world: World) -> Ne
     size = world.broadcast_json(call_on_rank_zero(world, size_on_rank_zero))
     if size is None or network.family is None:
         return network
-    return fixed(resize(network, tuple(size[0]), size[1]), chosen.weights)
+    return resize(network, tuple(size[0]), size[1]).read_from(chosen.weights, "weights")
 
 
 def _check_weights(chosen: Settings, network: Network) -> None:
     """Refuse a file of weights that does not fit the network, before anything is compiled."""
     if starts_from_weights(chosen):
-        check_weights(network, Path(chosen.weights))
+        factors = rate_factors(network, chosen.update_rule())
+        frozen = [name for name, factor in factors.items() if not factor]
+        check_fitting_weights(network, Path(chosen.weights), frozen)
 
 
 def _make_plan_with_common_stages(

@@ -105,9 +105,10 @@ class ModelSettings(SettingGroup[UntilRecipe, UntilStart]):
     weights: str | UntilRecipe = setting(
         "model",
         None,
-        "Initial parameters: an .onnx file, or a safetensors file whose names and "
-        "shapes are those of the network's parameters, such as the state_dict of torchvision's "
-        "resnet18. A run that continues from a checkpoint does not read it.",
+        "Initial parameters: a run directory, a folder that Trainer.save wrote, an .onnx file, or "
+        "a safetensors file, such as the state_dict of torchvision's resnet18. What has the name "
+        "and the shape of a parameter is loaded; the first lines of the run name the rest, which "
+        "is random. A run that continues from a checkpoint does not read it.",
         unset="",
         otherwise="those of an .onnx network, else random numbers by the seed",
     )

@@ -98,12 +98,15 @@ def introduce(job: Job, display: Display, step: int) -> None:
     """Print the network, the data, the parallelism and the run directory; all ranks call it."""
     spec, world = job.spec, job.world
     memory = sum(job.memory_bytes.values()) / 2**20
+    frozen = f", {job.plan.num_trained:,} of them trained" if spec.freeze else ""
     display.print(
-        f"dptrain {__version__}: {job.network.name} ({job.network.num_parameters:,} parameters, "
-        f"{memory:.1f} MiB per rank), {_backends(job)}"
+        f"dptrain {__version__}: {job.network.name} ({job.network.num_parameters:,} "
+        f"parameters{frozen}, {memory:.1f} MiB per rank), {_backends(job)}"
     )
     for line in data_lines(job.network, job.dataset):
         display.print(line)
+    if job.weights:
+        display.print(job.weights)
     transport = f", transport {spec.transport}" if world.size > 1 else ""
     shards = f" in {_count(spec.shards, 'micro-shard')}" if spec.shards else ""
     passes = f" in {spec.accumulate} passes" if spec.accumulate > 1 else ""

@@ -1,18 +1,24 @@
-"""Weights of a network in one safetensors file, as PyTorch names and shapes them.
+"""Weights of a network: in safetensors and ONNX files, run directories and checkpoints.
 
 The arrays are the parameters and the statistics of the network by name, ``conv1.weight`` (K, C, R,
 S), ``fc.weight`` (out, in), ``bn1.running_mean`` (C,). The networks of the zoo that torchvision has
 use its names, so that ``safetensors.torch.save_file(model.state_dict(), path)`` writes such a file.
-A prefix of all names, such as ``module.``, does not matter.
+A prefix of all names, such as ``module.``, does not matter, and `ALIASES` has names of timm.
+
+Training loads what fits and reports the rest (`load_fitting_weights`). Evaluation and prediction
+require that everything fits (`load_weights`).
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +29,59 @@ from dptrain.errors import UserError, shown
 from dptrain.files import require_regular
 from dptrain.foreign import SAFETENSORS, is_onnx, refuse_foreign
 from dptrain.interchange.safetensors_files import write_arrays
-from dptrain.network.adaptation import output_layer, resize
+from dptrain.network.adaptation import output_layer
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
+from dptrain.training.averaging import averaged_arrays
+from dptrain.training.persistence.checkpoints import STATISTICS
+from dptrain.training.persistence.persistence import load_checkpoint
 
 IGNORED_SUFFIX = ".num_batches_tracked"
 """Ending of the names of PyTorch's step counters, which nothing here needs."""
 
 TYPES = ("F32", "F64", "F16")
 """Types of the arrays, as safetensors names them: float32, float64 and float16."""
+
+ALIASES = {
+    "pre_logits.fc1.": "classifier.0.", "pre_logits.fc2.": "classifier.3.",
+    "head.fc.": "classifier.6.",
+}  # fmt: skip
+"""Names of layers in timm's VGG, and in torchvision's; its ResNets have those of torchvision."""
+
+MOST_NAMED = 4
+"""Arrays that a report names; it counts the others."""
+
+
+class _Source(NamedTuple):
+    """Arrays of a file or a folder.
+
+    Attributes:
+        shapes, types: by name; types as in `TYPES`.
+        read: returns the array with a name.
+    """
+
+    shapes: dict[str, Shape]
+    types: dict[str, str]
+    read: Callable[[str], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class _Match:
+    """What a file has for each array of a network.
+
+    Attributes:
+        fitting: names in the file of the arrays that fit, by name in the network.
+        shapes: in the file, of the arrays with another shape, by name in the network.
+        types: of the arrays with another type than `TYPES`, by name in the network.
+        missing: names of the arrays that the file lacks.
+        unused: names in the file of the arrays that the network lacks.
+    """
+
+    fitting: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
 
 
 def check_weights(network: Network, path: str | os.PathLike[str]) -> None:
@@ -44,61 +94,50 @@ def check_weights(network: Network, path: str | os.PathLike[str]) -> None:
             the first array that differs.
     """
     path = Path(path)
-    mismatch = _mismatch(network, *_contents(path, network))
+    with _open(path) as source:
+        mismatch = _mismatch(network, _match(network, source))
     if mismatch is not None:
         raise UserError(_do_not_fit(path, network, mismatch))
 
 
+def check_fitting_weights(
+    network: Network, path: str | os.PathLike[str], frozen: Collection[str] = ()
+) -> None:
+    """Check that some arrays of a file fit a network, and those of its frozen layers all do.
+
+    Args:
+        network: the network.
+        path: a safetensors or ONNX file, a run directory or a checkpoint.
+        frozen: names of parameters that training will not change.
+
+    Raises:
+        UserError: the file cannot be read, no parameter fits, an array has another type, or one of
+            a layer with frozen parameters does not fit.
+    """
+    path = Path(path)
+    with _open(path) as source:
+        _require_some(network, path, _match(network, source), frozen)
+
+
 def size_of_weights(network: Network, path: str | os.PathLike[str]) -> tuple[Shape, int] | None:
-    """Return the input shape and the number of outputs with which weights fit a network of the zoo.
+    """Return the input shape and the number of outputs that weights have for a network of the zoo.
 
     Raises:
         UserError: the file cannot be read.
 
     Returns:
-        None if they fit no size of the network; `check_weights` then names the difference.
+        None if the first or the last layer with weights is missing.
     """
-    shapes, types = _contents(Path(path), network)
+    with _open(Path(path)) as source:
+        names = _names(network, source.shapes)
+        shapes = {name: source.shapes[own] for name, own in names.items()}
     last = shapes.get(f"{output_layer(network)}.weight", ())
     first = next(node for node in network.nodes if node.parameters)
     weight, input_shape = shapes.get(f"{first.name}.weight", ()), network.input_shape
-    if not last or len(weight) < 2:
+    if not last or len(weight) != len(first.parameters[0].shape) or len(weight) < 2:
         return None
     width = weight[1] * getattr(first.layer, "groups", 1)
-    size = ((width, *input_shape[1:]), last[0])
-    try:
-        fits = _mismatch(resize(network, *size), shapes, types) is None
-    except UserError:
-        return None
-    return size if fits else None
-
-
-def _contents(path: Path, network: Network) -> tuple[dict[str, Shape], dict[str, str]]:
-    """Return the shapes and the types of the arrays in a file, without reading their numbers."""
-    if is_onnx(path):
-        shapes = {name: values.shape for name, values in _onnx_arrays(path, network).items()}
-        return shapes, dict.fromkeys(shapes, TYPES[0])
-    with _open(path) as file:
-        names = [n for n in file.keys() if not n.endswith(IGNORED_SUFFIX)]  # noqa: SIM118
-        prefix = _prefix(names, network)
-        slices = {name.removeprefix(prefix): file.get_slice(name) for name in names}
-        shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}
-        types = {name: str(each.get_dtype()) for name, each in slices.items()}
-    return shapes, types
-
-
-def _prefix(names: Sequence[str], network: Network) -> str:
-    """Return what precedes the names of all parameters in a file, such as ``module.``; else "".
-
-    PyTorch's DistributedDataParallel and ``torch.compile`` (``_orig_mod.``) add such a prefix, and
-    so does a model that is an attribute of another one.
-    """
-    own = [parameter.name for parameter in network.parameters]
-    known = set(names)
-    found = [name.removesuffix(own[0]) for name in names if name.endswith(f".{own[0]}")]
-    if known.issuperset(own):
-        return ""
-    return next((text for text in found if all(text + name in known for name in own)), "")
+    return (width, *input_shape[1:]), last[0]
 
 
 def load_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
@@ -106,7 +145,7 @@ def load_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
 
     Args:
         replica: numbers are converted to its precision.
-        path: a safetensors or ONNX file.
+        path: a safetensors or ONNX file, a run directory or a checkpoint.
 
     Raises:
         UserError: as for `check_weights`, or a number is not finite or a variance negative; the
@@ -114,13 +153,35 @@ def load_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
     """
     path, network = Path(path), replica.plan.network
     check_weights(network, path)
-    names = [p.name for p in network.parameters] + [s.name for s in network.statistics]
-    if is_onnx(path):
-        found = _onnx_arrays(path, network)
-    else:
-        with _open(path) as file:
-            prefix = _prefix(list(file.keys()), network)
-            found = {name: file.get_tensor(prefix + name) for name in names}
+    with _open(path) as source:
+        _load(replica, path, source, _match(network, source))
+
+
+def load_fitting_weights(replica: Replica, path: str | os.PathLike[str]) -> str:
+    """Set the parameters and statistics of a replica that fit to those in a file.
+
+    Args:
+        replica: numbers are converted to its precision.
+        path: see `check_fitting_weights`.
+
+    Returns:
+        A line that states what was loaded, and what remains as it was.
+
+    Raises:
+        UserError: as for `check_fitting_weights`, or a number is not finite or a variance negative;
+            the replica is unchanged.
+    """
+    path, network = Path(path), replica.plan.network
+    with _open(path) as source:
+        match = _match(network, source)
+        _require_some(network, path, match)
+        _load(replica, path, source, match)
+    return _report(network, path, match)
+
+
+def _load(replica: Replica, path: Path, source: _Source, match: _Match) -> None:
+    network = replica.plan.network
+    found = {name: source.read(own) for name, own in match.fitting.items()}
     for name, values in found.items():
         if not np.isfinite(values).all():
             reason = f"{name} contains values that are not finite numbers"
@@ -128,10 +189,10 @@ def load_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
         if name.endswith(".running_var") and values.min() < 0:
             reason = f"{name} contains {values.min():g}; expected variances, which are not negative"
             raise UserError(_do_not_fit(path, network, reason))
-    for parameter in network.parameters:
-        replica.parameters[parameter.name] = found[parameter.name]
-    for statistic in network.statistics:
-        replica.statistics[statistic.name] = found[statistic.name]
+    for arrays in (replica.parameters, replica.statistics):
+        for name in arrays:
+            if name in found:
+                arrays[name] = found[name].reshape(arrays[name].shape)
 
 
 def save_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
@@ -149,19 +210,44 @@ def save_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
     write_arrays(arrays, Path(path))
 
 
-def _onnx_arrays(path: Path, network: Network) -> dict[str, NDArray[Any]]:
-    from dptrain.interchange.onnx_files import read_onnx_file
+@contextmanager
+def _open(path: Path) -> Iterator[_Source]:
+    """Open a file of weights or a checkpoint; a failure to read it is a `UserError`."""
+    if not path.exists():
+        raise UserError(
+            f"weights {path} do not exist; expected a .safetensors or .onnx file, or a run "
+            "directory"
+        )
+    if path.is_dir():
+        checkpoint = load_checkpoint(path, best=True)
+        arrays = checkpoint.arrays
+        arrays = averaged_arrays(arrays) if checkpoint.facts.get("updates") else arrays
+        yield _source_of({
+            name.partition("/")[2]: values for name, values in arrays.items()
+            if name.startswith(("parameters/", f"{STATISTICS}/"))
+        })  # fmt: skip
+    elif is_onnx(path):
+        from dptrain.interchange.onnx_files import read_onnx_file
 
-    arrays = read_onnx_file(path).arrays
-    prefix = _prefix(list(arrays), network)
-    return {name.removeprefix(prefix): values for name, values in arrays.items()}
+        yield _source_of(read_onnx_file(path).arrays)
+    else:
+        with _safetensors(path) as file:
+            names = [n for n in file.keys() if not n.endswith(IGNORED_SUFFIX)]  # noqa: SIM118
+            slices = {name: file.get_slice(name) for name in names}
+            yield _Source(
+                {name: tuple(each.get_shape()) for name, each in slices.items()},
+                {name: str(each.get_dtype()) for name, each in slices.items()},
+                file.get_tensor,
+            )
+
+
+def _source_of(arrays: Mapping[str, NDArray[Any]]) -> _Source:
+    shapes = {name: values.shape for name, values in arrays.items()}
+    return _Source(shapes, dict.fromkeys(shapes, TYPES[0]), arrays.__getitem__)
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[Any]:
-    """Open a file of weights; a failure to read it is a `UserError`."""
-    if not path.exists():
-        raise UserError(f"weights {path} do not exist; expected a .safetensors or .onnx file")
+def _safetensors(path: Path) -> Iterator[Any]:
     refuse_foreign(path, SAFETENSORS)
     try:
         require_regular(path)
@@ -176,29 +262,131 @@ def _open(path: Path) -> Iterator[Any]:
         ) from None
 
 
+def _expected(network: Network) -> dict[str, Shape]:
+    """Return the shapes of the parameters and the statistics of a network by name."""
+    parameters = {each.name: each.shape for each in network.parameters}
+    return parameters | {each.name: each.shape for each in network.statistics}
+
+
+def _names(network: Network, found: Collection[str]) -> dict[str, str]:
+    """Return the names in a file of the arrays of a network that it has, by name in the network.
+
+    PyTorch's DistributedDataParallel (``module.``), ``torch.compile`` (``_orig_mod.``) and
+    Lightning (``model.``) put a prefix before all names, and so does a model that is an attribute
+    of another one. The prefix with which most arrays have a name of the network counts.
+    """
+    own = _expected(network)
+    ends = {name: name for name in own}
+    for alias, layer in ALIASES.items():
+        ends |= {f"{alias}{n.removeprefix(layer)}": n for n in own if n.startswith(layer)}
+    prefixes: Counter[str] = Counter()
+    for name in found:
+        parts = name.split(".")
+        tails = ((n, ".".join(parts[n:])) for n in range(len(parts)))
+        prefixes.update("".join(f"{p}." for p in parts[:n]) for n, tail in tails if tail in ends)
+    if not prefixes:
+        return {}
+    prefix = max(sorted(prefixes, key=len), key=lambda each: prefixes[each])
+    known = set(found)
+    return {name: prefix + end for end, name in reversed(ends.items()) if prefix + end in known}
+
+
+def _match(network: Network, source: _Source) -> _Match:
+    """Return what a file has for each array of a network."""
+    match, names = _Match(), _names(network, source.shapes)
+    for name, shape in _expected(network).items():
+        own = names.get(name)
+        if own is None:
+            match.missing.append(name)
+        elif not _has_shape(source.shapes[own], shape):
+            match.shapes[name] = source.shapes[own]
+        elif source.types[own] not in TYPES:
+            match.types[name] = source.types[own]
+        else:
+            match.fitting[name] = own
+    used = set(names.values())
+    match.unused.extend(name for name in source.shapes if name not in used)
+    return match
+
+
+def _has_shape(shape: Shape, expected: Shape) -> bool:
+    """Return whether an array has a shape, or is a convolution (K, C, R, S) over a whole map."""
+    is_dense = len(expected) == 2 and len(shape) == 4
+    flat = (shape[0], math.prod(shape[1:])) if is_dense else shape
+    return flat == expected
+
+
 def _do_not_fit(path: Path, network: Network, reason: str) -> str:
     return f"weights {path} do not fit {network.label}: {reason}"
 
 
-def _mismatch(
-    network: Network, shapes: Mapping[str, Shape], types: Mapping[str, str]
-) -> str | None:
+def _mismatch(network: Network, match: _Match) -> str | None:
     """Describe the difference between the arrays of a file and a network; None if they fit."""
-    expected: dict[str, Shape] = {p.name: p.shape for p in network.parameters}
-    expected |= {s.name: s.shape for s in network.statistics}
-    missing = [name for name in expected if name not in shapes]
-    additional = [name for name in shapes if name not in expected]
+    missing, unused = match.missing, match.unused
     if missing:
-        hint = f"; the file has {_first(additional)}, which the network lacks" if additional else ""
+        hint = f"; the file has {_first(unused)}, which the network lacks" if unused else ""
         return f"the file lacks {_first(missing)}{hint}"
-    if additional:
-        return f"the file also has {_first(additional)}"
-    for name, shape in expected.items():
-        if shapes[name] != shape:
-            return f"{name} has shape {shapes[name]}; expected {shape}"
-        if types[name] not in TYPES:
-            return f"{name} has type {types[name]}; expected {', '.join(TYPES)}"
+    if unused:
+        return f"the file also has {_first(unused)}"
+    expected = _expected(network)
+    for name, shape in match.shapes.items():
+        return f"{name} has shape {shape}; expected {expected[name]}"
+    for name, kind in match.types.items():
+        return f"{name} has type {kind}; expected {', '.join(TYPES)}"
     return None
+
+
+def _require_some(
+    network: Network, path: Path, match: _Match, frozen: Collection[str] = ()
+) -> None:
+    """Refuse a file of which nothing fits, or too little for the frozen layers."""
+    expected, first = _expected(network), network.parameters[0]
+    for name, kind in match.types.items():
+        reason = f"{name} has type {kind}; expected {', '.join(TYPES)}"
+        raise UserError(_do_not_fit(path, network, reason))
+    if not any(p.name in match.fitting for p in network.parameters):
+        has = _first(match.unused or [*match.shapes])
+        reason = (
+            f"no array has the name and the shape of a parameter, such as {first.name} "
+            f"{first.shape}; the file has {has}"
+        )
+        raise UserError(_do_not_fit(path, network, reason))
+    layers = {name.rpartition(".")[0] for name in frozen}
+    for name in expected:
+        is_frozen = name in frozen or (".running_" in name and name.rpartition(".")[0] in layers)
+        if is_frozen and name not in match.fitting:
+            reason = f"{_difference(name, network, match)}, and --freeze would keep it at random"
+            raise UserError(_do_not_fit(path, network, reason))
+
+
+def _report(network: Network, path: Path, match: _Match) -> str:
+    """Return a line that states what was loaded, and what was not."""
+    kinds = {
+        "parameters": [each.name for each in network.parameters],
+        "running statistics": [each.name for each in network.statistics],
+    }
+    counts = [
+        f"{sum(name in match.fitting for name in names)} of {len(names)} {kind}"
+        for kind, names in kinds.items()
+        if names
+    ]
+    left = [name for name in _expected(network) if name not in match.fitting]
+    parts = [f"weights: {' and '.join(counts)} from {path}"]
+    if left:
+        named = ", ".join(_difference(name, network, match) for name in left[:MOST_NAMED])
+        more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+        parts.append(f"initialised at random: {named}{more}")
+    if match.unused:
+        parts.append(f"not used: {_first(match.unused)}")
+    return "; ".join(parts)
+
+
+def _difference(name: str, network: Network, match: _Match) -> str:
+    """Return the name of an array that does not fit, with the reason."""
+    if name not in match.shapes:
+        return f"{name} (not in the file)"
+    there, here = ("×".join(map(str, s)) for s in (match.shapes[name], _expected(network)[name]))
+    return f"{name} (shape {there} in the file, {here} here)"
 
 
 def _first(names: Sequence[str]) -> str:

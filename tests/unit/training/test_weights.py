@@ -216,9 +216,14 @@ def test_a_wrong_file_is_refused_before_compilation(
 
     monkeypatch.setattr("dptrain.backends.base.Backend.make_replica", compile_nothing)
     with pytest.raises(UserError, match=r"dense2.bias has shape \(11,\); expected \(10,\)"):
-        Trainer("model-small", "digits", backend="reference", weights=path)
-    with pytest.raises(UserError, match=r"dense2.bias has shape \(11,\); expected \(10,\)"):
         load(tmp_path / "run", weights=path)
+    frozen = r"dense2.bias \(shape 11 in the file, 10 here\), and --freeze would keep it at random"
+    with pytest.raises(UserError, match=frozen):
+        Trainer("model-small", "digits", backend="reference", weights=path, freeze="dense2")
+    save_file({f"my_{name}": values for name, values in arrays.items()}, path)
+    nothing = "no array has the name and the shape of a parameter, such as conv1.weight"
+    with pytest.raises(UserError, match=f"{nothing}.*; the file has my_.* and 7 more"):
+        Trainer("model-small", "digits", backend="reference", weights=path)
 
 
 def test_training_starts_with_the_weights_and_evaluates_them(
@@ -275,8 +280,47 @@ def test_weights_decide_on_the_size_of_a_network_of_the_zoo(tmp_path: Path) -> N
     settings = {"backend": "reference", "progress": False, "steps": 1, "weights": path}
     trainer = Trainer("model-small", data, **settings)
     assert (trainer.network.input_shape, trainer.network.num_outputs) == ((3, 16, 16), 12)
-    with pytest.raises(UserError, match=r"that is the size of the weights in .*, so train without"):
-        Trainer("model-small", data, classes=list("abcde"), **settings)
+    named = Trainer("model-small", data, classes=list("abcde"), **settings)
+    assert (named.network.input_shape, named.network.num_outputs) == ((3, 16, 16), 5)
+    loaded = trainer.parameters["conv1.weight"]
+    np.testing.assert_array_equal(named.parameters["conv1.weight"], loaded)
+
+
+def test_training_begins_with_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a run, a checkpoint and a file with a prefix and names of timm."""
+    data = np.random.default_rng(0).integers(0, 256, (30, 3, 16, 16), np.uint8), np.arange(30) % 3
+    x = Input((3, 16, 16))
+    y = BatchNorm2d()(Conv2d(4, stride=4)(x, name="features.0"), name="features.1")
+    y = Dense(6)(Flatten()(ReLU()(y)), name="classifier.0")
+
+    def network(outputs: int) -> Network:
+        return Network.from_output(Dense(outputs)(ReLU()(y), name="fc"), name="transfer")
+
+    settings = {"backend": "reference", "steps": 2, "batch_size": 10, "seed": 1}
+    first = Trainer(network(3), data, run_dir=tmp_path / "run", **settings, average_weights=0.5)
+    first.fit()
+    first.save(tmp_path / "saved")
+    model = load(tmp_path / "run")
+    arrays = {**model.parameters, **model.statistics}
+    dense = arrays.pop("classifier.0.weight").reshape(6, 4, 4, 4)
+    renamed = {**arrays, "pre_logits.fc1.weight": dense}
+    renamed["pre_logits.fc1.bias"] = renamed.pop("classifier.0.bias")
+    stored = {f"model.{k}": np.ascontiguousarray(v, np.float32) for k, v in renamed.items()}
+    save_file(stored, tmp_path / "timm.safetensors")
+    data = data[0], np.arange(30) % 5
+    for source in ("run", "saved", "timm.safetensors"):
+        capsys.readouterr()
+        trainer = Trainer(network(5), data, weights=tmp_path / source, **settings, freeze="f*.*.*")
+        trainer.fit()
+        assert (
+            f"weights: 6 of 8 parameters and 2 of 2 running statistics from {tmp_path / source}; "
+            "initialised at random: fc.weight (shape 3×6 in the file, 5×6 here), fc.bias (shape 3 "
+            "in the file, 5 here)\n"
+        ) in capsys.readouterr().out
+        for name in trainer.statistics:
+            np.testing.assert_allclose(trainer.statistics[name], model.statistics[name], rtol=1e-6)
+        frozen = "features.0.weight"
+        np.testing.assert_allclose(trainer.parameters[frozen], model.parameters[frozen], rtol=1e-6)
 
 
 @given(
