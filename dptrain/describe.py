@@ -11,6 +11,7 @@ from dptrain.network.adaptation import resize
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
 from dptrain.network.zoo import NETWORKS, recipe
+from dptrain.plan.freezing import planned_nodes, trained_nodes
 from dptrain.plan.lowering import Phase
 from dptrain.plan.optimizers import SGD, Optimizer, make_optimizer
 from dptrain.plan.plan import Plan, make_plan, with_selection
@@ -54,6 +55,7 @@ def plan_for(
     tune: bool = False,
     recompute: bool = False,
     accumulate: int = 1,
+    freeze: str = "",
 ) -> Plan:
     """Return the plan of a network on one rank.
 
@@ -68,9 +70,11 @@ def plan_for(
         tune: use the kernels that are the fastest on the GPU of this machine.
         recompute: compute activations again in the backward pass if this needs less memory.
         accumulate: number of passes in which a step processes its samples.
+        freeze: patterns of what is not trained, see `UpdateRule`.
 
     Raises:
-        UserError: the backend or the precision does not exist, or a number is less than 1.
+        UserError: the backend or the precision does not exist, a number is less than 1, or a
+            pattern matches nothing.
     """
     if not 1 <= accumulate <= max(batch_size, 1):
         raise UserError(
@@ -78,7 +82,7 @@ def plan_for(
         )
     chosen = load_backend(backend)
     rule = recipe(network, optimizer)
-    update = make_optimizer(rule.optimizer, momentum=rule.momentum)
+    update = make_optimizer(rule.optimizer, momentum=rule.momentum, freeze=freeze)
     if tune:
         chosen.require_tuning()
         chosen.choose_device(0)
@@ -111,6 +115,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "output_shape": list(network.output_shape),
         "loss": network.loss.kind,
         "parameters": network.num_parameters,
+        "trained_parameters": plan.num_trained if plan.training else 0,
         "backend": plan.backend,
         "precision": plan.precision,
         "batch_size": plan.batch_size,
@@ -118,7 +123,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "threads": plan.setting.threads,
         "training": plan.training,
         "optimizer": _optimizer_text(plan.optimizer) if plan.training else None,
-        "layers": _layers(network),
+        "layers": _layers(plan),
         "memory_bytes": _memory(plan),
         "stages": [
             {
@@ -146,14 +151,13 @@ def _optimizer_text(optimizer: Optimizer) -> str:
     return optimizer.kind
 
 
-def _layers(network: Network) -> list[dict[str, Any]]:
+def _layers(plan: Plan) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    # Nodes with parameters, and nodes that follow one: gradients of their outputs are needed.
-    trained: set[str] = set()
-    for node in network.nodes:
+    nodes = planned_nodes(plan.network, plan.optimizer)
+    trained = trained_nodes(nodes)
+    for node in nodes:
         needs_input_gradient = not trained.isdisjoint(node.inputs)
-        if needs_input_gradient or node.parameters:
-            trained.add(node.name)
+        trains = any(parameter.is_trained for parameter in node.parameters)
         flops = node.flops
         rows.append({
             "name": node.name,
@@ -161,7 +165,7 @@ def _layers(network: Network) -> list[dict[str, Any]]:
             "output_shape": list(node.output_shape),
             "parameters": sum(parameter.size for parameter in node.parameters),
             "forward_flops": flops.forward,
-            "backward_flops": flops.backward_weight
+            "backward_flops": (flops.backward_weight if trains else 0)
             + (flops.backward_input if needs_input_gradient else 0),
         })  # fmt: skip
     return rows

@@ -21,6 +21,7 @@ from dptrain.errors import UserError
         "dptrain describe model0",
         "dptrain describe model0 --data folder:flowers --toml > mine.toml",
         "dptrain describe mlp-25600-12800-6656 --batch-size 1000 --optimizer adam",
+        "dptrain describe resnet18 --freeze all-but-head",
     ),
 )
 @click.argument("name", required=False, metavar="[NETWORK]")
@@ -61,6 +62,12 @@ from dptrain.errors import UserError
     show_default=True,
     metavar="N",
     help="Process the samples of a step in this many passes, whose gradients are added.",
+)
+@click.option(
+    "--freeze",
+    default="",
+    metavar="PATTERN,…",
+    help="Layers or parameters that are not trained, as in `dptrain train`.",
 )
 @DATA
 @click.option(

@@ -274,10 +274,12 @@ def _heading(description: Mapping[str, Any]) -> str:
     threads = f"{count} thread{'s' if count > 1 else ''}"
     use = f"trained by {description['optimizer']}" if description["training"] else "inference"
     passes = f" in each of {description['passes']} passes" if description["passes"] > 1 else ""
+    count, trained = description["parameters"], description["trained_parameters"]
+    frozen = f", {trained:,} of them trained" if description["training"] and trained < count else ""
     return (
         f"{description['network']}: {_shape(description['input_shape'])} → "
         f"{_shape(description['output_shape'])}, {description['loss']}, "
-        f"{description['parameters']:,} parameters\n"
+        f"{count:,} parameters{frozen}\n"
         f"on one rank: batch {description['batch_size']}{passes}, "
         f"backend {description['backend']}, {description['precision']}, {threads}, {use}"
     )

@@ -388,7 +388,7 @@ class Setting:
 
 
 def group_needs(backend: Lowering, group: Group, setting: Setting) -> GroupNeeds:
-    """Return what a group of a plan needs: the backend's answer without stages that nobody reads.
+    """Return what a group of a plan needs, without stages of gradients that nothing reads.
 
     Args:
         backend: computes the group.

@@ -71,19 +71,23 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
         above=0,
         below=1,
     )
-    freeze: str = setting(
+    freeze: str | UntilRecipe = setting(
         "optimisation",
-        "",
+        None,
         "Layers or parameters that are not trained: names or patterns with * and ?, separated by "
         "commas, such as conv1,layer1.*; all-but-head freezes all but the output layer. A batch "
         "normalisation whose weight and bias are frozen uses its running statistics and does not "
         "change them.",
+        unset="",
+        otherwise="everything is trained",
     )
-    rate_factor: str = setting(
+    rate_factor: str | UntilRecipe = setting(
         "optimisation",
-        "",
+        None,
         "Factors of the learning rate of some layers or parameters, such as layer1.*=0.1,fc=10; "
         "the last pattern that matches counts.",
+        unset="",
+        otherwise="one learning rate",
     )
     label_smoothing: float = setting(
         "optimisation",
@@ -101,7 +105,7 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
                 f"momentum and nesterov belong to optimizer sgd, but optimizer is "
                 f"'{self.optimizer}'; remove them or try --optimizer sgd"
             )
-        parse_rate_factors(self.rate_factor)
+        parse_rate_factors(self.rate_factor or "")
         if self.nesterov and self.momentum == 0:
             raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")
 

@@ -216,6 +216,55 @@ def test_batch_normalisation_over_all_ranks(
         assert np.abs(values - alone.statistics[name]).max() < 1e-11 * (1 + np.abs(values).max())
 
 
+FROZEN = SGD(
+    momentum=0.9, clip_norm=0.2, average_decay=0.6, rate_factor="dense1.*=0.5",
+    freeze="conv1,batchnorm1,conv2.weight",
+)  # fmt: skip
+"""A frozen layer, a frozen normalisation, and a layer of which one parameter is trained."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "passes"),
+    [
+        pytest.param(*method, passes, marks=[] if (i + passes) % 2 else pytest.mark.more)
+        for i, method in enumerate(METHODS)
+        for passes in (1, 2)
+    ],
+)
+def test_frozen_parameters_keep_their_bits(
+    request: pytest.FixtureRequest, ranks: str, strategy: str, passes: int
+) -> None:
+    world: World = request.getfixturevalue(ranks)
+    options = strategy, FROZEN, 7, "reference", "fp64", STEPS, NORMALIZED, passes
+    alone, expected = _train(World.single(), *options)
+    replica, losses = _train(world, *options)
+    world.barrier()
+    world.check_equal(replica.flat_parameters, "parameters")
+    initial = load_backend("reference").make_replica(
+        make_plan(NORMALIZED, load_backend("reference"), 7, precision="fp64"), seed=3
+    )
+    for name, value in initial.parameters.items():
+        if name in replica.gradients:
+            assert not np.array_equal(replica.parameters[name], value), name
+        else:
+            np.testing.assert_array_equal(replica.parameters[name], value)
+    scale = np.abs(alone.flat_parameters).max()
+    for name, value in alone.parameters.items():
+        np.testing.assert_allclose(replica.parameters[name], value, rtol=0, atol=1e-11 * scale)
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-10)
+    for name, value in replica.statistics.items():
+        is_frozen = np.array_equal(value, initial.statistics[name])
+        assert is_frozen == name.startswith("batchnorm1.")
+    before = np.array(replica.flat_parameters)
+    with averaged_parameters(world, replica, strategy):
+        world.check_equal(replica.flat_parameters, "averages")
+        for name, value in initial.parameters.items():
+            assert np.array_equal(replica.parameters[name], value) == (
+                name not in replica.gradients
+            )
+    np.testing.assert_array_equal(replica.flat_parameters, before)
+
+
 @pytest.mark.more
 def test_batch_normalisation_of_devices_by_mpi(
     connected: World, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +287,7 @@ def test_batch_normalisation_of_devices_by_mpi(
         pytest.param(CLIPPED, 1, id="clipped"),
         pytest.param(CLIPPED, 2, id="passes"),
         pytest.param(SGD(average_decay=0.5), 2, id="averaged"),
+        pytest.param(SGD(momentum=0.9, freeze="conv1,dense1.bias"), 1, id="frozen"),
     ],
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -22,6 +22,7 @@ PAGES = {
         "samples.png", "results/confusion.svg", "runs/first/report.html", "runs/sweep/sweep.svg",
         "model.onnx", "predictions.csv", "python-model.onnx", "python_model.py",
     ),
+    "tutorials/fine-tuning.md": ("runs/head/summary.json", "runs/tuned/summary.json"),
     "tutorials/first-run.md": ("runs/first/report.html", "runs/fast/summary.json"),
     "tutorials/report.md": ("study/report.html", "study/launches/weak-r2-t1-1/report.html"),
     "explanation/micro-shards.md": ("runs/three/summary.json",),

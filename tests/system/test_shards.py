@@ -50,6 +50,10 @@ CASES: dict[str, tuple[Any, ...]] = {
         "--optimizer", "adamw", "--learning-rate", 0.001, "--weight-decay", 0.1,
         "--label-smoothing", 0.1, "--clip-norm", 0.5, "--average-weights", 0.9,
     ),
+    "frozen": (
+        "--momentum", 0.9, "--freeze", "conv1,conv3.weight,dense1.bias", "--clip-norm", 0.5,
+        "--average-weights", 0.9, "--rate-factor", "dense2=0.5",
+    ),
     "reference": ("--momentum", 0.9, "--backend", "reference"),
     "without": ("--momentum", 0.9, "--shards", 0),
 }  # fmt: skip
@@ -121,11 +125,12 @@ def test_the_runs_learn_and_differ(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "threads", "runs"),
     [
-        (0, 2, "sgd-shared adam-shared reference-shared adamw-passes2 reference-passes4"),
+        (0, 2, "sgd-shared adam-shared reference-shared adamw-passes2 frozen-passes4"),
+        (0, 2, "reference-passes4"),
         (0, 3, "sgd-shared"),
-        (2, 1, "sgd-shared adam-central adamw-shared adamw-passes2 adam-passes4"),
+        (2, 1, "sgd-shared adam-central frozen-shared adamw-shared adamw-passes2 adam-passes4"),
         (2, 2, "adam-shared"),
-        (3, 1, "sgd-shared sgd-mpi adamw-mpi reference-shared"),
+        (3, 1, "sgd-shared frozen-central sgd-mpi adamw-mpi reference-shared"),
         (3, 2, "adam-central"),
         (4, 1, "sgd-shared adamw-passes2"),
         (5, 1, "adam-shared sgd-mpi reference-central"),
@@ -188,6 +193,7 @@ def test_evaluate_computes_the_bits_of_the_training_run(folder: Path) -> None:
         (0, ("--accumulate", 3), "--accumulate is 3 and --shards is 8 on 1 rank, but each pass"),
         (3, ("--accumulate", 2), "such as --accumulate 2 --shards 6"),
         (2, ("--accumulate", 11, "--shards", 0), "use at most 10, so that each rank has a sample"),
+        (0, ("--resume", "frozen", "--freeze", "conv1"), "--freeze conv1,conv3.weight,dense1.bias"),
         (0, ("--resume", "sgd", "--shards", 4), "was trained with --shards 8, but this run uses 4"),
     ],
 )

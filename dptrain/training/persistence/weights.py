@@ -281,9 +281,8 @@ def _names(network: Network, found: Collection[str]) -> dict[str, str]:
         ends |= {f"{alias}{n.removeprefix(layer)}": n for n in own if n.startswith(layer)}
     prefixes: Counter[str] = Counter()
     for name in found:
-        parts = name.split(".")
-        tails = ((n, ".".join(parts[n:])) for n in range(len(parts)))
-        prefixes.update("".join(f"{p}." for p in parts[:n]) for n, tail in tails if tail in ends)
+        starts = (0, *(at + 1 for at, letter in enumerate(name) if letter == "."))
+        prefixes.update(name[:at] for at in starts if name[at:] in ends)
     if not prefixes:
         return {}
     prefix = max(sorted(prefixes, key=len), key=lambda each: prefixes[each])
