@@ -105,7 +105,7 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
                 f"momentum and nesterov belong to optimizer sgd, but optimizer is "
                 f"'{self.optimizer}'; remove them or try --optimizer sgd"
             )
-        parse_rate_factors(self.rate_factor or "")
+        parse_rate_factors(first(self.rate_factor, ""))
         if self.nesterov and self.momentum == 0:
             raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")
 
