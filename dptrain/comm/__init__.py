@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dptrain.errors import UserError, suggest
+from dptrain.plan.lowering import STATISTICS_PHASES
 
 if TYPE_CHECKING:
     from dptrain.backends.replica import Replica
@@ -100,12 +101,13 @@ def make_statistics_sum(world: World, replica: Replica, transport: str) -> Stati
         transport: how its gradients are transferred: `GradientSum.transport`.
 
     Returns:
-        None if there is nothing to sum: one rank, or a network without such statistics.
+        None if there is nothing to sum: one rank, or no stage that computes such statistics.
 
     Raises:
         AgreedError: memory cannot be shared; on every rank.
     """
-    if world.size == 1 or not replica.plan.network.statistics:
+    phases = {stage.phase for stage in replica.plan.stages}
+    if world.size == 1 or phases.isdisjoint(STATISTICS_PHASES):
         return None
     if transport in ("peer", "nccl"):
         from dptrain.backends.device_replica import DeviceReplica

@@ -321,8 +321,9 @@ def average_statistics(world: World, replica: Replica, num_samples: int) -> None
         rows[world.rank] = own
         world.all_reduce(rows)
         weights = world.all_gather_json(num_samples)
-        means = np.average(rows, axis=0, weights=weights)
-        _write_statistics(replica, means.astype(own.dtype))
+        means = np.average(rows, axis=0, weights=weights).astype(own.dtype)
+        # Those of frozen layers are equal, and keep their bits.
+        _write_statistics(replica, np.where((rows == own).all(axis=0), own, means))
 
 
 def _read_statistics(replica: Replica) -> NDArray[Any]:

@@ -295,5 +295,6 @@ def tuning_facts(plan: Plan) -> dict[str, Any]:
         "precision": plan.precision,
         "batch_size": plan.batch_size,
         "training": plan.training,
+        **({"freeze": plan.optimizer.freeze} if plan.optimizer.freeze else {}),
         "kernels": kernels.hexdigest()[:16],
     }
