@@ -599,10 +599,11 @@ def _named(replica: Replica) -> dict[str, Any]:
 
 def _shapes(replica: Replica, parameters_only: bool) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the shapes of the arrays of a checkpoint by kind and name."""
-    network, trained = replica.plan.network, replica.plan.trained.slots
-    kinds = () if parameters_only else tuple(replica.state)
-    found = {("parameters", p.name): p.shape for p in network.parameters}
-    found |= {(kind, s.name): s.parameter.shape for kind in kinds for s in trained}
+    network = replica.plan.network
+    state = {} if parameters_only else replica.state
+    named = {"parameters": replica.parameters, **state}
+    shapes = {parameter.name: parameter.shape for parameter in network.parameters}
+    found = {(kind, name): shapes[name] for kind, arrays in named.items() for name in arrays}
     return {**found, **{(STATISTICS, s.name): s.shape for s in network.statistics}}
 
 
