@@ -20,9 +20,10 @@ class Batch(NamedTuple):
         samples: int64 (n,), indices into the training split; each selects a dropout mask.
         global_count: samples of the whole minibatch, all ranks together, over which loss and
             gradients are averaged.
-        crop_windows: int64 (n, 4) or (n, 8), the part of an image of `x`, or of a cached image,
-            that each input is, see `CropWindowReplica`; None if `x` contains the inputs.
-        recolourings: float32 (n, 2), how the colours of crop windows change; None if they stay.
+        crop_windows: int64 (n, 4), (n, 8) or (n, 16), the part of an image of `x`, or of a cached
+            image, that each input is, see `CropWindowReplica`; None if `x` contains the inputs.
+        recolourings: float32 (n, 2) or (n, 11), how the colours of crop windows change; None if
+            they stay.
         part: number of the pass, if gradients accumulate over several passes of a step.
         message: uint8 (bytes,), samples, crop windows and recolourings in the form of the replica;
             None if it has none.

@@ -28,6 +28,12 @@ MAX_BRIGHTNESS, MAX_MIXUP = 100.0, 100.0
 """Largest settings of augmentation: a change of brightness far beyond the pixels, which range from
 -1 to 1, and the α of mixup with which nearly all weights are one half."""
 
+MAX_ZOOM = 0.5
+"""Largest zoom: images become half as large, or one and a half times."""
+
+MAX_OPERATIONS, MAX_MAGNITUDE = 10, 30.0
+"""Most random operations on an image, and their largest magnitude, that of torchvision."""
+
 MAX_DIGITS = 400
 """Longest text of a number. Python converts integers in quadratic time, and refuses 4,301
 digits."""

@@ -875,7 +875,10 @@ class CropWindowReplica(Replica, ABC):
     (outside of the image are zeros), and 1 if it is mirrored; and by a recolouring, float32 (2,):
     factor of the distances from the mean of each channel, and the number that is added afterwards.
     Crop windows may have four more numbers: first row, first column, and the row and the column
-    after the last ones of a part of the input that becomes 0 in the end.
+    after the last ones of a part of the input that becomes 0 in the end. Then eight more may
+    describe an affine map (`dptrain.data.loading.geometry.fixed_point`), which replaces the first
+    row, the first column and the mirror. Recolourings may have nine more numbers, rows of a matrix
+    that is multiplied by the three channels of each pixel at last.
 
     Class attributes:
         resizes_images: True if `PixelFormat.size` is supported. Rows and columns of crop windows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import shlex
 from collections.abc import Callable, Iterator
@@ -13,8 +14,10 @@ import click
 
 from dptrain.bounds import MAX_SEED
 from dptrain.cli.common import EXISTING, JSON, MISTAKE, examples
-from dptrain.cli.options import GroupedCommand
+from dptrain.cli.options import GroupedCommand, setting_flags
 from dptrain.cli.parsing import Number
+from dptrain.setting_groups import first, settings_of
+from dptrain.training.data_settings import AugmentationSettings
 
 if TYPE_CHECKING:
     from dptrain.data import Dataset
@@ -32,6 +35,13 @@ EXAMPLES = examples(
     "dptrain data show shapes --crop 4 --flip --output a.png  # with augmentation",
     "dptrain data convert folder:flowers --output flowers     # then: --data npy:flowers",
 )
+
+CHANGES = [
+    dataclasses.replace(each, default=first(each.default, each.type()), optional=False)
+    for each in settings_of(AugmentationSettings)
+    if each.name not in ("mixup", "cutmix")
+]
+"""Settings of changes of single samples."""
 
 SPEC = click.argument("spec", metavar="DATA")
 FOR = click.option(
@@ -145,11 +155,7 @@ def check(spec: str, network: str | None) -> int:
     show_default=True,
     help="Split that is shown.",
 )
-@click.option("--crop", type=Number(int), default=0, metavar="N", help="As in train.")
-@click.option("--flip", is_flag=True, help="As in train.")
-@click.option("--brightness", type=Number(float), default=0.0, metavar="X", help="As in train.")
-@click.option("--contrast", type=Number(float), default=0.0, metavar="X", help="As in train.")
-@click.option("--cutout", type=Number(int), default=0, metavar="N", help="As in train.")
+@setting_flags(of=CHANGES)
 @click.option(
     "--seed",
     type=Number(int, at_least=0, at_most=MAX_SEED),
@@ -160,9 +166,15 @@ def check(spec: str, network: str | None) -> int:
 )
 @click.option("--replace", is_flag=True, help="Overwrite an existing file.")
 def show(
-    spec: str, network: str | None, output: Path, samples: int | None, split: str, crop: int,
-    flip: bool, brightness: float, contrast: float, cutout: int, seed: int, replace: bool,
-) -> None:  # fmt: skip
+    spec: str,
+    network: str | None,
+    output: Path,
+    samples: int | None,
+    split: str,
+    seed: int,
+    replace: bool,
+    **flags: Any,
+) -> None:
     """Write a grid of samples as the network sees them, with their classes or values.
 
     With augmentation, each row shows a sample and the five images that five epochs read.
@@ -178,9 +190,11 @@ def show(
             f"{output} exists already; choose another --output, or overwrite it with --replace"
         )
     dataset = _open(spec, network)
-    augmentation: Augmentation | None = Augmentation(crop, flip, brightness, contrast, cutout)
-    if augmentation == Augmentation():
-        augmentation = None
+    given = [each for each in CHANGES if flags[each.name] is not None]
+    found = Augmentation(
+        **{each.name: each.parse(str(flags[each.name]), each.flag) for each in given}
+    )
+    augmentation = found if found.used else None
     count = samples or (50 if augmentation is None else 8)
     chosen = splits(dataset).get(split)
     if chosen is None:

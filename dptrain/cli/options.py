@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,15 +100,18 @@ class SettingOption(click.Option):
         self.group = group
 
 
-def setting_flags(omit: Collection[str] = ()) -> Callable[[Command], Command]:
+def setting_flags(
+    omit: Collection[str] = (), of: Sequence[Setting] | None = None
+) -> Callable[[Command], Command]:
     """Add one flag for each setting to a command; a flag that is not used has the value None.
 
     Args:
         omit: names of the settings that have no meaning for the command.
+        of: the settings; None: all.
     """
 
     def decorate(command: Command) -> Command:
-        for setting in reversed(settings()):
+        for setting in reversed(settings() if of is None else of):
             if setting.name not in omit:
                 command = _option(setting)(command)
         return command

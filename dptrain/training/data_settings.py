@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from dptrain.bounds import MAX_BRIGHTNESS, MAX_MIXUP
+from dptrain.bounds import (
+    MAX_BRIGHTNESS,
+    MAX_MAGNITUDE,
+    MAX_MIXUP,
+    MAX_OPERATIONS,
+    MAX_ZOOM,
+)
 from dptrain.setting_groups import Known, SettingGroup, UntilRecipe, UntilStart, first, setting
 
 if TYPE_CHECKING:
@@ -98,10 +104,79 @@ class AugmentationSettings(SettingGroup[UntilRecipe, UntilStart]):
         at_most=MAX_MIXUP,
     )
 
+    resized_crop: float = setting(
+        "data",
+        0.0,
+        "Augmentation: resize a random part of each training image, with at least this share of "
+        "its area, usually 0.08, and an aspect ratio from 3/4 to 4/3. It replaces --crop.",
+        at_least=0,
+        at_most=1,
+    )
+    rotate: float = setting(
+        "data",
+        0.0,
+        "Augmentation: turn each training image by up to this many degrees in both directions.",
+        at_least=0,
+        at_most=180,
+    )
+    zoom: float = setting(
+        "data",
+        0.0,
+        "Augmentation: enlarge each training image by a factor from 1 - X to 1 + X.",
+        at_least=0,
+        at_most=MAX_ZOOM,
+    )
+    saturation: float = setting(
+        "data",
+        0.0,
+        "Augmentation: largest relative change of the saturation of colours.",
+        at_least=0,
+        at_most=1,
+    )
+    hue: float = setting(
+        "data",
+        0.0,
+        "Augmentation: largest change of the hue of colours, as a part of the colour circle.",
+        at_least=0,
+        at_most=0.5,
+    )
+    erase: float = setting(
+        "data",
+        0.0,
+        "Augmentation: probability with which a random box of a training image, with 2% to 33% of "
+        "its area, is set to 0.",
+        at_least=0,
+        at_most=1,
+    )
+    cutmix: float = setting(
+        "data",
+        0.0,
+        "Augmentation: replace a random box of each training image by that of another image of its "
+        "minibatch, with a share of the area from a beta distribution with this parameter, "
+        "usually 1.",
+        at_least=0,
+        at_most=MAX_MIXUP,
+    )
+    randaugment: int = setting(
+        "data",
+        0,
+        "Augmentation: make this many random operations (RandAugment) on each training image, "
+        "usually 2.",
+        at_least=0,
+        at_most=MAX_OPERATIONS,
+    )
+    randaugment_magnitude: float = setting(
+        "data",
+        9.0,
+        "Magnitude of the operations of --randaugment.",
+        at_least=0,
+        at_most=MAX_MAGNITUDE,
+    )
+
     def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
         return {
             **super().from_recipe(recipe),
-            "crop": first(self.crop, recipe.crop),
+            "crop": first(self.crop, 0 if self.resized_crop else recipe.crop),
             "flip": first(self.flip, recipe.flip),
         }
 
@@ -115,15 +190,9 @@ class AugmentationSettings(SettingGroup[UntilRecipe, UntilStart]):
         """
         from dptrain.data.loading.augmentation import Augmentation
 
-        found = Augmentation(
-            crop=self.crop,
-            flip=self.flip,
-            brightness=self.brightness,
-            contrast=self.contrast,
-            cutout=self.cutout,
-            mixup=self.mixup,
-        )
-        if found == Augmentation():
+        names = [field.name for field in fields(Augmentation)]
+        found = Augmentation(**{name: getattr(self, name) for name in names})
+        if not found.used:
             return None
         found.check(input_shape)
         return found

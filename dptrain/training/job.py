@@ -267,7 +267,7 @@ def assemble(
     plan, kernels = select_kernels(chosen, world, inputs.backend, inputs.plan, run, quiet=quiet)
     inputs = replace(inputs, plan=plan)
     replica = _make_replica(chosen, world, inputs, quiet=quiet)
-    is_mixed = inputs.augmentation is not None and inputs.augmentation.mixup > 0.0
+    is_mixed = inputs.augmentation is not None and inputs.augmentation.mixes
     # Replicas load samples that are not mixed.
     cached = None if is_mixed else _cache_images(replica, inputs, world, chosen)
     images = images_for(replica, inputs.dataset.train)

@@ -15,11 +15,9 @@ from dptrain.backends.base import Backend
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
 from dptrain.backends.cuda.device.device import LOAD_STREAM, Array, Device, Function
 from dptrain.backends.cuda.device.message import (
-    CUTOUT,
+    CHANGES,
     HYPERPARAMETERS,
-    RECOLOURING,
     SERIES_STEPS,
-    WINDOW,
     Message,
     Slot,
 )
@@ -71,18 +69,16 @@ class _Staged(NamedTuple):
         n: samples.
         has_targets: True if it has targets.
         always: True if it is unpacked even after a loss that is not finite.
-        windows: True if it consists of crop windows.
-        cuts: True if parts of the crop windows become 0.
-        recolours: True if the colours of the crop windows change.
+        windows: numbers that describe the crop window of a sample; 0 if it consists of inputs.
+        recolourings: numbers that describe how its colours change.
         images: offset in bytes of the images after the windows; None if they are cached.
     """
 
     n: int
     has_targets: bool
     always: bool
-    windows: bool
-    cuts: bool
-    recolours: bool
+    windows: int = 0
+    recolourings: int = 0
     images: int | None = None
 
 
@@ -171,7 +167,7 @@ class CudaReplica(DeviceReplica):
         self._free_after: int | None = None
         self._staging = device.staging_buffer(self._views[STAGED], self._loss_sums)
         self._slots = [Slot.of(host, message, self._target.dtype) for host in self._staging.host]
-        self._staged = _Staged(0, False, True, windows=False, cuts=False, recolours=False)
+        self._staged = _Staged(0, False, True)
         self.max_steps_in_flight = message.slots - 1
         self._unpack_batch = self._unpack_function("unpack_batch")
         self._unpack_windows: Function | None = None
@@ -313,7 +309,7 @@ class CudaReplica(DeviceReplica):
 
     def _can_stage(self, shape: Shape, pixels: PixelFormat) -> bool:
         """Return True if a message can contain a minibatch of images."""
-        entries = 4 * (WINDOW + CUTOUT + RECOLOURING) + pixels.itemsize * math.prod(shape)
+        entries = 4 * CHANGES + pixels.itemsize * math.prod(shape)
         capacity = self._message.nbytes - self._message.batch
         return pixels.dtype == "uint8" and self.plan.batch_size * entries <= capacity
 
@@ -362,9 +358,8 @@ class CudaReplica(DeviceReplica):
             n=self.context.n,
             has_targets=y is not None,
             always=learning_rate is None,
-            windows=windows is not None,
-            cuts=windows is not None and windows.shape[1] > WINDOW,
-            recolours=batch.recolourings is not None,
+            windows=0 if windows is None else windows.shape[1],
+            recolourings=0 if batch.recolourings is None else batch.recolourings.shape[1],
             images=images,
         )
         self._staging.submit(nbytes)
@@ -480,7 +475,7 @@ class CudaReplica(DeviceReplica):
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
         unpack((max(blocks, 1), 1, 1), (threads, 1, 1), [
-            *self._source(batch, staged.n, staged.windows),
+            *self._source(batch, staged.n),
             words[message.targets // 4 :], target,
             np.int32(staged.n * message.target_words if staged.has_targets else 0),
             words[message.samples // 4 :], samples.view("uint32"),
@@ -488,22 +483,22 @@ class CudaReplica(DeviceReplica):
             words, self.numbers.view("uint32"), self._loss_sums, np.int32(staged.always),
         ])  # fmt: skip
 
-    def _source(self, batch: Array, n: int, windows: bool) -> list[Any]:
+    def _source(self, batch: Array, n: int) -> list[Any]:
         """Return the first arguments of the kernel that unpacks a minibatch or crop windows."""
-        if not windows:
+        if not self._staged.windows:
             _, height, width, channels = self._input.shape
             return [batch, self._input, np.int32(n), np.int32(channels), np.int32(height * width)]
         sizes = [np.int32(size) for size in self._window_sizes()]
         staged, images = self._staged, self.cached_images
-        words = (WINDOW + CUTOUT * staged.cuts) * n
-        cutouts = batch[WINDOW * n :] if staged.cuts else batch
-        recolourings = batch[words:].view("float32") if staged.recolours else self.numbers
+        recolourings = self.numbers
+        if staged.recolourings:
+            recolourings = batch[staged.windows * n :].view("float32")
         if staged.images is not None:
             images = self._staging.message[staged.images :]
         return [
-            images, batch, cutouts, recolourings, self._input, np.int32(n), *sizes,
+            images, batch, recolourings, self._input, np.int32(n), *sizes,
             *self._taps, np.float32(self.pixels.scale), np.float32(self.pixels.offset),
-            np.int32(staged.cuts), np.int32(staged.recolours),
+            np.int32(staged.windows), np.int32(staged.recolourings),
         ]  # fmt: skip
 
     def _window_threads(self) -> int:

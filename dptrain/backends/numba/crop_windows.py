@@ -1,5 +1,5 @@
-"""Minibatches from images in memory: random crops, flips, conversion of 8-bit pixels, changes of
-colours and cutouts in one kernel.
+"""Minibatches from images in memory: random crops, flips, affine maps, conversion of 8-bit pixels,
+changes of colours and cutouts in one kernel.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from dptrain.backends.numba.vector import copy, interleave, transpose
 from dptrain.native.jit import inlined, kernel
+from dptrain.native.shifts import MAP, mix_channels, sample
 
 Array = NDArray[Any]
 
-WINDOW = 4
-"""Numbers that describe a window without a cutout."""
+WINDOW, RECOLOURING = 4, 2
+"""Numbers that describe a window without a cutout, and a recolouring without a matrix."""
 
 SUMS = 8
 """Partial sums of a mean, which are the elements of a vector."""
@@ -205,6 +206,31 @@ def _erase(target, windows, n):
                 target[n, y, x, c] = 0
 
 
+@inlined
+def _crop(images, windows, n, width, conversion, cuts, planes):
+    """Write the inputs of window n to planes (C, H·W)."""
+    image, top, left, mirrored = windows[n, 0], windows[n, 1], windows[n, 2], windows[n, 3]
+    for c in range(images.shape[1]):
+        cut, plane = cuts[c], planes[c]
+        if mirrored == 0 and width == images.shape[3] and abs(left) < width:
+            _move(cut, images, image, c, top, left)
+        else:
+            _cut(cut, images, image, c, top, left, width, mirrored)
+        _convert(cut, plane, conversion)
+        _clear_border(images, plane, top, left, width, mirrored)
+
+
+@inlined
+def _change_colours(planes, recolourings, n):
+    """Change the colours of planes (C, H·W)."""
+    for c in range(planes.shape[0]):
+        plane = planes[c]
+        mean = _mean(plane)
+        _recolour(plane, mean, recolourings[n, 0], mean + recolourings[n, 1])
+    if recolourings.shape[1] > RECOLOURING:
+        mix_channels(planes, recolourings, n)
+
+
 @kernel
 def load_crop_windows(items, target, planes, cuts, images, conversion, windows, recolourings):
     """Copy windows of images to target; items are windows.
@@ -215,37 +241,30 @@ def load_crop_windows(items, target, planes, cuts, images, conversion, windows, 
         cuts: scratch memory of the same shape and the type of `images`; `planes` for inputs.
         images: (M, C, H', W'), inputs (float32) or 8-bit pixels (uint8).
         conversion: float32 (2,), scale and offset of 8-bit pixels.
-        windows: int64 (N, 4), image, first row and first column, which may be outside the image,
-            and whether the window is mirrored; (N, 8) for cutouts: then first row, first column,
-            and the row and the column after the last ones of the part of the input that becomes 0.
-        recolourings: (N, 2), factor of the distances from the mean of each channel, and the number
-            that is added; (0, 2) if colours do not change.
+        windows: int64 (N, 4), (N, 8) or (N, 16), see `CropWindowReplica`.
+        recolourings: (N, 2) or (N, 11), see `CropWindowReplica`; (0, 2) if colours do not change.
     """
     channels, rows, columns = images.shape[1], images.shape[2], images.shape[3]
     height, width = target.shape[1], target.shape[2]
     scratch, recolours = planes[items.thread], len(recolourings) > 0
     for n in range(items.start, items.stop):
         image, top, left, mirrored = windows[n, 0], windows[n, 1], windows[n, 2], windows[n, 3]
-        at = n * height * width * channels
+        at, warps = n * height * width * channels, windows.shape[1] > MAP
         whole_rows = left == 0 and width == columns and 0 <= top <= rows - height
-        if not recolours and mirrored == 0 and whole_rows:
+        if not (recolours or warps) and mirrored == 0 and whole_rows:
             first = (image * channels * rows + top) * columns
             pixels = height * width
             if _place_image(images, first, rows * columns, target, at, channels, pixels):
                 if windows.shape[1] > WINDOW:
                     _erase(target, windows, n)
                 continue
-        for c in range(channels):
-            cut, plane = cuts[items.thread, c], scratch[c]
-            if mirrored == 0 and width == columns and abs(left) < width:
-                _move(cut, images, image, c, top, left)
-            else:
-                _cut(cut, images, image, c, top, left, width, mirrored)
-            _convert(cut, plane, conversion)
-            _clear_border(images, plane, top, left, width, mirrored)
-            if recolours:
-                mean = _mean(plane)
-                _recolour(plane, mean, recolourings[n, 0], mean + recolourings[n, 1])
+        if warps:
+            shaped = scratch.reshape(channels, height, width)
+            sample(images[image], windows, n, shaped, conversion[0], conversion[1])
+        else:
+            _crop(images, windows, n, width, conversion, cuts[items.thread], scratch)
+        if recolours:
+            _change_colours(scratch, recolourings, n)
         _place(scratch, 0, height * width, target, at, channels, height * width)
         if windows.shape[1] > WINDOW:
             _erase(target, windows, n)

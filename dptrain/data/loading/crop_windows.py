@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dptrain.batch import Batch
 from dptrain.data.loading.augmentation import Augmentation, centred_windows
-from dptrain.data.loading.loader import BatchSource, Encode, Messages, encoded_passes
+from dptrain.data.loading.loader import BatchSource, Encode, Messages, by_step, encoded_passes
 from dptrain.data.loading.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.input_times import InputTimes
@@ -162,7 +162,7 @@ class CropWindowLoader(BatchSource):
             draws = augmentation.draw(self._sampler.seed, epoch, samples)
             windows = augmentation.crop_windows(self._input_shape, draws, shape, rows)
             if augmentation.recolours:
-                recolourings = augmentation.recolourings(draws)
+                recolourings = augmentation.recolourings(draws, self._input_shape[0])
         pieces, stop = list[_Piece](), 0
         for part, global_count, mine in shards:
             span = slice(stop, stop + mine.size)
@@ -170,8 +170,8 @@ class CropWindowLoader(BatchSource):
             arrays = (
                 mine,
                 targets[span].reshape(*mine.shape, *self._target_shape),
-                windows[span].reshape(*mine.shape, windows.shape[1]),
-                None if recolourings is None else recolourings[span].reshape(*mine.shape, 2),
+                by_step(windows[span], mine),
+                None if recolourings is None else by_step(recolourings[span], mine),
             )
             spans = self._sampler.pass_spans(global_count)
             messages = encoded_passes(self._encode, spans, mine, *arrays[2:])

@@ -21,7 +21,7 @@ from dptrain.backends.pixels import INPUTS
 from dptrain.batch import Batch
 from dptrain.data.base import Samples
 from dptrain.data.loading.augmentation import Augmentation, centred_windows
-from dptrain.data.loading.mixup import SHIFT, mix, partner_weights
+from dptrain.data.loading.mixup import SHIFT, mix
 from dptrain.data.loading.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.input_times import InputTimes
@@ -104,6 +104,11 @@ def encoded_passes(
         )
         for span in spans
     ]
+
+
+def by_step(rows: NDArray[Any], samples: NDArray[np.int64]) -> NDArray[Any]:
+    """Return rows (steps · n, k) of the samples (steps, n) as (steps, n, k)."""
+    return rows.reshape(*samples.shape, rows.shape[1])
 
 
 class BatchSource(ABC):
@@ -251,7 +256,7 @@ class Loader(BatchSource):
         self._image_shape = samples.pixels.converted_shape(x_shape) if keeps_pixels else x_shape
         self._steps_per_draw = max(SAMPLES_PER_DRAW // max(rows, 1), 1)
         self._staged = self._make_staged(0 if keeps_pixels else rows, input_shape)
-        self._mixes = augmentation is not None and augmentation.mixup > 0.0
+        self._mixes = augmentation is not None and augmentation.mixes
         assert not (self._mixes and keeps_pixels)
         partners = rows if self._mixes else 0
         self._partners = _Buffers(
@@ -410,8 +415,8 @@ class Loader(BatchSource):
                     self._encode,
                     spans,
                     mine,
-                    windows[own].reshape(*mine.shape, windows.shape[1]),
-                    None if recolourings is None else recolourings[own].reshape(*mine.shape, 2),
+                    by_step(windows[own], mine),
+                    None if recolourings is None else by_step(recolourings[own], mine),
                 )
             for i, (step, samples) in enumerate(zip(steps, mine, strict=True)):
                 for part, (span, encoded) in enumerate(zip(spans, messages, strict=True)):
@@ -441,9 +446,7 @@ class Loader(BatchSource):
         assert self._augmentation is not None
         others = _Buffers(*(part[: len(partners)] for part in self._partners))
         self._read(partners, others.x, others.y, partner_draws)
-        alpha, mixes_targets = self._augmentation.mixup, y.dtype == np.float32
-        weights = partner_weights(draws[7], alpha, mixes_targets=mixes_targets)
-        mix(x, y, *others, weights)
+        mix(x, y, *others, *self._augmentation.partner_weights(draws, x.shape[1:], y.dtype))
 
     def _window_changes(
         self,
@@ -463,7 +466,9 @@ class Loader(BatchSource):
         if augmentation is None or draws is None:
             return centred_windows(*shapes, rows), None
         windows = augmentation.crop_windows(shapes[0], draws, shapes[1], rows)
-        return windows, augmentation.recolourings(draws) if augmentation.recolours else None
+        if not augmentation.recolours:
+            return windows, None
+        return windows, augmentation.recolourings(draws, self._input_shape[0])
 
     def _rows_of_step(self, global_count: int) -> NDArray[np.int64]:
         """Return the number of each image in its pass, for all images of a step on this rank."""

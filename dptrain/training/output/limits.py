@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dptrain.data.base import Dataset
 from dptrain.measure.input_times import InputCost
 from dptrain.measure.profile.profile import StepParts
+from dptrain.training.data_settings import AugmentationSettings
 from dptrain.training.spec import JobSpec
 
 NAMES = {
@@ -110,8 +111,8 @@ def _input_advice(wait_ms: float, spec: JobSpec, data: Dataset, times: InputCost
         return f"copying a minibatch to the device takes {times.early_copy_ms:.3g} ms"
     if times.part == "reading" and data.train.decodes:
         return f"{detail}; use --workers, or convert the data with `dptrain data convert`"
-    changes = ("crop", "flip", "brightness", "contrast", "cutout", "mixup")
-    used = [f"--{name}" for name in changes if getattr(spec, name)]
+    changes = [each.name for each in fields(AugmentationSettings) if getattr(spec, each.name)]
+    used = [f"--{name.replace('_', '-')}" for name in changes if name != "randaugment_magnitude"]
     if times.part == "assembling" and used:
         return f"{detail}; {', '.join(used)} take part of it"
     return detail

@@ -39,7 +39,7 @@ def test_the_kernel_for_one_size_loads_what_the_host_computes(
     change.change(expected, draws, converted, rows)
     windows = change.crop_windows(shape, draws, canvas, rows)
     found = load(Network(shape, [Flatten()], MeanSquaredError()), pictures, windows,
-                 change.recolourings(draws) if recolours else None)  # fmt: skip
+                 change.recolourings(draws, shape[0]) if recolours else None)  # fmt: skip
     np.testing.assert_array_equal(found.transpose(0, 3, 1, 2), expected)
 
 
@@ -64,7 +64,7 @@ def test_the_kernel_resizes_as_the_host_does(
     change.change(expected, draws, converted, rows)
     windows = change.crop_windows(shape, draws, shape, rows)
     found = load(Network(shape, [Flatten()], MeanSquaredError()), pictures, windows,
-                 change.recolourings(draws) if recolours else None, pixels,
+                 change.recolourings(draws, shape[0]) if recolours else None, pixels,
                  specializes=specializes)  # fmt: skip
     np.testing.assert_array_equal(found.transpose(0, 3, 1, 2), expected)
 

@@ -7,7 +7,7 @@ import pytest
 
 from dptrain.data.loading.augmentation import Augmentation
 from dptrain.data.loading.loader import Loader
-from dptrain.data.loading.mixup import partner_weights
+from dptrain.data.loading.mixup import cutmix_weights, partner_weights
 from dptrain.data.loading.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
@@ -50,6 +50,41 @@ def test_own_labels_have_the_expected_gradient_of_mixed_labels(alpha):
     np.testing.assert_allclose(own, mixed, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_boxes_of_cutmix_have_shares_of_a_beta_distribution(mixes):
+    """The sample that keeps its label is the one that a random pixel shows."""
+    uniform = np.random.default_rng(0).random((4, 4000))
+    weights, means = cutmix_weights(uniform, 1.0, (16, 12), mixes_targets=mixes)
+    assert weights.shape == (4000, 1, 16, 12)
+    assert set(np.unique(weights)) == {0.0, 1.0}
+    np.testing.assert_allclose(means, weights.mean(axis=(1, 2, 3)))
+    # Boxes are cut at the border, which is why their mean share is less than a half.
+    boxes, shares = cutmix_weights(uniform, 1.0, (16, 12), mixes_targets=True)
+    swapped = (weights != boxes).all(axis=(1, 2, 3))
+    assert ((weights == boxes).all(axis=(1, 2, 3)) | swapped).all()
+    assert swapped.mean() == pytest.approx(0.0 if mixes else shares.mean(), abs=0.03)
+    for box in boxes[:50, 0]:
+        rows, columns = (box.any(axis=axis) for axis in (1, 0))
+        np.testing.assert_array_equal(box, np.outer(rows, columns))
+        assert (np.diff(np.flatnonzero(rows)) == 1).all()
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_cutmix_replaces_a_box_by_that_of_the_next_sample(labels):
+    mixed = batches(Augmentation(flip=True, cutmix=1.0), labels=labels)
+    plain = batches(Augmentation(flip=True), labels=labels)
+    for (x, y, _, _), (own, own_y, *_) in zip(mixed, plain, strict=True):
+        other = np.roll(own, -1, axis=0)
+        shows_other = (x == other).all(axis=1)
+        assert (shows_other | (x == own).all(axis=1)).all()
+        if labels:
+            np.testing.assert_array_equal(y, own_y)
+        else:
+            share = shows_other.mean(axis=(1, 2))[:, None]
+            expected = (1 - share) * own_y + share * np.roll(own_y, -1, axis=0)
+            np.testing.assert_allclose(y, expected, atol=1e-6)
+
+
 def batches(change, *, labels, rank=0, size=1, depth=0, shards=0, shape=(2, 5, 4)):
     random = np.random.default_rng(1)
     x = random.normal(size=(COUNT, *shape)).astype(np.float32)
@@ -87,8 +122,11 @@ def test_a_sample_is_mixed_with_the_next_one_of_its_minibatch(labels, everything
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("shards", [0, 6])
-def test_ranks_have_parts_of_what_one_rank_has(size, shards):
-    change = Augmentation(crop=1, mixup=0.4)
+@pytest.mark.parametrize(
+    "mixing", [{"mixup": 0.4}, {"cutmix": 1.0, "rotate": 20.0, "contrast": 0.5}]
+)
+def test_ranks_have_parts_of_what_one_rank_has(size, shards, mixing):
+    change = Augmentation(flip=True, **mixing)
     whole = batches(change, labels=False)
     ranks = [batches(change, labels=False, rank=rank, size=size, depth=rank, shards=shards)
              for rank in range(size)]  # fmt: skip

@@ -12,11 +12,12 @@ import pytest
 
 from dptrain.measure.input_times import InputCost
 from dptrain.measure.profile.profile import Parts, StepParts
+from dptrain.training.data_settings import AugmentationSettings
 from dptrain.training.output.limits import ACCEPTABLE, NAMES, training_limit
 from dptrain.training.settings import settings
 
 PARTS = [field.name for field in fields(Parts)]
-CHANGES = ("crop", "flip", "brightness", "contrast", "cutout", "mixup")
+CHANGES = [field.name for field in fields(AugmentationSettings)]
 
 
 def random_parts(random_: random.Random) -> StepParts:

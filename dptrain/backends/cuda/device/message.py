@@ -22,8 +22,15 @@ WINDOW = 4
 CUTOUT = 4
 """Numbers that describe a cutout: first row and column, and the row and column after the last."""
 
-RECOLOURING = 2
-"""Numbers that describe how its colours change: factor of distances from the mean, added number."""
+MAP = 8
+"""Numbers that describe an affine map, `dptrain.data.loading.geometry.fixed_point`."""
+
+RECOLOURING, MATRIX = 2, 9
+"""Numbers that describe how its colours change: factor of distances from the mean and added number,
+and the matrix of the channels."""
+
+CHANGES = WINDOW + CUTOUT + MAP + RECOLOURING + MATRIX
+"""Most numbers that describe a sample."""
 
 ALIGNMENT = 256
 
@@ -65,7 +72,7 @@ class Message:
         targets = ALIGNMENT
         samples = targets + _aligned(4 * n * target_words)
         batch = samples + _aligned(4 * n * sample_words)
-        entries = max(math.prod(network.input_shape), WINDOW + CUTOUT + RECOLOURING)
+        entries = max(math.prod(network.input_shape), CHANGES)
         nbytes = batch + _aligned(4 * n * entries)
         return cls(n, target_words, sample_words, targets, samples, batch, nbytes)
 
@@ -83,9 +90,11 @@ class Message:
         Returns:
             0 if it is too long, so that steps are not enqueued in series.
         """
+        # Maps and matrices are rare: messages without them decide.
         words = WINDOW + CUTOUT + RECOLOURING
-        nbytes = self.batch + self.batch_size * (4 * words + image_bytes)
-        return nbytes if nbytes <= (SERIES_IMAGE_BYTES if image_bytes else SERIES_BYTES) else 0
+        usual = self.batch + self.batch_size * (4 * words + image_bytes)
+        most = usual + self.batch_size * 4 * (CHANGES - words)
+        return most if usual <= (SERIES_IMAGE_BYTES if image_bytes else SERIES_BYTES) else 0
 
     def encode(
         self,
@@ -102,22 +111,23 @@ class Message:
             (steps, bytes).
         """
         steps, n = samples.shape
-        first, cuts = self.samples, windows.shape[2] > WINDOW
-        words = (WINDOW + CUTOUT * cuts) * n
-        colours = 0 if recolourings is None else RECOLOURING * n
-        message = np.zeros((steps, self.batch - first + 4 * (words + colours)), np.uint8)
+        colours = np.zeros((steps, n, 0), np.float32) if recolourings is None else recolourings
+        first, words = self.samples, windows.shape[2] + colours.shape[2]
+        message = np.zeros((steps, self.batch - first + 4 * words * n), np.uint8)
 
-        def put(begin: int, values: NDArray[Any]) -> None:
+        def put(begin: int, values: NDArray[Any]) -> int:
             part = np.ascontiguousarray(values.reshape(steps, -1)).view(np.uint8)
             message[:, begin - first : begin - first + part.shape[1]] = part
+            return begin + int(part.shape[1])
 
         if self.sample_words:
             put(self.samples, samples)
-        put(self.batch, windows[:, :, :WINDOW].astype(np.int32))
-        if cuts:
-            put(self.batch + 4 * WINDOW * n, windows[:, :, WINDOW:].astype(np.int32))
-        if recolourings is not None:
-            put(self.batch + 4 * words, recolourings)
+        begin, whole = self.batch, windows.astype(np.int32)
+        for part in (
+            *np.split(whole, [WINDOW, WINDOW + CUTOUT], axis=2),
+            *np.split(colours, [RECOLOURING], axis=2),
+        ):
+            begin = put(begin, part)
         return message
 
 

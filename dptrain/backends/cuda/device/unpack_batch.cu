@@ -139,6 +139,49 @@ struct alignas(16) Cutout {
     int top, left, bottom, right;
 };
 
+// What is multiplied by the row and by the column of a pixel, and added, to give the row and the
+// column of its position in the image, and the half widths of the triangles that weight pixels
+// around it, all in units of 1/65536 pixel (dptrain/data/loading/geometry.py).
+struct alignas(16) Map {
+    int row_down, row_right, row, column_down, column_right, column, high, wide;
+};
+constexpr int PIXEL_BITS = 16, HALF_PIXEL = 1 << 15;
+
+// First and last pixel of an axis that a triangle around a position weights, and a pixel's weight.
+__device__ inline int first_pixel(int position, int width) {
+    return max(((position - width - HALF_PIXEL) >> PIXEL_BITS) + 1, 0);
+}
+__device__ inline int last_pixel(int position, int width, int length) {
+    return min((position + width - HALF_PIXEL - 1) >> PIXEL_BITS, length - 1);
+}
+__device__ inline int pixel_weight(int pixel, int position, int width) {
+    const int distance = (pixel << PIXEL_BITS) + HALF_PIXEL - position;
+    return width - max(distance, -distance);
+}
+
+// The weighted mean of the pixels of a map, which pixel(row, column) returns, around a position, as
+// on the host (dptrain/native/shifts.py).
+template <typename Read>
+__device__ inline float mean_around(int row, int column, int rows, int columns, const Map& map,
+                                    Read pixel) {
+    const int top = first_pixel(row, map.high), bottom = last_pixel(row, map.high, rows);
+    const int left = first_pixel(column, map.wide), right = last_pixel(column, map.wide, columns);
+    float sum = 0.0f, down = 0.0f, across = 0.0f;
+    for (int i = top; i <= bottom; ++i) {
+        float line = 0.0f;
+        across = 0.0f;
+        for (int j = left; j <= right; ++j) {
+            const float weight = pixel_weight(j, column, map.wide);
+            line += weight * pixel(i, j);
+            across += weight;
+        }
+        const float weight = pixel_weight(i, row, map.high);
+        sum += weight * line;
+        down += weight;
+    }
+    return sum / (down * across);
+}
+
 // Sums of a channel are exact for 8-bit pixels: their inputs are multiples of 2^-24 and are added as
 // integers, which all GPUs do fast. This holds for resized pixels, too, because 1 is subtracted from
 // them. For other inputs they are sums of doubles.
@@ -170,24 +213,30 @@ __device__ inline void block_sums(Sum (&sums)[GROUP]) {
 }
 
 // Crop windows of the dataset cache images (M, C, rows, columns) to input (n, H, W, C); inputs
-// outside an image are 0. crop_windows int32 (n, 4). If `recolours` is set, the colours of each
-// window are changed as recolourings float32 (n, 2) describes; the mean includes the pixels
-// outside, and every operation is rounded, as on the host (dptrain/data/loading/augmentation.py). If `cuts`
-// is set, the inputs that cutouts int32 (n, 4) describes become 0 in the end. Launched with one
+// outside an image are 0. crop_windows int32 (n, 4). If window_words is at least 8, cutouts int32 (n, 4)
+// follow: the inputs that become 0 in the end; if it is 16, maps int32 (n, 8) follow, which replace
+// rows, columns and mirrors of windows. If colour_words is not 0, the colours of each window are changed
+// as recolourings float32 (n, 2) describes; the mean includes the pixels outside, and every operation is
+// rounded, as on the host (dptrain/data/loading/augmentation.py). If it is 11, matrices float32 (n, 3, 3)
+// follow, which multiply the channels of each pixel afterwards. Launched with one
 // block per sample. If images are resized, (rows, columns) are those of resized images.
 //
 // The time of a block is mostly latency: all channels are read at once, and read again, from the
 // L1 cache, when their means are known.
 extern "C" __global__ void __launch_bounds__(1024)
     unpack_crop_windows(const Pixel* __restrict__ images, const int* crop_windows,
-                        const int* cutouts, const float* recolourings, Number* __restrict__ input, int n,
+                        const float* recolourings, Number* __restrict__ input, int n,
                         int num_channels, int window_height, int window_width, int image_rows,
                         int image_columns, const float* __restrict__ row_taps,
                         const float* __restrict__ column_taps, float scale, float offset,
-                        int cuts, int recolours,
+                        int window_words, int colour_words,
                         MESSAGE_PARAMETERS) {
     wait_for_previous_kernel();
+    const bool cuts = window_words > 4, warps = window_words > 8;
+    const bool recolours = colour_words > 0, blends = colour_words > 2;
     __shared__ CropWindow window;
+    __shared__ Map map;
+    __shared__ float matrix[9];
     __shared__ Cutout cutout;
     __shared__ Recolouring recolouring;
     const int channels = CHANNELS ? CHANNELS : num_channels;
@@ -196,15 +245,22 @@ extern "C" __global__ void __launch_bounds__(1024)
     const int sample = blockIdx.x, pixels = height * width;
     CropWindow own = {};
     Cutout own_cutout = {};
+    Map own_map = {};
     Recolouring own_recolouring = {};
+    float own_element = 0.0f;
     if (threadIdx.x == 0 && sample < n) {
         own = reinterpret_cast<const CropWindow*>(crop_windows)[sample];
-        if (cuts) own_cutout = reinterpret_cast<const Cutout*>(cutouts)[sample];
+        if (cuts) own_cutout = reinterpret_cast<const Cutout*>(crop_windows + 4 * n)[sample];
+        if (warps) own_map = reinterpret_cast<const Map*>(crop_windows + 8 * n)[sample];
         if (recolours) own_recolouring = reinterpret_cast<const Recolouring*>(recolourings)[sample];
     }
+    if (blends && threadIdx.x < 9 && sample < n)
+        own_element = recolourings[2 * n + 9 * sample + threadIdx.x];
     COPY_MESSAGE;
+    if (threadIdx.x < 9) matrix[threadIdx.x] = own_element;
     if (threadIdx.x == 0) {
         window = own;
+        map = own_map;
         cutout = own_cutout;
         recolouring = own_recolouring;
     }
@@ -215,17 +271,27 @@ extern "C" __global__ void __launch_bounds__(1024)
     Number* inputs = input + (long long)sample * pixels * channels;
     // The inputs of a group of channels at a pixel.
     const auto read = [&](int first, int at, float(&values)[GROUP]) {
-        const int along = at % width, row = window.row + at / width;
-        const int column = window.column + (window.mirrored ? width - 1 - along : along);
-        const bool inside = row >= 0 && row < rows && column >= 0 && column < columns;
+        const int down = at / width, along = at % width;
+        int row = window.row + down, bits = 0;
+        int column = window.column + (window.mirrored ? width - 1 - along : along);
+        if (warps) {
+            bits = PIXEL_BITS;
+            row = map.row_down * down + map.row_right * along + map.row;
+            column = map.column_down * down + map.column_right * along + map.column;
+        }
+        const bool inside = row >= 0 && row < rows << bits && column >= 0 && column < columns << bits;
 #pragma unroll
         for (int c = 0; c < GROUP; ++c) {
-            const Pixel* map = image + (first + c) * stored;
+            const Pixel* channel = image + (first + c) * stored;
             values[c] = 0.0f;
             if (!inside || first + c >= channels) continue;
-            const float pixel = ROW_TAPS ? resized(map, row, column, row_taps, column_taps)
-                                         : float(map[row * columns + column]);
-            values[c] = to_input(pixel, scale, offset);
+            const auto pixel = [&](int i, int j) {
+                return ROW_TAPS ? resized(channel, i, j, row_taps, column_taps)
+                                : float(channel[i * columns + j]);
+            };
+            const float found = warps ? mean_around(row, column, rows, columns, map, pixel)
+                                      : pixel(row, column);
+            values[c] = to_input(found, scale, offset);
         }
     };
     for (int first = 0; first < channels; first += GROUP) {
@@ -247,16 +313,21 @@ extern "C" __global__ void __launch_bounds__(1024)
             const bool is_cut = cuts && y >= cutout.top && y < cutout.bottom && x >= cutout.left &&
                                 x < cutout.right;
 #pragma unroll
-            for (int c = 0; c < GROUP; ++c) {
-                if (first + c >= channels) continue;
-                float value = values[c];
-                if (recolours) {
-                    const float distance = __fadd_rn(value, -means[c]);
-                    const float added = __fadd_rn(means[c], recolouring.added);
-                    value = __fadd_rn(__fmul_rn(distance, recolouring.factor), added);
-                }
-                inputs[at * channels + first + c] = from_float<Number>(is_cut ? 0.0f : value);
+            for (int c = 0; c < GROUP && recolours; ++c) {
+                const float distance = __fadd_rn(values[c], -means[c]);
+                const float added = __fadd_rn(means[c], recolouring.added);
+                values[c] = __fadd_rn(__fmul_rn(distance, recolouring.factor), added);
             }
+            if (GROUP >= 3 && blends) {
+                const float red = values[0], green = values[1], blue = values[GROUP >= 3 ? 2 : 0];
+#pragma unroll
+                for (int c = 0; c < min(GROUP, 3); ++c)
+                    values[c] = matrix[3 * c] * red + matrix[3 * c + 1] * green + matrix[3 * c + 2] * blue;
+            }
+#pragma unroll
+            for (int c = 0; c < GROUP; ++c)
+                if (first + c < channels)
+                    inputs[at * channels + first + c] = from_float<Number>(is_cut ? 0.0f : values[c]);
         }
     }
 }

@@ -318,7 +318,7 @@ def test_colours_change_on_the_device_as_on_the_host(
     assert isinstance(replica, DeviceReplica)
     replica.cache_images(pictures)
     windows = change.crop_windows(shape, draws, shape, rows)
-    stage(replica, None, windows, change.recolourings(draws))
+    stage(replica, None, windows, change.recolourings(draws, shape[0]))
     taken = replica.memory.download(replica._views[INPUT])
     np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
     assert (expected != pictures[rows]).any()
@@ -347,7 +347,7 @@ def test_8_bit_pixels_are_converted_on_the_device_as_on_the_host(
     assert isinstance(other, DeviceReplica)
     other.share_cached_images(replica)
     windows = change.crop_windows(RICH.input_shape, draws, canvas, rows)
-    colours = change.recolourings(draws) if recolours else None
+    colours = change.recolourings(draws, RICH.input_shape[0]) if recolours else None
     for each in (replica, other):
         stage(each, None, windows, colours)
         taken = each.memory.download(each._views[INPUT])

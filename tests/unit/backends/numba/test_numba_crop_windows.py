@@ -60,7 +60,7 @@ def test_windows_are_what_augmentation_computes(
     assert isinstance(replica, CropWindowReplica)
     replica.cache_images(pictures)
     windows = change.crop_windows(shape, draws, canvas, rows)
-    colours = change.recolourings(draws) if change.recolours else None
+    colours = change.recolourings(draws, shape[0]) if change.recolours else None
     found = loaded(replica, windows, colours)
     if change.recolours:
         # Sums of doubles have another order, so a mean may be rounded differently.
@@ -97,7 +97,7 @@ def test_changes_of_colours_are_rounded_as_in_numpy() -> None:
     assert isinstance(replica, CropWindowReplica)
     replica.cache_images(pictures)
     windows = centred_windows((3, 8, 8), (3, 8, 8), rows)
-    found = loaded(replica, windows, change.recolourings(draws))
+    found = loaded(replica, windows, change.recolourings(draws, 3))
     np.testing.assert_array_equal(found, expected)
 
 
@@ -124,7 +124,7 @@ def test_8_bit_pixels_are_converted_as_on_the_host(
     replica = make_replica(network_for(shape), batch_size=16, threads=2)
     assert isinstance(replica, CropWindowReplica)
     replica.cache_images(pictures, pixels)
-    colours = change.recolourings(draws) if change.recolours else None
+    colours = change.recolourings(draws, shape[0]) if change.recolours else None
     np.testing.assert_array_equal(loaded(replica, windows, colours), expected)
 
 
