@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,9 @@ from dptrain.data.preprocessing.classes import Classes
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.network.layers import Shape
 from dptrain.network.losses import TargetKind
+
+AugmentFunction = Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]
+"""Returns a changed image, of the shape and type of the one that it receives with a generator."""
 
 
 class Samples(ABC):
@@ -49,6 +52,11 @@ class Samples(ABC):
     @property
     def decodes(self) -> bool:
         """True if reading a sample takes more than a copy, so that worker processes can help."""
+        return False
+
+    @property
+    def changes_by_epoch(self) -> bool:
+        """True if samples change: index e · len(self) + i is then sample i of epoch e."""
         return False
 
     @property
@@ -161,6 +169,7 @@ class Dataset:
             no measurement; None if the samples have no order.
         notes: a line for each thing that a user should know: what is left out, what was converted
             by which rule.
+        augment: changes each training image in each epoch; None if no function does.
     """
 
     name: str
@@ -176,6 +185,7 @@ class Dataset:
     validation: Samples | None = None
     gap: int | None = None
     notes: tuple[str, ...] = ()
+    augment: AugmentFunction | None = None
 
     @property
     def splits(self) -> tuple[Samples, ...]:
@@ -208,3 +218,8 @@ def count_text(train: int, test: int, validation: int = 0) -> str:
     """Return the sizes of the splits in words; 0 validation samples are left out."""
     between = f", {validation:,} validation and" if validation else " and"
     return f"{train:,} training{between} {test:,} test"
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function, or of the class of another object that can be called."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

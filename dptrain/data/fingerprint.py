@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.base import Dataset
+from dptrain.data.base import Dataset, name_of
 from dptrain.data.stored import CachedSamples
 
 EVENLY_SPACED = 64
@@ -29,7 +29,8 @@ def data_fingerprint(dataset: Dataset) -> dict[str, Any]:
 
     Returns:
         kind, shape and dtype of the stored samples, number of samples in each split, SHA-256 hex
-        digests of the content and of the preprocessing.
+        digests of the content and of the preprocessing; the name of the function that changes
+        training images, if there is one.
     """
     digest = hashlib.sha256()
     for samples in dataset.splits:
@@ -54,6 +55,7 @@ def data_fingerprint(dataset: Dataset) -> dict[str, Any]:
         **counted,
         "content": digest.hexdigest(),
         "preprocessing": preprocessing.digest(),
+        **({} if dataset.augment is None else {"augment": name_of(dataset.augment)}),
     }
 
 

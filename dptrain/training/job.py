@@ -20,6 +20,7 @@ from dptrain.data import Dataset, open_data
 from dptrain.data.base import Samples
 from dptrain.data.decoding import keep_decoded
 from dptrain.data.fingerprint import data_fingerprint
+from dptrain.data.loading.augment_function import with_changed_samples
 from dptrain.data.loading.augmentation import Augmentation
 from dptrain.data.loading.sharding import Sampler, steps_per_epoch
 from dptrain.data.loading.workers import with_workers
@@ -357,7 +358,7 @@ def _open_inputs(
     if _reads_again(chosen, len(data.train)):
         with notice_if_slow("" if quiet or not world.is_rank_zero else DECODING):
             data = call_on_all_ranks(world, partial(keep_decoded, data, world.local_size))
-    data = with_workers(data, chosen.workers)
+    data = with_workers(with_changed_samples(data, chosen.seed), chosen.workers)
     threads = compute_threads(chosen, world)
     world.count_threads(threads)
     shares = call_on_all_ranks(world, lambda: first_shares(chosen, world.size))

@@ -20,10 +20,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,6 +39,7 @@ from dptrain.comm.node.activity import CALLBACK, EVALUATING, TRAINING
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.data import Dataset
+from dptrain.data.base import AugmentFunction
 from dptrain.data.loading.loader import BatchSource
 from dptrain.data.sources.objects import dataset_from
 from dptrain.data.spec import PYTHON_DATA
@@ -118,6 +120,12 @@ class Trainer(Sealed):
         classes: names of the labels of arrays and objects: a list in the order of the labels 0, 1,
             …, or a mapping from label to name; None if labels are integers without names.
         callbacks: objects that run after steps and epochs; see `dptrain.training.callbacks`.
+        augment: a function that changes each training sample in each epoch, before the changes of
+            other settings; None for none. It receives an image (C, H, W), uint8 if the data has
+            8-bit pixels and float32 inputs otherwise, or a vector (F,), and a
+            `numpy.random.Generator` by seed, epoch and sample. It returns an array of the same
+            shape and type, which may be the one that it received. Worker processes call it, with
+            ``workers``.
         progress: show the progress on standard output of rank 0.
         world: the ranks; None for all ranks that the launcher started.
         **settings: settings with the names of the command line, for example ``batch_size=64``.
@@ -147,6 +155,7 @@ class Trainer(Sealed):
         *,
         classes: Any = None,
         callbacks: Sequence[Callback] = (),
+        augment: AugmentFunction | None = None,
         progress: bool = True,
         world: World | None = None,
         **settings: Any,
@@ -160,7 +169,8 @@ class Trainer(Sealed):
             world, lambda: _settings(network, data, settings).with_recipe(graph)
         )
         keeps_run = chosen.run_dir is not None
-        job = _assemble(chosen, world, graph, data, classes, keeps_run=keeps_run, progress=progress)
+        source = _Source(data, classes, augment)
+        job = _assemble(chosen, world, graph, source, keeps_run=keeps_run, progress=progress)
         self._start([*([Progress()] if progress else []), *callbacks], job)
 
     @classmethod
@@ -172,6 +182,7 @@ class Trainer(Sealed):
         *,
         classes: Any = None,
         callbacks: Sequence[Callback] = (),
+        augment: AugmentFunction | None = None,
         progress: bool = True,
         world: World | None = None,
         **settings: Any,
@@ -183,6 +194,7 @@ class Trainer(Sealed):
             data: the data of the run if it was made of Python objects; None opens it by its name.
             classes: as for the class.
             callbacks: as for the class.
+            augment: the function of the run, if it had one.
             progress: as for the class.
             world: as for the class.
             **settings: settings that replace those of the run, for example ``steps=2000``.
@@ -195,7 +207,8 @@ class Trainer(Sealed):
         )
         trainer = cls.__new__(cls)
         graph = call_on_all_ranks(world, chosen.load_network)
-        job = _assemble(chosen, world, graph, data, classes, keeps_run=True, progress=progress)
+        source = _Source(data, classes, augment)
+        job = _assemble(chosen, world, graph, source, keeps_run=True, progress=progress)
         trainer._start([*([Progress()] if progress else []), *callbacks], job)
         return trainer
 
@@ -859,12 +872,19 @@ def connect_ranks(timeout: float | None = None) -> World:
     return World.connect(timeout=timeout if isinstance(timeout, int | float) else 300.0)
 
 
+class _Source(NamedTuple):
+    """The arguments of `Trainer` that are objects, from which its data is made."""
+
+    data: Any
+    classes: Any
+    augment: AugmentFunction | None
+
+
 def _assemble(
     chosen: Settings,
     world: World,
     network: Network,
-    data: Any,
-    classes: Any,
+    source: _Source,
     *,
     keeps_run: bool,
     progress: bool,
@@ -875,15 +895,21 @@ def _assemble(
     network = with_size_of_weights(chosen, network, world)
 
     def open_objects() -> Dataset | None:
-        if classes is None and (data is None or isinstance(data, str)):
+        data, classes, augment = source
+        if classes is None and augment is None and (data is None or isinstance(data, str)):
             return None
-        return dataset_from(
+        if not (augment is None or callable(augment)):
+            raise UserError(
+                f"augment is {augment!r}; expected a function of an image and a generator"
+            )
+        dataset = dataset_from(
             chosen.data if data is None else data,
             network,
             seed=chosen.seed,
             ranks_per_node=world.local_size,
             classes=classes,
         )
+        return replace(dataset, augment=augment)
 
     shows = progress and world.is_rank_zero
     with notes_shown(lambda note: print(f"data: {note}")) if shows else nullcontext():

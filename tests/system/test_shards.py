@@ -45,7 +45,10 @@ OPTIONS = (
 )  # fmt: skip
 CASES: dict[str, tuple[Any, ...]] = {
     "sgd": ("--momentum", 0.9),
-    "adam": ("--optimizer", "adam", "--learning-rate", 0.001),
+    "adam": (
+        "--optimizer", "adam", "--learning-rate", 0.001, "--crop", 0, "--resized-crop", 0.3,
+        "--rotate", 15, "--saturation", 0.3, "--erase", 0.5, "--randaugment", 1, "--cutmix", 1,
+    ),
     "adamw": (
         "--optimizer", "adamw", "--learning-rate", 0.001, "--weight-decay", 0.1,
         "--label-smoothing", 0.1, "--clip-norm", 0.5, "--average-weights", 0.9,

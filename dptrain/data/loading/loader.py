@@ -358,6 +358,7 @@ class Loader(BatchSource):
         begin = perf_counter_ns()
         shards = list(self._sampler.shards(order, steps))
         draws, windows, recolourings, drawn = self._draw(epoch, shards), None, None, 0
+        first = epoch * len(self._samples) if self._samples.changes_by_epoch else 0
         partners, partner_draws = np.zeros(0, np.int64), None
         if self._mixes:
             others = list(self._sampler.shards(order, steps, shift=SHIFT))
@@ -371,7 +372,7 @@ class Loader(BatchSource):
             buffers = self._free.get()
             if self._closed.is_set():
                 return
-            samples = np.concatenate([one.samples for one in group])
+            samples = np.concatenate([one.samples for one in group]) + first
             x, y = buffers.x[: len(samples)], buffers.y[: len(samples)]
             span = slice(drawn, drawn + len(samples))
             drawn = span.stop
@@ -381,7 +382,7 @@ class Loader(BatchSource):
                 self._read(samples, x, y, None if draws is None else draws[:, span])
                 if draws is not None and partner_draws is not None:
                     own = draws[:, span]
-                    self._mix(partners[span], x, y, own, partner_draws[:, span])
+                    self._mix(partners[span] + first, x, y, own, partner_draws[:, span])
             self._times.batches += sum(one.part == 0 for one in group)
             if group[-1].part + 1 == self._sampler.passes:
                 self._leave_out_first_read()

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.pixels import PixelFormat
 from dptrain.data.base import Dataset, Samples
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
@@ -83,9 +84,9 @@ class Workers:
         self._size = max(SHARED_BYTES, sample_bytes)
 
     def read(
-        self, split: int, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]
+        self, split: int, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]
     ) -> None:
-        """Fill `x` and `y` as `Samples.read`.
+        """Fill `x` and `y` as `Samples.read`, or as `Samples.read_kept` if `x` is not float32.
 
         Raises:
             UserError: a sample cannot be read, or a worker ended.
@@ -184,8 +185,9 @@ class Workers:
         except (PickleError, TypeError, AttributeError) as error:
             self.close()
             raise UserError(
-                f"the data set cannot be sent to worker processes ({error}); define its class in a "
-                "module, without open files or lambdas, or use --workers 0"
+                f"the data set cannot be sent to worker processes ({error}); define its class, and "
+                "a function of augment, in a module, without open files or lambdas, or use "
+                "--workers 0"
             ) from None
         except OSError:
             raise UserError(self._describe_end()) from None
@@ -218,7 +220,18 @@ class WorkerSamples(Samples):
     def readable_shape(self) -> Shape | None:
         return self.samples.readable_shape
 
+    @property
+    def changes_by_epoch(self) -> bool:
+        return self.samples.changes_by_epoch
+
+    @property
+    def pixels(self) -> PixelFormat:
+        return self.samples.pixels
+
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
+        self.workers.read(self.split, indices, x, y)
+
+    def read_kept(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
         self.workers.read(self.split, indices, x, y)
 
     def content(
@@ -235,7 +248,10 @@ def with_workers(dataset: Dataset, count: int) -> Dataset:
     shape = train.readable_shape or dataset.input_shape
     sample_bytes = 4 * (math.prod(shape) + math.prod(dataset.target_shape))
     workers = Workers(splits, count, sample_bytes)
-    read = [WorkerSamples(split, workers, number) for number, split in enumerate(splits)]
+    read = [
+        WorkerSamples(split, workers, number) if split.decodes else split
+        for number, split in enumerate(splits)
+    ]
     return dataset.with_splits(read)
 
 
@@ -360,7 +376,9 @@ def _read_part(
     for row, index in enumerate(part.indices):
         one = slice(row, row + 1)
         try:
-            splits[part.split].read(part.indices[one], x[one], y[one])
+            split = splits[part.split]
+            read = split.read if x.dtype == np.float32 else split.read_kept
+            read(part.indices[one], x[one], y[one])
         except UserError as error:
             return part.start + row, str(error)
         except Exception as error:

@@ -220,6 +220,12 @@ def span_of(
 def _refuse_other_data(checkpoint: Checkpoint, run_spec: RunSpec) -> None:
     """Refuse a data set whose content has changed since the checkpoint was written."""
     before = checkpoint.run_facts.spec.get("data", {})
+    then, now = before.get("augment"), run_spec.data.get("augment")
+    if then != now:
+        raise UserError(
+            f"{checkpoint.path} was trained with augment={shown(then)}, but this run has "
+            f"augment={now}; pass the function of the run to Trainer.resume, or start a new run"
+        )
     changed = [name for name, value in run_spec.data.items() if before.get(name, value) != value]
     names = checkpoint.run_facts.preprocessing.get("classes")
     given = run_spec.preprocessing.get("classes")
