@@ -47,11 +47,11 @@ CASES: dict[str, tuple[Any, ...]] = {
     "sgd": ("--momentum", 0.9),
     "adam": (
         "--optimizer", "adam", "--learning-rate", 0.001, "--crop", 0, "--resized-crop", 0.3,
-        "--rotate", 15, "--saturation", 0.3, "--erase", 0.5, "--randaugment", 1, "--cutmix", 1,
+        "--rotate", 15, "--saturation", 0.3, "--erase", 0.5, "--randaugment", 1,
     ),
     "adamw": (
         "--optimizer", "adamw", "--learning-rate", 0.001, "--weight-decay", 0.1,
-        "--label-smoothing", 0.1, "--clip-norm", 0.5, "--average-weights", 0.9,
+        "--label-smoothing", 0.1, "--clip-norm", 0.5, "--average-weights", 0.9, "--cutmix", 1,
     ),
     "frozen": (
         "--momentum", 0.9, "--freeze", "conv1,conv3.weight,dense1.bias", "--clip-norm", 0.5,

@@ -16,8 +16,11 @@ from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
 from dptrain.backends.cuda.device.device import LOAD_STREAM, Array, Device, Function
 from dptrain.backends.cuda.device.message import (
     CHANGES,
+    CUTOUT,
     HYPERPARAMETERS,
+    RECOLOURING,
     SERIES_STEPS,
+    WINDOW,
     Message,
     Slot,
 )
@@ -80,6 +83,11 @@ class _Staged(NamedTuple):
     windows: int = 0
     recolourings: int = 0
     images: int | None = None
+
+    @property
+    def is_general(self) -> bool:
+        """True if windows have maps, or recolourings matrices."""
+        return self.windows > WINDOW + CUTOUT or self.recolourings > RECOLOURING
 
 
 class _InputBuffer(NamedTuple):
@@ -170,7 +178,7 @@ class CudaReplica(DeviceReplica):
         self._staged = _Staged(0, False, True)
         self.max_steps_in_flight = message.slots - 1
         self._unpack_batch = self._unpack_function("unpack_batch")
-        self._unpack_windows: Function | None = None
+        self._window_functions: dict[bool, Function] = {}
         device.load_functions()
 
     def _allocate_numbers(self, n: int) -> None:
@@ -229,32 +237,51 @@ class CudaReplica(DeviceReplica):
         precision = PRECISIONS[self.plan.precision]
         return self.device.function("unpack_batch.cu", name, PRECISION=precision, **defines)
 
-    def _load_window_function(self) -> None:
-        """Load the kernel that unpacks crop windows.
+    def _window_function(self, *, general: bool) -> Function:
+        """Return the kernel that unpacks crop windows.
 
-        This happens before the first step, because no module can be loaded while a graph is
-        captured.
+        It is loaded when a minibatch of its kind is first staged, because no module can be loaded
+        while a graph is captured.
+
+        Args:
+            general: True if windows have maps, or recolourings matrices.
         """
-        defines = {"BYTES": int(self.pixels.dtype == "uint8")}
-        if self.device.specializes:
-            names = "CHANNELS", "HEIGHT", "WIDTH", "ROWS", "COLUMNS"
-            defines.update(zip(names, self._window_sizes(), strict=True))
-        if self.pixels.size is not None:
-            defines.update(self._prepare_resizing(self.pixels.size))
-        self._unpack_windows = self._unpack_function("unpack_crop_windows", **defines)
-        self.device.load_functions()
+        if general not in self._window_functions:
+            defines = {"BYTES": int(self.pixels.dtype == "uint8"), "GENERAL": int(general)}
+            if self.device.specializes:
+                names = "CHANNELS", "HEIGHT", "WIDTH", "ROWS", "COLUMNS"
+                defines.update(zip(names, self._window_sizes(), strict=True))
+            if self.pixels.size is not None:
+                defines.update(self._resizing_macros())
+            function = self._unpack_function("unpack_crop_windows", **defines)
+            self._window_functions[general] = function
+            self.device.load_functions()
+        return self._window_functions[general]
 
-    def _prepare_resizing(self, size: tuple[int, int]) -> dict[str, int]:
-        """Upload the weights that resize cached images; return the macros of the kernel."""
+    def _load_window_function(self) -> None:
+        """Load the kernel that unpacks crop windows of other images than before."""
+        self._window_functions.clear()
+        if self.pixels.size is not None:
+            self._upload_taps(self.pixels.size)
+        self._window_function(general=False)
+
+    def _upload_taps(self, size: tuple[int, int]) -> None:
+        """Upload the weights that resize cached images."""
         assert self.cached_images is not None
-        stored, names = self.cached_images.shape[2:], ("ROW", "COLUMN")
-        defines, self._taps = dict[str, int](), list[Array]()
-        for name, source, target in zip(names, stored, size, strict=True):
+        self._taps = []
+        for source, target in zip(self.cached_images.shape[2:], size, strict=True):
             packed = _packed_taps(source, target)
             self._taps.append(self.device.zeros(packed.shape, packed.dtype))
             self.device.upload(self._taps[-1], packed)
-            defines |= {f"{name}_TAPS": packed.shape[1] - 1, f"STORED_{name}S": source}
-        return defines
+
+    def _resizing_macros(self) -> dict[str, int]:
+        """Return the macros of a kernel that resizes cached images."""
+        assert self.cached_images is not None
+        (rows, columns), (height, width) = self._taps, self.cached_images.shape[2:]
+        return {
+            "ROW_TAPS": rows.shape[1] - 1, "COLUMN_TAPS": columns.shape[1] - 1,
+            "STORED_ROWS": height, "STORED_COLUMNS": width,
+        }  # fmt: skip
 
     def _window_sizes(self) -> tuple[int, int, int, int, int]:
         """Return channels, height and width of crop windows, and height and width of images.
@@ -362,6 +389,8 @@ class CudaReplica(DeviceReplica):
             recolourings=0 if batch.recolourings is None else batch.recolourings.shape[1],
             images=images,
         )
+        if windows is not None:
+            self._window_function(general=self._staged.is_general)
         self._staging.submit(nbytes)
 
     def move_staged_batch(self, source: int, slot: int) -> None:
@@ -470,8 +499,8 @@ class CudaReplica(DeviceReplica):
         blocks, threads = ceil_div(staged.n * size, UNPACK_THREADS), UNPACK_THREADS
         unpack = self._unpack_batch
         if staged.windows:
-            assert self._unpack_windows is not None
-            unpack, blocks, threads = self._unpack_windows, staged.n, self._window_threads()
+            unpack = self._window_function(general=staged.is_general)
+            blocks, threads = staged.n, self._window_threads()
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
         unpack((max(blocks, 1), 1, 1), (threads, 1, 1), [

@@ -133,6 +133,16 @@ def test_kernels_compile_for_vectors(file: str) -> None:
     assert len(codes | {machine_code(file, 70, variants[-1])}) == 4
 
 
+@pytest.mark.parametrize("resizes", [False, True])
+def test_images_with_maps_compile_for_a_size(resizes: bool) -> None:
+    sizes = dict(zip(("CHANNELS", "HEIGHT", "WIDTH", "ROWS", "COLUMNS"), (3, 32, 32, 40, 40),
+                     strict=True))  # fmt: skip
+    taps = {"ROW_TAPS": 4, "COLUMN_TAPS": 4, "STORED_ROWS": 80, "STORED_COLUMNS": 80}
+    macros = {**sizes, **(taps if resizes else {}), "BYTES": 1, "PRECISION": 2}
+    codes = [machine_code("unpack_batch.cu", 90, {**macros, "GENERAL": n}) for n in (0, 1)]
+    assert len(codes[0]) < len(codes[1])
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("kernel", ["normalization.cu", "pooling.cu"])
 def test_pooling_compiles_for_a_layer(kernel: str) -> None:

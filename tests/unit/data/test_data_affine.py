@@ -4,11 +4,13 @@ with PyTorch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.pixels import PixelFormat
+from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.replica import CropWindowReplica
 from dptrain.batch import Batch
 from dptrain.data.loading import geometry
@@ -146,22 +148,27 @@ def test_randaugment_makes_at_most_its_operations() -> None:
     assert 10 < same.sum() < 60  # One of nine operations is the identity.
 
 
-@pytest.mark.parametrize("pixels", [PIXELS, PixelFormat("float32")], ids=["uint8", "float32"])
-@pytest.mark.parametrize(
-    "backend", tiered(["numba", "cuda", "cuda-specialised"], ["numba", "cuda"])
-)
-def test_backends_load_what_the_host_computes(backend, pixels) -> None:
-    random, shape = np.random.default_rng(0), SIZE
+RESIZED = replace(PIXELS, size=(25, 11))
+CASES = [
+    ("numba", PIXELS), ("numba", INPUTS), ("cuda", PIXELS), ("cuda", RESIZED),
+    ("cuda-specialised", INPUTS), ("cuda-specialised", RESIZED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "pixels"), tiered(CASES, CASES[:3]))
+def test_backends_load_what_the_host_computes(backend: str, pixels: PixelFormat) -> None:
+    random = np.random.default_rng(0)
     pictures = random.integers(0, 256, (5, *CANVAS), np.uint8)
-    kept = pictures if pixels is PIXELS else pictures.astype(np.float32) / 128 - 1
-    source, rows = np.empty(pictures.shape, np.float32), random.integers(0, 5, COUNT)
+    kept = pictures.astype(np.float32) / 128 - 1 if pixels is INPUTS else pictures
+    image_shape = pixels.converted_shape(CANVAS)
+    source, rows = np.empty((5, *image_shape), np.float32), random.integers(0, 5, COUNT)
     pixels.convert(kept, source)
     draws = EVERYTHING.draw(1, 2, np.arange(COUNT))
-    expected = np.empty((COUNT, *shape), np.float32)
+    expected = np.empty((COUNT, *SIZE), np.float32)
     EVERYTHING.change(expected, draws, source, rows)
-    replica = replica_of(backend, shape)
+    replica = replica_of(backend, SIZE)
     replica.cache_images(kept, pixels)
-    windows = EVERYTHING.crop_windows(shape, draws, CANVAS, rows)
+    windows = EVERYTHING.crop_windows(SIZE, draws, image_shape, rows)
     assert windows.shape == (COUNT, 16)
     colours = EVERYTHING.recolourings(draws, 3)
     replica.load(Batch.of_windows(windows, recolourings=colours), training=False)

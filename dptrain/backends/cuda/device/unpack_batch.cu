@@ -19,6 +19,12 @@
 #define COLUMNS 0
 #endif
 
+// 1 if windows may have maps, and recolourings matrices. Without them, the reads of several pixels are
+// started before one of them is used.
+#ifndef GENERAL
+#define GENERAL 0
+#endif
+
 // 1 if cached images are 8-bit pixels: pixel v is the input v * scale + offset.
 #ifndef BYTES
 #define BYTES 0
@@ -232,8 +238,8 @@ extern "C" __global__ void __launch_bounds__(1024)
                         int window_words, int colour_words,
                         MESSAGE_PARAMETERS) {
     wait_for_previous_kernel();
-    const bool cuts = window_words > 4, warps = window_words > 8;
-    const bool recolours = colour_words > 0, blends = colour_words > 2;
+    const bool cuts = window_words > 4, warps = GENERAL && window_words > 8;
+    const bool recolours = colour_words > 0, blends = GENERAL && colour_words > 2;
     __shared__ CropWindow window;
     __shared__ Map map;
     __shared__ float matrix[9];
