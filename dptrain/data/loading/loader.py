@@ -513,13 +513,17 @@ class Loader(BatchSource):
         self._times.add_assembling(begin)
 
     def _make_staged(self, rows: int, input_shape: Shape) -> NDArray[np.float32]:
-        """Return memory for images as they are read, with the border that a crop may move over."""
+        """Return memory for images as they are read: with the border that a crop may move over, or
+        whole if they are sampled between pixels.
+        """
         augmentation = self._augmentation
         if augmentation is None or not augmentation.moves:
             return np.zeros(0, np.float32)
         if isinstance(self._samples, CachedSamples) and self._samples.pixels == INPUTS:
             return np.zeros(0, np.float32)
         readable = self._samples.readable_shape or input_shape
+        if augmentation.warps:
+            return np.zeros((rows, *readable), np.float32)
         size = (
             min(length + 2 * augmentation.crop, largest)
             for length, largest in zip(input_shape[1:], readable[1:], strict=True)

@@ -145,9 +145,9 @@ struct alignas(16) Cutout {
     int top, left, bottom, right;
 };
 
-// What is multiplied by the row and by the column of a pixel, and added, to give the row and the
-// column of its position in the image, and the half widths of the triangles that weight pixels
-// around it, all in units of 1/65536 pixel (dptrain/data/loading/geometry.py).
+// The position of a pixel in the image, row_down * y + row_right * x + row and likewise its column,
+// and the half widths of the triangles that weight pixels around it, all in units of 1/65536 pixel
+// (dptrain/data/loading/geometry.py).
 struct alignas(16) Map {
     int row_down, row_right, row, column_down, column_right, column, high, wide;
 };
