@@ -72,7 +72,8 @@ class Message:
         targets = ALIGNMENT
         samples = targets + _aligned(4 * n * target_words)
         batch = samples + _aligned(4 * n * sample_words)
-        entries = max(math.prod(network.input_shape), CHANGES)
+        # With maps and matrices, windows and 8-bit images may take more than inputs.
+        entries = max(math.prod(network.input_shape), CHANGES) + MAP + MATRIX
         nbytes = batch + _aligned(4 * n * entries)
         return cls(n, target_words, sample_words, targets, samples, batch, nbytes)
 
