@@ -45,8 +45,15 @@ WORKERS = click.option(
 @click.option(
     "--dry-run", "dry", is_flag=True, help="Check everything, print the resolved settings and stop."
 )
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Also print the times of parts and layers, energy, scaling efficiency, what limits "
+    "training, and every epoch.  [default: only in the report]",
+)
 @setting_flags()
-def train(file: Path | None, dry: bool, **flags: Any) -> int:
+def train(file: Path | None, dry: bool, verbose: bool, **flags: Any) -> int:
     """Train a network on all ranks.
 
     Each setting is a flag (--batch-size 64), an environment variable (DPTRAIN_BATCH_SIZE=64) or a
@@ -76,7 +83,7 @@ def train(file: Path | None, dry: bool, **flags: Any) -> int:
         if dry:
             dry_run(config, world)
             return 0
-        return STOPPED if train(config, world) else 0
+        return STOPPED if train(config, world, verbose=verbose) else 0
 
     return guarded(action)
 

@@ -27,7 +27,7 @@ STUDENT = (
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
 )  # fmt: skip
 """Quantile 0.975 of Student's distribution for 1, 2, … degrees of freedom."""
-_NORMAL = 1.960
+_NORMAL = 1.959964
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,23 @@ def ratio_of_blocks(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
         return Estimate(value, 0.0, math.inf, n)
     half = student(n - 1) * float(ratios.std(ddof=1)) / math.sqrt(n)
     return Estimate(value, value * math.exp(-half), value * math.exp(half), n)
+
+
+def share(value: float, n: int) -> Estimate:
+    """Return a share of n independent samples with Wilson's 95% interval.
+
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
+
+    Args:
+        value: the share, 0 to 1.
+        n: number of samples, at least 1.
+    """
+    centre = (value + _NORMAL**2 / (2 * n)) / (1 + _NORMAL**2 / n)
+    half = _NORMAL * math.sqrt(value * (1 - value) / n + _NORMAL**2 / (4 * n**2))
+    half /= 1 + _NORMAL**2 / n
+    return Estimate(
+        value, max(min(centre - half, value), 0.0), min(max(centre + half, value), 1.0), n
+    )
 
 
 def median_of_launches(values: ArrayLike) -> Estimate:

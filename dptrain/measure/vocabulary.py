@@ -356,6 +356,7 @@ TRAINING = (
          "In `summary.json`, of the parameters that training ended with."),
     Term("validation_accuracy", "1", "Share of correct predictions on the validation data, "
          "likewise."),
+    Term("data_description", "", "Origin, sizes and conversion of the data, in a line."),
     Term("selected_by", "", "The setting `best_by`: by what the parameters were chosen; none keeps "
          "the last ones."),
     Term("selected_step", "1", "Number of updates that made these parameters."),

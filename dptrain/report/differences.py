@@ -16,26 +16,6 @@ import math
 
 from dptrain.measure.statistics import Estimate
 
-NORMAL = 1.959964
-"""Quantile 0.975 of the normal distribution."""
-
-
-def share(value: float, n: int) -> Estimate:
-    """Return a share of n independent samples with Wilson's 95% interval.
-
-    Source: Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
-
-    Args:
-        value: the share, 0 to 1.
-        n: number of samples, at least 1.
-    """
-    centre = (value + NORMAL**2 / (2 * n)) / (1 + NORMAL**2 / n)
-    half = NORMAL * math.sqrt(value * (1 - value) / n + NORMAL**2 / (4 * n**2))
-    half /= 1 + NORMAL**2 / n
-    return Estimate(
-        value, max(min(centre - half, value), 0.0), min(max(centre + half, value), 1.0), n
-    )
-
 
 def difference(one: Estimate, base: Estimate) -> Estimate:
     """Return one − base with its 95% interval; infinite if one of the intervals is."""

@@ -6,6 +6,7 @@ communicates must do so on every rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -109,15 +110,18 @@ class AfterEpoch(Callback):
 
 
 class Progress(Callback):
-    """Show the progress: a header, a bar on a terminal, a line per epoch, and tables at the end.
+    """Show the progress: three lines, a bar on a terminal, a line per epoch, and the results.
+
+    Of more than ten epochs, some have a line; ``metrics.jsonl`` and the report have all.
 
     Args:
-        tables: print where a step spends its time and how the job scales.
+        verbose: print all settings and all epochs, and tables of where a step spends its time and
+            how the job scales; the report of the run has them too.
         name: show a bar with this name and nothing else.
     """
 
-    def __init__(self, *, tables: bool = False, name: str = "") -> None:
-        self._tables, self._name = tables, name
+    def __init__(self, *, verbose: bool = False, name: str = "") -> None:
+        self._verbose, self._name = verbose, name
         self._display: Display | None = None
 
     def on_fit_begin(self, trainer: Trainer) -> None:
@@ -129,9 +133,10 @@ class Progress(Callback):
             trainer.step,
             job.spec.steps,
             self._name or "training",
+            epoch_steps=None if self._name else job.spec.epoch_steps,
             brief=bool(self._name),
         )
-        introduce(job, self._display, trainer.step)
+        introduce(job, self._display, trainer.step, verbose=self._verbose)
         self._display.__enter__()
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
@@ -147,15 +152,15 @@ class Progress(Callback):
 
     def on_epoch(self, trainer: Trainer, record: Record) -> None:
         assert self._display is not None
-        self._display.print(trainer.progress.epoch_line(trainer.job.spec))
+        spec = trainer.job.spec
+        number, line = math.ceil(trainer.step / spec.epoch_steps), trainer.progress.epoch_line(spec)
+        self._display.epoch(number, line, always=self._verbose or trainer.is_last_step)
 
     def on_fit_end(self, trainer: Trainer, conclusion: Conclusion) -> None:
         assert self._display is not None
         self._display.__exit__(None, None, None)
-        for part in conclusion.tables if self._tables else ():
+        for part in (*(conclusion.details if self._verbose else ()), *conclusion.lines):
             self._display.print(part)
-        for line in conclusion.lines:
-            self._display.print(line)
 
     def close(self) -> None:
         if self._display is not None:

@@ -23,12 +23,13 @@ from dptrain.training.spec import RunSpec
 from dptrain.training.trainer import Trainer
 
 
-def train(chosen: Settings, world: World) -> bool:
+def train(chosen: Settings, world: World, *, verbose: bool = False) -> bool:
     """Train, and leave a run directory.
 
     Args:
         chosen: settings with the recipe filled in.
         world: the ranks; every rank calls this function.
+        verbose: print all settings, all epochs, and tables of times.
 
     Returns:
         True if a signal ended training early, after a complete step and with a checkpoint.
@@ -41,7 +42,7 @@ def train(chosen: Settings, world: World) -> bool:
     # that is started again and again makes progress. Ctrl-C ends it at once: nothing is lost yet.
     with (
         StopRequest(*EARLY_SIGNALS) as stop,
-        Trainer.from_settings(chosen, world, callbacks=[Progress(tables=True)]) as trainer,
+        Trainer.from_settings(chosen, world, callbacks=[Progress(verbose=verbose)]) as trainer,
     ):
         first = trainer.step
         trainer.fit(stop)

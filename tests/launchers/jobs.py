@@ -311,7 +311,7 @@ def run_event(launcher: Launcher, event: str, folder: Path) -> Outcome:
     timeout = ("--timeout", str(TIMEOUT_S))
     if target == "after":
         job = RunningJob(launcher, ("-m", "dptrain", *TRAIN, "--steps", "20", *run), folder)
-        job.until(lambda: "summary: " in job.output, "the end of training")
+        job.until(lambda: "report: " in job.output, "the end of training")
         job.send(signal.Signals[kind], "all")
         return job.wait()
     if target == "compiling":

@@ -49,7 +49,7 @@ def test_examples(page: str, tmp_path: Path) -> None:
     if page == "comparison.md":
         (printed,) = outputs.values()
         (theirs,) = re.findall(r"test accuracy (0\.\d+)", printed)
-        (ours,) = re.findall(r"test: accuracy (\d+\.\d+)%", printed)
+        (ours,) = re.findall(r"test accuracy (\d+\.\d+)%", printed)
         assert min(float(theirs), float(ours) / 100) > 0.95
 
 

@@ -66,7 +66,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.more
 def test_train_without_arguments_learns_the_digits(tmp_path: Path) -> None:
-    text = succeed("train", ranks=4, cwd=tmp_path)
+    text = succeed("train", "--verbose", ranks=4, cwd=tmp_path)
     (run,) = (tmp_path / "runs").iterdir()
     facts = summary(run)
     assert facts["test_accuracy"] >= 0.97

@@ -16,8 +16,7 @@ from dptrain.forms import COUNT, NUMBER, SHARE, Form, Optional, check_form
 from dptrain.measure.metrics import MetricsFile
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Parts, Spread, StageProfile, StepParts
-from dptrain.measure.statistics import Estimate
-from dptrain.report.differences import share
+from dptrain.measure.statistics import Estimate, share
 from dptrain.runs.files import read_file
 from dptrain.runs.names import ENVIRONMENT, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans, steps_text

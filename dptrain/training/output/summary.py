@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from dptrain import __version__
 from dptrain.comm.signals import stop_advice
 from dptrain.comm.world import World
-from dptrain.data.base import Dataset
+from dptrain.data.base import Dataset, count_text
 from dptrain.measure.console import make_console
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.input_times import MIN_STEPS, InputCost
@@ -30,8 +30,9 @@ from dptrain.plan.shares import alone
 from dptrain.runs.spans import changed_text
 from dptrain.training.binding import binding_warning, gather_rank_cores
 from dptrain.training.engines import FIRST_TIMED
-from dptrain.training.evaluation.regression import r2_remark, target_warning
+from dptrain.training.evaluation.regression import target_warning
 from dptrain.training.job import Job
+from dptrain.training.output.answer import closing_lines, count
 from dptrain.training.output.display import Display
 from dptrain.training.output.limits import TrainingLimit, training_limit
 from dptrain.training.output.progress import Progress
@@ -43,32 +44,20 @@ if TYPE_CHECKING:
     from dptrain.tables import Table
 
 
-TEST_LABELS = {
-    "test_top5_accuracy": "top-5 accuracy",
-    "test_mae": "MAE",
-    "test_rmse": "RMSE",
-    "test_r2": "R²",
-}
-"""Labels of further results on the test data in the last lines of a run."""
-
-
 @dataclass(frozen=True)
 class Conclusion:
     """The results of a run.
 
     Attributes:
         summary: as in ``summary.json``, the same on every rank.
-        tables: where a step spends its time, and how the job scales; empty on other ranks than 0.
-        lines: the result on the test data and the next step, for people.
+        details: tables and lines for ``--verbose``: parts of a step, layers, scaling efficiency,
+            what limited training, energy; empty on other ranks than 0.
+        lines: the result on the test data, where the time went and the next step, for people.
     """
 
     summary: Mapping[str, Any]
-    tables: tuple[str | Table, ...]
+    details: tuple[str | Table, ...]
     lines: tuple[str, ...]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def data_lines(network: Network, dataset: Dataset) -> list[str]:
@@ -94,34 +83,93 @@ def print_stop_advice(world: World) -> None:
         make_console().print(advice, soft_wrap=True)
 
 
-def introduce(job: Job, display: Display, step: int) -> None:
-    """Print the network, the data, the parallelism and the run directory; all ranks call it."""
+def introduce(job: Job, display: Display, step: int, *, verbose: bool = True) -> None:
+    """Print the network, the data, the parallelism and the run directory; all ranks call it.
+
+    Args:
+        job: the job.
+        display: prints on rank 0.
+        step: number of completed steps.
+        verbose: print all settings and the preprocessing of the data; otherwise three lines.
+    """
+    for line in _full_header(job, step) if verbose else _short_header(job, step):
+        display.print(line)
+    _print_restrictions(job, display, step)
+
+
+def _short_header(job: Job, step: int) -> Iterator[str]:
+    """Yield the run and the network, the data, and how it is trained."""
+    spec, data = job.spec, job.dataset
+    run = "" if job.run is None else f"{job.run.path}: "
+    yield (
+        f"{run}{job.network.name} ({_parameters(job)}), {_backends(job)}, {_workers(job)}"
+    )
+    first, *others = data_lines(job.network, replace(data, description=_short_data(data)))
+    yield from (first, *others)
+    if job.weights:
+        yield job.weights
+    yield (
+        f"{count(spec.steps, 'step')} ({spec.steps / spec.epoch_steps:.3g} epochs)"
+        f"{_start_text(job, step)}: minibatch {spec.batch_size}{_optimisation(job)}"
+    )
+
+
+def _parameters(job: Job) -> str:
+    """Return the number of parameters, and of those that are trained if some are frozen."""
+    trained = f", {job.plan.num_trained:,} of them trained" if job.spec.freeze else ""
+    return f"{job.network.num_parameters:,} parameters{trained}"
+
+
+def _short_data(data: Dataset) -> str:
+    counts = count_text(len(data.train), len(data.test), len(data.validation or ()))
+    return f"{data.name}, {counts} samples"
+
+
+def _full_header(job: Job, step: int) -> Iterator[str]:
+    """Yield what `_short_header` does, with memory, preprocessing, transport and shares."""
     spec, world = job.spec, job.world
     memory = sum(job.memory_bytes.values()) / 2**20
-    frozen = f", {job.plan.num_trained:,} of them trained" if spec.freeze else ""
-    display.print(
-        f"dptrain {__version__}: {job.network.name} ({job.network.num_parameters:,} "
-        f"parameters{frozen}, {memory:.1f} MiB per rank), {_backends(job)}"
+    yield (
+        f"dptrain {__version__}: {job.network.name} ({_parameters(job)}, {memory:.1f} MiB per "
+        f"rank), {_backends(job)}"
     )
-    for line in data_lines(job.network, job.dataset):
-        display.print(line)
+    yield from data_lines(job.network, job.dataset)
     if job.weights:
-        display.print(job.weights)
+        yield job.weights
     transport = f", transport {spec.transport}" if world.size > 1 else ""
-    shards = f" in {_count(spec.shards, 'micro-shard')}" if spec.shards else ""
+    yield (
+        f"{_workers(job)}, {spec.strategy}{transport}, at most {count(job.local_batch, 'sample')} "
+        f"per rank; minibatch {spec.batch_size}{_optimisation(job)}"
+    )
+    if job.run is not None:
+        yield f"run: {job.run.path}{_start_text(job, step)}"
+
+
+def _optimisation(job: Job) -> str:
+    """Return how a minibatch is divided and parameters are updated, to follow its size."""
+    spec = job.spec
+    shards = f" in {count(spec.shards, 'micro-shard')}" if spec.shards else ""
     passes = f" in {spec.accumulate} passes" if spec.accumulate > 1 else ""
     warmup = f", {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else ""
     clipping = f", gradients clipped at norm {spec.clip_norm:g}" if spec.clip_norm else ""
     decay = "" if spec.weight_decay is None else f", weight decay {spec.weight_decay:g}"
-    display.print(
-        f"{_workers(job)}, {spec.strategy}{transport}; global minibatch "
-        f"{spec.batch_size}{shards}, at most {job.local_batch} per rank{passes}; {spec.optimizer}, "
-        f"learning rate {job.schedule.base:g} ({spec.schedule}{warmup}){decay}{clipping}"
+    return (
+        f"{shards}{passes}, {spec.optimizer}, learning rate {job.schedule.base:g} "
+        f"({spec.schedule}{warmup}){decay}{clipping}"
     )
+
+
+def _start_text(job: Job, step: int) -> str:
+    if step:
+        return f", resumed after step {step}"
+    again = job.run is not None and job.settings.resume
+    return ", started again: it had no checkpoint" if again else ""
+
+
+def _print_restrictions(job: Job, display: Display, step: int) -> None:
+    """Print which settings a resumed run changed, warnings, and why no step follows."""
+    spec, world = job.spec, job.world
     if job.run is not None:
-        resumed = f", resumed after step {step}" if step else ""
-        again = ", started again: it had no checkpoint" if job.settings.resume else ""
-        display.print(f"run: {job.run.path}{resumed or again}")
         *_, before, now = (None, None, *job.spans.items)
         if step == job.first_step and before is not None and now is not None:
             changes = now.changes_from(before)
@@ -176,18 +224,18 @@ def settings_to_continue(job: Job) -> str:
 def _backends(job: Job) -> str:
     """Return the backend and the precision; those of each rank if they differ."""
     if not job.is_mixed:
-        return f"backend {job.spec.backend}, {job.spec.precision}"
+        return f"{job.spec.backend} {job.spec.precision}"
     of_ranks = (f"{r.backend} {r.precision} (rank {r.rank})" for r in job.run_spec.ranks)
-    return f"backends {', '.join(of_ranks)}"
+    return ", ".join(of_ranks)
 
 
 def _workers(job: Job) -> str:
     """Return the number of ranks, and the GPU or the threads of each."""
     found = [
-        _count(rank.threads, "thread") if rank.device == "cpu" else "1 GPU"
+        count(rank.threads, "thread") if rank.device == "cpu" else "1 GPU"
         for rank in job.run_spec.ranks
     ]
-    ranks = _count(len(found), "rank")
+    ranks = count(len(found), "rank")
     return f"{ranks} × {found[0]}" if len({*found}) == 1 else f"{ranks} ({', '.join(found)})"
 
 
@@ -220,7 +268,8 @@ def conclude(
         has_captures = job.replica.memory.asynchronous and job.recorder.steps > 2 * FIRST_TIMED
         skip = FIRST_TIMED if has_captures else 0
         measured = gather_measured(timed, job.recorder, ahead=in_flight, skip=skip)
-    summary, tables, limit = None, tuple[Any, ...](), None
+    summary, limit = None, None
+    details: list[str | Table] = []
     times = _input_cost(job, timed, in_flight, skip) if job.recorder.steps else None
     others = _cores_of_others(world, load)
     if world.is_rank_zero:
@@ -229,19 +278,16 @@ def conclude(
         limit = _limit(job, measured, times)
         summary["limit"] = None if limit is None else limit.to_dict()
         summary["input_times"] = None if times is None else times.to_dict()
-        tables = _tables(job, measured, scaling)
+        details += _tables(job, measured, scaling)
     meters = world.gather_json(meter_facts(job.meter))
     energy = None if meters is None or not job.recorder.steps else energy_of(meters)
     if summary is not None:
         summary["energy"] = None if energy is None else asdict(energy)
-    lines = _closing_lines(job, progress)
-    if energy is not None:
-        lines = (*energy_lines(energy), *lines)
-    if times is not None and (ahead := times.ahead_line()):
-        lines = (ahead, *lines)
-    if limit is not None:
-        lines = (str(limit), *lines)
-    return Conclusion(dict(world.broadcast_json(summary)), tables, lines)
+    details += [] if limit is None else [str(limit)]
+    details += [ahead] if times is not None and (ahead := times.ahead_line()) else []
+    details += [] if energy is None else energy_lines(energy)
+    found = dict(world.broadcast_json(summary))
+    return Conclusion(found, tuple(details), closing_lines(job, progress, found))
 
 
 def _times_are_own(job: Job) -> bool:
@@ -344,48 +390,6 @@ def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[s
     return tuple(found)
 
 
-def _closing_lines(job: Job, progress: Progress) -> tuple[str, ...]:
-    lines, score = _best_lines(job, progress), progress.test_score
-    if score is not None:
-        accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.2%}, "
-        more = "".join(
-            f", {TEST_LABELS[name]} {value:.4g}"
-            for name, value in progress.test_results.items()
-            if name in TEST_LABELS
-        )
-        lines.append(
-            f"test: {accuracy}loss {score.loss:.4g}{more} on {_count(score.samples, 'sample')}"
-            f"{r2_remark(progress.test_results.get('test_r2'))}"
-        )
-    if job.spec.until_accuracy:
-        lines.append(_accuracy_line(job, progress))
-    if job.run is not None:
-        if progress.stopped:
-            lines.append(
-                f"stopped on request after step {progress.step}; "
-                f"continue with: dptrain train --resume {job.run.path}"
-            )
-        lines.append(f"summary: {job.run.path / 'summary.json'}")
-    return tuple(lines)
-
-
-def _best_lines(job: Job, progress: Progress) -> list[str]:
-    """Return why training ended early, and of which epoch the parameters are."""
-    found, lines = progress.selection, list[str]()
-    if found.is_out_of_patience:
-        lines.append(
-            f"training ended after step {progress.step}: {_count(found.since_best, 'evaluation')} "
-            "without an improvement"
-        )
-    if found.best_step >= 0:
-        is_restored = progress.restored_step is not None
-        lines.append(
-            f"{'restored the' if is_restored else 'best'} parameters: epoch "
-            f"{found.best_step / job.spec.epoch_steps:g}, step {found.best_step}, {found}"
-        )
-    return lines
-
-
 def _selected(job: Job, progress: Progress) -> dict[str, Any]:
     """Return the results on the validation data of the parameters that training ended with."""
     found, last = progress.selection, progress.score
@@ -410,6 +414,7 @@ def _summary(
         "network": job.network.name,
         "parameters": job.network.num_parameters,
         "data": spec.data,
+        "data_description": job.dataset.description,
         "backend": spec.backend,
         "precision": spec.precision,
         "strategy": spec.strategy,
@@ -464,18 +469,6 @@ def _time_to_accuracy(job: Job, progress: Progress) -> dict[str, Any] | None:
         # A resumed run does not know how long the steps before took.
         "time_s": None if job.first_step else reached.time_s,
     }
-
-
-def _accuracy_line(job: Job, progress: Progress) -> str:
-    """Return whether and when the requested accuracy was reached."""
-    wanted, reached = job.spec.until_accuracy, progress.selection.reached
-    if reached is None:
-        return f"an accuracy of {wanted:.2%} was not reached in {_count(progress.step, 'step')}"
-    took = "" if job.first_step else f" and {reached.time_s:.3g} s of steps"
-    return (
-        f"reached an accuracy of {wanted:.2%} after {reached.epochs:g} "
-        f"epoch{'s' * (reached.epochs != 1)}{took}"
-    )
 
 
 def _scaling(scaling: Efficiency) -> dict[str, Any]:

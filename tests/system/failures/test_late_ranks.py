@@ -136,7 +136,7 @@ def test_a_signal_after_the_end_of_training_is_harmless(
     """The ranks ignore it until they end; Open MPI's mpirun ends them instead."""
     trial = chaos.Trial(0, "signal", MPICH, 2, 0, number, in_training=False, moment=0.0)
     with closing(chaos.Job(trial, tmp_path)) as job:
-        job.wait_until(lambda: "summary: " in job.output)
+        job.wait_until(lambda: "report: " in job.output)
         ranks = [rank for rank in map(job.find, range(2)) if rank is not None]
         for _ in range(20):
             for rank in ranks:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.measure.statistics import Estimate
-from dptrain.report.differences import difference, ratio, share
+from dptrain.measure.statistics import Estimate, share
+from dptrain.report.differences import difference, ratio
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:

@@ -85,7 +85,7 @@ def test_training_ends_when_patience_ends(capsys: pytest.CaptureFixture[str]) ->
     assert trainer.summary["out_of_patience"]
     text = capsys.readouterr().out
     assert "2 evaluations without an improvement" in text
-    assert f"restored the parameters: epoch {len(losses) - 2}, step" in text
+    assert f"; parameters of epoch {len(losses) - 2}, the best one" in text
 
 
 def test_nothing_is_evaluated_before_the_end_without_validation_data() -> None:
