@@ -20,6 +20,7 @@ from dptrain.cli.common import (
 )
 from dptrain.cli.options import RUN_DIR, GroupedCommand, set_flags, setting_flags
 from dptrain.cli.parsing import Number
+from dptrain.errors import UserError
 
 WORKERS = click.option(
     "--workers",
@@ -149,25 +150,28 @@ def evaluate(
 
 
 @click.command(
-    cls=GroupedCommand, epilog=examples("dptrain predict RUN_DIR -i images/ -o predictions.csv")
+    cls=GroupedCommand,
+    epilog=examples(
+        "dptrain predict RUN_DIR photo.jpg",
+        "dptrain predict RUN_DIR images/ -o predictions.csv",
+    ),
 )
 @click.argument("run_dir", type=EXISTING)
+@click.argument("inputs", type=EXISTING, metavar="[INPUT]...", nargs=-1)
 @click.option(
     "-i",
     "--input",
     "source",
     type=EXISTING,
-    required=True,
     metavar="INPUT",
-    help="A .npy, .npz or .csv file, or a folder of images.",
+    help="The same as an argument INPUT.",
 )
 @click.option(
     "-o",
     "--output",
     type=EXISTING,
-    required=True,
     metavar="FILE",
-    help="CSV file to write, with one line per sample.",
+    help="CSV file to write, with one line per sample.  [default: print the predictions]",
 )
 @click.option(
     "--classes",
@@ -181,31 +185,49 @@ def evaluate(
 @WORKERS
 def predict(
     run_dir: Path,
-    source: Path,
-    output: Path,
+    inputs: tuple[Path, ...],
+    source: Path | None,
+    output: Path | None,
     classes: str | None,
     checkpoint: int | None,
     weights: Path | None,
     workers: int,
 ) -> int:
-    """Write the predictions of a trained network for new samples.
+    """Print the predictions of a trained network for new samples, or write them to a file.
 
-    The columns are the name of the sample, the class and the probability of each class, or the
-    predicted values, and the target, or several, if INPUT contains them: an array y next to x, the
-    target column of a .csv file, or folders with the names of classes.
+    INPUT is an image, a folder of images, or a .npy, .npz or .csv file. Each sample has a line: its
+    name, and the most probable classes with their probabilities, or the predicted values.
+
+    The file of --output has the name of the sample, the class and the probability of each class, or
+    the predicted values, and the target, or several, if INPUT contains them: an array y next to x,
+    the target column of a .csv file, or folders with the names of classes.
     """
+    sources = [*inputs, *([] if source is None else [source])]
+    if not sources:
+        raise UserError("predict has no INPUT; expected for example: dptrain predict RUN photo.jpg")
 
     def action() -> int:
         from dptrain.comm.world import World
         from dptrain.training.evaluation.model import load_on_all_ranks
-        from dptrain.training.evaluation.prediction import predict_to_file
+        from dptrain.training.evaluation.prediction import (
+            predict_all,
+            predict_to_file,
+            prediction_lines,
+        )
 
         world = World.of_launch(command="predict")
         model = load_on_all_ranks(run_dir, world, checkpoint, weights=weights)
-        count = predict_to_file(model, source, output, world, workers=workers, classes=classes)
+        options: dict[str, Any] = {"workers": workers, "classes": classes}
+        if output is None:
+            lines = prediction_lines(predict_all(model, sources, world, **options), model)
+            text = "\n".join(lines) if world.is_rank_zero else ""
+        else:
+            count = predict_to_file(model, sources, output, world, **options)
+            noun = "prediction" if count == 1 else "predictions"
+            text = f"{count} {noun} by the model of step {model.step} in {output}"
         if world.is_rank_zero:
             print_warning(model.warning)
-            click.echo(f"{count} predictions by the model of step {model.step} in {output}")
+            click.echo(text)
         return 0
 
     return guarded(action)

@@ -131,7 +131,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["describe", "model0", "--precision", "fp8"], "has no precision 'fp8'"),
         (["train", "--batch-size", "0"], "--batch-size is 0; expected a whole number"),
         (["train", "--config", "absent.toml"], "absent.toml: no such file"),
-        (["predict", "somewhere"], "Missing option '-i'"),
+        (["predict", "somewhere"], "predict has no INPUT; expected"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -212,7 +212,7 @@ def test_train_hands_over_the_configuration(
     arguments = ["train", "--config", str(file), "--network", "solar", "--flip", "--timeout", "9"]
     assert run(arguments, is_rank_zero=True) == 0
     [(name, config, options)] = calls
-    assert (name, options) == ("run.train", {})
+    assert (name, options) == ("run.train", {"verbose": False})
     assert isinstance(config, Settings)
     flags = {"network": "solar", "flip": True, "timeout": "9"}
     assert config == load_settings(flags, {"DPTRAIN_SEED": "5"}, file)
@@ -244,7 +244,7 @@ def test_predict_reports_the_file_and_the_step(
     [load, predict] = calls
     assert load == ("evaluation.model.load_on_all_ranks", Path("here"), None, {"weights": None})
     expected = {"workers": 0, "classes": None}
-    assert predict[2:] == (Path("x.npy"), Path("y.csv"), expected)
+    assert predict[2:] == ([Path("x.npy")], Path("y.csv"), expected)
     assert capsys.readouterr().out == "7 predictions by the model of step 40 in y.csv\n"
 
 
@@ -253,7 +253,7 @@ def test_a_mistake_found_while_training_is_said_like_any_other(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def refuse(*arguments: Any) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
         raise UserError("no")
 
     monkeypatch.setattr("dptrain.training.run.train", refuse)

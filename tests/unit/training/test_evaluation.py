@@ -101,7 +101,7 @@ def test_workers_decode_for_evaluation_and_prediction(tmp_path: Path) -> None:
     for workers in (0, 2):
         results.append(evaluate_model(model, data, world, workers=workers)[0])
         output = tmp_path / f"{workers}.csv"
-        predict_to_file(model, tmp_path / "images", output, world, workers=workers)
+        predict_to_file(model, [tmp_path / "images"], output, world, workers=workers)
         files.append(output.read_text())
     assert results[0] == results[1]
     assert files[0] == files[1]
