@@ -26,6 +26,7 @@ OMITTED = (
     "note",
     "resume",
     "checkpoint_every",
+    "checkpoint_seconds",
     "keep_checkpoints",
     "evaluate_every",
     "log_every",

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 DIRECTORY_SETTINGS = ("run_dir", "resume", "tags", "note")
 """Settings about the directory of a run, not the job. The file of a run does not contain them."""
 
+CHECKPOINT_SECONDS = 30.0
+"""Least time between two checkpoints of a run whose user did not set their number."""
+
 
 @dataclass(frozen=True)
 class DirectorySettings(SettingGroup[UntilRecipe, UntilStart]):
@@ -74,6 +77,15 @@ class OutputSettings(SettingGroup[UntilRecipe, UntilStart]):
 
     checkpoint_every: int | UntilStart = setting(
         "output", None, "Steps between two checkpoints.", otherwise="one epoch", at_least=1
+    )
+    checkpoint_seconds: float | UntilStart = setting(
+        "output",
+        None,
+        "Least time in seconds between two checkpoints. One that is due earlier is left out, and "
+        "a better epoch is written with the next one. A run that is killed loses the steps since "
+        "the last one. Training always ends with a checkpoint.",
+        otherwise=f"{CHECKPOINT_SECONDS:g}, but 0 with --checkpoint-every",
+        at_least=0.0,
     )
     keep_checkpoints: int = setting(
         "output",

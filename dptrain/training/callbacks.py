@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dptrain.comm.collective import call_on_rank_zero
@@ -243,36 +244,53 @@ class MetricsLog(Callback):
 class Checkpoints(Callback):
     """Write a checkpoint every `JobSpec.checkpoint_every` steps and after the last step.
 
-    The best one by the validation data is kept in addition, in the folder ``best`` of the run.
+    The best one by the validation data is kept in addition, in the folder ``best`` of the run. Two
+    checkpoints are `JobSpec.checkpoint_seconds` apart at least, except for the last one. A better
+    epoch between them is in memory (`Trainer.best`) and is written with the next one, before it.
     """
+
+    def __init__(self) -> None:
+        self._written_at = 0.0
+        self._best_step = -1
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        self._written_at = monotonic()
+        # A run that was resumed has read its best checkpoint from the directory.
+        read = trainer.job.best
+        self._best_step = max(self._best_step, -1 if read is None else read.step)
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         # At the end of an epoch the checkpoint follows the evaluation.
-        if self.needs_parameters(trainer, trainer.step) and not trainer.ends_epoch:
+        if not trainer.ends_epoch and self.needs_parameters(trainer, trainer.step):
             self._save(trainer)
 
     def on_epoch(self, trainer: Trainer, record: Record) -> None:
-        is_due = self.needs_parameters(trainer, trainer.step) or trainer.is_last_step
-        if is_due or trainer.progress.is_best:
+        is_last = trainer.is_last_step
+        if is_last or trainer.progress.is_best or self.needs_parameters(trainer, trainer.step):
             self._save(trainer)
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
         return trainer.job.keeps_run and step % trainer.job.spec.checkpoint_every == 0
 
     def _save(self, trainer: Trainer) -> None:
-        job = trainer.job
-        if job.run is None:
+        """Write the best state that is not in the run directory, and the present one."""
+        job, best = trainer.job, trainer.best
+        is_early = monotonic() - self._written_at < job.spec.checkpoint_seconds
+        if job.run is None or (is_early and not trainer.is_last_step):
             return
         with job.recorder.between(CHECKPOINT):
-            shares = job.shares.to_dict()
-            facts = checkpoint_facts(job.run_spec, job.replica.updates, shares)
-            best = trainer.best if trainer.progress.is_best else None
-            arrays = replica_arrays(job.replica) if best is None else best.arrays
-            path = job.run.save_checkpoint(trainer.step, arrays, facts.to_mapping())
             # The newest checkpoint is never older than the best one, so that a run which is
             # resumed finds the best evaluation among those before.
-            if best is not None:
-                job.run.best.link(path, trainer.step)
+            if best is not None and best.step > self._best_step:
+                path = job.run.save_checkpoint(best.step, best.arrays, best.facts)
+                job.run.best.link(path, best.step)
+                self._best_step = best.step
+            if best is None or best.step != trainer.step:
+                shares = job.shares.to_dict()
+                facts = checkpoint_facts(job.run_spec, job.replica.updates, shares)
+                arrays = replica_arrays(job.replica)
+                job.run.save_checkpoint(trainer.step, arrays, facts.to_mapping())
+        self._written_at = monotonic()
 
 
 def stage_times(trainer: Trainer) -> dict[str, float | None]:

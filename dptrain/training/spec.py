@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.data.base import count_text
-from dptrain.runs.settings import DIRECTORY_SETTINGS
+from dptrain.runs.settings import CHECKPOINT_SECONDS, DIRECTORY_SETTINGS
 from dptrain.runs.spans import threads_of
 from dptrain.setting_groups import Known, first
 from dptrain.training.parallelism import OFF
@@ -219,6 +219,10 @@ def resolve_job(
         "steps": chosen.total_steps(epoch_steps),
         "best_by": best_by,
         "checkpoint_every": first(chosen.checkpoint_every, epoch_steps),
+        "checkpoint_seconds": first(
+            chosen.checkpoint_seconds,
+            CHECKPOINT_SECONDS if chosen.checkpoint_every is None else 0.0,
+        ),
         "validation": first(chosen.validation, 0.0),
         "backend": backend,
         "precision": precision,

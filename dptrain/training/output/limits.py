@@ -10,6 +10,7 @@ from typing import Any
 from dptrain.data.base import Dataset
 from dptrain.measure.input_times import InputCost
 from dptrain.measure.profile.profile import StepParts
+from dptrain.runs.settings import CHECKPOINT_SECONDS
 from dptrain.training.data_settings import AugmentationSettings
 from dptrain.training.spec import JobSpec
 
@@ -26,6 +27,8 @@ NAMES = {
 
 ACCEPTABLE = 0.1
 """Share of the time that checkpoints or evaluations may take according to the advice."""
+MOST_SHARE = 0.99
+"""Largest share of checkpoints for which the advice is computed."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def training_limit(
         ),
         "imbalance": lambda: _waiting_advice(parts.load_imbalance),
         "data_wait": lambda: _input_advice(longest_ms, spec, data, times),
-        "checkpoint": lambda: _checkpoint_advice(share, spec, data),
+        "checkpoint": lambda: _checkpoint_advice(share, spec),
         "evaluation": lambda: _evaluation_advice(share, spec, data),
         "other": lambda: _other_advice(times),
     }
@@ -124,14 +127,12 @@ def _other_advice(times: InputCost | None) -> str:
     return "increase --batch-size, so that there are fewer steps"
 
 
-def _checkpoint_advice(share: float, spec: JobSpec, data: Dataset) -> str:
-    every = _rarer(spec.checkpoint_every, share, spec.steps)
-    flags = [f"--checkpoint-every {every}"] if every > spec.checkpoint_every else []
-    flags += (rarer_evaluations := list(_evaluations(share, spec, data)))
-    if not flags:
-        return "the run is short compared with one checkpoint"
-    why = " (an evaluation that is the best so far also writes one)" if rarer_evaluations else ""
-    return f"{' '.join(flags)} writes fewer{why}"
+def _checkpoint_advice(share: float, spec: JobSpec) -> str:
+    """Return the time between checkpoints that reduces their share to `ACCEPTABLE`."""
+    seconds = max(spec.checkpoint_seconds, CHECKPOINT_SECONDS)
+    if spec.checkpoint_seconds:
+        seconds *= _reduction(min(share, MOST_SHARE))
+    return f"--checkpoint-seconds {math.ceil(seconds)} writes fewer"
 
 
 def _evaluation_advice(share: float, spec: JobSpec, data: Dataset) -> str:
@@ -157,5 +158,9 @@ def _rarer(every: int, share: float, most: int) -> int:
     """
     if share == 1:
         return max(every, most)
-    factor = share / (1 - share) * (1 - ACCEPTABLE) / ACCEPTABLE
-    return max(min(every * math.ceil(round(factor, 6)), most), every)
+    return max(min(every * math.ceil(round(_reduction(share), 6)), most), every)
+
+
+def _reduction(share: float) -> float:
+    """Return by what factor a part must become rarer so that its share is `ACCEPTABLE`."""
+    return share / (1 - share) * (1 - ACCEPTABLE) / ACCEPTABLE

@@ -34,7 +34,7 @@ def random_job(random_: random.Random) -> tuple[Any, Any]:
     steps = epoch_steps * random_.randint(1, 40)
     spec = SimpleNamespace(
         steps=steps, epoch_steps=epoch_steps, evaluate_every=random_.randint(0, 3),
-        checkpoint_every=random_.choice((epoch_steps, 1, steps)),
+        checkpoint_seconds=random_.choice((0.0, 5.0, 30.0, 1000.0)),
         **{name: random_.choice((0, 1)) for name in CHANGES},
     )  # fmt: skip
     validation = random_.choice((None, object()))
@@ -68,7 +68,7 @@ def test_the_largest_part_is_named_and_flags_in_the_advice_change_something(firs
         flags = {word for word in words if word.startswith("--")} - {"--losses"}
         assert flags <= known, seed
         epochs = math.ceil(spec.steps / spec.epoch_steps)
-        for name, most in (("checkpoint_every", spec.steps), ("evaluate_every", epochs)):
+        for name, most in (("checkpoint_seconds", math.inf), ("evaluate_every", epochs)):
             flag = "--" + name.replace("_", "-")
             if flag in flags:
                 value = int(words[words.index(flag) + 1])
@@ -77,20 +77,14 @@ def test_the_largest_part_is_named_and_flags_in_the_advice_change_something(firs
 
 @pytest.mark.parametrize("share", [0.55, 0.73, 0.95])
 def test_the_advice_makes_checkpoints_acceptable(share: float) -> None:
-    """With n checkpoints in a run that takes 1 s without them, the share follows from their number.
-
-    The data has no validation split, so `--checkpoint-every` alone decides on their number.
-    """
+    """Each checkpoint takes share / (1 - share) of the 40 s of steps before it."""
     parts = Parts(1 - share, 0, 0, 0, 0, checkpoint=share)
-    spec: Any = SimpleNamespace(
-        steps=100_000, epoch_steps=10, evaluate_every=1, checkpoint_every=10
-    )
-    data: Any = SimpleNamespace(validation=None)
+    spec: Any = SimpleNamespace(checkpoint_seconds=40.0)
+    data: Any = SimpleNamespace()
     found = training_limit(StepParts({}, parts, parts, 0, 0), spec, data, None)
     assert found is not None
-    every = int(found.advice.split()[1])
-    checkpoint_s = share * 10 / every
-    assert checkpoint_s / (checkpoint_s + 1 - share) == pytest.approx(ACCEPTABLE, rel=0.1)
+    seconds, checkpoint_s = int(found.advice.split()[1]), 40.0 * share / (1 - share)
+    assert checkpoint_s / (checkpoint_s + seconds) == pytest.approx(ACCEPTABLE, rel=0.1)
 
 
 def test_copies_to_a_device_that_take_as_long_as_a_step_are_named() -> None:

@@ -170,6 +170,51 @@ def test_a_resumed_run_selects_as_the_whole_run(tmp_path: Path, steps: int) -> N
         Trainer.resume(tmp_path / "part", noisy(), progress=False, validation=0.5)
 
 
+@pytest.mark.parametrize("seed", tiered(range(6), range(2)))
+def test_a_run_that_is_killed_loses_at_most_the_time_between_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Epochs take up to 30 s of a clock that the test sets, and the run is killed after one."""
+    rng, clock, written, seconds = np.random.default_rng(seed), [0.0], [0.0], 30.0
+    monkeypatch.setattr("dptrain.training.callbacks.monotonic", lambda: clock[0])
+    killed_at = int(rng.integers(2, 12))
+    folder = tmp_path / "run"
+
+    def look(trainer: Trainer, record: dict[str, Any]) -> None:
+        # It runs before the checkpoint of its epoch.
+        newest = trainer.job.run.checkpoints.steps() if trainer.job.run is not None else []
+        best = trainer.job.run.best.steps() if trainer.job.run is not None else []
+        assert not best or max(best) <= max(newest)
+        assert clock[0] - written[0] <= seconds + 30.0
+        if newest and newest[-1] == trainer.step - trainer.job.spec.epoch_steps:
+            written[0] = clock[0]
+        if record["epoch"] == killed_at:
+            raise KeyError("killed")
+        clock[0] += float(rng.random()) * 30.0
+
+    with make(best_by="loss") as whole:
+        whole.fit()
+    part = make(best_by="loss", run_dir=folder, callbacks=[AfterEpoch(look)])
+    with part, pytest.raises(KeyError, match="killed"):
+        part.fit()
+    with Trainer.resume(folder, noisy(), progress=False) as resumed:
+        resumed.fit()
+    assert whole.summary is not None
+    assert resumed.summary is not None
+    for name in ("selected_step", "validation_loss", "test_loss"):
+        assert resumed.summary[name] == whole.summary[name]
+    assert (folder / "best" / f"step-{whole.summary['selected_step']:08d}").is_dir()
+    assert (folder / "checkpoints" / f"step-{whole.step:08d}").is_dir()
+
+
+def test_checkpoints_that_were_requested_are_all_written(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with make(run_dir=folder, checkpoint_every=5, keep_checkpoints=100, best_by="none") as trainer:
+        trainer.fit()
+    found = [int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").iterdir()]
+    assert sorted({*found}) == sorted({*range(5, trainer.step + 1, 5), trainer.step})
+
+
 def test_a_crash_before_the_best_checkpoint_was_added_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with make(run_dir=folder, best_by="loss", epochs=2) as trainer:
