@@ -37,6 +37,7 @@ class Section:
         commands: pairs of heading and command line.
         definitions: definitions of terms.
         new_page: whether it starts a new page in print.
+        folded: whether a reader opens it; in print, all is open.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Section:
     commands: tuple[tuple[str, str], ...] = ()
     definitions: Definitions = ()
     new_page: bool = False
+    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def render(page: Page) -> str:
     )
     environment.filters["breakable"] = _breakable
     environment.filters["coded"] = _coded
+    environment.filters["without_folders"] = without_folders
     template = environment.get_template("page.html")
     text = template.render(
         page=page,
@@ -120,6 +123,16 @@ def render(page: Page) -> str:
         inline=lambda plot: Markup(inline(plot)),
     )
     return text.lstrip() + "\n"
+
+
+def without_folders(text: str) -> str:
+    """Return a text with the last part of each absolute path, since a page may be published.
+
+    Example:
+        >>> without_folders("folder:/home/me/flowers?classes=a,b at 3 images/s")
+        'folder:flowers?classes=a,b at 3 images/s'
+    """
+    return re.sub(r"(?<![^\s:=,('\"])/(?:[^\s/:;,'\"]+/)*(?=[^\s/])", "", text)
 
 
 def _breakable(text: str) -> str:

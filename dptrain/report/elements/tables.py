@@ -65,6 +65,7 @@ class Table:
         file: JSON file of the sources of the numbers.
         columns: the columns.
         note: text below the title.
+        folded: whether a reader opens it; in print, it is open.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Table:
     file: str
     columns: tuple[Column, ...]
     note: str = ""
+    folded: bool = False
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:

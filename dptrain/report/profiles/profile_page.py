@@ -211,6 +211,7 @@ def definitions_section(titles: Sequence[str]) -> Section:
         "Definitions",
         definitions=definitions(titles),
         new_page=True,
+        folded=True,
         text=("Each term as in plots and tables, followed by its name in files.",),
     )
 

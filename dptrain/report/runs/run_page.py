@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dptrain.measure.machine.energy import Energy, energy_lines
 from dptrain.measure.machine.load import BUSY_SHARE
 from dptrain.measure.profile.profile import Spread
+from dptrain.report.elements.canvas import Plot
 from dptrain.report.elements.definitions import OF_RUNS
 from dptrain.report.elements.numbers import fixed, percent, short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
@@ -26,7 +29,7 @@ from dptrain.report.runs.run_plots import (
     time_plots,
 )
 from dptrain.report.runs.run_record import TrainingRun
-from dptrain.report.runs.run_tables import epochs_table, settings_table, spans_table, time_tables
+from dptrain.report.runs.run_tables import epochs_table, settings_tables, spans_table, time_tables
 from dptrain.runs.names import SUMMARY
 from dptrain.training.evaluation.predicted_values import MOST_ROWS
 from dptrain.training.evaluation.regression import r2_remark
@@ -41,27 +44,27 @@ VALUE_RESULTS = (
 def run_page(run: TrainingRun) -> Page:
     """Return the report of a training run."""
     notes = tuple(_notes(run))
-    classifies = run.accuracy is not None
     curves = [rate_plot(run), *time_curve(run)]
-    lead = (accuracy_plot(run), loss_plot(run)) if classifies else (loss_plot(run),)
+    predicted = _predicted_plots(run)
+    first = [accuracy_plot(run)] if run.accuracy is not None else predicted[:1]
     return Page(
         kind="dptrain training run",
         title=f"Training of {run.summary['network']} on {run.summary['data']}",
         about=about_line(run),
         headline=_headline(run),
-        lead=lead,
+        lead=(*first, loss_plot(run)),
         text=tuple(_text(run)),
         file=SUMMARY,
         keys=tuple(_keys(run)),
         notes=notes,
         sections=(
             Section("curves", "Learning curves", plots=tuple(curves), tables=(epochs_table(run),)),
-            *_predictions_section(run),
+            *_predictions_section(run, predicted[1:]),
             Section("time", "Time of a step", plots=tuple(time_plots(run)),
                     tables=tuple(time_tables(run)), text=tuple(_time_text(run))),
             *restrictions_section(notes),
             Section("settings", "Settings", text=tuple(resume_text(run)), tables=(
-                *((spans_table(run),) if len(run.spans.items) > 1 else ()), settings_table(run),
+                *((spans_table(run),) if len(run.spans.items) > 1 else ()), *settings_tables(run),
             )),
             environment_section(run.environment, [], _environment_text(run)),
             definitions_section(OF_RUNS),
@@ -71,19 +74,25 @@ def run_page(run: TrainingRun) -> Page:
     )  # fmt: skip
 
 
-def _predictions_section(run: TrainingRun) -> list[Section]:
-    """Return the section with predicted against expected values of the test data, if they exist."""
+def _predicted_plots(run: TrainingRun) -> list[Plot]:
+    """Return predicted against expected values of the test data, if they exist."""
     if run.predicted is None:
         return []
     known = {name: run.summary.get(f"test_{name}") for name in ("mae", "rmse", "r2")}
     results = {name: value for name, value in known.items() if value is not None}
     complete = results if {"mae", "rmse"} <= set(results) else run.predicted.results()
-    plots = predicted_plots(run.predicted, complete)
-    left_out = len(run.predicted.names) - len(plots)
+    return predicted_plots(run.predicted, complete)
+
+
+def _predictions_section(run: TrainingRun, plots: Sequence[Plot]) -> list[Section]:
+    """Return the section with the outputs after the first one, which the top of the page shows."""
+    if run.predicted is None or not plots:
+        return []
+    left_out = len(run.predicted.names) - len(plots) - 1
     some = "1 more output has" if left_out == 1 else f"{left_out} more outputs have"
     more = f" {some} no plot." if left_out else ""
     text = (f"Test data; of more than {MOST_ROWS:,} samples, evenly spaced ones are drawn.{more}",)
-    return [Section("predictions", "Predictions", text=text, plots=tuple(plots))] if plots else []
+    return [Section("predictions", "Predictions of other outputs", text=text, plots=tuple(plots))]
 
 
 def about_line(run: TrainingRun) -> str:
@@ -112,7 +121,7 @@ def epochs_text(run: TrainingRun) -> str:
 
 
 def _headline(run: TrainingRun) -> str:
-    accuracy, after = run.accuracy, f"after {epochs_text(run)}"
+    accuracy, after = run.accuracy, _of_epoch(run)
     if accuracy is not None:
         return (
             f"Test accuracy is {percent(accuracy.value)} (95% interval {percent(accuracy.low)} to "
@@ -137,6 +146,20 @@ def _headline(run: TrainingRun) -> str:
     return f"{first}." if step is None else f"{first}; {step_sentence(f'a step{timed}', step)}."
 
 
+def _of_epoch(run: TrainingRun) -> str:
+    """Return of which epoch the results are, if evaluations selected one, or after how many."""
+    if _selection(run) is None:
+        return f"after {epochs_text(run)}"
+    epoch = run.selected_step / float(run.job["epoch_steps"])
+    return f"with the parameters of epoch {epoch:g} of {run.num_epochs:.4g}"
+
+
+def _selection(run: TrainingRun) -> float | None:
+    """Return the result on the validation data that selected the parameters; None if none did."""
+    found: float | None = run.summary.get(f"validation_{run.summary.get('selected_by', 'none')}")
+    return found
+
+
 def _text(run: TrainingRun) -> list[str]:
     found = [*_selection_text(run), *resume_text(run)]
     step, parts = run.step_ms, run.step_parts
@@ -144,7 +167,7 @@ def _text(run: TrainingRun) -> list[str]:
         where = "" if parts is None else f" Of all time, {shares(parts.all_steps)}."
         found.append(f"{_step_text(run, step)}.{where}")
     found += _accuracy_text(run)
-    found += _scaling_text(run)
+    found += _scaling_text(run) if run.summary["scaling"]["weak"] is not None else []
     if limit := run.summary.get("limit"):
         found.append(sentence(limit["text"]))
     return found
@@ -165,17 +188,12 @@ def resume_text(run: TrainingRun) -> list[str]:
 
 def _selection_text(run: TrainingRun) -> list[str]:
     """Return which epoch was selected, and by what."""
-    by = run.summary.get("selected_by", "none")
-    value = run.summary.get(f"validation_{by}")
+    by, value = run.summary.get("selected_by", "none"), _selection(run)
     if value is None:
         return []
     shown = percent(value) if by == "accuracy" else short(value)
-    epoch = float(run.summary["selected_step"]) / float(run.job["epoch_steps"])
     ended = " Training ended because of --patience." if run.summary["out_of_patience"] else ""
-    return [
-        f"The parameters are those of epoch {epoch:g}, selected by the validation {by} "
-        f"of {shown}.{ended}"
-    ]
+    return [f"This epoch has the best validation {by}, {shown}.{ended}"]
 
 
 def _accuracy_text(run: TrainingRun) -> list[str]:
@@ -280,7 +298,9 @@ def _scaling_keys(run: TrainingRun) -> list[Key]:
 def _notes(run: TrainingRun) -> list[str]:
     found = []
     total = run.planned_steps
-    if run.summary["stopped"] or run.summary["steps"] < total:
+    reached = (run.summary.get("time_to_accuracy") or {}).get("reached")
+    ended_early = run.summary["steps"] < total and not (run.summary["out_of_patience"] or reached)
+    if run.summary["stopped"] or ended_early:
         found.append(
             f"Training was stopped after {fixed(run.summary['steps'], 0)} of {fixed(total, 0)} "
             "steps."
@@ -301,11 +321,13 @@ def _notes(run: TrainingRun) -> list[str]:
 
 
 def _time_text(run: TrainingRun) -> list[str]:
+    missing = _scaling_text(run) if run.summary["scaling"]["weak"] is None else []
     if run.step_parts is not None:
-        return []
+        return missing
     return [
+        *missing,
         "No step was timed by stage, because the run was too short. `dptrain profile` times as "
-        "many steps as requested."
+        "many steps as requested.",
     ]
 
 

@@ -100,22 +100,29 @@ def spans_table(run: TrainingRun) -> Table:
     return Table("spans", "Steps and their settings", SPANS, columns, note)
 
 
-def settings_table(run: TrainingRun) -> Table:
-    """Return all settings with their origins, those that differ from the default first.
+def settings_tables(run: TrainingRun) -> list[Table]:
+    """Return the settings that were set with their origins, and those that have their default.
 
     A setting that changed has each value with the steps that it made, up to those of the kept
     parameters.
     """
     span = run.spans.of_step(run.selected_step)
     origins = run.specification.get("origins", {}) if span is None else span.origins
-    job = run.job
-    names = sorted(job, key=lambda name: name not in origins)
-    columns = (
-        texts("setting", [name.replace("_", " ") for name in names], kind="prose"),
-        texts("value", [run.setting(name) for name in names], kind="prose"),
-        texts("origin", [origins.get(name, "default or derived") for name in names], kind="prose"),
-    )
-    return Table("settings", "Settings", SPANS, columns)
+    given = [name for name in run.job if name in origins]
+    others = [name for name in run.job if name not in origins]
+
+    def columns(names: list[str]) -> tuple[Column, Column]:
+        return (
+            texts("setting", [name.replace("_", " ") for name in names], kind="prose"),
+            texts("value", [run.setting(name) for name in names], kind="prose"),
+        )
+
+    origin = texts("origin", [origins.get(name, "") for name in given], kind="prose")
+    title = f"{len(others)} settings with defaults, or derived from others"
+    return [
+        Table("settings", "Settings", SPANS, (*columns(given), origin)),
+        Table("defaults", title, SPANS, columns(others), folded=True),
+    ]
 
 
 def setting_text(value: object) -> str:

@@ -100,7 +100,7 @@ def _sections(
     return (
         Section(table.name, table.title, tables=(table,)),
         *([Section("refused", "Not possible", lists=(("", tuple(reasons)),))] * bool(reasons)),
-        Section("settings", "Settings of all runs", facts=facts),
+        Section("settings", "Settings of all runs", facts=facts, folded=True),
         *restrictions_section(notes),
     )
 

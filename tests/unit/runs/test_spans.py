@@ -22,7 +22,7 @@ from dptrain.report.comparisons.comparison import compare_runs
 from dptrain.report.runs.run_page import resume_text, run_page
 from dptrain.report.runs.run_plots import accuracy_plot, loss_plot
 from dptrain.report.runs.run_record import TrainingRun
-from dptrain.report.runs.run_tables import epochs_table, settings_table, spans_table
+from dptrain.report.runs.run_tables import epochs_table, settings_tables, spans_table
 from dptrain.runs.citation import citation
 from dptrain.runs.comparison import Comparison
 from dptrain.runs.names import SPANS as FILE
@@ -185,7 +185,7 @@ def assert_shown(folder: Path, base: Path, name: str, now: Any, was: Any, expect
         )
     run = TrainingRun.read(folder)
     assert any(expected in text for text in resume_text(run))
-    shown = str(settings_table(run))
+    shown = str(settings_tables(run))
     both = f"{value_text(was)} (steps 1–18), {value_text(now)} (steps 19–{kept})"
     if name != "transport":  # It is mpi before and after, because there is one rank.
         assert (both in shown) == (kept > 18)
