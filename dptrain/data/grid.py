@@ -72,6 +72,22 @@ def sample_grid(
     return _draw([[images[i] for images in changed] for i in range(count)], captions)
 
 
+def picture_grid(
+    dataset: Dataset, samples: Samples, indices: Sequence[int], captions: Sequence[str]
+) -> Image:
+    """Return a grid of some images, with a caption of one or several lines below each.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    x, _ = _read(dataset, samples, np.array(indices, np.int64))
+    columns = max(1, round((2 * len(x)) ** 0.5))
+    starts = range(0, len(x), columns)
+    return _draw(
+        [[*x[i : i + columns]] for i in starts], [captions[i : i + columns] for i in starts]
+    )
+
+
 def _read(
     dataset: Dataset, samples: Samples, indices: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], list[str]]:
@@ -96,7 +112,8 @@ def _draw(
     height, width = tiles[0][0].shape[1:]
     factor = max(1, -(-TILE // max(height, width)))
     low, high = _range(tiles)
-    step_x, step_y = width * factor + GAP, height * factor + CAPTION + GAP
+    lines = max(caption.count("\n") + 1 for row in captions for caption in row)
+    step_x, step_y = width * factor + GAP, height * factor + lines * CAPTION + GAP
     size = max(map(len, tiles)) * step_x + GAP, len(tiles) * step_y + GAP
     grid = Image.new("RGB", size, PAPER)
     pen = ImageDraw.Draw(grid)
@@ -106,7 +123,9 @@ def _draw(
             tile = Image.fromarray(_pixels(image, low, high))
             tile = tile.resize((width * factor, height * factor), Image.Resampling.NEAREST)
             grid.paste(tile, (left, top))
-            pen.text((left, top + height * factor + 1), _fitting(name, width * factor), fill=INK)
+            for number, line in enumerate(name.split("\n")):
+                below = top + height * factor + 1 + number * CAPTION
+                pen.text((left, below), _fitting(line, width * factor), fill=INK)
     return grid
 
 

@@ -63,7 +63,6 @@ from dptrain.training.evaluation.evaluation import (
     score,
     score_in_detail,
 )
-from dptrain.training.evaluation.quality import ValueQuality
 from dptrain.training.history import History
 from dptrain.training.job import Job, assemble, with_size_of_weights
 from dptrain.training.output.progress import Progress as RunningState
@@ -687,8 +686,7 @@ class Trainer(Sealed):
     def _finish(self, conclusion: Conclusion) -> None:
         self._summary = read_only(conclusion.summary)
         if self.job.run is not None:
-            if isinstance(self.progress.test_quality, ValueQuality):
-                self.job.run.write_values(self.progress.test_quality)
+            self.job.run.write_quality(self.progress.test_quality, self.job.dataset)
             self.job.run.write_summary(conclusion.summary)
         for callback in self.callbacks:
             callback.on_fit_end(self, conclusion)

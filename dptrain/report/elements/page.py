@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ class Section:
         text: paragraphs below the heading.
         lists: pairs of introduction and items.
         plots: plots, two in a row on wide screens.
+        pictures: PNG files with their captions.
         tables: tables below the plots.
         facts: pairs of name and value.
         commands: pairs of heading and command line.
@@ -45,6 +47,7 @@ class Section:
     text: tuple[str, ...] = ()
     lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
     plots: tuple[Plot, ...] = ()
+    pictures: tuple[tuple[bytes, str], ...] = ()
     tables: tuple[Table, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
@@ -112,6 +115,7 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = _breakable
+    environment.filters["data_uri"] = _data_uri
     environment.filters["coded"] = _coded
     environment.filters["without_folders"] = without_folders
     template = environment.get_template("page.html")
@@ -123,6 +127,10 @@ def render(page: Page) -> str:
         inline=lambda plot: Markup(inline(plot)),
     )
     return text.lstrip() + "\n"
+
+
+def _data_uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def without_folders(text: str) -> str:

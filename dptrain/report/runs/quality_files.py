@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,12 @@ from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
 from dptrain.report.elements.canvas import Plot
 from dptrain.report.runs.quality_plots import confusion_plot, predicted_plot
+from dptrain.training.evaluation.class_files import CONFUSION, confusion_text
 from dptrain.training.evaluation.predicted_values import FILE as VALUES
 from dptrain.training.evaluation.predicted_values import values_text
 from dptrain.training.evaluation.quality import ClassQuality, Quality
 
-METRICS, CONFUSION = "metrics.json", "confusion.csv"
+METRICS = "metrics.json"
 
 
 def claim(folder: Path) -> None:
@@ -45,20 +44,9 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], quality: Quality 
     if quality is not None:
         drawn: Plot
         if isinstance(quality, ClassQuality):
-            name, text, drawn = CONFUSION, _confusion_text(quality), confusion_plot(quality)
+            name, text, drawn = CONFUSION, confusion_text(quality), confusion_plot(quality)
         else:
             name, text, drawn = VALUES, values_text(quality), predicted_plot(quality)
         write_whole(folder / name, text, "--output")
         write_whole(folder / f"{drawn.name}.svg", drawn.svg, "--output")
     write_whole(folder / METRICS, dump_json(results, indent=2) + "\n", "--output")
-
-
-def _confusion_text(quality: ClassQuality) -> str:
-    rows = zip(quality.names, quality.confusion.tolist(), strict=True)
-    return _csv_text([["class", *quality.names], *([name, *row] for name, row in rows)])
-
-
-def _csv_text(rows: list[list[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()

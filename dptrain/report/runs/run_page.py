@@ -20,7 +20,7 @@ from dptrain.report.profiles.profile_page import (
     step_interval,
     step_sentence,
 )
-from dptrain.report.runs.quality_plots import predicted_plots
+from dptrain.report.runs.quality_plots import confusion_plot, predicted_plots
 from dptrain.report.runs.run_plots import (
     accuracy_plot,
     loss_plot,
@@ -29,7 +29,13 @@ from dptrain.report.runs.run_plots import (
     time_plots,
 )
 from dptrain.report.runs.run_record import TrainingRun
-from dptrain.report.runs.run_tables import epochs_table, settings_tables, spans_table, time_tables
+from dptrain.report.runs.run_tables import (
+    classes_table,
+    epochs_table,
+    settings_tables,
+    spans_table,
+    time_tables,
+)
 from dptrain.runs.names import SUMMARY
 from dptrain.training.evaluation.predicted_values import MOST_ROWS
 from dptrain.training.evaluation.regression import r2_remark
@@ -58,8 +64,9 @@ def run_page(run: TrainingRun) -> Page:
         keys=tuple(_keys(run)),
         notes=notes,
         sections=(
-            Section("curves", "Learning curves", plots=tuple(curves), tables=(epochs_table(run),)),
+            *_classes_section(run),
             *_predictions_section(run, predicted[1:]),
+            Section("curves", "Learning curves", plots=tuple(curves), tables=(epochs_table(run),)),
             Section("time", "Time of a step", plots=tuple(time_plots(run)),
                     tables=tuple(time_tables(run)), text=tuple(_time_text(run))),
             *restrictions_section(notes),
@@ -93,6 +100,22 @@ def _predictions_section(run: TrainingRun, plots: Sequence[Plot]) -> list[Sectio
     more = f" {some} no plot." if left_out else ""
     text = (f"Test data; of more than {MOST_ROWS:,} samples, evenly spaced ones are drawn.{more}",)
     return [Section("predictions", "Predictions of other outputs", text=text, plots=tuple(plots))]
+
+
+def _classes_section(run: TrainingRun) -> list[Section]:
+    """Return the section with results by class, and pictures of mistakes, if they exist."""
+    pictures: tuple[tuple[bytes, str], ...] = ()
+    if run.mistakes is not None:
+        caption = (
+            "The most confident mistakes on the test data, as the network sees them: the class, "
+            "and the predicted one with its probability."
+        )
+        pictures = ((run.mistakes, caption),)
+    plots = () if run.classes is None else (confusion_plot(run.classes),)
+    tables = () if run.classes is None else (classes_table(run.classes),)
+    if not (plots or pictures):
+        return []
+    return [Section("classes", "Classes", plots=plots, pictures=pictures, tables=tables)]
 
 
 def about_line(run: TrainingRun) -> str:

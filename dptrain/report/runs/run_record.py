@@ -20,9 +20,15 @@ from dptrain.measure.statistics import Estimate, share
 from dptrain.runs.files import read_file
 from dptrain.runs.names import ENVIRONMENT, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans, steps_text
+from dptrain.training.evaluation.class_files import (
+    CONFUSION,
+    MISTAKES,
+    read_confusion,
+    read_mistakes,
+)
 from dptrain.training.evaluation.predicted_values import FILE as PREDICTED
 from dptrain.training.evaluation.predicted_values import read_values
-from dptrain.training.evaluation.quality import ValueQuality
+from dptrain.training.evaluation.quality import ClassQuality, ValueQuality
 from dptrain.training.persistence.rundir import LAST_CHECKPOINT
 
 METRICS = "metrics.jsonl"
@@ -70,6 +76,8 @@ class TrainingRun:
         epochs: records of epochs, in order.
         spans: which settings made which steps.
         predicted: expected and predicted values of test samples; None for classes.
+        classes: the confusion matrix of the test data; None for values, and for many classes.
+        mistakes: a PNG file of the most confident mistakes; None without one.
     """
 
     folder: Path
@@ -80,6 +88,8 @@ class TrainingRun:
     epochs: tuple[Record, ...]
     spans: Spans = Spans()
     predicted: ValueQuality | None = None
+    classes: ClassQuality | None = None
+    mistakes: bytes | None = None
 
     @classmethod
     def read(cls, folder: Path) -> TrainingRun:
@@ -102,6 +112,8 @@ class TrainingRun:
             tuple(r for r in records if "train_loss" in r.values),
             Spans.read(folder),
             read_values(folder / PREDICTED),
+            read_confusion(folder / CONFUSION),
+            read_mistakes(folder / MISTAKES),
         )
         run._check()
         return run

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from dptrain.report.elements.tables import Column, Table, counts, texts, values
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.measure.statistics import share
+from dptrain.report.elements.tables import MISSING, Column, Table, counts, texts, values
 from dptrain.report.profiles.profile_tables import (
     efficiency_tables,
     memory_table,
@@ -14,7 +19,11 @@ from dptrain.report.profiles.profile_tables import (
 from dptrain.report.runs.run_record import METRICS, TrainingRun
 from dptrain.runs.names import SPANS, SUMMARY
 from dptrain.runs.spans import changed_text, steps_text, value_text
+from dptrain.training.evaluation.class_files import CONFUSION
+from dptrain.training.evaluation.quality import ClassQuality
 
+MOST_CLASSES = 60
+"""Largest number of rows of the table of classes."""
 MOST_EPOCHS = 60
 """Largest number of rows of the table of epochs."""
 
@@ -52,6 +61,41 @@ def epochs_table(run: TrainingRun) -> Table:
     if stride > 1:
         note += f" Every {stride}th epoch is listed."
     return Table("epochs", "Epochs", METRICS, columns, note)
+
+
+def classes_table(quality: ClassQuality) -> Table:
+    """Return precision and recall of each class, with their intervals; of many, the worst."""
+    recall = np.where(quality.samples > 0, quality.recall, 2.0)
+    chosen = sorted(np.argsort(recall, kind="stable")[:MOST_CLASSES].tolist())
+    predicted = quality.confusion.sum(axis=0)
+
+    def shares(correct: NDArray[np.int64], of: NDArray[np.int64]) -> list[str]:
+        found = []
+        for i in chosen:
+            n = int(of[i])
+            estimate = share(int(correct[i]) / n, n) if n else None
+            low_high = f" ({100 * estimate.low:.0f}–{100 * estimate.high:.0f})" if estimate else ""
+            found.append(f"{100 * estimate.value:.1f}{low_high}" if estimate else MISSING)
+        return found
+
+    correct = quality.confusion.diagonal()
+    columns = (
+        texts("class", [quality.names[i] for i in chosen]),
+        texts("samples", [f"{quality.samples[i]:,}" for i in chosen], kind="computed"),
+        replace(
+            texts("recall", shares(correct, quality.samples), kind="computed"),
+            unit="% (95% interval)",
+        ),
+        replace(
+            texts("precision", shares(correct, predicted), kind="computed"),
+            unit="% (95% interval)",
+        ),
+    )
+    note = "Recall: share of the samples of a class that are recognised. Precision: share of the "
+    note += "predictions of a class that are correct."
+    if len(chosen) < len(quality.names):
+        note += f" The {len(chosen)} classes with the lowest recall are listed."
+    return Table("classes", "Recall and precision", CONFUSION, columns, note)
 
 
 def time_tables(run: TrainingRun) -> list[Table]:

@@ -26,6 +26,20 @@ MORE_THAN = 10
 """Number of classes above which the top-5 accuracy is computed."""
 
 
+MOST_MISTAKES = 12
+"""Number of wrong predictions that are kept, the most confident ones."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong prediction: the sample, its class, the predicted class and its probability."""
+
+    sample: int
+    expected: int
+    predicted: int
+    probability: float
+
+
 @dataclass(frozen=True)
 class ClassQuality:
     """How well each class is predicted.
@@ -37,12 +51,14 @@ class ClassQuality:
             classes.
         unpredicted: int64 (classes,), number of samples by class whose outputs contain NaN. They
             have no predicted class and count as wrong; None if there are none.
+        mistakes: the wrong predictions with the highest probabilities, the highest first.
     """
 
     names: tuple[str, ...]
     confusion: NDArray[np.int64]
     top5: float | None = None
     unpredicted: NDArray[np.int64] | None = None
+    mistakes: tuple[Mistake, ...] = ()
 
     @property
     def samples(self) -> NDArray[np.int64]:
@@ -170,31 +186,41 @@ class Collector(ABC):
 
 
 class _ClassCollector(Collector):
-    """Collects class, predicted class, and whether the class is among the five most probable."""
+    """Collects class, predicted class, its probability, and whether the class is among the five
+    most probable.
+    """
 
     def __init__(self, count: int, names: Sequence[str]) -> None:
-        super().__init__(count, 3)
+        super().__init__(count, 4)
         self._names = tuple(names)
 
     def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
         if outputs.shape[1] == 1:
             labels = targets.reshape(-1) > 0.5
             predicted = np.where(np.isnan(outputs[:, 0]), NO_CLASS, outputs[:, 0] > 0)
-            in_top = labels == predicted
+            in_top, logits = labels == predicted, outputs * [[0, 1]]
         else:
             labels, predicted = targets, most_probable(outputs)
-            in_top = are_among_most_probable(outputs, labels, TOP)
-        self._table[indices] = np.stack([labels, predicted, in_top], axis=1)
+            in_top, logits = are_among_most_probable(outputs, labels, TOP), outputs
+        with np.errstate(invalid="ignore"):
+            below = logits - logits.max(axis=1, keepdims=True)
+            probability = 1 / np.exp(below, dtype=np.float64).sum(axis=1)
+        self._table[indices] = np.stack([labels, predicted, in_top, probability], axis=1)
 
     def result(self, world: World) -> ClassQuality:
-        rows, count = self._rows(world).astype(np.int64), len(self._names)
-        labels, predicted, in_top = rows.T
+        table, count = self._rows(world), len(self._names)
+        labels, predicted, in_top = table[:, :3].astype(np.int64).T
         known = predicted != NO_CLASS
         pairs = labels[known] * count + predicted[known]
         confusion = np.bincount(pairs, minlength=count * count).reshape(count, count)
         top5 = float(in_top.mean()) if count > MORE_THAN else None
         unpredicted = None if known.all() else np.bincount(labels[~known], minlength=count)
-        return ClassQuality(self._names, confusion.astype(np.int64), top5, unpredicted)
+        wrong = np.flatnonzero(known & (labels != predicted))
+        worst = wrong[np.argsort(-table[wrong, 3], kind="stable")][:MOST_MISTAKES].tolist()
+        mistakes = tuple(
+            Mistake(i, int(labels[i]), int(predicted[i]), float(table[i, 3])) for i in worst
+        )
+        return ClassQuality(self._names, confusion.astype(np.int64), top5, unpredicted, mistakes)
 
 
 class _ValueCollector(Collector):

@@ -10,6 +10,8 @@ labels.toml       tags and a note: see `dptrain.runs.labels`
 network.toml      the network, unless dptrain builds it by its name
 summary.json      results, written when the run ends
 predicted.csv     expected and predicted values of up to 4,000 test samples, of a regression
+confusion.csv     confusion matrix of the test data, of up to 200 classes
+mistakes.png      pictures of the most confident mistakes on the test data
 checkpoints/      see `dptrain.training.persistence.checkpoints`
 best/             the checkpoint of the best epoch by the validation data
 .last_checkpoint  step of the newest checkpoint
@@ -33,6 +35,7 @@ from typing import Any
 
 import tomli_w
 
+from dptrain.data.base import Dataset
 from dptrain.data.spec import PYTHON_DATA
 from dptrain.errors import UserError, shown
 from dptrain.files import (
@@ -51,9 +54,16 @@ from dptrain.network.network import Network
 from dptrain.runs.files import read_file
 from dptrain.runs.names import CONFIG, ENVIRONMENT, LOCK, NETWORK, SPANS, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans
+from dptrain.training.evaluation.class_files import (
+    CONFUSION,
+    MISTAKES,
+    MOST_CLASSES,
+    confusion_text,
+    mistakes_image,
+)
 from dptrain.training.evaluation.predicted_values import FILE as PREDICTED
 from dptrain.training.evaluation.predicted_values import MOST_ROWS, values_text
-from dptrain.training.evaluation.quality import ValueQuality
+from dptrain.training.evaluation.quality import Quality, ValueQuality
 from dptrain.training.persistence.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import read_settings
 
@@ -313,13 +323,22 @@ class RunDirectory:
         """Write `summary.json`."""
         self._write(SUMMARY, dump_json(summary, indent=2) + "\n")
 
-    def write_values(self, quality: ValueQuality) -> None:
-        """Write `predicted.csv`, expected and predicted values of the test data."""
-        self._write(PREDICTED, values_text(quality, MOST_ROWS))
+    def write_quality(self, quality: Quality | None, dataset: Dataset) -> None:
+        """Write the predictions of the test data: `predicted.csv`, or those of `class_files`."""
+        if isinstance(quality, ValueQuality):
+            self._write(PREDICTED, values_text(quality, MOST_ROWS))
+        elif quality is not None:
+            if len(quality.names) <= MOST_CLASSES:
+                self._write(CONFUSION, confusion_text(quality))
+            with suppress(UserError):  # An image has been deleted since it was evaluated.
+                picture = mistakes_image(quality, dataset)
+                if picture is not None:
+                    with replacing(self.path / MISTAKES, check=self.check_present) as partial:
+                        picture.save(partial, format="PNG")
 
     def remove_summary(self) -> None:
         """Delete `summary.json`, because the run continues and the results will be others."""
-        for name in (SUMMARY, PREDICTED):
+        for name in (SUMMARY, PREDICTED, CONFUSION, MISTAKES):
             with writing(self.path / name, check=self.check_present):
                 (self.path / name).unlink(missing_ok=True)
 

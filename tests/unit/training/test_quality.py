@@ -26,9 +26,17 @@ from dptrain.cli.main import run
 from dptrain.cli.printing import print_evaluation
 from dptrain.comm.world import World
 from dptrain.data.preprocessing.preprocessing import Preprocessing
+from dptrain.errors import UserError
 from dptrain.network import Dense, Flatten, Network
+from dptrain.report.files import write_report
 from dptrain.report.runs.quality_plots import confusion_plot, predicted_plot
-from dptrain.training.evaluation.quality import ClassQuality, ValueQuality, make_collector
+from dptrain.training.evaluation.class_files import read_confusion
+from dptrain.training.evaluation.quality import (
+    MOST_MISTAKES,
+    ClassQuality,
+    ValueQuality,
+    make_collector,
+)
 from dptrain.training.evaluation.quality_tables import class_tables
 from tests.tiers import tiered
 
@@ -287,3 +295,42 @@ def test_plots_state_their_numbers(count: int) -> None:
     values = predicted_plot(ValueQuality(("value",), y, y + 0.1))
     assert "every 2th value" not in values.caption
     assert "MAE 0.1" in values.caption
+
+
+def test_a_run_keeps_the_confusion_matrix_and_its_worst_mistakes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    x, y = rng.integers(0, 256, (120, 6, 6, 3), dtype=np.uint8), np.arange(120) % 3
+    network = Network((3, 6, 6), [Flatten(), Dense(3)], name="linear")
+    folder = tmp_path / "run"
+    with Trainer(
+        network, (x, y), classes=["a, b", "c", "d"], epochs=2, batch_size=10, run_dir=folder,
+        backend="reference", progress=False,
+    ) as trainer:  # fmt: skip
+        trainer.fit()
+        found = trainer.evaluate()
+        test = trainer.data.test
+        inputs, labels = np.empty((len(test), 3, 6, 6), np.float32), np.empty(len(test), np.int32)
+        test.read(np.arange(len(test)), inputs, labels)
+        probabilities = trainer.job.replica.predict(inputs)
+    quality = trainer.progress.test_quality
+    assert isinstance(quality, ClassQuality)
+    kept = read_confusion(folder / "confusion.csv")
+    assert kept is not None
+    assert kept.names == ("a, b", "c", "d")
+    assert kept.confusion.tolist() == found["confusion"]
+    predicted = probabilities.argmax(axis=1)
+    wrong = np.flatnonzero(predicted != labels)
+    order = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")][:MOST_MISTAKES]
+    assert [mistake.sample for mistake in quality.mistakes] == order.tolist()
+    for mistake in quality.mistakes:
+        row = probabilities[mistake.sample]
+        assert (mistake.expected, mistake.predicted) == (labels[mistake.sample], row.argmax())
+        assert mistake.probability == pytest.approx(row.max(), rel=1e-5)
+    with Image.open(folder / "mistakes.png") as picture:
+        assert min(picture.size) > 96
+    page = write_report(folder).read_text()
+    assert page.count('<figure class="picture">') == 1
+    assert "Confusion matrix of 3 classes" in page
+    (folder / "confusion.csv").write_text("class,a\nb,1\n")
+    with pytest.raises(UserError, match="damaged: its lines are not those of its columns"):
+        write_report(folder)
