@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.files import write_whole, writing
@@ -19,6 +20,7 @@ from dptrain.report.comparisons.comparison import (
     compare_runs,
     compare_studies,
 )
+from dptrain.report.elements.conditions import conditions_text, png_with, svg_with
 from dptrain.report.elements.page import GENERATOR, Page, render
 from dptrain.report.profiles.profile_page import MeasuredProfile, profile_page
 from dptrain.report.runs.run_page import run_page
@@ -76,9 +78,8 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
         page = experiment_page(result)
     else:
         page = run_page(result)
-    return _write(
-        target, page, {f"{PLOTS}/{name}": text for name, text in tables.items()}, replace=replace
-    )
+    files = {f"{PLOTS}/{name}": text for name, text in tables.items()}
+    return _write(target, page, files, _environment(result), replace=replace)
 
 
 def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = False) -> Path:
@@ -113,7 +114,9 @@ def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = F
         )
     comparison = compare(folders, results)
     text = FORM.text(comparison) + "\n"
-    return _write(output, compare_page(comparison, results), {FILE: text}, replace=replace)
+    environments = [_environment(result) for result in results]
+    same = environments[0] if all(map(environments[0].__eq__, environments)) else {}
+    return _write(output, compare_page(comparison, results), {FILE: text}, same, replace=replace)
 
 
 def read_result(folder: Path) -> Result | Experiment:
@@ -164,12 +167,27 @@ def compare(folders: Sequence[Path], results: Sequence[Result]) -> Comparison:
     return compare_studies(folders, [r for r in results if isinstance(r, Study)])
 
 
-def _write(target: Path, page: Page, others: Mapping[str, str], *, replace: bool) -> Path:
-    """Write a page, its plots and other files."""
+def _environment(result: Result | Experiment) -> Mapping[str, Any]:
+    """Return the contents of ``env.json``; nothing if the page names the machine itself."""
+    if isinstance(result, Sweep | Variants):
+        return {}
+    return result.profile.environment if isinstance(result, MeasuredProfile) else result.environment
+
+
+def _write(
+    target: Path,
+    page: Page,
+    others: Mapping[str, str],
+    environment: Mapping[str, Any],
+    *,
+    replace: bool,
+) -> Path:
+    """Write a page, its plots with their conditions, and other files."""
     files: dict[str, str | bytes] = {**others}
+    conditions = conditions_text(page, environment)
     for plot in page.plots:
-        files[f"{PLOTS}/{plot.name}.svg"] = plot.svg
-        files[f"{PLOTS}/{plot.name}.png"] = plot.png
+        files[f"{PLOTS}/{plot.name}.svg"] = svg_with(plot, conditions)
+        files[f"{PLOTS}/{plot.name}.png"] = png_with(plot, conditions)
     files[REPORT] = render(page)  # The page is last, so that its plots exist.
     if not replace:
         for name, contents in files.items():
