@@ -57,10 +57,12 @@ def _about(scaling: str, points: Sequence[Point]) -> list[str]:
         first = f"{name}: {at_largest} efficiency at {_ranks(largest)}, the largest measured point."
         return [first, _limit(largest)]
     others = sorted((point for point in points if point is not base), key=size)
-    first = (
-        f"{name}: {_reached(base, others)}; the efficiency at {_ranks(largest)} is {at_largest}."
-    )
     open_ones = [p for p in others if _has_interval(p) and _low(p) < GOOD <= _high(p)]
+    at = f"the efficiency at {_ranks(largest)} is {at_largest}"
+    if len(open_ones) == len(others) == 1:
+        first = f"{name}: undecided; {at}, and {GOOD:.0%} is in the interval."
+        return [first, _limit(largest)]
+    first = f"{name}: {_reached(base, others)}; {at}."
     if open_ones:
         first += (
             f" At {_ranks(open_ones[-1])} the interval includes {GOOD:.0%}, so the launches do not "

@@ -178,7 +178,8 @@ def _keys(comparison: Comparison, measured: Sequence[Quantity]) -> list[Key]:
     for quantity in measured:
         at = f"quantities.{comparison.quantities.index(quantity)}"
         for i, change in enumerate(quantity.changes):
-            if change is not None and len(keys) < MOST_KEYS:
+            # A change without an interval is in the table, but is no result.
+            if change is not None and math.isfinite(change.high) and len(keys) < MOST_KEYS:
                 label = f"{quantity.name[:1].upper()}{quantity.name[1:]}"
                 label = f"{comparison.names[i]}: {quantity.name}" if several else label
                 unit = " points" if quantity.change_unit == POINTS else "%"
@@ -192,8 +193,6 @@ def _rounded(value: float) -> str:
 
 
 def _interval_cell(change: Estimate, at: str) -> Cell:
-    if not math.isfinite(change.high):
-        return ("no interval",)
     decimals = 1 if abs(change.value) < 100 else 0
     return (
         "95% interval ",

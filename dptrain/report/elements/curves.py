@@ -56,6 +56,7 @@ def curves_plot(
     alt: str,
     log: bool | None = None,
     top: float | None = None,
+    bottom: float | None = None,
     columns: int = 2,
 ) -> Plot:
     """Draw curves over a common axis.
@@ -67,6 +68,7 @@ def curves_plot(
         caption, alt: as in `Plot`.
         log: whether the y axis is logarithmic [default: if the values span a wide range].
         top: the y axis ends there, such as 100 for per cent [default: above the values].
+        bottom: the y axis begins there [default: below the values].
         columns: columns of the legend.
     """
     drawn = [curve for curve in curves if len(curve.ys)]
@@ -85,7 +87,8 @@ def curves_plot(
         else:
             margin = 0.06 * ((high - low) or abs(high) or 1.0)
             end = high + margin if top is None else top + 0.02 * (top - low + margin)
-            axes.set_ylim(max(low - margin, 0.0) if low >= 0 else low - margin, end)
+            begin = max(low - margin, 0.0) if low >= 0 else low - margin
+            axes.set_ylim(begin if bottom is None else bottom, end)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         if len(drawn) > 1:
             legend_below(axes, columns, lines=True)

@@ -31,6 +31,7 @@ from dptrain.report.elements.tables import (
     times,
     values,
 )
+from dptrain.runs.names import SUMMARY
 
 
 def profile_tables(profile: Profile, file: str, suffix: str = "") -> list[Table]:
@@ -178,7 +179,9 @@ def stages_table(
         "Typical: mean of the half of the steps around the median step; shares and rates are of "
         "these."
     )
-    return Table(name, title, file, tuple(columns), note)
+    # The plot of the layers has the times; a page about a single profile shows the stages too.
+    folded = name != "stages" or file == SUMMARY
+    return Table(name, title, file, tuple(columns), note, folded=folded)
 
 
 def _ranks(name: str, file: str, profile: Profile) -> Table:

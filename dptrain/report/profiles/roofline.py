@@ -95,7 +95,7 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
         axes.set_xlabel("arithmetic intensity, FLOP/byte (log scale)", labelpad=2)
         _key(axes, named, height)
 
-    bottom = BOTTOM + 6 + LEGEND_PT * len(named)
+    bottom = BOTTOM + 6 + LEGEND_PT * (len(named) + 1)
     height = 200.0 + bottom
     beyond = any((stage.roofline_share or 0.0) > 1 for stage in named)
     more = (
@@ -117,7 +117,7 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
         bottom=bottom,
         left=40.0,
         caption="Stages and the measured limits; the area of a marker is proportional to the time. "
-        f"Listed: the longest stages, with share of the step · share of the roofline.{more}",
+        f"Listed: the longest stages.{more}",
         alt=f"Roofline with {flop_rate(roofs.gflops)} and {short(roofs.gb_per_s)} GB/s: {values}.",
     )
 
@@ -214,6 +214,8 @@ def _numbers(
 def _key(axes: Axes, named: Sequence[StageProfile], height: float) -> None:
     """Write a line for each number below a plot with a height in points."""
     figure = axes.figure
+    head, y = "stage, share of the step · of the roofline", 4 + LEGEND_PT * len(named)
+    figure.text(4 / WIDTH, y / height, head, fontsize=SMALL_PT, color=colour("faint"))
     for row, stage in enumerate(named):
         y = 4 + LEGEND_PT * (len(named) - 1 - row)
         role, marker = PHASES[stage.phase]

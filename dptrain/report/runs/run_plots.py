@@ -102,6 +102,7 @@ def rate_plot(run: TrainingRun) -> Plot:
         [Curve("learning rate", *found, "ink")],
         x="epoch",
         log=False,
+        bottom=0.0,
         caption=f"Schedule: {schedule}{warmup}. Optimizer: {run.setting('optimizer')}.",
         alt=f"Learning rate by epoch, at most {short(max(found[1], default=0.0))}.",
     )

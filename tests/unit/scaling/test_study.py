@@ -206,6 +206,11 @@ def test_the_conclusion_names_range_and_losses(study: Study) -> None:
             "do not decide.",
         ),
         (
+            {2: 0.79},
+            "undecided; the efficiency at 2 ranks is 79% (95% interval 77% to 81%), and 80% is in "
+            "the interval.",
+        ),
+        (
             {2: 0.7, 4: 0.5},
             "efficiency is below 80% at every point above 1 rank; the efficiency at 4 ranks is 50% "
             "(95% interval 48% to 52%).",
