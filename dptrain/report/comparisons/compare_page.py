@@ -175,11 +175,14 @@ def _keys(comparison: Comparison, measured: Sequence[Quantity]) -> list[Key]:
     """Return the most important changes, of the first quantity if there are several results."""
     keys: list[Key] = []
     several = len(comparison.names) > 2
+    changes = [change for quantity in measured for change in quantity.changes if change]
+    some_known = any(math.isfinite(change.high) for change in changes)
     for quantity in measured:
         at = f"quantities.{comparison.quantities.index(quantity)}"
         for i, change in enumerate(quantity.changes):
-            # A change without an interval is in the table, but is no result.
-            if change is not None and math.isfinite(change.high) and len(keys) < MOST_KEYS:
+            # A change without an interval is no result; the table has it.
+            is_left_out = change is not None and some_known and not math.isfinite(change.high)
+            if change is not None and not is_left_out and len(keys) < MOST_KEYS:
                 label = f"{quantity.name[:1].upper()}{quantity.name[1:]}"
                 label = f"{comparison.names[i]}: {quantity.name}" if several else label
                 unit = " points" if quantity.change_unit == POINTS else "%"
@@ -193,6 +196,8 @@ def _rounded(value: float) -> str:
 
 
 def _interval_cell(change: Estimate, at: str) -> Cell:
+    if not math.isfinite(change.high):
+        return ("no interval, so it may be chance",)
     decimals = 1 if abs(change.value) < 100 else 0
     return (
         "95% interval ",

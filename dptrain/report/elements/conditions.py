@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from dptrain.report.elements.canvas import FONT, LIGHT, PNG_DPI, WIDTH, Plot
+from dptrain.report.elements.canvas import FONT, LIGHT, WIDTH, Plot
 from dptrain.report.elements.page import Page, without_folders
 
 TEXT_PT, LINE_PT, MARGIN_PT = 5.5, 7.0, 3.0
@@ -69,9 +69,10 @@ def png_with(plot: Plot, text: str) -> bytes:
     from PIL import Image, ImageDraw, ImageFont
     from PIL.PngImagePlugin import PngInfo
 
-    lines, scale = textwrap.wrap(text, LINE_LENGTH), PNG_DPI / 72
+    lines = textwrap.wrap(text, LINE_LENGTH)
     with Image.open(io.BytesIO(plot.png)) as drawn:
         drawn.load()
+        scale = drawn.width / WIDTH
         below = round(scale * (2 * MARGIN_PT + LINE_PT * len(lines)))
         whole = Image.new("RGB", (drawn.width, drawn.height + below), LIGHT["paper"])
         whole.paste(drawn.convert("RGB"))
@@ -80,9 +81,9 @@ def png_with(plot: Plot, text: str) -> bytes:
     pen = ImageDraw.Draw(whole)
     for number, line in enumerate(lines):
         y = whole.height - below + round(scale * (MARGIN_PT + LINE_PT * number))
-        pen.text((whole.width / WIDTH, y), line, font=font, fill=LIGHT["faint"])
+        pen.text((scale, y), line, font=font, fill=LIGHT["faint"])
     facts, buffer = PngInfo(), io.BytesIO()
     for key, value in known.items():
         facts.add_text(key, value)
-    whole.save(buffer, format="PNG", dpi=(PNG_DPI, PNG_DPI), pnginfo=facts)
+    whole.save(buffer, format="PNG", dpi=(72 * scale, 72 * scale), pnginfo=facts)
     return buffer.getvalue()

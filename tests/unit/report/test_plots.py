@@ -13,6 +13,8 @@ import pytest
 from PIL import Image
 
 from dptrain.report.elements.canvas import DARK, LIGHT, PARTS, WIDTH, Plot, inline
+from dptrain.report.elements.canvas import plot as draw_plot
+from dptrain.report.elements.conditions import png_with, svg_with
 from dptrain.report.profiles.profile_page import MeasuredProfile
 from dptrain.report.profiles.profile_plots import profile_plots
 from dptrain.report.studies.study_plots import study_plots
@@ -113,3 +115,27 @@ def test_a_study_is_not_needed_to_have_two_ways(tmp_path: Path) -> None:
     write_study(tmp_path, Law(), (1,))
     study = Study.read(tmp_path / "study.json")
     assert {"efficiency-weak", "parts-weak"} <= {plot.name for plot in study_plots(study)}
+
+
+def test_files_have_the_conditions_below_the_plot_and_the_page_has_not() -> None:
+    drawn = draw_plot(
+        "p", "Title", "y", lambda axes: axes.plot([1, 2]), caption="", alt="A plot <of> x & y."
+    )
+    text = 'Training of <model0> & "more" on digits. ' * 4 + "Other programs used 1.5 cores."
+    root = ElementTree.fromstring(svg_with(drawn, text))
+    below = list(root.findall(f"{SVG}text"))
+    assert " ".join(element.text or "" for element in below) == text
+    _, _, width, height = (float(number) for number in root.attrib["viewBox"].split())
+    original = ElementTree.fromstring(drawn.svg).attrib["viewBox"].split()
+    assert (width, [float(original[3]) < float(e.attrib["y"]) < height for e in below]) == (
+        float(original[2]), [True] * len(below),
+    )  # fmt: skip
+    assert "Other programs" not in inline(drawn)
+    before, after = (Image.open(io.BytesIO(png)) for png in (drawn.png, png_with(drawn, text)))
+    assert after.info["Software"] == "dptrain report"
+    assert after.width == before.width
+    same = after.convert("RGB").crop((0, 0, *before.size))
+    assert same.tobytes() == before.convert("RGB").tobytes()
+    added = np.asarray(after.convert("L"))[before.height :]
+    assert added.shape[0] >= 30
+    assert added.min() < 200
