@@ -1,7 +1,7 @@
 """Record a command in a terminal, and draw its output: `python -m docs.figures.terminal`.
 
-The command really runs, in an empty folder, in a pseudo-terminal of 96 columns. Long lines are
-wrapped, and the lines that `OMITTED` matches are replaced by one line with an ellipsis.
+The command really runs, in an empty folder, in a pseudo-terminal of 100 columns. Long lines are
+wrapped, and lines that `OMITTED` matches are left out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ from rich.text import Text
 
 from docs.figures.__main__ import IMAGES
 
-COMMAND = "mpirun -n 2 dptrain train --epochs 4"
-COLUMNS = 96
-OMITTED = re.compile(
-    r"^(Medians of parts|.*duration is closest|ones included|steps, slow ones|energy not measured|"
-    r"dptrain: compiling)"
-)
+COMMAND = "mpirun -n 2 dptrain train"
+COLUMNS = 100
+OMITTED = re.compile(r"^dptrain: compiling")
 ERASED = re.compile(r"\x1b\[[12]?[JK]")
 """Codes of a terminal that clear the line of the cursor."""
 CURSOR_UP = "\x1b[1A"
