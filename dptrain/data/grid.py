@@ -72,7 +72,7 @@ def sample_grid(
     return _draw([[images[i] for images in changed] for i in range(count)], captions)
 
 
-def picture_grid(
+def image_grid(
     dataset: Dataset, samples: Samples, indices: Sequence[int], captions: Sequence[str]
 ) -> Image:
     """Return a grid of some images, with a caption of one or several lines below each.

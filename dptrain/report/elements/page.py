@@ -33,7 +33,7 @@ class Section:
         text: paragraphs below the heading.
         lists: pairs of introduction and items.
         plots: plots, two in a row on wide screens.
-        pictures: PNG files with their captions.
+        images: PNG files with their captions.
         tables: tables below the plots.
         facts: pairs of name and value.
         commands: pairs of heading and command line.
@@ -47,7 +47,7 @@ class Section:
     text: tuple[str, ...] = ()
     lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
     plots: tuple[Plot, ...] = ()
-    pictures: tuple[tuple[bytes, str], ...] = ()
+    images: tuple[tuple[bytes, str], ...] = ()
     tables: tuple[Table, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     commands: tuple[tuple[str, str], ...] = ()

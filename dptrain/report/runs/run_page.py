@@ -103,19 +103,19 @@ def _predictions_section(run: TrainingRun, plots: Sequence[Plot]) -> list[Sectio
 
 
 def _classes_section(run: TrainingRun) -> list[Section]:
-    """Return the section with results by class, and pictures of mistakes, if they exist."""
-    pictures: tuple[tuple[bytes, str], ...] = ()
+    """Return the section with results by class, and images of mistakes, if they exist."""
+    images: tuple[tuple[bytes, str], ...] = ()
     if run.mistakes is not None:
         caption = (
             "The most confident mistakes on the test data, as the network sees them: the class, "
             "and the predicted one with its probability."
         )
-        pictures = ((run.mistakes, caption),)
+        images = ((run.mistakes, caption),)
     plots = () if run.classes is None else (confusion_plot(run.classes),)
     tables = () if run.classes is None else (classes_table(run.classes),)
-    if not (plots or pictures):
+    if not (plots or images):
         return []
-    return [Section("classes", "Classes", plots=plots, pictures=pictures, tables=tables)]
+    return [Section("classes", "Classes", plots=plots, images=images, tables=tables)]
 
 
 def about_line(run: TrainingRun) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dptrain.data.base import Dataset
-from dptrain.data.grid import picture_grid
+from dptrain.data.grid import image_grid
 from dptrain.errors import UserError, shown
 from dptrain.files import MAX_TEXT_BYTES, read_regular
 from dptrain.training.evaluation.quality import ClassQuality
@@ -22,7 +22,7 @@ CONFUSION, MISTAKES = "confusion.csv", "mistakes.png"
 MOST_CLASSES = 200
 """Largest number of classes of which a run keeps the confusion matrix."""
 MOST_BYTES = 1 << 24
-"""Largest size of a file with pictures."""
+"""Largest size of a file with images."""
 
 
 def confusion_text(quality: ClassQuality) -> str:
@@ -61,7 +61,7 @@ def read_confusion(path: Path) -> ClassQuality | None:
 
 
 def mistakes_image(quality: ClassQuality, dataset: Dataset) -> Image | None:
-    """Return pictures of the most confident mistakes on the test data, as the network sees them.
+    """Return images of the most confident mistakes on the test data, as the network sees them.
 
     Below each one are its class, and the predicted class with its probability.
 
@@ -75,7 +75,7 @@ def mistakes_image(quality: ClassQuality, dataset: Dataset) -> Image | None:
         f"{quality.names[found.predicted]}: {found.probability:.0%}"
         for found in quality.mistakes
     ]
-    return picture_grid(dataset, dataset.test, [m.sample for m in quality.mistakes], captions)
+    return image_grid(dataset, dataset.test, [m.sample for m in quality.mistakes], captions)
 
 
 def read_mistakes(path: Path) -> bytes | None:

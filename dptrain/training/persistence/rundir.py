@@ -11,7 +11,7 @@ network.toml      the network, unless dptrain builds it by its name
 summary.json      results, written when the run ends
 predicted.csv     expected and predicted values of up to 4,000 test samples, of a regression
 confusion.csv     confusion matrix of the test data, of up to 200 classes
-mistakes.png      pictures of the most confident mistakes on the test data
+mistakes.png      images of the most confident mistakes on the test data
 checkpoints/      see `dptrain.training.persistence.checkpoints`
 best/             the checkpoint of the best epoch by the validation data
 .last_checkpoint  step of the newest checkpoint
@@ -331,10 +331,10 @@ class RunDirectory:
             if len(quality.names) <= MOST_CLASSES:
                 self._write(CONFUSION, confusion_text(quality))
             with suppress(UserError):  # An image has been deleted since it was evaluated.
-                picture = mistakes_image(quality, dataset)
-                if picture is not None:
+                image = mistakes_image(quality, dataset)
+                if image is not None:
                     with replacing(self.path / MISTAKES, check=self.check_present) as partial:
-                        picture.save(partial, format="PNG")
+                        image.save(partial, format="PNG")
 
     def remove_summary(self) -> None:
         """Delete `summary.json`, because the run continues and the results will be others."""

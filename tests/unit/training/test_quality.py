@@ -329,7 +329,7 @@ def test_a_run_keeps_the_confusion_matrix_and_its_worst_mistakes(tmp_path: Path)
     with Image.open(folder / "mistakes.png") as picture:
         assert min(picture.size) > 96
     page = write_report(folder).read_text()
-    assert page.count('<figure class="picture">') == 1
+    assert page.count('<figure class="image">') == 1
     assert "Confusion matrix of 3 classes" in page
     (folder / "confusion.csv").write_text("class,a\nb,1\n")
     with pytest.raises(UserError, match="damaged: its lines are not those of its columns"):
