@@ -101,9 +101,7 @@ def _short_header(job: Job, step: int) -> Iterator[str]:
     """Yield the run and the network, the data, and how it is trained."""
     spec, data = job.spec, job.dataset
     run = "" if job.run is None else f"{job.run.path}: "
-    yield (
-        f"{run}{job.network.name} ({_parameters(job)}), {_backends(job)}, {_workers(job)}"
-    )
+    yield (f"{run}{job.network.name} ({_parameters(job)}), {_backends(job)}, {_workers(job)}")
     first, *others = data_lines(job.network, replace(data, description=_short_data(data)))
     yield from (first, *others)
     if job.weights:
