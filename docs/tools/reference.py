@@ -104,8 +104,8 @@ def schedules() -> str:
     return f"""{_table(("`--schedule`", "learning rate"), rows)}
 
 `--warmup-steps N` lets the rate rise linearly in the first N steps, except for schedules with a
-rise of their own: {rises}. The rates of {totals} depend on the length of the run, so a run with
-them is not resumed with another number of steps."""
+rise of their own: {rises}. The rates of {totals} and of `step` with `--step-at` depend on the
+length of the run: if `--resume` changes it, they begin anew with the first step that follows."""
 
 
 def data_sources() -> str:

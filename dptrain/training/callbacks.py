@@ -23,7 +23,6 @@ from dptrain.training.output.board import (
 )
 from dptrain.training.output.display import Display
 from dptrain.training.persistence.checkpoints import replica_arrays
-from dptrain.training.persistence.persistence import checkpoint_facts
 
 if TYPE_CHECKING:
     from dptrain.training.engines import StepResult
@@ -259,8 +258,7 @@ class Checkpoints(Callback):
         if job.run is None:
             return
         with job.recorder.between(CHECKPOINT):
-            shares = job.shares.to_dict()
-            facts = checkpoint_facts(job.run_spec, job.replica.updates, shares)
+            facts = job.checkpoint_facts()
             best = trainer.best if trainer.progress.is_best else None
             arrays = replica_arrays(job.replica) if best is None else best.arrays
             path = job.run.save_checkpoint(trainer.step, arrays, facts.to_mapping())

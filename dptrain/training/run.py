@@ -44,7 +44,7 @@ def train(chosen: Settings, world: World) -> bool:
         Trainer.from_settings(chosen, world, callbacks=[Progress(tables=True)]) as trainer,
     ):
         first = trainer.step
-        trainer.fit(stop)
+        trainer.fit(stop=stop)
         stop.finish()
         if trainer.progress.stopped and trainer.step - first <= 1:
             _refuse_endless_restarts(trainer, stop)

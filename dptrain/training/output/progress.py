@@ -90,6 +90,11 @@ class Progress:
         """True if the parameters after the last completed step are the best ones so far."""
         return self.step == self.selection.best_step
 
+    def begin_again(self) -> None:
+        """Continue after the end, because the length of the run has been changed."""
+        self.selection.begin_again()
+        self.test_score = self.test_quality = self.restored_step = None
+
     def begin_epoch(self) -> None:
         """Reset the sums over the epoch."""
         self._epoch_loss, self._epoch_correct, self._epoch_samples = 0.0, 0, 0
