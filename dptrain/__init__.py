@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from dptrain.plan.optimizers import SGD as SGD
     from dptrain.plan.optimizers import Adam as Adam
     from dptrain.plan.optimizers import AdamW as AdamW
+    from dptrain.plan.optimizers import RMSProp as RMSProp
     from dptrain.runs.records import list_runs as list_runs
     from dptrain.training.callbacks import AfterEpoch as AfterEpoch
     from dptrain.training.callbacks import AfterStep as AfterStep
@@ -75,6 +76,7 @@ _NAMES = [
     "SGD",
     "Adam",
     "AdamW",
+    "RMSProp",
     "Add",
     "AfterEpoch",
     "AfterStep",
@@ -131,6 +133,7 @@ _MODULES = {
     "SGD": "plan.optimizers",
     "Adam": "plan.optimizers",
     "AdamW": "plan.optimizers",
+    "RMSProp": "plan.optimizers",
     "AfterEpoch": "training.callbacks",
     "AgreedError": "comm.world",
     "ArgumentError": "errors",

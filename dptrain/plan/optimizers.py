@@ -152,9 +152,44 @@ class AdamW(Adam):
     weight_decay: float | None = field(default=0.01, kw_only=True)
 
 
-Optimizer = SGD | Adam
+@dataclass(frozen=True)
+class RMSProp(UpdateRule):
+    """Gradient descent with steps relative to the root of the mean square of gradients.
 
-RULES: dict[str, type[SGD | Adam]] = {rule.kind: rule for rule in (SGD, Adam, AdamW)}
+    v ← ρ v + (1 − ρ) g²;  d = g / (sqrt(v) + ε);  w ← w − α d, or with momentum
+    b ← μ b + d;  w ← w − α b. As `torch.optim.RMSprop`, where ρ is ``alpha``.
+
+    Source: Tieleman and Hinton, "Lecture 6.5, RMSprop", COURSERA: Neural networks for machine
+    learning, 2012.
+
+    Attributes:
+        decay: ρ, decay of the mean of squared gradients.
+        epsilon: ε, added to the denominator.
+        momentum: μ, at least 0 and less than 1.
+    """
+
+    kind: ClassVar[str] = "rmsprop"
+
+    decay: float = field(default=0.99, kw_only=True)
+    epsilon: float = field(default=1e-8, kw_only=True)
+    momentum: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("decay", self.decay), ("momentum", self.momentum)):
+            if not 0.0 <= value < 1.0:
+                raise UserError(f"{self.kind} {name} is {value}; expected 0 ≤ {name} < 1")
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of the flat state arrays."""
+        momentum = ("momentum",) if self.momentum else ()
+        return ("second_moment", *momentum, *self.average_state)
+
+
+Optimizer = SGD | Adam | RMSProp
+
+RULES: dict[str, type[Optimizer]] = {rule.kind: rule for rule in (SGD, Adam, AdamW, RMSProp)}
 """Update rules by their names."""
 
 
@@ -178,11 +213,14 @@ def make_optimizer(
     """Return the update rule with a name.
 
     Args:
-        kind: ``"sgd"``, ``"adam"`` or ``"adamw"``.
-        momentum, nesterov: of `SGD`; the others ignore them.
+        kind: a key of `RULES`.
+        momentum: of the rules that have one; the others ignore it.
+        nesterov: of `SGD`; the others ignore it.
         weight_decay, clip_norm, average_decay: see `UpdateRule`.
     """
     common = _Common(weight_decay=weight_decay, clip_norm=clip_norm, average_decay=average_decay)
     if kind == SGD.kind:
         return SGD(momentum=momentum, nesterov=nesterov, **common)
+    if kind == RMSProp.kind:
+        return RMSProp(momentum=momentum, **common)
     return RULES[kind](**common)

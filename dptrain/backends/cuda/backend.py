@@ -91,7 +91,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import AVERAGE, SGD
+from dptrain.plan.optimizers import AVERAGE, Adam, Optimizer, RMSProp
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
@@ -366,18 +366,10 @@ class CudaBackend(Backend):
         sums = replica.flat_gradients[replica.plan.layout.size :]
         arrays = [w, g, *state, sums, replica.numbers]
         common = [*arrays, bounds, decays, np.int32(len(runs)), np.int32(w.size)]
-        sgd = "sgd_momentum" if state else "sgd"
-        name = sgd if isinstance(rule, SGD) else rule.kind
+        name, constants = _update_kernel(rule)
         # Parameters are padded to whole cache lines, so segments start and end at vectors.
         width = vector_width(w.size, w.dtype.itemsize)
         function = device.function("optimizers.cu", name, VECTOR=width)
-        constants: list[np.generic] = []
-        if not isinstance(rule, SGD):
-            betas = rule.beta1, rule.beta2, rule.epsilon, 1.0 - rule.beta1, 1.0 - rule.beta2
-            constants = [np.float32(value) for value in betas]
-        elif rule.momentum:
-            constants = [np.float32(rule.momentum), np.int32(rule.nesterov)]
-
         clip = _bind_clipping(device, replica, g)
 
         def update(context: Context) -> None:
@@ -437,6 +429,19 @@ def _with_unused_bias(needs: GroupNeeds, filters: int) -> GroupNeeds:
         phases[Phase.BACKWARD_WEIGHT] = replace(backward, writes=(*backward.writes, "dbias"))
         buffers["dbias"] = spec
     return replace(needs, phases=phases, buffers=buffers, kept=(*needs.kept, "bias"))
+
+
+def _update_kernel(rule: Optimizer) -> tuple[str, list[np.generic]]:
+    """Return the kernel of an update rule, and its constants."""
+    if isinstance(rule, Adam):
+        betas = rule.beta1, rule.beta2, rule.epsilon, 1.0 - rule.beta1, 1.0 - rule.beta2
+        return rule.kind, [np.float32(value) for value in betas]
+    name = f"{rule.kind}_momentum" if rule.momentum else rule.kind
+    momentum = [np.float32(rule.momentum)] if rule.momentum else []
+    if isinstance(rule, RMSProp):
+        values = rule.decay, 1.0 - rule.decay, rule.epsilon
+        return name, [*map(np.float32, values), *momentum]
+    return name, [*momentum, np.int32(rule.nesterov)] if momentum else []
 
 
 def _bind_clipping(device: Device, replica: Replica, gradient: Array) -> Callable[[], None]:

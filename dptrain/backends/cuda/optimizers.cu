@@ -8,8 +8,8 @@
 // updated, so that the state before the failure can be inspected.
 //
 // Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015; Loshchilov and Hutter,
-// "Decoupled weight decay regularization", 2019; Sutskever et al., "On the importance of
-// initialization and momentum in deep learning", 2013.
+// "Decoupled weight decay regularization", 2019; Tieleman and Hinton, "Lecture 6.5, RMSprop", 2012;
+// Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
 
 #include "dependent_launch.cuh"
 #include "hyperparameters.cuh"
@@ -113,6 +113,49 @@ extern "C" __global__ void adamw(float* w, const float* g, float* m, float* v, C
     store(w, i, values);
     store(m, i, first);
     store(v, i, second);
+}
+
+// RMSProp: v ← ρ v + (1 − ρ) d²;  w ← w − α d / (sqrt(v) + ε).
+extern "C" __global__ void rmsprop(float* w, const float* g, float* v, COMMON_PARAMETERS, float rho,
+                                   float rest, float epsilon) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    Floats values = load(w, i), second = load(v, i);
+    const Floats gradient = load_streaming(g, i);
+    const float decay = decay_at(i, segment_ends, segment_decays, num_segments),
+                rate = hyperparameters[LEARNING_RATE];
+    if (!is_finite(loss_sums[0])) return;
+    for (int k = 0; k < VECTOR; ++k) {
+        const float d = gradient.at[k] + decay * values.at[k];
+        second.at[k] = flush_small(rho * second.at[k] + rest * d * d);
+        values.at[k] -= rate * d / (sqrtf(second.at[k]) + epsilon);
+    }
+    store(w, i, values);
+    store(v, i, second);
+}
+
+// With momentum: b ← μ b + d / (sqrt(v) + ε);  w ← w − α b.
+extern "C" __global__ void rmsprop_momentum(float* w, const float* g, float* v, float* b,
+                                            COMMON_PARAMETERS, float rho, float rest,
+                                            float epsilon, float momentum) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    Floats values = load(w, i), second = load(v, i), velocity = load(b, i);
+    const Floats gradient = load_streaming(g, i);
+    const float decay = decay_at(i, segment_ends, segment_decays, num_segments),
+                rate = hyperparameters[LEARNING_RATE];
+    if (!is_finite(loss_sums[0])) return;
+    for (int k = 0; k < VECTOR; ++k) {
+        const float d = gradient.at[k] + decay * values.at[k];
+        second.at[k] = flush_small(rho * second.at[k] + rest * d * d);
+        velocity.at[k] = flush_small(momentum * velocity.at[k] + d / (sqrtf(second.at[k]) + epsilon));
+        values.at[k] -= rate * velocity.at[k];
+    }
+    store(w, i, values);
+    store(v, i, second);
+    store(b, i, velocity);
 }
 
 // Moving average of the parameters after the update: average ← average + weight (w − average).

@@ -79,7 +79,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import AVERAGE, SGD, AdamW
+from dptrain.plan.optimizers import AVERAGE, Adam, AdamW, RMSProp
 from dptrain.plan.plan import INPUT, Plan
 from dptrain.plan.shards import addition_steps
 
@@ -244,14 +244,21 @@ class NumbaBackend(Backend):
         runs = segments(replica.plan, elements)
         bounds = np.array([0, *(stop for _, stop, _ in runs)], np.int64)
         decay = updates.WeightDecay(bounds, np.array([rate for _, _, rate in runs], np.float32))
-        if not isinstance(rule, SGD):
+        if isinstance(rule, Adam):
             launch = bind(
                 updates.adamw if isinstance(rule, AdamW) else updates.adam,
                 w, g, (state["first_moment"], state["second_moment"]), decay,
                 (rule.beta1, rule.beta2, rule.epsilon), varying=(0.1, 1),
             )  # fmt: skip
             return lambda context: launch(w.size, context.learning_rate, replica.updates)
-        if rule.momentum:
+        if isinstance(rule, RMSProp):
+            # Without momentum, the array is not used.
+            arrays = state["second_moment"], state.get("momentum", state["second_moment"])
+            launch = bind(
+                updates.rmsprop, w, g, arrays, decay, (rule.decay, rule.epsilon, rule.momentum),
+                varying=(0.1,),
+            )  # fmt: skip
+        elif rule.momentum:
             launch = bind(
                 updates.sgd_momentum,
                 w, g, state["momentum"], decay, rule.momentum, rule.nesterov,

@@ -143,6 +143,33 @@ def adamw(
 
 
 @kernel
+def rmsprop(
+    items: Items, w: Array, g: Array, state: tuple[Array, Array], decay: WeightDecay,
+    constants: tuple[float, float, float], learning_rate: float,
+) -> None:  # fmt: skip
+    """b ← μ b + d / (sqrt(v) + ε);  w ← w − α b, with v the mean of d², and d = g + λ w.
+
+    With μ = 0, b is not stored.
+    """
+    (v, b), (rho, epsilon, momentum) = state, constants
+    r, mu, eps = np.float32(rho), np.float32(momentum), np.float32(epsilon)
+    rest, rate = np.float32(1.0 - rho), np.float32(learning_rate)
+    for block in range(items.start, items.stop, _BLOCK):
+        end = min(block + _BLOCK, items.stop)
+        _prefetch_block(w, end, items.stop)
+        for k in range(decay.rates.size):
+            decay_k = decay.rates[k]
+            first, last = _overlap(block, end, decay, k)
+            for i in range(first, last):
+                d = g[i] + decay_k * w[i]
+                v[i] = _flushed(r * v[i] + rest * d * d)
+                d /= np.sqrt(v[i]) + eps
+                if mu > 0.0:
+                    b[i] = d = _flushed(mu * b[i] + d)
+                w[i] -= rate * d
+
+
+@kernel
 def add_squares(items: Items, g: Array, squares: Array) -> None:
     """squares[i] ← Σ g² over elements 16 i … 16 i + 15, in float64. Items are sums."""
     for i in range(items.start, items.stop):

@@ -18,7 +18,7 @@ from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, 
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.network.outputs import are_right, most_probable, sigmoid
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Precision, Setting
-from dptrain.plan.optimizers import SGD, AdamW
+from dptrain.plan.optimizers import SGD, Adam, AdamW, RMSProp
 from dptrain.plan.shards import add_in_order
 
 
@@ -106,7 +106,7 @@ class ReferenceBackend(Backend):
             w[:] = w - context.learning_rate * d
 
         def adam(context: Context) -> None:
-            assert not isinstance(rule, SGD)
+            assert isinstance(rule, Adam)
             is_decoupled = isinstance(rule, AdamW)
             t, d = replica.updates, g if is_decoupled else decayed()
             m, v = state["first_moment"], state["second_moment"]
@@ -117,7 +117,16 @@ class ReferenceBackend(Backend):
                 w[start:stop] *= 1.0 - context.learning_rate * decay
             w[:] = w - context.learning_rate * mean / (np.sqrt(square) + rule.epsilon)
 
-        return sgd if isinstance(rule, SGD) else adam
+        def rmsprop(context: Context) -> None:
+            assert isinstance(rule, RMSProp)
+            d, v = decayed(), state["second_moment"]
+            v[:] = rule.decay * v + (1.0 - rule.decay) * d * d
+            d = d / (np.sqrt(v) + rule.epsilon)
+            if rule.momentum:
+                state["momentum"][:] = d = rule.momentum * state["momentum"] + d
+            w[:] = w - context.learning_rate * d
+
+        return {"sgd": sgd, "rmsprop": rmsprop}.get(rule.kind, adam)
 
 
 def _softmax(z: NDArray[Any], labels: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:

@@ -58,9 +58,9 @@ def recipe(network: Network, optimizer: str | None = None) -> Recipe:
 
     Args:
         network: a network; one that is not in the zoo gets settings that fit its loss.
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; if it is not that of the recipe, learning
-            rate, momentum and weight decay are replaced by defaults for this optimizer. Adam and
-            AdamW have the same learning rate.
+        optimizer: the name of an update rule; if it is not that of the recipe, learning rate,
+            momentum and weight decay are replaced by defaults for this optimizer. Adam, AdamW and
+            RMSProp have the same learning rate.
     """
     if network.name in NETWORKS:
         chosen = NETWORKS[network.name].recipe
@@ -70,10 +70,12 @@ def recipe(network: Network, optimizer: str | None = None) -> Recipe:
         return chosen
     if optimizer == "adamw":
         return replace(recipe(network, "adam"), optimizer=optimizer, weight_decay=ADAMW_DECAY)
-    default = VALUES if optimizer == VALUES.optimizer else CLASSES
+    if optimizer == "rmsprop":
+        return replace(recipe(network, "adam"), optimizer=optimizer)
+    default = CLASSES if optimizer == CLASSES.optimizer else VALUES
     return replace(
         chosen,
-        optimizer=default.optimizer,
+        optimizer=optimizer,
         learning_rate=default.learning_rate,
         momentum=default.momentum,
         nesterov=False,

@@ -13,7 +13,7 @@ class Recipe:
     """Default training settings of a network. Its layers have a weight decay of their own.
 
     Attributes:
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
+        optimizer: the name of an update rule.
         learning_rate: learning rate for that optimizer and `batch_size`.
         momentum: momentum of SGD.
         epochs: number of passes over `data`.

@@ -41,7 +41,7 @@ from dptrain.network import (
     Tanh,
 )
 from dptrain.philox import dropout_keep, philox
-from dptrain.plan import SGD, Adam, AdamW, MicroShards, Optimizer
+from dptrain.plan import SGD, Adam, AdamW, MicroShards, Optimizer, RMSProp
 from dptrain.plan.shards import add_in_order, rank_contributions
 from tests.lazy import LazyModule
 from tests.unit.backends import cases, pytorch_reference
@@ -478,6 +478,12 @@ RULES: dict[str, tuple[Optimizer, str, dict[str, object]]] = {
         {"betas": (0.8, 0.95), "eps": 1e-3},
     ),
     "adamw": (AdamW(weight_decay=None), "AdamW", {}),
+    "rmsprop": (RMSProp(), "RMSprop", {}),
+    "rmsprop, momentum": (
+        RMSProp(decay=0.9, epsilon=1e-3, momentum=0.8),
+        "RMSprop",
+        {"alpha": 0.9, "eps": 1e-3, "momentum": 0.8},
+    ),
     "adamw, other constants": (
         AdamW(beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=None),
         "AdamW",
