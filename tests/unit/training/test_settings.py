@@ -226,7 +226,7 @@ MISTAKES = [
     ({"timeout": "inf"}, "--timeout is inf; expected a number of at least 1"),
     ({"momentum": "1"}, "--momentum is 1.0; expected a number of at least 0 and below 1"),
     ({"step_factor": "2"}, "--step-factor is 2.0; expected a number above 0 and up to 1"),
-    ({"optimizer": "adams"}, "--optimizer is 'adams'; expected one of sgd, adam, adamw"
+    ({"optimizer": "adams"}, "--optimizer is 'adams'; expected one of sgd, adam, adamw, rmsprop"
                              "; did you mean 'adam'?"),
     ({"backend": "nunba"}, "--backend is 'nunba'; expected one of numba, reference, cuda, cudnn, "
                            "null; did you mean 'numba'?"),
@@ -251,8 +251,8 @@ MISTAKES = [
     ({"weight_decay": "-1"}, "--weight-decay is -1.0; expected a number of at least 0"),
     ({"weight_decay": "1e300"}, "--weight-decay is 1e+300; expected a number of at least 0 and up"),
     ({"brightness": "1e300"}, "--brightness is 1e+300; expected a number of at least 0 and up to"),
-    ({"optimizer": "adam", "momentum": "0.5"}, "belongs to optimizer sgd"),
-    ({"network": "solar", "nesterov": True}, "belongs to optimizer sgd"),
+    ({"optimizer": "adam", "momentum": "0.5"}, "momentum belongs to optimizer sgd"),
+    ({"network": "solar", "nesterov": True}, "nesterov belongs to optimizer sgd"),
     ({"nesterov": True, "momentum": "0"}, "nesterov needs a momentum above 0"),
     ({"resume": "nowhere"}, "nowhere/config.toml: no such file"),
 ]  # fmt: skip
