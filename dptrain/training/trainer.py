@@ -39,6 +39,7 @@ from dptrain.comm.node.activity import CALLBACK, EVALUATING, TRAINING
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.data import Dataset
+from dptrain.data.base import Samples
 from dptrain.data.loading.loader import BatchSource
 from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError, shown
@@ -56,12 +57,13 @@ from dptrain.training.callbacks import Callback, Checkpoints, MetricsLog, Progre
 from dptrain.training.divergence import StableRate, raise_not_finite
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation.evaluation import (
+    Score,
     open_test_data,
     results_of,
-    score,
     score_in_detail,
 )
-from dptrain.training.evaluation.quality import ValueQuality
+from dptrain.training.evaluation.metrics import Metrics, check_metrics
+from dptrain.training.evaluation.quality import Quality, ValueQuality
 from dptrain.training.history import History
 from dptrain.training.job import Job, assemble, with_size_of_weights
 from dptrain.training.output.progress import Progress as RunningState
@@ -120,6 +122,9 @@ class Trainer(Sealed):
         classes: names of the labels of arrays and objects: a list in the order of the labels 0, 1,
             …, or a mapping from label to name; None if labels are integers without names.
         callbacks: objects that run after steps and epochs; see `dptrain.training.callbacks`.
+        metrics: functions by name, which evaluations call with the predictions of all samples, as
+            `predict` returns them, and their targets, int64 (n,) classes or values (n, F). The
+            history has their results as ``validation_NAME``, the summary as ``test_NAME``.
         progress: show the progress on standard output of rank 0.
         world: the ranks; None for all ranks that the launcher started.
         **settings: settings with the names of the command line, for example ``batch_size=64``.
@@ -149,12 +154,14 @@ class Trainer(Sealed):
         *,
         classes: Any = None,
         callbacks: Sequence[Callback] = (),
+        metrics: Metrics | None = None,
         progress: bool = True,
         world: World | None = None,
         **settings: Any,
     ) -> None:
         world = _ranks(world, settings.get("timeout"))
         _check_callbacks(callbacks)
+        self._metrics = check_metrics(metrics)
         graph = call_on_all_ranks(
             world, lambda: network if isinstance(network, Network) else get_network(network)
         )
@@ -184,6 +191,7 @@ class Trainer(Sealed):
         *,
         classes: Any = None,
         callbacks: Sequence[Callback] = (),
+        metrics: Metrics | None = None,
         progress: bool = True,
         world: World | None = None,
         **settings: Any,
@@ -194,9 +202,7 @@ class Trainer(Sealed):
             run_dir: the run directory.
             data: the data of the run if it was made of Python objects; None opens it by its name.
             classes: as for the class.
-            callbacks: as for the class.
-            progress: as for the class.
-            world: as for the class.
+            callbacks, metrics, progress, world: as for the class.
             **settings: settings that replace those of the run, for example ``steps=2000``.
         """
         world = _ranks(world, settings.get("timeout"))
@@ -207,6 +213,7 @@ class Trainer(Sealed):
             world, lambda: load_settings({**settings, **named, "resume": str(run_dir)}, {})
         )
         trainer = cls.__new__(cls)
+        trainer._metrics = check_metrics(metrics)
         graph = call_on_all_ranks(world, chosen.load_network)
         job = _assemble(
             chosen, world, graph, data, classes, function, keeps_run=True, progress=progress
@@ -232,6 +239,7 @@ class Trainer(Sealed):
             keeps_run: write a run directory, a new one in ``runs/`` unless the settings name one.
         """
         trainer = cls.__new__(cls)
+        trainer._metrics = {}
         trainer._start(
             callbacks, assemble(settings, world, keeps_run=keeps_run, allows_balance=True)
         )
@@ -677,14 +685,26 @@ class Trainer(Sealed):
         job.world.activity.enter(EVALUATING, self.step)
         before_ns = sum(job.recorder.totals_ns.values())
         with job.recorder.between(EVALUATION):
-            counts = job.shares.counts
             with self._averaged_parameters():
-                found = score(job.replica, job.dataset.validation, job.world, counts=counts)
+                found, _ = self._score(job.dataset.validation, quality=False)
             self.progress.add_score(found, job.spec, before_ns)
             job.schedule = replace(job.schedule, reductions=self.progress.selection.reductions)
             if self.progress.is_best and job.world.is_rank_zero:
                 facts, arrays = job.checkpoint_facts(), replica_arrays(job.replica)
                 self._best = Checkpoint(self.step, arrays, facts.to_mapping(), Path(BEST))
+
+    def _score(self, samples: Samples, *, quality: bool = True) -> tuple[Score, Quality | None]:
+        """Return the score with the metrics of the user, and the quality of predictions."""
+        job = self.job
+        return score_in_detail(
+            job.replica,
+            samples,
+            job.world,
+            job.dataset.preprocessing,
+            job.shares.counts,
+            self._metrics,
+            quality=quality,
+        )
 
     def _end_training(self) -> None:
         """Restore the best parameters and evaluate them on the test data, unless stopped.
@@ -700,13 +720,7 @@ class Trainer(Sealed):
             # A run that had ended keeps its results.
             if job.recorder.steps or self._written_summary() is None:
                 with self._averaged_parameters():
-                    found = score_in_detail(
-                        job.replica,
-                        job.dataset.test,
-                        job.world,
-                        job.dataset.preprocessing,
-                        job.shares.counts,
-                    )
+                    found = self._score(job.dataset.test)
                 self.progress.test_score, self.progress.test_quality = found
 
     def _averaged_parameters(self) -> AbstractContextManager[None]:
@@ -812,8 +826,9 @@ class Trainer(Sealed):
         Returns:
             ``scored`` (which samples were evaluated), ``notes`` (what was left out or converted of
             other data, if anything was), ``samples`` (their number), ``loss`` (mean over samples)
-            and, unless the network predicts values, ``accuracy``; further results of
-            each class or of values, see `dptrain.training.evaluation.evaluation.results_of`.
+            and, unless the network predicts values, ``accuracy``; the `metrics` of the class;
+            further results of each class or of values, see
+            `dptrain.training.evaluation.evaluation.results_of`.
         """
         job = self.job
         notes: tuple[str, ...] = ()
@@ -833,9 +848,7 @@ class Trainer(Sealed):
                 classes=classes,
             )
         with self._averaged_parameters():
-            found = score_in_detail(
-                job.replica, samples, job.world, job.dataset.preprocessing, job.shares.counts
-            )
+            found = self._score(samples)
         mentioned = {"notes": list(notes)} if notes else {}
         return {"scored": scored, **mentioned, **results_of(*found)}
 

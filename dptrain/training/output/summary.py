@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 TEST_LABELS = {
     "test_top5_accuracy": "top-5 accuracy",
+    "test_auc": "AUC",
     "test_mae": "MAE",
     "test_rmse": "RMSE",
     "test_r2": "R²",
@@ -325,10 +326,11 @@ def _closing_lines(job: Job, progress: Progress) -> tuple[str, ...]:
     lines, score = _best_lines(job, progress), progress.test_score
     if score is not None:
         accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.2%}, "
+        labels = {**TEST_LABELS, **{f"test_{name}": name for name in score.metrics}}
         more = "".join(
-            f", {TEST_LABELS[name]} {value:.4g}"
+            f", {labels[name]} {value:.4g}"
             for name, value in progress.test_results.items()
-            if name in TEST_LABELS
+            if name in labels and value is not None
         )
         lines.append(
             f"test: {accuracy}loss {score.loss:.4g}{more} on {_count(score.samples, 'sample')}"

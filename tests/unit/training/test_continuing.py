@@ -154,3 +154,53 @@ def test_a_resumed_plateau_repeats_its_reductions(tmp_path: Path) -> None:
         linear(schedule="plateau", validation=0)
     with pytest.raises(UserError, match="best_by is none; it needs evaluations"):
         linear(schedule="plateau", best_by="none")
+
+
+# Metrics of the user.
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_metrics_receive_all_predictions_and_targets(shards: int) -> None:
+    def error(outputs: Any, targets: Any) -> float:
+        np.testing.assert_allclose(outputs.sum(axis=1), 1, rtol=1e-6)
+        return float(np.mean(outputs.argmax(axis=1) != targets))
+
+    trainer = linear(epochs=2, metrics={"error": error}, shards=shards)
+    trainer.fit()
+    accuracies = np.array(trainer.history["validation_accuracy"])
+    np.testing.assert_allclose(trainer.history["validation_error"], 1 - accuracies)
+    assert trainer.summary is not None
+    assert trainer.summary["test_error"] == pytest.approx(1 - trainer.summary["test_accuracy"])
+    assert trainer.evaluate()["error"] == trainer.summary["test_error"]
+    assert "<td align=" in trainer.history._repr_html_()
+
+
+def test_metrics_of_values_are_in_the_unit_of_the_data() -> None:
+    x = np.random.default_rng(0).uniform(1, 9, (40, 3))
+    given = {"backend": "reference", "progress": False, "epochs": 1, "batch_size": 8}
+    trainer = Trainer(
+        "mlp-4", (x, x.sum(axis=1)), **given,
+        metrics={"offset": lambda outputs, targets: (outputs - targets).mean() + np.inf * 0,
+                 "mae2": lambda outputs, targets: np.abs(outputs - targets).mean()},
+    )  # fmt: skip
+    found = trainer.evaluate()
+    assert found["mae2"] == pytest.approx(found["mae"])
+    assert found["offset"] is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ([len], "expected functions by name"),
+        ({"auc": len}, "the name of a metric is 'auc'"),
+        ({"a b": len}, "expected letters, digits and _"),
+    ],
+)
+def test_wrong_metrics_are_refused(metrics: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        linear(metrics=metrics)
+
+
+def test_a_metric_returns_a_number() -> None:
+    with pytest.raises(UserError, match="metric words returned 'x'; expected a number"):
+        linear(epochs=1, metrics={"words": lambda outputs, targets: "x"}).fit()
