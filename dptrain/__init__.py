@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from dptrain.network import write_network as write_network
     from dptrain.network.activations import *  # noqa: F403
     from dptrain.network.own_functions import activation as activation
+    from dptrain.plan.optimizers import LAMB as LAMB
+    from dptrain.plan.optimizers import LARS as LARS
     from dptrain.plan.optimizers import SGD as SGD
     from dptrain.plan.optimizers import Adam as Adam
     from dptrain.plan.optimizers import AdamW as AdamW
@@ -76,6 +78,8 @@ _NAMES = [
     "SGD",
     "Adam",
     "AdamW",
+    "LAMB",
+    "LARS",
     "RMSProp",
     "Add",
     "AfterEpoch",
@@ -133,6 +137,8 @@ _MODULES = {
     "SGD": "plan.optimizers",
     "Adam": "plan.optimizers",
     "AdamW": "plan.optimizers",
+    "LAMB": "plan.optimizers",
+    "LARS": "plan.optimizers",
     "RMSProp": "plan.optimizers",
     "AfterEpoch": "training.callbacks",
     "AgreedError": "comm.world",

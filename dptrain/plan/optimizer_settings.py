@@ -43,13 +43,13 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
         None,
         "Weight decay of all weights of convolutions and dense layers. "
         "Biases and the parameters of normalisations have none. adamw multiplies the weights, the "
-        "other optimizers add it to the gradient.",
-        otherwise="0.01 with adamw; otherwise that of the network's layers",
+        "other optimizers add it to the gradient, lars and lamb with a factor.",
+        otherwise="0.01 with adamw and lamb; otherwise that of the network's layers",
         at_least=0,
         at_most=1e6,
     )
     momentum: float | UntilRecipe = setting(
-        "optimisation", None, "Momentum of sgd and rmsprop.", at_least=0, below=1
+        "optimisation", None, "Momentum of sgd, lars and rmsprop.", at_least=0, below=1
     )
     nesterov: bool | UntilRecipe = setting("optimisation", None, "Use Nesterov momentum.")
     clip_norm: float | UntilRecipe = setting(
@@ -83,7 +83,7 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
         super().refuse_contradictions()
         for name in ("momentum", "nesterov"):
             if self.optimizer is not None and getattr(self, name):
-                known = [kind for kind, rule in RULES.items() if name in rule.__annotations__]
+                known = [kind for kind, rule in RULES.items() if name in rule.__dataclass_fields__]
                 if self.optimizer not in known:
                     raise UserError(
                         f"{name} belongs to optimizer {' or '.join(known)}, but optimizer is "

@@ -196,9 +196,15 @@ class Plan:
             slots = self.gradient_slots + self.stored_gradients
             memory["gradients"] = slots * self.layout.gradient_size * self.itemsize
             memory["optimizer"] = flat * len(self.optimizer.state)
-            if self.optimizer.clip_norm is not None:
-                memory["optimizer"] += 8 * (self.layout.size // ALIGNMENT)
+            memory["optimizer"] += 8 * math.prod(self.squares_shape)
         return memory
+
+    @property
+    def squares_shape(self) -> tuple[int, int]:
+        """Shape of `FlatArrays.squares`: a row for clipping, and two for scaling layers."""
+        rule = self.optimizer
+        rows = (rule.clip_norm is not None) + 2 * rule.scales_layers
+        return rows, self.layout.size // ALIGNMENT
 
     def resolve(self, tensor: str) -> str:
         """Return the name of the buffer that holds `tensor`."""

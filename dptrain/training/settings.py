@@ -65,7 +65,11 @@ ALTERNATIVE_SETTINGS = (("epochs", "steps"), ("step_at", "step_every"))
 
 DEPENDENT_SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "schedule": {name: kind.own_settings for name, kind in SCHEDULES.items()},
-    "optimizer": {"sgd": ("momentum", "nesterov"), "rmsprop": ("momentum",)},
+    "optimizer": {
+        "sgd": ("momentum", "nesterov"),
+        "lars": ("momentum", "nesterov"),
+        "rmsprop": ("momentum",),
+    },
 }
 """Settings that only one value of another setting uses: if a layer with precedence sets another
 value, those of lower layers do not count."""

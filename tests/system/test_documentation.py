@@ -1,7 +1,8 @@
 """Pages whose programs and commands run as they are written, each page in an empty folder.
 
 Blocks of Python begin with a comment that names their file, which a block with ", continued"
-continues. Blocks of the language `sh` are run; those of the language `bash` need a cluster, a GPU or a network, and are not.
+continues. Blocks of the language `sh` are run; those of the language `bash` need a cluster, a GPU
+or a network, and are not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PAGES = {
     "tutorials/first-run.md": ("runs/first/report.html", "runs/fast/summary.json"),
     "tutorials/report.md": ("study/report.html", "study/launches/weak-r2-t1-1/report.html"),
     "explanation/micro-shards.md": ("runs/three/summary.json",),
-    "how-to/python.md": ("lines/step-00000048/manifest.json",),
+    "how-to/python.md": ("lines",),
     "how-to/citing.md": ("runs/cited/summary.json",),
     "comparison.md": (),
 }  # fmt: skip

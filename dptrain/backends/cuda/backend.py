@@ -50,6 +50,7 @@ from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
+from dptrain.backends.layer_scaling import ratio_sources, slot_ranges
 from dptrain.backends.replica import (
     Arrays,
     Context,
@@ -91,7 +92,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import AVERAGE, Adam, Optimizer, RMSProp
+from dptrain.plan.optimizers import AVERAGE, LAMB, LARS, Adam, Optimizer, RMSProp, applied_rule
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
@@ -136,6 +137,9 @@ LOSS_THREADS = 512
 
 MAX_CLIPPING_BLOCKS = 512
 """Most blocks of the kernels of ``clipping.cu``: each adds the partial sums of all."""
+
+LAYER_BLOCKS = 16
+"""Blocks of each layer in the kernels of ``clipping.cu`` for norms of layers."""
 
 MAX_LOSS_BLOCKS = 512
 """With more blocks, threads process several samples: the last block adds the sums of all blocks."""
@@ -357,8 +361,8 @@ class CudaBackend(Backend):
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, CudaReplica)
-        rule, device = replica.plan.optimizer, replica.device
-        state = [flat[elements] for name, flat in replica.flat_state.items() if name != AVERAGE]
+        rule, device = applied_rule(replica.plan.optimizer), replica.device
+        state = [replica.flat_state[name][elements] for name in rule.state if name != AVERAGE]
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
         bounds = _uploaded(device, np.array([stop for _, stop, _ in runs], np.int32))
@@ -370,10 +374,11 @@ class CudaBackend(Backend):
         # Parameters are padded to whole cache lines, so segments start and end at vectors.
         width = vector_width(w.size, w.dtype.itemsize)
         function = device.function("optimizers.cu", name, VECTOR=width)
-        clip = _bind_clipping(device, replica, g)
+        clip, scale = _bind_clipping(device, replica, g), _bind_scaling(device, replica, width)
 
         def update(context: Context) -> None:
             clip()
+            scale()
             launch(function, w.size // width, *common, *constants)
 
         return update
@@ -463,6 +468,41 @@ def _bind_clipping(device: Device, replica: Replica, gradient: Array) -> Callabl
         )
 
     return clip
+
+
+def _bind_scaling(device: Device, replica: CudaReplica, width: int) -> Callable[[], None]:
+    """Return a function that scales the gradient by norms of layers, if the update rule does."""
+    plan, rule = replica.plan, replica.plan.optimizer
+    if not isinstance(rule, LARS | LAMB):
+        return lambda: None
+    size, ranges = plan.layout.size, list(slot_ranges(plan, slice(0, plan.layout.size)))
+    w, g = replica.flat_parameters, replica.flat_gradients[:size]
+    bounds = np.array([0, *(each.stop for each in ranges)], np.int32)
+    starts, ends = _uploaded(device, bounds), _uploaded(device, bounds[1:])
+    sources = _uploaded(device, np.array(ratio_sources(plan), np.int32))
+    decays = _uploaded(device, np.array([each.decay for each in ranges], np.float32))
+    none = device.zeros((len(ranges),), "float32")
+    partials = device.zeros((len(ranges), LAYER_BLOCKS, 2), "float64")
+    grid, block = (LAYER_BLOCKS, len(ranges), 1), (THREADS, 1, 1)
+    add_squares = device.function("clipping.cu", "add_layer_squares")
+    scale_layers = device.function("clipping.cu", "scale_layers")
+    direction, trust, added = None, np.float32(1.0), none
+    if isinstance(rule, LAMB):
+        direction = device.function("optimizers.cu", "lamb_direction", VECTOR=width)
+        moments = replica.flat_state["first_moment"], replica.flat_state["second_moment"]
+        sums = replica.flat_gradients[size:]
+        arguments = [w, g, *moments, sums, replica.numbers, ends, decays]
+        arguments += [np.int32(len(ranges)), np.int32(size), *_update_kernel(rule)[1]]
+    else:
+        trust, added = np.float32(rule.trust), decays
+
+    def scale() -> None:
+        if direction is not None:
+            launch(direction, size // width, *arguments)
+        add_squares(grid, block, [w, g, starts, partials])
+        scale_layers(grid, block, [w, g, starts, sources, added, added, partials, trust])
+
+    return scale
 
 
 def _uploaded(device: Device, values: NDArray[Any]) -> Array:

@@ -115,6 +115,32 @@ extern "C" __global__ void adamw(float* w, const float* g, float* m, float* v, C
     store(v, i, second);
 }
 
+// LAMB: g ← (m / (1 − β₁ᵗ)) / (sqrt(v) correction + ε) + λ w, with m and v as for AdamW. Norms of
+// layers scale it (clipping.cu), and sgd makes the update.
+extern "C" __global__ void lamb_direction(const float* w, float* g, float* m, float* v,
+                                          COMMON_PARAMETERS, float beta1, float beta2,
+                                          float epsilon, float rest1, float rest2) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    const Floats values = load(w, i);
+    Floats gradient = load(g, i), first = load(m, i), second = load(v, i);
+    const float decay = decay_at(i, segment_ends, segment_decays, num_segments);
+    const float correction = hyperparameters[ADAM_CORRECTION],
+                mean = hyperparameters[MEAN_CORRECTION];
+    if (!is_finite(loss_sums[0])) return;
+    for (int k = 0; k < VECTOR; ++k) {
+        const float d = gradient.at[k];
+        first.at[k] = flush_small(beta1 * first.at[k] + rest1 * d);
+        second.at[k] = flush_small(beta2 * second.at[k] + rest2 * d * d);
+        gradient.at[k] = mean * first.at[k] / (sqrtf(second.at[k]) * correction + epsilon) +
+                         decay * values.at[k];
+    }
+    store(g, i, gradient);
+    store(m, i, first);
+    store(v, i, second);
+}
+
 // RMSProp: v ← ρ v + (1 − ρ) d²;  w ← w − α d / (sqrt(v) + ε).
 extern "C" __global__ void rmsprop(float* w, const float* g, float* v, COMMON_PARAMETERS, float rho,
                                    float rest, float epsilon) {

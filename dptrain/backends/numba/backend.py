@@ -14,6 +14,7 @@ from dptrain.backends.base import Backend
 from dptrain.backends.clipping import Clipping
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
+from dptrain.backends.layer_scaling import LayerScaling, slot_ranges
 from dptrain.backends.numba import (
     crop_windows,
     elementwise,
@@ -79,7 +80,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import AVERAGE, Adam, AdamW, RMSProp
+from dptrain.plan.optimizers import AVERAGE, LAMB, Adam, AdamW, RMSProp, applied_rule
 from dptrain.plan.plan import INPUT, Plan
 from dptrain.plan.shards import addition_steps
 
@@ -238,7 +239,10 @@ class NumbaBackend(Backend):
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)
-        rule, bind = replica.plan.optimizer, partial(replica.thread_pool.bind, grain=GRAIN)
+        rule, bind = (
+            applied_rule(replica.plan.optimizer),
+            partial(replica.thread_pool.bind, grain=GRAIN),
+        )
         state = {name: flat[elements] for name, flat in replica.flat_state.items()}
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
@@ -283,6 +287,43 @@ class NumbaBackend(Backend):
         add = bind(updates.add_squares, gradient, squares, grain=GRAIN // ALIGNMENT)
         scale = bind(updates.scale, gradient, varying=(0.1,), grain=GRAIN)
         return Clipping(lambda: add(squares.size), lambda factor: scale(gradient.size, factor))
+
+    def bind_scaling(
+        self, replica: Replica, elements: slice, squares: Sequence[NDArray[np.float64]]
+    ) -> LayerScaling:
+        assert isinstance(replica, NumbaReplica)
+        rule, bind = replica.plan.optimizer, replica.thread_pool.bind
+        state = {name: flat[elements] for name, flat in replica.flat_state.items()}
+        w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
+        ranges = list(slot_ranges(replica.plan, elements))
+        indices = [each.slot for each in ranges]
+        bounds = np.array([0, *(each.stop for each in ranges)], np.int64)
+        decay = updates.WeightDecay(bounds, np.array([each.decay for each in ranges], np.float32))
+        adds = [
+            bind(updates.add_squares, array, sums, grain=GRAIN // ALIGNMENT)
+            for array, sums in zip((w, g), squares, strict=True)
+        ]
+        prepare, added = None, decay
+        if isinstance(rule, LAMB):
+            prepare = bind(
+                updates.lamb_direction, w, g, (state["first_moment"], state["second_moment"]),
+                decay, (rule.beta1, rule.beta2, rule.epsilon), varying=(1,), grain=GRAIN,
+            )  # fmt: skip
+            added = updates.WeightDecay(bounds, np.zeros(len(ranges), np.float32))
+        factors = np.ones(len(ranges), np.float32)
+        scale = bind(updates.scale_layers, w, g, added, factors, grain=GRAIN)
+
+        def measure(number: int) -> None:
+            if prepare is not None:
+                prepare(w.size, number)
+            for add in adds:
+                add(w.size // ALIGNMENT)
+
+        def scale_by(ratios: NDArray[np.float64]) -> None:
+            factors[:] = ratios[indices]
+            scale(w.size)
+
+        return LayerScaling(measure, scale_by)
 
     def bind_addition(
         self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False

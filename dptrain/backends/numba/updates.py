@@ -170,6 +170,36 @@ def rmsprop(
 
 
 @kernel
+def lamb_direction(
+    items: Items, w: Array, g: Array, moments: tuple[Array, Array], decay: WeightDecay,
+    constants: tuple[float, float, float], step: int,
+) -> None:  # fmt: skip
+    """g ← (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε) + λ w, with m and v of Adam."""
+    (m, v), (beta1, beta2, epsilon) = moments, constants
+    b1, b2, eps = np.float32(beta1), np.float32(beta2), np.float32(epsilon)
+    c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    rate = np.float32(1.0 / (1.0 - beta1**step))
+    correction = np.float32(1.0 / np.sqrt(1.0 - beta2**step))
+    for k in range(decay.rates.size):
+        decay_k = decay.rates[k]
+        first, last = _overlap(items.start, items.stop, decay, k)
+        for i in range(first, last):
+            m[i] = _flushed(b1 * m[i] + c1 * g[i])
+            v[i] = _flushed(b2 * v[i] + c2 * g[i] * g[i])
+            g[i] = rate * m[i] / (np.sqrt(v[i]) * correction + eps) + decay_k * w[i]
+
+
+@kernel
+def scale_layers(items: Items, w: Array, g: Array, decay: WeightDecay, factors: Array) -> None:
+    """g ← r (g + λ w), with factors[k] = r in range k."""
+    for k in range(decay.rates.size):
+        decay_k, factor = decay.rates[k], factors[k]
+        first, last = _overlap(items.start, items.stop, decay, k)
+        for i in range(first, last):
+            g[i] = factor * (g[i] + decay_k * w[i])
+
+
+@kernel
 def add_squares(items: Items, g: Array, squares: Array) -> None:
     """squares[i] ← Σ g² over elements 16 i … 16 i + 15, in float64. Items are sums."""
     for i in range(items.start, items.stop):

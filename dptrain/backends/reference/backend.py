@@ -18,7 +18,7 @@ from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, 
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.network.outputs import are_right, most_probable, sigmoid
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Precision, Setting
-from dptrain.plan.optimizers import SGD, Adam, AdamW, RMSProp
+from dptrain.plan.optimizers import SGD, Adam, AdamW, RMSProp, applied_rule
 from dptrain.plan.shards import add_in_order
 
 
@@ -88,7 +88,7 @@ class ReferenceBackend(Backend):
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         state = {name: flat[elements] for name, flat in replica.flat_state.items()}
-        runs, rule = segments(replica.plan, elements), replica.plan.optimizer
+        runs, rule = segments(replica.plan, elements), applied_rule(replica.plan.optimizer)
 
         def decayed() -> NDArray[Any]:
             d: NDArray[Any] = g.copy()
