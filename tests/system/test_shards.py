@@ -50,6 +50,8 @@ CASES: dict[str, tuple[Any, ...]] = {
         "--optimizer", "adamw", "--learning-rate", 0.001, "--weight-decay", 0.1,
         "--label-smoothing", 0.1, "--clip-norm", 0.5, "--average-weights", 0.9,
     ),
+    "lars": ("--optimizer", "lars", "--weight-decay", 0.1, "--clip-norm", 0.5),
+    "lamb": ("--optimizer", "lamb", "--average-weights", 0.9),
     "reference": ("--momentum", 0.9, "--backend", "reference"),
     "without": ("--momentum", 0.9, "--shards", 0),
 }  # fmt: skip
@@ -123,9 +125,9 @@ def test_the_runs_learn_and_differ(folder: Path) -> None:
     [
         (0, 2, "sgd-shared adam-shared reference-shared adamw-passes2 reference-passes4"),
         (0, 3, "sgd-shared"),
-        (2, 1, "sgd-shared adam-central adamw-shared adamw-passes2 adam-passes4"),
+        (2, 1, "sgd-shared adam-central adamw-shared adamw-passes2 adam-passes4 lars-passes2"),
         (2, 2, "adam-shared"),
-        (3, 1, "sgd-shared sgd-mpi adamw-mpi reference-shared"),
+        (3, 1, "sgd-shared sgd-mpi adamw-mpi reference-shared lars-shared lamb-shared lamb-mpi"),
         (3, 2, "adam-central"),
         (4, 1, "sgd-shared adamw-passes2"),
         (5, 1, "adam-shared sgd-mpi reference-central"),
