@@ -124,6 +124,8 @@ def introduce(job: Job, display: Display, step: int) -> None:
             changes = now.changes_from(before)
             if changes and now.first_step == step + 1:
                 display.print(f"changed settings: {changed_text(changes)}")
+    if step and job.schedule.begin == step:
+        display.print(f"the {spec.schedule} schedule begins anew with step {step + 1}")
     if job.warning is not None:
         display.print(f"warning: {job.warning}")
     # A GPU computes with no thread of the processor.

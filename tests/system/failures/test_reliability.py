@@ -130,7 +130,8 @@ def test_a_cosine_schedule_begins_anew_with_further_steps(tmp_path: Path) -> Non
     longer = ("--steps", 8, "--stop-after", 6)
     stopped = launch("train", "--resume", "run", *longer, cwd=tmp_path)
     assert stopped.returncode == 75
-    assert "steps 8 (so far 4), schedule_start 4 (so far 0)" in stopped.stdout
+    assert "changed settings: steps 8 (so far 4)\n" in stopped.stdout
+    assert "the cosine schedule begins anew with step 5\n" in stopped.stdout
     succeed("train", "--resume", "run", cwd=tmp_path)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
