@@ -1,7 +1,8 @@
 """Functions that run during training: user functions, progress, metrics and checkpoints.
 
 Callbacks run on every rank, in the order in which they were passed to the trainer. A callback that
-communicates must do so on every rank.
+communicates must do so on every rank. A callback may end training with `Trainer.stop`, on any rank,
+and set the learning rate with `Trainer.set_learning_rate`, on every rank.
 """
 
 from __future__ import annotations
@@ -91,10 +92,11 @@ class AfterStep(Callback):
 
 
 class AfterEpoch(Callback):
-    """Call a function after every epoch.
+    """Call a function after every epoch, and after the last step if training ends within one.
 
     Args:
-        function: called with the trainer and the newest record of its history.
+        function: called with the trainer and the newest record of its history, in which values that
+            were not measured are None.
 
     Examples:
         >>> callback = AfterEpoch(lambda trainer, record: print(record["train_loss"]))
