@@ -130,9 +130,9 @@ extern "C" __global__ void lamb_direction(const float* w, float* g, float* m, fl
                 mean = hyperparameters[MEAN_CORRECTION];
     if (!is_finite(loss_sums[0])) return;
     for (int k = 0; k < VECTOR; ++k) {
-        const float d = gradient.at[k];
-        first.at[k] = flush_small(beta1 * first.at[k] + rest1 * d);
-        second.at[k] = flush_small(beta2 * second.at[k] + rest2 * d * d);
+        const float own = gradient.at[k];
+        first.at[k] = flush_small(beta1 * first.at[k] + rest1 * own);
+        second.at[k] = flush_small(beta2 * second.at[k] + rest2 * own * own);
         gradient.at[k] = mean * first.at[k] / (sqrtf(second.at[k]) * correction + epsilon) +
                          decay * values.at[k];
     }
