@@ -55,9 +55,12 @@ if TYPE_CHECKING:
     from dptrain.network import write_network as write_network
     from dptrain.network.activations import *  # noqa: F403
     from dptrain.network.own_functions import activation as activation
+    from dptrain.plan.optimizers import LAMB as LAMB
+    from dptrain.plan.optimizers import LARS as LARS
     from dptrain.plan.optimizers import SGD as SGD
     from dptrain.plan.optimizers import Adam as Adam
     from dptrain.plan.optimizers import AdamW as AdamW
+    from dptrain.plan.optimizers import RMSProp as RMSProp
     from dptrain.runs.records import list_runs as list_runs
     from dptrain.training.callbacks import AfterEpoch as AfterEpoch
     from dptrain.training.callbacks import AfterStep as AfterStep
@@ -75,6 +78,9 @@ _NAMES = [
     "SGD",
     "Adam",
     "AdamW",
+    "LAMB",
+    "LARS",
+    "RMSProp",
     "Add",
     "AfterEpoch",
     "AfterStep",
@@ -131,6 +137,9 @@ _MODULES = {
     "SGD": "plan.optimizers",
     "Adam": "plan.optimizers",
     "AdamW": "plan.optimizers",
+    "LAMB": "plan.optimizers",
+    "LARS": "plan.optimizers",
+    "RMSProp": "plan.optimizers",
     "AfterEpoch": "training.callbacks",
     "AgreedError": "comm.world",
     "ArgumentError": "errors",

@@ -37,7 +37,8 @@ def make_replica(
         seed: of the initial parameters and of the dropout masks.
         precision: arithmetic of the backend, for example ``"fp32"`` or ``"tf32"``; None selects
             the backend's default.
-        optimizer: `SGD`, `Adam` or `AdamW`; None selects `SGD` without momentum.
+        optimizer: `SGD`, `Adam`, `AdamW`, `RMSProp`, `LARS` or `LAMB`; None selects `SGD` without
+            momentum.
         training: False allocates no gradients and no optimizer state; the replica then only
             predicts.
         micro_shards: the parts of a minibatch that are summed in a fixed order, so that gradients

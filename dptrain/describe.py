@@ -64,7 +64,7 @@ def plan_for(
         backend: name of the backend.
         batch_size: largest number of samples in a step.
         precision: precision of the backend; None for its default.
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; None for that of the network's recipe.
+        optimizer: the name of an update rule; None for that of the network's recipe.
         threads: number of compute threads.
         training: False omits backward, gradients and update.
         tune: use the kernels that are the fastest on the GPU of this machine.

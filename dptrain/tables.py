@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,6 +72,19 @@ class Table:
             width: columns of the terminal, at least 20; None if there is no limit.
         """
         return [*self._title(width), *(line for _, line in self._body(width)), ""]
+
+    def to_html(self) -> str:
+        """Return the table for a notebook."""
+        sides = ["left" if name in self.text else "right" for name in self.columns]
+
+        def row(tag: str, cells: Sequence[str]) -> str:
+            pairs = zip(cells, sides, strict=True)
+            return "".join(f'<{tag} align="{side}">{escape(cell)}</{tag}>' for cell, side in pairs)
+
+        rows = "".join(f"<tr>{row('td', cells)}</tr>" for cells in self.rows if cells)
+        title = f"<caption>{escape(self.title)}</caption>" if self.title else ""
+        below = f"<div>{escape(self.caption)}</div>" if self.caption else ""
+        return f"<table>{title}<tr>{row('th', self.columns)}</tr>{rows}</table>{below}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dptrain.network import ACTIVATIONS, LAYERS, LOSSES
-from dptrain.plan import SGD, Adam, AdamW
+from dptrain.plan.optimizers import RULES
 from tests.unit.backends.selection import QUICK_VARIANTS, VARIANTS, trials
 
 PAGE = Path(__file__).with_name("README.md")
@@ -29,7 +29,7 @@ class Cell:
 
 def cells() -> dict[str, dict[tuple[str, str], Cell]]:
     """Return the numbers by layer, loss or update rule, and by backend and precision."""
-    rules = [rule.kind for rule in (SGD, Adam, AdamW)]
+    rules = [*RULES]
     names = dict.fromkeys((*map(row_of, LAYERS), *LOSSES, *rules))
     found = {name: {v: Cell() for v in VARIANTS} for name in names}
     for trial in trials():

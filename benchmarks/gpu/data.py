@@ -145,7 +145,7 @@ def fit(trainer: Trainer) -> None:
         RuntimeError: training ended before its last step.
     """
     with StopRequest() as stop:
-        trainer.fit(stop)
+        trainer.fit(stop=stop)
     steps = trainer.job.spec.steps
     if trainer.step < steps:
         cause = f"after {stop.signal_name}" if stop.requested else "without a signal"

@@ -47,6 +47,10 @@ GROUPS_OF_NAMES = {
 """Heading of the public names by the module that defines them."""
 
 
+FIRST_NAMES = ("Trainer", "load", "TrainedModel", "make_replica", "Network", "get_network")
+"""Public names that come first below their headings; the others follow by the alphabet."""
+
+
 def expand(text: str) -> str:
     """Replace every marker in the text of a page with what its generator returns."""
     return MARKER.sub(lambda match: GENERATORS[match[1]](), text)
@@ -104,8 +108,8 @@ def schedules() -> str:
     return f"""{_table(("`--schedule`", "learning rate"), rows)}
 
 `--warmup-steps N` lets the rate rise linearly in the first N steps, except for schedules with a
-rise of their own: {rises}. The rates of {totals} depend on the length of the run, so a run with
-them is not resumed with another number of steps."""
+rise of their own: {rises}. The rates of {totals} and of `step` with `--step-at` depend on the
+length of the run: if `--resume` changes it, they begin anew with the first step that follows."""
 
 
 def data_sources() -> str:
@@ -153,7 +157,8 @@ def launcher_table() -> str:
 def python_api() -> str:
     """Return directives of mkdocstrings for every public name."""
     found: dict[str, list[str]] = {title: [] for title in GROUPS_OF_NAMES}
-    for name in sorted(dptrain.__all__, key=str.lower):
+    order = {name: place for place, name in enumerate(FIRST_NAMES)}
+    for name in sorted(dptrain.__all__, key=lambda name: (order.get(name, 99), name.lower())):
         found[_group_of(name)].append(name)
     return "\n\n".join(
         f"## {title}\n\n" + "\n\n".join(f"::: dptrain.{name}" for name in names)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.clipping import Clipping, numpy_clipping
 from dptrain.backends.flat_arrays import FlatArrays
+from dptrain.backends.layer_scaling import LayerScaling, numpy_scaling
 from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica
 from dptrain.errors import UserError
 from dptrain.memory import require_memory
@@ -222,6 +223,16 @@ class Backend(ABC):
             gradient, squares: see `numpy_clipping`.
         """
         return numpy_clipping(gradient, squares)
+
+    def bind_scaling(
+        self, replica: Replica, elements: slice, squares: Sequence[NDArray[np.float64]]
+    ) -> LayerScaling:
+        """Return the kernels that scale a slice of the gradient by norms of layers, in host memory.
+
+        Args:
+            replica, elements, squares: see `numpy_scaling`.
+        """
+        return numpy_scaling(replica, elements, squares)
 
     def bind_addition(
         self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False

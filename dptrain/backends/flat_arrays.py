@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.plan.flat import ALIGNMENT
-
 if TYPE_CHECKING:
     from dptrain.backends.memory import Memory
     from dptrain.plan.plan import Plan
@@ -25,8 +23,9 @@ class FlatArrays:
         gradients: (gradient slots, pitch), see `FlatLayout.gradient_pitch`; (gradient slots, 0) in
             a plan without training.
         state: optimizer state by name, each (trained size,).
-        squares: float64 (trained size / 16,), sums of squares of every 16 elements of the
-            gradient; None without gradient clipping, and in the memory of a device.
+        squares: float64 (rows, trained size / 16), sums of squares of every 16 elements: of the
+            gradient for clipping, and of the parameters and the gradient for rules that scale
+            layers; None without either, and in the memory of a device.
         is_owner: True if this process sets the initial parameters; False if it shares the
             parameters with another process that does.
         is_shared: True if other processes use the same parameters.
@@ -48,18 +47,15 @@ class FlatArrays:
             parameters=memory.zeros((plan.layout.size,), plan.dtype),
             gradients=memory.zeros((slots * length,), plan.dtype).reshape(slots, length),
             state={name: memory.zeros((size,), plan.dtype) for name in state_names(plan)},
-            squares=None if memory.asynchronous or not clips(plan) else np.zeros(num_squares(plan)),
+            squares=None
+            if memory.asynchronous or not uses_norms(plan)
+            else np.zeros(plan.squares_shape),
         )
 
 
-def clips(plan: Plan) -> bool:
-    """Return whether gradients are clipped before updates."""
-    return plan.training and plan.optimizer.clip_norm is not None
-
-
-def num_squares(plan: Plan) -> int:
-    """Return the number of elements of `FlatArrays.squares`."""
-    return plan.trained.size // ALIGNMENT
+def uses_norms(plan: Plan) -> bool:
+    """Return whether norms change gradients before updates."""
+    return plan.training and plan.squares_shape[0] > 0
 
 
 def state_names(plan: Plan) -> tuple[str, ...]:

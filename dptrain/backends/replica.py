@@ -21,6 +21,7 @@ from dptrain.attributes import Sealed
 from dptrain.backends.accumulation import Accumulation
 from dptrain.backends.clipping import Clipping, clip_factor
 from dptrain.backends.flat_arrays import FlatArrays
+from dptrain.backends.layer_scaling import LayerScaling, layer_ratios, slot_ranges
 from dptrain.backends.memory import HOST, Memory, as_numbers
 from dptrain.backends.named_arrays import NamedArrays
 from dptrain.backends.pixels import INPUTS, PixelFormat
@@ -262,12 +263,17 @@ class Replica(Sealed):
         self._reorders_targets = backend.channels_last and maps
         self._update_kernels: dict[tuple[int, int], Kernel] = {}
         self._clippings: dict[tuple[int, int], Clipping] = {}
+        self._scalings: dict[tuple[int, int], LayerScaling] = {}
         self.stages = self._bind()
         self.accumulation = Accumulation(self) if plan.passes > 1 else None
         if plan.training:
             self.update_kernel()
         if arrays.squares is not None:
-            self._clipping(slice(0, layout.size))
+            everything = slice(0, layout.size)
+            if plan.optimizer.clip_norm is not None:
+                self._clipping(everything)
+            if plan.optimizer.scales_layers:
+                self._scaling(everything)
 
     _is_closed = False
 
@@ -638,26 +644,50 @@ class Replica(Sealed):
             learning_rate: of this update.
         """
         everything = slice(0, self.plan.trained.size)
+        number = self.updates + 1
         if self._arrays.squares is not None:
-            self.add_squares(everything)
-            self.clip(everything)
-        self.update_slice(everything, learning_rate, number=self.updates + 1)
+            self.apply_norms([everything], number=number)
+        self.update_slice(everything, learning_rate, number=number)
 
-    def add_squares(self, elements: slice) -> None:
-        """Compute the sums of squares of some elements of the gradient, for `clip`."""
-        self._clipping(elements).add_squares()
+    def apply_norms(
+        self, slices: Sequence[slice], *, number: int, share: Callable[[], None] = lambda: None
+    ) -> None:
+        """Clip the gradient by its norm, and scale layers by theirs, as the update rule requires.
 
-    def clip(self, elements: slice) -> None:
-        """Clip some elements of the gradient by the global norm.
-
-        The sums of squares of all elements must be complete.
+        Args:
+            slices: elements that this replica updates.
+            number: of the update, from 1.
+            share: waits until all ranks that share the update have called it.
         """
-        squares, clip_norm = self._arrays.squares, self.plan.optimizer.clip_norm
-        assert squares is not None
-        assert clip_norm is not None
-        factor = clip_factor(squares, clip_norm)
-        if factor != 1.0:  # Also if it is NaN.
-            self._clipping(elements).scale(factor)
+        squares, rule = self._arrays.squares, self.plan.optimizer
+        assert squares is not None, "the rule uses no norm, or a device computes it"
+        if rule.clip_norm is not None:
+            for elements in slices:
+                self._clipping(elements).add_squares()
+            share()
+            factor = clip_factor(squares[0], rule.clip_norm)
+            if factor != 1.0:  # Also if it is NaN.
+                for elements in slices:
+                    self._clipping(elements).scale(factor)
+        if rule.scales_layers:
+            for elements in slices:
+                self._scaling(elements).measure(number)
+            share()
+            ratios = layer_ratios(self.plan, squares[-2:])
+            for elements in slices:
+                self._scaling(elements).scale(ratios)
+
+    def _scaling(self, elements: slice) -> LayerScaling:
+        """Return the kernels that scale `elements` of the flat gradient by norms of layers."""
+        key = elements.start, elements.stop
+        if key not in self._scalings:
+            squares = self._arrays.squares
+            assert squares is not None
+            rows = slice(elements.start // ALIGNMENT, elements.stop // ALIGNMENT)
+            self._scalings[key] = self.backend.bind_scaling(
+                self, elements, [row[rows] for row in squares[-2:]]
+            )
+        return self._scalings[key]
 
     def _clipping(self, elements: slice) -> Clipping:
         """Return the kernels that clip `elements` of the flat gradient."""
@@ -667,7 +697,7 @@ class Replica(Sealed):
             assert squares is not None, "the plan clips no gradients, or a device does"
             rows = slice(elements.start // ALIGNMENT, elements.stop // ALIGNMENT)
             self._clippings[key] = self.backend.bind_clipping(
-                self, self.flat_gradients[elements], squares[rows]
+                self, self.flat_gradients[elements], squares[0, rows]
             )
         return self._clippings[key]
 
@@ -853,15 +883,10 @@ def segments(plan: Plan, elements: slice) -> Sequence[Segment]:
     Returns:
         The runs; start and stop count from `elements.start`.
     """
-    first, last = elements.start, elements.stop
     runs: list[Segment] = []
-    slots = plan.trained.slots
-    for i, slot in enumerate(slots):
-        end = slots[i + 1].start if i + 1 < len(slots) else plan.trained.size
-        start, stop = max(slot.start, first) - first, min(end, last) - first
-        if start >= stop:
-            continue
-        decay, factor = plan.optimizer.decay_of(slot.parameter), slot.parameter.rate_factor
+    for _, start, stop, own, factor in slot_ranges(plan, elements):
+        # Rules that scale layers have added it to the gradient.
+        decay = 0.0 if plan.optimizer.scales_layers else own
         if runs and runs[-1][2:] == (decay, factor):
             start = runs.pop().start
         runs.append(Segment(start, stop, decay, factor))

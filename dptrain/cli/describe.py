@@ -11,6 +11,7 @@ from dptrain.cli.common import BACKEND_LIST, DATA, JSON, NETWORK, PRECISION, THR
 from dptrain.cli.options import GroupedCommand, network_of
 from dptrain.cli.parsing import Number, parse_names
 from dptrain.errors import UserError
+from dptrain.plan.optimizers import RULES
 
 
 @click.command(
@@ -45,7 +46,7 @@ from dptrain.errors import UserError
 @PRECISION
 @click.option(
     "--optimizer",
-    type=click.Choice(["sgd", "adam", "adamw"]),
+    type=click.Choice(tuple(RULES)),
     help="Update rule.  [default: from the network's recipe]",
 )
 @THREADS

@@ -70,7 +70,7 @@ class CaseRuns:
                 if line not in self.shown:
                     self.shown.add(line)
                     self.show(line)
-            trainer.fit(self.stop)
+            trainer.fit(stop=self.stop)
         assert trainer.summary is not None
         return dict(trainer.summary)
 

@@ -377,6 +377,8 @@ TRAINING = (
     Term("test_accuracy", "1", "Share of correct predictions on the test data, likewise."),
     Term("test_top5_accuracy", "1", "Share of test samples whose class is among the five most "
          "probable ones; for more than ten classes."),
+    Term("test_auc", "1", "Area under the ROC curve on the test data; with several classes the "
+         "mean over the classes, each against all others. For up to 100 classes."),
     Term("test_mean_f1", "1", "Mean over the classes of F1, the harmonic mean of precision and "
          "recall, on the test data."),
     Term("test_mae", "", "Mean absolute error on the test data, in the unit of the data."),

@@ -17,6 +17,7 @@ from dptrain.bounds import MAX_LAYERS
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import MAX_SIZE, Flops, Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import Loss, SoftmaxCrossEntropy
+from dptrain.network.summary import Summary
 
 if TYPE_CHECKING:
     from dptrain.network.functional import Tensor
@@ -113,7 +114,7 @@ NO_NAME = "network"
 """Name of a network if no other was chosen."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Network(metaclass=NamedArguments):
     """A directed acyclic graph of layers that ends in a loss.
 
@@ -148,6 +149,19 @@ class Network(metaclass=NamedArguments):
         ('conv1',)
         >>> net.num_parameters
         41418
+        >>> print(net.summary())
+        the network: input 3×32×32, 10 outputs, loss softmax_cross_entropy
+        <BLANKLINE>
+         layer     kind         output  parameters     MACs
+         ──────────────────────────────────────────────────
+         conv1     Conv2d     16×32×32         448  442,368
+         relu1     ReLU       16×32×32           0        0
+         pool1     MaxPool2d  16×16×16           0        0
+         flatten1  Flatten        4096           0        0
+         dense1    Dense            10      40,970   40,960
+         ──────────────────────────────────────────────────
+         all                                41,418  483,328
+        MACs: multiply-adds of convolutions and dense layers for one sample
     """
 
     input_shape: Shape
@@ -259,6 +273,24 @@ class Network(metaclass=NamedArguments):
 
         input_shape, specs = collect(output)
         return cls.from_nodes(input_shape, specs, loss, name)
+
+    def summary(self) -> Summary:
+        """Return the layers with their shapes, parameters and multiply-adds, as a table."""
+        return Summary(self)
+
+    def __repr__(self) -> str:
+        name = "without a name" if self.name == NO_NAME else self.name
+        return (
+            f"<Network {name}: {len(self.nodes)} layers, input "
+            f"{'×'.join(map(str, self.input_shape))}, {self.num_outputs} outputs, "
+            f"{self.num_parameters:,} parameters>"
+        )
+
+    def __str__(self) -> str:
+        return str(self.summary())
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     @property
     def label(self) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Setting,
         Storage,
     )
-    from dptrain.plan.optimizers import SGD, Adam, AdamW, Optimizer
+    from dptrain.plan.optimizers import LAMB, LARS, SGD, Adam, AdamW, Optimizer, RMSProp
     from dptrain.plan.plan import Plan, Stage, make_plan
     from dptrain.plan.shards import MicroShards
 
@@ -31,12 +31,14 @@ _MODULES = {
     **dict.fromkeys(
         ("Access", "BufferSpec", "Group", "GroupNeeds", "Phase", "Setting", "Storage"), "lowering"
     ),
-    **dict.fromkeys(("SGD", "Adam", "AdamW", "Optimizer"), "optimizers"),
+    **dict.fromkeys(("LAMB", "LARS", "SGD", "Adam", "AdamW", "Optimizer", "RMSProp"), "optimizers"),
     **dict.fromkeys(("Plan", "Stage", "make_plan"), "plan"),
     "MicroShards": "shards",
 }
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "SGD",
     "SUMS",
     "Access",
@@ -51,6 +53,7 @@ __all__ = [
     "Optimizer",
     "Phase",
     "Plan",
+    "RMSProp",
     "Setting",
     "Slot",
     "Stage",

@@ -43,14 +43,14 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
         "optimisation",
         None,
         "Weight decay of all weights of convolutions and dense layers. "
-        "Biases and the parameters of normalisations have none. sgd and adam add it to the "
-        "gradient, adamw multiplies the weights.",
-        otherwise="0.01 with adamw; otherwise that of the network's layers",
+        "Biases and the parameters of normalisations have none. adamw multiplies the weights, the "
+        "other optimizers add it to the gradient, lars and lamb with a factor.",
+        otherwise="0.01 with adamw and lamb; otherwise that of the network's layers",
         at_least=0,
         at_most=1e6,
     )
     momentum: float | UntilRecipe = setting(
-        "optimisation", None, "Momentum of sgd.", at_least=0, below=1
+        "optimisation", None, "Momentum of sgd, lars and rmsprop.", at_least=0, below=1
     )
     nesterov: bool | UntilRecipe = setting("optimisation", None, "Use Nesterov momentum.")
     clip_norm: float | UntilRecipe = setting(
@@ -100,11 +100,14 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
 
     def refuse_contradictions(self) -> None:
         super().refuse_contradictions()
-        if self.optimizer not in ("sgd", None) and (self.momentum or self.nesterov):
-            raise UserError(
-                f"momentum and nesterov belong to optimizer sgd, but optimizer is "
-                f"'{self.optimizer}'; remove them or try --optimizer sgd"
-            )
+        for name in ("momentum", "nesterov"):
+            if self.optimizer is not None and getattr(self, name):
+                known = [kind for kind, rule in RULES.items() if name in rule.__dataclass_fields__]
+                if self.optimizer not in known:
+                    raise UserError(
+                        f"{name} belongs to optimizer {' or '.join(known)}, but optimizer is "
+                        f"'{self.optimizer}'; remove it or try --optimizer {known[0]}"
+                    )
         parse_rate_factors(first(self.rate_factor, ""))
         if self.nesterov and self.momentum == 0:
             raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")

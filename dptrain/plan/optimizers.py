@@ -44,6 +44,9 @@ class UpdateRule(metaclass=NamedArguments):
     freeze: str = field(default="", kw_only=True)
     rate_factor: str = field(default="", kw_only=True)
 
+    scales_layers: ClassVar[bool] = False
+    """True if norms of each layer scale its gradient before the update."""
+
     def __post_init__(self) -> None:
         if self.average_decay is not None and not 0.0 < self.average_decay < 1.0:
             raise UserError(
@@ -157,10 +160,108 @@ class AdamW(Adam):
     weight_decay: float | None = field(default=0.01, kw_only=True)
 
 
-Optimizer = SGD | Adam
+@dataclass(frozen=True)
+class RMSProp(UpdateRule):
+    """Gradient descent with steps relative to the root of the mean square of gradients.
 
-RULES: dict[str, type[SGD | Adam]] = {rule.kind: rule for rule in (SGD, Adam, AdamW)}
+    v ← ρ v + (1 − ρ) g²;  d = g / (sqrt(v) + ε);  w ← w − α d, or with momentum
+    b ← μ b + d;  w ← w − α b. As `torch.optim.RMSprop`, where ρ is ``alpha``.
+
+    Source: Tieleman and Hinton, "Lecture 6.5, RMSprop", COURSERA: Neural networks for machine
+    learning, 2012.
+
+    Attributes:
+        decay: ρ, decay of the mean of squared gradients.
+        epsilon: ε, added to the denominator.
+        momentum: μ, at least 0 and less than 1.
+    """
+
+    kind: ClassVar[str] = "rmsprop"
+
+    decay: float = field(default=0.99, kw_only=True)
+    epsilon: float = field(default=1e-8, kw_only=True)
+    momentum: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("decay", self.decay), ("momentum", self.momentum)):
+            if not 0.0 <= value < 1.0:
+                raise UserError(f"{self.kind} {name} is {value}; expected 0 ≤ {name} < 1")
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of the flat state arrays."""
+        momentum = ("momentum",) if self.momentum else ()
+        return ("second_moment", *momentum, *self.average_state)
+
+
+@dataclass(frozen=True)
+class LARS(SGD):
+    """Stochastic gradient descent with a learning rate for each layer.
+
+    r = η ‖w‖ / (‖g‖ + λ ‖w‖);  v ← μ v + r (g + λ w);  w ← w − α v, with g without λ·w. The norms
+    are those of the layer's weight and of its gradient; r is 1 if one of them is 0. The bias of a
+    layer has the r of its weight, parameters of normalisations have 1.
+
+    Source: You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017,
+    algorithm 1, with α outside of v, as in `SGD`.
+
+    Attributes:
+        trust: η.
+    """
+
+    kind: ClassVar[str] = "lars"
+    scales_layers: ClassVar[bool] = True
+
+    momentum: float = field(default=0.9, kw_only=True)
+    trust: float = field(default=0.001, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.trust > 0.0:
+            raise UserError(f"{self.kind} trust is {self.trust}; expected above 0")
+
+    def ratio(self, weight: float, gradient: float, decay: float) -> float:
+        """Return r for the norms of a weight and of its gradient."""
+        sum_of_norms = gradient + decay * weight
+        return self.trust * weight / sum_of_norms if weight and sum_of_norms else 1.0
+
+
+@dataclass(frozen=True)
+class LAMB(AdamW):
+    """Adam with a learning rate for each layer.
+
+    u = (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε) + λ w, with m and v of `AdamW`;
+    r = ‖w‖ / ‖u‖;  w ← w − α r u. The norms are those of the layer's weight; r is 1 if one of them
+    is 0. The bias of a layer has the r of its weight, parameters of normalisations have 1.
+
+    Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
+    2020, algorithm 2, with φ(x) = x.
+    """
+
+    kind: ClassVar[str] = "lamb"
+    scales_layers: ClassVar[bool] = True
+
+    epsilon: float = field(default=1e-6, kw_only=True)
+
+    def ratio(self, weight: float, direction: float, decay: float) -> float:
+        """Return r for the norms of a weight and of u."""
+        return weight / direction if weight and direction else 1.0
+
+
+Optimizer = SGD | Adam | RMSProp
+
+RULES: dict[str, type[Optimizer]] = {
+    rule.kind: rule for rule in (SGD, Adam, AdamW, RMSProp, LARS, LAMB)
+}
 """Update rules by their names."""
+
+
+def applied_rule(rule: Optimizer) -> Optimizer:
+    """Return the rule of the update itself, after norms of layers scaled the gradient."""
+    if isinstance(rule, LARS):
+        return SGD(momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=0.0)
+    return SGD(weight_decay=0.0) if isinstance(rule, LAMB) else rule
 
 
 class _Common(TypedDict):
@@ -187,14 +288,18 @@ def make_optimizer(
     """Return the update rule with a name.
 
     Args:
-        kind: ``"sgd"``, ``"adam"`` or ``"adamw"``.
-        momentum, nesterov: of `SGD`; the others ignore them.
+        kind: a key of `RULES`.
+        momentum: of the rules that have one; the others ignore it.
+        nesterov: of `SGD` and `LARS`; the others ignore it.
         weight_decay, clip_norm, average_decay, freeze, rate_factor: see `UpdateRule`.
     """
     common = _Common(
         weight_decay=weight_decay, clip_norm=clip_norm, average_decay=average_decay,
         freeze=freeze, rate_factor=rate_factor,
     )  # fmt: skip
-    if kind == SGD.kind:
-        return SGD(momentum=momentum, nesterov=nesterov, **common)
+    if kind in (SGD.kind, LARS.kind):
+        rule = SGD if kind == SGD.kind else LARS
+        return rule(momentum=momentum, nesterov=nesterov, **common)
+    if kind == RMSProp.kind:
+        return RMSProp(momentum=momentum, **common)
     return RULES[kind](**common)

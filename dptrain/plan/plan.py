@@ -207,11 +207,16 @@ class Plan:
         if self.training:
             slots = self.gradient_slots + self.stored_gradients
             memory["gradients"] = slots * self.layout.gradient_pitch * self.itemsize
-            trained = self.trained.size
-            memory["optimizer"] = trained * self.itemsize * len(self.optimizer.state)
-            if self.optimizer.clip_norm is not None:
-                memory["optimizer"] += 8 * (trained // ALIGNMENT)
+            memory["optimizer"] = self.trained.size * self.itemsize * len(self.optimizer.state)
+            memory["optimizer"] += 8 * math.prod(self.squares_shape)
         return memory
+
+    @property
+    def squares_shape(self) -> tuple[int, int]:
+        """Shape of `FlatArrays.squares`: a row for clipping, and two for scaling layers."""
+        rule = self.optimizer
+        rows = (rule.clip_norm is not None) + 2 * rule.scales_layers
+        return rows, self.trained.size // ALIGNMENT
 
     def resolve(self, tensor: str) -> str:
         """Return the name of the buffer that holds `tensor`."""

@@ -57,7 +57,9 @@ class Span:
         A setting that was changed without a consequence, such as `transport` with one rank, has the
         values that the user set.
         """
+        # `schedule_start` follows from the step at which the length was changed.
         names = dict.fromkeys((*before.settings, *self.settings))
+        names.pop("schedule_start", None)
         pairs = {name: (before.settings.get(name), self.settings.get(name)) for name in names}
         chosen = {name: (before.config.get(name), self.config.get(name)) for name in self.config}
         found = {}

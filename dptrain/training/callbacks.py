@@ -1,7 +1,8 @@
 """Functions that run during training: user functions, progress, metrics and checkpoints.
 
 Callbacks run on every rank, in the order in which they were passed to the trainer. A callback that
-communicates must do so on every rank.
+communicates must do so on every rank. A callback may end training with `Trainer.stop`, on any rank,
+and set the learning rate with `Trainer.set_learning_rate`, on every rank.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from dptrain.training.output.board import (
 )
 from dptrain.training.output.display import Display
 from dptrain.training.persistence.checkpoints import replica_arrays
-from dptrain.training.persistence.persistence import checkpoint_facts
 
 if TYPE_CHECKING:
     from dptrain.training.engines import StepResult
@@ -94,10 +94,11 @@ class AfterStep(Callback):
 
 
 class AfterEpoch(Callback):
-    """Call a function after every epoch.
+    """Call a function after every epoch, and after the last step if training ends within one.
 
     Args:
-        function: called with the trainer and the newest record of its history.
+        function: called with the trainer and the newest record of its history, in which values that
+            were not measured are None.
 
     Examples:
         >>> callback = AfterEpoch(lambda trainer, record: print(record["train_loss"]))
@@ -286,9 +287,7 @@ class Checkpoints(Callback):
                 job.run.best.link(path, best.step)
                 self._best_step = best.step
             if best is None or best.step != trainer.step:
-                shares = job.shares.to_dict()
-                facts = checkpoint_facts(job.run_spec, job.replica.updates, shares)
-                arrays = replica_arrays(job.replica)
+                facts, arrays = job.checkpoint_facts(), replica_arrays(job.replica)
                 job.run.save_checkpoint(trainer.step, arrays, facts.to_mapping())
         self._written_at = monotonic()
 

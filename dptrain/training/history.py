@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
+from dptrain.tables import Table
+
 Record = dict[str, Any]
 """Values by name: `epoch`, `step`, `train_loss`, `train_accuracy`, `validation_loss`,
 `validation_accuracy`, `learning_rate`, `samples_per_s`. A value that was not measured is None.
@@ -14,7 +16,7 @@ Record = dict[str, Any]
 class History(Sequence[Record]):
     """Records of the epochs, the oldest first; also readable by column.
 
-    `pandas.DataFrame(history)` makes a table of it.
+    `pandas.DataFrame(history)` makes a table of it, and notebooks show one.
 
     Examples:
         >>> history = History()
@@ -61,6 +63,10 @@ class History(Sequence[Record]):
     def names(self) -> list[str]:
         """Names of the columns."""
         return list(dict.fromkeys(name for record in self._records for name in record))
+
+    def _repr_html_(self) -> str:
+        rows = [[_text(record.get(name)) for name in self.names] for record in self._records]
+        return Table("", self.names, rows=list(rows)).to_html()
 
     def __repr__(self) -> str:
         if not self._records:

@@ -53,11 +53,15 @@ from dptrain.training.engines.alone import make_alone_engine
 from dptrain.training.evaluation.evaluation import images_for
 from dptrain.training.history import Record
 from dptrain.training.parallelism import MEASURED, OFF
-from dptrain.training.persistence.checkpoints import Checkpoint
+from dptrain.training.persistence.checkpoints import Checkpoint, CheckpointFacts
 from dptrain.training.persistence.persistence import (
+    begin_span,
+    checkpoint_facts,
     find_best,
     open_run,
     restore_run,
+    schedule_start,
+    set_rate,
     start_run,
     starts_from_weights,
 )
@@ -179,10 +183,47 @@ class Job:
             num_samples, num_samples, self.spec.seed, rank, world.size, **passes, counts=counts
         )
 
+    def checkpoint_facts(self) -> CheckpointFacts:
+        """Return the facts that a checkpoint of the present state stores."""
+        return checkpoint_facts(
+            self.run_spec, self.replica.updates, self.shares.to_dict(), self.schedule.fixed or 0.0
+        )
+
     @property
     def passes(self) -> dict[str, Any]:
         """How the shard of this rank is divided: arguments of `Sampler` and `open_loader`."""
         return {"micro_shards": self.plan.micro_shards, "passes": self.plan.passes}
+
+    def extend(self, step: int, epochs: int) -> bool:
+        """End the run `epochs` epochs after step number `step`; all ranks call this between steps.
+
+        Schedules that depend on the length begin anew, unless the length does not change.
+
+        Returns:
+            True if the length has changed.
+
+        Raises:
+            UserError: the schedule needs more steps.
+        """
+        spec = self.spec
+        steps = step + epochs * spec.epoch_steps
+        if steps == spec.steps:
+            return False
+        self.schedule = replace(self.schedule, total_steps=steps, start=step, fixed=None)
+        passes = 0 if steps % spec.epoch_steps or not spec.epochs else steps // spec.epoch_steps
+        name, other = ("epochs", "steps") if passes else ("steps", "epochs")
+        origins = {**self.settings.origins, name: "Trainer.fit"}
+        origins.pop(other, None)
+        total = None if passes else steps
+        self.settings = replace(self.settings, epochs=passes, steps=total, origins=origins)
+        job = replace(spec, steps=steps, epochs=passes, schedule_start=step)
+        self.run_spec, self.spec = replace(self.run_spec, job=job, origins=origins), job
+        run = self.run
+        if run is not None:
+            self.spans = begin_span(
+                run, self.settings, self.run_spec, self.network, self.world, step
+            )
+        return True
 
     def divide(self, shares: Shares) -> None:
         """Change the shares of the ranks; all ranks call this after the engine was closed."""
@@ -239,6 +280,7 @@ def assemble(
     recorded_steps: int = 2048,
     quiet: bool = False,
     allows_balance: bool = False,
+    function: Callable[[float], float] | None = None,
 ) -> Job:
     """Agree on the job, open the data and the run directory, plan, compile and share parameters.
 
@@ -251,6 +293,7 @@ def assemble(
         recorded_steps: number of steps whose times are kept, the last ones.
         quiet: True prints nothing if the compilation of kernels takes long.
         allows_balance: True if ranks may have unequal shares, and different backends.
+        function: of the progress, for schedule ``function``.
 
     Raises:
         UserError: a mistake of the user, or a difference between the ranks; on every rank.
@@ -261,7 +304,7 @@ def assemble(
             f"balance is {chosen.balance}, but this command has equal shares for all ranks; "
             "remove it, or use dptrain train"
         )
-    inputs = _open_inputs(chosen, world, network, dataset, quiet=quiet)
+    inputs = _open_inputs(chosen, world, network, dataset, function, quiet=quiet)
     run = None
     if keeps_run:
         run = call_on_rank_zero(world, lambda: open_run(chosen, inputs.network, inputs.dataset))
@@ -284,8 +327,12 @@ def assemble(
         return restore_run(chosen, run_spec, run, replica)
 
     restored = call_on_rank_zero(world, restore)
+    first_step, start, rate, stored = world.broadcast_json(
+        _restored_progress(restored, run_spec.job)
+    )
+    run_spec = run_spec.with_schedule_start(start)
     spec = run_spec.job
-    first_step, stored = world.broadcast_json(_restored_progress(restored, spec))
+    schedule = call_on_all_ranks(world, lambda: replace(inputs.schedule, start=start, fixed=rate))
     _check_stop_after(chosen, first_step)
     share_state(world, replica, mixed=inputs.is_mixed)
     shares = Shares.from_dict(stored) if stored else inputs.shares
@@ -300,24 +347,26 @@ def assemble(
     compile_unless_stopped(world, inputs.backend, path, quiet=quiet)
     evaluations, best, spans = list[Record](), None, Spans()
 
-    def start() -> tuple[list[Record], Spans]:
+    def begin() -> tuple[list[Record], Spans]:
         if run is None:
             return [], Spans()
         return start_run(run, chosen, run_spec, inputs.network, world, first_step)
 
-    started = call_on_rank_zero(world, start)
+    started = call_on_rank_zero(world, begin)
     if started is not None and run is not None:
         evaluations, spans = started
         best = find_best(run, Selection.of(spec, evaluations, first_step))
     # A run whose best checkpoint was lost selects among the evaluations from now on.
     evaluations = world.broadcast_json(evaluations if best is not None else [])
+    selection = Selection.of(spec, evaluations, first_step)
+    schedule = replace(schedule, reductions=selection.reductions)
     return Job(
         settings=chosen, spec=spec, run_spec=run_spec, world=world, network=inputs.network,
         dataset=inputs.dataset, backend=inputs.backend, plan=plan, replica=replica,
-        buckets=buckets, recorder=recorder, engine=engine, schedule=inputs.schedule,
+        buckets=buckets, recorder=recorder, engine=engine, schedule=schedule,
         augmentation=inputs.augmentation, cached_samples=cached, streams_pixels=streams,
         keeps_run=keeps_run, run=run, first_step=first_step,
-        selection=Selection.of(spec, evaluations, first_step), best=best, shares=shares,
+        selection=selection, best=best, shares=shares,
         is_mixed=inputs.is_mixed,
         warning=None if restored is None else restored.warning, spans=spans,
         weights="".join(loaded),
@@ -336,7 +385,13 @@ def _make_replica(chosen: Settings, world: World, inputs: _Inputs, *, quiet: boo
 
 
 def _open_inputs(
-    chosen: Settings, world: World, network: Network | None, dataset: Dataset | None, *, quiet: bool
+    chosen: Settings,
+    world: World,
+    network: Network | None,
+    dataset: Dataset | None,
+    function: Callable[[float], float] | None,
+    *,
+    quiet: bool,
 ) -> _Inputs:
     """Open network and data, agree on them, and plan."""
     backend = open_backend(chosen, world)
@@ -384,7 +439,11 @@ def _open_inputs(
     augmentation = call_on_all_ranks(world, lambda: chosen.make_augmentation(graph.input_shape))
     epoch_steps = steps_per_epoch(len(data.train), chosen.batch_size)
     steps = chosen.total_steps(epoch_steps)
-    schedule = call_on_all_ranks(world, lambda: chosen.make_schedule(chosen.batch_size, steps))
+    schedule = call_on_all_ranks(
+        world, lambda: chosen.make_schedule(chosen.batch_size, steps, function)
+    )
+    if function is not None:
+        agree(world, {"the schedule function": schedule.sample()})
     return _Inputs(
         backend,
         graph,
@@ -538,11 +597,18 @@ def _specify(
     return run_spec
 
 
-def _restored_progress(restored: Checkpoint | None, spec: JobSpec) -> tuple[int, dict[str, Any]]:
-    """Return the step and the shares with which rank 0 continues; both are 0 or empty at first."""
+def _restored_progress(
+    restored: Checkpoint | None, spec: JobSpec
+) -> tuple[int, int, float | None, dict[str, Any]]:
+    """Return what rank 0 continues with: nothing is restored at first.
+
+    Returns:
+        The step, `JobSpec.schedule_start`, `Schedule.fixed`, and the shares.
+    """
     if restored is None:
-        return 0, {}
-    return restored.step, stored_shares(restored.run_facts.shares, spec).to_dict()
+        return 0, 0, None, {}
+    shares = stored_shares(restored.run_facts.shares, spec).to_dict()
+    return restored.step, schedule_start(restored, spec), set_rate(restored, spec), shares
 
 
 def _check_stop_after(chosen: Settings, first_step: int) -> None:

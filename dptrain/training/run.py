@@ -45,7 +45,7 @@ def train(chosen: Settings, world: World, *, verbose: bool = False) -> bool:
         Trainer.from_settings(chosen, world, callbacks=[Progress(verbose=verbose)]) as trainer,
     ):
         first = trainer.step
-        trainer.fit(stop)
+        trainer.fit(stop=stop)
         stop.finish()
         if trainer.progress.stopped and trainer.step - first <= 1:
             _refuse_endless_restarts(trainer, stop)

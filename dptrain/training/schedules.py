@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the step.
+"""Learning rates as functions of the step.
 
 A schedule is a function and a row in `SCHEDULES`, at the end of this file. The choices of
 ``--schedule``, its help text and the documentation follow from the table.
@@ -65,19 +65,27 @@ class Schedule:
 
     rate(s) = d(t) · min(1, (s + 1) / W); without warm-up, rate(s) = d(t).
 
+    A kind that depends on the number of all steps begins anew after `start` steps: s and T are
+    counted from there.
+
     Source of the warm-up: Goyal et al., "Accurate, large minibatch SGD", 2017, section 2.2.
 
     Attributes:
         base: α, the rate after warm-up.
         kind: a key of `SCHEDULES`, whose functions have the equations.
         warmup_steps: W, steps in which the rate rises from α / W to α.
-        total_steps: T, the end of the schedule.
+        total_steps: the end of the schedule, T if `start` is 0.
+        start: steps of a run before its length was changed, see `Kind.uses_total`.
         step_every: steps between two falls; read by ``step`` alone.
         step_at: fractions of T after which the rate falls, rising; replaces `step_every`.
-        step_factor: what the rate is multiplied with at each fall; read by ``step`` alone.
-        minimum: α₀, which ``step``, ``cosine`` and ``polynomial`` do not fall below; only the ramp
-            is lower.
+        step_factor: what the rate is multiplied with at each fall; read by ``step`` and
+            ``plateau``.
+        minimum: α₀, which ``step``, ``plateau``, ``cosine`` and ``polynomial`` do not fall below;
+            only the ramp is lower.
         power: p; read by ``polynomial`` alone.
+        reductions: falls so far; read by ``plateau`` alone.
+        function: f, from progress to a factor of α; read by ``function`` alone.
+        fixed: the rate of every step, which a callback has set; None follows the schedule.
 
     Raises:
         UserError: a value out of range; the message names it.
@@ -97,6 +105,10 @@ class Schedule:
     step_factor: float = 0.1
     minimum: float = 0.0
     power: float = 1.0
+    start: int = 0
+    reductions: int = 0
+    function: Callable[[float], float] | None = None
+    fixed: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in SCHEDULES:
@@ -123,8 +135,27 @@ class Schedule:
 
     def rate(self, step: int) -> float:
         """Learning rate of step number `step`, counted from 0."""
+        if self.fixed is not None:
+            return self.fixed
+        step -= self.begin
         ramp = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         return ramp * SCHEDULES[self.kind].rate(self, max(0, step - self.warmup_steps))
+
+    def sample(self) -> list[float]:
+        """Return 11 values of `function`, by which ranks compare it; none without a function."""
+        if self.function is None:
+            return []
+        return [float(self.function(tenth / 10)) for tenth in range(11)]
+
+    @property
+    def begin(self) -> int:
+        """Number of steps of the run before the schedule begins."""
+        return self.start if SCHEDULES[self.kind].uses_total or self.step_at else 0
+
+    @property
+    def length(self) -> int:
+        """T, the number of steps from the begin of the schedule to its end."""
+        return self.total_steps - self.begin
 
 
 @dataclass(frozen=True)
@@ -160,7 +191,7 @@ def _step(schedule: Schedule, t: int) -> float:
     """
     if schedule.step_at:
         step = t + schedule.warmup_steps
-        falls = sum(step >= fraction * schedule.total_steps for fraction in schedule.step_at)
+        falls = sum(step >= fraction * schedule.length for fraction in schedule.step_at)
     else:
         falls = t // schedule.step_every
     return max(schedule.minimum, schedule.base * schedule.step_factor**falls)
@@ -171,10 +202,23 @@ def _check_step(schedule: Schedule) -> None:
         raise UserError(
             f"the step schedule falls every {schedule.step_every} steps; expected at least 1"
         )
+    _check_factor(schedule)
+
+
+def _check_factor(schedule: Schedule) -> None:
     if not 0.0 < schedule.step_factor <= 1.0:
         raise UserError(
-            f"the step schedule multiplies by {schedule.step_factor}; expected 0 < factor ≤ 1"
+            f"the {schedule.kind} schedule multiplies by {schedule.step_factor}; "
+            "expected 0 < factor ≤ 1"
         )
+
+
+def _plateau(schedule: Schedule, t: int) -> float:
+    """d(t) = max(α₀, α · factorʳ), after r reductions, see `dptrain.training.selection`.
+
+    PyTorch's `ReduceLROnPlateau` with ``patience`` one less and ``threshold=0`` has these rates.
+    """
+    return max(schedule.minimum, schedule.base * schedule.step_factor**schedule.reductions)
 
 
 def _cosine(schedule: Schedule, t: int) -> float:
@@ -196,13 +240,13 @@ def _polynomial(schedule: Schedule, t: int) -> float:
 
 def _progress(schedule: Schedule, t: int) -> float:
     """Return t / (T − W), at most 1."""
-    return min(1.0, t / (schedule.total_steps - schedule.warmup_steps))
+    return min(1.0, t / (schedule.length - schedule.warmup_steps))
 
 
 def _check_length(schedule: Schedule) -> None:
-    if schedule.total_steps <= schedule.warmup_steps:
+    if schedule.length <= schedule.warmup_steps:
         raise UserError(
-            f"the {schedule.kind} schedule has {schedule.total_steps} steps and "
+            f"the {schedule.kind} schedule has {schedule.length} steps and "
             f"{schedule.warmup_steps} of warm-up; expected more steps than warm-up"
         )
 
@@ -219,7 +263,7 @@ def _one_cycle(schedule: Schedule, t: int) -> float:
     It ends at step T − 1. The momentum is constant, as in PyTorch's `OneCycleLR` with
     ``cycle_momentum=False``. Source: Smith and Topin, "Super-convergence", 2018.
     """
-    top, end = CYCLE_RISE * schedule.total_steps - 1, schedule.total_steps - 1
+    top, end = CYCLE_RISE * schedule.length - 1, schedule.length - 1
     low = schedule.base / CYCLE_FACTOR
     if t <= top:
         return _half_cosine(low, schedule.base, t / top)
@@ -228,11 +272,43 @@ def _one_cycle(schedule: Schedule, t: int) -> float:
 
 
 def _check_one_cycle(schedule: Schedule) -> None:
-    if schedule.total_steps < SHORTEST_CYCLE:
+    if schedule.length < SHORTEST_CYCLE:
         raise UserError(
-            f"the one-cycle schedule has {schedule.total_steps} steps; expected at least "
+            f"the one-cycle schedule has {schedule.length} steps; expected at least "
             f"{SHORTEST_CYCLE}"
         )
+
+
+def _function(schedule: Schedule, t: int) -> float:
+    """d(t) = α · f(t / (T − W)), for a function f of the user."""
+    return _rate_of_function(schedule, _progress(schedule, t))
+
+
+def _rate_of_function(schedule: Schedule, progress: float) -> float:
+    assert schedule.function is not None
+    factor = schedule.function(progress)
+    try:
+        rate = schedule.base * float(factor)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not 0.0 <= rate < math.inf:
+        raise UserError(
+            f"the schedule function returned {shown(repr(factor))} for progress {progress:g}; "
+            "expected a factor of the learning rate, a finite number of at least 0"
+        )
+    return rate
+
+
+def _check_function(schedule: Schedule) -> None:
+    if schedule.function is None:
+        raise UserError(
+            "schedule 'function' needs a function in Python: Trainer(..., schedule=f) or "
+            "Trainer.resume(RUN_DIR, schedule=f), where f(progress) is a factor of the learning "
+            "rate and progress is 0 at first and 1 at the end"
+        )
+    _check_length(schedule)
+    for tenth in range(11):
+        _rate_of_function(schedule, tenth / 10)
 
 
 def _half_cosine(begin: float, end: float, progress: float) -> float:
@@ -248,6 +324,12 @@ SCHEDULES = {
         _check_step,
         own_settings=("step_every", "step_at"),
     ),
+    "plateau": Kind(
+        _plateau,
+        "multiplied by --step-factor after --plateau-patience evaluations without an improvement",
+        _check_factor,
+        own_settings=("plateau_patience",),
+    ),
     "cosine": Kind(_cosine, "half a cosine that ends at 0", _check_length, uses_total=True),
     "polynomial": Kind(
         _polynomial,
@@ -261,6 +343,12 @@ SCHEDULES = {
         _check_one_cycle,
         uses_total=True,
         warms_up=False,
+    ),
+    "function": Kind(
+        _function,
+        "a function of the progress, in Python alone",
+        _check_function,
+        uses_total=True,
     ),
 }
 """Every kind of schedule by its name."""
@@ -318,10 +406,19 @@ class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
         "replaces --step-every.",
         unset="",
     )
+    plateau_patience: int | UntilRecipe = setting(
+        "optimisation",
+        None,
+        "Evaluations without an improvement by --best-by after which schedule plateau reduces the "
+        "rate.",
+        otherwise="10 for schedule plateau",
+        unset=0,
+        at_least=1,
+    )
     step_factor: float | UntilRecipe = setting(
         "optimisation",
         None,
-        "Factor of a reduction by schedule step.",
+        "Factor of a reduction by schedule step or plateau.",
         above=0,
         at_most=1,
     )
@@ -370,6 +467,7 @@ class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
             "reference_batch": first(self.reference_batch, recipe.batch_size),
             "schedule": schedule,
             "step_at": step_at,
+            "plateau_patience": first(self.plateau_patience, 10) if schedule == "plateau" else None,
             "step_factor": first(self.step_factor, recipe.step_factor),
         }
 
@@ -378,13 +476,17 @@ class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
         return scaled_rate(self.learning_rate, self.scale_rate, batch_size, self.reference_batch)
 
     def make_schedule(
-        self: ScheduleSettings[Known, UntilStart], batch_size: int, total_steps: int
+        self: ScheduleSettings[Known, UntilStart],
+        batch_size: int,
+        total_steps: int,
+        function: Callable[[float], float] | None = None,
     ) -> Schedule:
         """Return the schedule of a run.
 
         Args:
             batch_size: samples of a global minibatch.
             total_steps: updates of the whole run.
+            function: as in `Schedule`.
         """
         return Schedule(
             kind=self.schedule,
@@ -395,6 +497,7 @@ class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
             step_at=parse_fractions(self.step_at),
             step_factor=self.step_factor,
             power=self.power,
+            function=function,
         )
 
 

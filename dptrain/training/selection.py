@@ -1,4 +1,7 @@
-"""What evaluations on the validation data decide: the best epoch, and when training ends."""
+"""What evaluations on the validation data decide.
+
+They decide which epoch is the best, when training ends, and the learning rate of schedule plateau.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,11 @@ class Selection:
         best_loss, best_accuracy: of the best evaluation; None before the first, and if there is no
             accuracy.
         best_step: number of completed steps at that evaluation; -1 before the first.
-        since_best: number of evaluations after it.
+        since_best: number of evaluations after it, or after the length of the run was changed.
+        plateau: evaluations without an improvement after which the learning rate is reduced; 0 for
+            never.
+        reductions: of the learning rate so far.
+        since_reduction: number of evaluations after the last reduction or improvement.
         reached: the first evaluation with at least `until_accuracy`; None before it.
     """
 
@@ -51,6 +58,9 @@ class Selection:
     best_accuracy: float | None = None
     best_step: int = -1
     since_best: int = 0
+    plateau: int = 0
+    reductions: int = 0
+    since_reduction: int = 0
     reached: AccuracyReached | None = None
 
     @classmethod
@@ -63,8 +73,12 @@ class Selection:
             step: number of completed steps; an accuracy that was reached before does not end the
                 run, which was continued with another setting then.
         """
-        found = cls(spec.best_by, spec.patience, spec.until_accuracy)
+        found = cls(spec.best_by, spec.patience, spec.until_accuracy, plateau=spec.plateau_patience)
+        step_before = 0
         for record in evaluations:
+            if record["step"] > spec.schedule_start >= step_before:
+                found.begin_again()
+            step_before = record["step"]
             found.add(
                 record["step"],
                 loss=float(record["validation_loss"]),
@@ -73,7 +87,13 @@ class Selection:
             )
             if record["step"] != step:
                 found.reached = None
+        if spec.schedule_start >= step_before:
+            found.begin_again()
         return found
+
+    def begin_again(self) -> None:
+        """Forget what ended training: the length of the run has been changed."""
+        self.since_best, self.since_reduction, self.reached = 0, 0, None
 
     def add(
         self,
@@ -98,9 +118,12 @@ class Selection:
             return
         if self._is_improvement(loss, accuracy):
             self.best_loss, self.best_accuracy = loss, accuracy
-            self.best_step, self.since_best = step, 0
-        else:
-            self.since_best += 1
+            self.best_step, self.since_best, self.since_reduction = step, 0, 0
+            return
+        self.since_best += 1
+        self.since_reduction += 1
+        if self.since_reduction == self.plateau:
+            self.reductions, self.since_reduction = self.reductions + 1, 0
 
     def _is_improvement(self, loss: float, accuracy: float | None) -> bool:
         if not math.isfinite(loss):

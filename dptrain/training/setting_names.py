@@ -41,7 +41,6 @@ ADVICE: Mapping[str, str] = {
         ("loss", "criterion", "loss_fn", "objective"),
         "the loss belongs to the network: Network(..., loss=SoftmaxCrossEntropy())",
     ),
-    "metrics": "every metric of the loss is computed, see Trainer.evaluate",
     "verbose": "use progress=False for no output",
     "shuffle": "samples are always in random order, by seed",
     "x": "data=(x, y)",

@@ -65,7 +65,11 @@ ALTERNATIVE_SETTINGS = (("epochs", "steps"), ("step_at", "step_every"))
 
 DEPENDENT_SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "schedule": {name: kind.own_settings for name, kind in SCHEDULES.items()},
-    "optimizer": {"sgd": ("momentum", "nesterov")},
+    "optimizer": {
+        "sgd": ("momentum", "nesterov"),
+        "lars": ("momentum", "nesterov"),
+        "rmsprop": ("momentum",),
+    },
 }
 """Settings that only one value of another setting uses: if a layer with precedence sets another
 value, those of lower layers do not count."""
@@ -168,6 +172,21 @@ class JobSettings(
             raise UserError(
                 f"--accumulate {self.accumulate} divides equal shares into passes, but --balance "
                 f"{self.balance} makes unequal ones; remove one of the two"
+            )
+        if self.schedule == "plateau" and not (self.evaluate_every and self.best_by != "none"):
+            raise UserError(
+                f"schedule is plateau, but evaluate_every is {self.evaluate_every} and best_by is "
+                f"{self.best_by}; it needs evaluations during training: try --evaluate-every 1 and "
+                "--best-by loss"
+            )
+
+    def check_validation(self, data: str, *, has_validation: bool) -> None:
+        """Raise `UserError` if a setting needs validation data, but the data `data` has none."""
+        super().check_validation(data, has_validation=has_validation)
+        if self.schedule == "plateau" and not has_validation:
+            raise UserError(
+                f"--schedule plateau needs validation data, but {data} has none; try "
+                "--validation 0.1"
             )
 
 

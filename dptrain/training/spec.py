@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class JobSpec(JobSettings[Known, Known]):
         ranks: number of ranks.
         backend, precision: of rank 0; `RankSpec` has those of each rank.
         epoch_steps: updates per epoch.
+        schedule_start: steps of the run before its length was changed; 0 if it was not. Schedules
+            that depend on the length begin anew there, and `patience` counts from there.
         epochs: passes over the data; 0 if the length of the job was set in steps.
         steps: updates of the whole job, including those before a resume.
         clip_norm: 0 without a limit.
@@ -57,6 +59,7 @@ class JobSpec(JobSettings[Known, Known]):
 
     ranks: int
     epoch_steps: int
+    schedule_start: int
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,10 @@ class RunSpec:
             "ranks": [asdict(rank) for rank in self.ranks],
             "origins": dict(self.origins),
         }
+
+    def with_schedule_start(self, step: int) -> RunSpec:
+        """Return the specification with another `JobSpec.schedule_start`."""
+        return replace(self, job=replace(self.job, schedule_start=step))
 
     @property
     def digest(self) -> str:
@@ -231,6 +238,7 @@ def resolve_job(
         "bucket_kib": bucket_kib,
         "ranks": ranks,
         "epoch_steps": epoch_steps,
+        "schedule_start": 0,
     }
     names = [item.name for item in fields(JobSpec) if item.name not in decided]
     return JobSpec(**{name: getattr(chosen, name) for name in names}, **decided)

@@ -39,10 +39,9 @@ from dptrain.comm.node.activity import CALLBACK, EVALUATING, TRAINING
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.data import Dataset
-from dptrain.data.base import AugmentFunction
+from dptrain.data.base import AugmentFunction, Samples
 from dptrain.data.loading.loader import BatchSource
 from dptrain.data.sources.objects import dataset_from
-from dptrain.data.spec import PYTHON_DATA
 from dptrain.errors import UserError, shown
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
@@ -58,11 +57,13 @@ from dptrain.training.callbacks import Callback, Checkpoints, MetricsLog, Progre
 from dptrain.training.divergence import StableRate, raise_not_finite
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation.evaluation import (
+    Score,
     open_test_data,
     results_of,
-    score,
     score_in_detail,
 )
+from dptrain.training.evaluation.metrics import Metrics, check_metrics
+from dptrain.training.evaluation.quality import Quality
 from dptrain.training.history import History
 from dptrain.training.job import Job, assemble, with_size_of_weights
 from dptrain.training.output.progress import Progress as RunningState
@@ -71,7 +72,6 @@ from dptrain.training.output.summary import (
     conclude,
     nothing_left,
     print_stop_advice,
-    settings_to_continue,
 )
 from dptrain.training.persistence.checkpoints import (
     Checkpoint,
@@ -79,13 +79,15 @@ from dptrain.training.persistence.checkpoints import (
     replica_arrays,
     restore_replica,
 )
-from dptrain.training.persistence.persistence import checkpoint_facts, load_checkpoint
+from dptrain.training.persistence.persistence import load_checkpoint, set_rate
 from dptrain.training.persistence.rundir import BEST
 from dptrain.training.profiling.energy import TrainingEnergy
 from dptrain.training.resources import average_statistics, share_state
+from dptrain.training.schedules import Schedule
 from dptrain.training.selection import Selection
 from dptrain.training.setting_names import resolved_name, unknown_setting
 from dptrain.training.settings import GivenSettings, Settings, load_settings
+from dptrain.training.settings import settings as all_settings
 from dptrain.training.spec import RunSpec, job_settings
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -112,10 +114,11 @@ class Trainer(Sealed):
         network: a `Network`, the name of one (`dptrain describe` lists them), a .toml file, or an
             .onnx file, which also contains the initial parameters.
         data: the name of a data set as for ``dptrain train --data``; None for the one of the
-            network's recipe; arrays ``(x_train, y_train, x_test, y_test)`` or ``(x, y)``; a
-            mapping with these names; or any object that `dptrain.data.sources.objects` describes. A
-            network that is named gets the channels or columns of the data and its number of classes
-            or target columns; one of your own must have them.
+            network's recipe, or for data that `fit` receives; arrays ``(x_train, y_train, x_test,
+            y_test)`` or ``(x, y)``; a mapping with these names; or any object that
+            `dptrain.data.sources.objects` describes. A network that is named gets the channels or
+            columns of the data and its number of classes or target columns; one of your own must
+            have them.
         classes: names of the labels of arrays and objects: a list in the order of the labels 0, 1,
             …, or a mapping from label to name; None if labels are integers without names.
         callbacks: objects that run after steps and epochs; see `dptrain.training.callbacks`.
@@ -125,13 +128,16 @@ class Trainer(Sealed):
             `numpy.random.Generator` by seed, epoch and sample. It returns an array of the same
             shape and type, which may be the one that it received. Worker processes call it, with
             ``workers``.
+        metrics: functions by name, which evaluations call with the predictions of all samples, as
+            `predict` returns them, and their targets, int64 (n,) classes or values (n, F). The
+            history has their results as ``validation_NAME``, the summary as ``test_NAME``.
         progress: show the progress on standard output of rank 0.
         world: the ranks; None for all ranks that the launcher started.
         **settings: settings with the names of the command line, for example ``batch_size=64``.
-            Without `run_dir`, no files are written.
+            Without `run_dir`, no files are written. `schedule` may be a function: ``f(progress)``
+            is a factor of the learning rate, for a progress from 0 at first to 1 at the end.
 
     Attributes:
-        job: the parts of the job, assembled.
         callbacks: the callbacks, and those that write files; a list to which more can be added.
         history: one record per epoch.
 
@@ -155,22 +161,34 @@ class Trainer(Sealed):
         classes: Any = None,
         callbacks: Sequence[Callback] = (),
         augment: AugmentFunction | None = None,
+        metrics: Metrics | None = None,
         progress: bool = True,
         world: World | None = None,
         **settings: Any,
     ) -> None:
         world = _ranks(world, settings.get("timeout"))
         _check_callbacks(callbacks)
+        self._metrics = check_metrics(metrics)
         graph = call_on_all_ranks(
             world, lambda: network if isinstance(network, Network) else get_network(network)
         )
-        chosen = call_on_all_ranks(
-            world, lambda: _settings(network, data, settings).with_recipe(graph)
-        )
-        keeps_run = chosen.run_dir is not None
-        source = _Source(data, classes, augment)
-        job = _assemble(chosen, world, graph, source, keeps_run=keeps_run, progress=progress)
-        self._start([*([Progress()] if progress else []), *callbacks], job)
+        settings, function = _split_schedule(settings)
+        given = call_on_all_ranks(world, lambda: _settings(network, data, settings))
+
+        def open_job(data: Any) -> Job:
+            filled = given if data is None else replace(given, data=_data_name(data))
+            chosen = call_on_all_ranks(world, lambda: filled.with_recipe(graph))
+            source = _Source(data, classes, augment, function)
+            return _assemble(
+                chosen, world, graph, source, keeps_run=chosen.run_dir is not None,
+                progress=progress,
+            )  # fmt: skip
+
+        # A network of the user may get its data from `fit`.
+        waits = data is None and isinstance(network, Network)
+        job = None if waits else open_job(data)
+        shown_progress = [Progress()] if progress else []
+        self._start([*shown_progress, *callbacks], job, open_job if data is None else None)
 
     @classmethod
     @named_arguments("a run continues in its own directory")
@@ -182,6 +200,7 @@ class Trainer(Sealed):
         classes: Any = None,
         callbacks: Sequence[Callback] = (),
         augment: AugmentFunction | None = None,
+        metrics: Metrics | None = None,
         progress: bool = True,
         world: World | None = None,
         **settings: Any,
@@ -192,21 +211,21 @@ class Trainer(Sealed):
             run_dir: the run directory.
             data: the data of the run if it was made of Python objects; None opens it by its name.
             classes: as for the class.
-            callbacks: as for the class.
             augment: the function of the run, if it had one.
-            progress: as for the class.
-            world: as for the class.
+            callbacks, metrics, progress, world: as for the class.
             **settings: settings that replace those of the run, for example ``steps=2000``.
         """
         world = _ranks(world, settings.get("timeout"))
         _check_callbacks(callbacks)
         named = {"data": data} if isinstance(data, str) else {}
+        settings, function = _split_schedule(settings)
         chosen = call_on_all_ranks(
             world, lambda: load_settings({**settings, **named, "resume": str(run_dir)}, {})
         )
         trainer = cls.__new__(cls)
+        trainer._metrics = check_metrics(metrics)
         graph = call_on_all_ranks(world, chosen.load_network)
-        source = _Source(data, classes, augment)
+        source = _Source(data, classes, augment, function)
         job = _assemble(chosen, world, graph, source, keeps_run=True, progress=progress)
         trainer._start([*([Progress()] if progress else []), *callbacks], job)
         return trainer
@@ -229,37 +248,61 @@ class Trainer(Sealed):
             keeps_run: write a run directory, a new one in ``runs/`` unless the settings name one.
         """
         trainer = cls.__new__(cls)
+        trainer._metrics = {}
         trainer._start(
             callbacks, assemble(settings, world, keeps_run=keeps_run, allows_balance=True)
         )
         return trainer
 
-    def _start(self, callbacks: Sequence[Callback], job: Job) -> None:
-        self.job = job
+    def _start(
+        self,
+        callbacks: Sequence[Callback],
+        job: Job | None,
+        open_job: Callable[[Any], Job] | None = None,
+    ) -> None:
         # Checkpoints come last, so that the metrics of a step are written before its checkpoint.
         self.callbacks = [*callbacks, MetricsLog(), Checkpoints()]
         self.history = History()
+        self._turn = threading.RLock()
+        self._task: str | None = None
+        self._stop_requested = False
+        self._is_closed = False
+        self._summary: Mapping[str, Any] | None = None
+        self._open_job = open_job
+        self._job: Job | None = None
+        if job is not None:
+            self._use(job)
+        self.seal()
+
+    def _use(self, job: Job) -> None:
+        """Train a job from its first step on."""
+        self._job = job
         counts_correct = job.network.loss.targets != "values"
         self._progress = RunningState(job.first_step, counts_correct, selection=job.selection)
         self._best = job.best
-        self._summary: Mapping[str, Any] | None = None
         self._averaged: Replica | None = None
         self._average_received_at = job.replica.updates
         self._engine_is_open = False
         self._engine_scope = ExitStack()
         self._baseline = InterleavedBaseline(job, job.first_step)
         self._balancer = Balancer(job, job.first_step)
-        self._turn = threading.RLock()
-        self._task: str | None = None
-        self._stop_requested = False
-        self._is_closed = False
-        self.seal()
 
     # What a user reads.
 
     @property
+    def job(self) -> Job:
+        """The parts of the job, assembled."""
+        if self._job is None:
+            raise UserError(
+                "the trainer has no data yet; call fit(x, y), or pass the data: "
+                "Trainer(network, (x, y))"
+            )
+        return self._job
+
+    @property
     def progress(self) -> RunningState:
         """The running state: step, loss, throughput."""
+        assert self.job is not None
         return self._progress
 
     @property
@@ -305,7 +348,12 @@ class Trainer(Sealed):
     @property
     def step(self) -> int:
         """Number of completed steps, including those before a resume."""
-        return self._progress.step
+        return self.progress.step
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next step; `set_learning_rate` sets it."""
+        return self.job.schedule.rate(self.step)
 
     @property
     def ends_epoch(self) -> bool:
@@ -326,6 +374,8 @@ class Trainer(Sealed):
             return "assign single arrays: trainer.parameters['NAME'] = array"
         if name in ("stop_training", "should_stop", "stopped"):
             return "call trainer.stop() in a callback"
+        if resolved_name(name)[0] == "learning_rate":
+            return f"call trainer.set_learning_rate({value!r}), for example in a callback"
         if name in ("callback", "callbacks"):
             return "pass callbacks=[...] to Trainer, or add to the list trainer.callbacks"
         named, advice = resolved_name(name)
@@ -337,7 +387,9 @@ class Trainer(Sealed):
         )
 
     def __repr__(self) -> str:
-        job = self.job
+        job = self._job
+        if job is None:
+            return "Trainer(without data)"
         return (
             f"Trainer({job.network.name} on {job.dataset.name}, {job.spec.backend} "
             f"{job.spec.precision}, {job.world.size} rank{'s' * (job.world.size > 1)}, "
@@ -346,9 +398,22 @@ class Trainer(Sealed):
 
     # Training.
 
-    @named_arguments("the data is an argument of the trainer: Trainer(network, (x, y))")
-    def fit(self, stop: StopRequest | None = None) -> History:
+    @named_arguments("settings are arguments of the trainer: Trainer(network, data, batch_size=64)")
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        epochs: int | None = None,
+        stop: StopRequest | None = None,
+    ) -> History:
         """Train until all steps of the job are done, or until a stop is requested.
+
+        With `epochs`, training continues for so many epochs, also if all steps were made. It
+        continues with the present parameters: those of the best epoch after complete training.
+        Schedules that depend on the length of the run begin anew with the first of these steps, and
+        `patience` counts from there. ``dptrain train --resume RUN --epochs TOTAL`` does the same
+        with the parameters of the last step.
 
         Ctrl-C, SIGTERM and `stop` stop training after the current step; `fit` then returns and can
         be called again to continue. It makes no steps if all are made, if the accuracy
@@ -359,18 +424,24 @@ class Trainer(Sealed):
         they are evaluated on the test data.
 
         Args:
+            x, y: training data, as ``data=(x, y)`` of the class, or `x` alone as ``data=x``, for a
+                trainer that was made without data.
+            epochs: passes over the training data from now on; None completes those of the trainer.
             stop: a stop request that may have been made before; None makes a new one.
 
         Returns:
             The history, one record per epoch.
 
         Raises:
-            UserError: `fit` is running already, also in another thread, or the trainer is closed.
+            UserError: `fit` is running already, also in another thread; the trainer is closed; or
+                it has other data.
             DivergedError: the loss is not finite; the message names the step, the layer and the
                 rank.
         """
         with self._using("fit"), ExitStack() as stack:
             self._check_open()
+            self._receive(x, y)
+            self._extend(epochs)
             request = stack.enter_context(StopRequest()) if stop is None else stop
             request.listen(*SIGNALS)
             self.progress.stopped, self._stop_requested = False, False
@@ -394,6 +465,63 @@ class Trainer(Sealed):
             self._end_training()
             self._finish(self._conclude(self._baseline.result(), load))
         return self.history
+
+    def _receive(self, x: Any, y: Any) -> None:
+        """Use the data that `fit` receives; all ranks call this."""
+        if x is None and y is None and self._job is not None:
+            return
+        if x is None and y is not None:
+            raise UserError("fit() received y without x; call fit(x, y)")
+        if self._open_job is None or (self._job is not None and self.step):
+            raise UserError(
+                "fit(x, y) would replace the data of the trainer; fit() and fit(epochs=N) train "
+                "with its data; for other data make another Trainer(network, (x, y)), which can "
+                "begin with the parameters of a file: weights=FILE"
+            )
+        if self._job is not None and self._job.keeps_run:
+            raise UserError(
+                f"the trainer has made the run directory for the data {self._job.dataset.name}; "
+                "pass the data to the trainer: Trainer(network, (x, y), run_dir=...)"
+            )
+        self._use(self._open_job(x if y is None else (x, y)))
+        self._open_job = None
+
+    def _extend(self, epochs: int | None) -> None:
+        """Change the length of training; all ranks call this."""
+        job = self.job
+        agree(job.world, {"epochs of fit": epochs})
+        if epochs is None:
+            return
+
+        def extend() -> bool:
+            declared = next(each for each in all_settings() if each.name == "epochs")
+            return job.extend(self.step, declared.check(epochs, "epochs"))
+
+        if call_on_all_ranks(job.world, extend):
+            self.progress.begin_again()
+            job.selection = self.progress.selection
+
+    def set_learning_rate(self, rate: float | None) -> None:
+        """Set the learning rate of all steps that follow, in place of the schedule.
+
+        Every rank calls this method with the same rate, for example in ``AfterEpoch``. Checkpoints
+        store the rate, so that a resumed run continues with it. On a GPU, steps that are enqueued
+        already keep theirs; none are after an epoch, or when ``AfterStep`` calls its function.
+
+        Args:
+            rate: above 0; None returns to the schedule.
+
+        Raises:
+            UserError: the rate is out of range, or differs between the ranks; on every rank.
+        """
+        job = self.job
+
+        def changed() -> Schedule:
+            declared = next(each for each in all_settings() if each.name == "learning_rate")
+            return replace(job.schedule, fixed=declared.check(rate, "learning rate"))
+
+        job.schedule = call_on_all_ranks(job.world, changed)
+        agree(job.world, {"learning rate": job.schedule.fixed})
 
     def stop(self) -> None:
         """Stop training after the next complete step, as a signal does.
@@ -447,14 +575,7 @@ class Trainer(Sealed):
         shows = any(isinstance(callback, Progress) for callback in self.callbacks)
         reason = nothing_left(self.job, self.step)
         if reason is not None and not shows and self.job.world.is_rank_zero:
-            run = self.job.run
-            changes = settings_to_continue(self.job)
-            how = f"save(FOLDER), then Trainer(..., {changes}) and load(FOLDER)"
-            if run is not None:
-                data = ", DATA" if self.job.spec.data in PYTHON_DATA else ""
-                how = f"Trainer.resume({str(run.path)!r}{data}, {changes})"
-            text = f"fit() makes no step: {reason} (in Python: {how})"
-            warnings.warn(text, UserWarning, stacklevel=4)
+            warnings.warn(f"fit() makes no step: {reason}", UserWarning, stacklevel=4)
 
     def _train(self, stop: StopRequest) -> None:
         """Make all steps that are left; shares of the ranks change between some of them."""
@@ -480,13 +601,13 @@ class Trainer(Sealed):
         Returns:
             The other shares; None if training ends.
         """
-        job, engine, rate = self.job, self.job.engine, self.job.schedule.rate
+        job, engine = self.job, self.job.engine
         activity = job.world.activity
         for step in range(self.step, job.spec.steps):
             is_last = step + 1 == job.settings.stop_after
             stops = stop.requested or self._stop_requested or is_last
             activity.enter(TRAINING, step + 1)
-            engine.step(batches, rate(step), stop=stops)
+            engine.step(batches, job.schedule.rate(step), stop=stops)
             waits = self._needs_parameters(step + 1)
             for result in engine.results(wait=waits):
                 if not math.isfinite(result.loss):
@@ -573,16 +694,26 @@ class Trainer(Sealed):
         job.world.activity.enter(EVALUATING, self.step)
         before_ns = sum(job.recorder.totals_ns.values())
         with job.recorder.between(EVALUATION):
-            counts = job.shares.counts
             with self._averaged_parameters():
-                found = score(job.replica, job.dataset.validation, job.world, counts=counts)
+                found, _ = self._score(job.dataset.validation, quality=False)
             self.progress.add_score(found, job.spec, before_ns)
+            job.schedule = replace(job.schedule, reductions=self.progress.selection.reductions)
             if self.progress.is_best and job.world.is_rank_zero:
-                facts = checkpoint_facts(
-                    job.run_spec, job.replica.updates, job.shares.to_dict()
-                ).to_mapping()
-                arrays = replica_arrays(job.replica)
-                self._best = Checkpoint(self.step, arrays, facts, Path(BEST))
+                facts, arrays = job.checkpoint_facts(), replica_arrays(job.replica)
+                self._best = Checkpoint(self.step, arrays, facts.to_mapping(), Path(BEST))
+
+    def _score(self, samples: Samples, *, quality: bool = True) -> tuple[Score, Quality | None]:
+        """Return the score with the metrics of the user, and the quality of predictions."""
+        job = self.job
+        return score_in_detail(
+            job.replica,
+            samples,
+            job.world,
+            job.dataset.preprocessing,
+            job.shares.counts,
+            self._metrics,
+            quality=quality,
+        )
 
     def _end_training(self) -> None:
         """Restore the best parameters and evaluate them on the test data, unless stopped.
@@ -598,13 +729,7 @@ class Trainer(Sealed):
             # A run that had ended keeps its results.
             if job.recorder.steps or self._written_summary() is None:
                 with self._averaged_parameters():
-                    found = score_in_detail(
-                        job.replica,
-                        job.dataset.test,
-                        job.world,
-                        job.dataset.preprocessing,
-                        job.shares.counts,
-                    )
+                    found = self._score(job.dataset.test)
                 self.progress.test_score, self.progress.test_quality = found
 
     def _averaged_parameters(self) -> AbstractContextManager[None]:
@@ -693,27 +818,30 @@ class Trainer(Sealed):
 
     # Evaluation and prediction.
 
-    @named_arguments("pass arrays as one argument: evaluate((x, y))")
+    @named_arguments()
     @_exclusive
-    def evaluate(self, data: Any = None, *, classes: Any = None) -> dict[str, Any]:
+    def evaluate(self, data: Any = None, y: Any = None, *, classes: Any = None) -> dict[str, Any]:
         """Evaluate the network on the test split of its data, or on other data.
 
         Every rank calls this method and evaluates a share of the samples.
 
         Args:
             data: None for the test split; else as for the class.
+            y: targets, if `data` has the samples alone.
             classes: names of the labels of `data`, as for the class. Integers without names are
                 matched with the classes of the network by their value, never by their position.
 
         Returns:
             ``scored`` (which samples were evaluated), ``notes`` (what was left out or converted of
             other data, if anything was), ``samples`` (their number), ``loss`` (mean over samples)
-            and, unless the network predicts values, ``accuracy``; further results of
-            each class or of values, see `dptrain.training.evaluation.evaluation.results_of`.
+            and, unless the network predicts values, ``accuracy``; the `metrics` of the class;
+            further results of each class or of values, see
+            `dptrain.training.evaluation.evaluation.results_of`.
         """
         job = self.job
         notes: tuple[str, ...] = ()
         self._average_statistics()
+        data = data if y is None else (data, y)
         if data is None:
             samples = job.dataset.test
             scored = f"the test split of {job.dataset.name}, {len(samples):,} samples"
@@ -728,9 +856,7 @@ class Trainer(Sealed):
                 classes=classes,
             )
         with self._averaged_parameters():
-            found = score_in_detail(
-                job.replica, samples, job.world, job.dataset.preprocessing, job.shares.counts
-            )
+            found = self._score(samples)
         mentioned = {"notes": list(notes)} if notes else {}
         return {"scored": scored, **mentioned, **results_of(*found)}
 
@@ -792,7 +918,7 @@ class Trainer(Sealed):
         def write() -> None:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            facts = checkpoint_facts(job.run_spec, job.replica.updates, job.shares.to_dict())
+            facts = job.checkpoint_facts()
             store = CheckpointStore(folder)
             step = self.progress.restored_step or self.step
             store.save(step, replica_arrays(job.replica), facts.to_mapping())
@@ -824,15 +950,16 @@ class Trainer(Sealed):
                 "as weights=FILE, or leave out run_dir"
             )
 
-        def read() -> int:
+        def read() -> tuple[int, float | None]:
             checkpoint = load_checkpoint(Path(path))
             restore_replica(job.replica, checkpoint)
-            return checkpoint.step
+            return checkpoint.step, set_rate(checkpoint, job.spec)
 
-        step = job.world.broadcast_json(call_on_rank_zero(job.world, read))
+        step, rate = job.world.broadcast_json(call_on_rank_zero(job.world, read))
+        job.schedule = replace(job.schedule, fixed=rate, reductions=0)
         share_state(job.world, job.replica, mixed=job.is_mixed)
         self._average_received_at = job.replica.updates
-        selection = Selection.of(job.spec)
+        job.selection = selection = Selection.of(job.spec)
         self._progress = RunningState(step, self.progress.counts_correct, selection=selection)
         self._best = None
 
@@ -871,11 +998,22 @@ def connect_ranks(timeout: float | None = None) -> World:
 
 
 class _Source(NamedTuple):
-    """The arguments of `Trainer` that are objects, from which its data is made."""
+    """The arguments of `Trainer` that are objects, from which its data and schedule are made."""
 
     data: Any
     classes: Any
     augment: AugmentFunction | None
+    schedule: Callable[[float], float] | None
+
+
+def _split_schedule(
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, Any], Callable[[float], float] | None]:
+    """Return the settings with the schedule as text, and the function of the schedule."""
+    schedule = settings.get("schedule")
+    if not callable(schedule):
+        return dict(settings), None
+    return {**settings, "schedule": "function"}, schedule
 
 
 def _assemble(
@@ -893,7 +1031,7 @@ def _assemble(
     network = with_size_of_weights(chosen, network, world)
 
     def open_objects() -> Dataset | None:
-        data, classes, augment = source
+        data, classes, augment, _ = source
         if classes is None and augment is None and (data is None or isinstance(data, str)):
             return None
         if not (augment is None or callable(augment)):
@@ -920,6 +1058,7 @@ def _assemble(
             keeps_run=keeps_run,
             quiet=not progress,
             allows_balance=True,
+            function=source.schedule,
         )
 
 
@@ -942,7 +1081,7 @@ def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Gi
         raise UserError("Trainer starts a new run; use Trainer.resume(RUN_DIR) to continue one")
     named["network"] = network.name if isinstance(network, Network) else str(network)
     if data is not None:
-        named["data"] = data if isinstance(data, str) else "arrays"
+        named["data"] = _data_name(data)
     for name in named:
         if name not in GivenSettings.__dataclass_fields__ or name == "origins":
             raise UserError(unknown_setting("Trainer has no setting", name))
@@ -950,6 +1089,10 @@ def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Gi
     if chosen.tensorboard and chosen.run_dir is None:
         raise UserError("tensorboard writes files to the run directory; set run_dir too")
     return chosen
+
+
+def _data_name(data: Any) -> str:
+    return data if isinstance(data, str) else "arrays"
 
 
 def _ranks(world: Any, timeout: Any) -> World:

@@ -202,7 +202,7 @@ def test_engines_of_former_calls_of_fit_are_released(connected: World) -> None:
     )  # fmt: skip
     for _ in range(4):
         stop = StopRequest()
-        trainer.fit(stop)
+        trainer.fit(stop=stop)
     assert set(numbers) == {2}, "parameters, and sums of statistics"
 
 
@@ -373,7 +373,7 @@ def test_any_rank_can_stop_the_rank_with_all_samples(
     stop = StopRequest()
     if connected.rank == rank % connected.size:
         stop._receive(15, None)
-    trainer.fit(stop)
+    trainer.fit(stop=stop)
     assert trainer.progress.stopped
     # The rank with the samples receives a request with the report after a step.
     steps = connected.all_gather_json(trainer.step)

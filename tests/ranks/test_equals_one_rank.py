@@ -17,7 +17,7 @@ from dptrain.comm.world import World
 from dptrain.data.loading.sharding import pass_shards
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
-from dptrain.plan import SGD, Adam, AdamW, Optimizer, make_buckets, make_plan
+from dptrain.plan import LAMB, LARS, SGD, Adam, AdamW, Optimizer, make_buckets, make_plan
 from dptrain.training.averaging import averaged_parameters
 from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
@@ -88,7 +88,10 @@ METHODS = (
     ("shared", "two_per_node"),
 )  # fmt: skip
 BATCHES = (1, 2, 7, 10)
-OPTIMIZERS = {"sgd": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW(), "clipped": CLIPPED}
+OPTIMIZERS = {
+    "sgd": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW(), "clipped": CLIPPED,
+    "lars": LARS(trust=0.02, weight_decay=0.1, clip_norm=0.2), "lamb": LAMB(clip_norm=0.2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Pages whose programs and commands run as they are written, each page in an empty folder.
 
-Blocks of Python begin with a comment that names their file. Blocks of the language `sh` are run;
-those of the language `bash` need a cluster, a GPU or a network, and are not.
+Blocks of Python begin with a comment that names their file, which a block with ", continued"
+continues. Blocks of the language `sh` are run; those of the language `bash` need a cluster, a GPU
+or a network, and are not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ PAGES = {
     "tutorials/first-run.md": ("runs/first/report.html", "runs/fast/summary.json"),
     "tutorials/report.md": ("study/report.html", "study/launches/weak-r2-t1-1/report.html"),
     "explanation/micro-shards.md": ("runs/three/summary.json",),
+    "how-to/python.md": ("lines",),
     "how-to/citing.md": ("runs/cited/summary.json",),
     "comparison.md": (),
 }  # fmt: skip
@@ -59,9 +61,11 @@ def run_page(page: str, folder: Path) -> dict[str, str]:
     outputs = {}
     for language, block in re.findall(r"```(python|sh)\n(.*?)```", text, re.DOTALL):
         if language == "python":
-            name = block.split()[1].rstrip(":")
+            first_line = block.partition("\n")[0]
+            name = first_line.split()[1].rstrip(":,")
             assert name.endswith(".py")
-            (folder / name).write_text(block, encoding="utf-8")
+            with (folder / name).open("a" if "continued" in first_line else "w") as file:
+                file.write(block)
         else:
             outputs[block] = run(block, folder)
     assert outputs

@@ -53,6 +53,7 @@ from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
+from dptrain.backends.layer_scaling import ratio_sources, slot_ranges
 from dptrain.backends.replica import (
     Arrays,
     Context,
@@ -94,7 +95,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import AVERAGE, SGD
+from dptrain.plan.optimizers import AVERAGE, LAMB, LARS, Adam, Optimizer, RMSProp, applied_rule
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
@@ -140,6 +141,9 @@ LOSS_THREADS = 512
 
 MAX_CLIPPING_BLOCKS = 512
 """Most blocks of the kernels of ``clipping.cu``: each adds the partial sums of all."""
+
+LAYER_BLOCKS = 16
+"""Blocks of each layer in the kernels of ``clipping.cu`` for norms of layers."""
 
 MAX_LOSS_BLOCKS = 512
 """With more blocks, threads process several samples: the last block adds the sums of all blocks."""
@@ -362,8 +366,8 @@ class CudaBackend(Backend):
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, CudaReplica)
-        rule, device = replica.plan.optimizer, replica.device
-        state = [flat[elements] for name, flat in replica.flat_state.items() if name != AVERAGE]
+        rule, device = applied_rule(replica.plan.optimizer), replica.device
+        state = [replica.flat_state[name][elements] for name in rule.state if name != AVERAGE]
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
         bounds = _uploaded(device, np.array([each.stop for each in runs], np.int32))
@@ -372,22 +376,15 @@ class CudaBackend(Backend):
         sums = replica.flat_gradients[replica.plan.trained.size :]
         arrays = [w, g, *state, sums, replica.numbers]
         common = [*arrays, bounds, values, np.int32(len(runs)), np.int32(w.size)]
-        sgd = "sgd_momentum" if state else "sgd"
-        name = sgd if isinstance(rule, SGD) else rule.kind
+        name, constants = _update_kernel(rule)
         # Parameters are padded to whole cache lines, so segments start and end at vectors.
         width = vector_width(w.size, w.dtype.itemsize)
         function = device.function("optimizers.cu", name, VECTOR=width)
-        constants: list[np.generic] = []
-        if not isinstance(rule, SGD):
-            betas = rule.beta1, rule.beta2, rule.epsilon, 1.0 - rule.beta1, 1.0 - rule.beta2
-            constants = [np.float32(value) for value in betas]
-        elif rule.momentum:
-            constants = [np.float32(rule.momentum), np.int32(rule.nesterov)]
-
-        clip = _bind_clipping(device, replica, g)
+        clip, scale = _bind_clipping(device, replica, g), _bind_scaling(device, replica, width)
 
         def update(context: Context) -> None:
             clip()
+            scale()
             launch(function, w.size // width, *common, *constants)
 
         return update
@@ -445,6 +442,19 @@ def _with_unused_bias(needs: GroupNeeds, filters: int) -> GroupNeeds:
     return replace(needs, phases=phases, buffers=buffers, kept=(*needs.kept, "bias"))
 
 
+def _update_kernel(rule: Optimizer) -> tuple[str, list[np.generic]]:
+    """Return the kernel of an update rule, and its constants."""
+    if isinstance(rule, Adam):
+        betas = rule.beta1, rule.beta2, rule.epsilon, 1.0 - rule.beta1, 1.0 - rule.beta2
+        return rule.kind, [np.float32(value) for value in betas]
+    name = f"{rule.kind}_momentum" if rule.momentum else rule.kind
+    momentum = [np.float32(rule.momentum)] if rule.momentum else []
+    if isinstance(rule, RMSProp):
+        values = rule.decay, 1.0 - rule.decay, rule.epsilon
+        return name, [*map(np.float32, values), *momentum]
+    return name, [*momentum, np.int32(rule.nesterov)] if momentum else []
+
+
 def _bind_clipping(device: Device, replica: Replica, gradient: Array) -> Callable[[], None]:
     """Return a function that clips the gradient by its norm, if the update rule has a limit."""
     clip_norm = replica.plan.optimizer.clip_norm
@@ -464,6 +474,43 @@ def _bind_clipping(device: Device, replica: Replica, gradient: Array) -> Callabl
         )
 
     return clip
+
+
+def _bind_scaling(device: Device, replica: CudaReplica, width: int) -> Callable[[], None]:
+    """Return a function that scales the gradient by norms of layers, if the update rule does."""
+    plan, rule = replica.plan, replica.plan.optimizer
+    if not isinstance(rule, LARS | LAMB):
+        return lambda: None
+    size, ranges = plan.trained.size, list(slot_ranges(plan, slice(0, plan.trained.size)))
+    w, g = replica.flat_parameters, replica.flat_gradients[:size]
+    bounds = np.array([0, *(each.stop for each in ranges)], np.int32)
+    starts, ends = _uploaded(device, bounds), _uploaded(device, bounds[1:])
+    sources = _uploaded(device, np.array(ratio_sources(plan), np.int32))
+    decays = _uploaded(device, np.array([each.decay for each in ranges], np.float32))
+    rates = np.array([(each.decay, each.rate_factor) for each in ranges], np.float32)
+    none = device.zeros((len(ranges),), "float32")
+    partials = device.zeros((len(ranges), LAYER_BLOCKS, 2), "float64")
+    grid, block = (LAYER_BLOCKS, len(ranges), 1), (THREADS, 1, 1)
+    add_squares = device.function("clipping.cu", "add_layer_squares")
+    scale_layers = device.function("clipping.cu", "scale_layers")
+    direction, trust, added = None, np.float32(1.0), none
+    if isinstance(rule, LAMB):
+        direction = device.function("optimizers.cu", "lamb_direction", VECTOR=width)
+        moments = replica.flat_state["first_moment"], replica.flat_state["second_moment"]
+        sums = replica.flat_gradients[size:]
+        values = _uploaded(device, rates.reshape(-1))
+        arguments = [w, g, *moments, sums, replica.numbers, ends, values]
+        arguments += [np.int32(len(ranges)), np.int32(size), *_update_kernel(rule)[1]]
+    else:
+        trust, added = np.float32(rule.trust), decays
+
+    def scale() -> None:
+        if direction is not None:
+            launch(direction, size // width, *arguments)
+        add_squares(grid, block, [w, g, starts, partials])
+        scale_layers(grid, block, [w, g, starts, sources, added, added, partials, trust])
+
+    return scale
 
 
 def _uploaded(device: Device, values: NDArray[Any]) -> Array:

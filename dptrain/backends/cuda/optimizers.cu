@@ -3,13 +3,13 @@
 //
 // The arrays consist of segments that are updated alike: segment k ends before element
 // segment_ends[k], (num_segments,), and has the weight decay and the factor of the learning rate
-// segment_rates[k], (num_segments, 2). Segments begin at multiples of 16 elements. The learning rate comes from hyperparameters, float32 (6,)
-// (hyperparameters.cuh). If the loss, loss_sums[0] of float32 (3,), is not finite, nothing is
+// segment_rates[k], (num_segments, 2). Segments begin at multiples of 16 elements. The learning rate
+// comes from hyperparameters, float32 (6,) (hyperparameters.cuh). If the loss, loss_sums[0] of float32 (3,), is not finite, nothing is
 // updated, so that the state before the failure can be inspected.
 //
 // Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015; Loshchilov and Hutter,
-// "Decoupled weight decay regularization", 2019; Sutskever et al., "On the importance of
-// initialization and momentum in deep learning", 2013.
+// "Decoupled weight decay regularization", 2019; Tieleman and Hinton, "Lecture 6.5, RMSprop", 2012;
+// Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
 
 #include "dependent_launch.cuh"
 #include "hyperparameters.cuh"
@@ -116,6 +116,75 @@ extern "C" __global__ void adamw(float* w, const float* g, float* m, float* v, C
     store(w, i, values);
     store(m, i, first);
     store(v, i, second);
+}
+
+// LAMB: g ← (m / (1 − β₁ᵗ)) / (sqrt(v) correction + ε) + λ w, with m and v as for AdamW. Norms of
+// layers scale it (clipping.cu), and sgd makes the update.
+extern "C" __global__ void lamb_direction(const float* w, float* g, float* m, float* v,
+                                          COMMON_PARAMETERS, float beta1, float beta2,
+                                          float epsilon, float rest1, float rest2) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    const Floats values = load(w, i);
+    Floats gradient = load(g, i), first = load(m, i), second = load(v, i);
+    const float decay = rates_at(i, segment_ends, segment_rates, num_segments).decay;
+    const float correction = hyperparameters[ADAM_CORRECTION],
+                mean = hyperparameters[MEAN_CORRECTION];
+    if (!is_finite(loss_sums[0])) return;
+    for (int k = 0; k < VECTOR; ++k) {
+        const float own = gradient.at[k];
+        first.at[k] = flush_small(beta1 * first.at[k] + rest1 * own);
+        second.at[k] = flush_small(beta2 * second.at[k] + rest2 * own * own);
+        gradient.at[k] = mean * first.at[k] / (sqrtf(second.at[k]) * correction + epsilon) +
+                         decay * values.at[k];
+    }
+    store(g, i, gradient);
+    store(m, i, first);
+    store(v, i, second);
+}
+
+// RMSProp: v ← ρ v + (1 − ρ) d²;  w ← w − α d / (sqrt(v) + ε).
+extern "C" __global__ void rmsprop(float* w, const float* g, float* v, COMMON_PARAMETERS, float rho,
+                                   float rest, float epsilon) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    Floats values = load(w, i), second = load(v, i);
+    const Floats gradient = load_streaming(g, i);
+    const Rates rates = rates_at(i, segment_ends, segment_rates, num_segments);
+    const float decay = rates.decay, rate = hyperparameters[LEARNING_RATE] * rates.factor;
+    if (!is_finite(loss_sums[0])) return;
+    for (int k = 0; k < VECTOR; ++k) {
+        const float d = gradient.at[k] + decay * values.at[k];
+        second.at[k] = flush_small(rho * second.at[k] + rest * d * d);
+        values.at[k] -= rate * d / (sqrtf(second.at[k]) + epsilon);
+    }
+    store(w, i, values);
+    store(v, i, second);
+}
+
+// With momentum: b ← μ b + d / (sqrt(v) + ε);  w ← w − α b.
+extern "C" __global__ void rmsprop_momentum(float* w, const float* g, float* v, float* b,
+                                            COMMON_PARAMETERS, float rho, float rest,
+                                            float epsilon, float momentum) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    Floats values = load(w, i), second = load(v, i), velocity = load(b, i);
+    const Floats gradient = load_streaming(g, i);
+    const Rates rates = rates_at(i, segment_ends, segment_rates, num_segments);
+    const float decay = rates.decay, rate = hyperparameters[LEARNING_RATE] * rates.factor;
+    if (!is_finite(loss_sums[0])) return;
+    for (int k = 0; k < VECTOR; ++k) {
+        const float d = gradient.at[k] + decay * values.at[k];
+        second.at[k] = flush_small(rho * second.at[k] + rest * d * d);
+        velocity.at[k] = flush_small(momentum * velocity.at[k] + d / (sqrtf(second.at[k]) + epsilon));
+        values.at[k] -= rate * velocity.at[k];
+    }
+    store(w, i, values);
+    store(v, i, second);
+    store(b, i, velocity);
 }
 
 // Moving average of the parameters after the update: average ← average + weight (w − average).

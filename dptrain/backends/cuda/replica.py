@@ -32,7 +32,7 @@ from dptrain.batch import Batch
 from dptrain.network.layers import Shape
 from dptrain.plan.buckets import UpdatablePrefix, updatable_prefixes
 from dptrain.plan.lowering import Phase
-from dptrain.plan.optimizers import Adam
+from dptrain.plan.optimizers import LAMB, Adam
 from dptrain.plan.plan import INPUT, NEXT_INPUT, NEXT_TARGET, STAGED, TARGET, Plan, Stage
 
 UNPACK_THREADS, WINDOW_PIXELS = 1024, 3
@@ -111,10 +111,10 @@ class _InputBuffer(NamedTuple):
 def early_update(plan: Plan) -> UpdatablePrefix | None:
     """Return what is updated early: all up to the last large layer that later stages can hide.
 
-    Nothing is if the gradient is clipped, because its norm is known at the end only, or if an
-    update has several passes.
+    Nothing is if norms change the gradient, because they are known at the end only, or if an update
+    has several passes.
     """
-    if plan.optimizer.clip_norm is not None or plan.passes > 1:
+    if plan.squares_shape[0] or plan.passes > 1:
         return None
     stages = [stage for stage in plan.stages if stage.phase is not Phase.UPDATE]
     found, start = None, 0
@@ -543,8 +543,12 @@ class CudaReplica(DeviceReplica):
         decay_rate = rate = context.learning_rate
         correction = 1.0
         if isinstance(rule, Adam) and self.updates:
-            rate /= 1.0 - rule.beta1**self.updates
+            mean_correction = 1.0 / (1.0 - rule.beta1**self.updates)
             correction = (1.0 - rule.beta2**self.updates) ** -0.5
+            if isinstance(rule, LAMB):
+                decay_rate = mean_correction
+            else:
+                rate *= mean_correction
         numbers[0], numbers[1], numbers[2] = rate, correction, context.stop
         bits[3] = context.step & 0xFFFFFFFF
         numbers[4] = decay_rate

@@ -14,6 +14,7 @@ from dptrain.backends.base import Backend
 from dptrain.backends.clipping import Clipping
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
+from dptrain.backends.layer_scaling import LayerScaling, slot_ranges
 from dptrain.backends.numba import (
     crop_windows,
     elementwise,
@@ -79,7 +80,7 @@ from dptrain.plan.lowering import (
     Storage,
     canonical_storage,
 )
-from dptrain.plan.optimizers import AVERAGE, SGD, AdamW
+from dptrain.plan.optimizers import AVERAGE, LAMB, Adam, AdamW, RMSProp, applied_rule
 from dptrain.plan.plan import INPUT, Plan
 from dptrain.plan.shards import addition_steps
 
@@ -240,7 +241,10 @@ class NumbaBackend(Backend):
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)
-        rule, bind = replica.plan.optimizer, partial(replica.thread_pool.bind, grain=GRAIN)
+        rule, bind = (
+            applied_rule(replica.plan.optimizer),
+            partial(replica.thread_pool.bind, grain=GRAIN),
+        )
         state = {name: flat[elements] for name, flat in replica.flat_state.items()}
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
@@ -249,14 +253,21 @@ class NumbaBackend(Backend):
             np.array([each.decay for each in runs], np.float32),
             np.array([each.rate_factor for each in runs], np.float32),
         )
-        if not isinstance(rule, SGD):
+        if isinstance(rule, Adam):
             launch = bind(
                 updates.adamw if isinstance(rule, AdamW) else updates.adam,
                 w, g, (state["first_moment"], state["second_moment"]), found,
                 (rule.beta1, rule.beta2, rule.epsilon), varying=(0.1, 1),
             )  # fmt: skip
             return lambda context: launch(w.size, context.learning_rate, replica.updates)
-        if rule.momentum:
+        if isinstance(rule, RMSProp):
+            # Without momentum, the array is not used.
+            arrays = state["second_moment"], state.get("momentum", state["second_moment"])
+            launch = bind(
+                updates.rmsprop, w, g, arrays, found, (rule.decay, rule.epsilon, rule.momentum),
+                varying=(0.1,),
+            )  # fmt: skip
+        elif rule.momentum:
             launch = bind(
                 updates.sgd_momentum,
                 w, g, state["momentum"], found, rule.momentum, rule.nesterov,
@@ -281,6 +292,44 @@ class NumbaBackend(Backend):
         add = bind(updates.add_squares, gradient, squares, grain=GRAIN // ALIGNMENT)
         scale = bind(updates.scale, gradient, varying=(0.1,), grain=GRAIN)
         return Clipping(lambda: add(squares.size), lambda factor: scale(gradient.size, factor))
+
+    def bind_scaling(
+        self, replica: Replica, elements: slice, squares: Sequence[NDArray[np.float64]]
+    ) -> LayerScaling:
+        assert isinstance(replica, NumbaReplica)
+        rule, bind = replica.plan.optimizer, replica.thread_pool.bind
+        state = {name: flat[elements] for name, flat in replica.flat_state.items()}
+        w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
+        ranges = list(slot_ranges(replica.plan, elements))
+        indices = [each.slot for each in ranges]
+        bounds = np.array([0, *(each.stop for each in ranges)], np.int64)
+        decays = np.array([each.decay for each in ranges], np.float32)
+        ratios = np.ones_like(decays)
+        slots = updates.Segments(bounds, decays, ratios)
+        adds = [
+            bind(updates.add_squares, array, sums, grain=GRAIN // ALIGNMENT)
+            for array, sums in zip((w, g), squares, strict=True)
+        ]
+        prepare, added = None, slots
+        if isinstance(rule, LAMB):
+            prepare = bind(
+                updates.lamb_direction, w, g, (state["first_moment"], state["second_moment"]),
+                slots, (rule.beta1, rule.beta2, rule.epsilon), varying=(1,), grain=GRAIN,
+            )  # fmt: skip
+            added = slots._replace(decays=np.zeros_like(decays))
+        scale = bind(updates.scale_layers, w, g, added, grain=GRAIN)
+
+        def measure(number: int) -> None:
+            if prepare is not None:
+                prepare(w.size, number)
+            for add in adds:
+                add(w.size // ALIGNMENT)
+
+        def scale_by(of_slots: NDArray[np.float64]) -> None:
+            ratios[:] = of_slots[indices]
+            scale(w.size)
+
+        return LayerScaling(measure, scale_by)
 
     def bind_addition(
         self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False

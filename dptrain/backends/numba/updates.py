@@ -146,6 +146,63 @@ def adamw(
 
 
 @kernel
+def rmsprop(
+    items: Items, w: Array, g: Array, state: tuple[Array, Array], segments: Segments,
+    constants: tuple[float, float, float], learning_rate: float,
+) -> None:  # fmt: skip
+    """b ← μ b + d / (sqrt(v) + ε);  w ← w − α b, with v the mean of d², and d = g + λ w.
+
+    With μ = 0, b is not stored.
+    """
+    (v, b), (rho, epsilon, momentum) = state, constants
+    r, mu, eps = np.float32(rho), np.float32(momentum), np.float32(epsilon)
+    rest, rate = np.float32(1.0 - rho), np.float32(learning_rate)
+    for block in range(items.start, items.stop, _BLOCK):
+        end = min(block + _BLOCK, items.stop)
+        _prefetch_block(w, end, items.stop)
+        for k in range(segments.decays.size):
+            decay_k, rate_k = segments.decays[k], rate * segments.factors[k]
+            first, last = _overlap(block, end, segments, k)
+            for i in range(first, last):
+                d = g[i] + decay_k * w[i]
+                v[i] = _flushed(r * v[i] + rest * d * d)
+                d /= np.sqrt(v[i]) + eps
+                if mu > 0.0:
+                    b[i] = d = _flushed(mu * b[i] + d)
+                w[i] -= rate_k * d
+
+
+@kernel
+def lamb_direction(
+    items: Items, w: Array, g: Array, moments: tuple[Array, Array], segments: Segments,
+    constants: tuple[float, float, float], step: int,
+) -> None:  # fmt: skip
+    """g ← (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε) + λ w, with m and v of Adam."""
+    (m, v), (beta1, beta2, epsilon) = moments, constants
+    b1, b2, eps = np.float32(beta1), np.float32(beta2), np.float32(epsilon)
+    c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    rate = np.float32(1.0 / (1.0 - beta1**step))
+    correction = np.float32(1.0 / np.sqrt(1.0 - beta2**step))
+    for k in range(segments.decays.size):
+        decay_k = segments.decays[k]
+        first, last = _overlap(items.start, items.stop, segments, k)
+        for i in range(first, last):
+            m[i] = _flushed(b1 * m[i] + c1 * g[i])
+            v[i] = _flushed(b2 * v[i] + c2 * g[i] * g[i])
+            g[i] = rate * m[i] / (np.sqrt(v[i]) * correction + eps) + decay_k * w[i]
+
+
+@kernel
+def scale_layers(items: Items, w: Array, g: Array, segments: Segments) -> None:
+    """g ← r (g + λ w), where r is the factor of a segment."""
+    for k in range(segments.decays.size):
+        decay_k, factor = segments.decays[k], segments.factors[k]
+        first, last = _overlap(items.start, items.stop, segments, k)
+        for i in range(first, last):
+            g[i] = factor * (g[i] + decay_k * w[i])
+
+
+@kernel
 def add_squares(items: Items, g: Array, squares: Array) -> None:
     """squares[i] ← Σ g² over elements 16 i … 16 i + 15, in float64. Items are sums."""
     for i in range(items.start, items.stop):

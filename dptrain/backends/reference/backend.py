@@ -18,7 +18,7 @@ from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, 
 from dptrain.network.normalization import BatchNorm2d
 from dptrain.network.outputs import are_right, most_probable, sigmoid
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Precision, Setting
-from dptrain.plan.optimizers import SGD, AdamW
+from dptrain.plan.optimizers import SGD, Adam, AdamW, RMSProp, applied_rule
 from dptrain.plan.shards import add_in_order
 
 
@@ -88,7 +88,7 @@ class ReferenceBackend(Backend):
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         state = {name: flat[elements] for name, flat in replica.flat_state.items()}
-        runs, rule = segments(replica.plan, elements), replica.plan.optimizer
+        runs, rule = segments(replica.plan, elements), applied_rule(replica.plan.optimizer)
 
         def decayed() -> NDArray[Any]:
             d: NDArray[Any] = g.copy()
@@ -110,7 +110,7 @@ class ReferenceBackend(Backend):
             subtract(d, context.learning_rate)
 
         def adam(context: Context) -> None:
-            assert not isinstance(rule, SGD)
+            assert isinstance(rule, Adam)
             is_decoupled = isinstance(rule, AdamW)
             t, d = replica.updates, g if is_decoupled else decayed()
             m, v = state["first_moment"], state["second_moment"]
@@ -121,7 +121,16 @@ class ReferenceBackend(Backend):
                 w[start:stop] *= 1.0 - context.learning_rate * factor * decay
             subtract(mean / (np.sqrt(square) + rule.epsilon), context.learning_rate)
 
-        return sgd if isinstance(rule, SGD) else adam
+        def rmsprop(context: Context) -> None:
+            assert isinstance(rule, RMSProp)
+            d, v = decayed(), state["second_moment"]
+            v[:] = rule.decay * v + (1.0 - rule.decay) * d * d
+            d = d / (np.sqrt(v) + rule.epsilon)
+            if rule.momentum:
+                state["momentum"][:] = d = rule.momentum * state["momentum"] + d
+            subtract(d, context.learning_rate)
+
+        return {"sgd": sgd, "rmsprop": rmsprop}.get(rule.kind, adam)
 
 
 def _softmax(z: NDArray[Any], labels: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:

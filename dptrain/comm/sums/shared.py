@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.flat_arrays import FlatArrays, clips, num_squares, state_names
+from dptrain.backends.flat_arrays import FlatArrays, state_names, uses_norms
 from dptrain.comm.node.gates import Gates
 from dptrain.comm.node.segment import map_segment
 from dptrain.comm.sums.base import GradientSum, UpdateSlice
@@ -93,7 +93,7 @@ class _SegmentLayout:
         gates, loss_sums: offsets of the gates, and of the copies of the loss sums.
         flat: offsets of the parameters and of the arrays of the optimizer state.
         gradients: offset of the gradient slots of each rank.
-        squares: offset of the sums of squares; None without gradient clipping.
+        squares: offsets of the rows of sums of squares; none if the update uses no norm.
         size: of the segment.
     """
 
@@ -106,7 +106,9 @@ class _SegmentLayout:
         sizes = plan.layout.size, *(plan.trained.size for _ in state_names(plan))
         self.flat = [self._append(size * plan.itemsize) for size in sizes]
         self.gradients = [self._append(count * self._slot_bytes) for count in counts]
-        self.squares = self._append(num_squares(plan) * SQUARE_BYTES) if clips(plan) else None
+        rows, row = plan.squares_shape
+        at = self._append(rows * row * SQUARE_BYTES)
+        self.squares = [at + number * row * SQUARE_BYTES for number in range(rows)]
 
     def _append(self, size_bytes: int) -> int:
         """Extend the segment by an array; return its offset."""
@@ -141,10 +143,8 @@ class _SegmentLayout:
         begin = self.gradients[local_rank]
         ranges = [(at + start, at + stop) for at in self.flat]
         ranges.append((begin, begin + self._counts[local_rank] * self._slot_bytes))
-        if self.squares is not None:
-            first, last = (
-                self.squares + i // ALIGNMENT * SQUARE_BYTES for i in (mine.start, mine.stop)
-            )
+        for at in self.squares:
+            first, last = (at + i // ALIGNMENT * SQUARE_BYTES for i in (mine.start, mine.stop))
             ranges.append((first, last))
         if local_rank:
             return ranges
@@ -180,9 +180,11 @@ def share_arrays(world: World, plan: Plan) -> SharedArrays:
         parameters=parameters,
         gradients=view(segment.gradients[me], counts[me], plan.layout.gradient_pitch),
         state=dict(zip(state_names(plan), state, strict=True)),
-        squares=None
-        if segment.squares is None
-        else np.frombuffer(mapped, np.float64, num_squares(plan), segment.squares),
+        squares=np.frombuffer(
+            mapped, np.float64, math.prod(plan.squares_shape), segment.squares[0]
+        ).reshape(plan.squares_shape)
+        if uses_norms(plan)
+        else None,
         is_owner=world.first_on_node(),
         is_shared=True,
         gates=gates.reshape(segment.num_gates, -1),
@@ -279,7 +281,7 @@ class SharedSum(GradientSum):
         self._num_started = 0
 
     def share_squares(self) -> None:
-        self._synchronize("the ranks of this node to compute the norm of the gradient")
+        self._synchronize("the ranks of this node to compute norms")
 
     def update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
         if self.before_update is not None:

@@ -11,7 +11,15 @@ from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 from dptrain.network.zoo import alexnet, mobilenet, resnet, studies, vgg, wide_resnet
-from dptrain.network.zoo.recipes import ADAMW_DECAY, BINARY, CLASSES, VALUES, Entry, Recipe
+from dptrain.network.zoo.recipes import (
+    ADAMW_DECAY,
+    BINARY,
+    CLASSES,
+    LAYER_RATES,
+    VALUES,
+    Entry,
+    Recipe,
+)
 
 NETWORKS: Mapping[str, Entry] = MappingProxyType(
     {
@@ -58,9 +66,9 @@ def recipe(network: Network, optimizer: str | None = None) -> Recipe:
 
     Args:
         network: a network; one that is not in the zoo gets settings that fit its loss.
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; if it is not that of the recipe, learning
-            rate, momentum and weight decay are replaced by defaults for this optimizer. Adam and
-            AdamW have the same learning rate.
+        optimizer: the name of an update rule; if it is not that of the recipe, learning rate,
+            momentum and weight decay are replaced by defaults for this optimizer. Adam, AdamW and
+            RMSProp have the same learning rate, LARS and LAMB the same for all networks.
     """
     if network.name in NETWORKS:
         chosen = NETWORKS[network.name].recipe
@@ -70,10 +78,21 @@ def recipe(network: Network, optimizer: str | None = None) -> Recipe:
         return chosen
     if optimizer == "adamw":
         return replace(recipe(network, "adam"), optimizer=optimizer, weight_decay=ADAMW_DECAY)
-    default = VALUES if optimizer == VALUES.optimizer else CLASSES
+    if optimizer in LAYER_RATES:
+        return replace(
+            chosen,
+            optimizer=optimizer,
+            learning_rate=LAYER_RATES[optimizer],
+            momentum=CLASSES.momentum if optimizer == "lars" else 0.0,
+            nesterov=False,
+            weight_decay=ADAMW_DECAY if optimizer == "lamb" else chosen.weight_decay,
+        )
+    if optimizer == "rmsprop":
+        return replace(recipe(network, "adam"), optimizer=optimizer)
+    default = CLASSES if optimizer == CLASSES.optimizer else VALUES
     return replace(
         chosen,
-        optimizer=default.optimizer,
+        optimizer=optimizer,
         learning_rate=default.learning_rate,
         momentum=default.momentum,
         nesterov=False,

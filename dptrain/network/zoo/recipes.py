@@ -13,7 +13,7 @@ class Recipe:
     """Default training settings of a network. Its layers have a weight decay of their own.
 
     Attributes:
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
+        optimizer: the name of an update rule.
         learning_rate: learning rate for that optimizer and `batch_size`.
         momentum: momentum of SGD.
         epochs: number of passes over `data`.
@@ -57,7 +57,11 @@ learning rate (0.01, 0.02, 0.05) and shifts (1, 2, 3 pixels), this one has the h
 accuracy after the last epoch: 98.95% in the mean of three other seeds; the others have 97.8–98.8%.
 """
 ADAMW_DECAY = 0.01
-"""Weight decay of ``adamw``, as in PyTorch."""
+"""Weight decay of ``adamw``, as in PyTorch, and of ``lamb``."""
+
+LAYER_RATES = {"lars": 1.0, "lamb": 0.01}
+"""Learning rates of the optimizers that scale each layer by its norm: a step changes a weight by
+0.1% of its norm (without momentum) or by 1%."""
 VALUES = Recipe("adam", learning_rate=1e-3, momentum=0.0, epochs=6, data="irradiance")
 
 IMAGENET = Recipe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from dptrain.backends.flat_arrays import clips
+from dptrain.backends.flat_arrays import uses_norms
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum
@@ -38,8 +38,8 @@ class HostEngine(SynchronousEngine):
         size = replica.plan.trained.size
         self._loss_sums = replica.flat_gradients[size : size + len(SUMS)]
         self._stages = [stage.index for stage, _ in replica.stages]
-        if clips(replica.plan):
-            self._timed_sum.before_update = self.clip
+        if uses_norms(replica.plan):
+            self._timed_sum.before_update = self.apply_norms
         # One rank sums nothing.
         self._overlaps = gradient_sum.overlaps and not gradient_sum.is_identity
 
@@ -125,19 +125,16 @@ class HostEngine(SynchronousEngine):
             self._sum_timer.poll()
             recorder.skip()
 
-    def clip(self) -> None:
-        """Clip the gradients that this rank updates, unless the loss over all ranks is not finite.
+    def apply_norms(self) -> None:
+        """Clip and scale the gradients that this rank updates, unless the loss is not finite.
 
         The loss is the same on all ranks, so all of them wait for each other, or none does.
         """
         if not math.isfinite(self._loss_sums[LOSS]):
             return
         self.recorder.skip()
-        for elements in self.gradient_sum.updated_slices:
-            self.replica.add_squares(elements)
-        self.gradient_sum.share_squares()
-        for elements in self.gradient_sum.updated_slices:
-            self.replica.clip(elements)
+        slices, share = self.gradient_sum.updated_slices, self.gradient_sum.share_squares
+        self.replica.apply_norms(slices, number=self._update_number, share=share)
         self.recorder.add_lap(self._update_index)
 
     def update_slice(self, elements: slice, learning_rate: float) -> None:

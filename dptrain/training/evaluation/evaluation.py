@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from dptrain.data.loading.workers import read_by_workers
 from dptrain.data.sources.objects import dataset_from
 from dptrain.network.network import Network
 from dptrain.plan.shares import Counts
+from dptrain.training.evaluation.metrics import MetricCollector, Metrics
 from dptrain.training.evaluation.quality import Collector, Quality, make_collector
 
 if TYPE_CHECKING:
@@ -37,16 +39,18 @@ class Score:
         loss: mean over samples.
         accuracy: share of correct predictions; None if targets are values.
         samples: number of samples.
+        metrics: results of the user's metrics by name; None for one that is not finite.
     """
 
     loss: float
     accuracy: float | None
     samples: int
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        if self.accuracy is None:
-            return f"loss {self.loss:.4g}"
-        return f"{self.accuracy:.1%}"
+        own = f"loss {self.loss:.4g}" if self.accuracy is None else f"{self.accuracy:.1%}"
+        found = [f"{name} {value:.4g}" for name, value in self.metrics.items() if value is not None]
+        return ", ".join([own, *found])
 
 
 def batches_of(
@@ -110,7 +114,7 @@ def score(
     replica: Replica,
     samples: Samples,
     world: World,
-    collector: Collector | None = None,
+    collectors: Sequence[Collector] = (),
     counts: Counts = (),
 ) -> Score:
     """Return the score of all samples; each rank evaluates its shard, all receive the result.
@@ -121,12 +125,12 @@ def score(
         replica: of this rank.
         samples: all samples.
         world: the ranks; every rank calls this function.
-        collector: receives the outputs of the shard of this rank.
+        collectors: receive the outputs of the shard of this rank.
         counts: shares of the ranks; empty if they are equal.
     """
     mine = shard(len(samples), world.rank, world.size, counts)
     if replica.plan.setting.shards:
-        return _exact_score(replica, samples, world, mine, collector)
+        return _exact_score(replica, samples, world, mine, collectors)
     totals, indices = np.zeros(2), np.arange(len(samples), dtype=np.int64)[mine]
     pixel_batches = pixel_batches_of(replica, samples, indices)
     if pixel_batches is not None:
@@ -134,12 +138,12 @@ def score(
         for images, y, windows in pixel_batches:
             totals += replica.evaluate(images, y, crop_windows=windows)
             chosen, done = indices[done : done + len(y)], done + len(y)
-            if collector is not None:
+            for collector in collectors:
                 collector.add(chosen, replica.output(), y)
     else:
         for chosen, x, y in batches_of(replica, samples, indices):
             totals += replica.evaluate(x, y)
-            if collector is not None:
+            for collector in collectors:
                 collector.add(chosen, replica.output(), y)
     world.all_reduce(totals)
     count = len(samples)
@@ -154,29 +158,39 @@ def score_in_detail(
     world: World,
     preprocessing: Preprocessing,
     counts: Counts = (),
+    metrics: Metrics = MappingProxyType({}),
+    *,
+    quality: bool = True,
 ) -> tuple[Score, Quality | None]:
     """Return the score of all samples, and the quality of their predictions.
 
     Args:
         replica, samples, world, counts: as for `score`.
         preprocessing: of the model, which names its outputs.
+        metrics: of the user, part of the score.
+        quality: False leaves out the quality.
 
     Returns:
         The quality is None if a sample may have several labels.
     """
-    collector = make_collector(len(samples), replica.plan.network, preprocessing)
-    found = score(replica, samples, world, collector, counts)
+    count, network = len(samples), replica.plan.network
+    collector = make_collector(count, network, preprocessing) if quality else None
+    own = MetricCollector(metrics, count, network, preprocessing) if metrics else None
+    collectors = [each for each in (collector, own) if each is not None]
+    found = score(replica, samples, world, collectors, counts)
+    if own is not None:
+        found = replace(found, metrics=own.result(world))
     return found, None if collector is None else collector.result(world)
 
 
 def _exact_score(
-    replica: Replica, samples: Samples, world: World, mine: slice, collector: Collector | None
+    replica: Replica, samples: Samples, world: World, mine: slice, collectors: Sequence[Collector]
 ) -> Score:
     """Return the score with the exact sum of the losses of all samples, rounded once.
 
     Args:
         mine: the samples that this rank evaluates.
-        collector: as for `score`.
+        collectors: as for `score`.
     """
     count = len(samples)
     # Loss, and 1 if the prediction is correct. The rows of other ranks are zero until the
@@ -184,7 +198,7 @@ def _exact_score(
     table = np.zeros((count, 2))
     for chosen, x, y in batches_of(replica, samples, np.arange(count, dtype=np.int64)[mine]):
         table[chosen, 0], table[chosen, 1] = replica.evaluate_samples(x, y)
-        if collector is not None:
+        for collector in collectors:
             collector.add(chosen, replica.output(), y)
     world.all_reduce(table)
     has_labels = replica.plan.network.loss.targets != "values"
@@ -263,13 +277,13 @@ def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
     """Return all results as plain JSON values.
 
     Returns:
-        samples, loss, accuracy if there are labels; top5_accuracy for more than ten classes,
-        mean_f1, classes and confusion, and unpredicted if outputs for so many samples contain NaN;
-        mae, rmse and r2 for values.
+        samples, loss, accuracy if there are labels, and metrics of the user; top5_accuracy for more
+        than ten classes, auc for up to 100, mean_f1, classes and confusion, and unpredicted if
+        outputs for so many samples contain NaN; mae, rmse and r2 for values.
     """
     accuracy = {} if score.accuracy is None else {"accuracy": score.accuracy}
     more = {} if quality is None else quality.to_dict()
-    return {"samples": score.samples, "loss": score.loss, **accuracy, **more}
+    return {"samples": score.samples, "loss": score.loss, **accuracy, **more, **score.metrics}
 
 
 def evaluate_model(

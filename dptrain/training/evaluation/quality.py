@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from dptrain.comm.world import World
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.network.network import Network
-from dptrain.network.outputs import NO_CLASS, are_among_most_probable, most_probable
+from dptrain.network.outputs import NO_CLASS, are_among_most_probable, most_probable, softmax
 
 TOP = 5
 """A prediction counts for the top-5 accuracy if the class is among the 5 most probable ones."""
 MORE_THAN = 10
 """Number of classes above which the top-5 accuracy is computed."""
+MOST_CURVES = 100
+"""Largest number of classes of which the area under the ROC curve is computed."""
 
 
 MOST_MISTAKES = 12
@@ -52,6 +54,7 @@ class ClassQuality:
         unpredicted: int64 (classes,), number of samples by class whose outputs contain NaN. They
             have no predicted class and count as wrong; None if there are none.
         mistakes: the wrong predictions with the highest probabilities, the highest first.
+        auc: area under the ROC curve, see `mean_area`; None if it is unknown.
     """
 
     names: tuple[str, ...]
@@ -59,6 +62,7 @@ class ClassQuality:
     top5: float | None = None
     unpredicted: NDArray[np.int64] | None = None
     mistakes: tuple[Mistake, ...] = ()
+    auc: float | None = None
 
     @property
     def samples(self) -> NDArray[np.int64]:
@@ -90,6 +94,7 @@ class ClassQuality:
         """Return the results that are single numbers."""
         known = self.f1[np.isfinite(self.f1)]
         found = {} if self.top5 is None else {"top5_accuracy": self.top5}
+        found |= {} if self.auc is None else {"auc": self.auc}
         return {**found, "mean_f1": float(known.mean())} if len(known) else found
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,8 +181,8 @@ class Collector(ABC):
         """
 
     @abstractmethod
-    def result(self, world: World) -> Quality:
-        """Return the quality over the samples of all ranks; every rank calls this method."""
+    def result(self, world: World) -> Any:
+        """Return the result over the samples of all ranks; every rank calls this method."""
 
     def _rows(self, world: World) -> NDArray[np.float64]:
         """Return the table of all samples; every rank calls this method."""
@@ -186,12 +191,15 @@ class Collector(ABC):
 
 
 class _ClassCollector(Collector):
-    """Collects class, predicted class, its probability, and whether the class is among the five
-    most probable.
+    """Collects class, predicted class, whether it is among the five most probable, the probability
+    of the predicted class, and scores.
+
+    Scores are the probabilities of the classes, of which the areas under ROC curves are computed.
     """
 
-    def __init__(self, count: int, names: Sequence[str]) -> None:
-        super().__init__(count, 4)
+    def __init__(self, count: int, names: Sequence[str], outputs: int) -> None:
+        self._scores = outputs if len(names) <= MOST_CURVES else 0
+        super().__init__(count, 4 + self._scores)
         self._names = tuple(names)
 
     def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
@@ -202,10 +210,11 @@ class _ClassCollector(Collector):
         else:
             labels, predicted = targets, most_probable(outputs)
             in_top, logits = are_among_most_probable(outputs, labels, TOP), outputs
-        with np.errstate(invalid="ignore"):
-            below = logits - logits.max(axis=1, keepdims=True)
-            probability = 1 / np.exp(below, dtype=np.float64).sum(axis=1)
-        self._table[indices] = np.stack([labels, predicted, in_top, probability], axis=1)
+        probabilities = softmax(np.asarray(logits, np.float64))
+        found = [labels, predicted, in_top, probabilities.max(axis=1)]
+        self._table[indices, :4] = np.stack(found, axis=1)
+        if self._scores:
+            self._table[indices, 4:] = outputs if self._scores == 1 else probabilities
 
     def result(self, world: World) -> ClassQuality:
         table, count = self._rows(world), len(self._names)
@@ -220,7 +229,46 @@ class _ClassCollector(Collector):
         mistakes = tuple(
             Mistake(i, int(labels[i]), int(predicted[i]), float(table[i, 3])) for i in worst
         )
-        return ClassQuality(self._names, confusion.astype(np.int64), top5, unpredicted, mistakes)
+        matrix, auc = confusion.astype(np.int64), mean_area(table[:, 4:], labels)
+        return ClassQuality(self._names, matrix, top5, unpredicted, mistakes, auc)
+
+
+def mean_area(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> float | None:
+    """Return the area under the ROC curve.
+
+    It is the probability that a sample of a class has a higher score for it than one of another
+    class, where equal scores count one half. With several classes it is the mean over the classes,
+    each against all others, of those that have samples.
+
+    Args:
+        scores: (n, K), one for each class; or (n, 1), that of the second of two classes.
+        labels: int64 (n,).
+
+    Returns:
+        None without scores, if a score is NaN, or if no class has samples and others too.
+
+    Examples:
+        >>> mean_area(np.array([[0.1], [0.4], [0.3], [0.8]]), np.array([0, 0, 1, 1]))
+        0.75
+    """
+    if not scores.shape[1] or np.isnan(scores).any():
+        return None
+    first = 1 if scores.shape[1] == 1 else 0
+    areas = [_area(column, labels == k) for k, column in enumerate(scores.T, first)]
+    known = [area for area in areas if area is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _area(scores: NDArray[np.float64], is_positive: NDArray[np.bool_]) -> float | None:
+    """Return the area of one class by the rank sum of Mann and Whitney."""
+    positive = int(is_positive.sum())
+    pairs = positive * (len(scores) - positive)
+    if not pairs:
+        return None
+    _, order, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    rank_sum = float(ranks[order.reshape(-1)][is_positive].sum())
+    return (rank_sum - positive * (positive + 1) / 2) / pairs
 
 
 class _ValueCollector(Collector):
@@ -244,7 +292,9 @@ def make_collector(count: int, network: Network, preprocessing: Preprocessing) -
     if network.loss.targets == "values":
         return _ValueCollector(count, preprocessing.output_names(network), preprocessing)
     classes = preprocessing.class_list(network)
-    return None if classes is None else _ClassCollector(count, classes.names)
+    if classes is None:
+        return None
+    return _ClassCollector(count, classes.names, network.num_outputs)
 
 
 def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:

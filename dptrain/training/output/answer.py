@@ -12,6 +12,7 @@ from dptrain.training.output.progress import Progress
 
 RESULTS = {
     "test_top5_accuracy": "top-5 accuracy",
+    "test_auc": "AUC",
     "test_rmse": "RMSE",
     "test_r2": "R²",
     "test_mae": "MAE",
@@ -60,7 +61,9 @@ def test_line(job: Job, progress: Progress) -> str:
     best = _best(job, progress)
     if score is None:
         return best and f"best parameters: {best}"
-    more = [f"{label} {results[name]:.4g}" for name, label in RESULTS.items() if name in results]
+    labels = {**RESULTS, **{f"test_{name}": name for name in score.metrics}}
+    known = [(label, results.get(name)) for name, label in labels.items()]
+    more = [f"{label} {value:.4g}" for label, value in known if value is not None]
     samples = count(score.samples, "sample")
     if score.accuracy is None:
         found = ", ".join(more) or f"loss {score.loss:.4g}"

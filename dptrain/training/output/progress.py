@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dptrain.machine import process_age_s
@@ -90,6 +91,11 @@ class Progress:
         """True if the parameters after the last completed step are the best ones so far."""
         return self.step == self.selection.best_step
 
+    def begin_again(self) -> None:
+        """Continue after the end, because the length of the run has been changed."""
+        self.selection.begin_again()
+        self.test_score = self.test_quality = self.restored_step = None
+
     def begin_epoch(self) -> None:
         """Reset the sums over the epoch."""
         self._epoch_loss, self._epoch_correct, self._epoch_samples = 0.0, 0, 0
@@ -127,6 +133,7 @@ class Progress:
             "train_accuracy": self.train_accuracy,
             "validation_loss": None if score is None else score.loss,
             "validation_accuracy": None if score is None else score.accuracy,
+            **({} if score is None else _named("validation", score.metrics)),
             "learning_rate": self.rate,
             "samples_per_s": self.samples_per_s,
         }
@@ -147,9 +154,9 @@ class Progress:
     @property
     def test_results(self) -> Record:
         """Further results on the test data that are single numbers, by their key in records."""
-        quality = self.test_quality
-        found = {} if quality is None else quality.results()
-        return {f"test_{name}": value for name, value in found.items()}
+        quality, score = self.test_quality, self.test_score
+        found: Record = {} if quality is None else dict(quality.results())
+        return _named("test", {**found, **({} if score is None else score.metrics)})
 
     def epoch_line(self, spec: JobSpec) -> str:
         """Return the line that is printed after an epoch."""
@@ -164,3 +171,8 @@ class Progress:
             parts.append(f"validation {self.score}{' (best)' if self.is_best else ''}")
         parts.append(f"{self.samples_per_s:,.0f} samples/s")
         return "  ".join(parts)
+
+
+def _named(split: str, results: Mapping[str, float | None]) -> Record:
+    """Return results with the name of the split before theirs."""
+    return {f"{split}_{name}": value for name, value in results.items()}

@@ -38,7 +38,6 @@ from dptrain.training.output.limits import TrainingLimit, training_limit
 from dptrain.training.output.progress import Progress
 from dptrain.training.profiling.energy import samples_between
 from dptrain.training.resources import possible_efficiency
-from dptrain.training.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from dptrain.tables import Table
@@ -173,6 +172,8 @@ def _print_restrictions(job: Job, display: Display, step: int) -> None:
             changes = now.changes_from(before)
             if changes and now.first_step == step + 1:
                 display.print(f"changed settings: {changed_text(changes)}")
+    if step and job.schedule.begin == step:
+        display.print(f"the {spec.schedule} schedule begins anew with step {step + 1}")
     if job.warning is not None:
         display.print(f"warning: {job.warning}")
     # A GPU computes with no thread of the processor.
@@ -193,30 +194,20 @@ def nothing_left(job: Job, step: int) -> str | None:
     """Return why no step follows after step number `step`, and how to continue; else None."""
     spec, reached = job.spec, job.selection.reached
     if reached is not None:
-        return (
+        why = (
             f"the validation accuracy after step {step} was {reached.accuracy:.2%}, at least the "
-            f"{spec.until_accuracy:.2%} of --until-accuracy; continue with a higher "
-            "--until-accuracy"
+            f"{spec.until_accuracy:.2%} of --until-accuracy"
         )
-    if job.selection.is_out_of_patience:
-        return (
-            f"the last {job.selection.since_best} evaluations were no improvement; continue with a "
-            "higher --patience"
-        )
-    if step >= spec.steps:
-        return f"{step} of {spec.steps} steps are complete; {_advice_to_continue(job)}"
-    return None
-
-
-def settings_to_continue(job: Job) -> str:
-    """Return the arguments in Python with which a run that has no step left continues."""
-    if job.selection.reached is not None:
-        return "until_accuracy=X"
-    if job.selection.is_out_of_patience:
-        return "patience=N"
-    if SCHEDULES[job.spec.schedule].uses_total:
-        return "epochs=N, schedule='constant', learning_rate=X"
-    return "epochs=N"
+        change = "a higher --until-accuracy"
+    elif job.selection.is_out_of_patience:
+        why = f"the last {job.selection.since_best} evaluations were no improvement"
+        change = "a higher --patience"
+    elif step >= spec.steps:
+        why = f"{step} of {spec.steps} steps are complete"
+        change = "more --epochs or --steps"
+    else:
+        return None
+    return f"{why}; continue with {change}, in Python with fit(epochs=N)"
 
 
 def _backends(job: Job) -> str:
@@ -235,15 +226,6 @@ def _workers(job: Job) -> str:
     ]
     ranks = count(len(found), "rank")
     return f"{ranks} × {found[0]}" if len({*found}) == 1 else f"{ranks} ({', '.join(found)})"
-
-
-def _advice_to_continue(job: Job) -> str:
-    if SCHEDULES[job.spec.schedule].uses_total:
-        return (
-            f"the {job.spec.schedule} schedule has ended, so continue with --schedule constant, a "
-            "small --learning-rate and more --epochs or --steps"
-        )
-    return "continue with more --epochs or --steps"
 
 
 def conclude(

@@ -14,6 +14,7 @@ the new one. The next `save` removes hidden folders that a crash left. No file i
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -40,7 +41,6 @@ from dptrain.files import (
 )
 from dptrain.interchange.safetensors_files import system_error
 from dptrain.training.averaging import averaged_arrays
-from dptrain.training.schedules import SCHEDULES
 
 FORMAT = 1
 """Version of the layout of a checkpoint folder."""
@@ -68,11 +68,12 @@ class CheckpointFacts:
         seed: seed of the run.
         data: data specification.
         ranks: number of ranks that wrote the checkpoint; a resumed run may have another number.
-        total_steps: last step of the learning rate schedule.
+        total_steps: number of steps of the whole run.
         schedule: kind of learning rate schedule.
         spec: the agreed job specification.
         preprocessing: the preprocessing of the inputs.
         shares: of the ranks, see `dptrain.training.balance.Shares`; empty if they are equal.
+        set_rate: learning rate that a callback has set; 0 if the schedule decides.
     """
 
     updates: int
@@ -86,6 +87,7 @@ class CheckpointFacts:
     spec: Mapping[str, Any]
     preprocessing: Mapping[str, Any]
     shares: Mapping[str, Any] = field(default_factory=dict)
+    set_rate: float = 0.0
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the facts for `CheckpointStore.save`."""
@@ -102,8 +104,8 @@ class CheckpointFacts:
         Raises:
             UserError: a fact is missing or has the wrong type; the message names it.
         """
-        # Earlier versions stored no shares.
-        facts, hints = {"shares": {}, **facts}, get_type_hints(cls)
+        # Earlier versions stored no shares, and no rate of a callback.
+        facts, hints = {"shares": {}, "set_rate": 0.0, **facts}, get_type_hints(cls)
         for name, expected in hints.items():
             if name not in facts:
                 raise UserError(
@@ -125,18 +127,14 @@ class CheckpointFacts:
         batch_size: int,
         seed: int,
         data: str,
-        schedule: str,
-        total_steps: int,
     ) -> None:
         """Refuse to resume with settings that would change the meaning of the step number.
 
-        The minibatch of a step follows from the batch size, the seed and the data. The learning
-        rate of a schedule with `Kind.uses_total` follows from the total number of steps: with
-        another total it would jump at the step where the run is resumed.
+        The minibatch of a step follows from the batch size, the seed and the data.
 
         Args:
             source: the checkpoint, for the error message.
-            batch_size, seed, data, schedule, total_steps: of the resumed run.
+            batch_size, seed, data: of the resumed run.
 
         Raises:
             UserError: one of them differs; the message names the setting and both values.
@@ -145,14 +143,6 @@ class CheckpointFacts:
             then = getattr(self, name)
             if then != now:
                 raise other_setting(source, name, then, now)
-        is_whole = SCHEDULES[schedule].uses_total
-        if is_whole and self.schedule == schedule and self.total_steps != total_steps:
-            raise UserError(
-                f"checkpoint {source} has a {schedule} schedule of {self.total_steps} steps, but "
-                f"this run has {total_steps}, and the learning rate would jump; resume with "
-                f"--steps {self.total_steps}, or with --schedule constant and a --learning-rate, "
-                "or start a new run"
-            )
 
 
 def other_setting(source: Path | str, name: str, then: Any, now: Any) -> UserError:
@@ -180,6 +170,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+def _is_rate(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -190,6 +184,7 @@ def _is_mapping(value: Any) -> bool:
 
 _FACT_TYPES: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
     int: ("a whole number of at least 0", _is_count),
+    float: ("a finite number of at least 0", _is_rate),
     str: ("text", _is_text),
 }
 

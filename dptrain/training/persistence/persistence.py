@@ -83,15 +83,30 @@ def restore_run(
         batch_size=spec.batch_size,
         seed=spec.seed,
         data=spec.data,
-        schedule=spec.schedule,
-        total_steps=spec.steps,
     )
     _refuse_other_minibatches(checkpoint, spec)
     _refuse_other_data(checkpoint, run_spec)
     _refuse_other_state(checkpoint, spec, replica)
+    run_spec = run_spec.with_schedule_start(schedule_start(checkpoint, spec))
     _refuse_settings_without_effect(chosen, run, run_spec, checkpoint.step)
     restore_replica(replica, checkpoint)
     return checkpoint
+
+
+def schedule_start(checkpoint: Checkpoint, spec: JobSpec) -> int:
+    """Return `JobSpec.schedule_start` of a run that continues from a checkpoint."""
+    facts = checkpoint.run_facts
+    if facts.total_steps != spec.steps:
+        return checkpoint.step
+    return int(facts.spec.get("job", {}).get("schedule_start", 0))
+
+
+def set_rate(checkpoint: Checkpoint, spec: JobSpec) -> float | None:
+    """Return the learning rate that a callback had set; None if the schedule decides."""
+    facts = checkpoint.run_facts
+    before, names = facts.spec.get("job", {}), ("steps", "schedule", "learning_rate")
+    is_changed = any(before.get(name) != getattr(spec, name) for name in names)
+    return None if is_changed else facts.set_rate or None
 
 
 def _refuse_other_network(checkpoint: Checkpoint, run_spec: RunSpec, replica: Replica) -> None:
@@ -271,13 +286,34 @@ def start_run(
     evaluations = _evaluations(run, first_step)
     if first_step and spans.items and _is_over(run, run_spec.job, first_step):
         return evaluations, spans
+    return evaluations, begin_span(run, chosen, run_spec, network, world, first_step)
+
+
+def begin_span(
+    run: RunDirectory,
+    chosen: Settings,
+    run_spec: RunSpec,
+    network: Network,
+    world: World,
+    completed: int,
+) -> Spans:
+    """Write the settings of the steps that follow, the specification and the environment.
+
+    Args:
+        run: the run directory, on rank 0.
+        chosen, run_spec, network, world: of the run.
+        completed: number of completed steps.
+
+    Returns:
+        The spans of the run.
+    """
     env = environment(world)
-    spans = _write_settings(run, chosen, run_spec, network, env, spans, first_step)
+    spans = _write_settings(run, chosen, run_spec, network, env, Spans.read(run.path), completed)
     run.write_specification(run_spec.to_dict())
     run.write_environment(env)
-    if not _is_over(run, run_spec.job, first_step):
+    if not _is_over(run, run_spec.job, completed):
         run.remove_summary()
-    return evaluations, spans
+    return spans
 
 
 def _write_settings(
@@ -344,7 +380,9 @@ def _is_listed(name: str, network: Network) -> bool:
         return False
 
 
-def checkpoint_facts(run_spec: RunSpec, updates: int, shares: Mapping[str, Any]) -> CheckpointFacts:
+def checkpoint_facts(
+    run_spec: RunSpec, updates: int, shares: Mapping[str, Any], set_rate: float
+) -> CheckpointFacts:
     """Return the facts that a checkpoint stores in addition to its arrays."""
     job = run_spec.job
     return CheckpointFacts(
@@ -359,6 +397,7 @@ def checkpoint_facts(run_spec: RunSpec, updates: int, shares: Mapping[str, Any])
         spec=run_spec.job_part(),
         preprocessing=run_spec.preprocessing,
         shares=shares,
+        set_rate=set_rate,
     )
 
 

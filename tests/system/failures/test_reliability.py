@@ -122,16 +122,21 @@ def test_a_resumed_run_uses_the_cores_of_its_machine(tmp_path: Path) -> None:
     assert re.search(r"\b1 thread\b", text)
 
 
-def test_a_cosine_schedule_is_not_made_longer(tmp_path: Path) -> None:
-    cosine = (*SMALL, "--schedule", "cosine", "--run-dir", "run")
-    succeed(*cosine, "--steps", 8, cwd=tmp_path)
+def test_a_cosine_schedule_begins_anew_with_further_steps(tmp_path: Path) -> None:
+    cosine = (*SMALL, "--schedule", "cosine", "--log-every", 1, "--run-dir", "run")
+    succeed(*cosine, "--steps", 4, cwd=tmp_path)
     text = succeed("train", "--resume", "run", cwd=tmp_path)
-    assert "with --schedule constant" in text
-    line = one_line(launch("train", "--resume", "run", "--steps", 16, cwd=tmp_path), 2)
-    assert "cosine schedule of 8 steps, but this run has 16" in line
-    constant = ("--schedule", "constant", "--learning-rate", 0.001)
-    text = succeed("train", "--resume", "run", "--steps", 16, *constant, cwd=tmp_path)
-    assert "resumed after step 8" in text
+    assert "continue with more --epochs or --steps" in text
+    longer = ("--steps", 8, "--stop-after", 6)
+    stopped = launch("train", "--resume", "run", *longer, cwd=tmp_path)
+    assert stopped.returncode == 75
+    assert "changed settings: steps 8 (so far 4)\n" in stopped.stdout
+    assert "the cosine schedule begins anew with step 5\n" in stopped.stdout
+    succeed("train", "--resume", "run", cwd=tmp_path)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    rates = {r["step"]: r["learning_rate"] for r in records if "learning_rate" in r}
+    assert [rates[step] for step in range(5, 9)] == [rates[step] for step in range(1, 5)]
 
 
 def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from dptrain.network import (
     Tanh,
 )
 from dptrain.philox import dropout_keep, philox
-from dptrain.plan import SGD, Adam, AdamW, MicroShards, Optimizer
+from dptrain.plan import LAMB, LARS, SGD, Adam, AdamW, MicroShards, Optimizer, RMSProp
 from dptrain.plan.freezing import rate_factors
 from dptrain.plan.shards import add_in_order, rank_contributions
 from tests.lazy import LazyModule
@@ -468,6 +468,8 @@ def test_philox_gives_the_published_words(
 
 # Updates.
 
+Arrays = dict[str, np.ndarray]
+
 RULES: dict[str, tuple[Optimizer, str, dict[str, object]]] = {
     "sgd": (SGD(), "SGD", {}),
     "momentum": (SGD(momentum=0.9), "SGD", {"momentum": 0.9}),
@@ -479,6 +481,12 @@ RULES: dict[str, tuple[Optimizer, str, dict[str, object]]] = {
         {"betas": (0.8, 0.95), "eps": 1e-3},
     ),
     "adamw": (AdamW(weight_decay=None), "AdamW", {}),
+    "rmsprop": (RMSProp(), "RMSprop", {}),
+    "rmsprop, momentum": (
+        RMSProp(decay=0.9, epsilon=1e-3, momentum=0.8),
+        "RMSprop",
+        {"alpha": 0.9, "eps": 1e-3, "momentum": 0.8},
+    ),
     "adamw, other constants": (
         AdamW(beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=None),
         "AdamW",
@@ -597,6 +605,68 @@ def _expect_the_updates_of_pytorch(
     roundings = 16 * steps * float(np.finfo(replica.plan.dtype).eps)
     for name, tensor in tensors.items():
         np.testing.assert_allclose(replica.parameters[name], tensor, roundings, roundings)
+
+
+def _scaled_layers(rule: LARS | LAMB, w: Arrays, g: Arrays, state: Any, rate: float) -> None:
+    """Update parameters in float64 by algorithms 1 (You et al., 2017) and 2 (You et al., 2020)."""
+    state["t"] = t = state.get("t", 0) + 1
+    directions, ratios = {}, {}
+    for name, value in w.items():
+        decay = rule.weight_decay if value.ndim > 1 else 0.0
+        assert decay is not None
+        if isinstance(rule, LAMB):
+            m, v = state.get(name, (0.0, 0.0))
+            m = rule.beta1 * m + (1 - rule.beta1) * g[name]
+            v = rule.beta2 * v + (1 - rule.beta2) * g[name] ** 2
+            state[name] = m, v
+            mean, square = m / (1 - rule.beta1**t), v / (1 - rule.beta2**t)
+            directions[name] = mean / (np.sqrt(square) + rule.epsilon) + decay * value
+            below = np.linalg.norm(directions[name])
+        else:
+            directions[name] = g[name] + decay * value
+            below = np.linalg.norm(g[name]) + decay * np.linalg.norm(value)
+        norm = np.linalg.norm(value) * (1.0 if isinstance(rule, LAMB) else rule.trust)
+        ratios[name] = norm / below if norm and below else 1.0
+    for name in w:
+        weight = f"{name.partition('.')[0]}.weight"
+        step = directions[name] * (ratios[weight] if w[weight].ndim > 1 else 1.0)
+        if isinstance(rule, LARS):
+            state[name] = step = rule.momentum * state.get(name, 0.0) + step
+        w[name] = w[name] - rate * step
+
+
+@every_variant
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("rule", [
+    LARS(weight_decay=0.1, momentum=0.8, trust=0.02), LAMB(weight_decay=0.3, beta2=0.9),
+])  # fmt: skip
+def test_layers_are_scaled_as_in_float64(
+    backend: str, precision: str, rule: LARS | LAMB, clip_norm: float | None
+) -> None:
+    layers = [Conv2d(5, 3), BatchNorm2d(), Flatten(), Dense(70), Dense(3)]
+    network = Network((2, 4, 4), layers, MeanSquaredError())
+    replica = dptrain.api.make_replica(
+        network, backend, 1, precision=precision,
+        optimizer=dataclasses.replace(rule, clip_norm=clip_norm),
+    )  # fmt: skip
+    expected = {name: np.float64(value) for name, value in replica.parameters.items()}
+    rng, state, steps = np.random.default_rng(4), dict[str, Any](), 5
+    for step in range(steps):
+        rate = 0.1 / (1 + step)
+        gradients = {n: rng.standard_normal(v.shape) for n, v in expected.items()}
+        if step == 2:  # The ratio of this layer is 1.
+            gradients["dense2.weight"] *= 0.0
+        for name, value in gradients.items():
+            replica.gradients[name] = value
+            gradients[name] = np.float64(replica.gradients[name])
+        if clip_norm is not None:
+            norm = np.sqrt(sum(np.square(value).sum() for value in gradients.values()))
+            gradients = {n: v * min(1.0, clip_norm / (norm + 1e-6)) for n, v in gradients.items()}
+        _scaled_layers(rule, expected, gradients, state, rate)
+        replica.update(rate)
+    roundings = 64 * steps * float(np.finfo(replica.plan.dtype).eps)
+    for name, value in expected.items():
+        np.testing.assert_allclose(replica.parameters[name], value, roundings, roundings)
 
 
 # Label smoothing.

@@ -128,13 +128,15 @@ def test_unknown_attributes_are_refused(objects: dict[str, Any]) -> None:
             assert not hasattr(objects[kind], name)
     trainer = objects["Trainer"]
     for setting in settings():
+        if setting.name == "learning_rate":
+            continue
         with pytest.raises(ReadOnlyError, match=rf"Trainer\.resume\(RUN_DIR, {setting.name}=0\.5"):
             setattr(trainer, setting.name, 0.5)
         with pytest.raises(ReadOnlyError) as error:
             setattr(objects["TrainedModel"], setting.name, 0.5)
         if setting.name not in public_attributes(objects["TrainedModel"]):
             assert f"no settings; '{setting.name}' is one of Trainer" in str(error.value)
-    with pytest.raises(ReadOnlyError, match=r"use Trainer\(\.\.\., learning_rate=0\.5\)"):
+    with pytest.raises(ReadOnlyError, match=r"call trainer\.set_learning_rate\(0\.5\)"):
         trainer.lr = 0.5
     with pytest.raises(ReadOnlyError, match=r"call trainer\.stop\(\) in a callback"):
         trainer.stop_training = True
@@ -223,7 +225,7 @@ def test_a_second_fit_says_why_it_makes_no_step() -> None:
     trainer = tiny()
     trainer.fit()
     with pytest.warns(UserWarning, match=r"fit\(\) makes no step: 4 of 4 steps are complete; "
-                      r".*in Python: save\(FOLDER\), then Trainer"):  # fmt: skip
+                      r".*in Python with fit\(epochs=N\)"):  # fmt: skip
         trainer.fit()
     assert trainer.step == 4
 
@@ -413,8 +415,8 @@ def test_wrong_arguments_of_methods() -> None:
     assert tried > 100
     with pytest.raises(ArgumentError, match=r"Trainer.resume received run_dir twice; .*directory$"):
         Trainer.resume("run", run_dir="other")
-    with pytest.raises(ArgumentError, match=r"fit has no argument for 1; .*Trainer\(network, \("):
-        Trainer.fit(object(), None, 1)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(ArgumentError, match=r"fit has no argument 'batch_size'; .*Trainer\(netw"):
+        Trainer.fit(object(), batch_size=1)  # type: ignore[call-arg, arg-type]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dptrain
-from dptrain import Dense, Flatten, Network, Trainer
+from dptrain import AfterStep, Dense, Flatten, Network, Trainer
 from dptrain.cli.main import cli, run
 from dptrain.errors import UserError
 from dptrain.report.comparisons.comparison import compare_runs
@@ -319,8 +319,8 @@ def test_means_of_an_epoch_begin_with_the_span_that_interrupted_it(epoch_steps, 
     assert bool(run.interrupted_means) == spans.begin_within_epochs(epoch_steps)
 
 
-def test_a_second_fit_advises_settings_that_continue(tmp_path: Path) -> None:
-    """The schedule of a whole run has ended, so that more epochs alone are refused."""
+def test_further_epochs_are_repeated_by_commands(tmp_path: Path) -> None:
+    """Also if the length of a run changes before it has ended."""
     folder = tmp_path / "run"
     x, y = np.ones((20, 1, 8, 8), np.float32), np.arange(20) % 2
     linear = Network((1, 8, 8), [Flatten(), Dense(2)])
@@ -328,15 +328,19 @@ def test_a_second_fit_advises_settings_that_continue(tmp_path: Path) -> None:
     options: dict[str, Any] = {"run_dir": folder, "steps": 2, "schedule": "cosine", **settings}
     with Trainer(linear, (x, y), **options) as trainer:
         trainer.fit()
-        with pytest.warns(UserWarning, match="makes no step") as found:
+        with pytest.warns(UserWarning, match=r"makes no step: .*, in Python with fit\(epochs=N\)"):
             trainer.fit()
-    advice = (
-        f"Trainer.resume({str(folder)!r}, DATA, epochs=N, schedule='constant', learning_rate=X)"
-    )
-    assert advice in str(found[-1].message)
-    names = {"Trainer": Trainer, "DATA": (x, y), "N": 6, "X": 0.01}
-    with eval(advice, names) as trainer:
-        assert len(trainer.fit()) > 0
+        trainer.callbacks.insert(
+            0, AfterStep(lambda trainer, _: trainer.step == 3 and trainer.stop())
+        )
+        trainer.fit(epochs=6)
+        assert trainer.step == 4
+        trainer.callbacks.pop(0)
+        trainer.fit(epochs=1)
+    commands = re.findall("^#   dptrain (.*)$", (folder / "config.toml").read_text(), re.MULTILINE)
+    assert [command.split("NEW")[1] for command in commands] == [
+        "", " --steps 8 --stop-after 4", " --steps 5",
+    ]  # fmt: skip
 
 
 def test_a_run_is_repeated_from_its_own_folder(

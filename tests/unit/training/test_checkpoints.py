@@ -415,7 +415,7 @@ def with_facts(folder: Path, facts: dict[str, Any]) -> Checkpoint:
 def test_typed_facts_come_back_and_unknown_ones_are_ignored(tmp_path: Path) -> None:
     facts = with_facts(tmp_path, {**FACTS, "new": 1}).run_facts
     assert facts == CheckpointFacts(**FACTS)
-    assert facts.to_mapping() == {**FACTS, "shares": {}}
+    assert facts.to_mapping() == {**FACTS, "shares": {}, "set_rate": 0.0}
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -434,6 +434,7 @@ def test_a_missing_fact_is_named(tmp_path: Path, name: str) -> None:
         ("updates", True),
         ("updates", "7"),
         ("ranks", None),
+        ("set_rate", float("inf")),
         ("schedule", ["cosine"]),
         ("network", 3),
         ("spec", []),
@@ -455,9 +456,7 @@ def test_updates_of_a_wrong_type_do_not_reach_the_replica(tmp_path: Path) -> Non
         assert "the number of updates is" in message
 
 
-SETTINGS: dict[str, Any] = {
-    name: FACTS[name] for name in ("batch_size", "seed", "data", "schedule", "total_steps")
-}
+SETTINGS: dict[str, Any] = {name: FACTS[name] for name in ("batch_size", "seed", "data")}
 
 
 @pytest.mark.parametrize(
@@ -466,19 +465,12 @@ SETTINGS: dict[str, Any] = {
         ({"batch_size": 64}, "--batch-size 32, but this run uses 64; resume with --batch-size 32"),
         ({"seed": 1}, "--seed 0, but this run uses 1"),
         ({"data": "a\nb"}, r"--data digits, but this run uses a\nb"),
-        ({"total_steps": 180}, "cosine schedule of 90 steps, but this run has 180"),
     ],
 )
 def test_resuming_another_run_is_refused(change: dict[str, Any], message: str) -> None:
     facts = CheckpointFacts(**FACTS)
     facts.check_same_run("c", **SETTINGS)
     assert message in error_of(lambda: facts.check_same_run("c", **{**SETTINGS, **change}))
-
-
-@pytest.mark.parametrize(("then", "now"), [("constant", "constant"), ("cosine", "constant")])
-def test_a_constant_rate_may_go_on_for_longer(then: str, now: str) -> None:
-    facts = CheckpointFacts(**{**FACTS, "schedule": then})
-    facts.check_same_run("c", **{**SETTINGS, "schedule": now, "total_steps": 180})
 
 
 # Values that are not finite.

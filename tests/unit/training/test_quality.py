@@ -18,6 +18,7 @@ from sklearn.metrics import (
     mean_squared_error,
     precision_recall_fscore_support,
     r2_score,
+    roc_auc_score,
 )
 
 import dptrain
@@ -28,6 +29,7 @@ from dptrain.comm.world import World
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.errors import UserError
 from dptrain.network import Dense, Flatten, Network
+from dptrain.network.outputs import softmax
 from dptrain.report.files import write_report
 from dptrain.report.runs.quality_plots import confusion_plot, predicted_plot
 from dptrain.training.evaluation.class_files import read_confusion
@@ -36,6 +38,7 @@ from dptrain.training.evaluation.quality import (
     ClassQuality,
     ValueQuality,
     make_collector,
+    mean_area,
 )
 from dptrain.training.evaluation.quality_tables import class_tables
 from tests.tiers import tiered
@@ -101,12 +104,27 @@ def test_other_classes_with_equal_outputs_are_counted_one_by_one() -> None:
     assert [classes_of(outputs[i : i + 1], [4 + i]).top5 for i in (0, 1)] == [1.0, 0.0]
 
 
+@given(st.integers(0, 2**32), st.integers(2, 5))
+def test_areas_equal_those_of_scikit_learn(seed: int, count: int) -> None:
+    """Scores are rounded, so that many are equal."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([np.arange(count), rng.integers(0, count, 20)])
+    scores = softmax(rng.standard_normal((len(labels), count)).round())
+    if count == 2:
+        expected = roc_auc_score(labels, scores[:, 1])
+        assert mean_area(scores[:, 1:], labels) == pytest.approx(expected, abs=1e-12)
+    else:
+        expected = roc_auc_score(labels, scores, multi_class="ovr")
+    assert mean_area(scores, labels) == pytest.approx(expected, abs=1e-12)
+
+
 def test_outputs_with_nan_are_no_class() -> None:
     outputs = np.zeros((4, 12))
     outputs[[0, 1, 2, 3], [3, 3, 5, 5]] = 1.0
     outputs[1, 7] = outputs[2] = np.nan
     found = classes_of(outputs, [3, 3, 0, 5])
     assert found.top5 == 0.5
+    assert found.auc is None
     assert found.confusion.sum() == 2
     assert found.num_unpredicted == 2
     assert found.samples[[0, 3, 5]].tolist() == [1, 2, 1]

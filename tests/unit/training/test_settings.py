@@ -228,8 +228,8 @@ MISTAKES = [
     ({"timeout": "inf"}, "--timeout is inf; expected a number of at least 1"),
     ({"momentum": "1"}, "--momentum is 1.0; expected a number of at least 0 and below 1"),
     ({"step_factor": "2"}, "--step-factor is 2.0; expected a number above 0 and up to 1"),
-    ({"optimizer": "adams"}, "--optimizer is 'adams'; expected one of sgd, adam, adamw"
-                             "; did you mean 'adam'?"),
+    ({"optimizer": "adams"}, "--optimizer is 'adams'; expected one of sgd, adam, adamw, "
+                             "rmsprop, lars, lamb; did you mean 'adam'?"),
     ({"backend": "nunba"}, "--backend is 'nunba'; expected one of numba, reference, cuda, cudnn, "
                            "null; did you mean 'numba'?"),
     ({"network": "model9"}, "no network 'model9'; expected model0,"),
@@ -242,8 +242,8 @@ MISTAKES = [
     ({"schedule": "step", "step_at": "0.5,2"}, "step_at is '0.5,2'; expected rising fractions"),
     ({"schedule": "step", "step_at": "a"}, "step_at is 'a'; expected rising fractions"),
     ({"step_every": "5"}, "step_every is 5 but schedule is cosine; try --schedule step"),
-    ({"optimizer": "adamw", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd, "
-                                                "but optimizer is 'adamw'"),
+    ({"optimizer": "adamw", "momentum": "0.5"}, "momentum belongs to optimizer sgd or "
+                                                "rmsprop or lars, but optimizer is 'adamw'"),
     ({"schedule": "one-cycle", "warmup_steps": "3"}, "warmup_steps is 3, but schedule one-cycle"),
     ({"accumulate": "0"}, "--accumulate is 0; expected a whole number of at least 1"),
     ({"accumulate": "9", "batch_size": "8"}, "--accumulate is 9, but --batch-size is 8"),
@@ -253,8 +253,8 @@ MISTAKES = [
     ({"weight_decay": "-1"}, "--weight-decay is -1.0; expected a number of at least 0"),
     ({"weight_decay": "1e300"}, "--weight-decay is 1e+300; expected a number of at least 0 and up"),
     ({"brightness": "1e300"}, "--brightness is 1e+300; expected a number of at least 0 and up to"),
-    ({"optimizer": "adam", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd"),
-    ({"network": "solar", "nesterov": True}, "momentum and nesterov belong to optimizer sgd"),
+    ({"optimizer": "adam", "momentum": "0.5"}, "momentum belongs to optimizer sgd"),
+    ({"network": "solar", "nesterov": True}, "nesterov belongs to optimizer sgd"),
     ({"nesterov": True, "momentum": "0"}, "nesterov needs a momentum above 0"),
     ({"resume": "nowhere"}, "nowhere/config.toml: no such file"),
 ]  # fmt: skip

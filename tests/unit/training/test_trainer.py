@@ -92,7 +92,7 @@ def test_a_saved_trainer_continues_to_the_same_bits(tmp_path: Path) -> None:
     half.callbacks.insert(0, stop_after)
     with StopRequest() as stop:
         stop_after.request = stop
-        half.fit(stop)
+        half.fit(stop=stop)
     assert half.step < 18
     half.save(tmp_path / "half")
 

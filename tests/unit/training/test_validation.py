@@ -149,7 +149,7 @@ def test_a_resumed_run_selects_as_the_whole_run(tmp_path: Path, steps: int) -> N
 
     at = AfterStep(receive)
     with make(run_dir=tmp_path / "part", callbacks=[at], **settings) as part:
-        part.fit(stop)
+        part.fit(stop=stop)
         assert part.step == steps
         assert part.summary is not None
         assert part.summary["test_loss"] is None

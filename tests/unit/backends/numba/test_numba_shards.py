@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dptrain
+from dptrain.backends.flat_arrays import uses_norms
 from dptrain.backends.numba.backend import NumbaBackend
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
@@ -24,7 +25,7 @@ from dptrain.network import (
     Sigmoid,
 )
 from dptrain.network.losses import MeanSquaredError, SigmoidBinaryCrossEntropy
-from dptrain.plan import SGD, Adam, AdamW, MicroShards, Optimizer
+from dptrain.plan import LAMB, LARS, SGD, Adam, AdamW, MicroShards, Optimizer
 from dptrain.plan.shards import add_in_order, rank_contributions
 
 SAMPLES, SHARDS = 19, 8
@@ -142,14 +143,19 @@ def updated(optimizer: Optimizer, threads: int, cuts: list[int]) -> list[bytes]:
     size = replica.plan.layout.size
     for number in (1, 2, 3):
         replica.flat_gradients[:size] = random.normal(size=size)
-        for start, stop in zip([0, *cuts], [*cuts, size], strict=True):
-            replica.update_slice(slice(start, stop), 0.01, number=number)
+        slices = [slice(*ends) for ends in zip([0, *cuts], [*cuts, size], strict=True)]
+        if uses_norms(replica.plan):
+            replica.apply_norms(slices, number=number)
+        for elements in slices:
+            replica.update_slice(elements, 0.01, number=number)
     return [array.tobytes() for array in (replica.flat_parameters, *replica.flat_state.values())]
 
 
 @pytest.mark.parametrize(
-    "optimizer", [SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adam(), AdamW()],
-    ids=["sgd", "momentum", "nesterov", "adam", "adamw"],
+    "optimizer",
+    [SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adam(), AdamW(),
+     LARS(clip_norm=9.0), LAMB()],
+    ids=["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"],
 )  # fmt: skip
 def test_updates_do_not_depend_on_threads_and_slices(optimizer: Optimizer) -> None:
     expected = updated(optimizer, 1, [])
