@@ -100,8 +100,8 @@ def _short_header(job: Job, step: int) -> Iterator[str]:
     """Yield the run and the network, the data, and how it is trained."""
     spec, data = job.spec, job.dataset
     run = "" if job.run is None else f"{job.run.path}: "
-    yield (f"{run}{job.network.name} ({_parameters(job)}), {_backends(job)}, {_workers(job)}")
-    first, *others = data_lines(job.network, replace(data, description=_short_data(data)))
+    yield f"{run}{job.network.name} ({_parameters(job)}), {_backends(job)}, {_workers(job)}"
+    first, *others = data_lines(job.network, replace(data, description=_short_data(job)))
     yield from (first, *others)
     if job.weights:
         yield job.weights
@@ -117,9 +117,12 @@ def _parameters(job: Job) -> str:
     return f"{job.network.num_parameters:,} parameters{trained}"
 
 
-def _short_data(data: Dataset) -> str:
+def _short_data(job: Job) -> str:
+    data = job.dataset
     counts = count_text(len(data.train), len(data.test), len(data.validation or ()))
-    return f"{data.name}, {counts} samples"
+    classes = data.class_list
+    of_classes = "" if classes is None else f" of {len(classes.names):,} classes"
+    return f"{job.spec.data}, {counts} samples{of_classes}"
 
 
 def _full_header(job: Job, step: int) -> Iterator[str]:

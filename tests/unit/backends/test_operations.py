@@ -519,7 +519,7 @@ def test_one_weight_decay_is_that_of_all_weights(backend: str, precision: str, r
 
 
 @every_variant
-@pytest.mark.parametrize("rule", ["momentum", "adamw"])
+@pytest.mark.parametrize("rule", RULES)
 def test_factors_of_the_learning_rate_are_parameter_groups(
     backend: str, precision: str, rule: str
 ) -> None:
@@ -535,7 +535,7 @@ def test_factors_of_the_learning_rate_are_parameter_groups(
 
 @every_variant
 @pytest.mark.parametrize("clip_norm", [0.5, 100.0])
-@pytest.mark.parametrize("rule", ["momentum", "adamw"])
+@pytest.mark.parametrize("rule", RULES)
 def test_clipped_updates_equal_pytorch(
     backend: str, precision: str, rule: str, clip_norm: float
 ) -> None:

@@ -42,7 +42,7 @@ def test_a_long_run_fits_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFix
     header, epochs, last = lines[:3], lines[3:-3], lines[-3:]
     assert len(lines) <= 3 + MOST_EPOCHS + 3
     assert header[0].startswith(f"{run}: network (51 parameters), reference fp64, 1 rank × ")
-    assert header[1] == "data: arrays, 58 training, 14 validation and 18 test samples"
+    assert header[1] == "data: arrays, 58 training, 14 validation and 18 test samples of 3 classes"
     assert header[2].startswith("150 steps (25 epochs): minibatch 10, ")
     assert [int(line.split()[1]) for line in epochs] == [1, 5, 10, 15, 20, 25]
     assert last[0].startswith("test accuracy ")
