@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dptrain.errors import UserError, suggest
-from dptrain.plan.lowering import STATISTICS_PHASES
 
 if TYPE_CHECKING:
     from dptrain.backends.replica import Replica
@@ -106,6 +105,8 @@ def make_statistics_sum(world: World, replica: Replica, transport: str) -> Stati
     Raises:
         AgreedError: memory cannot be shared; on every rank.
     """
+    from dptrain.plan.lowering import STATISTICS_PHASES
+
     phases = {stage.phase for stage in replica.plan.stages}
     if world.size == 1 or phases.isdisjoint(STATISTICS_PHASES):
         return None

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError
-from dptrain.plan.freezing import parse_rate_factors
-from dptrain.plan.optimizers import RULES, Optimizer, make_optimizer
+from dptrain.plan.optimizers import RULES, Optimizer, make_optimizer, parse_rate_factors
 from dptrain.setting_groups import Known, SettingGroup, UntilRecipe, UntilStart, first, setting
 
 if TYPE_CHECKING:

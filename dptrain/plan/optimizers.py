@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 from dptrain.arguments import NamedArguments
-from dptrain.errors import UserError
+from dptrain.bounds import convert
+from dptrain.errors import UserError, shown
 
 if TYPE_CHECKING:
     from dptrain.network.layers import Parameter
@@ -19,6 +20,39 @@ if TYPE_CHECKING:
 
 AVERAGE = "average"
 """Name of the state array with the moving average of the parameters."""
+
+
+def split_patterns(text: str) -> tuple[str, ...]:
+    """Return the patterns of a list that commas separate.
+
+    Example:
+        >>> split_patterns("conv1, layer1.*")
+        ('conv1', 'layer1.*')
+    """
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def parse_rate_factors(text: str) -> tuple[tuple[str, float], ...]:
+    """Return the patterns of ``PATTERN=FACTOR,…`` with their factors.
+
+    Raises:
+        UserError: a part has another form, or a factor that is no number above 0.
+
+    Example:
+        >>> parse_rate_factors("layer4.*=0.1,fc=10")
+        (('layer4.*', 0.1), ('fc', 10.0))
+    """
+    found = []
+    for part in split_patterns(text):
+        pattern, _, number = part.rpartition("=")
+        factor = convert(number, float)
+        if not pattern or not isinstance(factor, float) or not 0.0 < factor < 1e6:
+            raise UserError(
+                f"--rate-factor has '{shown(part)}'; expected PATTERN=FACTOR with a factor above "
+                "0, such as layer4.*=0.1; --freeze PATTERN trains parameters not at all"
+            )
+        found.append((pattern.strip(), factor))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
