@@ -26,6 +26,7 @@ from dptrain.network import (
     ReLU,
     get_network,
 )
+from dptrain.plan.freezing import rate_factors
 from dptrain.plan.optimizers import SGD
 from dptrain.training.persistence.weights import (
     check_weights,
@@ -138,6 +139,42 @@ def test_resnet20_trains_as_in_pytorch(
         difference = np.concatenate([(found[name] - state[name]).ravel() for name in found])
         expected = np.concatenate([state[name].ravel() for name in found])
         assert np.linalg.norm(difference) < 10 * tolerance * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("freeze", tiered(["conv1,bn1,layer1.*", "*.bn2,layer3.*.conv1", "fc"], []))
+def test_frozen_layers_train_as_in_pytorch(freeze: str, tmp_path: Path) -> None:
+    """Frozen modules have `requires_grad=False`, and frozen batch normalisations are in eval()."""
+    from tests.unit.training.torch_networks import ResNet20
+
+    network, optimizer = get_network("resnet20"), SGD(momentum=0.9, freeze=freeze)
+    replica = make_replica(network, "reference", 6, precision="fp64", optimizer=optimizer)
+    random = np.random.default_rng(3)
+    for name, values in replica.statistics.items():
+        replica.statistics[name] = random.uniform(0.5, 1.5, values.shape)
+    path = tmp_path / "w.safetensors"
+    save_weights(replica, path)
+    model = ResNet20().double().train()
+    loaded = {name: torch.from_numpy(values) for name, values in load_file(path).items()}
+    model.load_state_dict(loaded, strict=False)
+    factors = rate_factors(network, optimizer)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = factors[name] > 0
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and not module.weight.requires_grad:
+            module.eval()
+    images, labels = generate(6, 0, 1)
+    x = (images / 127.5 - 1).astype(np.float64)
+    loss = nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(labels))
+    loss.backward()
+    assert replica.forward_backward(x, labels) == pytest.approx(loss.item(), rel=1e-9)
+    gradients = {n: p.grad.numpy() for n, p in model.named_parameters() if p.requires_grad}
+    assert replica.gradients.keys() == gradients.keys()
+    for name, values in gradients.items():
+        found = replica.gradients[name]
+        np.testing.assert_allclose(found, values, rtol=0, atol=1e-7 * np.abs(values).max())
+    state = model.state_dict()
+    for name, values in replica.statistics.items():
+        np.testing.assert_allclose(values, state[name].numpy(), rtol=1e-9)
 
 
 def test_saved_weights_are_those_of_the_file(state_file: Path, tmp_path: Path) -> None:
