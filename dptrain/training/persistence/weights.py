@@ -213,12 +213,12 @@ def save_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
 @contextmanager
 def _open(path: Path) -> Iterator[_Source]:
     """Open a file of weights or a checkpoint; a failure to read it is a `UserError`."""
-    if not path.exists():
+    if not path.exists() and not is_onnx(path):
         raise UserError(
             f"weights {path} do not exist; expected a .safetensors or .onnx file, or a run "
             "directory"
         )
-    if path.is_dir():
+    if path.is_dir() and not is_onnx(path):
         checkpoint = load_checkpoint(path, best=True)
         arrays = checkpoint.arrays
         arrays = averaged_arrays(arrays) if checkpoint.facts.get("updates") else arrays
