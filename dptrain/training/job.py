@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dptrain import __version__
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import CropWindowReplica, Replica
@@ -45,6 +48,7 @@ from dptrain.training.balance import (
     stored_shares,
     with_counts,
 )
+from dptrain.training.class_weights import sample_weights
 from dptrain.training.compilation_stop import compile_unless_stopped
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.engines.alone import make_alone_engine
@@ -105,6 +109,7 @@ class Job:
         is_mixed: True if ranks have different backends or precisions.
         warning: one line if damaged checkpoints were skipped on resume.
         spans: on rank 0 with a run directory, which settings made which steps of the run.
+        sample_weights: (training samples,), in the loss; None if all are equal.
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
     """
@@ -134,6 +139,7 @@ class Job:
     is_mixed: bool = False
     warning: str | None = None
     spans: Spans = field(default_factory=Spans)
+    sample_weights: NDArray[np.float64] | None = None
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
 
@@ -207,6 +213,7 @@ class _Inputs:
         shares: with which the job begins.
         is_mixed: True if ranks have different backends or precisions.
         epoch_steps: updates per epoch.
+        sample_weights: see `Job`.
     """
 
     backend: Backend
@@ -219,6 +226,7 @@ class _Inputs:
     shares: Shares
     is_mixed: bool
     epoch_steps: int
+    sample_weights: NDArray[np.float64] | None
 
 
 def assemble(
@@ -308,7 +316,7 @@ def assemble(
         augmentation=inputs.augmentation, cached_samples=cached, streams_pixels=streams,
         keeps_run=keeps_run, run=run, first_step=first_step,
         selection=Selection.of(spec, evaluations, first_step), best=best, shares=shares,
-        is_mixed=inputs.is_mixed,
+        is_mixed=inputs.is_mixed, sample_weights=inputs.sample_weights,
         warning=None if restored is None else restored.warning, spans=spans,
     )  # fmt: skip
 
@@ -343,6 +351,7 @@ def _open_inputs(
     data = _with_validation(chosen, data, world)
     fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
     named = {f"data {name}": value for name, value in fingerprint.items()}
+    weights = call_on_all_ranks(world, partial(sample_weights, chosen.class_weights, data))
     agree(world, {"network": digest(network_to_dict(graph)), **named})
     if _reads_again(chosen, len(data.train)):
         with notice_if_slow("" if quiet or not world.is_rank_zero else DECODING):
@@ -365,6 +374,7 @@ def _open_inputs(
             recompute=chosen.recompute,
             cuts=cuts,
             label_smoothing=chosen.label_smoothing,
+            weighted=weights is not None,
             passes=chosen.accumulate,
         )
 
@@ -385,6 +395,7 @@ def _open_inputs(
         shares,
         is_mixed,
         epoch_steps,
+        weights,
     )
 
 

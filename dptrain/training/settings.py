@@ -36,6 +36,7 @@ from dptrain.setting_groups import (
     settings_of,
 )
 from dptrain.toml import read_toml
+from dptrain.training.class_weights import WeightSettings
 from dptrain.training.data_settings import AugmentationSettings, DataSettings
 from dptrain.training.length import LengthSettings
 from dptrain.training.parallelism import OFF, ParallelismSettings, RankSettings
@@ -149,6 +150,7 @@ class JobSettings(
     AugmentationSettings[UntilRecipe, UntilStart],
     LengthSettings[UntilRecipe, UntilStart],
     OptimizerSettings[UntilRecipe, UntilStart],
+    WeightSettings[UntilRecipe, UntilStart],
     ScheduleSettings[UntilRecipe, UntilStart],
     ParallelismSettings[UntilRecipe, UntilStart],
     OutputSettings[UntilRecipe, UntilStart],

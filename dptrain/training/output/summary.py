@@ -29,6 +29,7 @@ from dptrain.plan.lowering import Phase
 from dptrain.plan.shares import alone
 from dptrain.runs.spans import changed_text
 from dptrain.training.binding import binding_warning, gather_rank_cores
+from dptrain.training.class_weights import class_weights_line
 from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.evaluation.regression import r2_remark, target_warning
 from dptrain.training.job import Job
@@ -104,6 +105,8 @@ def introduce(job: Job, display: Display, step: int) -> None:
     )
     for line in data_lines(job.network, job.dataset):
         display.print(line)
+    if spec.class_weights:
+        display.print(class_weights_line(spec.class_weights, job.dataset))
     transport = f", transport {spec.transport}" if world.size > 1 else ""
     shards = f" in {_count(spec.shards, 'micro-shard')}" if spec.shards else ""
     passes = f" in {spec.accumulate} passes" if spec.accumulate > 1 else ""
