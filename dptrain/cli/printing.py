@@ -90,8 +90,9 @@ def print_networks(
     print_tables([table])
     console = make_console()
     console.print(
-        "NETWORK can also be mlp-A-B-C, with A, B and C units per layer, or a .toml file. `dptrain "
-        "train --network NETWORK --dry-run` shows the recipe."
+        "NETWORK can also be mlp-A-B-C, which predicts values, or classifier-A-B-C, with A, B and "
+        "C units per layer, or a .toml file. `dptrain train --network NETWORK --dry-run` shows the "
+        "recipe."
     )
     table = _table("Presets", ["preset", "description"], set())
     for preset in presets:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dptrain.data.base import Samples
 from dptrain.data.image_files.listing import LeftOut, find_images, is_image, no_images
-from dptrain.data.preprocessing.classes import Classes, Names, labels_in
+from dptrain.data.preprocessing.classes import Classes, Names, are_texts, labels_in
 from dptrain.data.preprocessing.images import Adapter
 from dptrain.data.preprocessing.layout import channels_first
 from dptrain.data.preprocessing.names import find_path, printable, same_form
@@ -232,7 +232,8 @@ def _problem_of_targets(
 ) -> str:
     """Return why an array y has no targets of the samples; "" if it has."""
     left_out = f"targets are left out, because y has shape {y.shape}"
-    if y.dtype.kind not in "iufb":
+    has_names = preprocessing.classes is not None and are_texts(y)
+    if y.dtype.kind not in "iufb" and not has_names:
         return f"targets are left out, because y is of type {y.dtype}, not numbers"
     if not y.shape or len(y) != count:
         return f"{left_out} for {count:,} samples"
@@ -250,6 +251,8 @@ def _target_texts(
     if preprocessing.classes is None:
         return [tuple(f"{value:.6g}" for value in row) for row in y.reshape(len(y), -1)]
     classes = Classes(preprocessing.classes)
+    if are_texts(y):
+        return [(name,) for name in _names_of_texts(list(map(str, y.flat)), classes, names, where)]
     labels = labels_in(y, where, names)
     return [(name,) for name in classes.names_of(labels, where, _example)]
 
@@ -258,6 +261,9 @@ def _names_of_texts(
     texts: Sequence[str], classes: Classes, names: Names | None, where: str
 ) -> list[str]:
     """Return the names of the classes of labels in a table; "" for text that is no label."""
+    if not any(map(_is_whole, texts)):
+        indices = [classes.find(text) for text in texts]
+        return ["" if index is None else classes.name(index) for index in indices]
     numbers = [float(text) if _is_whole(text) else None for text in texts]
     known = np.array([number for number in numbers if number is not None], np.float64)
     found = iter(classes.names_of(labels_in(known, where, names), where, _example))

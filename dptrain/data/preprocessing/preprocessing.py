@@ -334,8 +334,7 @@ class Preprocessing:
         where = "the input"
         if self.kind == "table":
             array = self._samples_of(_rows_of(raw, self.columns, where), where)
-            self.check(array.shape[1:], array.dtype, where)
-            x = self.rows.arrange(self.standardise(array))
+            x = self.prepared_rows(array, where)
             self.check_values(x, range(len(x)), where)
             return x
         if isinstance(raw, Sequence) and not isinstance(raw, str):
@@ -349,6 +348,16 @@ class Preprocessing:
         array = channels_first(array, where, self.stored_shape or self.input_shape)
         self.check_size(array.shape[1:], array.dtype, where)
         return self._convert(array, where)
+
+    def prepared_rows(self, rows: Any, where: str) -> NDArray[np.float32]:
+        """Return the network's inputs for rows of a table, or for samples of several rows.
+
+        Args:
+            rows: (n, F), or (n, 1, L, F) for a network with lags.
+            where: name of the rows, for messages.
+        """
+        self.check(tuple(rows.shape[1:]), rows.dtype, where)
+        return self.rows.arrange(self.standardise(rows[:]))
 
     def _convert(self, array: NDArray[Any], where: str) -> NDArray[np.float32]:
         """Return the network's inputs for images or vectors, with the samples first."""

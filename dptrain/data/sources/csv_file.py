@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,8 +93,43 @@ def read_header(path: Path) -> Header:
         return rows.header
 
 
-def read_columns(path: Path, names: Sequence[str]) -> NDArray[np.float64]:
+class Labels:
+    """Labels of a column, which are text, as numbers in the order in which they appear.
+
+    Attributes:
+        found: the labels.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, int] = {}
+
+    def __call__(self, text: str) -> float:
+        text = text.strip()
+        if not text:
+            raise ValueError
+        return float(self.found.setdefault(text, len(self.found)))
+
+    def texts(self, numbers: NDArray[np.float64]) -> NDArray[np.str_]:
+        """Return the labels of numbers."""
+        return np.array(list(self.found))[numbers.astype(np.int64)]
+
+
+def has_text(path: Path, name: str) -> bool:
+    """Return True if the first cell of a column is no number."""
+    with _opened(path) as rows:
+        index = rows.header.index(name)
+        return not _is_number(next(rows.rows)[index])
+
+
+def read_columns(
+    path: Path, names: Sequence[str], labels: Labels | None = None
+) -> NDArray[np.float64]:
     """Return columns of a CSV file by name, float64 (rows, columns).
+
+    Args:
+        path: of the file.
+        names: of the columns.
+        labels: converts the last column, which is text; None if it has numbers.
 
     Raises:
         UserError: the file is damaged, lacks a column, or a cell of these columns is no number.
@@ -102,11 +137,14 @@ def read_columns(path: Path, names: Sequence[str]) -> NDArray[np.float64]:
     values = array("d")
     with _opened(path) as rows:
         indices = [rows.header.index(name) for name in names]
+        convert = [_number] * (len(indices) - 1) + [labels or _number]
+        parts = list(zip(indices, convert, strict=True))
         for row in rows.rows:
             try:
-                values.extend([_number(row[index]) for index in indices])
+                values.extend([number(row[index]) for index, number in parts])
             except ValueError:
-                bad = next(index for index in indices if not _is_number(row[index]))
+                wrong = [i for i, number in parts if number is _number and not _is_number(row[i])]
+                bad = [*wrong, indices[-1]][0]
                 raise UserError(
                     f"{path}, line {rows.lines}, column {shown(rows.header.names[bad])} is "
                     f"'{shown(row[bad])}'; expected a finite number"
@@ -114,7 +152,7 @@ def read_columns(path: Path, names: Sequence[str]) -> NDArray[np.float64]:
     return np.frombuffer(values, np.float64).reshape(-1, len(indices))
 
 
-def read_numeric_columns(path: Path, target: str) -> NumericColumns:
+def read_numeric_columns(path: Path, target: str, labels: Labels | None = None) -> NumericColumns:
     """Return all columns that have a number in every row.
 
     Columns without any number, and columns without a name except the target, are left out.
@@ -122,6 +160,7 @@ def read_numeric_columns(path: Path, target: str) -> NumericColumns:
     Args:
         path: of the file.
         target: name of a column that must have numbers.
+        labels: converts the target, which is text; None if it has numbers.
 
     Raises:
         UserError: the file is damaged, or a column has numbers in some of its rows only.
@@ -134,15 +173,17 @@ def read_numeric_columns(path: Path, target: str) -> NumericColumns:
         is_named[own] = True
         used = [index for index, named in enumerate(is_named) if named]
         numeric, first = used, True
+        convert = [_number] * len(header.names)
+        convert[own] = labels or _number
         for row in rows.rows:
             try:
-                values.extend([_number(row[index]) for index in numeric])
+                values.extend([convert[index](row[index]) for index in numeric])
             except ValueError:
-                wrong = [index for index in numeric if not _is_number(row[index])]
+                wrong = [index for index in numeric if not _converts(convert[index], row[index])]
                 bad.update((index, (rows.lines, row[index])) for index in wrong)
                 numeric = [index for index in numeric if index not in bad]
                 if first:
-                    values.extend([_number(row[index]) for index in numeric])
+                    values.extend([convert[index](row[index]) for index in numeric])
                 else:
                     mixed.update(wrong)
             if len(bad) > len(mixed) and not first:
@@ -278,8 +319,12 @@ def _number(text: str) -> float:
 
 
 def _is_number(text: str) -> bool:
+    return _converts(_number, text)
+
+
+def _converts(convert: Callable[[str], float], text: str) -> bool:
     try:
-        _number(text)
+        convert(text)
     except ValueError:
         return False
     return True

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.adaptation import adapt_request, class_names
+from dptrain.data.adaptation import adapt_request, class_names, classifier_for
 from dptrain.data.assembly import RawSplit, make_dataset
 from dptrain.data.base import Dataset
+from dptrain.data.preprocessing.classes import coded_labels
 from dptrain.data.preprocessing.names import same_form
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.preprocessing.rows import RowLayout, RowSamples
 from dptrain.data.preprocessing.sensor_maps import positions_of, read_positions
+from dptrain.data.sources.arrays import all_names
 from dptrain.data.sources.csv_file import (
     Header,
+    Labels,
+    has_text,
     list_some,
     read_columns,
     read_header,
@@ -88,7 +94,20 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     if known is not None and inputs is None and "columns" not in request.options:
         inputs = tuple(name for name in known if reads_ahead or name != target)
         others = [name for name in read_header(path).names if name not in (*known, target)]
-    inputs, table, notes = _read_table(path, target, inputs, request.options.get("columns") == "*")
+    texts = None
+    if request.network.loss.targets != "values" and has_text(path, target):
+        texts = Labels()
+    with_target = request.options.get("columns") == "*"
+    try:
+        inputs, table, notes = _read_table(path, target, inputs, with_target, texts)
+    except UserError as error:
+        if request.network.loss.targets == "values" and has_text(path, target):
+            better = classifier_for(request.network)
+            raise UserError(f"{error}; to predict classes, use {better}") from None
+        raise
+    y: NDArray[Any] = table[horizon:, -1]
+    if texts is not None:
+        request, y = _with_names(request, texts.texts(y), str(path))
     positions = () if saved is None else saved.positions
     if known is not None and sensors is not None:
         positions = positions_of(known, inputs, sensors)
@@ -97,12 +116,14 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
                 f"{sensors} has other positions than the model was trained with; use "
                 f"csv:{escape(str(path), commas=False)}, which is evaluated with those of the model"
             )
+    if texts is not None and target in inputs:
+        raise UserError(f"{path}: column {shown(target)} is text and cannot be an input")
     if not reads_ahead and target in inputs:
         raise UserError(
             f"{path}: column {shown(target)} is its own input; expected a horizon of 1 or more, or "
             "lags without 0"
         )
-    request = _adapt(request, table[horizon:, -1], len(inputs), lags, positions, str(path))
+    request = _adapt(request, y, len(inputs), lags, positions, str(path))
     layout = RowLayout(len(inputs), lags, request.network.input_shape, positions)
     names = [shown(name) for name in inputs]
     where = f"{path} ({len(names)} input columns: {list_some(names)}; target {shown(target)})"
@@ -112,7 +133,7 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     preprocessing = saved or _standardising(request, table[:last, :-1], inputs, target, layout)
     x = preprocessing.standardise(table[: len(table) - horizon, :-1])
     stored = x if layout.is_plain else RowSamples(x, layout)
-    train, test = (RawSplit(stored, table[horizon:, -1], np.arange(*span)) for span in spans)
+    train, test = (RawSplit(stored, y, np.arange(*span)) for span in spans)
     rows = "" if layout.is_plain else f" of {layout}" if lags and not positions else f" as {layout}"
     return make_dataset(
         request,
@@ -128,9 +149,15 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     )
 
 
+def _with_names(request: Request, texts: NDArray[Any], where: str) -> tuple[Request, NDArray[Any]]:
+    """Return the request with the names of labels that are text, and the labels as integers."""
+    (y,), names = coded_labels([texts], all_names(request, None), where)
+    return replace(request, names=names), y
+
+
 def _adapt(
     request: Request,
-    targets: NDArray[np.float64],
+    targets: NDArray[Any],
     columns: int,
     lags: Sequence[int],
     positions: Sequence[float],
@@ -179,7 +206,11 @@ def _chosen_columns(request: Request) -> tuple[str, ...] | None:
 
 
 def _read_table(
-    path: Path, target: str, inputs: tuple[str, ...] | None, with_target: bool
+    path: Path,
+    target: str,
+    inputs: tuple[str, ...] | None,
+    with_target: bool,
+    labels: Labels | None = None,
 ) -> tuple[tuple[str, ...], NDArray[np.float64], tuple[str, ...]]:
     """Return the names of the input columns, their numbers and the target's, and notes.
 
@@ -188,13 +219,14 @@ def _read_table(
         target: name of the predicted column.
         inputs: names of the input columns; None for all numeric ones.
         with_target: True if the target is one of all numeric columns.
+        labels: converts the target, which is text; None if it has numbers.
 
     Returns:
         The numbers are float64 (rows, columns), and those of the target are the last column.
     """
     if inputs is not None:
-        return inputs, read_columns(path, (*inputs, target)), ()
-    found = read_numeric_columns(path, target)
+        return inputs, read_columns(path, (*inputs, target), labels), ()
+    found = read_numeric_columns(path, target, labels)
     inputs = tuple(name for name in found.names if with_target or name != target)
     header = Header(found.names, path)
     if not inputs:

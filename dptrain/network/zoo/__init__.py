@@ -24,8 +24,11 @@ NETWORKS: Mapping[str, Entry] = MappingProxyType(
         **studies.PERCEPTRONS,
     }
 )
-"""The networks by name. ``mlp-A-B-C`` with any positive numbers is a network as well. Each is a
-function of the shape of its input and of its number of outputs."""
+"""The networks by name. ``mlp-A-B-C`` and ``classifier-A-B-C`` with any positive numbers are
+networks as well. Each is a function of the shape of its input and of its number of outputs."""
+
+
+_WIDTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def build_network(
@@ -34,7 +37,7 @@ def build_network(
     """Build the network called `name`; `dptrain.get_network` also reads files.
 
     Args:
-        name: one of `NETWORKS`, or ``mlp-`` and the widths of the hidden layers.
+        name: one of `NETWORKS`, or ``mlp-`` or ``classifier-`` and the widths of the hidden layers.
         input_shape: (C, H, W) or (F,); None for that of the published network.
         outputs: number of outputs; None for that of the published network.
 
@@ -43,13 +46,15 @@ def build_network(
     """
     if name in NETWORKS:
         return NETWORKS[name].build(input_shape, outputs)
-    if re.fullmatch(r"mlp(-[1-9][0-9]{0,8})+", name):
-        entry = studies.perceptron([int(width) for width in name.split("-")[1:]])
+    kind, *widths = name.split("-")
+    if kind in studies.KINDS and widths and all(map(_WIDTH.fullmatch, widths)):
+        entry = studies.perceptron([int(width) for width in widths], kind)
         return entry.build(input_shape, outputs)
     names = [known for known in NETWORKS if not known.startswith("mlp-")]
     raise UserError(
-        f"no network '{shown(name)}'; expected {', '.join(names)}, mlp-A-B-C, or the path of a "
-        f"file that ends in .toml or .onnx{suggest(name, NETWORKS)}"
+        f"no network '{shown(name)}'; expected {', '.join(names)}, mlp-A-B-C, "
+        "classifier-A-B-C, or the path of a file that ends in .toml or .onnx"
+        f"{suggest(name, NETWORKS)}"
     )
 
 
