@@ -246,7 +246,9 @@ class GivenSettings(SettingGroups[None, None]):
         """
         from dptrain.network.zoo import recipe
 
-        chosen = recipe(self.load_network() if network is None else network, self.optimizer)
+        chosen = recipe(
+            self.load_network() if network is None else network, self.optimizer, self.data
+        )
         if self.data is None and chosen.data is None:
             raise UserError(f"network '{self.network}' has no default data; try --data npz:FILE")
         filled, origins = self.from_recipe(chosen), dict(self.origins)

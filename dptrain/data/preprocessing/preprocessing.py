@@ -60,6 +60,7 @@ class Preprocessing:
         lags: rows of a table's sample, as `RowLayout.lags`; () if a sample is one row.
         positions: of the sensors that the columns are, as `RowLayout.positions`; () without maps.
         target_scale, target_offset: a predicted number p means p * target_scale + target_offset.
+            They are numbers, or tuples with a number for each output.
         classes: names of the classes, in the order of the labels; None for values.
         magnitude: largest magnitude of a raw number of the training data; 0 if it is not known.
         source: the data set that the network was trained on, for messages. It and `magnitude` take
@@ -89,8 +90,8 @@ class Preprocessing:
     horizon: int = 0
     lags: tuple[int, ...] = ()
     positions: tuple[float, ...] = ()
-    target_scale: float = 1.0
-    target_offset: float = 0.0
+    target_scale: float | tuple[float, ...] = 1.0
+    target_offset: float | tuple[float, ...] = 0.0
     classes: tuple[str, ...] | None = None
     magnitude: float = field(default=0.0, compare=False)
     source: str = field(default="", compare=False)
@@ -414,9 +415,22 @@ class Preprocessing:
 
     def to_values(self, predictions: NDArray[Any]) -> NDArray[Any]:
         """Return predicted numbers in the unit of the targets' data."""
-        if (self.target_scale, self.target_offset) == (1.0, 0.0):
+        if not self.has_target_unit:
             return predictions
-        return predictions * self.target_scale + self.target_offset
+        values: NDArray[Any] = predictions * np.array(self.target_scale) + self.target_offset
+        return values
+
+    def to_targets(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return targets as a network predicts them, for numbers in the unit of their data."""
+        if not self.has_target_unit or np.size(self.target_scale) not in (1, *values.shape[1:]):
+            return values
+        targets: NDArray[Any] = (values - np.array(self.target_offset)) / self.target_scale
+        return targets
+
+    @property
+    def has_target_unit(self) -> bool:
+        """True if targets are converted to predict them."""
+        return (self.target_scale, self.target_offset) != (1.0, 0.0)
 
 
 def _array_of(raw: Any) -> NDArray[Any]:
@@ -470,6 +484,8 @@ def _checked(name: str, value: Any, where: str) -> Any:
         fine = _is_list(value, str)
     elif name in ("white", "horizon"):
         fine = _is(value, int) and value >= (name == "white")
+    elif name in ("target_scale", "target_offset") and isinstance(value, list | tuple):
+        fine = _is_list(value, (int, float)) and all(map(math.isfinite, value))
     elif name in ("scale", "offset", "target_scale", "target_offset", "magnitude"):
         fine = _is(value, (int, float)) and math.isfinite(value)
     else:

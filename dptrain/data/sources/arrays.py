@@ -24,6 +24,7 @@ from dptrain.data.assembly import (
     make_dataset,
     preprocessing_for,
     split_rows,
+    with_target_unit,
 )
 from dptrain.data.base import Dataset
 from dptrain.data.preprocessing.classes import (
@@ -229,7 +230,12 @@ def dataset_of_pairs(
         splits[0],
         splits[1],
         validation=splits[2] if len(splits) == 3 else None,
-        preprocessing=preprocessing_for(request, sample, x.dtype, scale=scale),
+        preprocessing=with_target_unit(
+            request,
+            preprocessing_for(request, sample, x.dtype, scale=scale),
+            splits[0].targets[splits[0].rows],
+            where,
+        ),
         origin=where if where.startswith("the ") else f"arrays of {where}",
         where=where,
         has_split="" not in checked,

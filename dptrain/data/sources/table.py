@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.adaptation import adapt_request, class_names, classifier_for
-from dptrain.data.assembly import RawSplit, make_dataset
+from dptrain.data.assembly import RawSplit, make_dataset, with_target_unit
 from dptrain.data.base import Dataset
 from dptrain.data.preprocessing.classes import coded_labels
 from dptrain.data.preprocessing.names import same_form
@@ -130,7 +130,12 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     layout.check(where)
     spans = _spans(path, len(table), horizon, layout.depth, split=request.split)
     last = _first_test_row(len(table)) - horizon
-    preprocessing = saved or _standardising(request, table[:last, :-1], inputs, target, layout)
+    preprocessing = saved or with_target_unit(
+        request,
+        _standardising(request, table[:last, :-1], inputs, target, layout),
+        y[slice(*spans[0])],
+        where,
+    )
     x = preprocessing.standardise(table[: len(table) - horizon, :-1])
     stored = x if layout.is_plain else RowSamples(x, layout)
     train, test = (RawSplit(stored, y, np.arange(*span)) for span in spans)

@@ -11,7 +11,7 @@ from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 from dptrain.network.zoo import alexnet, mobilenet, resnet, studies, vgg, wide_resnet
-from dptrain.network.zoo.recipes import ADAMW_DECAY, BINARY, CLASSES, VALUES, Entry, Recipe
+from dptrain.network.zoo.recipes import ADAMW_DECAY, BINARY, CLASSES, TABLES, VALUES, Entry, Recipe
 
 NETWORKS: Mapping[str, Entry] = MappingProxyType(
     {
@@ -58,7 +58,7 @@ def build_network(
     )
 
 
-def recipe(network: Network, optimizer: str | None = None) -> Recipe:
+def recipe(network: Network, optimizer: str | None = None, data: str | None = None) -> Recipe:
     """Return the default training settings of `network`.
 
     Args:
@@ -66,15 +66,18 @@ def recipe(network: Network, optimizer: str | None = None) -> Recipe:
         optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; if it is not that of the recipe, learning
             rate, momentum and weight decay are replaced by defaults for this optimizer. Adam and
             AdamW have the same learning rate.
+        data: specification of the data; None for the data of the recipe.
     """
-    if network.name in NETWORKS:
+    if _is_perceptron(network) and data is not None and not data.startswith(str(VALUES.data)):
+        chosen = TABLES
+    elif network.name in NETWORKS:
         chosen = NETWORKS[network.name].recipe
     else:
         chosen = {"classes": CLASSES, "binary": BINARY, "values": VALUES}[network.loss.targets]
     if optimizer in (None, chosen.optimizer):
         return chosen
     if optimizer == "adamw":
-        return replace(recipe(network, "adam"), optimizer=optimizer, weight_decay=ADAMW_DECAY)
+        return replace(recipe(network, "adam", data), optimizer=optimizer, weight_decay=ADAMW_DECAY)
     default = VALUES if optimizer == VALUES.optimizer else CLASSES
     return replace(
         chosen,
@@ -82,7 +85,14 @@ def recipe(network: Network, optimizer: str | None = None) -> Recipe:
         learning_rate=default.learning_rate,
         momentum=default.momentum,
         nesterov=False,
+        # That of AdamW multiplies the weights.
+        weight_decay=None if chosen.optimizer == "adamw" else chosen.weight_decay,
     )
+
+
+def _is_perceptron(network: Network) -> bool:
+    """Return True for a perceptron of the zoo."""
+    return network.family is not None and network.name.partition("-")[0] in studies.KINDS
 
 
 __all__ = ["NETWORKS", "Entry", "Recipe", "build_network", "recipe"]

@@ -17,6 +17,7 @@ class Recipe:
         learning_rate: learning rate for that optimizer and `batch_size`.
         momentum: momentum of SGD.
         epochs: number of passes over `data`.
+        steps: number of updates, which replaces `epochs`; None for `epochs`.
         data: data specification; None if the user must choose the data.
         schedule: learning-rate schedule.
         crop: largest random shift of training images in pixels.
@@ -44,6 +45,7 @@ class Recipe:
     step_factor: float = 0.1
     weight_decay: float | None = None
     validation: float | None = None
+    steps: int | None = None
 
 
 CLASSES = Recipe(
@@ -59,6 +61,19 @@ accuracy after the last epoch: 98.95% in the mean of three other seeds; the othe
 ADAMW_DECAY = 0.01
 """Weight decay of ``adamw``, as in PyTorch."""
 VALUES = Recipe("adam", learning_rate=1e-3, momentum=0.0, epochs=6, data="irradiance")
+TABLES = Recipe(
+    "adamw",
+    2e-3,
+    momentum=0.0,
+    epochs=0,
+    data=None,
+    schedule="cosine",
+    weight_decay=1.0,
+    steps=2000,
+)
+"""Recipe of perceptrons for data of the user's own. Small tables need many epochs, and a weight
+decay that keeps a perceptron close to a linear model. `benchmarks/small_tables.py` compares it with
+scikit-learn."""
 
 IMAGENET = Recipe(
     "sgd",

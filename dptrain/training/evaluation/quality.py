@@ -205,8 +205,8 @@ class _ValueCollector(Collector):
         self._names, self._preprocessing = tuple(names), preprocessing
 
     def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
-        both = np.hstack([targets.reshape(outputs.shape), outputs]).astype(np.float64)
-        self._table[indices] = self._preprocessing.to_values(both)
+        both = np.float64(targets.reshape(outputs.shape)), np.float64(outputs)
+        self._table[indices] = np.hstack([self._preprocessing.to_values(each) for each in both])
 
     def result(self, world: World) -> ValueQuality:
         expected, predicted = np.hsplit(self._rows(world), 2)

@@ -31,7 +31,7 @@ from dptrain.runs.spans import changed_text
 from dptrain.training.binding import binding_warning, gather_rank_cores
 from dptrain.training.class_weights import class_weights_line
 from dptrain.training.engines import FIRST_TIMED
-from dptrain.training.evaluation.regression import r2_remark, target_warning
+from dptrain.training.evaluation.regression import r2_remark
 from dptrain.training.job import Job
 from dptrain.training.output.display import Display
 from dptrain.training.output.limits import TrainingLimit, training_limit
@@ -78,11 +78,9 @@ def data_lines(network: Network, dataset: Dataset) -> list[str]:
     Every command that trains prints these lines before its first result. Opening the data prints
     its notes.
     """
-    warning = target_warning(dataset)
     return [
         *adaptation_lines(network),
         f"data: {dataset.description}",
-        *([f"warning: {warning}"] if warning else []),
     ]
 
 
