@@ -179,9 +179,14 @@ def _open_table(source: Path, preprocessing: Preprocessing, names: Names | None)
     where, layout = str(source), preprocessing.rows
     check_takes_tables(preprocessing, where)
     table = preprocessing.standardise(read_columns(source, preprocessing.columns))
-    targets = read_targets(source, preprocessing.target, preprocessing.horizon)
+    columns = [
+        read_targets(source, name, preprocessing.horizon) for name in preprocessing.target_names
+    ]
+    known = [column for column in columns if column is not None]
+    targets = list(zip(*known, strict=True)) if len(known) == len(columns) else None
     if targets is not None and preprocessing.classes is not None:
-        targets = _names_of_texts(targets, Classes(preprocessing.classes), names, where)
+        classes = Classes(preprocessing.classes)
+        targets = [(name,) for name in _names_of_texts(known[0], classes, names, where)]
     if len(table) <= layout.depth:
         raise UserError(
             f"{where} has {len(table)} rows; expected at least {layout.depth + 1}, because a "
@@ -193,7 +198,7 @@ def _open_table(source: Path, preprocessing: Preprocessing, names: Names | None)
     return RawInputs(
         ArrayInputs(inputs, adapter, preprocessing, where, layout.depth),
         tuple(map(str, rows)),
-        None if targets is None else [(text,) for text in targets[layout.depth :]],
+        None if targets is None else targets[layout.depth :],
     )
 
 

@@ -376,8 +376,10 @@ TRAINING = (
     Term("test_accuracy", "1", "Share of correct predictions on the test data, likewise."),
     Term("test_top5_accuracy", "1", "Share of test samples whose class is among the five most "
          "probable ones; for more than ten classes."),
-    Term("test_mean_f1", "1", "Mean over the classes of F1, the harmonic mean of precision and "
-         "recall, on the test data."),
+    Term("test_mean_f1", "1", "Mean over the classes, or labels, of F1, the harmonic mean of "
+         "precision and recall, on the test data."),
+    Term("test_label_accuracy", "1", "Mean over the labels of the share of test samples for which "
+         "the label is predicted correctly, if a sample may have several labels."),
     Term("test_mae", "", "Mean absolute error on the test data, in the unit of the data."),
     Term("test_rmse", "", "Root mean square error on the test data, in the unit of the data."),
     Term("test_r2", "1", "Coefficient of determination on the test data: 1 − sum of squared errors "

@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
 from dptrain.data.preprocessing.classes import Classes, listed
-from dptrain.data.spec import escape, unescape
+from dptrain.data.spec import unescape
 from dptrain.errors import UserError, shown, suggest
-from dptrain.setting_groups import SettingGroup, UntilRecipe, UntilStart, setting
 
 BALANCED = "balanced"
-
-
-def as_text(weights: Any) -> Any:
-    """Return weights in a list, an array or a mapping as a text; another value as it is.
-
-    Example:
-        >>> as_text([1, 4]), as_text({"cat": 0.5})
-        ('1,4', 'cat=0.5')
-    """
-    if isinstance(weights, Mapping):
-        names = {escape(str(name)): weight for name, weight in weights.items()}
-        return ",".join(f"{name}={weight}" for name, weight in names.items())
-    if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str):
-        return ",".join(map(str, weights))
-    return weights
-
-
-@dataclass(frozen=True)
-class WeightSettings(SettingGroup[UntilRecipe, UntilStart]):
-    """Weights of samples in the loss."""
-
-    class_weights: str | UntilRecipe = setting(
-        "optimisation",
-        None,
-        "Weights of the classes in the training loss: balanced, in inverse proportion to their "
-        "numbers of training samples; a number for each class, such as 1,4; or names, such as "
-        "cat=4, where other classes have the weight 1.",
-        unset="",
-        otherwise="equal weights",
-        convert=as_text,
-    )
 
 
 def class_weights(given: str, dataset: Dataset) -> NDArray[np.float64] | None:

@@ -36,8 +36,7 @@ from dptrain.setting_groups import (
     settings_of,
 )
 from dptrain.toml import read_toml
-from dptrain.training.class_weights import WeightSettings
-from dptrain.training.data_settings import AugmentationSettings, DataSettings
+from dptrain.training.data_settings import AugmentationSettings, DataSettings, WeightSettings
 from dptrain.training.length import LengthSettings
 from dptrain.training.parallelism import OFF, ParallelismSettings, RankSettings
 from dptrain.training.presets import find_config

@@ -55,7 +55,8 @@ class Preprocessing:
         fit: ``resize`` images to the network's input, or ``crop`` their centre.
         columns: names of a table's input columns, in the order of the inputs.
         mean, deviation: of the training rows, one number for each column.
-        target: name of the predicted column; "" if there is none.
+        target: name of the predicted column; "" if there is none, or several.
+        targets: names of several predicted columns, in the order of the outputs.
         horizon: rows from the inputs to the predicted value.
         lags: rows of a table's sample, as `RowLayout.lags`; () if a sample is one row.
         positions: of the sensors that the columns are, as `RowLayout.positions`; () without maps.
@@ -87,6 +88,7 @@ class Preprocessing:
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     target: str = ""
+    targets: tuple[str, ...] = ()
     horizon: int = 0
     lags: tuple[int, ...] = ()
     positions: tuple[float, ...] = ()
@@ -119,7 +121,7 @@ class Preprocessing:
         """
         names = [field.name for field in dataclasses.fields(cls)]
         if isinstance(values, Mapping):  # Older models may lack these keys.
-            values = {"lags": [], "positions": [], "magnitude": 0.0, **values}
+            values = {"lags": [], "positions": [], "targets": [], "magnitude": 0.0, **values}
         if not isinstance(values, Mapping) or set(values) != set(names):
             found = ", ".join(map(str, values)) if isinstance(values, Mapping) else repr(values)
             raise UserError(f"{where} has the keys {found}; expected {', '.join(names)}")
@@ -303,6 +305,11 @@ class Preprocessing:
             )
 
     @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the predicted columns of a table."""
+        return self.targets or (self.target,)
+
+    @property
     def rows(self) -> RowLayout:
         """How rows of a table become samples."""
         return RowLayout(len(self.columns), self.lags, self.input_shape, self.positions)
@@ -407,6 +414,8 @@ class Preprocessing:
     def output_names(self, network: Network) -> tuple[str, ...]:
         """Return a name for each output of a network that was trained with this preprocessing."""
         count, classes = network.num_outputs, self.class_list(network)
+        if len(self.targets) == count:
+            return self.targets
         if classes is not None and network.loss.targets == "classes":
             return classes.names
         if count == 1:
@@ -478,7 +487,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
     elif name == "lags":
         fine = _is_list(value, int) and list(value) == sorted(set(value), reverse=True)
         fine = fine and min(value, default=0) >= 0
-    elif name in ("columns", "classes"):
+    elif name in ("columns", "classes", "targets"):
         if name == "classes" and value is None:
             return None
         fine = _is_list(value, str)
@@ -493,7 +502,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
     if not fine:
         expected = f"; expected {' or '.join(choices)}" if choices else ""
         raise UserError(f"{where} has {name} = {str(value)[:80]!r}, which is not valid{expected}")
-    if name in ("columns", "classes", "target"):
+    if name in ("columns", "classes", "target", "targets"):
         return same_form(value) if isinstance(value, str) else tuple(map(same_form, value))
     return tuple(value) if isinstance(value, list | tuple) else value
 

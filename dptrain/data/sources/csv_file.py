@@ -152,15 +152,17 @@ def read_columns(
     return np.frombuffer(values, np.float64).reshape(-1, len(indices))
 
 
-def read_numeric_columns(path: Path, target: str, labels: Labels | None = None) -> NumericColumns:
+def read_numeric_columns(
+    path: Path, targets: Sequence[str], labels: Labels | None = None
+) -> NumericColumns:
     """Return all columns that have a number in every row.
 
-    Columns without any number, and columns without a name except the target, are left out.
+    Columns without any number, and columns without a name except the targets, are left out.
 
     Args:
         path: of the file.
-        target: name of a column that must have numbers.
-        labels: converts the target, which is text; None if it has numbers.
+        targets: names of columns that must have numbers.
+        labels: converts the only target, which is text; None if it has numbers.
 
     Raises:
         UserError: the file is damaged, or a column has numbers in some of its rows only.
@@ -168,13 +170,15 @@ def read_numeric_columns(path: Path, target: str, labels: Labels | None = None) 
     values, bad, mixed = array("d"), dict[int, Cell](), set[int]()
     with _opened(path) as rows:
         header = rows.header
-        own = header.index(target)
+        own = {header.index(name) for name in targets}
         is_named = [_NO_NAME.fullmatch(name) is None for name in header.names]
-        is_named[own] = True
+        for index in own:
+            is_named[index] = True
         used = [index for index, named in enumerate(is_named) if named]
         numeric, first = used, True
         convert = [_number] * len(header.names)
-        convert[own] = labels or _number
+        if labels is not None:
+            convert[min(own)] = labels
         for row in rows.rows:
             try:
                 values.extend([convert[index](row[index]) for index in numeric])
@@ -189,8 +193,8 @@ def read_numeric_columns(path: Path, target: str, labels: Labels | None = None) 
             if len(bad) > len(mixed) and not first:
                 mixed.update(i for i in bad.keys() - mixed if _is_number(row[i]))
             first = False
-    if own in bad or mixed:
-        raise _not_numeric(header, {own} & bad.keys() | mixed, bad, numeric, target)
+    if own & bad.keys() or mixed:
+        raise _not_numeric(header, own & bad.keys() | mixed, bad, numeric, own)
     nameless = [index for index, named in enumerate(is_named) if not named]
     blank = f"{rows.blank:,} blank lines are left out" if rows.blank else ""
     notes = (_nameless_note(header, nameless), _text_note(header, bad), blank)
@@ -269,18 +273,18 @@ def _refuse_other_separators(names: Sequence[str], path: Path) -> None:
 
 
 def _not_numeric(
-    header: Header, wrong: set[int], bad: dict[int, Cell], numeric: Sequence[int], target: str
+    header: Header, wrong: set[int], bad: dict[int, Cell], numeric: Sequence[int], own: set[int]
 ) -> UserError:
-    """Return the error for columns that have numbers in some rows only, or for the target."""
+    """Return the error for columns that have numbers in some rows only, or for targets."""
     found = [
         f"line {bad[index][0]}, column {shown(header.names[index], 40)} is "
         f"'{shown(bad[index][1], 40)}'"
         for index in sorted(wrong)
     ]
     more = f" and {len(found) - 4} more columns" if len(found) > 4 else ""
-    names = [header.names[index] for index in numeric if header.names[index] != target]
+    names = [header.names[index] for index in numeric if index not in own]
     hint, written = "", (escape(name, ampersands=True) for name in names)
-    if 0 < len(names) <= _MOST_NAMED and header.names.index(target) not in wrong:
+    if 0 < len(names) <= _MOST_NAMED and not own & wrong:
         hint = f", or leave out these columns with columns={','.join(written)}"
     return UserError(
         f"{header.path}, {'; '.join(found[:4])}{more}; expected a finite number in every row{hint}"

@@ -24,8 +24,9 @@ NETWORKS: Mapping[str, Entry] = MappingProxyType(
         **studies.PERCEPTRONS,
     }
 )
-"""The networks by name. ``mlp-A-B-C`` and ``classifier-A-B-C`` with any positive numbers are
-networks as well. Each is a function of the shape of its input and of its number of outputs."""
+"""The networks by name. ``mlp-A-B-C``, ``classifier-A-B-C`` and ``multilabel-A-B-C`` with any
+positive numbers are networks as well. Each is a function of the shape of its input and of its
+number of outputs."""
 
 
 _WIDTH = re.compile(r"[1-9][0-9]{0,8}")
@@ -37,7 +38,8 @@ def build_network(
     """Build the network called `name`; `dptrain.get_network` also reads files.
 
     Args:
-        name: one of `NETWORKS`, or ``mlp-`` or ``classifier-`` and the widths of the hidden layers.
+        name: one of `NETWORKS`, or ``mlp-``, ``classifier-`` or ``multilabel-`` and the widths of
+            the hidden layers.
         input_shape: (C, H, W) or (F,); None for that of the published network.
         outputs: number of outputs; None for that of the published network.
 
@@ -53,7 +55,7 @@ def build_network(
     names = [known for known in NETWORKS if not known.startswith("mlp-")]
     raise UserError(
         f"no network '{shown(name)}'; expected {', '.join(names)}, mlp-A-B-C, "
-        "classifier-A-B-C, or the path of a file that ends in .toml or .onnx"
+        "classifier-A-B-C, multilabel-A-B-C, or the path of a file that ends in .toml or .onnx"
         f"{suggest(name, NETWORKS)}"
     )
 

@@ -18,7 +18,12 @@ from dptrain.network.layers import (
     MaxPool2d,
     Shape,
 )
-from dptrain.network.losses import Loss, MeanSquaredError, SoftmaxCrossEntropy
+from dptrain.network.losses import (
+    Loss,
+    MeanSquaredError,
+    SigmoidBinaryCrossEntropy,
+    SoftmaxCrossEntropy,
+)
 from dptrain.network.network import Network
 from dptrain.network.zoo.recipes import IMAGES, VALUES, Entry
 
@@ -85,7 +90,11 @@ def _cifar(input_shape: Shape, outputs: int) -> Network:
     return Network(input_shape, layers, name="cifar")
 
 
-KINDS: dict[str, type[Loss]] = {"mlp": MeanSquaredError, "classifier": SoftmaxCrossEntropy}
+KINDS: dict[str, type[Loss]] = {
+    "mlp": MeanSquaredError,
+    "classifier": SoftmaxCrossEntropy,
+    "multilabel": SigmoidBinaryCrossEntropy,
+}
 """Losses of perceptrons by the first word of their names."""
 
 

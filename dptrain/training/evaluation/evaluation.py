@@ -154,19 +154,16 @@ def score_in_detail(
     world: World,
     preprocessing: Preprocessing,
     counts: Counts = (),
-) -> tuple[Score, Quality | None]:
+) -> tuple[Score, Quality]:
     """Return the score of all samples, and the quality of their predictions.
 
     Args:
         replica, samples, world, counts: as for `score`.
         preprocessing: of the model, which names its outputs.
-
-    Returns:
-        The quality is None if a sample may have several labels.
     """
     collector = make_collector(len(samples), replica.plan.network, preprocessing)
     found = score(replica, samples, world, collector, counts)
-    return found, None if collector is None else collector.result(world)
+    return found, collector.result(world)
 
 
 def _exact_score(
@@ -259,22 +256,22 @@ def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
     return f"the test split of {name}, {count:,} samples"
 
 
-def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
+def results_of(score: Score, quality: Quality) -> dict[str, Any]:
     """Return all results as plain JSON values.
 
     Returns:
         samples, loss, accuracy if there are labels; top5_accuracy for more than ten classes,
         mean_f1, classes and confusion, and unpredicted if outputs for so many samples contain NaN;
-        mae, rmse and r2 for values.
+        label_accuracy, mean_f1 and labels for several labels of a sample; mae, rmse and r2 for
+        values.
     """
     accuracy = {} if score.accuracy is None else {"accuracy": score.accuracy}
-    more = {} if quality is None else quality.to_dict()
-    return {"samples": score.samples, "loss": score.loss, **accuracy, **more}
+    return {"samples": score.samples, "loss": score.loss, **accuracy, **quality.to_dict()}
 
 
 def evaluate_model(
     model: TrainedModel, data: Any, world: World, *, workers: int = 0, classes: Any = None
-) -> tuple[dict[str, Any], Quality | None]:
+) -> tuple[dict[str, Any], Quality]:
     """Evaluate a trained model on a data set; every rank calls this function.
 
     The data is preprocessed as the model's saved preprocessing requires. Its classes and columns
@@ -292,8 +289,7 @@ def evaluate_model(
     Returns:
         The same on every rank: network, data, step, scored (a description of the samples), notes
         of the data if there are any, samples, loss, accuracy unless the network predicts values,
-        and what `results_of` adds; and the quality of the predictions, which is None if a sample
-        may have several labels.
+        and what `results_of` adds; and the quality of the predictions.
 
     Raises:
         UserError: the data cannot be read, or does not match the model.

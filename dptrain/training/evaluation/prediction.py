@@ -94,7 +94,8 @@ def _write_predictions(
     writer = csv.writer(lines, lineterminator="\n")
     targets = inputs.targets or [()] * len(predictions)
     width = len(targets[0])
-    columns = ["target"] if width == 1 else [f"target_{column}" for column in range(width)]
+    known = model.preprocessing.targets or range(width)
+    columns = ["target"] if width == 1 else [f"target_{column}" for column in known]
     writer.writerow(["sample", *header, *columns])
     chosen = (
         [[]] * len(predictions)

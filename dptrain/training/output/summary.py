@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 TEST_LABELS = {
     "test_top5_accuracy": "top-5 accuracy",
+    "test_label_accuracy": "label accuracy",
     "test_mae": "MAE",
     "test_rmse": "RMSE",
     "test_r2": "R²",
@@ -347,7 +348,7 @@ def _closing_lines(job: Job, progress: Progress) -> tuple[str, ...]:
     if score is not None:
         accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.2%}, "
         more = "".join(
-            f", {TEST_LABELS[name]} {value:.4g}"
+            f", {TEST_LABELS[name]} " + (f"{value:.2%}" if "accuracy" in name else f"{value:.4g}")
             for name, value in progress.test_results.items()
             if name in TEST_LABELS
         )
