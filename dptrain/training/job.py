@@ -21,6 +21,7 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import AgreedError, World
 from dptrain.data import Dataset, open_data
 from dptrain.data.base import Samples
+from dptrain.data.class_weights import sample_weights
 from dptrain.data.decoding import keep_decoded
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.loading.augmentation import Augmentation
@@ -48,7 +49,6 @@ from dptrain.training.balance import (
     stored_shares,
     with_counts,
 )
-from dptrain.training.class_weights import sample_weights
 from dptrain.training.compilation_stop import compile_unless_stopped
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.engines.alone import make_alone_engine

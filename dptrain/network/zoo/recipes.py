@@ -68,8 +68,8 @@ TABLES = Recipe(
     epochs=0,
     data=None,
     schedule="cosine",
-    weight_decay=1.0,
-    steps=2000,
+    weight_decay=0.5,
+    steps=3000,
 )
 """Recipe of perceptrons for data of the user's own. Small tables need many epochs, and a weight
 decay that keeps a perceptron close to a linear model. `benchmarks/small_tables.py` compares it with

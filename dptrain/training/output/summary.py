@@ -13,6 +13,7 @@ from dptrain import __version__
 from dptrain.comm.signals import stop_advice
 from dptrain.comm.world import World
 from dptrain.data.base import Dataset
+from dptrain.data.class_weights import class_weights_line
 from dptrain.measure.console import make_console
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.input_times import MIN_STEPS, InputCost
@@ -29,7 +30,6 @@ from dptrain.plan.lowering import Phase
 from dptrain.plan.shares import alone
 from dptrain.runs.spans import changed_text
 from dptrain.training.binding import binding_warning, gather_rank_cores
-from dptrain.training.class_weights import class_weights_line
 from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.evaluation.regression import r2_remark
 from dptrain.training.job import Job
