@@ -23,6 +23,7 @@ def make_replica(
     micro_shards: MicroShards | None = None,
     recompute: bool = False,
     label_smoothing: float = 0.0,
+    weighted: bool = False,
 ) -> Replica:
     """Return a replica of a network: its buffers, its kernels and its initial parameters.
 
@@ -46,6 +47,7 @@ def make_replica(
         recompute: True computes activations again in the backward pass if this needs less memory;
             results are the same.
         label_smoothing: s; in training, the target of a sample is (1 − s) onehot + s / classes.
+        weighted: True lets `forward_backward` weigh the samples of a minibatch.
 
     Returns:
         A `Replica`. `forward_backward`, `update`, `predict`, `evaluate`, `parameters` and
@@ -82,6 +84,7 @@ def make_replica(
         micro_shards=micro_shards,
         recompute=recompute,
         label_smoothing=label_smoothing,
+        weighted=weighted,
     )
     replica = chosen.make_replica(plan, seed=seed)
     replica.seal()

@@ -27,6 +27,7 @@ class Batch(NamedTuple):
         part: number of the pass, if gradients accumulate over several passes of a step.
         message: uint8 (bytes,), samples, crop windows and recolourings in the form of the replica;
             None if it has none.
+        weights: (n,), the factor of each sample's loss and gradient; None if all are 1.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Batch(NamedTuple):
     recolourings: NDArray[np.float32] | None = None
     part: int = 0
     message: NDArray[np.uint8] | None = None
+    weights: NDArray[np.float32] | None = None
 
     @classmethod
     def of(cls, x: NDArray[Any], y: NDArray[Any] | None = None, *, step: int = 0) -> Batch:

@@ -45,6 +45,7 @@ def setting(
     otherwise: str = "from the network's recipe",
     unset: Any = None,
     hint: Callable[[Any], str] | None = None,
+    convert: Callable[[Any], Any] | None = None,
     **limits: Any,
 ) -> Any:
     """Declare a setting of a group.
@@ -57,12 +58,13 @@ def setting(
         unset: the value that means that nothing is set, such as 0 for no limit; it replaces None
             when the recipe of the network is filled in. None if there is no such value.
         hint: returns the end of the message for a value of a wrong type.
+        convert: returns the value for one of another type, such as a text for a list.
         limits: see `Limits`.
     """
     assert heading in HEADINGS
     metadata = {
         "group": heading, "help": help, "otherwise": otherwise, "unset": unset, "hint": hint,
-        "limits": Limits(**limits),
+        "convert": convert, "limits": Limits(**limits),
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -97,6 +99,7 @@ class Setting:
     otherwise: str
     unset: Any
     hint: Callable[[Any], str] | None
+    convert: Callable[[Any], Any] | None
     limits: Limits
 
     @property
@@ -130,6 +133,8 @@ class Setting:
         if value is None and self.optional:
             return value
         value = as_number(value, self.type)
+        if self.convert is not None:
+            value = self.convert(value)
         if self.type in (Path, str) and isinstance(value, str | Path):
             value = self.type(value)
         is_right = isinstance(value, Path) if self.type is Path else type(value) is self.type

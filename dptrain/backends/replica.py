@@ -185,6 +185,8 @@ class Replica(Sealed):
             replica for inference whose `flat_parameters` or `arrays` were read computes everything
             that depends on the parameters in each pass; `parameters.write_flat` avoids this.
         owns_parameters: True if this process sets the parameters: `FlatArrays.is_owner`.
+        sample_weights: (N,), factors of the losses of the loaded samples in training; None unless
+            the plan is weighted.
         gradient_slots: (`Plan.gradient_slots`, `FlatLayout.gradient_pitch`), the gradients that
             this rank contributes to the sum over ranks; `flat_gradients` is the begin of the first,
             `FlatLayout.gradient_size`, and receives the sum.
@@ -261,6 +263,7 @@ class Replica(Sealed):
         self._input_view, self._target = self._views[plan.resolve(INPUT)], self._views[TARGET]
         maps = plan.network.nodes[-1].output_maps[1:] != (1, 1)
         self._reorders_targets = backend.channels_last and maps
+        self._sample_weights = self._new_sample_weights()
         self._update_kernels: dict[tuple[int, int], Kernel] = {}
         self._clippings: dict[tuple[int, int], Clipping] = {}
         self._scalings: dict[tuple[int, int], LayerScaling] = {}
@@ -276,6 +279,11 @@ class Replica(Sealed):
                 self._scaling(everything)
 
     _is_closed = False
+
+    def _new_sample_weights(self) -> NDArray[Any] | None:
+        """Return memory for the weights of a minibatch."""
+        plan = self.plan
+        return self.memory.zeros((plan.batch_size,), plan.dtype) if plan.setting.weighted else None
 
     _READ_ONLY: ClassVar[frozenset[str]] = frozenset({
         "arrays", "backend", "flat_gradients", "flat_parameters", "flat_state", "gradient_slots",
@@ -294,6 +302,10 @@ class Replica(Sealed):
         if name in ("learning_rate", "lr"):
             return "the learning rate is an argument: replica.update(learning_rate=0.1)"
         return None
+
+    @property
+    def sample_weights(self) -> NDArray[Any] | None:
+        return self._sample_weights
 
     @property
     def arrays(self) -> FlatArrays:
@@ -478,6 +490,8 @@ class Replica(Sealed):
             self._loss_sums[STOP] = stop
         if y is not None:
             self._target[: len(y)] = y
+        if self._sample_weights is not None:
+            self._sample_weights[: self.context.n] = weights_of(batch)
         if batch.crop_windows is None:
             assert batch.x is not None
             self._load_input(batch.x)
@@ -502,6 +516,8 @@ class Replica(Sealed):
             raise UserError(f"x has shape {x.shape}; this network expects ({n}, {expected})")
         if y is not None and len(y) != n:
             raise UserError(f"x has {n} samples, but y has targets for {len(y)}")
+        if batch.weights is not None:
+            self._check_weights(batch.weights, n)
         context = self.context
         context.n, context.training, context.stop = n, training, stop
         context.step, context.samples = batch.step, batch.samples
@@ -513,6 +529,12 @@ class Replica(Sealed):
             if self._reorders_targets:
                 y = channels_last_targets(self.plan.network, y)
         return y
+
+    def _check_weights(self, weights: NDArray[Any], n: int) -> None:
+        if self.sample_weights is None:
+            raise UserError("this replica was made without weighted=True and weighs no samples")
+        if weights.shape != (n,):
+            raise UserError(f"weights have shape {weights.shape}; expected one per sample, ({n},)")
 
     def _set_bounds(self, n: int, global_count: int, training: bool) -> None:
         """Set the bounds of micro-shards; outside training all samples are in the first one."""
@@ -586,6 +608,7 @@ class Replica(Sealed):
         global_count: int | None = None,
         step: int | None = None,
         stop: bool = False,
+        weights: ArrayLike | None = None,
     ) -> float:
         """Compute the loss and the gradients of a minibatch.
 
@@ -600,6 +623,9 @@ class Replica(Sealed):
                 of updates made, so that a loop of `forward_backward` and `update` uses steps
                 0, 1, 2, ….
             stop: True if this rank requests a stop; summed over ranks with the loss.
+            weights: (n,), factors of the losses of the samples, for a replica that was made with
+                `weighted`; 1 by default. Loss and gradients are divided by `global_count`, not by
+                the sum of the weights.
 
         Returns:
             The sum of the losses of this minibatch over `global_count`: its mean by default.
@@ -618,6 +644,7 @@ class Replica(Sealed):
             whole.y,
             whole.samples if samples is None else samples,
             whole.global_count if global_count is None else global_count,
+            weights=None if weights is None else np.asarray(weights, np.float32),
         )
         self.load(batch, stop=stop)
         self.run()
@@ -846,6 +873,11 @@ class Replica(Sealed):
             if not finite(outputs[stage.group]):
                 return f"the output of {stage.group}"
         return None
+
+
+def weights_of(batch: Batch) -> Any:
+    """Return the weights of a minibatch, or their common value."""
+    return 1.0 if batch.weights is None else batch.weights
 
 
 def _sequence(first: Kernel, second: Kernel) -> Kernel:

@@ -39,21 +39,20 @@ def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
     return None
 
 
-def print_evaluation(result: Mapping[str, Any], quality: Quality | None, *, as_json: bool) -> None:
+def print_evaluation(result: Mapping[str, Any], quality: Quality, *, as_json: bool) -> None:
     """Print what `dptrain.training.evaluation.evaluation.evaluate_model` returns."""
-    from dptrain.training.evaluation.quality import ClassQuality
-    from dptrain.training.evaluation.quality_tables import class_tables
+    from dptrain.training.evaluation.quality_tables import quality_tables
     from dptrain.training.evaluation.regression import r2_remark
 
     if as_json:
         return _print_json(result)
-    parts = ("classes", "confusion", "notes")
+    parts = ("classes", "confusion", "labels", "notes")
     print_values({k: v for k, v in result.items() if k not in parts}, as_json=False)
     if remark := r2_remark(result.get("r2")):
         click.echo(f"R²{remark}")
-    if isinstance(quality, ClassQuality):
+    if tables := quality_tables(quality):
         click.echo()
-        print_tables(class_tables(quality))
+        print_tables(tables)
     return None
 
 
@@ -90,7 +89,8 @@ def print_networks(
     print_tables([table])
     console = make_console()
     console.print(
-        "NETWORK can also be mlp-A-B-C, with A, B and C units per layer, or a .toml file. `dptrain "
+        "NETWORK can also be mlp-A-B-C, which predicts values, classifier-A-B-C, which predicts "
+        "classes, or multilabel-A-B-C, with A, B and C units per layer, or a .toml file. `dptrain "
         "train --network NETWORK --dry-run` shows the recipe."
     )
     table = _table("Presets", ["preset", "description"], set())

@@ -120,7 +120,7 @@ SOURCES: dict[str, Source] = {
         "csv:field.csv?target=roof&horizon=10",
         "FILE",
         {
-            "target": "COLUMN",
+            "target": "COLUMN,…",
             "horizon": "ROWS",
             "columns": "A,B,…",
             "lags": "0,1,…",
@@ -129,7 +129,8 @@ SOURCES: dict[str, Source] = {
         },
         ("target",),
         details=(
-            "The first line contains the column names. target= names the predicted column;",
+            "The first line contains the column names. target= names the predicted column,",
+            "or several, such as target=a,b: values, or 0 and 1 for labels of multilabel-….",
             "horizon= is the number of rows from inputs to target (default 0: the same row);",
             "columns= names the inputs (default: all numeric columns except the target; *: all). A",
             "column is numeric if it has a number in every row; what is left out is named.",
@@ -149,7 +150,7 @@ SOURCES: dict[str, Source] = {
         "maps:field.csv,sensors.csv?target=roof&horizon=10",
         "TABLE.csv,POSITIONS.csv",
         {
-            "target": "COLUMN",
+            "target": "COLUMN,…",
             "horizon": "ROWS",
             "columns": "A,B,…",
             "lags": "0,1,…",

@@ -59,8 +59,8 @@ def adapt_request(
         return request
     if network.loss.targets == "values" and (request.names is not None or are_labels):
         raise UserError(
-            f"{where} has classes, but {network.label} predicts values; use a network that "
-            "ends in softmax_cross_entropy, or data with values"
+            f"{where} has classes, but {network.label} predicts values; use "
+            f"{classifier_for(network)}, or data with values"
         )
     is_binary = network.loss.targets == "binary" and network.num_outputs == 1
     if network.loss.targets != "classes" and not is_binary:
@@ -81,6 +81,13 @@ def adapt_request(
     if labels.names is None and not _are_outputs(labels, request.network):
         request = replace(request, names={label: str(label) for label in labels.values.tolist()})
     return request
+
+
+def classifier_for(network: Network) -> str:
+    """Return the network that predicts classes instead of the values of `network`, in words."""
+    if network.name.startswith("mlp-") and network.family is not None:
+        return network.name.replace("mlp", "classifier", 1)
+    return "a network that ends in softmax_cross_entropy"
 
 
 def class_names(request: Request) -> tuple[str, ...] | None:

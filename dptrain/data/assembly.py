@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dptrain.data.adaptation import class_names
 from dptrain.data.base import Dataset, count_text
 from dptrain.data.loading.sharding import epoch_order
-from dptrain.data.preprocessing.classes import labels_in, listed
+from dptrain.data.preprocessing.classes import check_numbers, labels_in, listed
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.preprocessing.scale import Scale
 from dptrain.data.preprocessing.targets import targets_for
@@ -111,6 +111,34 @@ def preprocessing_for(
     )
 
 
+def with_target_unit(
+    request: Request, preprocessing: Preprocessing, y: NDArray[Any], where: str
+) -> Preprocessing:
+    """Return preprocessing that standardises the targets of a new model that predicts values.
+
+    Args:
+        request: from the user.
+        preprocessing: of the model.
+        y: (n,) or (n, F), targets of the training split.
+        where: name of the data, for messages.
+    """
+    if request.preprocessing is not None or request.network.loss.targets != "values":
+        return preprocessing
+    check_numbers(y, where)
+    values = np.asarray(y, np.float64).reshape(len(y), -1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = values.mean(axis=0), values.std(axis=0)
+    if not np.isfinite(deviation).all():  # Too large for float32, too.
+        return preprocessing
+    # By rounding, the deviation of equal targets is tiny but not zero.
+    varies = (values.min(axis=0) < values.max(axis=0)) & (deviation > 0.0)
+    scale = tuple(np.where(varies, deviation, 1.0).tolist())
+    offset = tuple(mean.tolist())
+    if len(scale) == 1:
+        return replace(preprocessing, target_scale=scale[0], target_offset=offset[0])
+    return replace(preprocessing, target_scale=scale, target_offset=offset)
+
+
 def targets_of(
     request: Request,
     preprocessing: Preprocessing,
@@ -133,6 +161,9 @@ def targets_of(
         raise UserError(
             f"{where} has classes, but {network.label} predicts values; expected data with values"
         )
+    if network.loss.targets == "values":
+        check_numbers(y, where)
+        y = preprocessing.to_targets(y)
     return targets_for(y, network, where)
 
 

@@ -132,6 +132,10 @@ class Subset(Samples):
     def readable_shape(self) -> Shape | None:
         return self.samples.readable_shape
 
+    def known_targets(self) -> NDArray[Any] | None:
+        targets = self.samples.known_targets()
+        return None if targets is None else targets[self.indices]
+
     @property
     def decodes(self) -> bool:
         return self.samples.decodes

@@ -37,15 +37,14 @@ def convert_data(
         The files.
 
     Raises:
-        UserError: the data is a table or has scaled targets, the folder is not empty, or a file
+        UserError: the data is a table, the folder is not empty, or a file
             cannot be read or written.
     """
     preprocessing = dataset.preprocessing
-    has_unit = (preprocessing.target_scale, preprocessing.target_offset) != (1.0, 0.0)
-    if preprocessing.kind == "table" or has_unit:
+    if preprocessing.kind == "table":
         raise UserError(
-            f"{dataset.name} has columns or a unit of its targets, which arrays cannot describe; "
-            "train on it without converting it"
+            f"{dataset.name} has columns, which arrays cannot describe; train on it without "
+            "converting it"
         )
     with writing(folder, "--output"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +98,7 @@ def _write_split(
         targets: NDArray[Any] = np.empty((len(indices), *dataset.target_shape), kind)
         read(indices, part, targets)
         with writing(folder, "--output"):
-            x[indices], y[indices] = part, targets
+            x[indices], y[indices] = part, dataset.preprocessing.to_values(targets)
         progress(len(indices))
     with writing(folder, "--output"):
         x.flush()

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from dptrain.data.preprocessing.classes import are_texts
 from dptrain.data.preprocessing.layout import channels_first
 from dptrain.data.sources.arrays import training_pair
 from dptrain.data.spec import Request
@@ -30,7 +31,9 @@ def network_of_arrays(request: Request) -> Network:
     """Return a linear network for the arrays of NumPy files."""
     x, y = training_pair(request)
     shape = tuple((channels_first(x, request.text) if isinstance(x, np.ndarray) else x).shape)
-    are_labels = (y.ndim == 1 and y.dtype.kind in "iub") or request.names is not None
+    are_labels = (
+        (y.ndim == 1 and y.dtype.kind in "iub") or are_texts(y) or request.names is not None
+    )
     return _linear(shape[1:], SoftmaxCrossEntropy() if are_labels else MeanSquaredError())
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dptrain.data.base import Samples
 from dptrain.data.image_files.listing import LeftOut, find_images, is_image, no_images
-from dptrain.data.preprocessing.classes import Classes, Names, labels_in
+from dptrain.data.preprocessing.classes import Classes, Names, are_texts, labels_in
 from dptrain.data.preprocessing.images import Adapter
 from dptrain.data.preprocessing.layout import channels_first
 from dptrain.data.preprocessing.names import find_path, printable, same_form
@@ -179,9 +179,14 @@ def _open_table(source: Path, preprocessing: Preprocessing, names: Names | None)
     where, layout = str(source), preprocessing.rows
     check_takes_tables(preprocessing, where)
     table = preprocessing.standardise(read_columns(source, preprocessing.columns))
-    targets = read_targets(source, preprocessing.target, preprocessing.horizon)
+    columns = [
+        read_targets(source, name, preprocessing.horizon) for name in preprocessing.target_names
+    ]
+    known = [column for column in columns if column is not None]
+    targets = list(zip(*known, strict=True)) if len(known) == len(columns) else None
     if targets is not None and preprocessing.classes is not None:
-        targets = _names_of_texts(targets, Classes(preprocessing.classes), names, where)
+        classes = Classes(preprocessing.classes)
+        targets = [(name,) for name in _names_of_texts(known[0], classes, names, where)]
     if len(table) <= layout.depth:
         raise UserError(
             f"{where} has {len(table)} rows; expected at least {layout.depth + 1}, because a "
@@ -193,7 +198,7 @@ def _open_table(source: Path, preprocessing: Preprocessing, names: Names | None)
     return RawInputs(
         ArrayInputs(inputs, adapter, preprocessing, where, layout.depth),
         tuple(map(str, rows)),
-        None if targets is None else [(text,) for text in targets[layout.depth :]],
+        None if targets is None else targets[layout.depth :],
     )
 
 
@@ -232,7 +237,8 @@ def _problem_of_targets(
 ) -> str:
     """Return why an array y has no targets of the samples; "" if it has."""
     left_out = f"targets are left out, because y has shape {y.shape}"
-    if y.dtype.kind not in "iufb":
+    has_names = preprocessing.classes is not None and are_texts(y)
+    if y.dtype.kind not in "iufb" and not has_names:
         return f"targets are left out, because y is of type {y.dtype}, not numbers"
     if not y.shape or len(y) != count:
         return f"{left_out} for {count:,} samples"
@@ -250,6 +256,8 @@ def _target_texts(
     if preprocessing.classes is None:
         return [tuple(f"{value:.6g}" for value in row) for row in y.reshape(len(y), -1)]
     classes = Classes(preprocessing.classes)
+    if are_texts(y):
+        return [(name,) for name in _names_of_texts(list(map(str, y.flat)), classes, names, where)]
     labels = labels_in(y, where, names)
     return [(name,) for name in classes.names_of(labels, where, _example)]
 
@@ -258,6 +266,9 @@ def _names_of_texts(
     texts: Sequence[str], classes: Classes, names: Names | None, where: str
 ) -> list[str]:
     """Return the names of the classes of labels in a table; "" for text that is no label."""
+    if not any(map(_is_whole, texts)):
+        indices = [classes.find(text) for text in texts]
+        return ["" if index is None else classes.name(index) for index in indices]
     numbers = [float(text) if _is_whole(text) else None for text in texts]
     known = np.array([number for number in numbers if number is not None], np.float64)
     found = iter(classes.names_of(labels_in(known, where, names), where, _example))

@@ -99,7 +99,7 @@ def _add_predictions(graph: OnnxGraph, contents: ModelContents, z: str, output: 
         z = graph.add("Softmax", z, axis=1)
     elif targets == "binary":
         z = _add_sigmoid(graph, z)
-    if (preprocessing.target_scale, preprocessing.target_offset) != (1.0, 0.0):
+    if preprocessing.has_target_unit:
         z = graph.add("Mul", z, graph.constant("scale", preprocessing.target_scale))
         z = graph.add("Add", z, graph.constant("offset", preprocessing.target_offset))
     graph.add("Identity", z, output=output)

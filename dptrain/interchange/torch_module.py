@@ -22,6 +22,8 @@ from dptrain.interchange.safetensors_files import write_arrays
 from dptrain.interchange.torch_layers import Code, code_of
 from dptrain.network.network import INPUT, Network
 
+Numbers = float | tuple[float, ...]
+
 _NAMES = """
 T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double
 dump_patches eval extra_repr float forward get_buffer get_extra_state get_parameter
@@ -301,7 +303,11 @@ def _prediction(contents: ModelContents) -> Iterator[str]:
     yield "return x"
 
 
-def _scaling(scale: float, offset: float) -> Iterator[str]:
+def _scaling(scale: Numbers, offset: Numbers) -> Iterator[str]:
+    if isinstance(scale, tuple) or isinstance(offset, tuple):
+        yield f"x = x * torch.tensor({scale!r}, device=x.device)"
+        yield f"x = x + torch.tensor({offset!r}, device=x.device)"
+        return
     if scale != 1.0:
         yield f"x = x * {scale!r}"
     if offset != 0.0:

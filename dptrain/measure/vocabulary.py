@@ -379,8 +379,10 @@ TRAINING = (
          "probable ones; for more than ten classes."),
     Term("test_auc", "1", "Area under the ROC curve on the test data; with several classes the "
          "mean over the classes, each against all others. For up to 100 classes."),
-    Term("test_mean_f1", "1", "Mean over the classes of F1, the harmonic mean of precision and "
-         "recall, on the test data."),
+    Term("test_mean_f1", "1", "Mean over the classes, or labels, of F1, the harmonic mean of "
+         "precision and recall, on the test data."),
+    Term("test_label_accuracy", "1", "Mean over the labels of the share of test samples for which "
+         "the label is predicted correctly, if a sample may have several labels."),
     Term("test_mae", "", "Mean absolute error on the test data, in the unit of the data."),
     Term("test_rmse", "", "Root mean square error on the test data, in the unit of the data."),
     Term("test_r2", "1", "Coefficient of determination on the test data: 1 − sum of squared errors "

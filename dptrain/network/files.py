@@ -91,8 +91,9 @@ def get_network(
 
     Args:
         name_or_path: a name in `dptrain.network.zoo.NETWORKS`, ``mlp-A-B-C`` for a perceptron with
-            hidden layers of A, B and C units, or the path of a file that ends in ``.toml`` or
-            ``.onnx``; see `dptrain.interchange.onnx_import`.
+            hidden layers of A, B and C units, ``classifier-A-B-C`` for one that predicts classes,
+            ``multilabel-A-B-C`` for one that predicts several labels, or the path of a file that
+            ends in ``.toml`` or ``.onnx``; see `dptrain.interchange.onnx_import`.
         input_shape: (C, H, W) or (F,) of a network that is named; None for the published one.
         outputs: number of outputs of a network that is named; None for the published one.
 

@@ -366,6 +366,7 @@ class Setting:
             No stages run concurrently then.
         label_smoothing: s; in training, the target of a sample is (1 − s) onehot + s / F. 0 for
             networks that do not predict classes.
+        weighted: True if each sample of a minibatch has a weight in training.
     """
 
     batch_size: int
@@ -380,6 +381,7 @@ class Setting:
     fused: bool = True
     recompute: bool = False
     label_smoothing: float = 0.0
+    weighted: bool = False
 
     def of(self, group: Group) -> Setting:
         """Return the settings of a group: without training if it is computed as in inference."""

@@ -762,6 +762,7 @@ def make_plan(
     recompute: bool = False,
     cuts: Sequence[int] | None = None,
     label_smoothing: float = 0.0,
+    weighted: bool = False,
     passes: int = 1,
 ) -> Plan:
     """Return the plan of a network for a backend. Nothing is allocated.
@@ -782,7 +783,7 @@ def make_plan(
             that needs the least memory; if none needs less, all activations are kept.
         cuts: with `recompute`, the `cuts` of another plan of the network for the backend, which are
             used instead.
-        label_smoothing: see `Setting`.
+        label_smoothing, weighted: see `Setting`.
         passes: forward and backward passes for an update, whose gradients are added.
 
     Raises:
@@ -805,7 +806,7 @@ def make_plan(
     setting = Setting(
         batch_size, precision, dtypes.dtype, dtypes.activations, training, threads, shards,
         backend.limits, selection or KernelSelection(), fused, recompute and training,
-        label_smoothing if training else 0.0,
+        label_smoothing if training else 0.0, weighted and training,
     )  # fmt: skip
     rule = optimizer or SGD()
 
@@ -857,5 +858,6 @@ def _plan_again(
         recompute=plan.setting.recompute,
         cuts=plan.cuts,
         label_smoothing=plan.setting.label_smoothing,
+        weighted=plan.setting.weighted,
         passes=plan.passes,
     )

@@ -19,6 +19,7 @@ from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
+from dptrain.data.loading.weighting import WeightedBatches
 from dptrain.errors import UserError
 from dptrain.measure.efficiency import Baseline, Pair
 from dptrain.measure.input_times import InputTimes
@@ -90,8 +91,9 @@ def open_loader(
     shapes = data.input_shape, data.target_shape
     cached, augmentation = job.cached_samples, job.augmentation
     encode = replica.encode_windows if isinstance(replica, DeviceReplica) else None
+    batches: BatchSource
     if cached is not None:
-        return CropWindowLoader(
+        batches = CropWindowLoader(
             cached,
             sampler,
             steps,
@@ -100,17 +102,20 @@ def open_loader(
             encode=encode,
             times=times,
         )
-    return Loader(
-        images_for(replica, data.train) if job.streams_pixels else data.train,
-        sampler,
-        steps,
-        *shapes,
-        augmentation=augmentation,
-        depth=job.spec.prefetch,
-        keeps_pixels=job.streams_pixels,
-        encode=encode,
-        times=times,
-    )
+    else:
+        batches = Loader(
+            images_for(replica, data.train) if job.streams_pixels else data.train,
+            sampler,
+            steps,
+            *shapes,
+            augmentation=augmentation,
+            depth=job.spec.prefetch,
+            keeps_pixels=job.streams_pixels,
+            encode=encode,
+            times=times,
+        )
+    weights = job.sample_weights
+    return batches if weights is None else WeightedBatches(batches, sampler, weights)
 
 
 class RankAlone:
@@ -140,6 +145,7 @@ class RankAlone:
             micro_shards=micro_shards,
             recompute=job.plan.setting.recompute,
             label_smoothing=job.plan.setting.label_smoothing,
+            weighted=job.plan.setting.weighted,
             # Measured kernels are for one batch size.
             selection=job.plan.setting.selection if pass_size == job.plan.batch_size else None,
             passes=passes,

@@ -1,7 +1,8 @@
-"""The settings of the data, and of the augmentation of training images."""
+"""The settings of the data, of weights of its classes, and of the augmentation of images."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,39 @@ class DataSettings(SettingGroup[UntilRecipe, UntilStart]):
         share = recipe.validation if data == recipe.data else None
         validation = first(self.validation, share)
         return {**filled, "data": absolute(data), "validation": validation}
+
+
+def as_text(weights: Any) -> Any:
+    """Return weights in a list, an array or a mapping as a text; another value as it is.
+
+    Example:
+        >>> as_text([1, 4]), as_text({"cat": 0.5})
+        ('1,4', 'cat=0.5')
+    """
+    from dptrain.data.spec import escape
+
+    if isinstance(weights, Mapping):
+        names = {escape(str(name)): weight for name, weight in weights.items()}
+        return ",".join(f"{name}={weight}" for name, weight in names.items())
+    if not isinstance(weights, str) and hasattr(weights, "__len__"):
+        return ",".join(map(str, weights))
+    return weights
+
+
+@dataclass(frozen=True)
+class WeightSettings(SettingGroup[UntilRecipe, UntilStart]):
+    """Weights of samples in the loss."""
+
+    class_weights: str | UntilRecipe = setting(
+        "optimisation",
+        None,
+        "Weights of the classes in the training loss: balanced, in inverse proportion to their "
+        "numbers of training samples; a number for each class, such as 1,4; or names, such as "
+        "cat=4, where other classes have the weight 1.",
+        unset="",
+        otherwise="equal weights",
+        convert=as_text,
+    )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dptrain import __version__
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import CropWindowReplica, Replica
@@ -18,6 +21,7 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import AgreedError, World
 from dptrain.data import Dataset, open_data
 from dptrain.data.base import Samples
+from dptrain.data.class_weights import sample_weights
 from dptrain.data.decoding import keep_decoded
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.loading.augment_function import with_changed_samples
@@ -116,6 +120,7 @@ class Job:
         warning: one line if damaged checkpoints were skipped on resume.
         weights: on rank 0, one line about the weights with which the run begins; "" without.
         spans: on rank 0 with a run directory, which settings made which steps of the run.
+        sample_weights: (training samples,), in the loss; None if all are equal.
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
     """
@@ -146,6 +151,7 @@ class Job:
     warning: str | None = None
     weights: str = ""
     spans: Spans = field(default_factory=Spans)
+    sample_weights: NDArray[np.float64] | None = None
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
 
@@ -256,6 +262,7 @@ class _Inputs:
         shares: with which the job begins.
         is_mixed: True if ranks have different backends or precisions.
         epoch_steps: updates per epoch.
+        sample_weights: see `Job`.
     """
 
     backend: Backend
@@ -268,6 +275,7 @@ class _Inputs:
     shares: Shares
     is_mixed: bool
     epoch_steps: int
+    sample_weights: NDArray[np.float64] | None
 
 
 def assemble(
@@ -367,7 +375,7 @@ def assemble(
         augmentation=inputs.augmentation, cached_samples=cached, streams_pixels=streams,
         keeps_run=keeps_run, run=run, first_step=first_step,
         selection=selection, best=best, shares=shares,
-        is_mixed=inputs.is_mixed,
+        is_mixed=inputs.is_mixed, sample_weights=inputs.sample_weights,
         warning=None if restored is None else restored.warning, spans=spans,
         weights="".join(loaded),
     )  # fmt: skip
@@ -409,6 +417,7 @@ def _open_inputs(
     data = _with_validation(chosen, data, world)
     fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
     named = {f"data {name}": value for name, value in fingerprint.items()}
+    weights = call_on_all_ranks(world, partial(sample_weights, chosen.class_weights, data))
     agree(world, {"network": digest(network_to_dict(graph)), **named})
     if _reads_again(chosen, len(data.train)):
         with notice_if_slow("" if quiet or not world.is_rank_zero else DECODING):
@@ -431,6 +440,7 @@ def _open_inputs(
             recompute=chosen.recompute,
             cuts=cuts,
             label_smoothing=chosen.label_smoothing,
+            weighted=weights is not None,
             passes=chosen.accumulate,
         )
 
@@ -455,6 +465,7 @@ def _open_inputs(
         shares,
         is_mixed,
         epoch_steps,
+        weights,
     )
 
 

@@ -45,7 +45,7 @@ class LengthSettings(SettingGroup[UntilRecipe, UntilStart]):
         "optimisation",
         None,
         "Parameter updates; replaces --epochs.",
-        otherwise="epochs × steps per epoch",
+        otherwise="epochs × steps per epoch; from the recipe of a perceptron",
         at_least=1,
     )
     until_accuracy: float | UntilRecipe = setting(
@@ -112,7 +112,8 @@ class LengthSettings(SettingGroup[UntilRecipe, UntilStart]):
         return {
             **super().from_recipe(recipe),
             "batch_size": first(self.batch_size, recipe.batch_size),
-            "epochs": recipe.epochs if no_length else self.epochs,
+            "epochs": recipe.epochs if no_length and recipe.steps is None else self.epochs,
+            "steps": recipe.steps if no_length else self.steps,
         }
 
     def total_steps(self: LengthSettings[Known, UntilStart], epoch_steps: int) -> int:

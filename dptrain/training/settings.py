@@ -36,7 +36,7 @@ from dptrain.setting_groups import (
     settings_of,
 )
 from dptrain.toml import read_toml
-from dptrain.training.data_settings import AugmentationSettings, DataSettings
+from dptrain.training.data_settings import AugmentationSettings, DataSettings, WeightSettings
 from dptrain.training.length import LengthSettings
 from dptrain.training.parallelism import OFF, ParallelismSettings, RankSettings
 from dptrain.training.presets import find_config
@@ -154,6 +154,7 @@ class JobSettings(
     AugmentationSettings[UntilRecipe, UntilStart],
     LengthSettings[UntilRecipe, UntilStart],
     OptimizerSettings[UntilRecipe, UntilStart],
+    WeightSettings[UntilRecipe, UntilStart],
     ScheduleSettings[UntilRecipe, UntilStart],
     ParallelismSettings[UntilRecipe, UntilStart],
     OutputSettings[UntilRecipe, UntilStart],
@@ -264,7 +265,9 @@ class GivenSettings(SettingGroups[None, None]):
         """
         from dptrain.network.zoo import recipe
 
-        chosen = recipe(self.load_network() if network is None else network, self.optimizer)
+        chosen = recipe(
+            self.load_network() if network is None else network, self.optimizer, self.data
+        )
         if self.data is None and chosen.data is None:
             raise UserError(f"network '{self.network}' has no default data; try --data npz:FILE")
         filled, origins = self.from_recipe(chosen), dict(self.origins)

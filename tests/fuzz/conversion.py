@@ -84,7 +84,7 @@ def read_split(dataset: Dataset, samples: Samples) -> Split:
         (count, *dataset.target_shape), -7, np.float32 if dataset.target_shape else np.int32
     )
     samples.read(np.arange(count, dtype=np.int64), x, y)
-    return x, y
+    return x, dataset.preprocessing.to_values(y)
 
 
 def check_split(found: Split, expected: Split, tolerance: float, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -312,3 +313,30 @@ def test_parameters_in_the_memory_of_a_device(
         for name, value in alone.state.get("average", alone.parameters).items():
             scale = 3e-5 * np.abs(value).max()
             np.testing.assert_allclose(replica.parameters[name], value, rtol=0, atol=scale)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"backend": "reference", "precision": "fp64"},
+        {"backend": "reference", "precision": "fp64", "accumulate": 2},
+        {"backend": "numba", "shards": 8},
+    ],
+)
+def test_class_weights_of_the_global_minibatch(connected: World, options: dict[str, Any]) -> None:
+    """Ranks have minibatches of unequal weights, and the last one of an epoch has 3 samples."""
+    random = np.random.default_rng(5)
+    x, y = random.normal(size=(23, 2, 6, 6)).astype(np.float32), random.integers(0, 3, size=23)
+    losses, found = [], []
+    for world in (World.single(), connected):
+        trainer = Trainer(
+            NETWORK, (x, y, x, y), world=world, progress=False, batch_size=10, epochs=3,
+            validation=0.0, class_weights="1=5,2=0.3", **options,
+        )  # fmt: skip
+        trainer.fit()
+        connected.barrier()
+        losses.append(trainer.history["train_loss"])
+        found.append(np.concatenate([each.reshape(-1) for each in trainer.parameters.values()]))
+    tolerance = 0 if "shards" in options else 1e-12
+    np.testing.assert_allclose(*losses, rtol=tolerance)
+    np.testing.assert_allclose(*found, rtol=0, atol=tolerance * np.abs(found[0]).max())

@@ -159,10 +159,17 @@ def loss_blocks(threads: int) -> int:
     return max(min(ceil_div(threads, LOSS_THREADS), MAX_LOSS_BLOCKS), 1)
 
 
-def label_smoothing_of(replica: Replica) -> tuple[dict[str, int], list[np.float32]]:
-    """Return the macros of ``losses.cu``, and the last arguments of its kernels for classes."""
-    smoothing = replica.plan.setting.label_smoothing
-    return ({"SMOOTHED": 1}, [np.float32(smoothing)]) if smoothing else ({}, [])
+def loss_options(replica: Replica) -> tuple[dict[str, int], list[Any]]:
+    """Return the macros of ``losses.cu``, and the last arguments of its kernels."""
+    smoothing, weights = replica.plan.setting.label_smoothing, replica.sample_weights
+    defines, arguments = dict[str, int](), list[Any]()
+    if smoothing:
+        defines["SMOOTHED"] = 1
+        arguments.append(np.float32(smoothing))
+    if weights is not None:
+        defines["WEIGHTED"] = 1
+        arguments.append(weights)
+    return defines, arguments
 
 
 def open_device(index: int) -> Device:
@@ -345,7 +352,7 @@ class CudaBackend(Backend):
         kind, outputs, device = replica.plan.network.loss.targets, output.shape[1], replica.device
         lanes = sample_lanes(kind, outputs)
         precision = 2 if output.dtype == np.uint16 else 0
-        defines, smoothing = label_smoothing_of(replica)
+        defines, options = loss_options(replica)
         function = device.function(
             "losses.cu", LOSSES[kind], SAMPLE_LANES=lanes, PRECISION=precision, **defines
         )
@@ -359,7 +366,7 @@ class CudaBackend(Backend):
             function(
                 (loss_blocks(context.n * items), 1, 1), (LOSS_THREADS, 1, 1),
                 [*arrays, np.int32(context.n), np.int32(outputs), np.float32(context.scale),
-                 backward, *smoothing],
+                 backward, *options],
             )  # fmt: skip
 
         return run

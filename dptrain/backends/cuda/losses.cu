@@ -3,6 +3,7 @@
 //     z          (n, F)   predictions (logits), activation type
 //     labels     (n,)     int32, for softmax        target (n, F) float32, for the others
 //     dz         (n, F)   gradient, written if `backward` is not 0
+//     weights    (n,)     float32, factors of the losses of the samples, if WEIGHTED is 1
 //     loss_sums  (3,)     loss · scale, number of correct predictions, stop request
 //     scratch    (1 + gridDim.x,) uint64, 0 before the first launch
 //
@@ -33,6 +34,18 @@
 #define SMOOTHING_PARAMETER , float smoothing
 #else
 #define SMOOTHING_PARAMETER
+#endif
+
+// 1 if the last argument is a weight for each sample. Weights apply to training only.
+#ifndef WEIGHTED
+#define WEIGHTED 0
+#endif
+#if WEIGHTED
+#define WEIGHTS_PARAMETER , const float* weights
+#define WEIGHT(sample) (backward ? weights[sample] : 1.0f)
+#else
+#define WEIGHTS_PARAMETER
+#define WEIGHT(sample) 1.0f
 #endif
 
 constexpr int THREADS = 512;
@@ -144,7 +157,7 @@ __device__ inline RowMaximum row_maximum(const T* row, int outputs, int lane) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     softmax_cross_entropy(const Number* z, const int* labels, Number* dz, float* loss_sums,
                           const float* hyperparameters, PackedSum* scratch, int n, int outputs,
-                          float scale, int backward SMOOTHING_PARAMETER) {
+                          float scale, int backward SMOOTHING_PARAMETER WEIGHTS_PARAMETER) {
     wait_for_previous_kernel();
     const LaneRange lanes;
     LossSum own_sum = {0.0f, 0};
@@ -153,6 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const bool there = sample < n;
         const Number* row = z + (there ? sample : 0) * outputs;
         const int label = labels[there ? sample : 0];
+        const float weight = WEIGHT(there ? sample : 0);
         const float chosen = to_float(row[label]);
         const auto [maximum, best] = row_maximum(row, outputs, lanes.lane);
         float sum_exp = 0.0f;
@@ -161,11 +175,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         sum_exp = reduce_lanes(sum_exp, [](float a, float b) { return a + b; });
 #if SMOOTHED
         const float mean = row_mean(row, outputs, lanes.lane);
-        if (there && backward && lanes.lane == 0) own_sum.loss += smoothing * (chosen - mean);
+        if (there && backward && lanes.lane == 0)
+            own_sum.loss += weight * smoothing * (chosen - mean);
 #endif
         if (!there) continue;
         if (lanes.lane == 0) {
-            own_sum.loss += logf(sum_exp) - (chosen - maximum);
+            own_sum.loss += weight * (logf(sum_exp) - (chosen - maximum));
             own_sum.correct += best == label;
         }
         if (!backward) continue;
@@ -176,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
             const float wanted = k == label ? 1.0f : 0.0f;
 #endif
-            dz[sample * outputs + k] = from_float<Number>((share - wanted) * scale);
+            dz[sample * outputs + k] = from_float<Number>((share - wanted) * (weight * scale));
         }
     }
     reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
@@ -187,7 +202,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     negative_log_likelihood(const float* z, const float* logs, const int* labels, float* dlogs,
                             float* loss_sums, const float* hyperparameters, PackedSum* scratch,
-                            int n, int outputs, float scale, int backward SMOOTHING_PARAMETER) {
+                            int n, int outputs, float scale,
+                            int backward SMOOTHING_PARAMETER WEIGHTS_PARAMETER) {
     wait_for_previous_kernel();
     const LaneRange lanes;
     LossSum own_sum = {0.0f, 0};
@@ -195,24 +211,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int sample = first + lanes.offset;
         const bool there = sample < n;
         const int start = (there ? sample : 0) * outputs, label = labels[there ? sample : 0];
+        const float weight = WEIGHT(there ? sample : 0), factor = weight * scale;
         const RowMaximum best = row_maximum(z + start, outputs, lanes.lane);
 #if SMOOTHED
         const float mean = row_mean(z + start, outputs, lanes.lane);
         if (there && backward && lanes.lane == 0)
-            own_sum.loss += smoothing * (z[start + label] - mean);
+            own_sum.loss += weight * smoothing * (z[start + label] - mean);
 #endif
         if (!there) continue;
         if (lanes.lane == 0) {
-            own_sum.loss -= logs[start + label];
+            own_sum.loss -= weight * logs[start + label];
             own_sum.correct += best.index == label;
         }
         if (!backward) continue;
         for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES)
 #if SMOOTHED
             dlogs[start + k] =
-                -scale * ((k == label ? 1.0f - smoothing : 0.0f) + smoothing / outputs);
+                -factor * ((k == label ? 1.0f - smoothing : 0.0f) + smoothing / outputs);
 #else
-            dlogs[start + k] = k == label ? -scale : 0.0f;
+            dlogs[start + k] = k == label ? -factor : 0.0f;
 #endif
     }
     reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
@@ -223,23 +240,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     sigmoid_cross_entropy(const Number* z, const float* target, Number* dz, float* loss_sums,
                           const float* hyperparameters, PackedSum* scratch, int n, int outputs,
-                          float scale, int backward) {
+                          float scale, int backward WEIGHTS_PARAMETER) {
     wait_for_previous_kernel();
     const float factor = scale / outputs;
     const LaneRange lanes;
     LossSum own_sum = {0.0f, 0};
     for (int first = lanes.first; first < n; first += lanes.stride) {
         const int sample = first + lanes.offset;
+        const float weight = WEIGHT(sample < n ? sample : 0);
         int wrong = 0;
         for (int k = lanes.lane; k < outputs && sample < n; k += SAMPLE_LANES) {
             const int i = sample * outputs + k;
             const float value = to_float(z[i]), y = target[i];
             // This form of max(z, 0) lets NaN pass.
             const float positive = value <= 0.0f ? 0.0f : value;
-            own_sum.loss += positive - value * y + log1pf(expf(-fabsf(value)));
+            own_sum.loss += weight * (positive - value * y + log1pf(expf(-fabsf(value))));
             wrong += (value > 0.0f) != (y > 0.5f) || value != value;
             if (backward)
-                dz[i] = from_float<Number>((1.0f / (1.0f + expf(-value)) - y) * factor);
+                dz[i] = from_float<Number>((1.0f / (1.0f + expf(-value)) - y) * (weight * factor));
         }
         wrong = reduce_lanes(wrong, [](int a, int b) { return a + b; });
         own_sum.correct += sample < n && lanes.lane == 0 && wrong == 0;
@@ -252,14 +270,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     mean_squared_error(const Number* z, const float* target, Number* dz, float* loss_sums,
                        const float* hyperparameters, PackedSum* scratch, int n, int outputs,
-                       float scale, int backward) {
+                       float scale, int backward WEIGHTS_PARAMETER) {
     wait_for_previous_kernel();
     const float factor = scale / outputs;
     LossSum own_sum = {0.0f, 0};
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < n * outputs; i += gridDim.x * THREADS) {
         const float d = to_float(z[i]) - target[i];
-        own_sum.loss += d * d;
-        if (backward) dz[i] = from_float<Number>(2.0f * d * factor);
+        const float weight = WEIGHT(i / outputs);
+        own_sum.loss += weight * (d * d);
+        if (backward) dz[i] = from_float<Number>(2.0f * d * (weight * factor));
     }
     reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch);
 }

@@ -26,7 +26,7 @@ from dptrain.backends.cuda.device.message import (
 )
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.pixels import INPUTS, PixelFormat
-from dptrain.backends.replica import Kernel, Listener, Replica
+from dptrain.backends.replica import Kernel, Listener, Replica, weights_of
 from dptrain.backends.resizing import bilinear_taps
 from dptrain.batch import Batch
 from dptrain.network.layers import Shape
@@ -95,7 +95,7 @@ class _InputBuffer(NamedTuple):
 
     Attributes:
         input, target: inputs and targets as stages read them.
-        samples, numbers: see `CudaReplica`.
+        samples, numbers, sample_weights: see `CudaReplica` and `Replica`.
         stages: see `Replica`.
         update_kernels: by elements, see `Replica.update_kernel`.
     """
@@ -104,6 +104,7 @@ class _InputBuffer(NamedTuple):
     target: Array
     samples: Array | None
     numbers: Array
+    sample_weights: Array | None
     stages: list[tuple[Stage, Kernel]]
     update_kernels: dict[tuple[int, int], Kernel]
 
@@ -194,13 +195,14 @@ class CudaReplica(DeviceReplica):
             for part in self._update_parts() if self._early is not None else ():
                 self.update_kernel(part)
         return _InputBuffer(
-            self._views[INPUT], self._views[TARGET], self.samples, self.numbers, self.stages,
-            self._update_kernels,
+            self._views[INPUT], self._views[TARGET], self.samples, self.numbers,
+            self.sample_weights, self.stages, self._update_kernels,
         )  # fmt: skip
 
     def _bind_again(self) -> _InputBuffer:
         """Return the second input buffer, with stages of its own."""
         self._allocate_numbers(self.plan.batch_size)
+        self._sample_weights = self._new_sample_weights()
         self._views[INPUT], self._views[TARGET] = self._views[NEXT_INPUT], self._views[NEXT_TARGET]
         self._update_kernels = {}
         self.stages = self._bind()
@@ -212,6 +214,7 @@ class CudaReplica(DeviceReplica):
         self._input, self._target = chosen.input, chosen.target
         self._views[INPUT], self._views[TARGET] = chosen.input, chosen.target
         self.samples, self.numbers = chosen.samples, chosen.numbers
+        self._sample_weights = chosen.sample_weights
         self.stages, self._update_kernels = chosen.stages, chosen.update_kernels
 
     def _update_parts(self) -> tuple[slice, slice]:
@@ -376,6 +379,8 @@ class CudaReplica(DeviceReplica):
         self._write_hyperparameters(host.hyperparameters, host.hyperparameter_bits)
         if y is not None:
             host.targets[: y.size] = y.reshape(-1)
+        if self.sample_weights is not None:
+            host.weights[: self.context.n] = weights_of(batch)
         images, windows = None, batch.crop_windows
         if windows is None:
             nbytes = self._write_inputs(host, batch)
@@ -503,10 +508,13 @@ class CudaReplica(DeviceReplica):
             blocks, threads = staged.n, self._window_threads()
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
+        weights = self.numbers if self.sample_weights is None else self.sample_weights
         unpack((max(blocks, 1), 1, 1), (threads, 1, 1), [
             *self._source(batch, staged.n),
             words[message.targets // 4 :], target,
             np.int32(staged.n * message.target_words if staged.has_targets else 0),
+            words[message.weights // 4 :], weights.view("uint32"),
+            np.int32(staged.n * message.weight_words),
             words[message.samples // 4 :], samples.view("uint32"),
             np.int32(staged.n * message.sample_words),
             words, self.numbers.view("uint32"), self._loss_sums, np.int32(staged.always),

@@ -10,8 +10,8 @@ import numpy as np
 
 from dptrain.backends.cuda.backend import (
     LOSS_THREADS,
-    label_smoothing_of,
     loss_blocks,
+    loss_options,
     sample_lanes,
 )
 from dptrain.backends.cuda.device.device import Array
@@ -40,7 +40,7 @@ def bind_softmax_loss(
     if dz is not None:
         backward = calls.backward(described, logs, dlogs, None, dz.reshape(rows))
     lanes = sample_lanes("classes", outputs)
-    defines, smoothing = label_smoothing_of(replica)
+    defines, options = loss_options(replica)
     function = device.function(
         "losses.cu", "negative_log_likelihood", SAMPLE_LANES=lanes, PRECISION=0, **defines
     )
@@ -59,7 +59,7 @@ def bind_softmax_loss(
                 np.int32(outputs),
                 np.float32(context.scale),
                 np.int32(gradient is not None),
-                *smoothing,
+                *options,
             ],
         )
         if gradient is not None:

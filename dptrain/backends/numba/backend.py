@@ -208,10 +208,8 @@ class NumbaBackend(Backend):
         classes = kernel is losses.softmax_cross_entropy
         scratch = (losses.softmax_scratch(outputs, pool.threads),) if classes else ()
         found = np.zeros((samples, 2))
-        launch = pool.bind(
-            kernel, output, target, dz, found, *scratch, varying=(1.0, True),
-            grain=-(-losses.GRAIN // outputs),
-        )  # fmt: skip
+        bind = partial(pool.bind, grain=-(-losses.GRAIN // outputs))
+        launch = bind(kernel, output, target, dz, found, *scratch, varying=(1.0, True))
         rows, is_sharded = len(replica.context.bounds) - 1, replica.plan.setting.shards > 0
         # Double precision is rounded before micro-shards are added: other ranks add float32.
         shard_sums = np.zeros((rows, 2), np.float32) if is_sharded else replica.slot_sums
@@ -221,23 +219,23 @@ class NumbaBackend(Backend):
             losses.sum_losses, found, shard_sums, replica.context.bounds, varying=(1.0,)
         )
         add = (_bind_sum_of_shards(replica, shard_sums),) if is_sharded else ()
-        smoothing = replica.plan.setting.label_smoothing
+        smoothing, weights = replica.plan.setting.label_smoothing, replica.sample_weights
         smooth: tuple[Launch, ...] = ()
         if smoothing and gradient is not None:
             smooth = (
-                pool.bind(
-                    losses.smooth_labels, output, target, dz, found, smoothing, varying=(1.0,),
-                    grain=-(-losses.GRAIN // outputs),
-                ),
-            )  # fmt: skip
+                bind(losses.smooth_labels, output, target, dz, found, smoothing, varying=(1.0,)),
+            )
+        weigh = () if weights is None else (bind(losses.weigh_losses, dz, found, weights),)
 
         def prepare(context: Context) -> None:
             launch.set(context.n, context.scale, context.training and gradient is not None)
             for each in smooth:
                 each.set(context.n if context.training else 0, context.scale)
+            for each in weigh:
+                each.set(context.n if context.training else 0)
             total.set(rows, context.scale)
 
-        return StageKernel((launch, *smooth, total, *add), prepare)
+        return StageKernel((launch, *smooth, *weigh, total, *add), prepare)
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)

@@ -141,6 +141,16 @@ def smooth_labels(
         found[n, 0] += smoothing * (z[n, label] - total / classes)
 
 
+@kernel
+def weigh_losses(items: Items, gradient: Array, found: Array, weights: Array) -> None:
+    """Multiply the losses of the samples and their gradients by the weights."""
+    for n in range(items.start, items.stop):
+        weight = weights[n]
+        found[n, 0] *= weight
+        for k in range(gradient.shape[1]):
+            gradient[n, k] *= weight
+
+
 def softmax_scratch(classes: int, threads: int) -> NDArray[np.float64]:
     """Return scratch of at most 2 KB for each thread, or for one sample."""
     return np.zeros((threads, max(256 // classes, 1), classes))

@@ -70,14 +70,19 @@ class ReferenceBackend(Backend):
             replica.plan.network.loss.targets
         ]
         merges, smoothing = replica.plan.merges, replica.plan.setting.label_smoothing
+        weights = replica.sample_weights
 
         def run(context: Context) -> None:
             parts = []
             for start, stop in pairwise(context.bounds.tolist()):
-                loss, correct, dz = evaluate(output[start:stop], target[start:stop])
+                losses, correct, dz = evaluate(output[start:stop], target[start:stop])
                 if smoothing and context.training:
-                    loss += _smooth_labels(output[start:stop], target[start:stop], dz, smoothing)
-                parts.append(np.array([loss * context.scale, correct], sums.dtype))
+                    losses += _smooth_labels(output[start:stop], target[start:stop], dz, smoothing)
+                if weights is not None and context.training:
+                    losses *= weights[start:stop]
+                    dz *= weights[start:stop, None]
+                loss = float(np.sum(losses)) * context.scale
+                parts.append(np.array([loss, correct], sums.dtype))
                 if context.training and gradient is not None:
                     gradient[start:stop] = dz * context.scale
             for slot, total in enumerate(add_in_order(parts, merges)):
@@ -133,33 +138,38 @@ class ReferenceBackend(Backend):
         return {"sgd": sgd, "rmsprop": rmsprop}.get(rule.kind, adam)
 
 
-def _softmax(z: NDArray[Any], labels: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:
+Losses = tuple[NDArray[Any], int, NDArray[Any]]
+"""Loss of each sample, number of correct predictions, and gradients of the losses."""
+
+
+def _softmax(z: NDArray[Any], labels: NDArray[Any]) -> Losses:
     rows = np.arange(len(z))
     shifted = z - z.max(axis=1, keepdims=True)
     e = np.exp(shifted)
     total = e.sum(axis=1, keepdims=True)
-    loss = float(np.sum(np.log(total[:, 0]) - shifted[rows, labels]))
+    losses = np.log(total[:, 0]) - shifted[rows, labels]
     dz = e / total
     dz[rows, labels] -= 1
-    return loss, int(np.sum(most_probable(z) == labels)), dz
+    return losses, int(np.sum(most_probable(z) == labels)), dz
 
 
 def _smooth_labels(
     z: NDArray[Any], labels: NDArray[Any], dz: NDArray[Any], smoothing: float
-) -> float:
-    """Change the gradient to that of smoothed labels; return the change of the loss."""
+) -> NDArray[Any]:
+    """Change the gradients to those of smoothed labels; return the changes of the losses."""
     rows = np.arange(len(z))
     dz -= smoothing / z.shape[1]
     dz[rows, labels] += smoothing
-    return smoothing * float(np.sum(z[rows, labels] - z.mean(axis=1)))
+    change: NDArray[Any] = smoothing * (z[rows, labels] - z.mean(axis=1))
+    return change
 
 
-def _binary(z: NDArray[Any], y: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:
+def _binary(z: NDArray[Any], y: NDArray[Any]) -> Losses:
     # log(1 + exp(−|z|)) never overflows; max(z, 0) − z y makes up the rest.
-    loss = float(np.sum(np.maximum(z, 0) - z * y + np.log1p(np.exp(-np.abs(z))))) / z.shape[1]
-    return loss, int(np.sum(are_right(z, y))), (sigmoid(z) - y) / z.shape[1]
+    losses = np.mean(np.maximum(z, 0) - z * y + np.log1p(np.exp(-np.abs(z))), axis=1)
+    return losses, int(np.sum(are_right(z, y))), (sigmoid(z) - y) / z.shape[1]
 
 
-def _squared(z: NDArray[Any], y: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:
+def _squared(z: NDArray[Any], y: NDArray[Any]) -> Losses:
     d = z - y
-    return float(np.sum(d * d)) / z.shape[1], 0, 2.0 * d / z.shape[1]
+    return np.mean(d * d, axis=1), 0, 2.0 * d / z.shape[1]

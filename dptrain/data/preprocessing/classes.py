@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.preprocessing.names import same_form
-from dptrain.errors import UserError, shown
+from dptrain.errors import UserError, shown, suggest
 from dptrain.files import MAX_TEXT_BYTES, read_regular
 from dptrain.network.losses import TargetKind
 from dptrain.network.outputs import NO_CLASS, predicted_classes
@@ -94,6 +94,56 @@ def labels_in(y: NDArray[Any], where: str, names: Names | None = None) -> Labels
     if y.size and (y.min() < -(2**62) or y.max() > 2**62):
         raise UserError(f"{where}: labels from {y.min()} to {y.max()}; expected smaller numbers")
     return Labels(y.reshape(-1).astype(np.int64), names)
+
+
+def are_texts(y: NDArray[Any]) -> bool:
+    """Return True if targets are text, the names of classes."""
+    return y.dtype.kind in "US" or (y.dtype.kind == "O" and all(isinstance(v, str) for v in y.flat))
+
+
+def coded_labels(
+    targets: Sequence[NDArray[Any]], names: Sequence[str] | None, where: str
+) -> tuple[list[NDArray[Any]], Names | None]:
+    """Return targets of text as integers, with their names; other targets as they are.
+
+    Args:
+        targets: of all splits, each (n,) or (n, 1) if it is text.
+        names: of all classes; None for the labels that occur, sorted.
+        where: name of the data, for messages.
+
+    Returns:
+        The targets, and the names of the integers; None if the targets are no text.
+
+    Raises:
+        UserError: some targets are text and others are not, or a label is not among `names`.
+
+    Example:
+        >>> coded_labels([np.array(["dog", "cat"]), np.array(["dog"])], None, "f.npz")
+        ([array([1, 0]), array([1])], {0: 'cat', 1: 'dog'})
+    """
+    if not any(map(are_texts, targets)):
+        return list(targets), None
+    for y in targets:
+        if not are_texts(y) or y.shape[1:] not in ((), (1,)):
+            raise UserError(
+                f"{where}: targets of type {y.dtype} and shape {y.shape}, but others are text; "
+                "expected one name of a class per sample"
+            )
+    texts = [list(map(_as_text, y.reshape(-1).tolist())) for y in targets]
+    found = sorted({text for each in texts for text in each})
+    known = names_from(found if names is None else list(names), f"the labels of {where}")
+    codes = {name: label for label, name in known.items()}
+    for text in found:
+        if text not in codes:
+            raise UserError(
+                f"{where}: label '{shown(text)}' is no class; expected {listed(list(codes))}"
+                + suggest(text, codes)
+            )
+    return [np.array([codes[text] for text in each], np.int64) for each in texts], known
+
+
+def _as_text(label: str | bytes) -> str:
+    return same_form(label.decode("utf-8", "replace") if isinstance(label, bytes) else label)
 
 
 def check_numbers(y: NDArray[Any], where: str) -> None:

@@ -55,11 +55,13 @@ class Preprocessing:
         fit: ``resize`` images to the network's input, or ``crop`` their centre.
         columns: names of a table's input columns, in the order of the inputs.
         mean, deviation: of the training rows, one number for each column.
-        target: name of the predicted column; "" if there is none.
+        target: name of the predicted column; "" if there is none, or several.
+        targets: names of several predicted columns, in the order of the outputs.
         horizon: rows from the inputs to the predicted value.
         lags: rows of a table's sample, as `RowLayout.lags`; () if a sample is one row.
         positions: of the sensors that the columns are, as `RowLayout.positions`; () without maps.
         target_scale, target_offset: a predicted number p means p * target_scale + target_offset.
+            They are numbers, or tuples with a number for each output.
         classes: names of the classes, in the order of the labels; None for values.
         magnitude: largest magnitude of a raw number of the training data; 0 if it is not known.
         source: the data set that the network was trained on, for messages. It and `magnitude` take
@@ -86,11 +88,12 @@ class Preprocessing:
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     target: str = ""
+    targets: tuple[str, ...] = ()
     horizon: int = 0
     lags: tuple[int, ...] = ()
     positions: tuple[float, ...] = ()
-    target_scale: float = 1.0
-    target_offset: float = 0.0
+    target_scale: float | tuple[float, ...] = 1.0
+    target_offset: float | tuple[float, ...] = 0.0
     classes: tuple[str, ...] | None = None
     magnitude: float = field(default=0.0, compare=False)
     source: str = field(default="", compare=False)
@@ -118,7 +121,7 @@ class Preprocessing:
         """
         names = [field.name for field in dataclasses.fields(cls)]
         if isinstance(values, Mapping):  # Older models may lack these keys.
-            values = {"lags": [], "positions": [], "magnitude": 0.0, **values}
+            values = {"lags": [], "positions": [], "targets": [], "magnitude": 0.0, **values}
         if not isinstance(values, Mapping) or set(values) != set(names):
             found = ", ".join(map(str, values)) if isinstance(values, Mapping) else repr(values)
             raise UserError(f"{where} has the keys {found}; expected {', '.join(names)}")
@@ -302,6 +305,11 @@ class Preprocessing:
             )
 
     @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the predicted columns of a table."""
+        return self.targets or (self.target,)
+
+    @property
     def rows(self) -> RowLayout:
         """How rows of a table become samples."""
         return RowLayout(len(self.columns), self.lags, self.input_shape, self.positions)
@@ -334,8 +342,7 @@ class Preprocessing:
         where = "the input"
         if self.kind == "table":
             array = self._samples_of(_rows_of(raw, self.columns, where), where)
-            self.check(array.shape[1:], array.dtype, where)
-            x = self.rows.arrange(self.standardise(array))
+            x = self.prepared_rows(array, where)
             self.check_values(x, range(len(x)), where)
             return x
         if isinstance(raw, Sequence) and not isinstance(raw, str):
@@ -349,6 +356,16 @@ class Preprocessing:
         array = channels_first(array, where, self.stored_shape or self.input_shape)
         self.check_size(array.shape[1:], array.dtype, where)
         return self._convert(array, where)
+
+    def prepared_rows(self, rows: Any, where: str) -> NDArray[np.float32]:
+        """Return the network's inputs for rows of a table, or for samples of several rows.
+
+        Args:
+            rows: (n, F), or (n, 1, L, F) for a network with lags.
+            where: name of the rows, for messages.
+        """
+        self.check(tuple(rows.shape[1:]), rows.dtype, where)
+        return self.rows.arrange(self.standardise(rows[:]))
 
     def _convert(self, array: NDArray[Any], where: str) -> NDArray[np.float32]:
         """Return the network's inputs for images or vectors, with the samples first."""
@@ -397,6 +414,8 @@ class Preprocessing:
     def output_names(self, network: Network) -> tuple[str, ...]:
         """Return a name for each output of a network that was trained with this preprocessing."""
         count, classes = network.num_outputs, self.class_list(network)
+        if len(self.targets) == count:
+            return self.targets
         if classes is not None and network.loss.targets == "classes":
             return classes.names
         if count == 1:
@@ -405,9 +424,22 @@ class Preprocessing:
 
     def to_values(self, predictions: NDArray[Any]) -> NDArray[Any]:
         """Return predicted numbers in the unit of the targets' data."""
-        if (self.target_scale, self.target_offset) == (1.0, 0.0):
+        if not self.has_target_unit:
             return predictions
-        return predictions * self.target_scale + self.target_offset
+        values: NDArray[Any] = predictions * np.array(self.target_scale) + self.target_offset
+        return values
+
+    def to_targets(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return targets as a network predicts them, for numbers in the unit of their data."""
+        if not self.has_target_unit or np.size(self.target_scale) not in (1, *values.shape[1:]):
+            return values
+        targets: NDArray[Any] = (values - np.array(self.target_offset)) / self.target_scale
+        return targets
+
+    @property
+    def has_target_unit(self) -> bool:
+        """True if targets are converted to predict them."""
+        return (self.target_scale, self.target_offset) != (1.0, 0.0)
 
 
 def _array_of(raw: Any) -> NDArray[Any]:
@@ -455,12 +487,14 @@ def _checked(name: str, value: Any, where: str) -> Any:
     elif name == "lags":
         fine = _is_list(value, int) and list(value) == sorted(set(value), reverse=True)
         fine = fine and min(value, default=0) >= 0
-    elif name in ("columns", "classes"):
+    elif name in ("columns", "classes", "targets"):
         if name == "classes" and value is None:
             return None
         fine = _is_list(value, str)
     elif name in ("white", "horizon"):
         fine = _is(value, int) and value >= (name == "white")
+    elif name in ("target_scale", "target_offset") and isinstance(value, list | tuple):
+        fine = _is_list(value, (int, float)) and all(map(math.isfinite, value))
     elif name in ("scale", "offset", "target_scale", "target_offset", "magnitude"):
         fine = _is(value, (int, float)) and math.isfinite(value)
     else:
@@ -468,7 +502,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
     if not fine:
         expected = f"; expected {' or '.join(choices)}" if choices else ""
         raise UserError(f"{where} has {name} = {str(value)[:80]!r}, which is not valid{expected}")
-    if name in ("columns", "classes", "target"):
+    if name in ("columns", "classes", "target", "targets"):
         return same_form(value) if isinstance(value, str) else tuple(map(same_form, value))
     return tuple(value) if isinstance(value, list | tuple) else value
 

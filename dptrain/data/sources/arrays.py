@@ -6,8 +6,9 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,16 @@ from dptrain.data.assembly import (
     make_dataset,
     preprocessing_for,
     split_rows,
+    with_target_unit,
 )
 from dptrain.data.base import Dataset
-from dptrain.data.preprocessing.classes import Names, labels_in, names_from, read_names
+from dptrain.data.preprocessing.classes import (
+    Names,
+    coded_labels,
+    labels_in,
+    names_from,
+    read_names,
+)
 from dptrain.data.preprocessing.layout import channels_first
 from dptrain.data.preprocessing.names import find_path
 from dptrain.data.preprocessing.scale import check_against_training, common_scale
@@ -190,7 +198,16 @@ def dataset_of_pairs(
     }
     x, y = next(iter(checked.values()))
     sample = tuple(x.shape[1:])
-    request = adapt_request(request, sample, [y for _, y in checked.values()], where, names=names)
+    if saved is not None and saved.kind == "table":
+        checked = {tail: (saved.prepared_rows(x, where), y) for tail, (x, y) in checked.items()}
+        x, _ = next(iter(checked.values()))
+    known = all_names(request, names)
+    targets, texts = coded_labels([y for _, y in checked.values()], known, where)
+    checked = {tail: (inputs, targets[i]) for i, (tail, (inputs, _)) in enumerate(checked.items())}
+    y = targets[0]
+    if texts is not None:
+        request = replace(request, names=texts)
+    request = adapt_request(request, sample, targets, where, names=names)
     scale, notes = None, tuple[str, ...]()
     if saved is None:
         scale, notes = common_scale({f"x{tail}": x for tail, (x, _) in checked.items()}, where)
@@ -213,13 +230,27 @@ def dataset_of_pairs(
         splits[0],
         splits[1],
         validation=splits[2] if len(splits) == 3 else None,
-        preprocessing=preprocessing_for(request, sample, x.dtype, scale=scale),
+        preprocessing=with_target_unit(
+            request,
+            preprocessing_for(request, sample, x.dtype, scale=scale),
+            splits[0].targets[splits[0].rows],
+            where,
+        ),
         origin=where if where.startswith("the ") else f"arrays of {where}",
         where=where,
         has_split="" not in checked,
         lazy=lazy,
         notes=(unused, *notes) if unused else notes,
     )
+
+
+def all_names(request: Request, names: Names | None) -> Sequence[str] | None:
+    """Return the names of all classes, if the model, the user or the data states them."""
+    saved = request.preprocessing
+    if saved is not None:
+        return saved.classes
+    names = names if request.names is None else request.names
+    return None if names is None else list(names.values())
 
 
 def _labels(y: NDArray[Any], network: Network, where: str) -> NDArray[Any] | None:

@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,8 +93,43 @@ def read_header(path: Path) -> Header:
         return rows.header
 
 
-def read_columns(path: Path, names: Sequence[str]) -> NDArray[np.float64]:
+class Labels:
+    """Labels of a column, which are text, as numbers in the order in which they appear.
+
+    Attributes:
+        found: the labels.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, int] = {}
+
+    def __call__(self, text: str) -> float:
+        text = text.strip()
+        if not text:
+            raise ValueError
+        return float(self.found.setdefault(text, len(self.found)))
+
+    def texts(self, numbers: NDArray[np.float64]) -> NDArray[np.str_]:
+        """Return the labels of numbers."""
+        return np.array(list(self.found))[numbers.astype(np.int64)]
+
+
+def has_text(path: Path, name: str) -> bool:
+    """Return True if the first cell of a column is no number."""
+    with _opened(path) as rows:
+        index = rows.header.index(name)
+        return not _is_number(next(rows.rows)[index])
+
+
+def read_columns(
+    path: Path, names: Sequence[str], labels: Labels | None = None
+) -> NDArray[np.float64]:
     """Return columns of a CSV file by name, float64 (rows, columns).
+
+    Args:
+        path: of the file.
+        names: of the columns.
+        labels: converts the last column, which is text; None if it has numbers.
 
     Raises:
         UserError: the file is damaged, lacks a column, or a cell of these columns is no number.
@@ -102,11 +137,14 @@ def read_columns(path: Path, names: Sequence[str]) -> NDArray[np.float64]:
     values = array("d")
     with _opened(path) as rows:
         indices = [rows.header.index(name) for name in names]
+        convert = [_number] * (len(indices) - 1) + [labels or _number]
+        parts = list(zip(indices, convert, strict=True))
         for row in rows.rows:
             try:
-                values.extend([_number(row[index]) for index in indices])
+                values.extend([number(row[index]) for index, number in parts])
             except ValueError:
-                bad = next(index for index in indices if not _is_number(row[index]))
+                wrong = [i for i, number in parts if number is _number and not _is_number(row[i])]
+                bad = [*wrong, indices[-1]][0]
                 raise UserError(
                     f"{path}, line {rows.lines}, column {shown(rows.header.names[bad])} is "
                     f"'{shown(row[bad])}'; expected a finite number"
@@ -114,14 +152,17 @@ def read_columns(path: Path, names: Sequence[str]) -> NDArray[np.float64]:
     return np.frombuffer(values, np.float64).reshape(-1, len(indices))
 
 
-def read_numeric_columns(path: Path, target: str) -> NumericColumns:
+def read_numeric_columns(
+    path: Path, targets: Sequence[str], labels: Labels | None = None
+) -> NumericColumns:
     """Return all columns that have a number in every row.
 
-    Columns without any number, and columns without a name except the target, are left out.
+    Columns without any number, and columns without a name except the targets, are left out.
 
     Args:
         path: of the file.
-        target: name of a column that must have numbers.
+        targets: names of columns that must have numbers.
+        labels: converts the only target, which is text; None if it has numbers.
 
     Raises:
         UserError: the file is damaged, or a column has numbers in some of its rows only.
@@ -129,27 +170,31 @@ def read_numeric_columns(path: Path, target: str) -> NumericColumns:
     values, bad, mixed = array("d"), dict[int, Cell](), set[int]()
     with _opened(path) as rows:
         header = rows.header
-        own = header.index(target)
+        own = {header.index(name) for name in targets}
         is_named = [_NO_NAME.fullmatch(name) is None for name in header.names]
-        is_named[own] = True
+        for index in own:
+            is_named[index] = True
         used = [index for index, named in enumerate(is_named) if named]
         numeric, first = used, True
+        convert = [_number] * len(header.names)
+        if labels is not None:
+            convert[min(own)] = labels
         for row in rows.rows:
             try:
-                values.extend([_number(row[index]) for index in numeric])
+                values.extend([convert[index](row[index]) for index in numeric])
             except ValueError:
-                wrong = [index for index in numeric if not _is_number(row[index])]
+                wrong = [index for index in numeric if not _converts(convert[index], row[index])]
                 bad.update((index, (rows.lines, row[index])) for index in wrong)
                 numeric = [index for index in numeric if index not in bad]
                 if first:
-                    values.extend([_number(row[index]) for index in numeric])
+                    values.extend([convert[index](row[index]) for index in numeric])
                 else:
                     mixed.update(wrong)
             if len(bad) > len(mixed) and not first:
                 mixed.update(i for i in bad.keys() - mixed if _is_number(row[i]))
             first = False
-    if own in bad or mixed:
-        raise _not_numeric(header, {own} & bad.keys() | mixed, bad, numeric, target)
+    if own & bad.keys() or mixed:
+        raise _not_numeric(header, own & bad.keys() | mixed, bad, numeric, own)
     nameless = [index for index, named in enumerate(is_named) if not named]
     blank = f"{rows.blank:,} blank lines are left out" if rows.blank else ""
     notes = (_nameless_note(header, nameless), _text_note(header, bad), blank)
@@ -228,18 +273,18 @@ def _refuse_other_separators(names: Sequence[str], path: Path) -> None:
 
 
 def _not_numeric(
-    header: Header, wrong: set[int], bad: dict[int, Cell], numeric: Sequence[int], target: str
+    header: Header, wrong: set[int], bad: dict[int, Cell], numeric: Sequence[int], own: set[int]
 ) -> UserError:
-    """Return the error for columns that have numbers in some rows only, or for the target."""
+    """Return the error for columns that have numbers in some rows only, or for targets."""
     found = [
         f"line {bad[index][0]}, column {shown(header.names[index], 40)} is "
         f"'{shown(bad[index][1], 40)}'"
         for index in sorted(wrong)
     ]
     more = f" and {len(found) - 4} more columns" if len(found) > 4 else ""
-    names = [header.names[index] for index in numeric if header.names[index] != target]
+    names = [header.names[index] for index in numeric if index not in own]
     hint, written = "", (escape(name, ampersands=True) for name in names)
-    if 0 < len(names) <= _MOST_NAMED and header.names.index(target) not in wrong:
+    if 0 < len(names) <= _MOST_NAMED and not own & wrong:
         hint = f", or leave out these columns with columns={','.join(written)}"
     return UserError(
         f"{header.path}, {'; '.join(found[:4])}{more}; expected a finite number in every row{hint}"
@@ -278,8 +323,12 @@ def _number(text: str) -> float:
 
 
 def _is_number(text: str) -> bool:
+    return _converts(_number, text)
+
+
+def _converts(convert: Callable[[str], float], text: str) -> bool:
     try:
-        _number(text)
+        convert(text)
     except ValueError:
         return False
     return True

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from dptrain.data import open_data
 from dptrain.data.base import Dataset
-from dptrain.data.preprocessing.classes import listed, names_from
+from dptrain.data.preprocessing.classes import are_texts, listed, names_from
 from dptrain.data.preprocessing.layout import as_numbers, channels_first
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.sources.arrays import (
@@ -188,7 +188,7 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
     arrays = _array_pairs(data)
     if arrays is not None:
         return {
-            tail: (as_numbers(x, f"x{tail}"), as_numbers(y, f"y{tail}"))
+            tail: (as_numbers(x, f"x{tail}"), as_targets(y, f"y{tail}"))
             for tail, (x, y) in arrays.items()
         }
     train, test = getattr(data, "train", None), getattr(data, "test", None)
@@ -208,7 +208,7 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
             (x, y), *others = inner.values()
             if others:
                 raise UserError(f"data.{tail[1:]} has several splits; expected (x, y)")
-            pairs[tail] = as_numbers(x, f"x{tail}"), as_numbers(y, f"y{tail}")
+            pairs[tail] = as_numbers(x, f"x{tail}"), as_targets(y, f"y{tail}")
         else:
             name = f"data.{tail[1:]}" if tail else "the data"
             pairs[tail] = _read_samples(request, part, name, len(parts))
@@ -252,7 +252,7 @@ def _read_samples(request: Request, samples: Any, where: str, splits: int) -> Pa
     fits = size <= cache_limit_bytes(request.ranks_per_node)
     known = getattr(samples, "targets", None)
     if known is not None and hasattr(known, "__len__") and len(known) == count and not fits:
-        return inputs, as_numbers(known, f"the targets of {where}")
+        return inputs, as_targets(known, f"the targets of {where}")
     stored = np.empty((count, *first.shape), first.dtype) if fits else None
     targets = []
     for row in range(count):
@@ -262,8 +262,17 @@ def _read_samples(request: Request, samples: Any, where: str, splits: int) -> Pa
         targets.append(np.asarray(y))
     if len({target.shape for target in targets}) > 1:
         raise UserError(f"{where} has targets of different shapes; expected equal ones")
-    y = as_numbers(np.stack(targets), f"the targets of {where}")
+    y = as_targets(np.stack(targets), f"the targets of {where}")
     return (inputs if stored is None else stored), y
+
+
+def as_targets(y: Any, where: str) -> NDArray[Any]:
+    """Return an array of numbers, or of text, from an object that NumPy understands."""
+    try:
+        array: NDArray[Any] = np.asarray(y)
+    except (TypeError, ValueError, RuntimeError):
+        return as_numbers(y, where)
+    return array if are_texts(array) else as_numbers(array, where)
 
 
 def _pair_of(sample: Any, where: str) -> tuple[Any, Any]:

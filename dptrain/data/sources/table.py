@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.adaptation import adapt_request, class_names
-from dptrain.data.assembly import RawSplit, make_dataset
+from dptrain.data.adaptation import adapt_request, class_names, classifier_for
+from dptrain.data.assembly import RawSplit, make_dataset, with_target_unit
 from dptrain.data.base import Dataset
+from dptrain.data.preprocessing.classes import coded_labels
 from dptrain.data.preprocessing.names import same_form
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.preprocessing.rows import RowLayout, RowSamples
 from dptrain.data.preprocessing.sensor_maps import positions_of, read_positions
+from dptrain.data.sources.arrays import all_names
 from dptrain.data.sources.csv_file import (
     Header,
+    Labels,
+    has_text,
     list_some,
     read_columns,
     read_header,
@@ -81,14 +87,29 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     saved = request.preprocessing
     if saved is not None:
         check_takes_tables(saved, str(path))
-    target, horizon, lags = _target(request, path), _horizon(request), lags_of(request)
+    targets, horizon, lags = _targets(request, path), _horizon(request), lags_of(request)
+    described = ", ".join(map(shown, targets))
     known, others = None if sensors is None else read_positions(sensors), list[str]()
     reads_ahead = horizon + min(lags, default=0) > 0
     inputs = _chosen_columns(request) if saved is None else saved.columns
     if known is not None and inputs is None and "columns" not in request.options:
-        inputs = tuple(name for name in known if reads_ahead or name != target)
-        others = [name for name in read_header(path).names if name not in (*known, target)]
-    inputs, table, notes = _read_table(path, target, inputs, request.options.get("columns") == "*")
+        inputs = tuple(name for name in known if reads_ahead or name not in targets)
+        others = [name for name in read_header(path).names if name not in (*known, *targets)]
+    texts, predicts_values = None, request.network.loss.targets == "values"
+    if len(targets) == 1 and not predicts_values and has_text(path, targets[0]):
+        texts = Labels()
+    with_target = request.options.get("columns") == "*"
+    try:
+        inputs, table, notes = _read_table(path, targets, inputs, with_target, texts)
+    except UserError as error:
+        if predicts_values and any(has_text(path, name) for name in targets):
+            better = classifier_for(request.network)
+            raise UserError(f"{error}; to predict classes, use {better}") from None
+        raise
+    width = len(targets)
+    y: NDArray[Any] = table[horizon:, -1] if width == 1 else table[horizon:, -width:]
+    if texts is not None:
+        request, y = _with_names(request, texts.texts(y), str(path))
     positions = () if saved is None else saved.positions
     if known is not None and sensors is not None:
         positions = positions_of(known, inputs, sensors)
@@ -97,30 +118,37 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
                 f"{sensors} has other positions than the model was trained with; use "
                 f"csv:{escape(str(path), commas=False)}, which is evaluated with those of the model"
             )
-    if not reads_ahead and target in inputs:
+    own = next((name for name in targets if name in inputs), None)
+    if texts is not None and own is not None:
+        raise UserError(f"{path}: column {shown(own)} is text and cannot be an input")
+    if not reads_ahead and own is not None:
         raise UserError(
-            f"{path}: column {shown(target)} is its own input; expected a horizon of 1 or more, or "
+            f"{path}: column {shown(own)} is its own input; expected a horizon of 1 or more, or "
             "lags without 0"
         )
-    request = _adapt(request, table[horizon:, -1], len(inputs), lags, positions, str(path))
+    request = _adapt(request, y, len(inputs), lags, positions, str(path))
     layout = RowLayout(len(inputs), lags, request.network.input_shape, positions)
     names = [shown(name) for name in inputs]
-    where = f"{path} ({len(names)} input columns: {list_some(names)}; target {shown(target)})"
+    where = f"{path} ({len(names)} input columns: {list_some(names)}; target {described})"
     layout.check(where)
     spans = _spans(path, len(table), horizon, layout.depth, split=request.split)
     last = _first_test_row(len(table)) - horizon
-    preprocessing = saved or _standardising(request, table[:last, :-1], inputs, target, layout)
-    x = preprocessing.standardise(table[: len(table) - horizon, :-1])
+    preprocessing = saved or with_target_unit(
+        request,
+        _standardising(request, table[:last, :-width], inputs, targets, layout),
+        y[slice(*spans[0])],
+        where,
+    )
+    x = preprocessing.standardise(table[: len(table) - horizon, :-width])
     stored = x if layout.is_plain else RowSamples(x, layout)
-    train, test = (RawSplit(stored, table[horizon:, -1], np.arange(*span)) for span in spans)
+    train, test = (RawSplit(stored, y, np.arange(*span)) for span in spans)
     rows = "" if layout.is_plain else f" of {layout}" if lags and not positions else f" as {layout}"
     return make_dataset(
         request,
         train,
         test,
         preprocessing=preprocessing,
-        origin=f"{path}, {len(names)} columns{rows} standardised, {shown(target)} {horizon} rows "
-        "ahead",
+        origin=f"{path}, {len(names)} columns{rows} standardised, {described} {horizon} rows ahead",
         where=where,
         has_split=False,
         gap=horizon + layout.depth or None,
@@ -128,9 +156,15 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     )
 
 
+def _with_names(request: Request, texts: NDArray[Any], where: str) -> tuple[Request, NDArray[Any]]:
+    """Return the request with the names of labels that are text, and the labels as integers."""
+    (y,), names = coded_labels([texts], all_names(request, None), where)
+    return replace(request, names=names), y
+
+
 def _adapt(
     request: Request,
-    targets: NDArray[np.float64],
+    targets: NDArray[Any],
     columns: int,
     lags: Sequence[int],
     positions: Sequence[float],
@@ -157,10 +191,11 @@ def linear_network(request: Request) -> Network:
     path = request.existing("file")
     inputs, everything = _chosen_columns(request), request.options.get("columns") == "*"
     if inputs is None:
-        inputs, _, _ = _read_table(path, _target(request, path), None, everything)
+        inputs, _, _ = _read_table(path, _targets(request, path), None, everything)
     layout = RowLayout(len(inputs), lags_of(request), ())
     width = layout.num_rows * layout.num_columns
-    return Network((width,), [Dense(1)], loss=MeanSquaredError(), name="linear")
+    outputs = len(_targets(request, path))
+    return Network((width,), [Dense(outputs)], loss=MeanSquaredError(), name="linear")
 
 
 def _chosen_columns(request: Request) -> tuple[str, ...] | None:
@@ -179,30 +214,36 @@ def _chosen_columns(request: Request) -> tuple[str, ...] | None:
 
 
 def _read_table(
-    path: Path, target: str, inputs: tuple[str, ...] | None, with_target: bool
+    path: Path,
+    targets: Sequence[str],
+    inputs: tuple[str, ...] | None,
+    with_target: bool,
+    labels: Labels | None = None,
 ) -> tuple[tuple[str, ...], NDArray[np.float64], tuple[str, ...]]:
-    """Return the names of the input columns, their numbers and the target's, and notes.
+    """Return the names of the input columns, their numbers and those of the targets, and notes.
 
     Args:
         path: of the table.
-        target: name of the predicted column.
+        targets: names of the predicted columns.
         inputs: names of the input columns; None for all numeric ones.
-        with_target: True if the target is one of all numeric columns.
+        with_target: True if the targets are among all numeric columns.
+        labels: converts the only target, which is text; None if it has numbers.
 
     Returns:
-        The numbers are float64 (rows, columns), and those of the target are the last column.
+        The numbers are float64 (rows, columns), and those of the targets are the last columns.
     """
     if inputs is not None:
-        return inputs, read_columns(path, (*inputs, target)), ()
-    found = read_numeric_columns(path, target)
-    inputs = tuple(name for name in found.names if with_target or name != target)
+        return inputs, read_columns(path, (*inputs, *targets), labels), ()
+    found = read_numeric_columns(path, targets, labels)
+    inputs = tuple(name for name in found.names if with_target or name not in targets)
     header = Header(found.names, path)
     if not inputs:
         notes = "".join(f"; {note}" for note in found.notes)
+        named = ", ".join(map(shown, targets))
         raise UserError(
-            f"{path} has no numeric column except {shown(target)}; expected at least one{notes}"
+            f"{path} has no numeric column except {named}; expected at least one{notes}"
         )
-    values = found.values[:, [header.index(name) for name in (*inputs, target)]]
+    values = found.values[:, [header.index(name) for name in (*inputs, *targets)]]
     return inputs, values, (*found.notes, *_counting_notes(inputs, values))
 
 
@@ -277,7 +318,7 @@ def _standardising(
     request: Request,
     rows: NDArray[np.float64],
     inputs: tuple[str, ...],
-    target: str,
+    targets: tuple[str, ...],
     layout: RowLayout,
 ) -> Preprocessing:
     """Return preprocessing that standardises by the training rows, (n, F)."""
@@ -299,7 +340,8 @@ def _standardising(
         columns=inputs,
         mean=tuple(mean.tolist()),
         deviation=tuple(np.where(varies, deviation, 1.0).tolist()),
-        target=target,
+        target=targets[0] if len(targets) == 1 else "",
+        targets=targets if len(targets) > 1 else (),
         horizon=_horizon(request),
         lags=layout.lags,
         positions=layout.positions,
@@ -308,24 +350,26 @@ def _standardising(
     )
 
 
-def _target(request: Request, path: Path) -> str:
-    """Return the name of the target column: from the options, else from the model."""
-    saved = request.preprocessing
-    given = request.options.get("target")
-    given = None if given is None else same_form(unescape(given).strip())
-    if given is None and saved is not None:
-        return saved.target
-    if given is None:
+def _targets(request: Request, path: Path) -> tuple[str, ...]:
+    """Return the names of the target columns: from the options, else from the model."""
+    saved, option = request.preprocessing, request.options.get("target")
+    if option is None and saved is not None:
+        return saved.target_names
+    if option is None:
         names = read_header(path).names
         raise UserError(
             f"{request.text} names no column to predict; expected {request.text}?target=COLUMN, "
             f"with one of {', '.join(shown(name, 40) for name in names[:20])}"
             + (f" and {len(names) - 20} more columns" if len(names) > 20 else "")
         )
-    if saved is not None and saved.target not in ("", given):
+    given = tuple(same_form(unescape(name).strip()) for name in option.split(","))
+    for name in given:
+        if given.count(name) > 1:
+            raise UserError(f"{request.text}: target has '{shown(name)}' more than once")
+    if saved is not None and saved.target_names not in (("",), given):
         raise UserError(
-            f"{request.text}: target is '{shown(given)}', but the network was trained to predict "
-            f"'{shown(saved.target)}'; leave it out"
+            f"{request.text}: target is '{shown(', '.join(given))}', but the network was trained "
+            f"to predict '{shown(', '.join(saved.target_names))}'; leave it out"
         )
     return given
 

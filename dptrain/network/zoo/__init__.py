@@ -16,6 +16,7 @@ from dptrain.network.zoo.recipes import (
     BINARY,
     CLASSES,
     LAYER_RATES,
+    TABLES,
     VALUES,
     Entry,
     Recipe,
@@ -32,8 +33,12 @@ NETWORKS: Mapping[str, Entry] = MappingProxyType(
         **studies.PERCEPTRONS,
     }
 )
-"""The networks by name. ``mlp-A-B-C`` with any positive numbers is a network as well. Each is a
-function of the shape of its input and of its number of outputs."""
+"""The networks by name. ``mlp-A-B-C``, ``classifier-A-B-C`` and ``multilabel-A-B-C`` with any
+positive numbers are networks as well. Each is a function of the shape of its input and of its
+number of outputs."""
+
+
+_WIDTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def build_network(
@@ -42,7 +47,8 @@ def build_network(
     """Build the network called `name`; `dptrain.get_network` also reads files.
 
     Args:
-        name: one of `NETWORKS`, or ``mlp-`` and the widths of the hidden layers.
+        name: one of `NETWORKS`, or ``mlp-``, ``classifier-`` or ``multilabel-`` and the widths of
+            the hidden layers.
         input_shape: (C, H, W) or (F,); None for that of the published network.
         outputs: number of outputs; None for that of the published network.
 
@@ -51,17 +57,19 @@ def build_network(
     """
     if name in NETWORKS:
         return NETWORKS[name].build(input_shape, outputs)
-    if re.fullmatch(r"mlp(-[1-9][0-9]{0,8})+", name):
-        entry = studies.perceptron([int(width) for width in name.split("-")[1:]])
+    kind, *widths = name.split("-")
+    if kind in studies.KINDS and widths and all(map(_WIDTH.fullmatch, widths)):
+        entry = studies.perceptron([int(width) for width in widths], kind)
         return entry.build(input_shape, outputs)
     names = [known for known in NETWORKS if not known.startswith("mlp-")]
     raise UserError(
-        f"no network '{shown(name)}'; expected {', '.join(names)}, mlp-A-B-C, or the path of a "
-        f"file that ends in .toml or .onnx{suggest(name, NETWORKS)}"
+        f"no network '{shown(name)}'; expected {', '.join(names)}, mlp-A-B-C, "
+        "classifier-A-B-C, multilabel-A-B-C, or the path of a file that ends in .toml or .onnx"
+        f"{suggest(name, NETWORKS)}"
     )
 
 
-def recipe(network: Network, optimizer: str | None = None) -> Recipe:
+def recipe(network: Network, optimizer: str | None = None, data: str | None = None) -> Recipe:
     """Return the default training settings of `network`.
 
     Args:
@@ -69,15 +77,20 @@ def recipe(network: Network, optimizer: str | None = None) -> Recipe:
         optimizer: the name of an update rule; if it is not that of the recipe, learning rate,
             momentum and weight decay are replaced by defaults for this optimizer. Adam, AdamW and
             RMSProp have the same learning rate, LARS and LAMB the same for all networks.
+        data: specification of the data; None for the data of the recipe.
     """
-    if network.name in NETWORKS:
+    if _is_perceptron(network) and data is not None and not data.startswith(str(VALUES.data)):
+        chosen = TABLES
+    elif network.name in NETWORKS:
         chosen = NETWORKS[network.name].recipe
     else:
         chosen = {"classes": CLASSES, "binary": BINARY, "values": VALUES}[network.loss.targets]
     if optimizer in (None, chosen.optimizer):
         return chosen
     if optimizer == "adamw":
-        return replace(recipe(network, "adam"), optimizer=optimizer, weight_decay=ADAMW_DECAY)
+        return replace(recipe(network, "adam", data), optimizer=optimizer, weight_decay=ADAMW_DECAY)
+    # That of AdamW multiplies the weights.
+    weight_decay = None if chosen.optimizer == "adamw" else chosen.weight_decay
     if optimizer in LAYER_RATES:
         return replace(
             chosen,
@@ -85,10 +98,10 @@ def recipe(network: Network, optimizer: str | None = None) -> Recipe:
             learning_rate=LAYER_RATES[optimizer],
             momentum=CLASSES.momentum if optimizer == "lars" else 0.0,
             nesterov=False,
-            weight_decay=ADAMW_DECAY if optimizer == "lamb" else chosen.weight_decay,
+            weight_decay=ADAMW_DECAY if optimizer == "lamb" else weight_decay,
         )
     if optimizer == "rmsprop":
-        return replace(recipe(network, "adam"), optimizer=optimizer)
+        return replace(recipe(network, "adam", data), optimizer=optimizer)
     default = CLASSES if optimizer == CLASSES.optimizer else VALUES
     return replace(
         chosen,
@@ -96,7 +109,14 @@ def recipe(network: Network, optimizer: str | None = None) -> Recipe:
         learning_rate=default.learning_rate,
         momentum=default.momentum,
         nesterov=False,
+        # That of AdamW multiplies the weights.
+        weight_decay=None if chosen.optimizer == "adamw" else chosen.weight_decay,
     )
+
+
+def _is_perceptron(network: Network) -> bool:
+    """Return True for a perceptron of the zoo."""
+    return network.family is not None and network.name.partition("-")[0] in studies.KINDS
 
 
 __all__ = ["NETWORKS", "Entry", "Recipe", "build_network", "recipe"]

@@ -17,6 +17,7 @@ class Recipe:
         learning_rate: learning rate for that optimizer and `batch_size`.
         momentum: momentum of SGD.
         epochs: number of passes over `data`.
+        steps: number of updates, which replaces `epochs`; None for `epochs`.
         data: data specification; None if the user must choose the data.
         schedule: learning-rate schedule.
         crop: largest random shift of training images in pixels.
@@ -44,6 +45,7 @@ class Recipe:
     step_factor: float = 0.1
     weight_decay: float | None = None
     validation: float | None = None
+    steps: int | None = None
 
 
 CLASSES = Recipe(
@@ -63,6 +65,19 @@ LAYER_RATES = {"lars": 1.0, "lamb": 0.01}
 """Learning rates of the optimizers that scale each layer by its norm: a step changes a weight by
 0.1% of its norm (without momentum) or by 1%."""
 VALUES = Recipe("adam", learning_rate=1e-3, momentum=0.0, epochs=6, data="irradiance")
+TABLES = Recipe(
+    "adamw",
+    2e-3,
+    momentum=0.0,
+    epochs=0,
+    data=None,
+    schedule="cosine",
+    weight_decay=0.5,
+    steps=3000,
+)
+"""Recipe of perceptrons for data of the user's own. Small tables need many epochs, and a weight
+decay that keeps a perceptron close to a linear model. `benchmarks/small_tables.py` compares it with
+scikit-learn."""
 
 IMAGENET = Recipe(
     "sgd",

@@ -18,7 +18,12 @@ from dptrain.network.layers import (
     MaxPool2d,
     Shape,
 )
-from dptrain.network.losses import MeanSquaredError
+from dptrain.network.losses import (
+    Loss,
+    MeanSquaredError,
+    SigmoidBinaryCrossEntropy,
+    SoftmaxCrossEntropy,
+)
 from dptrain.network.network import Network
 from dptrain.network.zoo.recipes import IMAGES, VALUES, Entry
 
@@ -85,16 +90,25 @@ def _cifar(input_shape: Shape, outputs: int) -> Network:
     return Network(input_shape, layers, name="cifar")
 
 
-def perceptron(hidden: Sequence[int]) -> Entry:
+KINDS: dict[str, type[Loss]] = {
+    "mlp": MeanSquaredError,
+    "classifier": SoftmaxCrossEntropy,
+    "multilabel": SigmoidBinaryCrossEntropy,
+}
+"""Losses of perceptrons by the first word of their names."""
+
+
+def perceptron(hidden: Sequence[int], kind: str = "mlp") -> Entry:
     """Return perceptrons with hidden layers of these widths, by default for 50 inputs."""
     layers = f"{len(hidden)} hidden layer{'s' if len(hidden) > 1 else ''}"
-    family = partial(_perceptron, tuple(hidden))
-    return Entry(f"perceptron, {layers}", family, (50,), 1, VALUES)
+    family = partial(_perceptron, kind, tuple(hidden))
+    outputs = 1 if kind == "mlp" else 2
+    return Entry(f"perceptron, {layers}", family, (50,), outputs, VALUES)
 
 
-def _perceptron(hidden: Sequence[int], input_shape: Shape, outputs: int) -> Network:
-    name = "-".join(["mlp", *map(str, hidden)])
-    return Network(input_shape, dense_layers([*hidden, outputs]), MeanSquaredError(), name)
+def _perceptron(kind: str, hidden: Sequence[int], input_shape: Shape, outputs: int) -> Network:
+    name = "-".join([kind, *map(str, hidden)])
+    return Network(input_shape, dense_layers([*hidden, outputs]), KINDS[kind](), name)
 
 
 def _perceptrons() -> dict[str, Entry]:

@@ -13,7 +13,7 @@ from dptrain.report.runs.quality_plots import confusion_plot, predicted_plot
 from dptrain.training.evaluation.class_files import CONFUSION, confusion_text
 from dptrain.training.evaluation.predicted_values import FILE as VALUES
 from dptrain.training.evaluation.predicted_values import values_text
-from dptrain.training.evaluation.quality import ClassQuality, Quality
+from dptrain.training.evaluation.quality import ClassQuality, LabelQuality, Quality
 
 METRICS = "metrics.json"
 
@@ -30,18 +30,18 @@ def claim(folder: Path) -> None:
             raise UserError(f"{folder} is not empty; choose another --output")
 
 
-def write_evaluation(folder: Path, results: Mapping[str, Any], quality: Quality | None) -> None:
+def write_evaluation(folder: Path, results: Mapping[str, Any], quality: Quality) -> None:
     """Write the results of an evaluation.
 
     Args:
         folder: from `claim`.
         results: from `evaluate_model`.
-        quality: of the predictions; None writes only ``metrics.json``.
+        quality: of the predictions; that of several labels is in ``metrics.json`` alone.
 
     Raises:
         UserError: a file cannot be written.
     """
-    if quality is not None:
+    if not isinstance(quality, LabelQuality):
         drawn: Plot
         if isinstance(quality, ClassQuality):
             name, text, drawn = CONFUSION, confusion_text(quality), confusion_plot(quality)

@@ -168,10 +168,7 @@ def score_in_detail(
         replica, samples, world, counts: as for `score`.
         preprocessing: of the model, which names its outputs.
         metrics: of the user, part of the score.
-        quality: False leaves out the quality.
-
-    Returns:
-        The quality is None if a sample may have several labels.
+        quality: False leaves out the quality, which is None then.
     """
     count, network = len(samples), replica.plan.network
     collector = make_collector(count, network, preprocessing) if quality else None
@@ -279,7 +276,8 @@ def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
     Returns:
         samples, loss, accuracy if there are labels, and metrics of the user; top5_accuracy for more
         than ten classes, auc for up to 100, mean_f1, classes and confusion, and unpredicted if
-        outputs for so many samples contain NaN; mae, rmse and r2 for values.
+        outputs for so many samples contain NaN; label_accuracy, mean_f1 and labels for several
+        labels of a sample; mae, rmse and r2 for values.
     """
     accuracy = {} if score.accuracy is None else {"accuracy": score.accuracy}
     more = {} if quality is None else quality.to_dict()
@@ -288,7 +286,7 @@ def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
 
 def evaluate_model(
     model: TrainedModel, data: Any, world: World, *, workers: int = 0, classes: Any = None
-) -> tuple[dict[str, Any], Quality | None]:
+) -> tuple[dict[str, Any], Quality]:
     """Evaluate a trained model on a data set; every rank calls this function.
 
     The data is preprocessed as the model's saved preprocessing requires. Its classes and columns
@@ -306,8 +304,7 @@ def evaluate_model(
     Returns:
         The same on every rank: network, data, step, scored (a description of the samples), notes
         of the data if there are any, samples, loss, accuracy unless the network predicts values,
-        and what `results_of` adds; and the quality of the predictions, which is None if a sample
-        may have several labels.
+        and what `results_of` adds; and the quality of the predictions.
 
     Raises:
         UserError: the data cannot be read, or does not match the model.
@@ -326,6 +323,7 @@ def evaluate_model(
     target_shape = () if network.loss.targets == "classes" else (network.num_outputs,)
     with read_by_workers(samples, workers, network.input_shape, target_shape) as read:
         result, quality = score_in_detail(model.replica, read, world, model.preprocessing)
+    assert quality is not None
     found = {
         "network": model.network.name,
         "data": data if isinstance(data, str) else trained_on if data is None else "arrays",

@@ -179,7 +179,8 @@ def _write_predictions(output: Path, found: Predictions, model: TrainedModel) ->
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     width = max(map(len, found.targets), default=0)
-    columns = ["target"] if width == 1 else [f"target_{column}" for column in range(width)]
+    known = model.preprocessing.targets or range(width)
+    columns = ["target"] if width == 1 else [f"target_{column}" for column in known]
     writer.writerow(["sample", *header, *columns])
     chosen = (
         [[]] * len(found.names)

@@ -156,7 +156,57 @@ class ValueQuality:
         return dict(self.results())
 
 
-Quality = ClassQuality | ValueQuality
+@dataclass(frozen=True)
+class LabelQuality:
+    """How well each of several labels of a sample is predicted.
+
+    Attributes:
+        names: of the labels.
+        expected, predicted: int64 (n, F), 1 if a sample has a label. A prediction that is NaN is
+            `NO_CLASS` and counts as wrong.
+    """
+
+    names: tuple[str, ...]
+    expected: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """Share of the samples for which each label is predicted correctly, float64 (F,)."""
+        return np.asarray((self.expected == self.predicted).mean(axis=0))
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """Precision, recall and F1 of each label, float64 (3, F); NaN for a share of nothing."""
+        positive = self.predicted == 1
+        found = (positive & (self.expected == 1)).sum(axis=0)
+        predicted, samples = positive.sum(axis=0), self.expected.sum(axis=0)
+        parts = (found, predicted), (found, samples), (2 * found, samples + predicted)
+        return np.array([_share(*part) for part in parts])
+
+    def results(self) -> dict[str, float]:
+        """Return the results that are single numbers."""
+        f1 = self.shares[2]
+        known = f1[np.isfinite(f1)]
+        found = {"label_accuracy": float(self.accuracy.mean())}
+        return {**found, "mean_f1": float(known.mean())} if len(known) else found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all results as plain JSON values; a share of nothing is null."""
+        columns = zip(self.expected.sum(axis=0), self.accuracy, *self.shares, strict=True)
+        labels = [
+            {
+                "name": name,
+                "samples": int(samples),
+                "accuracy": float(accuracy),
+                **{key: _number(value) for key, value in zip(SHARES, shares, strict=True)},
+            }
+            for name, (samples, accuracy, *shares) in zip(self.names, columns, strict=True)
+        ]
+        return {**self.results(), "labels": labels}
+
+
+Quality = ClassQuality | LabelQuality | ValueQuality
 
 
 class Collector(ABC):
@@ -271,6 +321,22 @@ def _area(scores: NDArray[np.float64], is_positive: NDArray[np.bool_]) -> float 
     return (rank_sum - positive * (positive + 1) / 2) / pairs
 
 
+class _LabelCollector(Collector):
+    """Collects expected and predicted labels."""
+
+    def __init__(self, count: int, names: Sequence[str]) -> None:
+        super().__init__(count, 2 * len(names))
+        self._names = tuple(names)
+
+    def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
+        predicted = np.where(np.isnan(outputs), NO_CLASS, outputs > 0)
+        self._table[indices] = np.hstack([targets.reshape(outputs.shape) > 0.5, predicted])
+
+    def result(self, world: World) -> LabelQuality:
+        expected, predicted = np.hsplit(self._rows(world).astype(np.int64), 2)
+        return LabelQuality(self._names, expected, predicted)
+
+
 class _ValueCollector(Collector):
     """Collects expected and predicted values."""
 
@@ -279,21 +345,21 @@ class _ValueCollector(Collector):
         self._names, self._preprocessing = tuple(names), preprocessing
 
     def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
-        both = np.hstack([targets.reshape(outputs.shape), outputs]).astype(np.float64)
-        self._table[indices] = self._preprocessing.to_values(both)
+        both = np.float64(targets.reshape(outputs.shape)), np.float64(outputs)
+        self._table[indices] = np.hstack([self._preprocessing.to_values(each) for each in both])
 
     def result(self, world: World) -> ValueQuality:
         expected, predicted = np.hsplit(self._rows(world), 2)
         return ValueQuality(self._names, expected, predicted)
 
 
-def make_collector(count: int, network: Network, preprocessing: Preprocessing) -> Collector | None:
-    """Return a collector for `count` samples; None if a sample may have several labels."""
+def make_collector(count: int, network: Network, preprocessing: Preprocessing) -> Collector:
+    """Return a collector for `count` samples."""
     if network.loss.targets == "values":
         return _ValueCollector(count, preprocessing.output_names(network), preprocessing)
     classes = preprocessing.class_list(network)
     if classes is None:
-        return None
+        return _LabelCollector(count, preprocessing.output_names(network))
     return _ClassCollector(count, classes.names, network.num_outputs)
 
 

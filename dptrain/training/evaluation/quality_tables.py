@@ -6,13 +6,32 @@ import math
 from typing import TYPE_CHECKING
 
 from dptrain.measure.profile.tables import fitted_table
-from dptrain.training.evaluation.quality import ClassQuality
+from dptrain.training.evaluation.quality import ClassQuality, LabelQuality, Quality
 
 if TYPE_CHECKING:
     from dptrain.tables import Table
 
 MOST_CLASSES = 20
 """Largest number of classes whose confusion matrix is printed."""
+
+
+def quality_tables(quality: Quality) -> list[Table | str]:
+    """Return the tables of classes or of labels; none for values."""
+    if isinstance(quality, ClassQuality):
+        return class_tables(quality)
+    return [label_table(quality)] if isinstance(quality, LabelQuality) else []
+
+
+def label_table(quality: LabelQuality) -> Table:
+    """Return the results of each label."""
+    columns = ("label", "samples", "accuracy", "precision", "recall", "F1")
+    numbers = zip(quality.accuracy, *quality.shares, strict=True)
+    samples = quality.expected.sum(axis=0)
+    rows = [
+        (name, f"{count:,}", *map(_percent, values))
+        for name, count, values in zip(quality.names, samples, numbers, strict=True)
+    ]
+    return fitted_table("Labels", columns, rows, text=("label",))
 
 
 def class_tables(quality: ClassQuality) -> list[Table | str]:

@@ -12,6 +12,7 @@ from dptrain.training.output.progress import Progress
 
 RESULTS = {
     "test_top5_accuracy": "top-5 accuracy",
+    "test_label_accuracy": "label accuracy",
     "test_auc": "AUC",
     "test_rmse": "RMSE",
     "test_r2": "R²",

@@ -13,6 +13,7 @@ from dptrain import __version__
 from dptrain.comm.signals import stop_advice
 from dptrain.comm.world import World
 from dptrain.data.base import Dataset, count_text
+from dptrain.data.class_weights import class_weights_line
 from dptrain.measure.console import make_console
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.input_times import MIN_STEPS, InputCost
@@ -30,7 +31,6 @@ from dptrain.plan.shares import alone
 from dptrain.runs.spans import changed_text
 from dptrain.training.binding import binding_warning, gather_rank_cores
 from dptrain.training.engines import FIRST_TIMED
-from dptrain.training.evaluation.regression import target_warning
 from dptrain.training.job import Job
 from dptrain.training.output.answer import closing_lines, count
 from dptrain.training.output.display import Display
@@ -65,11 +65,9 @@ def data_lines(network: Network, dataset: Dataset) -> list[str]:
     Every command that trains prints these lines before its first result. Opening the data prints
     its notes.
     """
-    warning = target_warning(dataset)
     return [
         *adaptation_lines(network),
         f"data: {dataset.description}",
-        *([f"warning: {warning}"] if warning else []),
     ]
 
 
@@ -102,13 +100,19 @@ def _short_header(job: Job, step: int) -> Iterator[str]:
     run = "" if job.run is None else f"{job.run.path}: "
     yield f"{run}{job.network.name} ({_parameters(job)}), {_backends(job)}, {_workers(job)}"
     first, *others = data_lines(job.network, replace(data, description=_short_data(job)))
-    yield from (first, *others)
-    if job.weights:
-        yield job.weights
+    yield from (first, *others, *_loss_and_weights(job))
     yield (
         f"{count(spec.steps, 'step')} ({spec.steps / spec.epoch_steps:.3g} epochs)"
         f"{_start_text(job, step)}: minibatch {spec.batch_size}{_optimisation(job)}"
     )
+
+
+def _loss_and_weights(job: Job) -> Iterator[str]:
+    """Yield the weights of the classes, and the parameters with which the run begins, if set."""
+    if job.spec.class_weights:
+        yield class_weights_line(job.spec.class_weights, job.dataset)
+    if job.weights:
+        yield job.weights
 
 
 def _parameters(job: Job) -> str:
@@ -133,9 +137,7 @@ def _full_header(job: Job, step: int) -> Iterator[str]:
         f"dptrain {__version__}: {job.network.name} ({_parameters(job)}, {memory:.1f} MiB per "
         f"rank), {_backends(job)}"
     )
-    yield from data_lines(job.network, job.dataset)
-    if job.weights:
-        yield job.weights
+    yield from (*data_lines(job.network, job.dataset), *_loss_and_weights(job))
     transport = f", transport {spec.transport}" if world.size > 1 else ""
     yield (
         f"{_workers(job)}, {spec.strategy}{transport}, at most {count(job.local_batch, 'sample')} "

@@ -63,7 +63,7 @@ from dptrain.training.evaluation.class_files import (
 )
 from dptrain.training.evaluation.predicted_values import FILE as PREDICTED
 from dptrain.training.evaluation.predicted_values import MOST_ROWS, values_text
-from dptrain.training.evaluation.quality import Quality, ValueQuality
+from dptrain.training.evaluation.quality import ClassQuality, Quality, ValueQuality
 from dptrain.training.persistence.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import read_settings
 
@@ -327,7 +327,7 @@ class RunDirectory:
         """Write the predictions of the test data: `predicted.csv`, or those of `class_files`."""
         if isinstance(quality, ValueQuality):
             self._write(PREDICTED, values_text(quality, MOST_ROWS))
-        elif quality is not None:
+        elif isinstance(quality, ClassQuality):
             if len(quality.names) <= MOST_CLASSES:
                 self._write(CONFUSION, confusion_text(quality))
             with suppress(UserError):  # An image has been deleted since it was evaluated.

@@ -30,6 +30,7 @@ from dptrain.network import (
     GroupNorm,
     LayerNorm,
     LeakyReLU,
+    Loss,
     MaxPool2d,
     MeanSquaredError,
     Network,
@@ -699,6 +700,42 @@ def test_smoothed_labels_equal_pytorch(backend: str, precision: str, classes: in
     assert replica.evaluate(x, y) == plain.evaluate(x, y)
     # An evaluation between two steps does not stay.
     assert replica.forward_backward(x, y) == found
+
+
+@every_variant
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+def test_weighted_samples_equal_pytorch(backend: str, precision: str, loss: type[Loss]) -> None:
+    """Gradients of the biases of the last layer are sums of dz over the samples."""
+    network, rng = Network((6,), [Dense(5)], loss()), np.random.default_rng(2)
+    x, weights = rng.standard_normal((9, 6)), np.float32([0, 0.1, 1, 2, 3, 0.5, 7, 1, 1])
+    y = rng.integers(0, 5, 9) if loss.targets == "classes" else rng.integers(0, 2, (9, 5))
+    replica = dptrain.api.make_replica(network, backend, 9, precision=precision, weighted=True)
+    plain = dptrain.api.make_replica(network, backend, 9, precision=precision)
+    found = replica.forward_backward(x, y, weights=weights, global_count=11)
+    logits = torch.tensor(np.float64(replica.output()), requires_grad=True)
+    functional = torch.nn.functional
+    function = {
+        "classes": functional.cross_entropy, "values": functional.mse_loss,
+        "binary": functional.binary_cross_entropy_with_logits,
+    }[loss.targets]  # fmt: skip
+    target = torch.tensor(y if loss.targets == "classes" else np.float64(y))
+    losses = function(logits, target, reduction="none").reshape(9, -1).mean(1)
+    total = (losses * torch.tensor(np.float64(weights))).sum() / 11
+    total.backward()
+    assert logits.grad is not None
+    eps = float(np.finfo(replica.plan.dtype).eps)
+    rounding = {"bf16": 2.0**-8, "tf32": 2.0**-11}.get(precision, 0.0)
+    assert abs(found - float(total.detach())) <= (32 * eps + rounding) * (weights.sum() / 11 + 4)
+    tolerance = (32 * eps + 2 * rounding) * logits.grad.abs().sum(0).numpy()
+    difference = np.abs(replica.gradients["dense1.bias"] - logits.grad.sum(0).numpy())
+    assert (difference <= tolerance).all()
+    # Without weights, all are 1; evaluations do not weigh samples.
+    assert replica.forward_backward(x, y) == plain.forward_backward(x, y) != found
+    assert replica.evaluate(x, y) == plain.evaluate(x, y)
+    with pytest.raises(UserError, match="weighs no samples"):
+        plain.forward_backward(x, y, weights=weights)
+    with pytest.raises(UserError, match=r"weights have shape \(8,\); expected one per sample"):
+        replica.forward_backward(x, y, weights=weights[:8])
 
 
 def test_only_labels_of_classes_are_smoothed() -> None:

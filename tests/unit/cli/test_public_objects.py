@@ -423,7 +423,7 @@ def test_wrong_arguments_of_methods() -> None:
     ("options", "message"),
     [
         ({"lr": 0.1}, r"no setting 'lr'; did you mean 'learning_rate'\?"),
-        ({"class_weight": {}}, "'class_weight'; the loss weighs all samples and classes alike"),
+        ({"class_weight": {}}, "'class_weight'; did you mean 'class_weights'"),
         ({"early_stopping": 3}, r"did you mean 'patience'\?"),
         ({"num_epochs": 3}, r"did you mean 'epochs'\?"),
         ({"loss": "mse"}, "the loss belongs to the network"),

@@ -41,9 +41,10 @@ def test_crop_windows_address_images_beyond_2_31_rows() -> None:
     memory = [device.zeros(array.shape, array.dtype) for array in arrays]
     for target, source in zip(memory, arrays, strict=True):
         device.upload(target, source)
-    words = [device.zeros((5,), np.uint32) for _ in range(6)]
+    words = [device.zeros((5,), np.uint32) for _ in range(8)]
     message = [
-        *words[:2], np.int32(0), *words[2:4], np.int32(0), *words[4:],
+        *words[:2], np.int32(0), *words[2:4], np.int32(0), *words[4:6], np.int32(0),
+        *words[6:],
         device.zeros((3,), np.float32), np.int32(1),
     ]  # fmt: skip
     unpack = device.function("unpack_batch.cu", "unpack_crop_windows")

@@ -528,10 +528,11 @@ def test_a_staged_batch_is_unpacked(
     results = launch_in_every_order(
         "unpack_batch.cu", "unpack_batch", max(x.size, 4),
         x, kept.store(blank), *ints(*shape), words, 0 * words, *ints(10), words[:6],
-        0 * words[:6], *ints(6), words[:6], 0 * words[:6], np.float32([loss]), *ints(always),
+        0 * words[:6], *ints(6), words[:9], 0 * words[:9], *ints(9), words[:6],
+        0 * words[:6], np.float32([loss]), *ints(always),
         PRECISION=kept.precision,
     )  # fmt: skip
     turned = kept.round(x.transpose(0, 2, 1))
     np.testing.assert_array_equal(as_numbers(results[1]), taken * turned)
-    for source, target in ((2, 3), (4, 5), (6, 7)):
+    for source, target in ((2, 3), (4, 5), (6, 7), (8, 9)):
         np.testing.assert_array_equal(results[target], taken * results[source])

@@ -25,7 +25,10 @@ def net() -> Callable[..., Network]:
 
 @pytest.fixture
 def read() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-    """Read samples of a split of a data set, all of them where no indices are given."""
+    """Read samples of a split of a data set, all of them where no indices are given.
+
+    Values have the unit of the data.
+    """
 
     def make(data, split="train", indices=None, shape=None):
         samples = getattr(data, split)
@@ -34,7 +37,8 @@ def read() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         dtype = np.float32 if data.target_shape else np.int32
         y = np.full((len(indices), *data.target_shape), -1, dtype)
         samples.read(indices, x, y)
-        return x, y
+        unit = data.preprocessing
+        return x, unit.to_values(y).astype(dtype) if unit.has_target_unit else y
 
     return make
 

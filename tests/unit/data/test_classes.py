@@ -20,7 +20,7 @@ from dptrain.data.preprocessing.names import same_form
 from dptrain.data.sources.objects import dataset_from
 from dptrain.data.spec import escape, example_of_option, parse_names
 from dptrain.errors import UserError
-from dptrain.network import Dense, Flatten, Network, SigmoidBinaryCrossEntropy
+from dptrain.network import Dense, Flatten, Network, SigmoidBinaryCrossEntropy, get_network
 
 TEXTS = st.text(st.characters(whitelist_categories=["L", "Nd", "Pd", "Zs"]), min_size=1).map(
     lambda text: f"class {text}"
@@ -429,6 +429,75 @@ def test_targets_of_a_table_are_named_in_predictions(tmp_path: Path) -> None:
     assert open_inputs(tmp_path / "new.csv", preprocessing, names).targets == [
         ("dog",), ("",), ("eel",)
     ]  # fmt: skip
+
+
+TEXT_FORMS = ("text", "objects", "bytes", "column", "pairs", "npz", "csv")
+
+
+def text_data(folder: Path, labels: list[str], form: str) -> Any:
+    """Return data with labels that are text, in one of several forms."""
+    x, y = np.arange(2.0 * len(labels)).reshape(-1, 2), np.array(labels)
+    if form == "csv":
+        rows = [f"{a},{b},{name}\n" for (a, b), name in zip(x.tolist(), labels, strict=True)]
+        (folder / "t.csv").write_text(f"a,b,kind\n{''.join(rows)}", encoding="utf-8")
+        return f"csv:{folder / 't.csv'}?target=kind"
+    if form == "npz":
+        np.savez(folder / "t.npz", x=x, y=y)
+        return f"npz:{folder / 't.npz'}"
+    if form == "pairs":
+        return list(zip(x, labels, strict=True))
+    forms = {"objects": y.astype(object), "bytes": y.astype("S"), "column": y[:, None]}
+    return x, forms.get(form, y)
+
+
+@given(st.lists(st.sampled_from(["eel", "cat", "dog", "x 1"]), min_size=8, max_size=20),
+       st.sampled_from(TEXT_FORMS))  # fmt: skip
+def test_labels_that_are_text_are_classes_in_alphabetical_order(
+    folder: Path, labels: list[str], form: str
+) -> None:
+    names = sorted(set(labels))
+    assume(len(names) > 1)
+    data, network = text_data(folder, labels, form), Network((2,), [Dense(len(names))])
+    dataset = dataset_from(data, network, split=False)
+    assert dataset.classes == tuple(names)
+    assert [names[i] for i in targets(dataset)] == labels
+    # Other data may lack classes, and lists them in another order.
+    fewer = text_data(folder, [names[-1]] * 3, form)
+    known = dataset.preprocessing
+    other = dataset_from(fewer, network, preprocessing=known, split=False)
+    assert targets(other).tolist() == [len(names) - 1] * 3
+    if form in ("csv", "npz"):
+        found = open_inputs(folder / f"t.{form}", known).targets
+        assert found == [(names[-1],)] * 3
+    with pytest.raises(UserError, match=f"label 'cow' is no class; expected {names[0]}"):
+        dataset_from(text_data(folder, ["cow"] * 3, form), network, preprocessing=known)
+
+
+def test_text_that_is_no_label_is_refused(tmp_path: Path) -> None:
+    network, x = Network((2,), [Dense(2)]), np.zeros((4, 2))
+    with pytest.raises(UserError, match=r"targets of type <U1 and shape \(4, 2\)"):
+        dataset_from((x, np.array([["a", "b"]] * 4)), network)
+    with pytest.raises(UserError, match="has classes, but network mlp-8 predicts values; use clas"):
+        dataset_from((x, np.array(["a", "b"] * 2)), get_network("mlp-8"))
+    spec = text_data(tmp_path, ["a", "b"] * 5, "csv")
+    with pytest.raises(UserError, match=r"kind is 'a'; .*; to predict classes, use classif"):
+        dataset_from(spec, get_network("mlp-8"))
+    with pytest.raises(UserError, match="column kind is text and cannot be an input"):
+        dataset_from(f"{spec}&columns=*&horizon=1", network)
+    found = dataset_from(f"{spec}&classes=b,a", get_network("classifier-8"))
+    assert found.classes == ("b", "a")
+
+
+def test_rows_in_an_array_are_standardised_as_those_of_a_table(tmp_path: Path) -> None:
+    spec, network = text_data(tmp_path, ["a", "b"] * 5, "csv"), Network((2,), [Dense(2)])
+    table = dataset_from(spec, network, split=False)
+    rows = np.arange(20.0).reshape(-1, 2), np.array(["a", "b"] * 5)
+    found = dataset_from(rows, network, preprocessing=table.preprocessing, split=False)
+    x, y = np.zeros((2, 10, 2), np.float32), np.zeros((2, 10), np.int32)
+    for i, dataset in enumerate((table, found)):
+        dataset.test.read(np.arange(10), x[i], y[i])
+    np.testing.assert_array_equal(*x)
+    np.testing.assert_array_equal(*y)
 
 
 def test_a_data_set_that_was_opened_with_other_classes_is_refused() -> None:

@@ -39,7 +39,7 @@ def test_samples_have_the_chosen_rows_and_no_row_is_in_both_splits(net, read, ta
         last = found[:, -1, 0]
         for column in range(COLUMNS):
             np.testing.assert_array_equal(found[..., column], last[:, None] - np.array(lags))
-        np.testing.assert_array_equal(y[:, 0], 100 * (last + horizon))
+        np.testing.assert_allclose(y[:, 0], 100 * (last + horizon), rtol=1e-6)
         np.testing.assert_array_equal(np.diff(last), 1)
         used[split] = {*found.ravel().tolist(), *(last + horizon).tolist()}
     assert not used["train"] & used["test"]
@@ -79,7 +79,7 @@ def test_a_model_applies_its_lags(net, read, table, tmp_path, shape):
     np.testing.assert_array_equal(saved.apply(samples)[:-2], expected)
     inputs = open_inputs(tmp_path / "t.csv", saved)
     assert inputs.names == tuple(map(str, range(3, ROWS)))
-    assert inputs.targets[:-2] == [(str(int(value)),) for value in targets[:, 0]]
+    assert inputs.targets[:-2] == [(str(round(value)),) for value in targets[:, 0].tolist()]
     x = np.zeros((len(inputs.samples), *shape), np.float32)
     inputs.samples.read(np.arange(len(x)), x, np.zeros(0))
     np.testing.assert_array_equal(x[:-2], expected)

@@ -116,8 +116,10 @@ def test_rows_of_a_table_are_a_series_if_samples_share_rows(
     found = with_validation(data, 0.25, 3)
     assert data.gap == gap
     assert found.validation is not None
-    train, validation = (np.sort(part.known_targets()[:, 0]) for part in
-                         (found.train, found.validation))  # fmt: skip
+    train, validation = (
+        np.sort(np.round(data.preprocessing.to_values(part.known_targets()[:, 0])))
+        for part in (found.train, found.validation)
+    )
     if gap is None:
         assert (np.diff(validation) > 1).any()
         assert len(train) + len(validation) == len(data.train)

@@ -239,5 +239,5 @@ def test_tables_are_not_converted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n" + "".join(f"{i},{2 * i}\n" for i in range(40)))
     network = Network((1,), [Dense(1)], dptrain.MeanSquaredError(), "line")
     data = open_data(f"csv:{tmp_path / 'a.csv'}?target=b", network)
-    with pytest.raises(UserError, match="has columns or a unit"):
+    with pytest.raises(UserError, match="has columns, which arrays cannot describe"):
         convert_data(data, tmp_path / "b")

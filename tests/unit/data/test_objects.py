@@ -121,7 +121,7 @@ class Broken(Pairs):
         ({"x": X}, "has the keys x"),
         ((X,), "tuple of 1"),
         ((X, Y[:3]), r"\(20, 6, 5, 3\) and \(3,\)"),
-        ((X, ["a"] * 20), "y is of type <U1"),
+        ((X, [1j] * 20), "y is of type complex128"),
         ([], "no samples"),
         ([1, 2], "sample 0 of the data is int; expected a pair"),
         (Broken(), r"sample 7 of the data has shape \(2, 5, 3\)"),

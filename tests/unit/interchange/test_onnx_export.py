@@ -150,6 +150,7 @@ def test_random_networks_compute_the_same(seed: int, tmp_path: Path) -> None:
 
 MAPS = Network((3, 6, 5), [Conv2d(4), ReLU(), Flatten(), Dense(3)], name="maps")
 GREY = Network((1, 6, 5), [Conv2d(4), ReLU(), Flatten(), Dense(3)], name="grey")
+VECTOR = Network((12,), [Dense(3)], MeanSquaredError(), "vector")
 ROWS = Network((12,), [Dense(6), ReLU(), Dense(1)], MeanSquaredError(), "rows")
 IMAGE: dict[str, Any] = {"kind": "image", "stored_dtype": "uint8"}
 
@@ -199,6 +200,9 @@ def preprocessings() -> dict[str, tuple[Network, Preprocessing]]:
             ROWS, Preprocessing("vector", rows, (3, 2, 2), "uint8", target_scale=2.0)
         ),
         "vectors": (ROWS, plain(ROWS, target_scale=0.1, target_offset=7.0)),
+        "units": (
+            VECTOR, plain(VECTOR, target_scale=(2.0, 0.5, 9.0), target_offset=(1.0, -3.0, 0.0))
+        ),
         "table": (
             ROWS, Preprocessing("table", rows, stored_dtype="float64", target_scale=9.0, **table)
         ),

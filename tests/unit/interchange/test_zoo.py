@@ -45,7 +45,7 @@ def preprocessing_of(name: str) -> Preprocessing:
     """Return a preprocessing of 8-bit images, or of values for a perceptron."""
     network = get_network(name)
     if network.loss.targets == "values":
-        return plain(network, target_scale=250.0, target_offset=300.0)
+        return plain(network, target_scale=(250.0,), target_offset=(300.0,))
     shape = network.input_shape
     return Preprocessing("image", shape, (shape[0], 30, 40), "uint8")
 

@@ -84,7 +84,6 @@ def classes_of(outputs: NDArray[Any], labels: list[int]) -> ClassQuality:
         kind="vector", input_shape=(4,), stored_shape=(4,), stored_dtype="float32", classes=names
     )
     collector = make_collector(count, network, preprocessing)
-    assert collector is not None
     collector.add(np.arange(count), outputs, np.array(labels, np.int32))
     found = collector.result(World.single())
     assert isinstance(found, ClassQuality)

@@ -28,6 +28,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "scale_rate": ("linear", "sqrt"),
     "run_dir": (Path("a"), Path("b")),
     "weights": ("/a.safetensors", "/b.safetensors"),
+    "class_weights": ("balanced", "1,4"),
     "nesterov": (True, False),
     "flip": (True, False),
     "tune": (True, False),

@@ -49,15 +49,18 @@ class Message:
 
     Attributes:
         batch_size: largest number of samples.
-        target_words, sample_words: 32-bit words per sample of targets, and of sample identities.
-        targets, samples, batch: where each part begins; hyperparameters are first.
+        target_words, weight_words, sample_words: 32-bit words per sample of targets, of weights,
+            and of sample identities.
+        targets, weights, samples, batch: where each part begins; hyperparameters are first.
         nbytes: size.
     """
 
     batch_size: int
     target_words: int
+    weight_words: int
     sample_words: int
     targets: int
+    weights: int
     samples: int
     batch: int
     nbytes: int
@@ -69,13 +72,16 @@ class Message:
         target_words = 1 if network.loss.targets == "classes" else network.num_outputs
         drops = any(isinstance(node.layer, Dropout) for node in network.nodes)
         sample_words = 2 if drops and setting.training else 0
+        weight_words = int(setting.weighted)
         targets = ALIGNMENT
-        samples = targets + _aligned(4 * n * target_words)
+        weights = targets + _aligned(4 * n * target_words)
+        samples = weights + _aligned(4 * n * weight_words)
         batch = samples + _aligned(4 * n * sample_words)
         # With maps and matrices, windows and 8-bit images may take more than inputs.
         entries = max(math.prod(network.input_shape), CHANGES) + MAP + MATRIX
         nbytes = batch + _aligned(4 * n * entries)
-        return cls(n, target_words, sample_words, targets, samples, batch, nbytes)
+        words = target_words, weight_words, sample_words
+        return cls(n, *words, targets, weights, samples, batch, nbytes)
 
     @property
     def slots(self) -> int:
@@ -142,6 +148,7 @@ class Slot(NamedTuple):
     hyperparameters: NDArray[np.float32]
     hyperparameter_bits: NDArray[np.uint32]
     targets: NDArray[Any]
+    weights: NDArray[np.float32]
     samples: NDArray[np.int64]
     batch: NDArray[np.float32]
     message: NDArray[np.uint8]
@@ -152,7 +159,8 @@ class Slot(NamedTuple):
         return cls(
             hyperparameters=host[: 4 * HYPERPARAMETERS].view(np.float32),
             hyperparameter_bits=host[: 4 * HYPERPARAMETERS].view(np.uint32),
-            targets=host[message.targets : message.samples].view(target),
+            targets=host[message.targets : message.weights].view(target),
+            weights=host[message.weights : message.samples].view(np.float32),
             samples=host[message.samples : message.batch].view(np.int64),
             batch=host[message.batch :].view(np.float32),
             message=host,

@@ -67,21 +67,23 @@ __device__ inline float resized(const Pixel* map, int row, int column, const flo
     return sum;
 }
 
-// Further arguments: targets (target_words,), sample indices (sample_words,) and
-// hyperparameters (6,), each with its staged copy, in 32-bit words.
+// Further arguments: targets (target_words,), weights (weight_words,), sample indices (sample_words,)
+// and hyperparameters (6,), each with its staged copy, in 32-bit words.
 //
 // Unless `always` is set, nothing is copied if an earlier step left a loss in loss_sums (3,) that is
 // not finite, so that its minibatch stays available for inspection. This kernel may run during the
 // previous step: it then checks the step before that one, which is the last to have read the same
 // input buffer. If `always` is set, such a loss is forgotten.
 #define MESSAGE_PARAMETERS                                                                \
-    const unsigned *targets, unsigned *target, int target_words, const unsigned *samples, \
-        unsigned *sample_ids, int sample_words, const unsigned *staged_hyperparameters,   \
-        unsigned *hyperparameters, float *loss_sums, int always
+    const unsigned *targets, unsigned *target, int target_words, const unsigned *weights, \
+        unsigned *weight, int weight_words, const unsigned *samples, unsigned *sample_ids, \
+        int sample_words, const unsigned *staged_hyperparameters, unsigned *hyperparameters, \
+        float *loss_sums, int always
 #define COPY_MESSAGE                                                                 \
     const bool accepted = always || is_finite(loss_sums[0]);                         \
     if (always && thread_index() == 0 && !is_finite(loss_sums[0])) loss_sums[0] = 0; \
-    copy_words({targets, target, target_words}, {samples, sample_ids, sample_words}, \
+    copy_words({targets, target, target_words}, {weights, weight, weight_words},     \
+               {samples, sample_ids, sample_words},                                  \
                {staged_hyperparameters, hyperparameters, 6}, accepted)
 
 // Source and target of a copy in 32-bit words.
@@ -94,16 +96,18 @@ struct WordCopy {
 __device__ inline int thread_index() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 __device__ inline void copy_words(const WordCopy& first, const WordCopy& second,
-                                  const WordCopy& third, bool accepted) {
-    const int most = max(max(first.count, second.count), third.count);
+                                  const WordCopy& third, const WordCopy& fourth, bool accepted) {
+    const int most = max(max(first.count, second.count), max(third.count, fourth.count));
     for (int i = thread_index(); i < most; i += gridDim.x * blockDim.x) {
         const unsigned a = i < first.count ? first.from[i] : 0;
         const unsigned b = i < second.count ? second.from[i] : 0;
         const unsigned c = i < third.count ? third.from[i] : 0;
+        const unsigned d = i < fourth.count ? fourth.from[i] : 0;
         if (!accepted) continue;
         if (i < first.count) first.to[i] = a;
         if (i < second.count) second.to[i] = b;
         if (i < third.count) third.to[i] = c;
+        if (i < fourth.count) fourth.to[i] = d;
     }
 }
 
