@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.clipping import Clipping
 from dptrain.backends.flat_arrays import FlatArrays
+from dptrain.backends.layer_scaling import LayerScaling
 from dptrain.backends.numba.backend import NumbaBackend
 from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica
 from dptrain.plan.flat import CORRECT, LOSS
@@ -65,6 +66,11 @@ class NullBackend(NumbaBackend):
         self, replica: Replica, gradient: NDArray[Any], squares: NDArray[np.float64]
     ) -> Clipping:
         return Clipping(lambda: None, lambda factor: None)
+
+    def bind_scaling(
+        self, replica: Replica, elements: slice, squares: Sequence[NDArray[np.float64]]
+    ) -> LayerScaling:
+        return LayerScaling(lambda number: None, lambda ratios: None)
 
     def bind_addition(
         self, replica: Replica, target: NDArray[Any], source: NDArray[Any], *, copies: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_a_long_run_fits_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFix
     assert header[2].startswith("150 steps (25 epochs): minibatch 10, ")
     assert [int(line.split()[1]) for line in epochs] == [1, 5, 10, 15, 20, 25]
     assert last[0].startswith("test accuracy ")
-    assert "%, 95% interval, 18 samples); parameters of epoch " in last[0]
+    assert re.search(r"%, 95% interval, 18 samples\), AUC 0\.\d+; parameters of epoch \d", last[0])
     assert last[1].startswith("a step ")
     assert last[2] == f"report: dptrain report {run}"
     assert len(trainer.history) == 25

@@ -20,7 +20,6 @@ from dptrain.network.adaptation import (
     describe_adaptation,
     edit_input,
     edit_outputs,
-    fixed,
     output_layer,
     resize,
 )
@@ -107,11 +106,12 @@ def test_what_a_file_is_decides_about_the_advice_not_its_name(
     network: Network, outputs: int, kind: Any, stem: str, suffix: str
 ) -> None:
     file = stem + suffix
-    read = fixed(network, file) if kind == "weights" else network.read_from(file, kind)
+    read = network.read_from(file, kind)
     shape = tuple(size + 1 for size in network.input_shape)
     texts = edit_outputs(read, outputs), edit_input(read, shape)
+    assert "--weights" not in texts[0]  # The output layer follows the data.
+    assert ("train without --weights" in texts[1]) == (kind == "weights")
     for text in texts:
-        assert ("train without --weights" in text) == (kind == "weights")
         assert text.endswith(f" of {file}") == (kind == "toml")
     assert ("restore the data of the run" in texts[0]) == (kind == "run")
     assert ("export it again" in texts[0]) == (kind == "onnx" and "end it in" not in texts[0])
