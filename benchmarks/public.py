@@ -63,13 +63,13 @@ class PublicSet:
 
     Attributes:
         data: data specification of an installed package; None if no package contains the images.
-        source: where the images can be had.
+        advice: how to get the images.
         shape: (C, H, W) of the images.
         recipes: by network.
     """
 
     data: str | None
-    source: str
+    advice: str
     shape: Shape
     recipes: dict[str, Recipe]
 
@@ -79,7 +79,7 @@ _RESIDUAL = "94.9: ResNet-18"
 SETS = {
     "fashion-mnist": PublicSet(
         "mnist:/usr/share/datasets/fashion-mnist",
-        "install Debian's package dataset-fashion-mnist", (1, 28, 28),
+        "install Debian's package dataset-fashion-mnist, or state --data mnist:DIR", (1, 28, 28),
         {
             "model0": Recipe(20, 0.05, 0, _CONVOLUTIONS),
             "resnet8": Recipe(30, 0.1, 0, _RESIDUAL),
@@ -87,8 +87,9 @@ SETS = {
         },
     ),
     "cifar10": PublicSet(
-        None, "download the binary version from https://www.cs.toronto.edu/~kriz/cifar.html",
-        (3, 32, 32),
+        None,
+        "download the binary version from https://www.cs.toronto.edu/~kriz/cifar.html, and state "
+        "--data cifar10:DIR", (3, 32, 32),
         {
             "cifar": Recipe(100, 0.02, 0, "86: study D of docs/studies.md"),
             "resnet20": Recipe(164, 0.1, 4, "91.25: He et al. 2015, table 6"),
@@ -168,8 +169,7 @@ def data_of(name: str) -> str:
     chosen = SETS[name]
     if chosen.data and Path(chosen.data.partition(":")[2]).is_dir():
         return chosen.data
-    kind = "mnist" if chosen.data else "cifar10"
-    raise UserError(f"{name} is not installed; {chosen.source}, or state --data {kind}:DIR")
+    raise UserError(f"{name} is not installed; {chosen.advice}")
 
 
 def checked_networks(name: str, networks: str | None) -> list[str]:
