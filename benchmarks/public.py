@@ -158,6 +158,7 @@ def measure(
             for seed in range(seeds):
                 progress.step(f"{name}, seed {seed}")
                 scores.append(train(network, data, recipe, backend, seed))
+                progress.print(f"{name}, seed {seed}: {scores[-1].accuracy:.2%}")
             rows[name] = [row(network, recipe, scores), scores]
     finally:
         progress.close()
@@ -203,7 +204,7 @@ def main(name: str, networks: str | None, output: Path | None, **options: Any) -
         sys.exit(2)
     conditions = about(set=name, **options)
     text = document(
-        "Accuracy on public data", conditions, "no setting was chosen by an accuracy",
+        "Accuracy on public data", conditions, "the settings were not tuned",
         [Table(name, COLUMNS, tuple(line for line, _ in found.values()))],
     )  # fmt: skip
     click.echo(text)
