@@ -25,7 +25,11 @@ PAGES = {
     ),
     "tutorials/fine-tuning.md": ("runs/head/summary.json", "runs/tuned/summary.json"),
     "tutorials/first-run.md": ("runs/first/report.html", "runs/fast/summary.json"),
+    "tutorials/own-images.md": ("photos.png", "predictions.csv", "model.onnx"),
+    "tutorials/run-report.md": ("comparison/report.html",),
     "tutorials/report.md": ("study/report.html", "study/launches/weak-r2-t1-1/report.html"),
+    "explanation/mpi.md": (),
+    "explanation/backpropagation.md": (),
     "explanation/micro-shards.md": ("runs/three/summary.json",),
     "how-to/python.md": ("lines",),
     "how-to/citing.md": ("runs/cited/summary.json",),
@@ -33,7 +37,7 @@ PAGES = {
 }  # fmt: skip
 """Pages, and files that exist after their commands."""
 
-QUICK = ("how-to/citing.md",)
+QUICK = ("how-to/citing.md", "explanation/mpi.md", "explanation/backpropagation.md")
 """Pages whose commands take seconds."""
 
 
