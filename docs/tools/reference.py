@@ -78,9 +78,12 @@ def setting_table() -> str:
     return "\n\n".join(
         f"## {group.capitalize()}\n\n"
         + _table(
-            ("flag", "variable", "default", "meaning"),
+            ("flag and variable", "meaning"),
             (
-                (f"`{s.flag}`", f"`{s.variable}`", _cell(s.default_text), _meaning(s))
+                (
+                    f"`{s.flag}`<br>`{s.variable}`",
+                    f"{_meaning(s)} Default: {_cell(s.default_text)}.",
+                )
                 for s in settings()
                 if s.group == group
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ LINK = re.compile(
 FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 
 BLOCK = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
-CODE = re.compile(r"<code>[^<]*</code>")
-FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+CODE = re.compile(r"<code>(.*?)</code>", re.DOTALL)
+TAG = re.compile(r"<[^>]*>")
+LONG = 36
+"""Characters of code that fit next to each other on a phone."""
 
 OUTSIDE = {
     ROOT / "CHANGELOG.md": "developers/changelog.md",
@@ -49,20 +52,21 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Keep each flag in a sentence or in a table on one line."""
-    return keep_flags(html)
+    """Mark long code in sentences, which scrolls on a phone."""
+    return mark_long_code(html)
 
 
-def keep_flags(html: str) -> str:
-    """Return a page in which no line breaks within a flag; browsers break after hyphens.
+def mark_long_code(html: str) -> str:
+    """Return a page in which code in sentences that is wider than a phone has the class "long".
 
     Example:
-        >>> keep_flags("<code>train --dry-run</code>")
-        '<code>train <span class="flag">--dry-run</span></code>'
+        >>> mark_long_code("<code>train</code>") == "<code>train</code>"
+        True
     """
 
     def mark(code: re.Match[str]) -> str:
-        return FLAG.sub(r'<span class="flag">\g<0></span>', code[0])
+        is_long = len(unescape(TAG.sub("", code[1]))) > LONG
+        return f'<code class="long">{code[1]}</code>' if is_long else code[0]
 
     parts: list[str] = []
     end = 0
