@@ -23,6 +23,7 @@ from dptrain.data.sources.arrays import open_npy, open_npz
 from dptrain.data.sources.cifar10 import open_cifar10
 from dptrain.data.sources.digits import open_digits
 from dptrain.data.sources.folder import open_folder
+from dptrain.data.sources.hdf5 import open_hdf5
 from dptrain.data.sources.irradiance import open_irradiance
 from dptrain.data.sources.mnist import open_mnist
 from dptrain.data.sources.shapes import open_shapes
@@ -98,6 +99,20 @@ SOURCES: dict[str, Source] = {
         ),
         probe=network_of_arrays,
         paths=True,
+    ),
+    "hdf5": Source(
+        open_hdf5,
+        "datasets of an HDF5 file: each rank reads the rows of its samples when it needs them",
+        "hdf5:cells.h5?x=images&y=labels",
+        "FILE",
+        {"x": "NAME", "y": "NAME", **_FIT, **_CLASSES},
+        details=(
+            "Without x= and y=, inputs are the dataset x, images or data, and targets y, labels or",
+            "targets. A split is an ending of the names, x_train, y_train, x_test and y_test, or",
+            "groups: train/x, train/y, test/x, test/y; val is the validation split. Shapes and",
+            "types are those of npz. It needs the extra hdf5.",
+        ),
+        probe=network_of_arrays,
     ),
     "folder": Source(
         open_folder,

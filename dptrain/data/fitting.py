@@ -12,6 +12,7 @@ import numpy as np
 from dptrain.data.preprocessing.classes import are_texts
 from dptrain.data.preprocessing.layout import channels_first
 from dptrain.data.sources.arrays import training_pair
+from dptrain.data.sources.hdf5 import first_pair
 from dptrain.data.spec import Request
 from dptrain.network.layers import Dense, Flatten, Shape
 from dptrain.network.losses import Loss, MeanSquaredError, SoftmaxCrossEntropy
@@ -28,8 +29,8 @@ def network_of_images(request: Request) -> Network:
 
 
 def network_of_arrays(request: Request) -> Network:
-    """Return a linear network for the arrays of NumPy files."""
-    x, y = training_pair(request)
+    """Return a linear network for the arrays of NumPy or HDF5 files."""
+    x, y = first_pair(request) if request.name == "hdf5" else training_pair(request)
     shape = tuple((channels_first(x, request.text) if isinstance(x, np.ndarray) else x).shape)
     are_labels = (
         (y.ndim == 1 and y.dtype.kind in "iub") or are_texts(y) or request.names is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -340,3 +341,26 @@ def test_class_weights_of_the_global_minibatch(connected: World, options: dict[s
     tolerance = 0 if "shards" in options else 1e-12
     np.testing.assert_allclose(*losses, rtol=tolerance)
     np.testing.assert_allclose(*found, rtol=0, atol=tolerance * np.abs(found[0]).max())
+
+
+def test_ranks_read_their_samples_from_one_file(connected: World, tmp_path: Path) -> None:
+    import h5py
+
+    random = np.random.default_rng(5)
+    x, y = random.normal(size=(23, 2, 6, 6)).astype(np.float32), random.integers(0, 3, size=23)
+    path = connected.broadcast_json(str(tmp_path / "samples.h5"))
+    if connected.is_rank_zero:
+        with h5py.File(path, "w") as file:
+            for name in ("train", "test"):
+                file[f"{name}/x"], file[f"{name}/y"] = x, y
+    connected.barrier()
+    found = []
+    for world, data in ((World.single(), (x, y, x, y)), (connected, f"hdf5:{path}")):
+        trainer = Trainer(
+            NETWORK, data, world=world, progress=False, backend="numba", shards=4, batch_size=10,
+            epochs=2, validation=0.0,
+        )  # fmt: skip
+        trainer.fit()
+        connected.barrier()
+        found.append(np.concatenate([each.reshape(-1) for each in trainer.parameters.values()]))
+    np.testing.assert_array_equal(*found)

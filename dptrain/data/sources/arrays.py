@@ -188,10 +188,7 @@ def dataset_of_pairs(
         lazy: never cache the samples.
         unused: from `unused_note`.
     """
-    saved = request.preprocessing
-    expected = request.network.input_shape
-    if saved is not None and saved.stored_shape is not None:
-        expected = saved.stored_shape
+    saved, expected = request.preprocessing, expected_shape(request)
     checked = {
         tail: _check(x, y, both or f"x{tail} and y{tail} of {where}", expected)
         for tail, (x, y) in pairs.items()
@@ -242,6 +239,12 @@ def dataset_of_pairs(
         lazy=lazy,
         notes=(unused, *notes) if unused else notes,
     )
+
+
+def expected_shape(request: Request) -> Shape:
+    """Return the shape that raw samples probably have."""
+    saved = request.preprocessing
+    return (saved.stored_shape if saved is not None else None) or request.network.input_shape
 
 
 def all_names(request: Request, names: Names | None) -> Sequence[str] | None:
@@ -338,7 +341,7 @@ def opened_npz(path: Path, expected: str) -> Iterator[NpzFile]:
     except UserError:
         raise
     except DAMAGE as error:
-        raise UserError(f"{path} cannot be read as npz ({_line(error)}); {expected}") from None
+        raise UserError(f"{path} cannot be read as npz ({error_line(error)}); {expected}") from None
 
 
 def map_npy(path: Path) -> NDArray[Any]:
@@ -354,7 +357,7 @@ def map_npy(path: Path) -> NDArray[Any]:
             return array
     except DAMAGE as error:
         raise UserError(
-            f"{path} cannot be read as npy ({_line(error)}); expected an array of numbers"
+            f"{path} cannot be read as npy ({error_line(error)}); expected an array of numbers"
         ) from None
     raise UserError(f"{path} holds several arrays; rename it to .npz and use npz:{path}")
 
@@ -367,5 +370,6 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
-def _line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
+    """Return the first line of the message of an error."""
     return shown(str(error).partition("\n")[0], 200) or type(error).__name__

@@ -37,6 +37,7 @@ from dptrain.data.sources.arrays import (
     VALIDATION,
     Pair,
     dataset_of_pairs,
+    expected_shape,
     names_in,
     pairs_by_ending,
     unused_note,
@@ -244,9 +245,7 @@ def _read_samples(request: Request, samples: Any, where: str, splits: int) -> Pa
         raise UserError(f"{where} has no samples; expected at least 1")
     x, y = _pair_of(samples[0], f"sample 0 of {where}")
     first = as_numbers(x, f"the input of sample 0 of {where}")
-    saved = request.preprocessing
-    expected = request.network.input_shape if saved is None else saved.stored_shape
-    inputs = ObjectInputs(samples, count, first, expected or request.network.input_shape, where)
+    inputs = ObjectInputs(samples, count, first, expected_shape(request), where)
     # Raw and preprocessed samples exist at the same time.
     size = splits * count * (first.nbytes + 4 * math.prod(request.network.input_shape))
     fits = size <= cache_limit_bytes(request.ranks_per_node)
