@@ -13,7 +13,12 @@ from pathlib import Path
 from dptrain.batch import Batch
 from dptrain.data import spec as spec_of
 from dptrain.data.base import Dataset, Samples
-from dptrain.data.fitting import network_of_arrays, network_of_images
+from dptrain.data.fitting import (
+    network_of_arrays,
+    network_of_datasets,
+    network_of_images,
+    network_of_shards,
+)
 from dptrain.data.loading.augmentation import Augmentation
 from dptrain.data.loading.crop_windows import CropWindowLoader
 from dptrain.data.loading.loader import BatchSource, Loader
@@ -29,6 +34,7 @@ from dptrain.data.sources.mnist import open_mnist
 from dptrain.data.sources.shapes import open_shapes
 from dptrain.data.sources.synthetic import open_synthetic
 from dptrain.data.sources.table import linear_network, open_csv, open_maps
+from dptrain.data.sources.webdataset import open_webdataset
 from dptrain.data.spec import Source, parse
 from dptrain.errors import UserError
 from dptrain.network.layers import Dense
@@ -112,7 +118,7 @@ SOURCES: dict[str, Source] = {
             "groups: train/x, train/y, test/x, test/y; val is the validation split. Shapes and",
             "types are those of npz. It needs the extra hdf5.",
         ),
-        probe=network_of_arrays,
+        probe=network_of_datasets,
     ),
     "folder": Source(
         open_folder,
@@ -128,6 +134,23 @@ SOURCES: dict[str, Source] = {
             "Without a split, a fifth of the images, always the same, is the test split.",
         ),
         probe=network_of_images,
+    ),
+    "webdataset": Source(
+        open_webdataset,
+        "images and labels in tar files, read at their offset without extracting them",
+        "webdataset:shards/train-{000..009}.tar",
+        "TAR",
+        {"label": "NAME", "image": "SUFFIX", **_CLASSES},
+        details=(
+            "TAR is an archive, archives with the numbers of a range, or a folder of archives. The",
+            "files of a sample have the same name up to the first dot: 0001.jpg and 0001.cls with",
+            "a whole number or the name of a class, or 0001.json with a field label.",
+            "label= is another suffix or field. image= is needed if samples have several images,",
+            "such as image=rgb.png. Shards with train and test, or val, in their names or folders",
+            "are the splits; otherwise a fifth of the samples, always the same, is the test split.",
+            *_CLASSES_HELP,
+        ),
+        probe=network_of_shards,
     ),
     "csv": Source(
         open_csv,

@@ -232,11 +232,11 @@ def make_dataset(
         has_split=has_split,
         validation=ready[2] if validation is not None else None,
         gap=gap,
-        notes=(*notes, *_unseen_notes(known, preprocessing, network)),
+        notes=(*notes, *unseen_notes(known, preprocessing, network)),
     )
 
 
-def _unseen_notes(
+def unseen_notes(
     known: Mapping[str, NDArray[Any]], preprocessing: Preprocessing, network: Network
 ) -> list[str]:
     """Return a note for each split with classes that no training sample has.

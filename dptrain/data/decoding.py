@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.data.base import Dataset
-from dptrain.data.sources.folder import FolderSamples
+from dptrain.data.sources.folder import ImageSamples
 from dptrain.data.stored import CachedSamples, cache_limit_bytes
 from dptrain.machine import available_cores
 
@@ -26,7 +26,7 @@ def keep_decoded(dataset: Dataset, ranks_per_node: int) -> Dataset:
 
     Threads decode them, which the library does without the interpreter's lock. Pixels stay uint8 if
     no image is resized; otherwise the inputs are kept as float32. Their values are those of
-    `FolderSamples.read`.
+    `ImageSamples.read`.
 
     Args:
         dataset: any data set; only one of image files changes.
@@ -36,7 +36,7 @@ def keep_decoded(dataset: Dataset, ranks_per_node: int) -> Dataset:
         UserError: a file cannot be decoded.
     """
     splits = dataset.splits
-    files = [split for split in splits if isinstance(split, FolderSamples)]
+    files = [split for split in splits if isinstance(split, ImageSamples)]
     if len(files) < len(splits):
         return dataset
     limit = cache_limit_bytes(ranks_per_node)
@@ -52,7 +52,7 @@ def keep_decoded(dataset: Dataset, ranks_per_node: int) -> Dataset:
     return dataset
 
 
-def _decode(samples: FolderSamples, pixels: PixelFormat, threads: int) -> CachedSamples | None:
+def _decode(samples: ImageSamples, pixels: PixelFormat, threads: int) -> CachedSamples | None:
     """Decode all images; return None if they cannot be kept as `pixels`."""
     count = len(samples)
     x = np.empty((count, *samples.preprocessing.input_shape), pixels.dtype)
@@ -72,7 +72,7 @@ def _decode(samples: FolderSamples, pixels: PixelFormat, threads: int) -> Cached
     return CachedSamples(x, samples.targets, pixels=pixels)
 
 
-def _decode_one(samples: FolderSamples, index: int, x: NDArray[Any]) -> bool:
+def _decode_one(samples: ImageSamples, index: int, x: NDArray[Any]) -> bool:
     if x.dtype == np.uint8:
         return samples.read_pixels(index, x)
     samples.read_input(index, x)

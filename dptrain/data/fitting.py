@@ -11,8 +11,9 @@ import numpy as np
 
 from dptrain.data.preprocessing.classes import are_texts
 from dptrain.data.preprocessing.layout import channels_first
-from dptrain.data.sources.arrays import training_pair
+from dptrain.data.sources.arrays import Pair, training_pair
 from dptrain.data.sources.hdf5 import first_pair
+from dptrain.data.sources.webdataset import shard_paths
 from dptrain.data.spec import Request
 from dptrain.network.layers import Dense, Flatten, Shape
 from dptrain.network.losses import Loss, MeanSquaredError, SoftmaxCrossEntropy
@@ -28,9 +29,24 @@ def network_of_images(request: Request) -> Network:
     return _linear(IMAGES, SoftmaxCrossEntropy())
 
 
+def network_of_shards(request: Request) -> Network:
+    """Return a linear network for the images of tar files, as for those of a folder."""
+    shard_paths(request)
+    return _linear(IMAGES, SoftmaxCrossEntropy())
+
+
 def network_of_arrays(request: Request) -> Network:
-    """Return a linear network for the arrays of NumPy or HDF5 files."""
-    x, y = first_pair(request) if request.name == "hdf5" else training_pair(request)
+    """Return a linear network for the arrays of NumPy files."""
+    return _network_of_pair(request, training_pair(request))
+
+
+def network_of_datasets(request: Request) -> Network:
+    """Return a linear network for the datasets of an HDF5 file."""
+    return _network_of_pair(request, first_pair(request))
+
+
+def _network_of_pair(request: Request, pair: Pair) -> Network:
+    x, y = pair
     shape = tuple((channels_first(x, request.text) if isinstance(x, np.ndarray) else x).shape)
     are_labels = (
         (y.ndim == 1 and y.dtype.kind in "iub") or are_texts(y) or request.names is not None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.image_files.decoder import RuleCounts
-from dptrain.data.sources.folder import FolderSamples
+from dptrain.data.sources.folder import SPLITS, ImageSamples
 
 BATCH = 256
 """Samples that are read at once."""
@@ -116,7 +116,7 @@ def _add_targets(report: SplitReport, dataset: Dataset, y: NDArray[Any]) -> None
 
 def splits(dataset: Dataset) -> dict[str, Samples]:
     """Return the splits of a data set by name."""
-    return dict(zip(("training", "test", "validation"), dataset.splits, strict=False))
+    return dict(zip(SPLITS, dataset.splits, strict=False))
 
 
 def describe_data(dataset: Dataset) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def counting_rules(dataset: Dataset) -> tuple[Dataset, RuleCounts]:
     """Return the data set, and what will count the rules by which its image files are decoded."""
     counts = RuleCounts()
     parts = [
-        replace(part, counts=counts) if isinstance(part, FolderSamples) else part
+        replace(part, counts=counts) if isinstance(part, ImageSamples) else part
         for part in dataset.splits
     ]
     return dataset.with_splits(parts), counts

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dptrain.data.image_files.decoder import GREY_MODES, open_image
 from dptrain.data.image_files.decoder_warnings import collected_warnings
+from dptrain.data.image_files.tar_members import ImageFile
 
 _DEEP_MODES = ("I", "F")
 """Pillow's modes of grey images that the decoder refuses, and the beginning of their names."""
 
 
-def any_has_colour(paths: Sequence[Path]) -> bool:
+def any_has_colour(paths: Sequence[ImageFile]) -> bool:
     """Return True if one of the images has colours.
 
     Files are opened until one has, in an order in which neighbours are far apart.
@@ -24,7 +24,7 @@ def any_has_colour(paths: Sequence[Path]) -> bool:
     return any(has_colour(paths[index]) for index in order)
 
 
-def has_colour(path: Path) -> bool:
+def has_colour(path: ImageFile) -> bool:
     """Return True if an image has channels of colours, or a palette with a colour.
 
     A file that cannot be read has none; an error names it when its pixels are read.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from dptrain.data.image_files.decoder_warnings import collected_warnings
 from dptrain.data.image_files.headers import HEAD_BYTES, channel_bits, opened_bits
 from dptrain.data.image_files.listing import TYPES, begins_as_image
+from dptrain.data.image_files.tar_members import ImageFile
 from dptrain.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class RuleCounts:
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    first: dict[str, Path] = field(default_factory=dict)
+    first: dict[str, ImageFile] = field(default_factory=dict)
 
-    def add(self, path: Path, rules: tuple[str, ...]) -> None:
+    def add(self, path: ImageFile, rules: tuple[str, ...]) -> None:
         """Count the rules of an image."""
         self.counts.update(rules)
         for rule in rules:
@@ -83,11 +83,11 @@ class RuleCounts:
         ]
 
 
-def decode_file(path: Path, *, grey: bool) -> DecodedImage:
+def decode_file(path: ImageFile, *, grey: bool) -> DecodedImage:
     """Decode an image file.
 
     Args:
-        path: of the file.
+        path: of the file, or a file in an archive.
         grey: True for one channel, False for three.
 
     Raises:

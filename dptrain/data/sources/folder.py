@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.pixels import PixelFormat
 from dptrain.data.adaptation import adapt_request
-from dptrain.data.assembly import preprocessing_for, split_rows, targets_of
+from dptrain.data.assembly import preprocessing_for, split_rows, targets_of, unseen_notes
 from dptrain.data.base import Dataset, Samples, count_text
 from dptrain.data.image_files.colour import any_has_colour
 from dptrain.data.image_files.decoder import DecodedImage, RuleCounts, decode_file
@@ -25,7 +26,8 @@ from dptrain.data.image_files.listing import (
     no_images,
     sub_folders,
 )
-from dptrain.data.preprocessing.classes import listed
+from dptrain.data.image_files.tar_members import ImageFile
+from dptrain.data.preprocessing.classes import Names, listed
 from dptrain.data.preprocessing.images import Adapter
 from dptrain.data.preprocessing.names import printable, same_form
 from dptrain.data.preprocessing.preprocessing import Preprocessing
@@ -43,19 +45,22 @@ TRAINING_NAMES = ("train", "training")
 SPLIT_NAMES = (*TRAINING_NAMES, *TEST_NAMES, "testing", "dev", "eval")
 """Names, in lower case, of which two folders of classes are meant as splits."""
 
+SPLITS = ("training", "test", "validation")
+"""Names of the splits, in the order of `Dataset.splits`."""
+
 
 @dataclass(frozen=True, repr=False)
-class FolderSamples(Samples):
+class ImageSamples(Samples):
     """Image files, each decoded and resized whenever it is read.
 
     Attributes:
-        paths: one for each sample.
+        paths: one for each sample, in folders or in archives.
         targets: in the type that the loss reads.
         preprocessing: of the model.
         counts: counts the rules by which images are decoded; None if they are not counted.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[ImageFile, ...]
     targets: NDArray[Any]
     preprocessing: Preprocessing
     counts: RuleCounts | None = None
@@ -70,7 +75,7 @@ class FolderSamples(Samples):
     def known_targets(self) -> NDArray[Any]:
         return self.targets
 
-    def subset(self, indices: NDArray[np.int64]) -> FolderSamples:
+    def subset(self, indices: NDArray[np.int64]) -> ImageSamples:
         paths = tuple(self.paths[index] for index in indices)
         return replace(self, paths=paths, targets=self.targets[indices])
 
@@ -90,7 +95,7 @@ class FolderSamples(Samples):
         path = self.paths[index]
         self._count(path, read_image(path, self.preprocessing, x))
 
-    def _count(self, path: Path, decoded: DecodedImage) -> None:
+    def _count(self, path: ImageFile, decoded: DecodedImage) -> None:
         if self.counts is not None:
             self.counts.add(path, decoded.rules)
 
@@ -113,17 +118,20 @@ class FolderSamples(Samples):
         # Decoding is slow; a file is represented by its name, size and first bytes.
         for index in indices:
             path = self.paths[index]
-            name = printable(f"{path.parent.name}/{path.name}")
+            name = printable("/".join(Path(str(path)).parts[-2:]))
             try:
                 with path.open("rb") as file:
                     start = file.read(_DIGEST_BYTES)
-                yield f"{name}\0{path.stat().st_size}\0".encode() + start
+                    size = file.seek(0, os.SEEK_END)
+                yield f"{name}\0{size}\0".encode() + start
             except OSError as error:
                 raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
         yield self.targets[indices].tobytes()
 
 
-def read_image(path: Path, preprocessing: Preprocessing, x: NDArray[np.float32]) -> DecodedImage:
+def read_image(
+    path: ImageFile, preprocessing: Preprocessing, x: NDArray[np.float32]
+) -> DecodedImage:
     """Decode an image file and convert it to the network's input `x`, (1, C, H, W)."""
     decoded = decode_file(path, grey=preprocessing.is_grey)
     adapter = _adapter(preprocessing, decoded.pixels.shape[1:])
@@ -285,39 +293,73 @@ def open_folder(request: Request) -> Dataset:
     height and width.
     """
     folder = request.existing("directory")
-    shape = request.network.input_shape
-    if request.preprocessing is not None:
-        check_takes_images(request.preprocessing, str(folder))
-    if len(shape) != 3 or shape[0] not in (1, 3):
-        raise UserError(
-            f"{folder} has images, but {request.network.label} takes {shape}; "
-            "expected (1, H, W) or (3, H, W)"
-        )
-    where = str(folder)
+    check_network(request, str(folder))
     left_out = LeftOut(folder)
     classes, splits, has_split = _splits(request, folder, left_out)
-    names = dict(enumerate(classes))
-    channels = shape[0]
+    return dataset_of_images(
+        request,
+        splits,
+        str(folder),
+        has_split=has_split,
+        names=dict(enumerate(classes)),
+        notes=tuple(filter(None, [str(left_out)])),
+    )
+
+
+def check_network(request: Request, where: str) -> None:
+    """Raise `UserError` if a network cannot read image files."""
+    shape = request.network.input_shape
+    if request.preprocessing is not None:
+        check_takes_images(request.preprocessing, where)
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise UserError(
+            f"{where} has images, but {request.network.label} takes {shape}; "
+            "expected (1, H, W) or (3, H, W)"
+        )
+
+
+def dataset_of_images(
+    request: Request,
+    splits: Sequence[tuple[Sequence[ImageFile], NDArray[Any]]],
+    where: str,
+    *,
+    has_split: bool,
+    names: Names | None = None,
+    notes: tuple[str, ...] = (),
+) -> Dataset:
+    """Make a data set of image files.
+
+    Args:
+        request: for which network, and how; `check_network` has accepted it.
+        splits: image files and int64 labels for training, test and perhaps validation.
+        where: name of the data, for messages.
+        has_split: True if the data set defines its test split.
+        names: of the labels, if the data has them.
+        notes: as of `Dataset`.
+    """
+    channels, *size = request.network.input_shape
     if request.network.family is not None and request.preprocessing is None:
         channels = 3 if any_has_colour([path for paths, _ in splits for path in paths]) else 1
-    labels_of_splits = [labels for _, labels in splits]
+    all_labels = [labels for _, labels in splits]
     request = adapt_request(
-        request, (channels, *shape[1:]), labels_of_splits, where, names=names, are_labels=True
+        request, (channels, *size), all_labels, where, names=names, are_labels=True
     )
     network, shape = request.network, request.network.input_shape
     preprocessing = preprocessing_for(request, None, np.dtype(np.uint8))
-    train, test, *validation = (
-        FolderSamples(
+    parts = [
+        ImageSamples(
             tuple(paths),
             targets_of(request, preprocessing, labels, where),
             preprocessing,
         )
         for paths, labels in splits
-    )
+    ]
+    train, test, *validation = parts
     colour = "grey" if preprocessing.is_grey else "colour"
     counts = f"{count_text(len(train), len(test), *map(len, validation))} samples"
     if not (has_split or request.split):
         counts = f"{len(test):,} samples"
+    found = {name: np.unique(part.targets) for name, part in zip(SPLITS, parts, strict=False)}
     return Dataset(
         name=request.name,
         train=train,
@@ -326,14 +368,15 @@ def open_folder(request: Request) -> Dataset:
         targets=network.loss.targets,
         classes=preprocessing.classes,
         description=(
-            f"images of {folder}, {len(classes)} classes; {counts}; read as {colour}, "
+            f"images of {where}, {len(np.unique(np.concatenate(all_labels)))} classes; {counts}; "
+            f"read as {colour}, "
             f"{'cropped' if preprocessing.fit == 'crop' else 'resized'} to {shape[1]}×{shape[2]}"
         ),
         num_outputs=network.num_outputs,
         preprocessing=preprocessing,
         has_split=has_split,
         validation=validation[0] if validation else None,
-        notes=tuple(filter(None, [str(left_out)])),
+        notes=(*notes, *unseen_notes(found, preprocessing, network)),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from dptrain.data import open_data
 from dptrain.data.base import Dataset
 from dptrain.data.decoding import keep_decoded
-from dptrain.data.sources.folder import FolderSamples
+from dptrain.data.sources.folder import ImageSamples
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
 from dptrain.training.trainer import Trainer
@@ -58,7 +58,7 @@ def test_images_of_the_networks_size_stay_8_bit_pixels(
 
 def test_a_damaged_file_is_named(net: Any, images: Path) -> None:
     data = open_data(f"folder:{images}", net(SHAPE, 2))
-    assert isinstance(data.train, FolderSamples)
+    assert isinstance(data.train, ImageSamples)
     for path in data.train.paths[2:4]:
         path.write_bytes(b"damaged")
     with pytest.raises(UserError, match=f"{data.train.paths[2]} cannot be read as an image"):
