@@ -30,6 +30,7 @@ OMITTED = (
     "keep_checkpoints",
     "evaluate_every",
     "log_every",
+    "logger",
     "baseline_steps",
 )
 """Settings of training that have no effect on the time of a step."""

@@ -13,6 +13,8 @@ from dptrain.setting_groups import SettingGroup, UntilRecipe, UntilStart, settin
 if TYPE_CHECKING:
     from dptrain.network.zoo.recipes import Recipe
 
+NO_LOGGER = "none"
+
 DIRECTORY_SETTINGS = ("run_dir", "resume", "tags", "note")
 """Settings about the directory of a run, not the job. The file of a run does not contain them."""
 
@@ -98,4 +100,12 @@ class OutputSettings(SettingGroup[UntilRecipe, UntilStart]):
     )
     tensorboard: bool = setting(
         "output", False, "Also write files for TensorBoard, to the folder tensorboard of the run."
+    )
+    logger: str = setting(
+        "output",
+        NO_LOGGER,
+        "Also record settings, metrics of epochs and results for another program, in files and "
+        "without a server: `mlflow` in the database mlflow.db next to the run directory, `wandb` "
+        "in its folder wandb.",
+        choices=(NO_LOGGER, "mlflow", "wandb"),
     )

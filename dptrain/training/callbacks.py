@@ -16,6 +16,7 @@ from dptrain.comm.collective import call_on_rank_zero
 from dptrain.errors import UserError
 from dptrain.measure.recorder import CHECKPOINT
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
+from dptrain.runs.settings import NO_LOGGER
 from dptrain.training.history import Record
 from dptrain.training.output.board import (
     TIMES,
@@ -25,6 +26,7 @@ from dptrain.training.output.board import (
     write_activations,
 )
 from dptrain.training.output.display import Display
+from dptrain.training.output.loggers import LOGGERS, RunLogger, numbers
 from dptrain.training.persistence.checkpoints import replica_arrays
 
 if TYPE_CHECKING:
@@ -240,6 +242,46 @@ class MetricsLog(Callback):
         if self._board is not None:
             self._board.close()
             self._board = None
+
+
+class ExperimentLog(Callback):
+    """Record settings, metrics of epochs and results as the setting `logger` states."""
+
+    def __init__(self) -> None:
+        self._logger: RunLogger | None = None
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        job = trainer.job
+        if job.spec.logger == NO_LOGGER:
+            return
+
+        def open_logger() -> RunLogger:
+            assert job.run is not None
+            return LOGGERS[job.spec.logger](job.run.path, hyperparameters(job.spec))
+
+        self._logger = call_on_rank_zero(job.world, open_logger)
+
+    def on_epoch(self, trainer: Trainer, record: Record) -> None:
+        if self._logger is not None:
+            self._logger.metrics(trainer.step, numbers(record))
+
+    def on_fit_end(self, trainer: Trainer, conclusion: Conclusion) -> None:
+        if self._logger is not None:
+            recorded = {*hyperparameters(trainer.job.spec), *trainer.history.names}
+            results = {k: v for k, v in conclusion.summary.items() if k not in recorded}
+            self._logger.metrics(trainer.step, numbers(results))
+            self._end(complete=True)
+
+    def needs_parameters(self, trainer: Trainer, step: int) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._end(complete=False)
+
+    def _end(self, *, complete: bool) -> None:
+        if self._logger is not None:
+            self._logger.end(complete=complete)
+            self._logger = None
 
 
 class Checkpoints(Callback):

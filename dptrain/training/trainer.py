@@ -50,10 +50,11 @@ from dptrain.measure.recorder import EVALUATION
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
 from dptrain.notes import notes_shown
+from dptrain.runs.settings import NO_LOGGER
 from dptrain.training.averaging import averaged_parameters, averaged_replica, has_average
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.baseline import InterleavedBaseline, open_loader
-from dptrain.training.callbacks import Callback, Checkpoints, MetricsLog, Progress
+from dptrain.training.callbacks import Callback, Checkpoints, ExperimentLog, MetricsLog, Progress
 from dptrain.training.divergence import StableRate, raise_not_finite
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation.evaluation import (
@@ -261,7 +262,7 @@ class Trainer(Sealed):
         open_job: Callable[[Any], Job] | None = None,
     ) -> None:
         # Checkpoints come last, so that the metrics of a step are written before its checkpoint.
-        self.callbacks = [*callbacks, MetricsLog(), Checkpoints()]
+        self.callbacks = [*callbacks, MetricsLog(), ExperimentLog(), Checkpoints()]
         self.history = History()
         self._turn = threading.RLock()
         self._task: str | None = None
@@ -1086,8 +1087,9 @@ def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Gi
         if name not in GivenSettings.__dataclass_fields__ or name == "origins":
             raise UserError(unknown_setting("Trainer has no setting", name))
     chosen = GivenSettings(**named, origins=dict.fromkeys(named, "argument"))
-    if chosen.tensorboard and chosen.run_dir is None:
-        raise UserError("tensorboard writes files to the run directory; set run_dir too")
+    if chosen.run_dir is None and (chosen.tensorboard or chosen.logger != NO_LOGGER):
+        name = "tensorboard" if chosen.tensorboard else "logger"
+        raise UserError(f"{name} writes files to the run directory; set run_dir too")
     return chosen
 
 

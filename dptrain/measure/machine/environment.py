@@ -24,9 +24,11 @@ PACKAGES = (
     "click",
     "cupy-cuda12x",
     "cupy-cuda13x",
+    "h5py",
     "jinja2",
     "llvmlite",
     "matplotlib",
+    "mlflow",
     "mpi4py",
     "mpich",
     "numba",
@@ -43,6 +45,7 @@ PACKAGES = (
     "tensorboard",
     "tomli",
     "tomli-w",
+    "wandb",
 )
 """Distributions whose versions are recorded if they are installed."""
 

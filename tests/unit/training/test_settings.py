@@ -42,6 +42,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "freeze": ("conv1", "dense2,*.bias"),
     "rate_factor": ("conv1=0.5", "*=2"),
     "tensorboard": (True, False),
+    "logger": ("mlflow", "wandb"),
 }
 """Two right values of a setting; numbers are made up below."""
 
