@@ -407,7 +407,10 @@ class NumbaReplica(CropWindowReplica):
             for name, chosen in phases.items()
         }
         bands, transpose = self._input_bands, self._transpose
-        load = StageKernel((transpose,), lambda context: transpose.set_items(context.n * bands))
+        # `_load_input` sets the items of the same launch for other minibatches.
+        load = StageKernel(
+            (transpose,), lambda context: transpose.set_items(context.n * bands), every_step=True
+        )
         return {**kernels, "inference": [load, *kernels["forward"]]}
 
     def _are_annotated(self) -> bool:

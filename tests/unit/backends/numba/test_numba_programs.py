@@ -52,6 +52,15 @@ def test_a_program_computes_what_its_stages_compute() -> None:
     assert program.flat_parameters.tobytes() == stages.flat_parameters.tobytes()
 
 
+def test_forward_loads_all_samples_after_another_number_was_loaded() -> None:
+    replica = make()
+    replica.forward(batch(7)[0])
+    replica.forward_backward(*batch(3))
+    x = batch(7)[0] + 1
+    found = replica.forward(x)
+    np.testing.assert_allclose(found, make().forward(x), rtol=1e-6)
+
+
 def test_dropout_applies_in_training_only() -> None:
     replica = make()
     x, _ = batch(5)
