@@ -92,8 +92,11 @@ class Selection:
         return found
 
     def begin_again(self) -> None:
-        """Forget what ended training: the length of the run has been changed."""
-        self.since_best, self.since_reduction, self.reached = 0, 0, None
+        """Forget what ended training: the length of the run has been changed.
+
+        A plateau does not depend on the length, and goes on.
+        """
+        self.since_best, self.reached = 0, None
 
     def add(
         self,

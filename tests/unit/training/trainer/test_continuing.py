@@ -138,6 +138,14 @@ def test_plateau_reduces_the_rate_as_pytorch_does() -> None:
     np.testing.assert_allclose(*zip(*rates, strict=True), rtol=1e-12)
 
 
+def test_further_epochs_keep_what_a_plateau_has_counted() -> None:
+    selection = Selection(by="loss", patience=3, plateau=2)
+    for step in range(1, 6):
+        selection.add(step, loss=1.0, accuracy=None, epochs=step)
+        selection.begin_again()
+    assert (selection.reductions, selection.since_best) == (2, 0)
+
+
 def test_a_resumed_plateau_repeats_its_reductions(tmp_path: Path) -> None:
     given: dict[str, Any] = {"schedule": "plateau", "plateau_patience": 1, "step_factor": 0.5}
     given |= {"epochs": 12, "best_by": "loss", "learning_rate": 0.5}
