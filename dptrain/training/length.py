@@ -72,7 +72,8 @@ class LengthSettings(SettingGroup[UntilRecipe, UntilStart]):
         "Keep the parameters of the epoch with the highest accuracy or the "
         "lowest loss on the validation data, and end training with them. none ends with the last "
         "ones.",
-        otherwise="accuracy, or loss if the network predicts values; none without validation data",
+        otherwise="accuracy, or loss if the network predicts values or several labels; none "
+        "without validation data",
         choices=BEST_BY,
     )
     evaluate_every: int = setting(
@@ -126,7 +127,11 @@ class LengthSettings(SettingGroup[UntilRecipe, UntilStart]):
         """Return by what the best epoch is chosen, one of `BEST_BY`."""
         if not has_validation:
             return "none"
-        return first(self.best_by, "loss" if network.loss.targets == "values" else "accuracy")
+        # The accuracy of several labels counts samples with all labels right, often none.
+        by_loss = network.loss.targets == "values" or (
+            network.loss.targets == "binary" and network.num_outputs > 1
+        )
+        return first(self.best_by, "loss" if by_loss else "accuracy")
 
     def check_until_accuracy(self, network: Network) -> None:
         """Raise `UserError` if an accuracy is requested, but the network predicts values."""

@@ -243,6 +243,9 @@ def test_values_are_selected_by_their_loss(tmp_path: Path) -> None:
     assert trainer.summary["validation_accuracy"] is None
     with pytest.raises(UserError, match="--best-by accuracy needs classes"):
         Trainer("mlp-8", "irradiance?samples=300", validation=0.2, best_by="accuracy", **given)
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    labels = Trainer("multilabel-4", (x, (x > 0).astype(int)), validation=0.2, **given)
+    assert labels.job.spec.best_by == "loss"
 
 
 def test_the_recipe_of_the_digits_has_validation_data() -> None:
