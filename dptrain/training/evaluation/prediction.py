@@ -128,6 +128,11 @@ def prediction_lines(predictions: Predictions, model: TrainedModel) -> Iterator[
             order = np.argsort(-row, kind="stable")[:MOST_SHOWN].tolist()
             chosen = [i for i in order if row[i] >= LEAST_SHOWN or i == order[0]]
             shown = [f"{names[i]} {row[i]:.1%}" for i in chosen]
+        if is_value:
+            target = [f"{float(value):.6g}" for value in target if value]
+        elif len(target) > 1 and any(target):
+            target = [label for label, value in zip(names, target, strict=True) if float(value)]
+            target = target or ["none"]
         known = [f"(target {', '.join(target)})"] if any(target) else []
         yield "  ".join([f"{name:{width}}", *shown, *known])
 

@@ -18,6 +18,7 @@ from dptrain.network import (
     SoftmaxCrossEntropy,
 )
 from dptrain.training.evaluation.prediction import (
+    Predictions,
     predict_all,
     predict_to_file,
     prediction_lines,
@@ -90,3 +91,21 @@ def test_a_line_has_the_most_probable_classes_or_the_values(
     both = predict_all(model, [*files, *files], World.single())
     assert [*both.names] == [f"{files[0]}/{row}" for row in (0, 1, 0, 1)]
     np.testing.assert_array_equal(both.values[:2], both.values[2:])
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [(SigmoidBinaryCrossEntropy(), ["1", "none"]), (MeanSquaredError(), ["0, 670.015", "0, 0"])],
+)
+def test_a_line_names_the_labels_of_a_target_and_rounds_its_values(
+    loss: Loss, expected: list[str]
+) -> None:
+    network = Network((2,), [Dense(2)], loss, name="lines")
+    model = model_of(network, plain(network))
+    is_value = isinstance(loss, MeanSquaredError)
+    targets = [("0", "670.0152587890625" if is_value else "1"), ("0", "0")]
+    found = Predictions(["0", "1"], np.zeros((2, 2)), targets)
+    names = model.preprocessing.output_names(network)
+    texts = [names[1] if text == "1" else text for text in expected]
+    for line, text in zip(prediction_lines(found, model), texts, strict=True):
+        assert line.endswith(f"(target {text})")
