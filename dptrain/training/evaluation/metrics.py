@@ -22,7 +22,7 @@ Metrics = Mapping[str, Callable[[NDArray[Any], NDArray[Any]], float]]
 
 OWN_NAMES = (
     "loss", "accuracy", "top5_accuracy", "mean_f1", "auc", "mae", "rmse", "r2", "samples",
-    "scored", "notes", "classes", "confusion", "unpredicted",
+    "scored", "notes", "classes", "confusion", "unpredicted", "label_accuracy", "labels",
 )  # fmt: skip
 """Names of results that every evaluation has."""
 
