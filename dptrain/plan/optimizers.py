@@ -49,7 +49,7 @@ def parse_rate_factors(text: str) -> tuple[tuple[str, float], ...]:
         if not pattern or not isinstance(factor, float) or not 0.0 < factor < 1e6:
             raise UserError(
                 f"--rate-factor has '{shown(part)}'; expected PATTERN=FACTOR with a factor above "
-                "0, such as layer4.*=0.1; --freeze PATTERN trains parameters not at all"
+                "0, such as layer4.*=0.1; --freeze PATTERN does not train parameters"
             )
         found.append((pattern.strip(), factor))
     return tuple(found)

@@ -194,7 +194,7 @@ class AugmentationSettings(SettingGroup[UntilRecipe, UntilStart]):
     randaugment: int = setting(
         "data",
         0,
-        "Augmentation: make this many random operations (RandAugment) on each training image, "
+        "Augmentation: apply this many random operations (RandAugment) to each training image, "
         "usually 2.",
         at_least=0,
         at_most=MAX_OPERATIONS,

@@ -346,7 +346,7 @@ SCHEDULES = {
     ),
     "function": Kind(
         _function,
-        "a function of the progress, in Python alone",
+        "a function of the progress, only in Python",
         _check_function,
         uses_total=True,
     ),

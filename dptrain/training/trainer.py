@@ -117,7 +117,7 @@ class Trainer(Sealed):
         data: the name of a data set as for ``dptrain train --data``; None for the one of the
             network's recipe, or for data that `fit` receives; arrays ``(x_train, y_train, x_test,
             y_test)`` or ``(x, y)``; a mapping with these names; or any object that
-            `dptrain.data.sources.objects` describes. A network that is named gets the channels or
+            `dptrain.data.sources.objects` describes. A named network gets the channels or
             columns of the data and its number of classes or target columns; one of your own must
             have them.
         classes: names of the labels of arrays and objects: a list in the order of the labels 0, 1,

@@ -156,6 +156,7 @@ assert sys.argv[1] == "train"
 values = dict(train.make_context("train", sys.argv[2:]).params)
 file = values.pop("file")
 assert not values.pop("dry")
+assert not values.pop("verbose")
 config = load_settings(set_flags(values), os.environ, file)
 launch = find_launch()
 gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -179,7 +179,8 @@ class Preprocessing:
             if not self.rows.is_plain:
                 parts.append(f"a sample is {self.rows}")
             if self.target:
-                parts.append(f"target {self.target}, {self.horizon} rows ahead")
+                ahead = f", {self.horizon} rows ahead" if self.horizon else ""
+                parts.append(f"target {self.target}{ahead}")
         else:
             parts = [f"{shape} of {self.stored_dtype}"]
             if self.has_pixels:

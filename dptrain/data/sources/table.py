@@ -143,12 +143,13 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     stored = x if layout.is_plain else RowSamples(x, layout)
     train, test = (RawSplit(stored, y, np.arange(*span)) for span in spans)
     rows = "" if layout.is_plain else f" of {layout}" if lags and not positions else f" as {layout}"
+    ahead = f" {horizon} rows ahead" if horizon else ""
     return make_dataset(
         request,
         train,
         test,
         preprocessing=preprocessing,
-        origin=f"{path}, {len(names)} columns{rows} standardised, {described} {horizon} rows ahead",
+        origin=f"{path}, {len(names)} columns{rows} standardised, {described}{ahead}",
         where=where,
         has_split=False,
         gap=horizon + layout.depth or None,
