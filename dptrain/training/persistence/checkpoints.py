@@ -319,8 +319,8 @@ class CheckpointStore:
         found = self._look()
         if not found:
             raise UserError(
-                f"there is no checkpoint in {self.folder}; train a new run, or begin one that ended "
-                "before its first checkpoint again with --resume"
+                f"there is no checkpoint in {self.folder}; train a new run, or begin one that "
+                "ended before its first checkpoint again with --resume"
             )
         if step is not None and step not in found:
             steps = ", ".join(map(str, sorted(found)))
