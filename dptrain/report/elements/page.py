@@ -137,7 +137,7 @@ def without_folders(text: str) -> str:
     """Return a text with the last part of each absolute path, since a page may be published.
 
     Example:
-        >>> without_folders("folder:/home/me/flowers?classes=a,b at 3 images/s")
+        >>> without_folders("folder:/data/flowers?classes=a,b at 3 images/s")
         'folder:flowers?classes=a,b at 3 images/s'
     """
     return re.sub(r"(?<![^\s:=,('\"])/(?:[^\s/:;,'\"]+/)*(?=[^\s/])", "", text)
