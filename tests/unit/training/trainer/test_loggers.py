@@ -90,10 +90,10 @@ def test_mlflow_has_settings_epochs_and_results(tmp_path: Path, mlflow: Calls) -
 
 def test_wandb_is_offline_and_has_settings_epochs_and_results(tmp_path: Path, wandb: Calls) -> None:
     trainer = train(tmp_path / "run", "wandb")
-    (_, begun), *epochs, (_, results), (_, code) = wandb
-    assert begun["mode"] == "offline"
-    assert begun["dir"] == str(tmp_path / "run")
-    assert begun["config"]["seed"] == 3
+    (_, started), *epochs, (_, results), (_, code) = wandb
+    assert started["mode"] == "offline"
+    assert started["dir"] == str(tmp_path / "run")
+    assert started["config"]["seed"] == 3
     assert code == 0
     check_metrics(trainer, [found for _, found in epochs], results)
 
