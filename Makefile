@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/$(ENV)/bin:$(PATH)
 help:
 	@echo "make train      install into $(ENV) and train on $(RANKS) ranks; RANKS=2 ARGS='--epochs 2'"
 	@echo "make test       install and run the quick tier of the tests; SUITES='ranks-2' selects some"
-	@echo "make test-more  run one of the three parts of all other tests; PART=2"
+	@echo "make test-more  run one of the five parts of all other tests; PART=2"
 	@echo "make test-all   run every test"
 	@echo "make mutants    plant small faults and count those that the tests find"
 	@echo "make fuzz       try random inputs, valid and damaged, a minute of each kind; MINUTES=10"

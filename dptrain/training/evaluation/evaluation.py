@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.replica import CropWindowReplica, Replica
+from dptrain.batch import Batch
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.world import World
@@ -68,8 +69,8 @@ def batches_of(
 
 def pixel_batches_of(
     replica: Replica, samples: Samples, indices: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]] | None:
-    """Return batches of 8-bit images, targets and crop windows, in arrays that are reused.
+) -> Iterator[Batch] | None:
+    """Return batches of parts of 8-bit images, in arrays that are reused.
 
     Returns:
         None if the samples have no such images, or the replica cannot load them.
@@ -87,14 +88,36 @@ def pixel_batches_of(
     converted = pixels.converted_shape(shape)
     windows = centred_windows(network.input_shape, converted, np.arange(size))
 
-    def batches() -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]]:
+    def batches() -> Iterator[Batch]:
         for start in range(0, len(indices), size):
             chosen = indices[start : start + size]
             n = len(chosen)
             samples.read_kept(chosen, x[:n], y[:n])
-            yield x[:n], y[:n], windows[:n]
+            yield Batch.of_windows(windows[:n], y[:n], images=x[:n])._replace(samples=chosen)
 
     return batches()
+
+
+def kept_batches(
+    replica: Replica, samples: Samples, indices: NDArray[np.int64], first: int
+) -> list[Batch]:
+    """Return batches of images that the replica keeps.
+
+    Args:
+        first: number of the first of the samples' images among those that it keeps.
+    """
+    assert isinstance(replica, CropWindowReplica)
+    assert replica.image_format is not None
+    shape, pixels = replica.image_format
+    targets, size = samples.known_targets(), replica.plan.batch_size
+    assert targets is not None, "their images were in memory"
+    inputs = replica.plan.network.input_shape
+    windows = centred_windows(inputs, pixels.converted_shape(shape), first + indices)
+    spans = [slice(start, start + size) for start in range(0, len(indices), size)]
+    return [
+        Batch.of_windows(windows[span], targets[indices[span]])._replace(samples=indices[span])
+        for span in spans
+    ]
 
 
 def images_for(replica: Replica, samples: Samples) -> Samples:
@@ -116,6 +139,8 @@ def score(
     world: World,
     collectors: Sequence[Collector] = (),
     counts: Counts = (),
+    *,
+    first: int | None = None,
 ) -> Score:
     """Return the score of all samples; each rank evaluates its shard, all receive the result.
 
@@ -127,24 +152,30 @@ def score(
         world: the ranks; every rank calls this function.
         collectors: receive the outputs of the shard of this rank.
         counts: shares of the ranks; empty if they are equal.
+        first: number of the first of their images among those that the replica keeps; None if it
+            keeps none of them.
     """
     mine = shard(len(samples), world.rank, world.size, counts)
     if replica.plan.setting.shards:
         return _exact_score(replica, samples, world, mine, collectors)
-    totals, indices = np.zeros(2), np.arange(len(samples), dtype=np.int64)[mine]
-    pixel_batches = pixel_batches_of(replica, samples, indices)
-    if pixel_batches is not None:
-        done = 0
-        for images, y, windows in pixel_batches:
-            totals += replica.evaluate(images, y, crop_windows=windows)
-            chosen, done = indices[done : done + len(y)], done + len(y)
-            for collector in collectors:
-                collector.add(chosen, replica.output(), y)
-    else:
-        for chosen, x, y in batches_of(replica, samples, indices):
-            totals += replica.evaluate(x, y)
-            for collector in collectors:
-                collector.add(chosen, replica.output(), y)
+
+    def collect(batch: Batch) -> None:
+        for collector in collectors:
+            assert batch.y is not None
+            collector.add(batch.samples, replica.output(), batch.y)
+
+    indices = np.arange(len(samples), dtype=np.int64)[mine]
+
+    def batches() -> Iterable[Batch]:
+        if first is not None:
+            return kept_batches(replica, samples, indices, first)
+        return pixel_batches_of(replica, samples, indices) or (
+            Batch.of(x, y)._replace(samples=chosen)
+            for chosen, x, y in batches_of(replica, samples, indices)
+        )
+
+    key = None if first is None else (first, mine.start, mine.stop)
+    totals = np.array(replica.score(batches, collect if collectors else None, key=key))
     world.all_reduce(totals)
     count = len(samples)
     has_labels = replica.plan.network.loss.targets != "values"
@@ -161,11 +192,12 @@ def score_in_detail(
     metrics: Metrics = MappingProxyType({}),
     *,
     quality: bool = True,
+    first: int | None = None,
 ) -> tuple[Score, Quality | None]:
     """Return the score of all samples, and the quality of their predictions.
 
     Args:
-        replica, samples, world, counts: as for `score`.
+        replica, samples, world, counts, first: as for `score`.
         preprocessing: of the model, which names its outputs.
         metrics: of the user, part of the score.
         quality: False leaves out the quality, which is None then.
@@ -174,7 +206,7 @@ def score_in_detail(
     collector = make_collector(count, network, preprocessing) if quality else None
     own = MetricCollector(metrics, count, network, preprocessing) if metrics else None
     collectors = [each for each in (collector, own) if each is not None]
-    found = score(replica, samples, world, collectors, counts)
+    found = score(replica, samples, world, collectors, counts, first=first)
     if own is not None:
         found = replace(found, metrics=own.result(world))
     return found, None if collector is None else collector.result(world)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from dptrain.backends.named_arrays import NamedArrays
 from dptrain.backends.replica import Replica
 from dptrain.errors import UserError, shown
 from dptrain.files import (
@@ -541,9 +542,9 @@ def replica_arrays(replica: Replica) -> dict[str, NDArray[Any]]:
         (out, in) or (out,), and in the dtype of the replica. They do not depend on the backend.
     """
     return {
-        f"{kind}/{name}": arrays[name]
+        f"{kind}/{name}": array
         for kind, arrays in _named(replica).items()
-        for name in arrays
+        for name, array in arrays.copies().items()
     }
 
 
@@ -591,7 +592,7 @@ def restore_replica(
     replica.updates = updates
 
 
-def _named(replica: Replica) -> dict[str, Any]:
+def _named(replica: Replica) -> dict[str, NamedArrays]:
     return {"parameters": replica.parameters, STATISTICS: replica.statistics, **replica.state}
 
 

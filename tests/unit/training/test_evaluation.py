@@ -59,6 +59,33 @@ def test_scores_from_pixels_and_from_inputs_are_equal(
         np.testing.assert_array_equal(trainer.parameters[name], values)
 
 
+@pytest.mark.parametrize("kind", ["images", "resized images", "vectors", "few bytes"])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_device_keeps_the_images_of_the_validation_data(kind: str, keeps: bool) -> None:
+    x, y = arrays(11 if kind == "resized images" else 8)
+    network = NETWORK
+    if kind == "vectors":
+        x, network = x.reshape(len(x), 192), Network((192,), [Dense(2)], name="vectors")
+    if kind == "few bytes":  # Values are checked when they are read.
+        x = x // 16
+    trainer = Trainer(
+        network, (x, y), backend="cuda", validation=0.3, steps=4, batch_size=8, progress=False,
+        device_cache=0.5 if keeps else 0.0,
+    )  # fmt: skip
+    trainer.fit()
+    job, validation = trainer.job, trainer.data.validation
+    assert validation is not None
+    assert job.validation_at == (len(trainer.data.train) if keeps else None)
+    for change in (1.0, 1.0, 2.0):
+        name = next(iter(job.replica.parameters))
+        job.replica.parameters[name] = change * job.replica.parameters[name]
+        found = score(job.replica, validation, World.single(), first=job.validation_at)
+        assert found == score(job.replica, validation, World.single())
+    assert found.samples == len(validation)
+    # The other samples are not those of the validation data.
+    assert found.loss != score(job.replica, trainer.data.test, World.single()).loss
+
+
 @pytest.mark.parametrize("backend", ["numba", "cuda", "reference"])
 def test_a_loaded_model_evaluates_images_that_are_cropped(backend: str, tmp_path: Path) -> None:
     x, y = arrays(11)

@@ -89,8 +89,8 @@ def test_images_are_cached_on_the_device_up_to_a_share_of_its_free_memory(
     replica: Any = Mock(spec=DeviceReplica, backend=backend)
     world = World.single()
     world.local_size = local_size
-    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
-    found = _cache_images(replica, inputs, world, GivenSettings(**changes))
+    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples, validation=None))
+    found, _ = _cache_images(replica, inputs, world, GivenSettings(**changes))
     assert replica.cache_images.called == cached
     assert found is (samples if cached else None)
 
@@ -102,8 +102,9 @@ def test_a_device_also_caches_images_that_are_in_files(kind: type[Replica]) -> N
     samples = StoredSamples(images, labels, np.array([4, 0, 2]), preprocessing, "x.npy")
     free = None if kind is CropWindowReplica else 1 << 20
     replica: Any = Mock(spec=kind, backend=SimpleNamespace(free_bytes=lambda: free))
-    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
-    found = _cache_images(replica, inputs, World.single(), GivenSettings())
+    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples, validation=None))
+    found, validation_at = _cache_images(replica, inputs, World.single(), GivenSettings())
+    assert validation_at is None
     if kind is CropWindowReplica:
         assert found is None
         return
@@ -116,14 +117,39 @@ def test_a_device_also_caches_images_that_are_in_files(kind: type[Replica]) -> N
     np.testing.assert_array_equal(found.y, [4, 0, 2])
 
 
+@pytest.mark.parametrize(
+    ("size", "share", "kept"), [(2, 0.5, True), (2, 6e-5, False), (3, 0.5, False)]
+)
+def test_a_device_keeps_the_validation_images_behind_the_training_images(
+    size: int, share: float, kept: bool
+) -> None:
+    """If there is memory for both, 384 and 288 bytes of 8 MiB, and if they are alike."""
+    train = CachedSamples(np.arange(48).reshape(4, 3, 2, 2), np.zeros(4, np.int32))
+    validation = CachedSamples(np.ones((3, 3, size, size)), np.zeros(3, np.int32))
+    replica: Any = Mock(
+        spec=DeviceReplica,
+        backend=SimpleNamespace(free_bytes=lambda: 8 << 20),
+        resizes_images=False,
+    )
+    dataset: Any = SimpleNamespace(train=train, validation=validation)
+    inputs: Any = SimpleNamespace(dataset=dataset)
+    found = _cache_images(replica, inputs, World.single(), GivenSettings(device_cache=share))
+    assert found == (train, 4 if kept else None)
+    images = replica.cache_images.call_args.args[0]
+    assert len(images) == (7 if kept else 4)
+    np.testing.assert_array_equal(images[2:5][:2], train.x[2:])
+    assert not kept or (images[2:5][2] == 1).all()
+    assert images[0:0].shape == (0, 3, 2, 2)
+
+
 @pytest.mark.parametrize(("kind", "kept"), [(CropWindowReplica, True), (Replica, False)])
 def test_images_in_host_memory_are_kept_if_the_replica_can_load_parts_of_them(
     kind: type[Replica], kept: bool
 ) -> None:
     samples = CachedSamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
     replica: Any = Mock(spec=kind, backend=SimpleNamespace(free_bytes=lambda: None))
-    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
-    found = _cache_images(replica, inputs, World.single(), GivenSettings())
+    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples, validation=None))
+    found, _ = _cache_images(replica, inputs, World.single(), GivenSettings())
     assert found is (samples if kept else None)
 
 

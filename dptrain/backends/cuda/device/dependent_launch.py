@@ -50,6 +50,9 @@ class _Config(ctypes.Structure):
     )
 
 
+WORD = 8
+"""Bytes of an address, to which all arguments are aligned."""
+
 Launch = Callable[[int, Extent, Extent, Sequence[Any], int, int], None]
 """Function that enqueues a kernel: handle, grid, block, arguments, shared memory in bytes,
 stream."""
@@ -78,8 +81,10 @@ def find_dependent_launch(architecture: int) -> Launch | None:
         shared_bytes: int,
         stream: int,
     ) -> None:
-        values = [_value(arg) for arg in args]
-        pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
+        count, size = len(args), max((_size(arg) for arg in args), default=WORD)
+        values = ctypes.create_string_buffer(b"".join(_value(arg, size) for arg in args))
+        first = ctypes.addressof(values)
+        pointers = (ctypes.c_void_p * count)(*range(first, first + count * size, size))
         config = _Config(
             (*map(int, grid),),
             (*map(int, block),),
@@ -95,6 +100,14 @@ def find_dependent_launch(architecture: int) -> Launch | None:
     return launch
 
 
-def _value(arg: Array | np.generic) -> np.ndarray:
-    """Return the bytes of a kernel argument: a scalar, or the address of an array."""
-    return np.array(arg if isinstance(arg, np.generic) else np.uint64(arg.data.ptr))
+def _size(arg: Array | np.generic) -> int:
+    """Return the bytes that are reserved for a kernel argument: whole words."""
+    return -(-arg.itemsize // WORD) * WORD if isinstance(arg, np.generic) else WORD
+
+
+def _value(arg: Array | np.generic, size: int) -> bytes:
+    """Return a kernel argument, a scalar or the address of an array, in `size` bytes."""
+    if isinstance(arg, np.generic):
+        return arg.tobytes().ljust(size, b"\0")
+    address: int = arg.data.ptr
+    return address.to_bytes(size, "little")

@@ -107,8 +107,8 @@ class StagingBuffer:
         self._host_results.append(results)
         self._host_results_view.append((device.device_view(sums), device.device_view(results[1])))
 
-    def prepare_series(self, count: int, nbytes: int, *, uploads: bool) -> range:
-        """Make slots for steps in series.
+    def add_slots(self, count: int, nbytes: int, *, uploads: bool) -> range:
+        """Make slots for steps in series, all of which upload messages or none.
 
         Args:
             count: number of slots.
@@ -119,14 +119,15 @@ class StagingBuffer:
         Returns:
             The slots.
         """
-        assert len(self.host) == self._num_slots, "the slots were made before"
+        first = len(self.host)
+        assert first == self._num_slots or uploads == self._uploads_series
         self._uploads_series = uploads
         if uploads:
             memory = self._device.zeros((count, nbytes), "uint8")
             self._memory += [memory[slot] for slot in range(count)]
         for _ in range(count):
             self._add_slot(nbytes)
-        return range(self._num_slots, len(self.host))
+        return range(first, len(self.host))
 
     def open_slot(self, slot: int | None = None) -> int:
         """Return the index of a slot after all work that reads its message has run.

@@ -49,8 +49,8 @@ class PinnedStagingBuffer(StagingBuffer):
             events.append(self._gpu.event())
         self._is_done.append(True)
 
-    def prepare_series(self, count: int, nbytes: int, *, uploads: bool) -> range:
-        slots = super().prepare_series(count, nbytes, uploads=uploads)
+    def add_slots(self, count: int, nbytes: int, *, uploads: bool) -> range:
+        slots = super().add_slots(count, nbytes, uploads=uploads)
         self._addresses = self._find_addresses()
         return slots
 
