@@ -659,7 +659,8 @@ class CudaReplica(DeviceReplica):
                 self.enqueue_sums_copy()
                 self.device.join_streams()
 
-        program = self.device.program(enqueue)
+        # Steps have run all kernels of a forward pass.
+        program = self.device.program(enqueue, warm=self.updates > 0)
 
         def run() -> tuple[float, int]:
             with self._kept_sums():
