@@ -12,12 +12,15 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dptrain import __version__
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
+from dptrain.records import from_values
+
+T = TypeVar("T")
 
 OUTPUT = "--output"
 """Flag of the directory with the results."""
@@ -68,6 +71,19 @@ class Ledger:
         whole = {KEY: key, **record}
         self._file.append(whole)
         self.records[key] = parse_json(dump_json(whole))
+
+    def results(self, kind: type[T]) -> dict[str, T]:
+        """Return the results by the key of their case; see `result_from`."""
+        return {key: result_from(kind, record) for key, record in self.records.items()}
+
+
+def result_from(kind: type[T], record: Mapping[str, Any]) -> T:
+    """Return the result of which `dataclasses.asdict` made the record of a case.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: the record is none of `kind`.
+    """
+    return from_values(kind, {name: value for name, value in record.items() if name != KEY})
 
 
 def machine(machine_facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from dptrain.errors import UserError
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import Estimate
-from dptrain.records import Form
+from dptrain.records import Form, StoredRecord
 from dptrain.report.differences import difference, ratio
 from dptrain.report.profiles.profile_page import MeasuredProfile
 from dptrain.report.runs.run_record import TrainingRun, step_estimate
@@ -24,11 +24,6 @@ from dptrain.scaling.pairing import difference as difference_of_launches
 from dptrain.scaling.study import STRONG, WEAK, Point, Study
 
 FILE = "comparison.json"
-FORM = Form(
-    noun="comparison",
-    otherwise="expected a file of `dptrain report A B`",
-    anew="compare again",
-)
 POINTS, PERCENT = "percentage points", "%"
 
 Result = TrainingRun | MeasuredProfile | Study
@@ -55,7 +50,7 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(StoredRecord):
     """A comparison.
 
     Attributes:
@@ -66,6 +61,12 @@ class Comparison:
         settings: settings that differ: values by name, one for each result.
         notes: restrictions of the validity.
     """
+
+    FORM = Form(
+        noun="comparison",
+        otherwise="expected a file of `dptrain report A B`",
+        anew="compare again",
+    )
 
     noun: str
     names: tuple[str, ...]
