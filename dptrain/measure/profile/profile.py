@@ -7,12 +7,14 @@ rates in 10⁹ per second.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from dptrain.measure.machine.counters import Processor
 from dptrain.measure.machine.energy import Energy
 from dptrain.measure.profile.pop import Pop
+from dptrain.measure.statistics import Estimate
 from dptrain.records import Form, StoredRecord
 
 
@@ -36,6 +38,13 @@ class Spread:
     high: float | None = None
     p95: float | None = None
     p99: float | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """The median with its interval, which is infinite if there is none."""
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        return Estimate(self.median, low, high, self.n)
 
 
 @dataclass(frozen=True)

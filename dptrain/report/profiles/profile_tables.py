@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from dptrain.measure.profile.loss_tables import FACTOR_NAMES
@@ -16,7 +15,6 @@ from dptrain.measure.profile.profile import (
     StepParts,
 )
 from dptrain.measure.profile.profile_tables import LOST_IF
-from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.canvas import PARTS, part_name
 from dptrain.report.elements.numbers import decimals_for, fixed, percent
 from dptrain.report.elements.tables import Column, Records, Table, texts
@@ -70,7 +68,7 @@ def parts_table(name: str, file: str, step: Spread, parts: StepParts) -> Table:
     total = fixed(parts.typical.total, decimals)
     columns = (
         texts("part", [*(part_name(part) for part in shown), "step"], kind="prose"),
-        Records([_estimate(spread) for spread in medians.items], medians.at).estimates(
+        Records(medians.found("estimate"), medians.at).estimates(
             "median", "ms", "", centre="median", decimals=decimals
         ),
         medians.values("p95", "ms", "p95", decimals=decimals),
@@ -84,12 +82,6 @@ def parts_table(name: str, file: str, step: Spread, parts: StepParts) -> Table:
         "the steps closest to the median, do. All steps include slow ones."
     )
     return Table(name, "Parts of a step", file, columns, note)
-
-
-def _estimate(found: Spread) -> Estimate:
-    low = -math.inf if found.low is None else found.low
-    high = math.inf if found.high is None else found.high
-    return Estimate(found.median, low, high, found.n)
 
 
 def _shares(head: str, parts: Parts, shown: Sequence[str]) -> Column:

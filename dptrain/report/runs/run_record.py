@@ -196,7 +196,7 @@ class TrainingRun:
     def step(self) -> Estimate | None:
         """Median of the steps with its interval, which is infinite for a short run."""
         found = self.step_ms
-        return None if found is None else step_estimate(found)
+        return None if found is None else found.estimate
 
     @property
     def step_parts(self) -> StepParts | None:
@@ -237,13 +237,6 @@ class TrainingRun:
             found.append(float(record["epoch"]) * self.num_training_samples / float(rate))
         increasing = all(later > earlier for earlier, later in pairwise(found))
         return found if found and increasing else None
-
-
-def step_estimate(found: Spread) -> Estimate:
-    """Return a median with its interval, which is infinite if there is none."""
-    low = -math.inf if found.low is None else found.low
-    high = math.inf if found.high is None else found.high
-    return Estimate(found.median, low, high, found.n)
 
 
 def _column(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError
 from dptrain.forms import NUMBER, TEXT, check_form
-from dptrain.report.elements.canvas import BOTTOM, HEIGHT, Plot, legend_below, legend_height, plot
+from dptrain.report.elements.canvas import Plot, plot
 from dptrain.report.elements.numbers import decimals_for, percent, scaled_bytes, short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
 from dptrain.report.elements.tables import Column, Number, Records, Table
@@ -242,18 +242,14 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
     if len(scored) < 2:
         return []
     axis = next(iter(scored[0].point)).replace("_", " ")
-    rows = len(lines) if any(lines) else 0
 
     def draw(axes: Axes) -> None:
         draw_sweep(axes, points)
         axes.set_xlabel(axis, labelpad=2)
-        if rows:
-            legend_below(axes, 1, lines=True)
 
     alt = "; ".join(
         f"{_name(p)}: {_score(p.score.value, p.scored)}" for p in scored if p.score is not None
     )
-    legend = legend_height(rows, 1) if rows else 0.0
     return [
         plot(
             SWEEP,
@@ -262,8 +258,8 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
             draw,
             caption="Points are means over seeds, vertical lines their 95% intervals.",
             alt=alt,
-            height=HEIGHT + legend,
-            bottom=BOTTOM + legend,
+            legend=1,
+            lines=True,
             left=44.0,
         )
     ]
@@ -346,10 +342,8 @@ def _variants_plots(trained: Sequence[VariantResult], *, classifies: bool) -> li
     def draw(axes: Axes) -> None:
         draw_variants(axes, trained)
         axes.set_xlabel("time per step, ms (log scale)", labelpad=2)
-        legend_below(axes, 1)
 
     what = "test accuracy" if classifies else "test loss"
-    legend = legend_height(len(trained), 1)
     alt = "; ".join(
         f"{r.variant}: {short(r.step_ms)} ms, "
         + (short(r.test_loss) if r.accuracy is None else percent(r.accuracy))
@@ -363,8 +357,7 @@ def _variants_plots(trained: Sequence[VariantResult], *, classifies: bool) -> li
             draw,
             caption="Lines are the quartiles of the time per step.",
             alt=alt,
-            height=HEIGHT + legend,
-            bottom=BOTTOM + legend,
+            legend=1,
             left=40.0,
         )
     ]
