@@ -6,8 +6,6 @@ NAME.jsonl    one record for each case, appended when the case is done
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from typing import Any, TypeVar
 
 from dptrain import __version__
 from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, write_whole, writing
+from dptrain.files import csv_of_rows, dump_json, parse_json, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
 from dptrain.records import from_values
 
@@ -97,11 +95,10 @@ def machine(machine_facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     """Write records that have the same keys to a CSV file; return `path`."""
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    write_whole(path, lines.getvalue(), OUTPUT)
+    names = list(records[0])
+    write_whole(
+        path, csv_of_rows([names, *([record[n] for n in names] for record in records)]), OUTPUT
+    )
     return path
 
 
