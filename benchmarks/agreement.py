@@ -22,10 +22,10 @@ import click
 from benchmarks.machine import about
 from benchmarks.targets import Target
 from dptrain.measure.console import make_console
-from dptrain.measure.profile.tables import fitted_table
 from dptrain.measure.statistics import Estimate
 from dptrain.scaling.pairing import difference
 from dptrain.scaling.study import Study
+from dptrain.tables import Table
 
 AGREE, MINUTES = Target(0.85), Target(5.0, at_most=True)
 
@@ -81,7 +81,7 @@ def main(output: Path | None, arguments: tuple[str, ...]) -> None:
         for c in found
     ]  # fmt: skip
     heads = ["point", "efficiency, one", "two", "two − one", ""]
-    make_console().print(fitted_table("Two studies", heads, rows, text=("point",)))
+    make_console().print(Table("Two studies", heads, ("point",), rows=rows))
     for study in studies:
         for note in study.notes:
             click.echo(f"note: {note}")

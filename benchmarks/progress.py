@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dptrain.measure.console import make_console
-from dptrain.measure.profile.tables import fitted_table
+from dptrain.tables import Table as PrintedTable
 
 if TYPE_CHECKING:
     from benchmarks.tables import Table
@@ -43,6 +43,5 @@ class Progress:
     def show(self, tables: Iterable[Table]) -> None:
         """Print tables."""
         for table in tables:
-            self._console.print(
-                fitted_table(table.title, table.columns, table.rows, text=table.columns[:1])
-            )
+            text = table.columns[:1]
+            self._console.print(PrintedTable(table.title, table.columns, text, rows=[*table.rows]))

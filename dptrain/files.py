@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import math
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,18 @@ def read_regular(path: Path, limit_bytes: int | None = None) -> bytes:
         text = f"it has {size:,} bytes; expected at most {limit_bytes:,}"
         raise OSError(errno.EFBIG, text, str(path))
     return path.read_bytes()
+
+
+def csv_of_rows(rows: Iterable[Iterable[Any]]) -> str:
+    r"""Return rows as CSV.
+
+    Example:
+        >>> csv_of_rows([("name", "loss"), ("a, b", 0.5)])
+        'name,loss\n"a, b",0.5\n'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def dump_json(value: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, write_whole
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+Record = TypeVar("Record", bound="StoredRecord")
 
 
 @dataclass(frozen=True)
@@ -37,21 +40,15 @@ class Form:
         """Return the record as JSON."""
         return dump_json({"version": self.version, **asdict(record)}, indent=1)
 
-    def write(self, record: DataclassInstance, path: Path) -> None:
-        """Write a file; after a crash it is complete or absent.
-
-        Raises:
-            UserError: it cannot be written.
-        """
-        write_whole(path, self.text(record) + "\n", "--output")
-
-    def read(self, path: Path, build: Callable[[dict[str, Any]], T]) -> T:
+    def read(
+        self, path: Path, kind: type[T], check: Callable[[T], None] = lambda record: None
+    ) -> T:
         """Read a file.
 
         Args:
             path: the file.
-            build: makes the record from its fields. A `ValueError`, `KeyError`, `TypeError` or
-                `AttributeError` means that the file does not have the format.
+            kind: dataclass of the record.
+            check: raises `ValueError` if the record does not have the format.
 
         Raises:
             UserError: there is no such file, or it has another format or version.
@@ -60,7 +57,9 @@ class Form:
             values = parse_json(path.read_bytes())
             found = values.pop("version")
             if found == self.version:
-                return build(values)
+                record = from_values(kind, values)
+                check(record)
+                return record
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -69,3 +68,78 @@ class Form:
             f"{path} has version {found}, but this version of dptrain reads {self.version}; "
             f"{self.anew}"
         )
+
+
+class StoredRecord:
+    """A dataclass with a file of its own.
+
+    Attributes:
+        FORM: format of the file.
+    """
+
+    FORM: ClassVar[Form]
+
+    def text(self) -> str:
+        """Return the contents of the file."""
+        record: Any = self
+        return self.FORM.text(record)
+
+    def write(self, path: Path) -> None:
+        """Write the file; after a crash it is complete or absent.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        write_whole(path, self.text() + "\n", "--output")
+
+    def check(self) -> None:
+        """Raise `ValueError` if the record lacks what every complete one has."""
+
+    @classmethod
+    def read(cls: type[Record], path: Path) -> Record:
+        """Read a file that `write` has written.
+
+        Raises:
+            UserError: it does not exist, or has another format or version.
+        """
+        return cls.FORM.read(path, cls, cls.check)
+
+
+def from_values(kind: type[T], values: Any) -> T:
+    """Return the object of which `dataclasses.asdict` and JSON have made values.
+
+    Args:
+        kind: a dataclass whose fields are single values, dataclasses, or tuples, dictionaries or
+            optional values of these; or a tuple of them.
+        values: as JSON has them.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: the values are not those of `kind`.
+
+    Example:
+        >>> from_values(Form, {"noun": "profile", "otherwise": "", "anew": ""}).version
+        1
+    """
+    found: T = _convert(kind, values)
+    return found
+
+
+def _convert(kind: Any, values: Any) -> Any:
+    if is_dataclass(kind):
+        make = cast(Any, kind)
+        types = _field_types(make)
+        return make(**{name: _convert(types.get(name), value) for name, value in values.items()})
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if values is None else _convert(inner[0], values)
+    if origin is tuple:
+        kinds = [inner[0]] * len(values) if inner[-1] is Ellipsis else inner
+        return tuple(_convert(*pair) for pair in zip(kinds, values, strict=True))
+    if origin in (dict, Mapping):
+        return {name: _convert(inner[1], value) for name, value in values.items()}
+    return values
+
+
+@cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -54,7 +54,7 @@ class Table:
     columns: Sequence[str]
     text: Collection[str] = ()
     caption: str = ""
-    rows: list[Sequence[str]] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
     keys: int = 1
 
     def add_row(self, *cells: str) -> None:

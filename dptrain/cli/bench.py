@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dptrain.cli import parsing
-from dptrain.cli.common import BACKEND_LIST, DATA, JSON, STOPPED, examples
+from dptrain.cli.common import BACKEND_LIST, DATA, JSON, STOPPED, examples, number, output_folder
 from dptrain.cli.options import GroupedCommand
 from dptrain.comm.launching.launcher import find_launch
 from dptrain.errors import UserError
@@ -59,22 +59,13 @@ from dptrain.errors import UserError
 @click.option(
     "--within", default="1s", show_default=True, metavar="TIME", help="Time limit of a prediction."
 )
-@click.option(
+@number(
     "--epoch-samples",
-    type=parsing.WHOLE,
     default=10_000,
-    show_default=True,
-    metavar="N",
+    at_least=1,
     help="Samples of the epoch whose time is computed.",
 )
-@click.option(
-    "--epochs",
-    type=parsing.WHOLE,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of such epochs.",
-)
+@number("--epochs", default=1, at_least=1, help="Number of such epochs.")
 @click.option(
     "--seconds-per-case",
     type=parsing.Number(float, above=0, at_most=1e8),
@@ -83,12 +74,7 @@ from dptrain.errors import UserError
     metavar="X",
     help="Time limit of one measurement, unless a single repeat takes longer.",
 )
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder of the results.  [default: runs/bench-NETWORK]",
-)
+@output_folder("Folder of the results.  [default: runs/bench-NETWORK]", file_okay=False)
 @JSON
 def bench(
     networks: tuple[str, ...],

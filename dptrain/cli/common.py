@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,6 +18,40 @@ STOPPED = 75
 """Exit code of a command that a signal ended early after it saved its state (EX_TEMPFAIL)."""
 
 EXISTING = click.Path(path_type=Path)
+
+Decorator = Callable[[Any], Any]
+
+
+def number(*flags: str, default: float | None = None, help: str, **limits: Any) -> Decorator:
+    """Return the flag of a whole number, or of another one if its default is one.
+
+    Args:
+        flags: flags, and the name of the parameter if it differs.
+        default: value without the flag.
+        help: what it does.
+        limits: as in `Number`.
+    """
+    kind = float if isinstance(default, float) else int
+    return click.option(
+        *flags,
+        type=Number(kind, **limits),
+        default=default,
+        show_default=default is not None,
+        metavar="N" if kind is int else "X",
+        help=help,
+    )
+
+
+def output_folder(help: str, *, file_okay: bool = True) -> Decorator:
+    """Return the flag ``--output`` of a folder.
+
+    Args:
+        help: what is written there.
+        file_okay: whether the command itself refuses a file.
+    """
+    kind = click.Path(path_type=Path, file_okay=file_okay)
+    return click.option("--output", type=kind, metavar="DIR", help=help)
+
 
 BACKEND_LIST = click.option(
     "--backends",
@@ -62,11 +97,8 @@ PRECISION = click.option(
     "[default: the first precision of the "
     "backend]",
 )
-THREADS = click.option(
-    "--threads",
-    type=Number(int, at_least=1, at_most=1024),
-    metavar="N",
-    help="Compute threads.  [default: all cores]",
+THREADS = number(
+    "--threads", at_least=1, at_most=1024, help="Compute threads.  [default: all cores]"
 )
 
 

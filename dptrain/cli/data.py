@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dptrain.bounds import MAX_SEED
-from dptrain.cli.common import EXISTING, JSON, MISTAKE, examples
+from dptrain.cli.common import EXISTING, JSON, MISTAKE, examples, number
 from dptrain.cli.options import GroupedCommand, setting_flags
-from dptrain.cli.parsing import Number
 from dptrain.setting_groups import first, settings_of
 from dptrain.training.data_settings import AugmentationSettings
 
@@ -142,10 +141,10 @@ def check(spec: str, network: str | None) -> int:
 @SPEC
 @FOR
 @_output("PNG file to write.")
-@click.option(
+@number(
     "--samples",
-    type=Number(int, at_least=1, at_most=1000),
-    metavar="N",
+    at_least=1,
+    at_most=1000,
     help="Number of samples.  [default: 50; 8 with augmentation]",
 )
 @click.option(
@@ -156,14 +155,7 @@ def check(spec: str, network: str | None) -> int:
     help="Split that is shown.",
 )
 @setting_flags(of=CHANGES)
-@click.option(
-    "--seed",
-    type=Number(int, at_least=0, at_most=MAX_SEED),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="As in train.",
-)
+@number("--seed", default=0, at_least=0, at_most=MAX_SEED, help="As in train.")
 @click.option("--replace", is_flag=True, help="Overwrite an existing file.")
 def show(
     spec: str,

@@ -7,9 +7,18 @@ from typing import Any
 import click
 
 from dptrain.backends import BACKENDS
-from dptrain.cli.common import BACKEND_LIST, DATA, JSON, NETWORK, PRECISION, THREADS, examples
+from dptrain.cli.common import (
+    BACKEND_LIST,
+    DATA,
+    JSON,
+    NETWORK,
+    PRECISION,
+    THREADS,
+    examples,
+    number,
+)
 from dptrain.cli.options import GroupedCommand, network_of
-from dptrain.cli.parsing import Number, parse_names
+from dptrain.cli.parsing import parse_names
 from dptrain.errors import UserError
 from dptrain.plan.optimizers import RULES
 
@@ -27,14 +36,7 @@ from dptrain.plan.optimizers import RULES
 )
 @click.argument("name", required=False, metavar="[NETWORK]")
 @NETWORK
-@click.option(
-    "--batch-size",
-    type=Number(int),
-    default=32,
-    show_default=True,
-    metavar="N",
-    help="Samples of one rank in a step.",
-)
+@number("--batch-size", default=32, help="Samples of one rank in a step.")
 @click.option(
     "--backend",
     type=str,
@@ -56,12 +58,9 @@ from dptrain.plan.optimizers import RULES
     is_flag=True,
     help="Compute activations again in the backward pass, if this needs less memory.",
 )
-@click.option(
+@number(
     "--accumulate",
-    type=Number(int),
     default=1,
-    show_default=True,
-    metavar="N",
     help="Process the samples of a step in this many passes, whose gradients are added.",
 )
 @click.option(
@@ -127,14 +126,7 @@ def describe(
 @click.argument("name", required=False, metavar="NETWORK")
 @NETWORK
 @BACKEND_LIST
-@click.option(
-    "--batch-size",
-    type=Number(int),
-    default=32,
-    show_default=True,
-    metavar="N",
-    help="Samples of the step.",
-)
+@number("--batch-size", default=32, help="Samples of the step.")
 @PRECISION
 @THREADS
 @click.option("--inference", is_flag=True, help="Time inference: forward only, no gradients.")

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dptrain.bounds import MAX_RUNS
-from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
+from dptrain.cli.common import CONFIG, JSON, examples, guarded, number, output_folder
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
-from dptrain.cli.parsing import Number
 from dptrain.cli.profile import OMITTED
 from dptrain.training.schedules import ScheduleSettings
 
@@ -34,38 +33,12 @@ SCHEDULE = (*(field.name for field in fields(ScheduleSettings)), "tensorboard")
     ),
 )
 @CONFIG
-@click.option(
-    "--from",
-    "low",
-    type=Number(float),
-    default=1e-6,
-    show_default=True,
-    metavar="X",
-    help="Learning rate of the first step.",
-)
-@click.option(
-    "--to",
-    "high",
-    type=Number(float),
-    default=10.0,
-    show_default=True,
-    metavar="X",
-    help="Learning rate of the last step.",
-)
-@click.option(
-    "--steps",
-    type=Number(int, at_most=MAX_RUNS),
-    default=200,
-    show_default=True,
-    metavar="N",
-    help="Training steps.",
-)
-@click.option(
-    "--output",
-    type=EXISTING,
-    metavar="DIR",
-    help="Folder for the plot (rates.svg, rates.png), rates.csv and rates.json.  "
-    "[default: write no files]",
+@number("--from", "low", default=1e-6, help="Learning rate of the first step.")
+@number("--to", "high", default=10.0, help="Learning rate of the last step.")
+@number("--steps", default=200, at_most=MAX_RUNS, help="Training steps.")
+@output_folder(
+    "Folder for the plot (rates.svg, rates.png), rates.csv and rates.json.  "
+    "[default: write no files]"
 )
 @JSON
 @setting_flags(omit=(*OMITTED, *SCHEDULE))

@@ -10,9 +10,9 @@ import click
 from click.core import ParameterSource
 
 from dptrain.bounds import MAX_RUNS
-from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
+from dptrain.cli.common import CONFIG, JSON, examples, guarded, number, output_folder
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
-from dptrain.cli.parsing import Number, parse_seconds
+from dptrain.cli.parsing import parse_seconds
 from dptrain.errors import UserError
 
 OMITTED = (
@@ -60,28 +60,11 @@ ONLY_PROFILES = {
     ),
 )
 @CONFIG
-@click.option(
-    "--steps",
-    type=Number(int, at_most=MAX_RUNS),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="Steps that are timed.",
+@number("--steps", default=100, at_most=MAX_RUNS, help="Steps that are timed.")
+@number(
+    "--skip", default=5, at_most=MAX_RUNS, help="Steps made before, untimed; at least 10 on a GPU."
 )
-@click.option(
-    "--skip",
-    type=Number(int, at_most=MAX_RUNS),
-    default=5,
-    show_default=True,
-    metavar="N",
-    help="Steps made before, untimed; at least 10 on a GPU.",
-)
-@click.option(
-    "--output",
-    type=EXISTING,
-    metavar="DIR",
-    help="Folder for profile.json and CSV files.  [default: write no files]",
-)
+@output_folder("Folder for profile.json and CSV files.  [default: write no files]")
 @click.option(
     "--roofs/--no-roofs",
     default=True,

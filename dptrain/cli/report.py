@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dptrain.cli.common import EXISTING, examples
+from dptrain.cli.common import EXISTING, examples, output_folder
 from dptrain.cli.options import GroupedCommand
 
 COMPARISON = Path("comparison")
@@ -24,12 +24,7 @@ COMPARISON = Path("comparison")
     ),
 )
 @click.argument("folders", type=EXISTING, metavar="DIR...", nargs=-1, required=True)
-@click.option(
-    "--output",
-    type=EXISTING,
-    metavar="DIR",
-    help=f"Folder of the report.  [default: DIR; of several, the folder '{COMPARISON}']",
-)
+@output_folder(f"Folder of the report.  [default: DIR; of several, the folder '{COMPARISON}']")
 @click.option("--replace", is_flag=True, help="Overwrite existing files that no report wrote.")
 def report(folders: tuple[Path, ...], output: Path | None, replace: bool) -> None:
     """Write report.html and its plots from the results of a run, a profile or a study.

@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from dptrain.cli.common import EXISTING, JSON, examples
+from dptrain.cli.common import EXISTING, JSON, examples, number
 from dptrain.cli.options import GroupedCommand
-from dptrain.cli.parsing import WHOLE
 from dptrain.errors import UserError
 
 EXAMPLES = examples(
@@ -49,7 +48,7 @@ def runs(context: click.Context) -> None:
 )
 @click.option("--sort", metavar="NAME", help="Order by this value.  [default: started]")
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
-@click.option("--last", type=WHOLE, metavar="N", help="Only the last N runs.")
+@number("--last", at_least=1, help="Only the last N runs.")
 @click.option(
     "--columns",
     metavar="NAME,…",

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dptrain.cli.common import CONFIG, EXISTING, JSON, STOPPED, examples
+from dptrain.bounds import MAX_RUNS
+from dptrain.cli.common import CONFIG, EXISTING, JSON, STOPPED, examples, number, output_folder
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
-from dptrain.cli.parsing import RUNS, Number, parse_numbers, parse_part
+from dptrain.cli.parsing import Number, parse_numbers, parse_part
 from dptrain.cli.profile import OMITTED
 from dptrain.errors import UserError, suggest
 
@@ -64,8 +65,11 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
     help="weak: the samples per compute thread stay; strong: the global minibatch "
     "stays.  [default: weak,strong]",
 )
-@click.option(
-    "--launches", type=RUNS, metavar="N", help="Independent launches of each point.  [default: 5]"
+@number(
+    "--launches",
+    at_least=1,
+    at_most=MAX_RUNS,
+    help="Independent launches of each point.  [default: 5]",
 )
 @click.option(
     "--until",
@@ -74,14 +78,17 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
     help="Launch more rounds after the first --launches, until the 95% interval of every "
     "efficiency is at most ±WIDTH, such as 0.02.  [default: no more rounds]",
 )
-@click.option(
+@number(
     "--most-launches",
-    type=RUNS,
-    metavar="N",
+    at_least=1,
+    at_most=MAX_RUNS,
     help="Largest number of launches of each point with --until.  [default: 30]",
 )
-@click.option(
-    "--steps", type=RUNS, metavar="N", help="Steps that are timed in each launch.  [default: 50]"
+@number(
+    "--steps",
+    at_least=1,
+    at_most=MAX_RUNS,
+    help="Steps that are timed in each launch.  [default: 50]",
 )
 @click.option(
     "--launcher",
@@ -90,12 +97,9 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
     "as 'mpirun --allow-run-as-root'.  [default: the mpirun next to Python, or the "
     "first on PATH]",
 )
-@click.option(
-    "--output",
-    type=EXISTING,
-    metavar="DIR",
-    help="Folder of the study; a study that was started there continues.  [default: a "
-    "new folder in studies/]",
+@output_folder(
+    "Folder of the study; a study that was started there continues.  [default: a "
+    "new folder in studies/]"
 )
 @click.option(
     "--only",

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from dptrain.bounds import MAX_RUNS
 from dptrain.cli import parsing
-from dptrain.cli.common import CONFIG, JSON, STOPPED, examples, guarded
+from dptrain.cli.common import CONFIG, JSON, STOPPED, examples, guarded, number, output_folder
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
 from dptrain.errors import UserError
 
@@ -60,12 +61,7 @@ def study(context: click.Context) -> None:
 @click.option(
     "--cross", is_flag=True, help="Train all combinations of the changes, not one change at a time."
 )
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder of the results.  [default: runs/variants-NETWORK]",
-)
+@output_folder("Folder of the results.  [default: runs/variants-NETWORK]", file_okay=False)
 @JSON
 @CONFIG
 @setting_flags(omit=OMITTED)
@@ -117,12 +113,11 @@ def variants(
     "pool or first-pool as in study variants. May be repeated: all combinations are "
     "trained.",
 )
-@click.option(
+@number(
     "--seeds",
-    type=parsing.RUNS,
     default=1,
-    show_default=True,
-    metavar="N",
+    at_least=1,
+    at_most=MAX_RUNS,
     help="Runs of each combination, with seeds from --seed on.",
 )
 @click.option(
@@ -131,12 +126,7 @@ def variants(
     metavar="I/N",
     help="Train only part I of N, for example of a job array.",
 )
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder of the results.  [default: runs/sweep-NETWORK]",
-)
+@output_folder("Folder of the results.  [default: runs/sweep-NETWORK]", file_okay=False)
 @JSON
 @CONFIG
 @setting_flags(omit=("run_dir", "resume", "tags", "note"))

@@ -60,8 +60,8 @@ def bench(
     )
     left = [case for case in cases if case.key not in ledger.records]
     stopped = _measure_all(left, len(cases), settings, networks, backends, ledger, verbose=verbose)
-    kept = [ledger.records[case.key] for case in cases if case.key in ledger.records]
-    results = [Result.from_record(record) for record in kept]
+    measured = ledger.results(Result)
+    results = [measured[case.key] for case in cases if case.key in measured]
     found = _conclude(settings, view, machine_facts, results, folder, verbose=verbose)
     return {**found, "stopped": stopped}
 
@@ -84,8 +84,8 @@ def _measure_all(
 ) -> bool:
     """Measure the cases; return True if a signal ended the measurement early."""
     estimator = TimeEstimator(networks, settings.seconds_per_case)
-    for record in ledger.records.values():
-        estimator.learn(Result.from_record(record))
+    for result in ledger.results(Result).values():
+        estimator.learn(result)
 
     def left_s(number: int) -> float:
         # Estimates have a systematic error, which is corrected by the error so far.

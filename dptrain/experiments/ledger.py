@@ -6,18 +6,19 @@ NAME.jsonl    one record for each case, appended when the case is done
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dptrain import __version__
 from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, write_whole, writing
+from dptrain.files import csv_of_rows, dump_json, parse_json, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
+from dptrain.records import from_values
+
+T = TypeVar("T")
 
 OUTPUT = "--output"
 """Flag of the directory with the results."""
@@ -69,6 +70,19 @@ class Ledger:
         self._file.append(whole)
         self.records[key] = parse_json(dump_json(whole))
 
+    def results(self, kind: type[T]) -> dict[str, T]:
+        """Return the results by the key of their case; see `result_from`."""
+        return {key: result_from(kind, record) for key, record in self.records.items()}
+
+
+def result_from(kind: type[T], record: Mapping[str, Any]) -> T:
+    """Return the result of which `dataclasses.asdict` made the record of a case.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: the record is none of `kind`.
+    """
+    return from_values(kind, {name: value for name, value in record.items() if name != KEY})
+
 
 def machine(machine_facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about the machine that affect times, so that machines are not mixed."""
@@ -81,11 +95,10 @@ def machine(machine_facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     """Write records that have the same keys to a CSV file; return `path`."""
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    write_whole(path, lines.getvalue(), OUTPUT)
+    names = list(records[0])
+    write_whole(
+        path, csv_of_rows([names, *([record[n] for n in names] for record in records)]), OUTPUT
+    )
     return path
 
 

@@ -29,7 +29,6 @@ from dptrain.experiments.memory_budget import (
 )
 from dptrain.experiments.timing import Timing, time_runs
 from dptrain.measure.machine.energy import Energy, EnergyMeter, energy_of, meter_facts, open_meter
-from dptrain.measure.profile.profile import Spread
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.network import Network
 from dptrain.network.random_batch import random_batch
@@ -93,17 +92,6 @@ class Result:
         """Median time in ms; only valid if `timing` is not None."""
         assert self.timing is not None
         return self.timing.time_ms.median
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Result:
-        """Return the result from the values that `asdict` made of it."""
-        # Results of older versions have no energy.
-        values = {name: {"energy": None, **record}[name] for name in cls.__dataclass_fields__}
-        timing, largest, energy = values["timing"], values["largest"], values["energy"]
-        values["energy"] = None if energy is None else Energy.from_record(energy)
-        if timing is not None:
-            values["timing"] = Timing(**{**timing, "time_ms": Spread(**timing["time_ms"])})
-        return cls(**{**values, "largest": None if largest is None else Largest(**largest)})
 
 
 class TimeEstimator:

@@ -14,7 +14,14 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError, shown
 from dptrain.experiments.case_runs import CaseRuns, work
 from dptrain.experiments.display import CaseDisplay
-from dptrain.experiments.ledger import OUTPUT, Ledger, machine, read_settings, write_csv
+from dptrain.experiments.ledger import (
+    OUTPUT,
+    Ledger,
+    machine,
+    read_settings,
+    result_from,
+    write_csv,
+)
 from dptrain.experiments.study_tables import study_report
 from dptrain.experiments.tables import duration
 from dptrain.experiments.variants import Variant, list_variants
@@ -99,12 +106,6 @@ class VariantResult:
     many_steps_s: float = 0.0
     kinds: tuple[KindTime, ...] = ()
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> VariantResult:
-        """Return the result from the values that `asdict` made of it."""
-        values = {name: record[name] for name in cls.__dataclass_fields__}
-        return cls(**{**values, "kinds": tuple(KindTime(**kind) for kind in values["kinds"])})
-
 
 def study_variants(
     config: Settings,
@@ -155,7 +156,7 @@ def study_variants(
         stopped = _train_all(left, len(variants), runs, folder, display)
     if ledger is None:
         return {"stopped": stopped}
-    found = [VariantResult.from_record(r) for r in ledger.records.values()]
+    found = list(ledger.results(VariantResult).values())
     conclude(network, config, found, folder, verbose=verbose)
     return {
         "settings": settings,
@@ -174,7 +175,7 @@ def read_results(folder: Path) -> tuple[dict[str, Any], list[VariantResult]]:
     settings = read_settings(folder, NAME)
     try:
         records = MetricsFile(folder / f"{NAME}.jsonl").read()
-        found = [VariantResult.from_record(record) for record in records]
+        found = [result_from(VariantResult, record) for record in records]
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{folder} is not a study of this version of dptrain ({type(error).__name__}: "

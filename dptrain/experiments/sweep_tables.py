@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.experiments.measuring import size_text
 from dptrain.experiments.tables import digits, duration
-from dptrain.measure.profile.tables import fitted_table
 from dptrain.measure.statistics import Estimate
+from dptrain.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from dptrain.experiments.sweep import PointResult
-    from dptrain.tables import Table
 
 
 def sweep_table(results: Sequence[PointResult]) -> Table:
@@ -34,13 +33,14 @@ def sweep_table(results: Sequence[PointResult]) -> Table:
     ]
     best = best_points(results)
     rows = [_row(result, axes, scored, is_best=result in best) for result in results]
-    table = fitted_table("Points of the sweep", heads, rows, text=())
-    table.keys = len(axes)
-    table.caption = (
-        "Means over seeds; 95% interval by Student's distribution from 3 seeds on. * marks the "
-        "best mean; points whose intervals overlap with it may be as good."
+    return Table(
+        "Points of the sweep",
+        heads,
+        rows=rows,
+        keys=len(axes),
+        caption="Means over seeds; 95% interval by Student's distribution from 3 seeds on. * marks "
+        "the best mean; points whose intervals overlap with it may be as good.",
     )
-    return table
 
 
 def best_points(results: Sequence[PointResult]) -> list[PointResult]:

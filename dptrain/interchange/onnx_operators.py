@@ -334,16 +334,20 @@ def _batch_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     if values.get("training_mode", 0):
         raise UserError("training_mode is 1; export the network for inference")
     layer = BatchNorm2d(
-        epsilon=number(values.get("epsilon", 1e-5)),
+        epsilon=_epsilon(node),
         momentum=number(1.0 - number(values.get("momentum", 0.9))),
     )
     return Match((node.input[0],), _always(layer), arrays, graph.source(node.input[1]))
 
 
+def _epsilon(node: onnx.NodeProto) -> float:
+    return number(attributes(node).get("epsilon", 1e-5))
+
+
 def _instance_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     arrays = _constants(graph, list(node.input[1:]), ("weight", "bias"))
-    epsilon = number(attributes(node).get("epsilon", 1e-5))
-    layer = GroupNorm(groups=len(arrays["weight"]), epsilon=epsilon)
+    groups = attributes(node).get("num_groups", len(arrays["weight"]))
+    layer = GroupNorm(groups=groups, epsilon=_epsilon(node))
     return Match((node.input[0],), _always(layer), arrays, graph.source(node.input[1]))
 
 
@@ -368,15 +372,8 @@ def _grouped(graph: ReadGraph, norm: onnx.NodeProto, x: str, names: list[str]) -
         return None
     arrays = _constants(graph, names, ("weight", "bias"))
     arrays = {part: values.reshape(-1) for part, values in arrays.items()}
-    epsilon = number(attributes(norm).get("epsilon", 1e-5))
-    layer = GroupNorm(groups=len(inner["weight"]), epsilon=epsilon)
+    layer = GroupNorm(groups=len(inner["weight"]), epsilon=_epsilon(norm))
     return Match((x,), _always(layer), arrays, graph.source(names[0]))
-
-
-def _group_normalization(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    arrays, values = _constants(graph, list(node.input[1:]), ("weight", "bias")), attributes(node)
-    layer = GroupNorm(groups=values["num_groups"], epsilon=number(values.get("epsilon", 1e-5)))
-    return Match((node.input[0],), _always(layer), arrays, graph.source(node.input[1]))
 
 
 def _layer_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
@@ -391,7 +388,7 @@ def _layer_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
         return None
     arrays = _constants(graph, list(norm.input[1:]), ("weight", "bias"))
     arrays.setdefault("bias", np.zeros_like(arrays["weight"]))
-    layer = LayerNorm(epsilon=number(values.get("epsilon", 1e-5)))
+    layer = LayerNorm(epsilon=_epsilon(norm))
     return Match((first.input[0],), _always(layer), arrays, graph.source(norm.input[1]))
 
 
@@ -456,7 +453,7 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Gemm": (_gemm,),
     "GlobalAveragePool": (_global_average_pool,),
     "GlobalMaxPool": (_global_max_pool,),
-    "GroupNormalization": (_group_normalization,),
+    "GroupNormalization": (_instance_norm,),
     "Identity": (_same,),
     "InstanceNormalization": (_instance_norm,),
     "LRN": (_lrn,),

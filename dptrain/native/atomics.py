@@ -6,6 +6,8 @@ wait (`waiting`).
 
 from __future__ import annotations
 
+import functools
+import inspect
 import platform
 import sys
 from collections.abc import Callable
@@ -23,150 +25,114 @@ WORD, WORD32 = I64.as_pointer(), I32.as_pointer()
 VOID = ir.FunctionType(ir.VoidType(), [])
 
 
-def codegen_of(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Numba's code generator for an intrinsic that needs only the builder."""
+def operation(write: Callable[..., Any]) -> Any:
+    """Return the intrinsic that a function builds.
+
+    Args:
+        write: receives the builder and words of 64 bits; it returns a word, or nothing if its
+            annotation is None.
+    """
+    count = len(inspect.signature(write).parameters) - 1
+    result = types.none if write.__annotations__.get("return") == "None" else types.int64
+    signature = result(*(types.int64,) * count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        result = write(builder, *args)
-        return context.get_dummy_value() if result is None else result
+        word = write(builder, *args)
+        return context.get_dummy_value() if word is None else word
 
-    return codegen
+    @functools.wraps(write)
+    def typed(typingctx: Any, *words: Any) -> Any:
+        return signature, codegen
+
+    return intrinsic(typed)
 
 
-@intrinsic
-def load(typingctx, address):
+@operation
+def load(b, address):
     """Load the word at `address` with acquire ordering."""
-
-    def write(b, address):
-        return b.load_atomic(b.inttoptr(address, WORD), "acquire", 8)
-
-    return types.int64(types.int64), codegen_of(write)
+    return b.load_atomic(b.inttoptr(address, WORD), "acquire", 8)
 
 
-@intrinsic
-def store(typingctx, address, value):
+@operation
+def store(b, address, value) -> None:
     """Store a word with release ordering."""
-
-    def write(b, address, value):
-        b.store_atomic(value, b.inttoptr(address, WORD), "release", 8)
-
-    return types.none(types.int64, types.int64), codegen_of(write)
+    b.store_atomic(value, b.inttoptr(address, WORD), "release", 8)
 
 
-@intrinsic
-def exchange(typingctx, address, expected, value):
+@operation
+def exchange(b, address, expected, value):
     """Write `value` if the word is `expected`; return the word's previous value."""
-
-    def write(b, address, expected, value):
-        pointer = b.inttoptr(address, WORD)
-        return b.extract_value(b.cmpxchg(pointer, expected, value, "acq_rel", "acquire"), 0)
-
-    return types.int64(types.int64, types.int64, types.int64), codegen_of(write)
+    pointer = b.inttoptr(address, WORD)
+    return b.extract_value(b.cmpxchg(pointer, expected, value, "acq_rel", "acquire"), 0)
 
 
-@intrinsic
-def load32(typingctx, address):
+@operation
+def load32(b, address):
     """Load the signed 32-bit word at `address`; sequentially consistent."""
-
-    def write(b, address):
-        return b.sext(b.load_atomic(b.inttoptr(address, WORD32), "seq_cst", 4), I64)
-
-    return types.int64(types.int64), codegen_of(write)
+    return b.sext(b.load_atomic(b.inttoptr(address, WORD32), "seq_cst", 4), I64)
 
 
-@intrinsic
-def store32(typingctx, address, value):
+@operation
+def store32(b, address, value) -> None:
     """Store a 32-bit word; sequentially consistent."""
-
-    def write(b, address, value):
-        b.store_atomic(b.trunc(value, I32), b.inttoptr(address, WORD32), "seq_cst", 4)
-
-    return types.none(types.int64, types.int64), codegen_of(write)
+    b.store_atomic(b.trunc(value, I32), b.inttoptr(address, WORD32), "seq_cst", 4)
 
 
-@intrinsic
-def release32(typingctx, address, value):
+@operation
+def release32(b, address, value) -> None:
     """Store a 32-bit word with release ordering.
 
     On x86, several such stores overlap; those of `store32` wait for each other.
     """
-
-    def write(b, address, value):
-        b.store_atomic(b.trunc(value, I32), b.inttoptr(address, WORD32), "release", 4)
-
-    return types.none(types.int64, types.int64), codegen_of(write)
+    b.store_atomic(b.trunc(value, I32), b.inttoptr(address, WORD32), "release", 4)
 
 
-@intrinsic
-def fence(typingctx):
+@operation
+def fence(b) -> None:
     """Order all earlier stores before all later loads."""
-
-    def write(b):
-        b.fence("seq_cst")
-
-    return types.none(), codegen_of(write)
+    b.fence("seq_cst")
 
 
-@intrinsic
-def add32(typingctx, address, value):
+@operation
+def add32(b, address, value):
     """Add to a 32-bit word, modulo 2^32; return its previous value. Sequentially consistent."""
-
-    def write(b, address, value):
-        pointer = b.inttoptr(address, WORD32)
-        return b.sext(b.atomic_rmw("add", pointer, b.trunc(value, I32), "seq_cst"), I64)
-
-    return types.int64(types.int64, types.int64), codegen_of(write)
+    pointer = b.inttoptr(address, WORD32)
+    return b.sext(b.atomic_rmw("add", pointer, b.trunc(value, I32), "seq_cst"), I64)
 
 
-@intrinsic
-def exchange32(typingctx, address, expected, value):
+@operation
+def exchange32(b, address, expected, value):
     """Write `value` if the 32-bit word is `expected`; return its previous value. Sequentially
     consistent.
     """
-
-    def write(b, address, expected, value):
-        words = b.trunc(expected, I32), b.trunc(value, I32)
-        pair = b.cmpxchg(b.inttoptr(address, WORD32), *words, "seq_cst", "seq_cst")
-        return b.sext(b.extract_value(pair, 0), I64)
-
-    return types.int64(types.int64, types.int64, types.int64), codegen_of(write)
+    words = b.trunc(expected, I32), b.trunc(value, I32)
+    pair = b.cmpxchg(b.inttoptr(address, WORD32), *words, "seq_cst", "seq_cst")
+    return b.sext(b.extract_value(pair, 0), I64)
 
 
-@intrinsic
-def pause(typingctx):
+@operation
+def pause(b) -> None:
     """Execute the processor's spin-wait hint, if it has one."""
-
-    def write(b):
-        machine = platform.machine().lower()
-        if machine in ("x86_64", "amd64", "i386", "i686"):
-            b.call(cgutils.get_or_insert_function(b.module, VOID, "llvm.x86.sse2.pause"), [])
-        elif machine in ("aarch64", "arm64"):
-            hint = ir.FunctionType(ir.VoidType(), [I32])
-            function = cgutils.get_or_insert_function(b.module, hint, "llvm.aarch64.hint")
-            b.call(function, [I32(1)])
-
-    return types.none(), codegen_of(write)
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64", "i386", "i686"):
+        b.call(cgutils.get_or_insert_function(b.module, VOID, "llvm.x86.sse2.pause"), [])
+    elif machine in ("aarch64", "arm64"):
+        hint = ir.FunctionType(ir.VoidType(), [I32])
+        function = cgutils.get_or_insert_function(b.module, hint, "llvm.aarch64.hint")
+        b.call(function, [I32(1)])
 
 
-@intrinsic
-def yield_core(typingctx):
+@operation
+def yield_core(b) -> None:
     """Yield this core to another runnable thread."""
-
-    def write(b):
-        name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
-        kind = ir.FunctionType(I32, [])
-        b.call(cgutils.get_or_insert_function(b.module, kind, name), [])
-
-    return types.none(), codegen_of(write)
+    name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
+    kind = ir.FunctionType(I32, [])
+    b.call(cgutils.get_or_insert_function(b.module, kind, name), [])
 
 
-@intrinsic
-def call(typingctx, entry, start, stop, thread, record):
+@operation
+def call(b, entry, start, stop, thread, record):
     """Call a kernel by the address of its entry (`entries`); the result is nonzero if it failed."""
-
-    def write(b, entry, start, stop, thread, record):
-        function = b.inttoptr(entry, ENTRY.as_pointer())
-        failed = b.call(function, [start, stop, thread, b.inttoptr(record, WORD)])
-        return b.zext(failed, I64)
-
-    return types.int64(*(types.int64,) * 5), codegen_of(write)
+    function = b.inttoptr(entry, ENTRY.as_pointer())
+    failed = b.call(function, [start, stop, thread, b.inttoptr(record, WORD)])
+    return b.zext(failed, I64)

@@ -24,11 +24,9 @@ import sys
 from collections.abc import Callable
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from dptrain.native.atomics import I32, codegen_of, load32, pause, yield_core
+from dptrain.native.atomics import I32, load32, operation, pause, yield_core
 from dptrain.native.entries import I64
 from dptrain.native.jit import inlined, interpreted, native
 
@@ -52,28 +50,20 @@ def _futex_number() -> int:
 FUTEX = _futex_number()
 
 
-@intrinsic
-def _futex_wait(typingctx, address, value, shared, timeout_ns):
+@operation
+def _futex_wait(b, address, value, shared, timeout_ns):
     """Sleep while the word is `value`, until a wake, a signal or the end of the timeout."""
-
-    def write(b, address, value, shared, timeout_ns):
-        time = cgutils.alloca_once(b, ir.ArrayType(I64, 2))
-        for i, part in enumerate((b.sdiv, b.srem)):
-            b.store(part(timeout_ns, I64(10**9)), b.gep(time, [I32(0), I32(i)]))
-        operation = _operation(b, WAIT, shared)
-        return _syscall(b, address, operation, value, b.ptrtoint(time, I64))
-
-    return types.int64(*(types.int64,) * 4), codegen_of(write)
+    time = cgutils.alloca_once(b, ir.ArrayType(I64, 2))
+    for i, part in enumerate((b.sdiv, b.srem)):
+        b.store(part(timeout_ns, I64(10**9)), b.gep(time, [I32(0), I32(i)]))
+    operation = _operation(b, WAIT, shared)
+    return _syscall(b, address, operation, value, b.ptrtoint(time, I64))
 
 
-@intrinsic
-def _futex_wake(typingctx, address, count, shared):
+@operation
+def _futex_wake(b, address, count, shared):
     """Wake up to `count` sleepers; return how many were woken."""
-
-    def write(b, address, count, shared):
-        return _syscall(b, address, _operation(b, WAKE, shared), count, I64(0))
-
-    return types.int64(*(types.int64,) * 3), codegen_of(write)
+    return _syscall(b, address, _operation(b, WAKE, shared), count, I64(0))
 
 
 def _operation(b: ir.IRBuilder, operation: int, shared: ir.Value) -> ir.Value:
@@ -87,20 +77,16 @@ def _syscall(b: ir.IRBuilder, *args: ir.Value) -> ir.Value:
     return b.call(function, [I64(FUTEX), *args])
 
 
-@intrinsic
-def _sleep_us(typingctx, time_us):
+@operation
+def _sleep_us(b, time_us) -> None:
     """Sleep in the kernel; Windows rounds the time up to a millisecond."""
-
-    def write(b, time_us):
-        time = b.trunc(time_us, I32)
-        if sys.platform == "win32":
-            result, name, time = ir.VoidType(), "Sleep", b.udiv(b.add(time, I32(999)), I32(1000))
-        else:
-            result, name = I32, "usleep"
-        function_type = ir.FunctionType(result, [I32])
-        b.call(cgutils.get_or_insert_function(b.module, function_type, name), [time])
-
-    return types.none(types.int64), codegen_of(write)
+    time = b.trunc(time_us, I32)
+    if sys.platform == "win32":
+        result, name, time = ir.VoidType(), "Sleep", b.udiv(b.add(time, I32(999)), I32(1000))
+    else:
+        result, name = I32, "usleep"
+    function_type = ir.FunctionType(result, [I32])
+    b.call(cgutils.get_or_insert_function(b.module, function_type, name), [time])
 
 
 @inlined

@@ -130,6 +130,56 @@ def _same_pads(size: int, window: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
+def _pads(layer: Conv2d | Pool2d, input_shape: Shape, windows: tuple[int, int]) -> Pads:
+    """Return positions around each map, with a padding that is not "full"."""
+    _, height, width = maps_of(layer.kind, input_shape)
+    if layer.padding == "same":
+        pairs = zip((height, width), windows, layer.strides, strict=True)
+        first, second = (_same_pads(*pair) for pair in pairs)
+        return first, second
+    p = 0 if layer.padding == "valid" else int(layer.padding)
+    return (p, p), (p, p)
+
+
+def _window_counts(
+    layer: Conv2d | Pool2d,
+    input_shape: Shape,
+    windows: tuple[int, int],
+    axes: tuple[str, str],
+    noun: str,
+) -> tuple[int, int]:
+    """Return the number of windows in both directions.
+
+    Args:
+        layer: the layer.
+        input_shape: (C, H, W).
+        windows: height and width of a window.
+        axes: names of the directions for messages.
+        noun: name of the window for messages.
+
+    Raises:
+        UserError: no window fits, or they leave rows or columns over.
+    """
+    counts = []
+    pads, strides = layer.pads(input_shape), layer.strides
+    for axis, size, window, stride, pad in zip(
+        axes, input_shape[1:], windows, strides, map(sum, pads), strict=True
+    ):
+        span = size + pad - window
+        if span < 0:
+            raise UserError(
+                f"{axis}: {noun} {window} is larger than the input, padding included "
+                f"({size} + {pad})"
+            )
+        if layer.padding != "same" and layer.rounding == "strict" and span % stride:
+            raise UserError(
+                f"{axis}: ({size} − {window} + {pad}) / {stride} + 1 is not a whole number; "
+                f'change {noun}, stride or padding, or set rounding to "floor"'
+            )
+        counts.append(span // stride + 1)
+    return counts[0], counts[1]
+
+
 class Layer(metaclass=NamedArguments):
     """One layer. Subclasses are frozen dataclasses; their fields are the settings of a user.
 
@@ -264,44 +314,20 @@ class Conv2d(Layer):
 
     def pads(self, input_shape: Shape) -> Pads:
         """Zeros ((top, bottom), (left, right)) around each map."""
-        _, height, width = maps_of("conv", input_shape)
-        (r, s), (vertical, horizontal) = self.window, self.strides
-        if self.padding == "same":
-            return _same_pads(height, r, vertical), _same_pads(width, s, horizontal)
         if self.padding == "full":
+            r, s = self.window
             return (r - 1, r - 1), (s - 1, s - 1)
-        p = 0 if self.padding == "valid" else int(self.padding)
-        return (p, p), (p, p)
+        return _pads(self, input_shape, self.window)
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        channels, height, width = maps_of("conv", input_shape)
+        channels = maps_of("conv", input_shape)[0]
         if channels % self.groups:
             raise UserError(
                 f"conv has {self.groups} groups, but its input has {channels} channels; expected a "
                 "divisor of the number of channels"
             )
-        sizes = []
-        for axis, size, window, stride, pad in zip(
-            ("height", "width"),
-            (height, width),
-            self.window,
-            self.strides,
-            self.pads(input_shape),
-            strict=True,
-        ):
-            span = size + sum(pad) - window
-            if span < 0:
-                raise UserError(
-                    f"conv {axis}: kernel {window} is larger than the input, "
-                    f"padding included ({size} + {sum(pad)})"
-                )
-            if self.padding != "same" and self.rounding == "strict" and span % stride:
-                raise UserError(
-                    f"conv {axis}: ({size} − {window} + {sum(pad)}) / {stride} + 1 is not a whole "
-                    'number; change kernel, stride or padding, or set rounding to "floor"'
-                )
-            sizes.append(span // stride + 1)
-        return self.filters, sizes[0], sizes[1]
+        axes = ("conv height", "conv width")
+        return self.filters, *_window_counts(self, input_shape, self.window, axes, "kernel")
 
     def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
         channels = input_shape[0] // self.groups
@@ -375,32 +401,12 @@ class Pool2d(Layer):
 
     def pads(self, input_shape: Shape) -> Pads:
         """Positions outside the map, ((top, bottom), (left, right)), that windows cover."""
-        _, height, width = maps_of(self.kind, input_shape)
-        if self.padding != "same":
-            p = 0 if self.padding == "valid" else int(self.padding)
-            return (p, p), (p, p)
-        (r, s), (vertical, horizontal) = self.windows, self.strides
-        return _same_pads(height, r, vertical), _same_pads(width, s, horizontal)
+        return _pads(self, input_shape, self.windows)
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        channels, height, width = maps_of(self.kind, input_shape)
-        sizes = []
-        for size, window, stride, pad in zip(
-            (height, width), self.windows, self.strides, self.pads(input_shape), strict=True
-        ):
-            span = size + sum(pad) - window
-            if span < 0:
-                raise UserError(
-                    f"{self.kind}: window {window} is larger than the input, padding included "
-                    f"({size} + {sum(pad)})"
-                )
-            if self.padding != "same" and self.rounding == "strict" and span % stride:
-                raise UserError(
-                    f"{self.kind}: ({size} − {window} + {sum(pad)}) / {stride} + 1 is not a whole "
-                    'number; change window, stride or padding, or set rounding to "floor"'
-                )
-            sizes.append(span // stride + 1)
-        return channels, sizes[0], sizes[1]
+        axes = (self.kind, self.kind)
+        counts = _window_counts(self, input_shape, self.windows, axes, "window")
+        return maps_of(self.kind, input_shape)[0], *counts
 
     def flops(self, input_shape: Shape) -> Flops:
         work = math.prod(self.output_shape(input_shape)) * math.prod(self.windows)

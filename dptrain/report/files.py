@@ -13,7 +13,6 @@ from dptrain.report.comparisons.compare_page import compare_page
 from dptrain.report.comparisons.compare_plots import ROLES
 from dptrain.report.comparisons.comparison import (
     FILE,
-    FORM,
     Comparison,
     Result,
     compare_profiles,
@@ -113,7 +112,7 @@ def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = F
             "one (`dptrain report DIR`)"
         )
     comparison = compare(folders, results)
-    text = FORM.text(comparison) + "\n"
+    text = comparison.text() + "\n"
     environments = [_environment(result) for result in results]
     same = environments[0] if all(map(environments[0].__eq__, environments)) else {}
     return _write(output, compare_page(comparison, results), {FILE: text}, same, replace=replace)

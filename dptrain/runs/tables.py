@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dptrain.measure.profile.tables import fitted_table
 from dptrain.runs.comparison import Comparison
 from dptrain.runs.records import Record
-
-if TYPE_CHECKING:
-    from dptrain.tables import Table
+from dptrain.tables import Table
 
 COLUMNS = (
     "run", "state", "network", "data", "ranks", "batch_size", "seed", "steps",
@@ -42,7 +39,7 @@ def runs_table(records: Sequence[Record], columns: Sequence[str] = ()) -> Table:
     rows = [[_cell(name, record.get(name)) for name in shown] for record in records]
     heads = [_heading(name) for name in shown]
     count = f"{len(records)} run{'s' if len(records) != 1 else ''}"
-    return fitted_table(count, heads, rows, text=[_heading(n) for n in shown if n in TEXT])
+    return Table(count, heads, [_heading(n) for n in shown if n in TEXT], rows=rows)
 
 
 def resume_lines(records: Sequence[Record]) -> list[str]:
@@ -60,7 +57,7 @@ def comparison_tables(found: Comparison) -> list[Table]:
     heads = ["", *(names if len(set(names)) == len(names) else found.runs)]
     titles = ("Settings that differ", "Results")
     return [
-        fitted_table(title, heads, _rows(values), text=heads)
+        Table(title, heads, heads, rows=_rows(values))
         for title, values in zip(titles, (found.settings, found.results), strict=True)
         if values
     ]

@@ -202,12 +202,7 @@ class Design:
                 return None
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-        return FORM.read(path, cls._from)
-
-    @classmethod
-    def _from(cls, values: dict[str, Any]) -> Design:
-        lists = ("ranks", "threads", "scalings", "launcher")
-        return cls(**{**values, **{name: tuple(values[name]) for name in lists}})
+        return FORM.read(path, cls)
 
 
 def _has_other_files(folder: Path) -> bool:

@@ -6,22 +6,14 @@ docs/explanation/measuring.md defines every value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
-from dptrain.records import Form
+from dptrain.records import Form, StoredRecord
 
 WEAK, STRONG = "weak", "strong"
-FORM = Form(
-    noun="study",
-    otherwise="expected a file of `dptrain scale`",
-    anew="collect the study again with `dptrain scale --collect`",
-    version=3,
-)
 
 
 @dataclass(frozen=True)
@@ -241,7 +233,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(StoredRecord):
     """The result of a scaling study.
 
     Attributes:
@@ -259,6 +251,13 @@ class Study:
         environment: environment of the first launch.
     """
 
+    FORM = Form(
+        noun="study",
+        otherwise="expected a file of `dptrain scale`",
+        anew="collect the study again with `dptrain scale --collect`",
+        version=3,
+    )
+
     job: dict[str, Any]
     base_ranks: int
     base_threads: int
@@ -271,72 +270,6 @@ class Study:
     commands: dict[str, str]
     environment: dict[str, Any]
 
-    def text(self) -> str:
-        """Return the contents of the file as JSON."""
-        return FORM.text(self)
-
-    def write(self, path: Path) -> None:
-        """Write ``study.json``.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
-        FORM.write(self, path)
-
-    @classmethod
-    def read(cls, path: Path) -> Study:
-        """Read a file of `write`.
-
-        Raises:
-            UserError: there is no such file, or it is no study of this version.
-        """
-        return FORM.read(path, cls._from)
-
-    @classmethod
-    def _from(cls, values: Mapping[str, Any]) -> Study:
-        if not values["points"] or not all(point["launches"] for point in values["points"]):
+    def check(self) -> None:
+        if not self.points or not all(point.launches for point in self.points):
             raise ValueError("no point or no launch")
-        return cls(
-            **{
-                **values,
-                "points": tuple(_point(p) for p in values["points"]),
-                "fits": tuple(
-                    Fit(**{**f, "curve": tuple(map(tuple, f["curve"]))}) for f in values["fits"]
-                ),
-                "forecasts": tuple(_forecast(f) for f in values["forecasts"]),
-                "conclusion": tuple(values["conclusion"]),
-                "notes": tuple(values["notes"]),
-            }
-        )
-
-
-def _point(values: Mapping[str, Any]) -> Point:
-    launches = tuple(
-        Launch(**{**launch, "parts": Parts(**launch["parts"])}) for launch in values["launches"]
-    )
-    estimates = {
-        name: None if values[name] is None else Estimate(**values[name])
-        for name in ("step_ms", "samples_per_s", "speed_up", "efficiency", "karp_flatt")
-    }
-    parts = {name: Parts(**values[name]) for name in ("parts", "ideal", "loss")}
-    own: dict[str, Any] = {"launches": launches, "outliers": tuple(values["outliers"])}
-    if values.get("pop") is not None:
-        own["pop"] = Efficiencies(
-            **{name: value and Estimate(**value) for name, value in values["pop"].items()}
-        )
-    if values.get("joules_per_sample") is not None:
-        own["joules_per_sample"] = Estimate(**values["joules_per_sample"])
-    if values.get("time_to_accuracy") is not None:
-        found: dict[str, Any] = values["time_to_accuracy"]
-        known: dict[str, Any] = {
-            key: Estimate(**value) if isinstance(value, Mapping) else value
-            for key, value in found.items()
-        }
-        own["time_to_accuracy"] = TimeToAccuracy(**known)
-    return Point(**{**values, **estimates, **parts, **own})
-
-
-def _forecast(values: Mapping[str, Any]) -> Forecast:
-    lists = ("hindcasts", "points", "intervals")
-    own = {name: tuple(map(tuple, values[name])) for name in lists}
-    return Forecast(**{**values, **own, "assumptions": tuple(values["assumptions"])})

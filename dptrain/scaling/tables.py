@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from dptrain.measure.profile.tables import fitted_table
 from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
-
-if TYPE_CHECKING:
-    from dptrain.tables import Table
+from dptrain.tables import Table
 
 NAMES = ("computation", "waiting for data", "communication", "waiting", "other")
 """Headers of `PARTS`."""
@@ -81,7 +77,7 @@ def _points_table(scaling: str, points: Sequence[Point]) -> Table:
     work = "constant batch per rank" if scaling == WEAK else "constant global batch"
     rows = list(zip(*shown.values(), strict=True))
     title = f"{scaling.capitalize()} scaling: {work}; median (95% interval)"
-    table = fitted_table(title, list(shown), rows, text=())
+    table = Table(title, list(shown), rows=rows)
     captions = ["limit: efficiency that the shared cores allow"] * shares
     captions += ["serial: serial fraction (Karp–Flatt)"] * serial
     if captions:
@@ -110,12 +106,13 @@ def _loss_table(scaling: str, points: Sequence[Point]) -> Table:
         step = f"{point.step_ms.value:.3f}"
         rows.append([ranks, f"{point.ideal.total:.3f}", *lost, step, *causes])
     title = f"{scaling.capitalize()} scaling: ideal step + loss by part = step, ms"
-    table = fitted_table(title, columns, rows, text=())
-    table.caption = (
-        "after |: causes of the loss of compute: shared cores, contention for memory and caches, "
-        "smaller batch per rank"
+    return Table(
+        title,
+        columns,
+        rows=rows,
+        caption="after |: causes of the loss of compute: shared cores, contention for memory and "
+        "caches, smaller batch per rank",
     )
-    return table
 
 
 def _joules(points: Sequence[Point]) -> list[str]:
@@ -142,8 +139,9 @@ def _pop_tables(scaling: str, points: Sequence[Point]) -> list[Table]:
         return []
     columns = ["ranks", "parallel", "= balance", "× serialisation", "× transfer", "| computation"]
     title = f"{scaling.capitalize()} scaling: POP efficiencies (95% interval)"
-    table = fitted_table(title, columns, rows, text=())
-    table.caption = "efficiency ≈ parallel efficiency × computation scaling"
+    table = Table(
+        title, columns, rows=rows, caption="efficiency ≈ parallel efficiency × computation scaling"
+    )
     return [table]
 
 
@@ -165,8 +163,12 @@ def _accuracy_tables(points: Sequence[Point]) -> list[Table]:
     columns = ["ranks", "batch", "reached", "epochs", "samples", "s", "speed-up"]
     wanted = f"{found[0][1].accuracy:.4g} validation accuracy"
     title = f"Weak scaling: time to {wanted}; mean (95% interval)"
-    table = fitted_table(title, columns, rows, text=())
-    table.caption = "reached: launches; speed-up: s of the base / s; geometric means"
+    table = Table(
+        title,
+        columns,
+        rows=rows,
+        caption="reached: launches; speed-up: s of the base / s; geometric means",
+    )
     return [table]
 
 
@@ -191,7 +193,7 @@ def _fits_table(fits: Sequence[Fit]) -> Table:
     ]
     columns = ("scaling", "model", "parameters", "error")
     title = "Models, with the error of predicting the largest point from the others"
-    return fitted_table(title, columns, rows, text=columns[:3])
+    return Table(title, columns, columns[:3], rows=rows)
 
 
 def _forecast_table(forecast: Forecast) -> Table:
@@ -203,9 +205,9 @@ def _forecast_table(forecast: Forecast) -> Table:
         )
     ]
     columns = ["ranks", "step ms", "efficiency", "95% interval"]
-    table = fitted_table(f"Forecast of {series_name(forecast)}", columns, rows, text=())
-    table.caption = _basis(forecast)
-    return table
+    return Table(
+        f"Forecast of {series_name(forecast)}", columns, rows=rows, caption=_basis(forecast)
+    )
 
 
 def _basis(forecast: Forecast) -> str:

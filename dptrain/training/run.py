@@ -11,8 +11,8 @@ from dptrain.comm.signals import EARLY_SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.console import make_console
-from dptrain.measure.profile.tables import fitted_table
 from dptrain.runs.spans import Spans
+from dptrain.tables import Table
 from dptrain.training.callbacks import Progress
 from dptrain.training.job import assemble
 from dptrain.training.output.summary import data_lines, print_stop_advice
@@ -125,8 +125,8 @@ def specification_tables(spec: RunSpec) -> list[object]:
     names = ("setting", "value", "origin")
     columns = ("rank", "host", "processor", "device", "threads", "cores")
     return [
-        fitted_table("Settings of the job", names, settings, text=names),
-        fitted_table("Ranks", columns, ranks, text=("host", "processor", "device")),
+        Table("Settings of the job", names, names, rows=settings),
+        Table("Ranks", columns, ("host", "processor", "device"), rows=ranks),
     ]
 
 

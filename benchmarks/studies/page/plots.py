@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.studies.claims.judge_a import speed_up
@@ -21,11 +21,8 @@ from benchmarks.studies.claims.verdicts import MissingResultError, Results, time
 from benchmarks.studies.networks import STUDY_A
 from benchmarks.studies.solar import MAPS
 from dptrain.report.elements.canvas import (
-    BOTTOM,
     Plot,
     colour,
-    legend_below,
-    legend_height,
     plot,
     set_ranks_axis,
 )
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PREFIX = "studies-"
-HEIGHT = 210.0
+HEIGHT = 190.0
 COLOURS = ("blue", "green", "purple", "orange", "ink", "sky")
 AXIS_BATCHES = (2, 8, 32, 128, 512, 2048)
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -47,19 +44,6 @@ def draw_plots(results: Results) -> Iterator[Plot]:
             yield make(results)
         except (MissingResultError, KeyError):
             continue
-
-
-def _legend(entries: int, columns: int) -> float:
-    """Return the bottom margin of a plot with a legend."""
-    return BOTTOM + legend_height(entries, columns) + 4
-
-
-def _with_legend(draw: Callable[[Axes], None], columns: int) -> Callable[[Axes], None]:
-    def drawn(axes: Axes) -> None:
-        draw(axes)
-        legend_below(axes, columns, lines=True)
-
-    return drawn
 
 
 def _threads(results: Results) -> Plot:
@@ -91,10 +75,10 @@ def _threads(results: Results) -> Plot:
     alt = "; ".join(f"{name} {times(values[-1])}" for name, values in lines.items())
     return plot(
         f"{PREFIX}threads", "Speed-up of study A's networks",
-        "times faster than one thread, batch 32", _with_legend(draw, 2),
+        "times faster than one thread, batch 32", draw,
         caption="", alt=f"Speed-up with {best} threads or ranks: {alt}; study A: {times(SPEED_UP)} "
         "with 8 threads",
-        height=HEIGHT + 40, bottom=_legend(8, 2),
+        height=HEIGHT, legend=2, lines=True,
     )  # fmt: skip
 
 
@@ -127,8 +111,8 @@ def _batches(results: Results) -> Plot:
                     for name, values in series.items() if {2, 512} <= values.keys())  # fmt: skip
     return plot(
         f"{PREFIX}batch", "An epoch of the solar CNN", "seconds for 145,028 maps (log scale)",
-        _with_legend(draw, 1), caption="", alt=f"Time of an epoch falls with the batch size. {alt}",
-        height=HEIGHT + 30, bottom=_legend(len(series) + 2, 1), left=36,
+        draw, caption="", alt=f"Time of an epoch falls with the batch size. {alt}",
+        height=HEIGHT, legend=1, lines=True, left=36,
     )  # fmt: skip
 
 
@@ -160,10 +144,10 @@ def _crossover(results: Results) -> Plot:
     return plot(
         f"{PREFIX}crossover", "CPU against GPU, perceptrons",
         "CPU time ÷ GPU time of a step; above 1 the GPU is faster",
-        _with_legend(draw, 1), caption="",
+        draw, caption="",
         alt="CPU time divided by GPU time rises with the parameters, from "
         f"{min(ours.values()):.2g} to {max(ours.values()):.3g}",
-        height=HEIGHT + 15, bottom=_legend(2, 1),
+        height=HEIGHT, legend=1, lines=True,
     )  # fmt: skip
 
 
@@ -200,7 +184,7 @@ def _variants(results: Results) -> Plot:
     alt = "; ".join(f"{n}: {x:.2f} of the time, {y:.1f}%" for n, (x, y) in ours.items())
     return plot(
         f"{PREFIX}variants", "Variants of study D's network",
-        "accuracy in %; labels: stride, 32 filters, larger pooling", _with_legend(draw, 1),
-        caption="", alt=f"Accuracy of variants over their time. {alt}", height=HEIGHT + 20,
-        bottom=_legend(2, 1),
+        "accuracy in %; labels: stride, 32 filters, larger pooling", draw,
+        caption="", alt=f"Accuracy of variants over their time. {alt}", height=HEIGHT,
+        legend=1, lines=True,
     )  # fmt: skip

@@ -29,14 +29,12 @@ class Nccl(Carrier):
         self.communicator = connect(world, self.nccl)
 
     def all_reduce(self, array: Array) -> None:
+        self._sum(array, self.nccl.NCCL_FLOAT32)
+
+    def _sum(self, array: Array, kind: int) -> None:
         address = self.device.address(array)
         self.communicator.allReduce(
-            address,
-            address,
-            array.size,
-            self.nccl.NCCL_FLOAT32,
-            self.nccl.NCCL_SUM,
-            self.device.stream_address,
+            address, address, array.size, kind, self.nccl.NCCL_SUM, self.device.stream_address
         )
 
     def reduce(self, array: Array) -> None:
@@ -63,16 +61,7 @@ class Nccl(Carrier):
         )
 
     def sum_statistics(self, statistics: SummedStatistics) -> None:
-        array = statistics.array
-        address = self.device.address(array)
-        self.communicator.allReduce(
-            address,
-            address,
-            array.size,
-            self.nccl.NCCL_FLOAT64,
-            self.nccl.NCCL_SUM,
-            self.device.stream_address,
-        )
+        self._sum(statistics.array, self.nccl.NCCL_FLOAT64)
 
     def close(self) -> None:
         # This waits forever if a graph that was captured with the communicator still exists.

@@ -50,17 +50,6 @@ class Energy:
     sources: tuple[str, ...]
     missing: tuple[str, ...]
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Energy:
-        """Return the record from the values that `asdict` made of it."""
-        estimate = record["joules_per_sample"]
-        return cls(
-            None if estimate is None else Estimate(**estimate),
-            record["watts"],
-            tuple(record["sources"]),
-            tuple(record["missing"]),
-        )
-
 
 class Counter(Protocol):
     """A counter of energy.

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dptrain.backends import load_backend
-from dptrain.measure.profile.tables import fitted_table
 from dptrain.plan.lowering import Explanation, Phase
 from dptrain.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from dptrain.tables import Table
+from dptrain.tables import Table
 
 UNKNOWN = Explanation("unknown", reason="the backend selects the kernel on the device")
 """Explanation of a stage whose kernel the backend selects on the device."""
@@ -112,4 +108,4 @@ def explanation_table(plan: Plan, rows: Sequence[StageExplanation]) -> Table:
             other if time is None else f"{other} {time:.2f}×" for other, time in row.others
         )
         cells.append((name, phase, row.algorithm, row.tile, row.units, row.reason, others))
-    return fitted_table(title, columns, cells, text=columns)
+    return Table(title, columns, columns, rows=cells)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from dptrain.measure.profile.losses import (
     ALONE,
@@ -15,11 +14,9 @@ from dptrain.measure.profile.losses import (
     Loss,
     Losses,
 )
-from dptrain.measure.profile.tables import fitted_table, ms_cell
+from dptrain.measure.profile.tables import ms_cell
 from dptrain.measure.statistics import Estimate
-
-if TYPE_CHECKING:
-    from dptrain.tables import Table
+from dptrain.tables import Table
 
 MEANINGS = {
     "contention": "all ranks work, without sums or waiting",
@@ -77,8 +74,8 @@ def _losses_table(losses: Losses) -> Table:
         f"Losses of a step by experiment, {losses.job['ranks']} ranks ({losses.rounds} rounds of "
         f"{losses.steps} steps each)"
     )
-    return fitted_table(
-        title, ("loss", "ms", "95% interval", "share", "change"), rows, text=("loss", "change")
+    return Table(
+        title, ("loss", "ms", "95% interval", "share", "change"), ("loss", "change"), rows=rows
     )
 
 
@@ -94,7 +91,7 @@ def _factors_table(losses: Losses) -> Table:
     ]
     columns = ("efficiency", "experiment", "95% interval", "busy times", "95% interval ", "agree")
     title = "Efficiencies by experiment and by busy times (POP)"
-    return fitted_table(title, columns, rows, text=("efficiency",))
+    return Table(title, columns, ("efficiency",), rows=rows)
 
 
 def _computation_line(losses: Losses) -> str:
@@ -144,7 +141,7 @@ def _delays_table(losses: Losses) -> Table:
         "serialisation",
     )
     title = "Injected delays: increase of the others' waiting and of the step, in ms"
-    return fitted_table(title, columns, rows, text=("delay of",))
+    return Table(title, columns, ("delay of",), rows=rows)
 
 
 def no_overlap(losses: Losses) -> str:

@@ -34,7 +34,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ from dptrain.measure.profile.analysis import Measured
 from dptrain.measure.profile.pop import Pop, pop_efficiencies
 from dptrain.measure.recorder import STEP
 from dptrain.measure.statistics import Estimate, slowest_rank, student, student_quantile
-from dptrain.records import Form
+from dptrain.records import Form, StoredRecord
 
 ALONE, UNSUMMED, ONE_NUMBER = "alone", "unsummed", "one_number"
 AFTER, DURING = "after", "during"
@@ -57,11 +56,6 @@ LOAD_IMBALANCE, LOAD_BALANCE = "load imbalance", "load_balance"
 SAVED = "saved by overlap"
 INSTRUCTIONS, CYCLES = "instructions", "cycles"
 
-FORM = Form(
-    noun="file of losses",
-    otherwise="expected a file that `dptrain profile --losses --output` writes",
-    anew="measure the losses again",
-)
 
 Times = Mapping[str, NDArray[np.float64]]
 """Mean times of a step in ms (rounds, ranks) by experiment, and `LATENCY`."""
@@ -120,7 +114,7 @@ class Delay:
 
 
 @dataclass(frozen=True)
-class Losses:
+class Losses(StoredRecord):
     """What each loss of a job costs.
 
     Attributes:
@@ -138,6 +132,12 @@ class Losses:
         environment: the same values as in ``env.json``.
     """
 
+    FORM = Form(
+        noun="file of losses",
+        otherwise="expected a file that `dptrain profile --losses --output` writes",
+        anew="measure the losses again",
+    )
+
     job: dict[str, Any]
     rounds: int
     steps: int
@@ -150,48 +150,6 @@ class Losses:
     delays: tuple[Delay, ...]
     overlaps: bool
     environment: dict[str, Any]
-
-    def write(self, path: Path) -> None:
-        """Write ``losses.json``.
-
-        Raises:
-            UserError: it cannot be written.
-        """
-        FORM.write(self, path)
-
-    def text(self) -> str:
-        """Return the losses as JSON."""
-        return FORM.text(self)
-
-    @classmethod
-    def read(cls, path: Path) -> Losses:
-        """Read a file that `write` has written.
-
-        Raises:
-            UserError: it does not exist, or is not of this version.
-        """
-        return FORM.read(path, cls._from)
-
-    @classmethod
-    def _from(cls, values: Mapping[str, Any]) -> Losses:
-        def estimates(record: Mapping[str, Any]) -> dict[str, Any]:
-            """Return the record with its estimates."""
-            return {
-                name: Estimate(**value) if isinstance(value, Mapping) else value
-                for name, value in record.items()
-            }
-
-        return cls(
-            **{
-                **values,
-                "step_ms": estimates(values["step_ms"]),
-                "losses": tuple(Loss(**estimates(loss)) for loss in values["losses"]),
-                "computation_scaling": Estimate(**values["computation_scaling"]),
-                "computation_factors": estimates(values["computation_factors"]),
-                "efficiencies": tuple(Comparison(**estimates(e)) for e in values["efficiencies"]),
-                "delays": tuple(Delay(**estimates(delay)) for delay in values["delays"]),
-            }
-        )
 
 
 def over_rounds(function: Callable[[Times], float], times: Times) -> Estimate:

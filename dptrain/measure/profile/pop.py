@@ -26,7 +26,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,24 +76,6 @@ class Pop:
     transfer: Estimate
     ranks: tuple[Estimate, ...]
     layers: tuple[LayerBalance, ...]
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Pop:
-        """Return the record from the values that `asdict` made of it."""
-        factors = ("parallel", "load_balance", "serialisation", "transfer")
-        layers = (
-            LayerBalance(
-                layer["name"],
-                Estimate(**layer["load_balance"]),
-                Estimate(**layer["serialisation"]),
-            )
-            for layer in record["layers"]
-        )
-        return cls(
-            **{name: Estimate(**record[name]) for name in factors},
-            ranks=tuple(Estimate(**rank) for rank in record["ranks"]),
-            layers=tuple(layers),
-        )
 
 
 def pop_efficiencies(busy: Table, wall: Table, layers: Mapping[str, Table]) -> Pop:

@@ -7,22 +7,15 @@ rates in 10⁹ per second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dptrain.measure.machine.counters import Processor
 from dptrain.measure.machine.energy import Energy
 from dptrain.measure.profile.pop import Pop
-from dptrain.records import Form
-
-FORM = Form(
-    noun="profile",
-    otherwise="expected a file that `dptrain profile --output` writes",
-    anew="make the profile again",
-    version=2,
-)
+from dptrain.measure.statistics import Estimate
+from dptrain.records import Form, StoredRecord
 
 
 @dataclass(frozen=True)
@@ -45,6 +38,13 @@ class Spread:
     high: float | None = None
     p95: float | None = None
     p99: float | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """The median with its interval, which is infinite if there is none."""
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        return Estimate(self.median, low, high, self.n)
 
 
 @dataclass(frozen=True)
@@ -188,13 +188,6 @@ class Roofs:
     copies: tuple[tuple[int, float], ...] = ()
     products: tuple[tuple[str, float], ...] = ()
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Roofs:
-        """Return the limits from a JSON object."""
-        copies = tuple((int(size), float(rate)) for size, rate in values["copies"])
-        products = tuple((str(name), float(rate)) for name, rate in values.get("products", ()))
-        return cls(**{**values, "copies": copies, "products": products})
-
     def bandwidth(self, nbytes: float) -> float:
         """Return an upper limit in GB/s of the bandwidth of a stage that moves `nbytes`.
 
@@ -248,15 +241,9 @@ class StatisticsTime:
     alone_ms: Spread
     separate_kernels: bool = False
 
-    @classmethod
-    def from_record(cls, values: Mapping[str, Any]) -> StatisticsTime:
-        """Return the times from a JSON object."""
-        spreads = {name: Spread(**values[name]) for name in ("time_ms", "alone_ms")}
-        return cls(**{**values, **spreads})
-
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(StoredRecord):
     """One measured job.
 
     Attributes:
@@ -286,6 +273,13 @@ class Profile:
         batch_statistics: times of their sums over the ranks; None if there are none.
     """
 
+    FORM = Form(
+        noun="profile",
+        otherwise="expected a file that `dptrain profile --output` writes",
+        anew="make the profile again",
+        version=2,
+    )
+
     job: dict[str, Any]
     steps: int
     step_ms: Spread
@@ -307,60 +301,6 @@ class Profile:
     sweep: tuple[SumTime, ...] = ()
     batch_statistics: StatisticsTime | None = None
 
-    def write(self, path: Path) -> None:
-        """Write ``profile.json``.
-
-        Raises:
-            UserError: it cannot be written.
-        """
-        FORM.write(self, path)
-
-    def text(self) -> str:
-        """Return the profile as JSON."""
-        return FORM.text(self)
-
-    @classmethod
-    def read(cls, path: Path) -> Profile:
-        """Read a profile that `write` has written.
-
-        Raises:
-            UserError: the file does not exist, or is not a profile of this version.
-        """
-        return FORM.read(path, cls._from)
-
-    @classmethod
-    def _from(cls, values: Mapping[str, Any]) -> Profile:
-        def spread(found: Mapping[str, Any]) -> dict[str, Any]:
-            return {**found, "time_ms": Spread(**found["time_ms"])}
-
-        if not (values["stages"] and values["kinds"] and values["ranks"]):
+    def check(self) -> None:
+        if not (self.stages and self.kinds and self.ranks):
             raise ValueError("no stage or no rank")
-        roofs, pop, energy = values["roofs"], values.get("pop"), values.get("energy")
-        processor, statistics = values.get("processor"), values.get("batch_statistics")
-        return cls(
-            **{
-                **values,
-                "step_ms": Spread(**values["step_ms"]),
-                "step_times_ms": tuple(values["step_times_ms"]),
-                "parts": Parts(**values["parts"]),
-                "step_parts": _step_parts(values["step_parts"]),
-                "stages": tuple(StageProfile(**spread(s)) for s in values["stages"]),
-                "kinds": tuple(StageProfile(**spread(s)) for s in values["kinds"]),
-                "ranks": tuple(RankProfile(**r) for r in values["ranks"]),
-                "sums": tuple(SumTime(**spread(s)) for s in values["sums"]),
-                "roofs": None if roofs is None else Roofs.of(roofs),
-                "sweep": tuple(SumTime(**spread(s)) for s in values.get("sweep", ())),
-                "pop": None if pop is None else Pop.from_record(pop),
-                "energy": None if energy is None else Energy.from_record(energy),
-                "processor": None if processor is None else Processor(**processor),
-                "batch_statistics": (
-                    None if statistics is None else StatisticsTime.from_record(statistics)
-                ),
-            }
-        )
-
-
-def _step_parts(values: Mapping[str, Any]) -> StepParts:
-    medians = {name: Spread(**found) for name, found in values["median"].items()}
-    means = {name: Parts(**values[name]) for name in ("typical", "all_steps")}
-    return StepParts(**{**values, "median": medians, **means})

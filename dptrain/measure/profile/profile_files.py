@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dptrain.errors import UserError
-from dptrain.files import write_whole, writing
+from dptrain.files import csv_of_rows, write_whole, writing
 from dptrain.measure.profile.profile import Profile
 
 PROFILE, STAGES, KINDS, RANKS = "profile.json", "profile.csv", "kinds.csv", "ranks.csv"
@@ -60,14 +58,8 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
     rows = [_flat(record) for record in records]
     names = list(dict.fromkeys(name for row in rows for name in row))
     nested = {name[:i] for name in names for i, letter in enumerate(name) if letter == "."}
-    rows = [{name: value for name, value in row.items() if name not in nested} for row in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(
-        text, [name for name in names if name not in nested], lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    shown = [name for name in names if name not in nested]
+    return csv_of_rows([shown, *([row.get(name) for name in shown] for row in rows)])
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:

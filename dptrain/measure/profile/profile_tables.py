@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dptrain.measure.machine.counters import processor_line
 from dptrain.measure.machine.energy import energy_lines
@@ -14,7 +13,6 @@ from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.profile.tables import (
     direction_cells,
-    fitted_table,
     ms_cell,
     parts_table,
     rate_cell,
@@ -22,9 +20,7 @@ from dptrain.measure.profile.tables import (
     typical_ms,
 )
 from dptrain.measure.statistics import Estimate
-
-if TYPE_CHECKING:
-    from dptrain.tables import Table
+from dptrain.tables import Table
 
 LEGEND = {
     "±": "half of the interquartile range / mean",
@@ -122,7 +118,7 @@ def pop_table(pop: Pop) -> Table:
     ]
     rows.insert(1, ())
     columns = ("efficiency", "value", "95% interval", "is less than 1 if")
-    table = fitted_table("Parallel efficiency (POP)", columns, rows, text=(columns[0], columns[3]))
+    table = Table("Parallel efficiency (POP)", columns, (columns[0], columns[3]), rows=rows)
     if not math.isfinite(pop.serialisation.high):
         table.caption = "too few independent steps for all intervals; use more --steps"
     return table
@@ -182,9 +178,7 @@ def _layers_table(profile: Profile) -> Table:
         rows.append([cells[column] for column in columns])
     passes = "passes" if _is_inference(profile) else "steps"
     title = f"Layers, slowest first (mean of typical {passes})"
-    table = fitted_table(title, columns, rows, text=("layers",))
-    table.caption = _legend(columns)
-    return table
+    return Table(title, columns, ("layers",), rows=rows, caption=_legend(columns))
 
 
 def _legend(columns: Sequence[str]) -> str:
@@ -210,9 +204,9 @@ def _kinds_table(profile: Profile) -> Table:
     if profile.roofs is None:
         columns.remove("roofline")
     rows = [[_kind_cells(kind)[column] for column in columns] for kind in profile.kinds]
-    table = fitted_table("Kinds of operation, slowest first", columns, rows, text=("kind",))
-    table.caption = _legend(columns)
-    return table
+    return Table(
+        "Kinds of operation, slowest first", columns, ("kind",), rows=rows, caption=_legend(columns)
+    )
 
 
 def _kind_cells(kind: StageProfile) -> dict[str, str]:
@@ -244,7 +238,7 @@ def _ranks_table(profile: Profile) -> Table:
         share = f"{shares[rank.rank].value:.0%}" if shares else ""
         cells = {**_rank_cells(rank), "busy share": share}
         rows.append([cells[column] for column in columns])
-    return fitted_table(f"Ranks, mean ms of typical steps{left}", columns, rows, text=("host",))
+    return Table(f"Ranks, mean ms of typical steps{left}", columns, ("host",), rows=rows)
 
 
 def _rank_cells(rank: RankProfile) -> dict[str, str]:

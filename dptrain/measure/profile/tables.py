@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from dptrain.measure.profile.profile import Spread, StageProfile, StepParts
 from dptrain.plan.lowering import Phase
 from dptrain.tables import Table
-
-
-def fitted_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: Collection[str]
-) -> Table:
-    """Return a table.
-
-    Args:
-        title: title above the table.
-        columns: headings.
-        rows: cells; an empty row draws a line.
-        text: headings of the columns that contain text.
-    """
-    return Table(title, columns, text, rows=list(rows))
-
 
 PART_NAMES = {
     "compute": "computation",
@@ -68,13 +53,15 @@ def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A st
     title = (
         f"{what}: median {ms_cell(step.median)} ms{tail}, mean {ms_cell(step.mean)}, n = {step.n:,}"
     )
-    table = fitted_table(title, columns, rows, text=("part",))
-    table.caption = (
-        f"Medians of parts do not add up to the median {noun}. Typical: means over the half of the "
-        f"{plural} whose duration is closest to the median; share: of these. All {plural}: share "
-        f"of the time of all {plural}, slow ones included."
+    return Table(
+        title,
+        columns,
+        ("part",),
+        rows=rows,
+        caption=f"Medians of parts do not add up to the median {noun}. Typical: means over the "
+        f"half of the {plural} whose duration is closest to the median; share: of these. All "
+        f"{plural}: share of the time of all {plural}, slow ones included.",
     )
-    return table
 
 
 def _waiting_rows(parts: StepParts) -> Iterator[Sequence[str]]:
@@ -119,7 +106,7 @@ def layers_table(stages: Sequence[StageProfile], *, ranks: int, steps: str) -> T
             "MB": f"{sum(stage.bytes_moved for stage in found) / 1e6:.2f}",
         }
         rows.append([cells[column] for column in columns])
-    return fitted_table(f"Computation by layer (mean of {steps})", columns, rows, text=("layers",))
+    return Table(f"Computation by layer (mean of {steps})", columns, ("layers",), rows=rows)
 
 
 def _with_others(groups: dict[str, list[StageProfile]]) -> dict[str, list[StageProfile]]:
@@ -139,7 +126,7 @@ def notes_table(stages: Sequence[StageProfile]) -> Table | None:
         return None
     rows = [(stage.name, stage.note, ms_cell(stage.typical_ms)) for stage in noted]
     columns = ("stage", "algorithm", "ms")
-    return fitted_table("Algorithms of the stages", columns, rows, text=columns[:2])
+    return Table("Algorithms of the stages", columns, columns[:2], rows=rows)
 
 
 def ms_cell(value: float) -> str:

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Parts, StageProfile
 from dptrain.measure.statistics import Estimate
 from dptrain.report.comparisons.comparison import POINTS, Comparison, Quantity
-from dptrain.report.elements.bars import ROW_PT, Bar, efficiency_bars, text_line, whisker
+from dptrain.report.elements.bars import ROW_PT, pop_bars, pop_plot, text_line, whisker
 from dptrain.report.elements.canvas import (
     BOTTOM,
-    HEIGHT,
     PARTS,
     SMALL_PT,
     TOP,
     Plot,
     colour,
+    draw_end_value,
     draw_launches,
-    legend_below,
-    legend_height,
     part_name,
     plot,
+    set_bars_axis,
     set_ranks_axis,
 )
 from dptrain.report.elements.curves import Curve, curves_plot
 from dptrain.report.elements.numbers import decimals_for, fixed, percent, short
 from dptrain.report.runs.run_record import TrainingRun
-from dptrain.report.studies.study_plots import base_point, launch_values
+from dptrain.report.studies.study_plots import base_point, draw_estimates, launch_values
 from dptrain.scaling.study import Point, Study
 
 if TYPE_CHECKING:
@@ -91,15 +90,12 @@ def changes_plot(comparison: Comparison) -> Plot | None:
                 color=colour(ROLES[i]),
                 zorder=5,
             )
-        axes.set_yticks([])
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
+        set_bars_axis(axes, f"change to {_shortened(comparison.names[0])}, %")
         # The number below a tick near an end would be cut off.
         shown = 0.9 * reach
         found = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(-shown, shown)
         axes.set_xticks([value for value in found if abs(value) <= shown])
         axes.xaxis.set_major_formatter(lambda value, _: signed(value, 0 if reach > 4 else 1))
-        axes.set_xlabel(f"change to {_shortened(comparison.names[0])}, %", labelpad=2)
 
     listed = "; ".join(f"{label} {change_text(change)}" for label, change, _ in rows)
     return plot(
@@ -210,10 +206,8 @@ def parts_plot(
             axes.barh(0, 0, 0, color=colour(PARTS[part]), label=part_name(part))
         axes.set_ylim(ROW_PT * len(rows) + 2, 0)
         axes.set_xlim(0, longest * 1.02)
-        _plain_axis(axes, "time of a step, ms")
-        legend_below(axes, 3)
+        set_bars_axis(axes, "time of a step, ms")
 
-    legend = legend_height(len(shown), 3)
     listed = "; ".join(
         f"{label}: "
         + ", ".join(f"{part_name(p)} {percent(getattr(parts, p) / parts.total)}" for p in shown)
@@ -225,8 +219,8 @@ def parts_plot(
         "parts of a step",
         draw,
         left=6.0,
-        bottom=BOTTOM + legend,
-        height=TOP + BOTTOM + legend + ROW_PT * len(rows) + 2,
+        height=TOP + BOTTOM + ROW_PT * len(rows) + 2,
+        legend=3,
         caption=caption,
         alt=f"Parts of a step: {listed}.",
     )
@@ -261,22 +255,13 @@ def layers_comparison(
                 value = groups.get(group, 0.0)
                 middle = y + head + bar * (i + 0.5)
                 axes.barh(middle, value, 0.8 * bar, color=colour(ROLES[i]))
-                axes.annotate(
-                    fixed(value, decimals),
-                    (value, middle),
-                    xytext=(3, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=7,
-                )
+                draw_end_value(axes, value, middle, fixed(value, decimals))
         for i, name in enumerate(names):
             axes.barh(0, 0, 0, color=colour(ROLES[i]), label=_shortened(name))
         axes.set_ylim(height * len(shown) + 2, 0)
         axes.set_xlim(0, longest * 1.16)
-        _plain_axis(axes, "time per step, ms")
-        legend_below(axes, 2)
+        set_bars_axis(axes, "time per step, ms")
 
-    legend = legend_height(len(names), 2)
     fewer = f" The {len(shown)} longest groups." if len(shown) < len(order) else ""
     listed = "; ".join(
         f"{group} " + ", ".join(fixed(groups.get(group, 0.0), decimals) for groups in sums)
@@ -288,43 +273,21 @@ def layers_comparison(
         "groups of layers: forward and backward",
         draw,
         left=8.0,
-        bottom=BOTTOM + legend,
-        height=TOP + BOTTOM + legend + height * len(shown) + 2,
+        height=TOP + BOTTOM + height * len(shown) + 2,
+        legend=2,
         caption=f"Time of each group of layers, mean of typical steps and ranks.{fewer}",
         alt=f"Milliseconds by layer, for {', '.join(names)}: {listed}.",
     )
 
 
-def _plain_axis(axes: Axes, label: str) -> None:
-    axes.set_yticks([])
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel(label, labelpad=2)
-
-
 def pop_comparison(names: Sequence[str], pops: Sequence[Pop | None]) -> Plot | None:
     """Return the parallel efficiencies of all profiles; None if no profile has several ranks."""
-    groups: Mapping[str, list[Bar]] = {
-        name: [
-            Bar("parallel efficiency", pop.parallel, "ink"),
-            Bar("= load balance", pop.load_balance, ROLES[i]),
-            Bar("× serialisation", pop.serialisation, ROLES[i]),
-            Bar("× transfer", pop.transfer, ROLES[i]),
-        ]
+    groups = {
+        name: pop_bars(pop, ROLES[i])
         for i, (name, pop) in enumerate(zip(names, pops, strict=True))
         if pop is not None
     }
-    if not groups:
-        return None
-    return efficiency_bars(
-        "pop",
-        "Parallel efficiency",
-        groups,
-        caption="Parallel efficiency, the busy share of all steps, is the product of load balance, "
-        "serialisation and transfer.",
-        alt="Efficiencies:",
-    )
+    return pop_plot("pop", "Parallel efficiency", groups) if groups else None
 
 
 def efficiency_plot(scaling: str, names: Sequence[str], studies: Sequence[Study]) -> Plot | None:
@@ -346,9 +309,7 @@ def efficiency_plot(scaling: str, names: Sequence[str], studies: Sequence[Study]
         for i, points in enumerate(found):
             tops += _draw_study(axes, points, _shortened(names[i]), i)
         axes.set_ylim(0, 1.08 * max(tops))
-        legend_below(axes, 2, lines=True)
 
-    legend = legend_height(len(names), 2)
     listed = "; ".join(
         f"{name} at {points[-1].ranks} ranks {percent(points[-1].efficiency.value)}"
         for name, points in zip(names, found, strict=True)
@@ -358,8 +319,8 @@ def efficiency_plot(scaling: str, names: Sequence[str], studies: Sequence[Study]
         f"{scaling.capitalize()} scaling: efficiency",
         "parallel efficiency, %",
         draw,
-        height=HEIGHT + legend,
-        bottom=BOTTOM + legend,
+        legend=2,
+        lines=True,
         caption="100% is ideal. Circles are single launches, each relative to its round; bars are "
         "95% intervals over launches.",
         alt=f"Efficiency of {scaling} scaling: {listed}.",
@@ -377,24 +338,10 @@ def _draw_study(axes: Axes, points: Sequence[Point], label: str, index: int) -> 
     for threads in sorted({point.threads for point in points}):
         group = sorted((p for p in points if p.threads == threads), key=lambda p: p.ranks)
         values = [p.efficiency.times(100) for p in group]
-        known = [
-            e if math.isfinite(e.high) else Estimate(e.value, e.value, e.value, e.n) for e in values
-        ]
-        errors = [[e.value - e.low for e in known], [e.high - e.value for e in known]]
-        axes.errorbar(
-            [p.total_threads * shift for p in group],
-            [e.value for e in known],
-            yerr=errors,
-            fmt=f"{MARKERS[index]}-",
-            color=colour(role),
-            capsize=2.5,
-            capthick=1.0,
-            elinewidth=1.0,
-            label=label,
-            zorder=4,
-        )
+        xs = [p.total_threads * shift for p in group]
+        draw_estimates(axes, xs, values, f"{MARKERS[index]}-", role, label)
         label = "_"
-        tops += [e.high for e in known]
+        tops += [e.high if math.isfinite(e.high) else e.value for e in values]
         for point in group:
             single = [100 * value for value in launch_values(point, base, "efficiency")]
             tops += single

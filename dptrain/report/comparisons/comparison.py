@@ -15,20 +15,16 @@ from typing import Any
 from dptrain.errors import UserError
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import Estimate
-from dptrain.records import Form
+from dptrain.records import Form, StoredRecord
 from dptrain.report.differences import difference, ratio
 from dptrain.report.profiles.profile_page import MeasuredProfile
-from dptrain.report.runs.run_record import TrainingRun, step_estimate
+from dptrain.report.runs.run_record import TrainingRun
 from dptrain.report.runs.run_tables import setting_text
+from dptrain.report.studies.study_plots import point_name
 from dptrain.scaling.pairing import difference as difference_of_launches
 from dptrain.scaling.study import STRONG, WEAK, Point, Study
 
 FILE = "comparison.json"
-FORM = Form(
-    noun="comparison",
-    otherwise="expected a file of `dptrain report A B`",
-    anew="compare again",
-)
 POINTS, PERCENT = "percentage points", "%"
 
 Result = TrainingRun | MeasuredProfile | Study
@@ -55,7 +51,7 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(StoredRecord):
     """A comparison.
 
     Attributes:
@@ -66,6 +62,12 @@ class Comparison:
         settings: settings that differ: values by name, one for each result.
         notes: restrictions of the validity.
     """
+
+    FORM = Form(
+        noun="comparison",
+        otherwise="expected a file of `dptrain report A B`",
+        anew="compare again",
+    )
 
     noun: str
     names: tuple[str, ...]
@@ -179,7 +181,7 @@ def compare_profiles(folders: Sequence[Path], profiles: Sequence[Profile]) -> Co
             f"{folders[0]} is a profile of {tasks[0]} and {folders[other]} one of {tasks[other]}; "
             "compare profiles of the same task"
         )
-    steps = [step_estimate(profile.step_ms) for profile in profiles]
+    steps = [profile.step_ms.estimate for profile in profiles]
     quantities = _times(
         steps,
         [float(profile.job["batch_size"]) for profile in profiles],
@@ -230,7 +232,7 @@ def compare_studies(folders: Sequence[Path], studies: Sequence[Study]) -> Compar
     quantities = []
     for points in sorted(common, key=_largest_first):
         point = points[0]
-        where = f"{point.scaling} scaling, {_ranks(point)}"
+        where = f"{point.scaling} scaling, {point_name(point)}"
         if not all(p.efficiency.low == p.efficiency.high == 1 for p in points):
             found = [p.efficiency for p in points]
             quantities.append(
@@ -251,7 +253,7 @@ def compare_studies(folders: Sequence[Path], studies: Sequence[Study]) -> Compar
         done.add(key)
         quantities.append(
             _relative(
-                f"{point.scaling} scaling, {_ranks(point)}: step",
+                f"{point.scaling} scaling, {point_name(point)}: step",
                 "ms",
                 [p.step_ms for p in points],
                 known=len({p.batch_size for p in points}) == 1,
@@ -277,11 +279,6 @@ def _largest_first(points: Sequence[Point]) -> tuple[int, int, int]:
 
 def _launch_difference(one: Estimate, base: Estimate) -> Estimate:
     return difference_of_launches(base, one)
-
-
-def _ranks(point: Point) -> str:
-    ranks = f"{point.ranks} rank{'s' * (point.ranks > 1)}"
-    return ranks if point.threads == 1 else f"{ranks} × {point.threads} threads"
 
 
 def _loads(name: str, study: Study) -> list[str]:

@@ -18,11 +18,15 @@ from dptrain.report.elements.canvas import (
     colour,
     part_name,
     plot,
+    set_bars_axis,
 )
 from dptrain.report.elements.numbers import decimals_for, fixed, percent, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from dptrain.measure.profile.pop import Pop
+    from dptrain.scaling.study import Efficiencies
 
 ROW_PT, HEAD_PT = 24.0, 16.0
 """Height of a bar with its text line, and of the name of a group, in points."""
@@ -69,10 +73,7 @@ def efficiency_bars(
                 axes.barh(y + 16.5, 100 * bar.value.value, 7, color=colour(bar.role), zorder=2)
                 whisker(axes, y + 16.5, bar.value.times(100), 0.0, end, "orange")
                 y += ROW_PT
-        axes.set_yticks([])
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
-        axes.set_xlabel("efficiency, %", labelpad=2)
+        set_bars_axis(axes, "efficiency, %")
 
     values = "; ".join(
         (f"{head}: " if head else "")
@@ -88,6 +89,33 @@ def efficiency_bars(
         left=6.0,
         caption=caption,
         alt=f"{alt} {values}.",
+    )
+
+
+def pop_bars(pop: Pop | Efficiencies, role: str = "blue") -> list[Bar]:
+    """Return the parallel efficiency and its factors.
+
+    Args:
+        pop: the efficiencies.
+        role: role of the colour of the factors.
+    """
+    return [
+        Bar("parallel efficiency", pop.parallel, "ink"),
+        Bar("= load balance", pop.load_balance, role),
+        Bar("× serialisation", pop.serialisation, role),
+        Bar("× transfer", pop.transfer, role),
+    ]
+
+
+def pop_plot(name: str, title: str, groups: Mapping[str, Sequence[Bar]]) -> Plot:
+    """Draw `pop_bars` of profiles by heading."""
+    return efficiency_bars(
+        name,
+        title,
+        groups,
+        caption="Parallel efficiency, the busy share of all steps, is the product of load balance, "
+        "serialisation and transfer.",
+        alt="Efficiencies:",
     )
 
 
@@ -113,11 +141,7 @@ def parts_bars(name: str, title: str, parts: Parts, *, caption: str, unit: str) 
             text = f"{fixed(value, decimals)} ms · {percent(value / whole)}"
             text_line(axes, y + 7, part_name(part), text)
             axes.barh(y + 16.5, value, 7, color=colour(PARTS[part]), zorder=2)
-        axes.set_yticks([])
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel(unit, labelpad=2)
+        set_bars_axis(axes, unit)
 
     values = ", ".join(f"{part_name(n)} {percent(value / whole)}" for n, value in rows)
     return plot(

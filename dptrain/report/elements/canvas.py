@@ -147,6 +147,8 @@ def plot(
     height: float = HEIGHT,
     left: float = 30.0,
     bottom: float = BOTTOM,
+    legend: int = 0,
+    lines: bool = False,
 ) -> Plot:
     """Draw one plot.
 
@@ -156,27 +158,36 @@ def plot(
         vertical: label of the y axis with its unit, written horizontally below the title.
         draw: function that draws the data on empty axes.
         caption, alt: as in `Plot`.
-        height: total height in points.
-        left, bottom: margins of the axes in points.
+        height: total height in points, without the legend.
+        left, bottom: margins of the axes in points, without the legend.
+        legend: columns of a legend below the plot, which is filled row by row; 0: none.
+        lines: whether the legend shows lines, which need more width than patches.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure((WIDTH / 72, height / 72))
-        axes = figure.add_axes(
-            (left / WIDTH, bottom / height, 1 - (left + RIGHT) / WIDTH, 1 - (bottom + TOP) / height)
+        axes = figure.add_axes((0, 0, 1, 1))
+        head = figure.text(0.004, 1, title, fontsize=TITLE_PT, weight="bold", va="baseline")
+        label = figure.text(
+            0.004, 1, vertical, fontsize=SMALL_PT, color=LIGHT["faint"], va="baseline"
         )
-        _head(figure, title, vertical, height)
+
+        def place(below: float) -> None:
+            """Place everything above a legend of this height."""
+            total, end = height + below, bottom + below
+            figure.set_size_inches(WIDTH / 72, total / 72)
+            inner = 1 - (left + RIGHT) / WIDTH, 1 - (end + TOP) / total
+            axes.set_position((left / WIDTH, end / total, *inner))
+            head.set_y(1 - 10 / total)
+            label.set_y(1 - 22 / total)
+
+        place(0)
         draw(axes)
+        if legend:
+            place(_legend_below(axes, legend, lines=lines))
         return Plot(name, title, caption, alt, _svg(figure, title, alt), _png(figure, title))
-
-
-def _head(figure: Figure, title: str, vertical: str, height: float) -> None:
-    figure.text(0.004, 1 - 10 / height, title, fontsize=TITLE_PT, weight="bold", va="baseline")
-    figure.text(
-        0.004, 1 - 22 / height, vertical, fontsize=SMALL_PT, color=LIGHT["faint"], va="baseline"
-    )
 
 
 def colour(role: str) -> str:
@@ -233,15 +244,25 @@ def part_name(name: str) -> str:
     return PART_NAMES.get(name, name.replace("_", " "))
 
 
-def legend_below(axes: Axes, columns: int, *, lines: bool = False) -> None:
-    """Add a legend below the plot, row by row; `legend_height` is its height.
+def set_bars_axis(axes: Axes, label: str) -> None:
+    """Set the axes of horizontal bars: no y axis, and plain numbers below."""
+    axes.set_yticks([])
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel(label, labelpad=2)
 
-    Args:
-        axes: axes of the plot.
-        columns: entries per row.
-        lines: whether it shows lines, which need more width than patches.
-    """
+
+def draw_end_value(axes: Axes, x: float, y: float, text: str) -> None:
+    """Write a value at the end of a horizontal bar."""
+    axes.annotate(text, (x, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
+
+
+def _legend_below(axes: Axes, columns: int, *, lines: bool) -> float:
+    """Add a legend at the bottom; return its height in points, 0 if no drawing has a label."""
     handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return 0.0
     # matplotlib fills a legend column by column.
     order = [i for column in range(columns) for i in range(column, len(handles), columns)]
     axes.figure.legend(
@@ -253,11 +274,7 @@ def legend_below(axes: Axes, columns: int, *, lines: bool = False) -> None:
         handlelength=2.0 if lines else 0.9,
         handleheight=0.9,
     )
-
-
-def legend_height(entries: int, columns: int) -> float:
-    """Return the height of `legend_below` in points."""
-    return LEGEND_PT * -(-entries // columns) + 4
+    return LEGEND_PT * -(-len(handles) // columns) + 4
 
 
 def _png(figure: Figure, title: str) -> bytes:

@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptrain.report.elements.canvas import (
-    BOTTOM,
-    HEIGHT,
     SMALL_PT,
     Plot,
     colour,
-    legend_below,
-    legend_height,
     plot,
 )
 from dptrain.report.elements.numbers import short
@@ -90,10 +86,7 @@ def curves_plot(
             begin = max(low - margin, 0.0) if low >= 0 else low - margin
             axes.set_ylim(begin if bottom is None else bottom, end)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        if len(drawn) > 1:
-            legend_below(axes, columns, lines=True)
 
-    legend = legend_height(len(drawn), columns) if len(drawn) > 1 else 0.0
     return plot(
         name,
         title,
@@ -101,9 +94,9 @@ def curves_plot(
         draw,
         caption=caption,
         alt=alt,
-        height=HEIGHT + legend,
-        bottom=BOTTOM + legend,
         left=36.0,
+        legend=columns if len(drawn) > 1 else 0,
+        lines=True,
     )
 
 

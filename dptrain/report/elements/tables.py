@@ -7,15 +7,19 @@ number has its exact value and its path in the JSON file, so that a reader or a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from typing import Any
 
-from dptrain.measure.profile.profile import Spread
 from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.numbers import decimals_for, fixed
 
 MISSING = "–"
+
+FACTORS = {"%": 100.0, "KB": 1e-3, "MB": 1e-6}
+"""Factors from the shares and bytes of a file to the numbers of a column, by the first word of its
+unit.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,122 +90,147 @@ def texts(head: str, found: Sequence[object], *, kind: str = "word") -> Column:
     return Column(head, "", tuple((str(value),) for value in found), kind)
 
 
-def counts(head: str, values: Sequence[int], sources: Sequence[str], unit: str = "") -> Column:
-    """Return a column of integers."""
-    return Column(
-        head,
-        unit,
-        tuple(
-            (Number(fixed(value, 0), value, source),)
-            for value, source in zip(values, sources, strict=True)
-        ),
-    )
+@dataclass(frozen=True)
+class Records:
+    """Records of a file, of which each is a row of a table.
 
+    A column shows a value of each record. Its path in the record, such as ``parts.compute``, is
+    also the end of its path in the file; "" is the record itself.
 
-def values(
-    head: str,
-    unit: str,
-    found: Sequence[float | None],
-    sources: Sequence[str],
-    *,
-    decimals: int | None = None,
-    scale: float = 1.0,
-) -> Column:
-    """Return a column of numbers with common decimals.
-
-    Args:
-        head: name of the quantity.
-        unit: unit of the scaled numbers.
-        found: the numbers; None results in a cell without a number.
-        sources: path of each number in its file.
-        decimals: number of decimals [default: from the largest number].
-        scale: factor of the shown numbers, such as 100 for per cent.
+    Attributes:
+        items: the records: objects, mappings, sequences or numbers.
+        at: path of each record in the file.
     """
-    known = [scale * value for value in found if value is not None]
-    digits = decimals_for(known) if decimals is None else decimals
-    return Column(
-        head,
-        unit,
-        tuple(
-            (MISSING,) if value is None else (Number(fixed(scale * value, digits), value, source),)
-            for value, source in zip(found, sources, strict=True)
-        ),
-    )
+
+    items: Sequence[Any]
+    at: Sequence[str]
+
+    @classmethod
+    def of(cls, items: Sequence[Any], path: str = "") -> Records:
+        """Return all records of the list that has this path in the file."""
+        return cls(items, [f"{path}.{i}" if path else str(i) for i in range(len(items))])
+
+    def found(self, path: str) -> list[Any]:
+        """Return the value of each record; None if a mapping does not have it."""
+        return [_value(item, path) for item in self.items]
+
+    def sources(self, path: str) -> list[str]:
+        """Return the path of the value of each record in the file."""
+        return [f"{at}.{path}" if path else at for at in self.at]
+
+    def texts(self, head: str, path: str, *, kind: str = "word") -> Column:
+        """Return a column of words or of prose."""
+        return texts(head, self.found(path), kind=kind)
+
+    def counts(self, head: str, path: str, unit: str = "") -> Column:
+        """Return a column of integers."""
+        return self.values(head, unit, path, decimals=0)
+
+    def values(self, head: str, unit: str, path: str, *, decimals: int | None = None) -> Column:
+        """Return a column of numbers with common decimals.
+
+        Args:
+            head: name of the quantity.
+            unit: unit of the shown numbers, see `FACTORS`.
+            path: path in a record; None results in a cell without a number.
+            decimals: number of decimals [default: one for per cent, else by the largest number].
+        """
+        found, scale = self.found(path), _factor(unit)
+        known = [scale * value for value in found if value is not None]
+        digits = _decimals(known, unit, decimals)
+        return Column(
+            head,
+            unit,
+            tuple(
+                (MISSING,)
+                if value is None
+                else (Number(fixed(scale * value, digits), value, source),)
+                for value, source in zip(found, self.sources(path), strict=True)
+            ),
+        )
+
+    def times(self, paths: Mapping[str, str]) -> list[Column]:
+        """Return columns of milliseconds, which share their decimals so that they can be compared.
+
+        Args:
+            paths: heading → path in a record.
+        """
+        found = [value for path in paths.values() for value in self.found(path)]
+        decimals = decimals_for([value for value in found if value is not None])
+        return [self.values(head, "ms", path, decimals=decimals) for head, path in paths.items()]
+
+    def estimates(
+        self,
+        head: str,
+        unit: str,
+        path: str,
+        *,
+        decimals: int | None = None,
+        shown: Callable[[Estimate], Estimate | None] = lambda estimate: estimate,
+        centre: str = "value",
+    ) -> Column:
+        """Return a column of values with their 95% intervals, if these are finite.
+
+        Args:
+            head: name of the quantity.
+            unit: as in `values`; the heading adds the meaning of the parentheses.
+            path: path of an `Estimate` in a record; None results in a cell without a number.
+            decimals: as in `values`.
+            shown: returns what is shown of an estimate.
+            centre: name of the value in the file.
+        """
+        found = [value if value is None else shown(value) for value in self.found(path)]
+        scale = _factor(unit)
+        digits = _decimals([scale * e.value for e in found if e], unit, decimals)
+
+        def cell(estimate: Estimate | None, source: str) -> Cell:
+            if estimate is None:
+                return (MISSING,)
+            text = fixed(scale * estimate.value, digits)
+            value = Number(text, estimate.value, f"{source}.{centre}")
+            if not (math.isfinite(estimate.high) and math.isfinite(estimate.low)):
+                return (value,)
+            ends = estimate.low, estimate.high
+            return (value, *_range(*ends, digits, source, ("low", "high"), scale=scale))
+
+        cells = tuple(cell(e, s) for e, s in zip(found, self.sources(path), strict=True))
+        has_interval = any(len(cell) > 1 for cell in cells)
+        return Column(head, f"{unit} (95% interval)".strip() if has_interval else unit, cells)
+
+    def spreads(self, head: str, unit: str, path: str) -> Column:
+        """Return a column of the medians of a `Spread` with its quartiles."""
+        found = self.found(path)
+        decimals = decimals_for([spread.median for spread in found])
+        return Column(
+            head,
+            unit,
+            tuple(
+                (
+                    Number(fixed(spread.median, decimals), spread.median, f"{source}.median"),
+                    *_range(spread.q1, spread.q3, decimals, source, ("q1", "q3")),
+                )
+                for spread, source in zip(found, self.sources(path), strict=True)
+            ),
+        )
 
 
-def times(fields: Mapping[str, str], records: Sequence[object], at: Sequence[str]) -> list[Column]:
-    """Return columns of milliseconds, which share their decimals so that they can be compared.
-
-    Args:
-        fields: heading → attribute of a record, such as ``parts.compute``.
-        records: one record per row.
-        at: paths of the records in their file.
-    """
-    found = {
-        head: [attrgetter(path)(record) for record in records] for head, path in fields.items()
-    }
-    decimals = decimals_for([v for column in found.values() for v in column if v is not None])
-    return [
-        values(head, "ms", found[head], [f"{a}.{path}" for a in at], decimals=decimals)
-        for head, path in fields.items()
-    ]
+def _value(record: Any, path: str) -> Any:
+    for name in path.split(".") if path else ():
+        if isinstance(record, Mapping):
+            record = record.get(name)
+        else:
+            record = record[int(name)] if name.isdigit() else getattr(record, name)
+    return record
 
 
-def estimates(
-    head: str,
-    unit: str,
-    found: Sequence[Estimate | None],
-    sources: Sequence[str],
-    *,
-    decimals: int | None = None,
-    scale: float = 1.0,
-    centre: str = "value",
-) -> Column:
-    """Return a column of values with their 95% intervals, if these are finite.
-
-    Args:
-        head: name of the quantity.
-        unit: unit of the scaled numbers; the heading adds the meaning of the parentheses.
-        found: the estimates; None results in a cell without a number.
-        sources: path of each estimate in its file.
-        decimals: number of decimals [default: from the largest value].
-        scale: factor of the shown numbers, such as 100 for per cent.
-        centre: name of the value in the file.
-    """
-    digits = decimals_for([scale * e.value for e in found if e]) if decimals is None else decimals
-
-    def cell(estimate: Estimate | None, source: str) -> Cell:
-        if estimate is None:
-            return (MISSING,)
-        shown = fixed(scale * estimate.value, digits)
-        value = Number(shown, estimate.value, f"{source}.{centre}")
-        if not (math.isfinite(estimate.high) and math.isfinite(estimate.low)):
-            return (value,)
-        ends = estimate.low, estimate.high
-        return (value, *_range(*ends, digits, source, ("low", "high"), scale=scale))
-
-    cells = tuple(cell(e, s) for e, s in zip(found, sources, strict=True))
-    has_interval = any(len(cell) > 1 for cell in cells)
-    return Column(head, f"{unit} (95% interval)".strip() if has_interval else unit, cells)
+def _factor(unit: str) -> float:
+    return FACTORS.get(unit.partition(" ")[0], 1.0)
 
 
-def spreads(
-    head: str, unit: str, found: Sequence[Spread], sources: Sequence[str], *, centre: str = "median"
-) -> Column:
-    """Return a column of medians, or of another attribute `centre`, with quartiles."""
-    centres = [float(getattr(spread, centre)) for spread in found]
-    decimals = decimals_for(centres)
-    return Column(
-        head,
-        unit,
-        tuple(
-            (
-                Number(fixed(value, decimals), value, f"{source}.{centre}"),
-                *_range(spread.q1, spread.q3, decimals, source, ("q1", "q3")),
-            )
-            for value, spread, source in zip(centres, found, sources, strict=True)
-        ),
-    )
+def _decimals(shown: Sequence[float], unit: str, decimals: int | None) -> int:
+    if decimals is not None:
+        return decimals
+    return 1 if unit.startswith("%") else decimals_for(shown)
 
 
 def _range(

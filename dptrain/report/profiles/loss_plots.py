@@ -9,7 +9,7 @@ from dptrain.measure.profile.loss_tables import num_rows, shown_name
 from dptrain.measure.profile.losses import ALONE, DURING, Losses
 from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.bars import ROW_PT, text_line, whisker
-from dptrain.report.elements.canvas import BOTTOM, TOP, Plot, colour, plot
+from dptrain.report.elements.canvas import BOTTOM, TOP, Plot, colour, plot, set_bars_axis
 from dptrain.report.elements.numbers import decimals_for, fixed
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ def losses_plot(losses: Losses) -> Plot:
             whisker(
                 axes, y + 16.5, Estimate(start + value.value, *ends, value.n), low, high, "orange"
             )
-        axes.set_yticks([])
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("ms", labelpad=2)
+        set_bars_axis(axes, "ms")
 
     values = ", ".join(f"{name} {_interval(value, decimals)}" for name, value, _ in rows)
     return plot(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.profile.profile_tables import STRAGGLER_SHARE
-from dptrain.report.elements.bars import Bar, efficiency_bars
+from dptrain.report.elements.bars import pop_bars, pop_plot
 from dptrain.report.elements.canvas import (
     BOTTOM,
     OTHER_PHASE,
@@ -18,10 +17,10 @@ from dptrain.report.elements.canvas import (
     TOP,
     Plot,
     colour,
-    legend_below,
-    legend_height,
+    draw_end_value,
     part_name,
     plot,
+    set_bars_axis,
 )
 from dptrain.report.elements.curves import steps_plot
 from dptrain.report.elements.numbers import decimals_for, fixed, short
@@ -53,7 +52,8 @@ def profile_plots(
     if len(profile.ranks) > 1:
         plots.append(_ranks(profile, suffix, where))
     if profile.pop is not None:
-        plots.append(efficiency_plot(profile.pop, suffix, where))
+        bars = pop_bars(profile.pop)
+        plots.append(pop_plot(f"pop{suffix}", f"Parallel efficiency{where}", {"": bars}))
     if step is not None:
         plots.append(timeline(step, suffix, where, _straggler(profile)))
     plots.append(layers_plot(f"layers{suffix}", f"Layers{where}", profile.stages))
@@ -145,60 +145,29 @@ def layers_plot(name: str, title: str, stages: Sequence[StageProfile]) -> Plot:
                             linewidth=0.5,
                         )
                         end += value
-                axes.annotate(
-                    fixed(total, decimals),
-                    (total, y + 0.5 * BAR_PT),
-                    xytext=(3, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=7,
-                )
+                draw_end_value(axes, total, y + 0.5 * BAR_PT, fixed(total, decimals))
                 y += BAR_PT
         for phase, role in roles.items():
             axes.barh(0, 0, 0, color=colour(role), label=phase.replace("_", " "))
         axes.set_ylim(sum(heights) + 2, 0)
         axes.set_xlim(0, longest * 1.16)
-        axes.set_yticks([])
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("time per step, ms", labelpad=2)
-        legend_below(axes, 2)
+        set_bars_axis(axes, "time per step, ms")
 
     values = "; ".join(
         f"{group} {fixed(f, decimals)} forward, {fixed(b, decimals)} backward"
         for (group, _), (f, b) in zip(rows, sums, strict=True)
     )
-    bottom = BOTTOM + legend_height(len(roles), 2)
     has_backward = any(b for _, b in sums)
     return plot(
         name,
         title,
         "groups of layers" + (": forward above backward" if has_backward else ""),
         draw,
-        height=TOP + bottom + sum(heights) + 2,
+        height=TOP + BOTTOM + sum(heights) + 2,
         left=8.0,
-        bottom=bottom,
+        legend=2,
         caption="Time of each group of layers, mean of typical steps and ranks.",
         alt=f"Milliseconds by layer: {values}.",
-    )
-
-
-def efficiency_plot(pop: Pop, suffix: str, where: str) -> Plot:
-    """Draw the parallel efficiency and its factors with their intervals."""
-    bars = (
-        Bar("parallel efficiency", pop.parallel, "ink"),
-        Bar("= load balance", pop.load_balance),
-        Bar("× serialisation", pop.serialisation),
-        Bar("× transfer", pop.transfer),
-    )
-    return efficiency_bars(
-        f"pop{suffix}",
-        f"Parallel efficiency{where}",
-        {"": bars},
-        caption="Parallel efficiency, the busy share of all steps, is the product of load balance, "
-        "serialisation and transfer.",
-        alt="Efficiencies:",
     )
 
 
@@ -239,9 +208,7 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
         axes.set_yticks(range(len(ranks)), [str(rank.rank) for rank in ranks])
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("time of a step, ms", labelpad=2)
-        legend_below(axes, 3)
 
-    bottom = BOTTOM + legend_height(len(names), 3)
     late = max(profile.ranks, key=lambda rank: rank.delay_ms)
     fewer = f" The plot shows {len(ranks)} of {len(profile.ranks)}, including the slowest."
     return plot(
@@ -249,9 +216,9 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
         f"Ranks{where}",
         "rank",
         draw,
-        height=TOP + bottom + max(RANK_PT * len(ranks), 40.0),
-        bottom=bottom,
+        height=TOP + BOTTOM + max(RANK_PT * len(ranks), 40.0),
         left=24.0,
+        legend=3,
         caption="Mean of typical steps of each rank. Waiting is waiting for the slowest rank."
         + (fewer if len(ranks) < len(profile.ranks) else ""),
         alt="Mean step of each rank by part; "

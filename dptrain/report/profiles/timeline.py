@@ -21,8 +21,6 @@ from dptrain.report.elements.canvas import (
     TOP,
     Plot,
     colour,
-    legend_below,
-    legend_height,
     plot,
 )
 from dptrain.report.elements.numbers import short
@@ -246,18 +244,16 @@ def timeline(found: StepSpans, suffix: str, where: str, straggler: int | None = 
         axes.set_yticks(range(len(ranks)), [str(rank) for rank in ranks])
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("time since the start of the step, ms", labelpad=2)
-        legend_below(axes, 2)
 
-    bottom = BOTTOM + legend_height(len(kinds), 2)
     fewer = f" The plot shows {len(ranks)} of {len(all_ranks)} ranks."
     return plot(
         f"timeline{suffix}",
         f"Timeline{where}",
         "rank",
         draw,
-        height=TOP + bottom + max(ROW_PT * len(ranks), 56.0),
-        bottom=bottom,
+        height=TOP + BOTTOM + max(ROW_PT * len(ranks), 56.0),
         left=24.0,
+        legend=2,
         caption=f"Step {found.step}, the most typical one, on a common clock. Waiting is the busy "
         "time of the slowest rank minus the own one."
         + _sum_sentence(found)

@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING
 
 from dptrain.files import dump_json, writing
 from dptrain.report.elements.canvas import (
-    BOTTOM,
-    HEIGHT,
     Plot,
     colour,
-    legend_below,
-    legend_height,
     plot,
 )
 
@@ -55,9 +51,7 @@ def rate_plot(result: RangeTest) -> Plot:
         axes.grid(visible=False, axis="x")
         axes.set_ylim(low - 0.1 * (top - low), top)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        legend_below(axes, 2, lines=True)
 
-    legend = legend_height(3, 2)
     steepest = (
         "never falls" if result.steepest is None else f"falls fastest at {result.steepest:.2g}"
     )
@@ -70,9 +64,9 @@ def rate_plot(result: RangeTest) -> Plot:
         f"{result.batch_size}.",
         alt=f"Training loss with learning rates from {result.rates[0]:.2g} to "
         f"{result.rates[-1]:.2g}: it {steepest} and is lowest at {result.lowest:.2g}.",
-        height=HEIGHT + legend,
-        bottom=BOTTOM + legend,
         left=36.0,
+        legend=2,
+        lines=True,
     )
 
 

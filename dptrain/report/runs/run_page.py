@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dptrain.measure.machine.energy import Energy, energy_lines
 from dptrain.measure.machine.load import BUSY_SHARE
 from dptrain.measure.profile.profile import Spread
+from dptrain.records import from_values
 from dptrain.report.elements.canvas import Plot
 from dptrain.report.elements.definitions import OF_RUNS
 from dptrain.report.elements.numbers import fixed, percent, short
@@ -357,7 +358,7 @@ def _time_text(run: TrainingRun) -> list[str]:
 def _environment_text(run: TrainingRun) -> tuple[str, ...]:
     """Return the energy, and of which start the environment is."""
     found = run.summary.get("energy")
-    energy = tuple(map(sentence, energy_lines(Energy.from_record(found)))) if found else ()
+    energy = tuple(map(sentence, energy_lines(from_values(Energy, found)))) if found else ()
     if run.spans.is_resumed:
         return ("The machine, the versions and the command are those of the last start.", *energy)
     return energy

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dptrain.report.elements.bars import parts_bars
+from dptrain.report.elements.bars import parts_bars, pop_bars, pop_plot
 from dptrain.report.elements.canvas import Plot
 from dptrain.report.elements.curves import Curve, curves_plot, steps_plot
 from dptrain.report.elements.numbers import percent, short
-from dptrain.report.profiles.profile_plots import efficiency_plot, layers_plot
+from dptrain.report.profiles.profile_plots import layers_plot
 from dptrain.report.runs.run_record import TrainingRun, step_column
 
 
@@ -123,7 +123,7 @@ def time_plots(run: TrainingRun) -> list[Plot]:
             )
         )
     if run.pop is not None:
-        plots.append(efficiency_plot(run.pop, "", ""))
+        plots.append(pop_plot("pop", "Parallel efficiency", {"": pop_bars(run.pop)}))
     if run.stages:
         plots.append(layers_plot("layers", "Layers", run.stages))
     times = [(r["step"], r["step_ms"]) for r in run.steps if r["step_ms"]]

@@ -15,8 +15,9 @@ from dptrain.files import read_regular
 from dptrain.forms import COUNT, NUMBER, SHARE, Form, Optional, check_form
 from dptrain.measure.metrics import MetricsFile
 from dptrain.measure.profile.pop import Pop
-from dptrain.measure.profile.profile import Parts, Spread, StageProfile, StepParts
+from dptrain.measure.profile.profile import Spread, StageProfile, StepParts
 from dptrain.measure.statistics import Estimate, share
+from dptrain.records import from_values
 from dptrain.runs.files import read_file
 from dptrain.runs.names import ENVIRONMENT, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans, steps_text
@@ -189,37 +190,30 @@ class TrainingRun:
     def step_ms(self) -> Spread | None:
         """Distribution of the steps; None if none was measured."""
         found = self.summary["step_ms"]
-        return None if found is None else Spread(**found)
+        return None if found is None else from_values(Spread, found)
 
     @property
     def step(self) -> Estimate | None:
         """Median of the steps with its interval, which is infinite for a short run."""
         found = self.step_ms
-        return None if found is None else step_estimate(found)
+        return None if found is None else found.estimate
 
     @property
     def step_parts(self) -> StepParts | None:
         """Parts of a step; None if no step was timed by stage."""
         found = self.summary["step_parts"]
-        if found is None:
-            return None
-        medians = {name: Spread(**values) for name, values in found["median"].items()}
-        means = {name: Parts(**found[name]) for name in ("typical", "all_steps")}
-        return StepParts(**{**found, "median": medians, **means})
+        return None if found is None else from_values(StepParts, found)
 
     @property
     def stages(self) -> tuple[StageProfile, ...]:
         """Times of the stages; empty if no step was timed by stage."""
-        return tuple(
-            StageProfile(**{**stage, "time_ms": Spread(**stage["time_ms"])})
-            for stage in self.summary["stages"]
-        )
+        return from_values(tuple[StageProfile, ...], self.summary["stages"])
 
     @property
     def pop(self) -> Pop | None:
         """Parallel efficiency; None for one rank, and in runs of older versions."""
         found = self.summary.get("pop")
-        return None if found is None else Pop.from_record(found)
+        return None if found is None else from_values(Pop, found)
 
     @property
     def num_epochs(self) -> float:
@@ -243,13 +237,6 @@ class TrainingRun:
             found.append(float(record["epoch"]) * self.num_training_samples / float(rate))
         increasing = all(later > earlier for earlier, later in pairwise(found))
         return found if found and increasing else None
-
-
-def step_estimate(found: Spread) -> Estimate:
-    """Return a median with its interval, which is infinite if there is none."""
-    low = -math.inf if found.low is None else found.low
-    high = math.inf if found.high is None else found.high
-    return Estimate(found.median, low, high, found.n)
 
 
 def _column(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:

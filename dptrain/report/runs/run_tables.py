@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.measure.statistics import share
-from dptrain.report.elements.tables import MISSING, Column, Table, counts, texts, values
+from dptrain.report.elements.tables import MISSING, Column, Records, Table, texts
 from dptrain.report.profiles.profile_tables import (
     efficiency_tables,
     memory_table,
@@ -32,26 +32,22 @@ def epochs_table(run: TrainingRun) -> Table:
     """Return the results of each epoch; of every n-th if there are many."""
     stride = -(-len(run.epochs) // MOST_EPOCHS) or 1
     records = run.epochs[::-1][::stride][::-1]
-    at = [str(record.index) for record in records]
+    rows = Records([record.values for record in records], [str(record.index) for record in records])
 
-    def column(head: str, name: str, unit: str = "", **options: float) -> list[Column]:
-        found = [record[name] for record in records]
-        if all(value is None for value in found):
-            return []
-        scale = options.get("scale", 1.0)
-        decimals = int(options["decimals"]) if "decimals" in options else None
-        return [
-            values(head, unit, found, [f"{a}.{name}" for a in at], decimals=decimals, scale=scale)
-        ]
+    def column(
+        head: str, name: str, unit: str = "", *, decimals: int | None = None
+    ) -> list[Column]:
+        known = any(value is not None for value in rows.found(name))
+        return [rows.values(head, unit, name, decimals=decimals)] if known else []
 
     whole = all(float(record["epoch"]).is_integer() for record in records)
     columns = (
         *column("epoch", "epoch", decimals=0 if whole else 2),
-        counts("step", [record["step"] for record in records], [f"{a}.step" for a in at]),
+        rows.counts("step", "step"),
         *column("training loss", "train_loss"),
-        *column("training accuracy", "train_accuracy", "%", scale=100, decimals=1),
+        *column("training accuracy", "train_accuracy", "%"),
         *column("validation loss", "validation_loss"),
-        *column("validation accuracy", "validation_accuracy", "%", scale=100, decimals=1),
+        *column("validation accuracy", "validation_accuracy", "%"),
         *column("learning rate", "learning_rate", decimals=5),
         *column("throughput", "samples_per_s", "samples/s", decimals=0),
     )

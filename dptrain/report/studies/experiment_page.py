@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError
 from dptrain.forms import NUMBER, TEXT, check_form
-from dptrain.report.elements.canvas import BOTTOM, HEIGHT, Plot, legend_below, legend_height, plot
-from dptrain.report.elements.numbers import percent, scaled_bytes, short
+from dptrain.report.elements.canvas import Plot, plot
+from dptrain.report.elements.numbers import decimals_for, percent, scaled_bytes, short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
-from dptrain.report.elements.tables import Column, Number, Table, counts, estimates, texts, values
+from dptrain.report.elements.tables import Column, Number, Records, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -242,18 +242,14 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
     if len(scored) < 2:
         return []
     axis = next(iter(scored[0].point)).replace("_", " ")
-    rows = len(lines) if any(lines) else 0
 
     def draw(axes: Axes) -> None:
         draw_sweep(axes, points)
         axes.set_xlabel(axis, labelpad=2)
-        if rows:
-            legend_below(axes, 1, lines=True)
 
     alt = "; ".join(
         f"{_name(p)}: {_score(p.score.value, p.scored)}" for p in scored if p.score is not None
     )
-    legend = legend_height(rows, 1) if rows else 0.0
     return [
         plot(
             SWEEP,
@@ -262,8 +258,8 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
             draw,
             caption="Points are means over seeds, vertical lines their 95% intervals.",
             alt=alt,
-            height=HEIGHT + legend,
-            bottom=BOTTOM + legend,
+            legend=1,
+            lines=True,
             left=44.0,
         )
     ]
@@ -272,30 +268,19 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
 def _points_table(points: Sequence[PointResult]) -> Table:
     from dptrain.experiments.sweep_tables import limited
 
-    rows = [str(row) for row in range(len(points))]
+    records = Records.of(points)
     scored = next((p.scored for p in points if p.scored), "score")
-    accuracy = scored.endswith("accuracy")
-    columns: list[Column] = [
-        texts(name.replace("_", " "), [point.point[name] for point in points])
-        for name in points[0].point
-    ]
     scores = [None if p.score is None else limited(p.score, p.scored) for p in points]
-    unit, scale = ("%", 100.0) if accuracy else ("", 1.0)
-    columns.append(estimates(scored, unit, scores, rows, scale=scale, centre="score"))
-    columns.append(counts("runs", [p.runs for p in points], [f"{row}.runs" for row in rows]))
-    if any(point.failed for point in points):
-        failed = [point.failed for point in points]
-        columns.append(counts("failed", failed, [f"{row}.failed" for row in rows]))
-    columns += [
-        values("step", "ms", [p.step_ms for p in points], [f"{row}.step_ms" for row in rows]),
-        values("training", "s", [p.training_s for p in points], [f"{r}.training_s" for r in rows]),
-        values(
-            "memory",
-            "MB",
-            [p.memory_bytes for p in points],
-            [f"{row}.memory_bytes" for row in rows],
-            scale=1e-6,
-        ),
+    scale, unit = (100, "%") if scored.endswith("accuracy") else (1, "")
+    decimals = decimals_for([scale * score.value for score in scores if score])
+    columns: list[Column] = [
+        *(records.texts(name.replace("_", " "), f"point.{name}") for name in points[0].point),
+        Records(scores, records.at).estimates(scored, unit, "", decimals=decimals, centre="score"),
+        records.counts("runs", "runs"),
+        *([records.counts("failed", "failed")] if any(records.found("failed")) else []),
+        records.values("step", "ms", "step_ms"),
+        records.values("training", "s", "training_s"),
+        records.values("memory", "MB", "memory_bytes"),
     ]
     note = "Means over seeds; steps are medians. Training: steps × median step."
     return Table("points", "Points of the sweep", f"{SWEEP}.csv", tuple(columns), note)
@@ -357,10 +342,8 @@ def _variants_plots(trained: Sequence[VariantResult], *, classifies: bool) -> li
     def draw(axes: Axes) -> None:
         draw_variants(axes, trained)
         axes.set_xlabel("time per step, ms (log scale)", labelpad=2)
-        legend_below(axes, 1)
 
     what = "test accuracy" if classifies else "test loss"
-    legend = legend_height(len(trained), 1)
     alt = "; ".join(
         f"{r.variant}: {short(r.step_ms)} ms, "
         + (short(r.test_loss) if r.accuracy is None else percent(r.accuracy))
@@ -374,34 +357,24 @@ def _variants_plots(trained: Sequence[VariantResult], *, classifies: bool) -> li
             draw,
             caption="Lines are the quartiles of the time per step.",
             alt=alt,
-            height=HEIGHT + legend,
-            bottom=BOTTOM + legend,
+            legend=1,
             left=40.0,
         )
     ]
 
 
 def _variants_table(results: Sequence[VariantResult], *, classifies: bool) -> Table:
-    def column(
-        head: str, unit: str, name: str, *, scale: float = 1.0, decimals: int | None = None
-    ) -> Column:
-        found = [float(getattr(r, name)) if r.possible else None for r in results]
-        sources = [f"{row}.{name}" for row in range(len(results))]
-        return values(head, unit, found, sources, scale=scale, decimals=decimals)
-
-    score = (
-        column("accuracy", "%", "accuracy", scale=100, decimals=1)
+    records = Records.of([asdict(r) if r.possible else {"variant": r.variant} for r in results])
+    columns = (
+        records.texts("variant", "variant"),
+        records.values("accuracy", "%", "accuracy")
         if classifies
-        else column("test loss", "", "test_loss")
+        else records.values("test loss", "", "test_loss"),
+        records.values("step", "ms", "step_ms"),
+        records.values("convolutions, forward", "ms", "conv_forward_ms"),
+        records.values("share of forward", "%", "conv_forward_share", decimals=0),
+        records.values("100 000 steps", "s", "many_steps_s", decimals=0),
+        records.values("memory", "MB", "memory_bytes"),
     )
-    columns = [
-        texts("variant", [result.variant for result in results]),
-        score,
-        column("step", "ms", "step_ms"),
-        column("convolutions, forward", "ms", "conv_forward_ms"),
-        column("share of forward", "%", "conv_forward_share", scale=100, decimals=0),
-        column("100 000 steps", "s", "many_steps_s", decimals=0),
-        column("memory", "MB", "memory_bytes", scale=1e-6),
-    ]
     note = "Steps are medians. Convolutions: stages with a convolution in a forward pass."
-    return Table("variants", "Variants", f"{VARIANTS}.csv", tuple(columns), note)
+    return Table("variants", "Variants", f"{VARIANTS}.csv", columns, note)

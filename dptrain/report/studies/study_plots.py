@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dptrain.measure.statistics import Estimate
-from dptrain.report.elements.bars import Bar, efficiency_bars
+from dptrain.report.elements.bars import Bar, efficiency_bars, pop_bars
 from dptrain.report.elements.canvas import (
-    BOTTOM,
-    HEIGHT,
     PARTS,
     SMALL_PT,
     Plot,
     colour,
     draw_launches,
-    legend_below,
-    legend_height,
     part_name,
     plot,
     set_ranks_axis,
@@ -82,6 +78,36 @@ def _errors(estimates: Sequence[Estimate]) -> list[list[float]]:
     return [[length(e.value - e.low) for e in known], [length(e.high - e.value) for e in known]]
 
 
+def draw_estimates(
+    axes: Axes,
+    xs: Sequence[float],
+    estimates: Sequence[Estimate],
+    style: str,
+    role: str,
+    label: str,
+) -> None:
+    """Draw estimates with their intervals.
+
+    Args:
+        axes, xs, estimates: where, and what.
+        style: marker and line, as matplotlib names them.
+        role: role of the colour.
+        label: entry of the legend; ``_`` for none.
+    """
+    axes.errorbar(
+        xs,
+        [e.value for e in estimates],
+        yerr=_errors(estimates),
+        fmt=style,
+        color=colour(role),
+        capsize=2.5,
+        capthick=1.0,
+        elinewidth=1.0,
+        zorder=4,
+        label=label,
+    )
+
+
 def _measured(
     axes: Axes, points: Sequence[Point], quantity: str, *, line: bool = True, scale: float = 1.0
 ) -> None:
@@ -94,18 +120,9 @@ def _measured(
     for index, (threads, group) in enumerate(groups):
         estimates = [getattr(point, quantity).times(scale) for point in group]
         role, marker = SERIES[index % len(SERIES)]
-        axes.errorbar(
-            [point.total_threads for point in group],
-            [e.value for e in estimates],
-            yerr=_errors(estimates),
-            fmt=marker + ("-" if line else ""),
-            color=colour(role),
-            capsize=2.5,
-            capthick=1.0,
-            elinewidth=1.0,
-            zorder=4,
-            label="measured" if len(groups) == 1 else _threads(threads),
-        )
+        style, label = "-" if line else "", "measured" if len(groups) == 1 else _threads(threads)
+        xs = [point.total_threads for point in group]
+        draw_estimates(axes, xs, estimates, marker + style, role, label)
         for point in group:
             found = [scale * value for value in launch_values(point, base, quantity)]
             draw_launches(axes, [point.total_threads] * len(found), found, role)
@@ -359,7 +376,6 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         axes.set_xlabel(f"ranks{each}", labelpad=2)
         axes.set_ylim(0, max(top, ideal) * 1.12)
         axes.set_xlim(-0.6, len(ordered) - 0.4)
-        legend_below(axes, 3)
 
     if scaling == WEAK:
         vertical, more = "step time, ms", ""
@@ -374,7 +390,6 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
             f" Labels are {over}{'' if base == 1 else f' / {base}'} × step time; ideal strong "
             "scaling has a constant cost."
         )
-    legend = legend_height(len(names), 3)
     largest = ordered[-1]
     shares = ", ".join(
         f"{part_name(name)} {percent(value / largest.parts.total)}"
@@ -387,8 +402,7 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         + (f", {threads} threads" if several else ""),
         vertical,
         draw,
-        height=HEIGHT + legend,
-        bottom=BOTTOM + legend,
+        legend=3,
         left=12 + 5.5 * max(len(f"{top:.0f}"), 4),
         caption="Parts of the median step, mean over ranks. The dashed line is the ideal step."
         f"{more}" + (f" With {_threads(threads)}." if several else ""),
@@ -403,23 +417,15 @@ def _pop(scaling: str, points: Sequence[Point]) -> Plot:
     shown = known[-MOST_POP:]
     groups = {
         point_name(point): [
-            Bar("parallel efficiency", pop.parallel, "ink"),
-            Bar("= load balance", pop.load_balance),
-            Bar("× serialisation", pop.serialisation),
-            Bar("× transfer", pop.transfer),
+            *pop_bars(pop),
             Bar("computation scaling", pop.computation_scaling, "green"),
         ]
         for point, pop in shown
     }
     title = f"{scaling.capitalize()} scaling: POP efficiencies"
     fewer = f" The plot shows the {len(shown)} largest points." if len(shown) < len(known) else ""
-    return plot_pop(f"pop-{scaling}", title, groups, fewer)
-
-
-def plot_pop(name: str, title: str, groups: Mapping[str, Sequence[Bar]], fewer: str) -> Plot:
-    """Draw efficiencies of points, with the explanation of their product."""
     return efficiency_bars(
-        name,
+        f"pop-{scaling}",
         title,
         groups,
         caption="Parallel efficiency is the product of load balance, serialisation and transfer. "
@@ -459,17 +465,14 @@ def _launches(study: Study) -> Plot:
         axes.set_ylim(min(0.9, 0.95 * min(ratios)), max(1.1, 1.05 * max(ratios)))
         axes.set_xlabel("launch, in the order of the start", labelpad=2)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        legend_below(axes, 2)
 
-    legend = legend_height(len(named), 2)
     ratios = [ratio for _, found in named.values() for ratio in found]
     return plot(
         "launches",
         "Launches in time",
         "step time / median of its point",
         draw,
-        height=HEIGHT + legend,
-        bottom=BOTTOM + legend,
+        legend=2,
         caption="Each mark is a launch. A trend means that the machine changed during the study; "
         "launches of one round are compared with each other, so that it has little effect.",
         alt=f"Step times of {len(seen)} launches, {min(ratios):.2f} to {max(ratios):.2f} times the "
@@ -526,9 +529,7 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
         )
         finite = [p.efficiency.high for p in points if math.isfinite(p.efficiency.high)]
         axes.set_ylim(0, 108 * max(1.0, *finite, *(high / 100 for high in highs)))
-        legend_below(axes, 2, lines=True)
 
-    legend = legend_height(4, 2)
     values = "; ".join(
         f"{ranks} ranks {e:.2f} ({low:.2f} to {high:.2f})"
         for (ranks, _, e), (low, high) in zip(forecast.points, forecast.intervals, strict=True)
@@ -539,8 +540,8 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
         f"{forecast.scaling.capitalize()} scaling: forecast",
         "parallel efficiency, %",
         draw,
-        height=HEIGHT + legend,
-        bottom=BOTTOM + legend,
+        legend=2,
+        lines=True,
         caption="Hollow diamonds are predictions by an ensemble of models. Squares are hindcasts: "
         f"measured points as predicted from the smaller ones. The forecast ends: "
         f"{forecast.unknown}.",

@@ -9,7 +9,7 @@ from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.canvas import part_name
 from dptrain.report.elements.numbers import percent, short
-from dptrain.report.elements.tables import Column, Table, counts, estimates, texts, times, values
+from dptrain.report.elements.tables import Column, Records, Table, texts
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.study import STRONG, WEAK, Launch, Point, Study
 
@@ -20,55 +20,25 @@ PARTS = tuple(field.name for field in fields(Parts))
 
 def points_table(study: Study, scaling: str) -> Table:
     """Return the step times, speed-ups and efficiencies of one kind of scaling."""
-    points, at = _of(study, scaling)
+    points = _of(study, scaling)
     columns = [
-        *_who(study, points, at),
-        counts("batch", [p.batch_size for p in points], [f"{a}.batch_size" for a in at],
-               "samples"),
-        estimates("step", "ms", [p.step_ms for p in points], [f"{a}.step_ms" for a in at]),
-        estimates("throughput", "samples/s", [p.samples_per_s for p in points],
-                  [f"{a}.samples_per_s" for a in at]),
-        estimates("speed-up", "", [_of_others(p.speed_up) for p in points],
-                  [f"{a}.speed_up" for a in at], decimals=2),
-        estimates("efficiency", "%", [_of_others(p.efficiency) for p in points],
-                  [f"{a}.efficiency" for a in at], decimals=1, scale=100),
-    ]  # fmt: skip
+        *_who(study, points),
+        points.counts("batch", "batch_size", "samples"),
+        points.estimates("step", "ms", "step_ms"),
+        points.estimates("throughput", "samples/s", "samples_per_s"),
+        points.estimates("speed-up", "", "speed_up", decimals=2, shown=_of_others),
+        points.estimates("efficiency", "%", "efficiency", shown=_of_others),
+    ]
     if any(p.possible < 1 for p in study.points):
-        columns.append(
-            values(
-                "core limit",
-                "% efficiency",
-                [p.possible for p in points],
-                [f"{a}.possible" for a in at],
-                decimals=0,
-                scale=100,
-            )
-        )
+        columns.append(points.values("core limit", "% efficiency", "possible", decimals=0))
     if scaling == STRONG:
-        columns.append(
-            estimates(
-                "serial fraction",
-                "",
-                [p.karp_flatt for p in points],
-                [f"{a}.karp_flatt" for a in at],
-                decimals=3,
-            )
-        )
-    if any(p.joules_per_sample is not None for p in points):
-        columns.append(
-            estimates(
-                "energy",
-                "J/sample",
-                [p.joules_per_sample for p in points],
-                [f"{a}.joules_per_sample" for a in at],
-            )
-        )
-    columns.append(
-        counts("launches", [p.step_ms.n for p in points], [f"{a}.step_ms.n" for a in at])
-    )
+        columns.append(points.estimates("serial fraction", "", "karp_flatt", decimals=3))
+    if any(points.found("joules_per_sample")):
+        columns.append(points.estimates("energy", "J/sample", "joules_per_sample"))
+    columns.append(points.counts("launches", "step_ms.n"))
     note = "Intervals are over launches." + (
         " The range of the launches stands in place of an interval if they fall into two groups."
-        if any(p.two_groups or p.efficiency_has_range for p in points)
+        if any(p.two_groups or p.efficiency_has_range for p in points.items)
         else ""
     )
     title = f"{scaling.capitalize()} scaling"
@@ -82,32 +52,30 @@ def _of_others(estimate: Estimate) -> Estimate | None:
 
 def parts_table(study: Study, scaling: str) -> Table:
     """Return the parts of a step at each point."""
-    points, at = _of(study, scaling)
-    columns = [*_who(study, points, at), *times(_parts("parts", points), points, at)]
+    points = _of(study, scaling)
+    columns = (*_who(study, points), *points.times(_parts("parts", points.items)))
     title = f"{scaling.capitalize()} scaling: parts of a step"
-    note = "The parts sum to the step."
-    return Table(f"parts-{scaling}", title, FILE, tuple(columns), note)
+    return Table(f"parts-{scaling}", title, FILE, columns, "The parts sum to the step.")
 
 
 def loss_table(study: Study, scaling: str) -> Table:
     """Return the time beyond an ideal step by part, and the causes of the loss of compute."""
-    points, at = _of(study, scaling)
+    points = _of(study, scaling)
     causes = {
         "shared cores": "shared_ms",
         "contention": "contention_ms",
         "smaller batch": "small_batch_ms",
     }
-    columns = [*_who(study, points, at), *times({**_parts("loss", points), **causes}, points, at)]
+    columns = (*_who(study, points), *points.times({**_parts("loss", points.items), **causes}))
     title = f"{scaling.capitalize()} scaling: time beyond an ideal step"
     note = "The last three sum to the loss of computation. Negative: faster than ideal."
-    return Table(f"loss-{scaling}", title, FILE, tuple(columns), note)
+    return Table(f"loss-{scaling}", title, FILE, columns, note)
 
 
 def pop_table(study: Study, scaling: str) -> Table | None:
     """Return the efficiencies of the POP hierarchy; None if all points have one rank."""
-    points, at = _of(study, scaling)
-    known = [(p, a, p.pop) for p, a in zip(points, at, strict=True) if p.pop is not None]
-    if not known:
+    points = _with(_of(study, scaling), "pop")
+    if not points.items:
         return None
     heads = {
         "parallel efficiency": "parallel",
@@ -116,82 +84,40 @@ def pop_table(study: Study, scaling: str) -> Table | None:
         "transfer": "transfer",
         "computation scaling": "computation_scaling",
     }
-    columns = [
-        *_who(study, [point for point, _, _ in known], [a for _, a, _ in known]),
-        *(
-            estimates(
-                head,
-                "%",
-                [getattr(pop, name) for _, _, pop in known],
-                [f"{a}.pop.{name}" for _, a, _ in known],
-                decimals=1,
-                scale=100,
-            )
-            for head, name in heads.items()
-        ),
-    ]
     optional = {"instructions per cycle": "instructions_per_cycle", "GHz": "ghz"}
-    columns += [
-        estimates(
-            head,
-            "",
-            [getattr(pop, name) for _, _, pop in known],
-            [f"{a}.pop.{name}" for _, a, _ in known],
-            decimals=2,
-        )
-        for head, name in optional.items()
-        if any(getattr(pop, name) is not None for _, _, pop in known)
-    ]
+    columns = (
+        *_who(study, points),
+        *(points.estimates(head, "%", f"pop.{name}") for head, name in heads.items()),
+        *(
+            points.estimates(head, "", f"pop.{name}", decimals=2)
+            for head, name in optional.items()
+            if any(points.found(f"pop.{name}"))
+        ),
+    )
     note = (
         "Parallel efficiency is the product of load balance, serialisation and transfer. The "
         "efficiency of a point is about parallel efficiency × computation scaling."
     )
     title = f"{scaling.capitalize()} scaling: POP efficiencies"
-    return Table(f"pop-{scaling}", title, FILE, tuple(columns), note)
+    return Table(f"pop-{scaling}", title, FILE, columns, note)
 
 
 def accuracy_table(study: Study) -> Table | None:
     """Return the time to accuracy of weak scaling; None if no accuracy was requested."""
-    points, at = _of(study, WEAK)
-    known = [
-        (p, a, p.time_to_accuracy)
-        for p, a in zip(points, at, strict=True)
-        if p.time_to_accuracy is not None
-    ]
-    if not known:
+    points = _with(_of(study, WEAK), "time_to_accuracy")
+    if not points.items:
         return None
-    found = [time for _, _, time in known]
-    paths = [f"{a}.time_to_accuracy" for _, a, _ in known]
-
-    def column(head: str, unit: str, name: str, decimals: int | None = None) -> Column:
-        return estimates(
-            head,
-            unit,
-            [getattr(time, name) for time in found],
-            [f"{a}.{name}" for a in paths],
-            decimals=decimals,
-        )
-
+    times = Records(points.found("time_to_accuracy"), points.sources("time_to_accuracy"))
     columns = (
-        *_who(study, [point for point, _, _ in known], [a for _, a, _ in known]),
-        column("time", "s", "time_s"),
-        column("speed-up", "", "speed_up", 2),
-        column("epochs", "", "epochs"),
-        column("samples", "", "samples", 0),
-        counts(
-            "reached it",
-            [time.reached for time in found],
-            [f"{a}.reached" for a in paths],
-            "launches",
-        ),
-        counts(
-            "trained",
-            [time.trainings for time in found],
-            [f"{a}.trainings" for a in paths],
-            "launches",
-        ),
+        *_who(study, points),
+        times.estimates("time", "s", "time_s"),
+        times.estimates("speed-up", "", "speed_up", decimals=2),
+        times.estimates("epochs", "", "epochs"),
+        times.estimates("samples", "", "samples", decimals=0),
+        times.counts("reached it", "reached", "launches"),
+        times.counts("trained", "trainings", "launches"),
     )
-    title = f"Time to {percent(found[0].accuracy)} validation accuracy"
+    title = f"Time to {percent(times.items[0].accuracy)} validation accuracy"
     note = "Time of the steps, without start-up, evaluations and checkpoints."
     return Table("time-to-accuracy", title, FILE, columns, note)
 
@@ -205,22 +131,16 @@ def fits_table(study: Study) -> Table | None:
         ", ".join(f"{name} = {short(value)}" for name, value in fit.parameters.items())
         for fit in fits
     ]
+    records = Records.of(fits, "fits")
     columns = [
-        texts("scaling", [fit.scaling for fit in fits]),
-        texts("model", [fit.model for fit in fits]),
-        texts("equation", [fit.equation for fit in fits], kind="prose"),
+        records.texts("scaling", "scaling"),
+        records.texts("model", "model"),
+        records.texts("equation", "equation", kind="prose"),
         texts("parameters", parameters, kind="prose"),
-        values(
-            "hindcast error",
-            "%",
-            [fit.hindcast_error for fit in fits],
-            [f"fits.{i}.hindcast_error" for i in range(len(fits))],
-            decimals=1,
-            scale=100,
-        ),
+        records.values("hindcast error", "%", "hindcast_error"),
     ]
     if len({fit.threads for fit in fits}) > 1:
-        columns.insert(1, texts("threads", [fit.threads for fit in fits]))
+        columns.insert(1, records.texts("threads", "threads"))
     return Table("fits", "Models fitted to the step times", FILE, tuple(columns))
 
 
@@ -229,24 +149,26 @@ def forecast_table(study: Study) -> Table | None:
     found = [(i, k) for i, f in enumerate(study.forecasts) for k in range(len(f.points))]
     if not found:
         return None
-    forecasts = [study.forecasts[i] for i, _ in found]
-    points = [study.forecasts[i].points[k] for i, k in found]
-    at = [f"forecasts.{i}.points.{k}" for i, k in found]
-    intervals = [study.forecasts[i].intervals[k] for i, k in found]
-    limits = [f"forecasts.{i}.intervals.{k}" for i, k in found]
+    forecasts = Records(
+        [study.forecasts[i] for i, _ in found], [f"forecasts.{i}" for i, _ in found]
+    )
+    points, intervals = (
+        Records(
+            [getattr(study.forecasts[i], name)[k] for i, k in found],
+            [f"forecasts.{i}.{name}.{k}" for i, k in found],
+        )
+        for name in ("points", "intervals")
+    )
     columns = [
-        texts("scaling", [f.scaling for f in forecasts]),
-        counts("ranks", [p[0] for p in points], [f"{a}.0" for a in at]),
-        values("step", "ms", [p[1] for p in points], [f"{a}.1" for a in at]),
-        values("efficiency", "%", [p[2] for p in points], [f"{a}.2" for a in at], decimals=1,
-               scale=100),
-        values("lower limit", "% (95% interval)", [i[0] for i in intervals],
-               [f"{a}.0" for a in limits], decimals=1, scale=100),
-        values("upper limit", "% (95% interval)", [i[1] for i in intervals],
-               [f"{a}.1" for a in limits], decimals=1, scale=100),
-    ]  # fmt: skip
-    if len({f.threads for f in forecasts}) > 1:
-        columns.insert(1, texts("threads", [f.threads for f in forecasts]))
+        forecasts.texts("scaling", "scaling"),
+        points.counts("ranks", "0"),
+        points.values("step", "ms", "1"),
+        points.values("efficiency", "%", "2"),
+        intervals.values("lower limit", "% (95% interval)", "0"),
+        intervals.values("upper limit", "% (95% interval)", "1"),
+    ]
+    if len({f.threads for f in forecasts.items}) > 1:
+        columns.insert(1, forecasts.texts("threads", "threads"))
     return Table("forecast", "Forecast", FILE, tuple(columns), "Predictions, not measurements.")
 
 
@@ -258,7 +180,7 @@ def launches_table(study: Study) -> Table:
             indices.setdefault(launch.folder, []).append((i, k))
     found = sorted((study.points[i].launches[k].order, i, k) for (i, k), *_ in indices.values())
     launches = [study.points[i].launches[k] for _, i, k in found]
-    at = [f"points.{i}.launches.{k}" for _, i, k in found]
+    records = Records(launches, [f"points.{i}.launches.{k}" for _, i, k in found])
     names = [
         ", ".join(study.points[i].name for i, _ in indices[launch.folder]) for launch in launches
     ]
@@ -267,31 +189,34 @@ def launches_table(study: Study) -> Table:
         for launch, (_, i, _) in zip(launches, found, strict=True)
     ]
     columns = [
-        counts("order", [launch.order for launch in launches], [f"{a}.order" for a in at]),
+        records.counts("order", "order"),
         texts("point", names),
         texts("started (UTC)", [launch.started[:19].replace("T", " ") for launch in launches]),
-        *times({"step": "step_ms", **_parts("parts", launches)}, launches, at),
+        *records.times({"step": "step_ms", **_parts("parts", launches)}),
     ]
     if any(outlier):
         columns.append(texts("", outlier))
     return Table("launches", "Launches", FILE, tuple(columns), "In the order of their start.")
 
 
-def _of(study: Study, scaling: str) -> tuple[list[Point], list[str]]:
-    """Return the points of one kind of scaling, and the path of each in the file."""
+def _of(study: Study, scaling: str) -> Records:
+    """Return the points of one kind of scaling."""
     found = [(p, f"points.{i}") for i, p in enumerate(study.points) if p.scaling == scaling]
     found.sort(key=lambda pair: (pair[0].threads, pair[0].ranks))
-    return [point for point, _ in found], [at for _, at in found]
+    return Records([point for point, _ in found], [at for _, at in found])
 
 
-def _who(study: Study, points: Sequence[Point], at: Sequence[str]) -> list[Column]:
+def _with(points: Records, name: str) -> Records:
+    """Return the points that have an attribute that may be None."""
+    pairs = zip(points.items, points.at, strict=True)
+    found = [(point, at) for point, at in pairs if getattr(point, name) is not None]
+    return Records([point for point, _ in found], [at for _, at in found])
+
+
+def _who(study: Study, points: Records) -> list[Column]:
     """Return the columns that identify a point: ranks, and threads and nodes if they vary."""
-    columns = [counts("ranks", [p.ranks for p in points], [f"{a}.ranks" for a in at])]
-    for head in ("threads", "nodes"):
-        if any(getattr(p, head) > 1 for p in study.points):
-            found = [getattr(p, head) for p in points]
-            columns.append(counts(head, found, [f"{a}.{head}" for a in at]))
-    return columns
+    varied = [n for n in ("threads", "nodes") if any(getattr(p, n) > 1 for p in study.points)]
+    return [points.counts(name, name) for name in ("ranks", *varied)]
 
 
 def _parts(attribute: str, records: Sequence[Point | Launch]) -> dict[str, str]:

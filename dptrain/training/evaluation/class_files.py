@@ -12,7 +12,7 @@ import numpy as np
 from dptrain.data.base import Dataset
 from dptrain.data.grid import image_grid
 from dptrain.errors import UserError, shown
-from dptrain.files import MAX_TEXT_BYTES, read_regular
+from dptrain.files import MAX_TEXT_BYTES, csv_of_rows, read_regular
 from dptrain.training.evaluation.quality import ClassQuality
 
 if TYPE_CHECKING:
@@ -27,13 +27,8 @@ MOST_BYTES = 1 << 24
 
 def confusion_text(quality: ClassQuality) -> str:
     """Return the confusion matrix: a line for each class, a column for each predicted class."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["class", *quality.names])
-    writer.writerows(
-        [name, *row] for name, row in zip(quality.names, quality.confusion.tolist(), strict=True)
-    )
-    return text.getvalue()
+    rows = zip(quality.names, quality.confusion.tolist(), strict=True)
+    return csv_of_rows([["class", *quality.names], *([name, *row] for name, row in rows)])
 
 
 def read_confusion(path: Path) -> ClassQuality | None:

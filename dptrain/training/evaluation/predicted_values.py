@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from dptrain.errors import UserError, shown
-from dptrain.files import MAX_TEXT_BYTES, read_regular
+from dptrain.files import MAX_TEXT_BYTES, csv_of_rows, read_regular
 from dptrain.training.evaluation.quality import ValueQuality
 
 FILE = "predicted.csv"
@@ -27,13 +28,13 @@ def values_text(quality: ValueQuality, most: int | None = None) -> str:
     """
     count = len(quality.expected)
     stride = 1 if most is None else -(-count // most) or 1
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["sample", *(f"{kind}_{name}" for kind in KINDS for name in quality.names)])
-    for index in range(0, count, stride):
-        row = (*quality.expected[index].tolist(), *quality.predicted[index].tolist())
-        writer.writerow([index, *row])
-    return text.getvalue()
+    rows = np.hstack([quality.expected, quality.predicted])[::stride].tolist()
+    numbered = ([index, *row] for index, row in zip(range(0, count, stride), rows, strict=True))
+    return csv_of_rows([_head(quality.names), *numbered])
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    return ["sample", *(f"{kind}_{name}" for kind in KINDS for name in names)]
 
 
 def read_values(path: Path) -> ValueQuality | None:
@@ -46,7 +47,7 @@ def read_values(path: Path) -> ValueQuality | None:
         text = read_regular(path, MAX_TEXT_BYTES).decode()
         head, *rows = csv.reader(io.StringIO(text))
         names = tuple(name.removeprefix("expected_") for name in head[1 : 1 + len(head) // 2])
-        if head != ["sample", *(f"{kind}_{name}" for kind in KINDS for name in names)]:
+        if head != _head(names):
             raise ValueError("the first line is not sample, expected_…, predicted_…")
         numbers = np.array([[float(cell) for cell in row[1:]] for row in rows])
         table = numbers.reshape(len(rows), 2 * len(names))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from dptrain.data.loading.workers import read_by_workers
 from dptrain.data.preprocessing.names import printable
 from dptrain.data.spec import parse_names
 from dptrain.errors import UserError
-from dptrain.files import write_whole
+from dptrain.files import csv_of_rows, write_whole
 from dptrain.training.evaluation.evaluation import batches_of
 
 if TYPE_CHECKING:
@@ -181,19 +179,15 @@ def _write_predictions(output: Path, found: Predictions, model: TrainedModel) ->
         names = classes.names[1:]
     header = [*names] if kind == "values" else [f"probability_{name}" for name in names]
     header = header if classes is None else ["class", *header]
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
     width = max(map(len, found.targets), default=0)
     known = model.preprocessing.targets or range(width)
     columns = ["target"] if width == 1 else [f"target_{column}" for column in known]
-    writer.writerow(["sample", *header, *columns])
     chosen = (
         [[]] * len(found.names)
         if classes is None
         else ([[name] for name in classes.predicted(found.values)])
     )
-    for name, row, own, target in zip(
-        found.names, found.values, chosen, found.targets, strict=True
-    ):
-        writer.writerow([name, *own, *(f"{value:.6g}" for value in row), *target])
-    write_whole(output, lines.getvalue(), "--output")
+    values = [[f"{value:.6g}" for value in row] for row in found.values]
+    rows = zip(found.names, chosen, values, found.targets, strict=True)
+    lines = [[name, *own, *row, *target] for name, own, row, target in rows]
+    write_whole(output, csv_of_rows([["sample", *header, *columns], *lines]), "--output")

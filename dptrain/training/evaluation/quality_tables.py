@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from dptrain.measure.profile.tables import fitted_table
+from dptrain.tables import Table
 from dptrain.training.evaluation.quality import ClassQuality, LabelQuality, Quality
-
-if TYPE_CHECKING:
-    from dptrain.tables import Table
 
 MOST_CLASSES = 20
 """Largest number of classes whose confusion matrix is printed."""
@@ -31,7 +27,7 @@ def label_table(quality: LabelQuality) -> Table:
         (name, f"{count:,}", *map(_percent, values))
         for name, count, values in zip(quality.names, samples, numbers, strict=True)
     ]
-    return fitted_table("Labels", columns, rows, text=("label",))
+    return Table("Labels", columns, ("label",), rows=rows)
 
 
 def class_tables(quality: ClassQuality) -> list[Table | str]:
@@ -42,7 +38,7 @@ def class_tables(quality: ClassQuality) -> list[Table | str]:
         for name, samples, values in zip(quality.names, quality.samples, shares, strict=True)
     ]
     columns = ("class", "samples", "precision", "recall", "F1")
-    tables: list[Table | str] = [fitted_table("Classes", columns, rows, text=("class",))]
+    tables: list[Table | str] = [Table("Classes", columns, ("class",), rows=rows)]
     if quality.num_unpredicted:
         tables.append(
             f"The outputs for {quality.num_unpredicted:,} samples contain NaN; they have no "
@@ -53,7 +49,7 @@ def class_tables(quality: ClassQuality) -> list[Table | str]:
         matrix = [(name, *(f"{n:,}" if n else "·" for n in row)) for name, row in cells]
         tables.append("Confusion matrix: a row for each class, a column for each prediction")
         # The first column has its own heading, which no class has.
-        tables.append(fitted_table("", ("", *quality.names), matrix, text=("",)))
+        tables.append(Table("", ("", *quality.names), ("",), rows=matrix))
     return tables
 
 

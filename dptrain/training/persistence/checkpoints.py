@@ -260,21 +260,7 @@ class CheckpointStore:
                 written; earlier checkpoints are unchanged.
         """
         self._check_finite(step, arrays)
-        path = self._path(step)
-        with writing(path, check=self._before_save):
-            self.folder.mkdir(exist_ok=True)
-            sync(self.folder.parent)
-            self._clean()
-            partial = path.with_name(f".{path.name}.partial")
-            try:
-                partial.mkdir()
-                _fill(partial, step, arrays, facts)
-            except OSError:
-                shutil.rmtree(partial, ignore_errors=True)
-                raise
-            self._put(partial, path)
-            self._prune(step)
-        return path
+        return self._add(step, lambda partial: _fill(partial, step, arrays, facts))
 
     def link(self, source: Path, step: int) -> Path:
         """Add the checkpoint of `step` of another store; its files are linked, not copied.
@@ -288,16 +274,28 @@ class CheckpointStore:
         Raises:
             UserError: the links cannot be made.
         """
-        path = self._path(step)
+
+        def fill(partial: Path) -> None:
+            for name in (ARRAYS, MANIFEST):
+                _link(source / name, partial / name)
+            sync(partial)
+
+        return self._add(step, fill)
+
+    def _add(self, step: int, fill: Callable[[Path], None]) -> Path:
+        """Fill a folder and give it the name of a checkpoint; return its path."""
+        path = self.folder / f"step-{step:08d}"
         with writing(path, check=self._before_save):
             self.folder.mkdir(exist_ok=True)
             sync(self.folder.parent)
             self._clean()
             partial = path.with_name(f".{path.name}.partial")
-            partial.mkdir()
-            for name in (ARRAYS, MANIFEST):
-                _link(source / name, partial / name)
-            sync(partial)
+            try:
+                partial.mkdir()
+                fill(partial)
+            except OSError:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
             self._put(partial, path)
             self._prune(step)
         return path
@@ -356,9 +354,6 @@ class CheckpointStore:
                 f"{what} are not finite, so no checkpoint was saved{good}; "
                 "try a lower learning rate"
             )
-
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
 
     def _look(self) -> dict[int, Path]:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import TracebackType
 
 from dptrain.data.loading.sharding import samples_before
 from dptrain.measure.machine.background_meter import BackgroundMeter
@@ -81,12 +80,7 @@ class TrainingEnergy:
     def __enter__(self) -> TrainingEnergy:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._meter is not None:
             meter = self._meter.close()
             if self._is_late and meter.names:

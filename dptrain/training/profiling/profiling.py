@@ -44,6 +44,7 @@ from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.plan import Plan
+from dptrain.records import from_values
 from dptrain.training.baseline import open_loader
 from dptrain.training.divergence import StableRate, raise_not_finite
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
@@ -455,7 +456,9 @@ def measure_job_roofs(job: Job) -> Roofs:
     """
     job.world.barrier()
     own = measure_roofs(job.backend, job.plan, job.replica.memory, job.world.local_size)
-    return highest_roofs([Roofs.of(values) for values in job.world.all_gather_json(asdict(own))])
+    return highest_roofs(
+        [from_values(Roofs, values) for values in job.world.all_gather_json(asdict(own))]
+    )
 
 
 def rank_facts(

@@ -34,6 +34,7 @@ from dptrain.files import dump_json, parse_json
 from dptrain.measure.console import make_console
 from dptrain.measure.profile.analysis import spread
 from dptrain.network.random_batch import random_batch
+from dptrain.records import from_values
 from tests.tiers import tiered
 
 SETTINGS = BenchSettings(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=True,
@@ -81,7 +82,7 @@ def test_a_figure_has_its_rate(backend: str) -> None:
     assert result.gflops * result.median_ms * 1e6 > 2 * flops
     # Beside the plan, a batch lies on the host.
     assert 0 <= result.needed_bytes - result.allocated_bytes <= 2 * (4 * 3 * 16 * 16 + 12)
-    assert Result.from_record(parse_json(dump_json(asdict(result)))) == result
+    assert from_values(Result, parse_json(dump_json(asdict(result)))) == result
 
 
 def test_what_does_not_fit_says_so() -> None:

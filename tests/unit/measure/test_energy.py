@@ -14,6 +14,7 @@ import pytest
 
 from dptrain.measure.machine import energy
 from dptrain.measure.machine.energy import Energy, EnergyMeter, energy_lines, energy_of, meter_facts
+from dptrain.records import from_values
 
 INTERVAL_S = 0.5
 """Time between two calls of the clock that the tests replace."""
@@ -144,7 +145,7 @@ def test_ranks_are_added_and_blocks_have_an_interval() -> None:
     assert value.low < 1 < value.high < 1.2
     assert value.n == 10
     assert found.missing == ("NVML: no",)
-    assert Energy.from_record(asdict(found)) == found
+    assert from_values(Energy, asdict(found)) == found
     assert energy_lines(found)[1] == "not included: NVML: no"
 
 

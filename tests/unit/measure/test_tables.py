@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dptrain.measure.profile.tables import fitted_table, layers_table
+from dptrain.measure.profile.tables import layers_table
+from dptrain.tables import Table
 
 
 @pytest.mark.parametrize("words", [8, 30])
@@ -17,7 +18,7 @@ def test_a_title_is_whole_and_a_short_one_stands_in_one_line(words: int) -> None
     title = " ".join(["title"] * words)
     written = io.StringIO()
     console = Console(width=60, file=written)
-    console.print(fitted_table(title, ("a", "b"), [("1", "2")], text=("a",)))
+    console.print(Table(title, ("a", "b"), ("a",), rows=[("1", "2")]))
     lines = written.getvalue().splitlines()
     assert written.getvalue().split().count("title") == words
     assert words > 8 or lines[0].strip() == title

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dptrain.errors import UserError
 from dptrain.measure.profile.pop import pop_efficiencies
 from dptrain.measure.profile.profile import Parts, Spread, StepParts
-from dptrain.report.comparisons.comparison import FILE, FORM, short_names
+from dptrain.report.comparisons.comparison import FILE, Comparison, short_names
 from dptrain.report.files import PLOTS, REPORT, write_comparison, write_report
 from dptrain.report.runs.run_page import run_page
 from dptrain.report.runs.run_record import TrainingRun
@@ -377,7 +377,7 @@ def test_two_runs_are_compared_with_intervals(tmp_path: Path) -> None:
         "layers",
     } <= {path.stem for path in (tmp_path / "out" / PLOTS).glob("*.svg")}
     record = json.loads((tmp_path / "out" / FILE).read_text())
-    assert record["version"] == FORM.version
+    assert record["version"] == Comparison.FORM.version
     assert record["names"] == ["one", "two"]
     change = record["quantities"][0]["changes"][1]
     assert change["value"] == pytest.approx(-5.0)

@@ -11,6 +11,7 @@ import pytest
 from dptrain import AfterStep
 from dptrain.comm.world import World
 from dptrain.measure.machine.energy import Energy, EnergyMeter, energy_lines
+from dptrain.records import from_values
 from dptrain.training.profiling import energy, profiling
 from dptrain.training.profiling.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
@@ -31,7 +32,7 @@ def test_a_run_that_stops_before_energy_is_read_states_the_reason() -> None:
     trainer.fit()
     assert trainer.step < 9
     assert trainer.summary is not None
-    energy_record = Energy.from_record(trainer.summary["energy"])
+    energy_record = from_values(Energy, trainer.summary["energy"])
     assert energy_record.joules_per_sample is None
     (line,) = energy_lines(energy_record)
     assert line.startswith("energy not measured: training stopped before step 10")
