@@ -31,8 +31,8 @@ class ConvGeometry(NamedTuple):
         rows: rows of the result (output rows; in the input gradient, input rows) whose operands
             are in scratch at the same time.
         column_blocks: number of parts into which the channels of the result are divided.
-        windows: rows of pooling windows whose convolution outputs are stored together; 0 if windows
-            are pooled in registers, or in single rows if that is impossible.
+        windows: rows of pooling windows whose convolution outputs are stored together; 0 without
+            pooling.
         units: see `planning.KernelPlan`.
     """
 
