@@ -150,8 +150,8 @@ def _forward_plain(pool, x, y, filters, n, rows, geometry, memory):
 
 def _forward_pooled(pool, x, y, filters, n, rows, geometry, memory):
     padded, tables, band = memory
-    (_, columns, inside), (_, _, a_steps, _), (w, b, q, q_stop) = padded, tables, filters
-    high, h_out, k, pitch = pool.window_v, pool.height, y.channels, pool.width * y.channels
+    (_, columns, inside), (_, _, q, q_stop) = padded, filters
+    high, h_out, pitch = pool.window_v, pool.height, pool.width * y.channels
     row = geometry.stride_v * (x.width if inside else columns) * x.channels
     group = geometry.windows
     chunk = (geometry.rows - high) // pool.stride_v + 1
