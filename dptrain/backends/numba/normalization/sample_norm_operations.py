@@ -88,7 +88,9 @@ class LayerNormalization(GroupNormalization):
         return height * width
 
     def _forward(self) -> Launch:
-        return self._bind(sample_norms.layer_norm_forward, "x y", *self._norm(), self.layer.epsilon)
+        parameters = (self.arrays[name] for name in ("moments", "weight", "bias"))
+        epsilon = self.layer.epsilon
+        return self._bind(sample_norms.layer_norm_forward, "x y", *parameters, epsilon)
 
     def _sums(self) -> Launch:
         a = self.arrays
