@@ -122,8 +122,3 @@ def inlined(function: Callable[..., Any]) -> Any:
         no_cfunc_wrapper=True,
         pipeline_class=InlinedCompiler,
     )(function)
-
-
-def expanded(function: Callable[..., Any]) -> Any:
-    """Inline `function` before LLVM's optimisations, for functions that LLVM considers too long."""
-    return numba.njit(inline="always", error_model="numpy")(function)

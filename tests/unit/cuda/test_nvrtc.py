@@ -22,7 +22,7 @@ from dptrain.backends.cuda.convolution.few_channels.few_channel_wgrad_tiles impo
     rank_few_channel_wgrad_tiles,
 )
 from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
-from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import rank_implicit_gemm_tiles
 from dptrain.backends.cuda.convolution.halo.wgrad_tiles import rank_wgrad_tiles
 from dptrain.backends.cuda.dense import skinny_gemm, wgmma_gemm_tiles
 from dptrain.backends.cuda.dense.gemm_tiles import TENSOR_TILES, THREAD_TILES, GemmTile
@@ -234,8 +234,10 @@ def test_halo_kernels_compile_for_a_layer(
     common = {"PRECISION": precision, "EPILOGUE": 1 + pooled, "IN_VECTOR": step, "OUT_VECTOR": step}
     common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
     limits = DEFAULT_LIMITS
-    forward = select_implicit_gemm_tile(view, name, 2048, limits, pooled=pooled)
-    backward = select_implicit_gemm_tile(view.backward, name, 2048, limits, epilogue=1 + pooled)
+    forward = best(rank_implicit_gemm_tiles(view, name, 2048, limits, pooled=pooled))
+    backward = best(
+        rank_implicit_gemm_tiles(view.backward, name, 2048, limits, epilogue=1 + pooled)
+    )
     weight = best(rank_wgrad_tiles(view, name, (1, 1), 1 + pooled, 2048, limits))
     assert forward is not None
     assert backward is not None

@@ -33,7 +33,11 @@ from dptrain.plan.selection import Algorithm, Choice, Gain, KernelSelection, fas
 
 PHASES = Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT
 
-EPYC = "one thread of an AMD EPYC (AVX2), processor time, other programs running, 29 November 2026"
+EPYC, EPYC_512 = (
+    f"one thread of an AMD EPYC ({vectors}), processor time, other programs running, 29 November "
+    "2026"
+    for vectors in ("AVX2", "AVX-512")
+)
 """Conditions of gains that were measured by ``benchmarks.step.gains``."""
 
 CONVOLUTION: tuple[Algorithm[Case], ...] = (
@@ -69,7 +73,9 @@ CONVOLUTION: tuple[Algorithm[Case], ...] = (
         winograd_rgb_convolution.supports, winograd_rgb_convolution.estimate,
         winograd_rgb_convolution.plan,
         (Gain("model0", 1.08, f"batch size 32, 61 pairs, {EPYC}"),
-         Gain("model1", 1.07, f"batch size 32, 61 pairs, {EPYC}")),
+         Gain("model1", 1.07, f"batch size 32, 61 pairs, {EPYC}"),
+         Gain("model0", 1.15, f"batch size 32, 21 pairs, {EPYC_512}"),
+         Gain("model1", 1.15, f"batch size 32, 21 pairs, {EPYC_512}")),
     ),
     Algorithm(
         "implicit GEMM", PHASES, direct_convolution.supports,

@@ -17,6 +17,7 @@ row of float32 for each thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,15 +67,12 @@ from dptrain.backends.numba.convolution.planning import (
     counted,
     units_per_item,
 )
-from dptrain.backends.numba.convolution.pooled_microkernels import fewest_windows, multiply_pooled
 from dptrain.backends.numba.vector import compiled_registers, vector_width
 from dptrain.native.caches import cache_bytes
 from dptrain.native.jit import inlined, kernel
 from dptrain.plan.lowering import Phase
 from dptrain.plan.selection import alone
 
-MIN_STEPS = 48
-"""Smallest number of weights of a filter for which outputs are stored before they are pooled."""
 MOST_STEPS = 1024
 """Largest number of weights of a filter that a product sums, if they are not in one filter row."""
 STORED = 16384
@@ -152,12 +150,10 @@ def _forward_plain(pool, x, y, filters, n, rows, geometry, memory):
 
 def _forward_pooled(pool, x, y, filters, n, rows, geometry, memory):
     padded, tables, band = memory
-    (_, columns, inside), (_, _, a_steps, _), (w, b, q, q_stop) = padded, tables, filters
-    high, h_out, k, pitch = pool.window_v, pool.height, y.channels, pool.width * y.channels
+    (_, columns, inside), (_, _, q, q_stop) = padded, filters
+    high, h_out, pitch = pool.window_v, pool.height, pool.width * y.channels
     row = geometry.stride_v * (x.width if inside else columns) * x.channels
-    pixel, patch = geometry.stride_h * x.channels, geometry.r * geometry.s * x.channels
-    group = max(1, geometry.windows)
-    in_registers = _pools_in_registers(pool, geometry, y.height, y.width)
+    group = geometry.windows
     chunk = (geometry.rows - high) // pool.stride_v + 1
     for p_chunk in range(rows[0], rows[1], chunk):
         stop = min(rows[1], p_chunk + chunk)
@@ -165,19 +161,6 @@ def _forward_pooled(pool, x, y, filters, n, rows, geometry, memory):
         loaded, last = ready, min(h_out, (stop - 1) * pool.stride_v - pool.pad_top + high)
         a, a_start = load_patches(x, n, loaded, last - loaded, geometry, padded)
         for p in range(p_chunk, stop, group):
-            if in_registers:
-                window = (n * y.height + p) * y.width * k + q
-                multiply_pooled(
-                    (a, a_start + (2 * p - loaded) * row),
-                    (row, pixel),
-                    (a_steps, 0, 1),
-                    (w, q, k),
-                    (b, q),
-                    (y.values, window),
-                    (pool.argmax, window),
-                    (patch, q_stop - q, y.width),
-                )
-                continue
             # `band` contains the rows of a group of rows of windows, from row `above` on.
             end, above = min(stop, p + group), p * pool.stride_v - pool.pad_top
             first, last = max(0, above), min(h_out, (end - 1) * pool.stride_v - pool.pad_top + high)
@@ -200,17 +183,6 @@ def _forward_pooled(pool, x, y, filters, n, rows, geometry, memory):
 
 
 _forward_rows = select_by_pool(_forward_pooled, _forward_plain)
-
-
-@inlined
-def _pools_in_registers(pool, geometry, h_pool, w_pool):
-    """Return whether all windows are complete, 2 × 2, adjacent, and enough for a register tile."""
-    if geometry.windows > 0:
-        return False
-    halved = pool.pad_top == 0 and pool.pad_left == 0 and pool.stride_v == 2 and pool.stride_h == 2
-    halved = halved and pool.window_v == 2 and pool.window_h == 2
-    complete = 2 * h_pool <= pool.height and 2 * w_pool <= pool.width
-    return halved and complete and w_pool >= fewest_windows()
 
 
 @kernel
@@ -521,20 +493,14 @@ def _geometry(
 
 
 def _windows(shape: Shape, rows: int) -> int:
-    """Return the rows of pooling windows of which outputs are stored together, of at most `rows`.
-
-    Register tiles of two vectors of filters need fewer loads than those that pool in registers,
-    which have one. Whether the result is 0 follows from the shape of the layer, because sums in
-    registers have another order. Intel Xeon (AVX-512), one sample: 32 → 32 filters, 10 × 10, 12.3
-    instead of 14.2 µs; 64 → 64, 8 × 8, 29 instead of 34 µs; 16 → 32, 5 × 5 filters, 28 × 28, 117
-    instead of 150 µs.
+    """Return the rows of pooling windows of which outputs are stored together, of at most `rows`;
+    0 without pooling.
     """
-    (r, s), c, (_, width, k) = shape.window, shape.maps[2], shape.out
-    if r * s * c < MIN_STEPS or k <= compiled_registers().width or not shape.pool_height:
+    if not shape.pool_height:
         return 0
     stride = shape.pool_stride or shape.pool_height
     most = (rows - shape.pool_height) // stride + 1
-    return max(1, min(most, STORED // (stride * width * k)))
+    return max(1, min(most, STORED // (stride * math.prod(shape.out[1:]))))
 
 
 def _padded(shape: Shape, geometry: ConvGeometry) -> int:
@@ -559,7 +525,7 @@ def _plan_forward(shape: Shape, work: Work) -> KernelPlan:
     windows = _windows(shape, max(rows, high))
     geometry = _geometry(shape, max(rows, high), parts, blocks, windows)
     tables = 2 * geometry.rows * (w_out + GROUP) + r * s * c
-    band = ((max(1, windows) - 1) * stride + high) * w_out * k if shape.pool_height else 0
+    band = ((windows - 1) * stride + high) * w_out * k if windows else 0
     scratch = _padded(shape, geometry) + tables + band
     tile = _tile(rows=geometry.rows, columns=k)
     return KernelPlan(conv2d_forward, geometry, scratch, tile)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from llvmlite import ir
 
-from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
+from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT, positive_maximum
 from dptrain.backends.numba.vector import F32, F32P, F64, I8, I8P, I32, I64, Writer, as_intrinsic
 
 SIDE, CHANNELS, WINDOW = 3, 3, 2
@@ -123,29 +123,10 @@ class _FoldedConvolution(_FoldedRow):
                     pair = row[WINDOW * first + j], row[WINDOW * (first + 1) + j]
                     parts = (self.shuffle(*pair, range(s, 2 * LANES, 2)) for s in range(2))
                     pixels.append(b.fadd(*parts))
-            value, position = self._maximum(pixels)
+            value, position = positive_maximum(self, pixels, I8)
             offset = b.mul(b.add(p, I64(first)), I64(FILTERS))
             self.store(value, self.at(self.args["values"], offset))
             self.store(position, self.at(self.args["positions"], offset))
-
-    def _maximum(self, pixels: Vectors) -> tuple[ir.Value, ir.Value]:
-        """Return the positive maximum of four pixels and its position, the first among equals."""
-        b = self.builder
-
-        def larger(x: ir.Value, y: ir.Value) -> ir.Value:
-            return b.select(b.fcmp_ordered(">", x, y), x, y)
-
-        largest = larger(larger(*pixels[:2]), larger(*pixels[2:]))
-        position = self.position(len(pixels) - 1)
-        for i, value in reversed(list(enumerate(pixels[:-1]))):
-            first = b.fcmp_ordered("==", value, largest)
-            position = b.select(first, self.position(i), position)
-        # A NaN is kept, because it has to reach the loss to be detected.
-        lost = b.or_(*(b.fcmp_unordered("uno", *pixels[i : i + 2]) for i in (0, 2)))
-        largest = b.select(lost, ir.Constant(self.vector, [float("nan")] * LANES), largest)
-        dead = b.fcmp_ordered("<=", largest, self.zero)
-        position = b.select(dead, self.position(NO_GRADIENT), position)
-        return b.select(dead, self.zero, largest), position
 
 
 class _FoldedGradients(_FoldedRow):

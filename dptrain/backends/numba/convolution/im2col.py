@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.numba.convolution.fused_pooling import select_by_pool, unpool_rows
 from dptrain.backends.numba.vector import copy, transpose, vector_width
-from dptrain.native.jit import expanded, inlined
+from dptrain.native.jit import inlined
 
 GROUP = 4
 """Pixels at equal distances that share an address in a register tile."""
@@ -31,8 +31,8 @@ class ConvGeometry(NamedTuple):
         rows: rows of the result (output rows; in the input gradient, input rows) whose operands
             are in scratch at the same time.
         column_blocks: number of parts into which the channels of the result are divided.
-        windows: rows of pooling windows whose convolution outputs are stored together; 0 if windows
-            are pooled in registers, or in single rows if that is impossible.
+        windows: rows of pooling windows whose convolution outputs are stored together; 0 without
+            pooling.
         units: see `planning.KernelPlan`.
     """
 
@@ -98,17 +98,6 @@ def copy_rows(source, start, maps, first, rows, target, columns, left):
         else:
             s = start + (row * width + begin) * channels
             copy(source, s, target, t + (begin + left) * channels, count)
-
-
-@expanded
-def copy_padded(source, start, maps, target, rows, columns, top, left):
-    """Copy maps (height, width, channels) into zeroed maps (rows, columns, channels)."""
-    height, width, channels = maps
-    first, last = max(0, -left), min(width, columns - left)
-    for i in range(max(0, -top), min(height, rows - top)):
-        s = start + (i * width + first) * channels
-        t = ((i + top) * columns + first + left) * channels
-        copy(source, s, target, t, max(0, last - first) * channels)
 
 
 @inlined

@@ -36,8 +36,6 @@ from llvmlite import ir
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
-    F64,
-    I32,
     I32P,
     I64,
     LINE,
@@ -327,76 +325,6 @@ class _Panel(_Plain):
             self.prefetch(self.at(following, I64(v)), cache=2)
 
 
-class _Folded(_Panel):
-    """A panel tile of at most half a vector of columns: each vector holds those of two steps.
-
-    Lane ``2 k + s`` of a sum belongs to column k and to step s of each pair of steps. Elements of A
-    of adjacent steps must be adjacent. All columns of the half vector are stored.
-
-    With AVX-512 and 8 columns, 96 rows and 32 steps take 0.5 instead of 0.85 µs. Lower tiles leave
-    more registers to addresses and are not slower.
-    """
-
-    name = "folded"
-
-    def __init__(self, module: ir.Module, width: int, height: int, group: int) -> None:
-        super().__init__(module, width, height, 1, False, group, False)
-
-    def _distance(self, table: str, scale: ir.Value) -> ir.Value:
-        return super()._distance(table, scale) if self.height > 1 else I64(0)
-
-    def _shuffle(self, x: ir.Value, y: ir.Value, lanes: Sequence[int]) -> ir.Value:
-        return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
-
-    def _columns_of_pair(self, pointer: ir.Value) -> ir.Value:
-        """Load a half vector of columns for each of two steps, and interleave them."""
-        b, half = self.builder, self.width // 2
-        kind = ir.VectorType(F32, half).as_pointer()
-        first, second = (
-            b.load(b.bitcast(row, kind), align=4)
-            for row in (pointer, self.at(pointer, self.args["b_step"]))
-        )
-        return self._shuffle(first, second, [s * half + k for k in range(half) for s in range(2)])
-
-    def _elements_of_pair(self, address: ir.Value) -> ir.Value:
-        """Load the elements of A of two steps, and repeat them for all columns."""
-        b, half = self.builder, self.width // 2
-        pair = b.load(b.bitcast(address, F64.as_pointer()), align=4)
-        kind = ir.VectorType(F64, half)
-        first = b.insert_element(ir.Constant(kind, ir.Undefined), pair, I32(0))
-        return b.bitcast(self._shuffle(first, first, [0] * half), self.vector)
-
-    def _sum(self) -> Sequence[ir.Value]:
-        b, args, rows = self.builder, self.args, self.rows()
-
-        def step(t: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            pointer, *sums = state
-            self.prefetch_in_step(t, pointer)
-            for i in range(0, self.STEPS, 2):
-                columns = self._columns_of_pair(pointer)
-                pointer = self.at(pointer, b.mul(I64(2), args["b_step"]))
-                for m, address in enumerate(rows(b.mul(t, args["a_step"]))):
-                    elements = self._elements_of_pair(self.at(address, I64(i)))
-                    sums[m] = self.multiply_add(elements, columns, sums[m])
-            return [pointer, *sums]
-
-        return self.loop(I64(0), args["steps"], [args["b"], *self.begin()], step, self.STEPS)[1:]
-
-    def store_rows(self, sums: Sequence[ir.Value], d: ir.Value, d_row: ir.Value) -> None:
-        b, lanes = self.builder, list(range(self.width))
-        below, half = self._distance("c_rows", self.args["c_row"]), self.width // 2
-        target = self.at(self.args["c"], self.entry("c_rows", I64(0), self.args["c_row"]))
-        for m in range(0, self.height, 2):
-            rows = sums[m : m + 2]
-            parts = [
-                self._shuffle(rows[0], rows[-1], [2 * lane + s for lane in lanes]) for s in range(2)
-            ]
-            both = b.fadd(*parts)
-            for j in range(len(rows)):
-                row = self._shuffle(both, both, lanes[j * half : (j + 1) * half])
-                self.store(row, self.at(target, b.mul(I64(m + j), below)))
-
-
 class _InPlace(_Panel):
     """A tile whose products replace its rows of A, which are at equal distances.
 
@@ -549,46 +477,13 @@ class _Product(Writer):
             rest, half = b.sub(args["columns"], k), width // 2
             with b.if_else(b.icmp_signed("<=", rest, I64(half))) as (few, many):
                 with few:
-                    self._few_columns(k, half)
+                    self._panel(k, Panel(half, 1))
                 with many:
                     self._panel(k, Panel(width, 1))
             return []
 
         self.loop(I64(0), wide, [], pair, step=2 * width)
         self.loop(wide, args["columns"], [], single, step=width)
-
-    def _few_columns(self, k: ir.Value, half: int) -> None:
-        """Compute all rows of the last columns, which fit half a vector."""
-        b = self.builder
-        if self.kind != "panel":
-            self._panel(k, Panel(half, 1))
-            return
-        whole = b.icmp_signed("==", b.srem(self.args["steps"], I64(_Folded.STEPS)), I64(0))
-        with b.if_else(whole, likely=True) as (folded, other):
-            with folded:
-                self._folded_tiles(k)
-            with other:
-                self._panel(k, Panel(half, 1))
-
-    def _folded_tiles(self, k: ir.Value) -> None:
-        """Compute all rows of few columns.
-
-        Sums of even and odd steps are apart in all these tiles, also in the low ones: a row must
-        have the same bits in any product, because threads and ranks divide rows differently.
-        """
-        b, first, full = self.builder, I64(0), self.registers.spaced[1]
-        # Each height divides the one before, so that no tile crosses the last row.
-        low = [(height, height) for height in (4, 2, 1) if full[0] % height == 0]
-        for height, group in (full, *low):
-            last = b.mul(b.sdiv(self.args["rows"], I64(height)), I64(height))
-            tile = _Folded(self.module, self.width, height, group)
-
-            def call(m: ir.Value, _: Sequence[ir.Value], tile: Tile = tile) -> Sequence[ir.Value]:
-                self._call(tile, self._moved(k, m))
-                return []
-
-            self.loop(first, last, [], call, step=height)
-            first = last
 
     def _panel(self, k: ir.Value, panel: Panel) -> None:
         """Compute all rows of a panel of columns, from column k on."""
@@ -774,9 +669,8 @@ multiply_plain = _plain_product("plain", "run")
 multiply_panel = _plain_product("panel", "next_and_run")
 """Compute `multiply_plain` and prefetch the next panel of B into the L2 cache.
 
-The table of the steps of A is 0, 1, 2, …. If the last columns fit half a vector, B and C have all
-columns of this half. The last argument is (elements from a row of B to the same row of the next
-panel, run).
+The table of the steps of A is 0, 1, 2, …. The last argument is (elements from a row of B to that of
+the next panel, run).
 """
 
 

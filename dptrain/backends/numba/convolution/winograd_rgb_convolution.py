@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dptrain.backends.numba.convolution.im2col import copy_padded
 from dptrain.backends.numba.convolution.planning import (
     Case,
     KernelPlan,
@@ -204,15 +203,6 @@ def prepare_forward(items, w, geo, shared):
 
 
 @inlined
-def _load(geo, x, n, mine):
-    """Copy a sample into the padded maps."""
-    copy_padded(
-        x.reshape(-1), n * geo.height * geo.width * geo.c, (geo.height, geo.width, geo.c),
-        mine[geo.padded_offset :], geo.padded_height, geo.padded_width, geo.pad_top, geo.pad_left,
-    )  # fmt: skip
-
-
-@inlined
 def _clear(geo, first, last, mine):
     """Clear the padded maps for rows of tiles `first` to `last`, numbered over all samples."""
     down, row = geo.tiles_down, geo.padded_width * geo.c
@@ -290,7 +280,7 @@ def _sum_row(samples, filters, x, dy, sums, geo, pool, mine):
     mine[: geo.v_offset] = 0
     mine[geo.padded_offset :] = 0
     for n in range(begin, end):
-        _load(geo, x, n, mine)
+        _load_rows(geo, x, n, 0, geo.tiles_down, mine)
         for i in range(geo.tiles_down):
             _inputs(geo, i, mine)
             row_start = (n * h_pool + i * WINDOWS) * w_pool * k

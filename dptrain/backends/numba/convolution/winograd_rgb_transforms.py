@@ -32,7 +32,7 @@ from dptrain.backends.numba.convolution.winograd_transforms import (
     input_transform,
     output_transform,
 )
-from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT
+from dptrain.backends.numba.pooling.pooling_windows import NO_GRADIENT, positive_maximum
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
@@ -318,25 +318,9 @@ class _MaxPooling(_PooledRows):
         return [bias]
 
     def _window(self, values: Vectors, offset: ir.Value, bias: ir.Value) -> None:
-        b, lanes = self.builder, ir.VectorType(I32, self.width)
-
-        def larger(x: ir.Value, y: ir.Value) -> ir.Value:
-            return b.select(b.fcmp_ordered(">", x, y), x, y)
-
-        largest = larger(larger(*values[:2]), larger(*values[2:]))
-        position: ir.Value = ir.Constant(lanes, [len(values) - 1] * self.width)
-        for i, value in reversed(list(enumerate(values[:-1]))):
-            first = b.fcmp_ordered("==", value, largest)
-            position = b.select(first, ir.Constant(lanes, [i] * self.width), position)
-        # A NaN is kept, because it has to reach the loss to be detected.
-        lost = b.or_(*(b.fcmp_unordered("uno", *values[i : i + 2]) for i in (0, 2)))
-        nan = ir.Constant(self.vector, [float("nan")] * self.width)
-        total = b.fadd(b.select(lost, nan, largest), bias)
-        dead = b.fcmp_ordered("<=", total, self.zero)
-        nowhere = ir.Constant(lanes, [NO_GRADIENT] * self.width)
-        value = b.select(dead, self.zero, total)
+        value, position = positive_maximum(self, values, I32, bias)
         self.store(value, self.at(self.args["values"], offset), self.masked)
-        position = b.trunc(b.select(dead, nowhere, position), ir.VectorType(I8, self.width))
+        position = self.builder.trunc(position, ir.VectorType(I8, self.width))
         self.store(position, self.at(self.args["positions"], offset), self.masked)
 
 

@@ -2,8 +2,7 @@
 
 Pixels are processed in tiles, in several passes over rows that stay in the L1 cache: first the
 squares, then powers of their sums over windows of channels. Zeros before and after the channels of
-each pixel make all windows equally long. With 64 channels and radius 4, AVX-512 registers hold a
-pixel, and one pass without rows replaces the others.
+each pixel make all windows equally long.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from dptrain.backends.numba.vector import (
     AVX512,
     F32,
     F32P,
-    I32,
     I64,
     Writer,
     as_intrinsic,
@@ -34,12 +32,6 @@ ROWS = ("squares", "terms", "kept")
 
 TILE = 1024
 """Approximate elements of a row: three rows of them fit the L1 cache."""
-
-CHANNELS, RADIUS = 64, 4
-"""Channels and radius for which a pixel stays in registers."""
-
-AHEAD = 16
-"""Prefetch distance in pixels."""
 
 LANES = AVX512.width
 """Elements of the widest vector, to multiples of which channels and zeros are padded."""
@@ -241,89 +233,6 @@ class _Gradient(_Pass):
         self.put(dx, "dx", layer, masked)
 
 
-class _SinglePass(_Powers):
-    """A single pass that keeps a pixel in registers.
-
-    Sums of 9 elements are computed from sums of 3, with 4 instead of 8 additions.
-    """
-
-    def write(self) -> None:
-        def pixel(p: ir.Value, _: Any) -> list[ir.Value]:
-            layer = self.builder.mul(p, I64(CHANNELS))
-            for name in ("x", "dy", "y", "dx"):
-                for i in range(0, CHANNELS, self.width):
-                    if name in self.args:
-                        # Prefetching is 15 to 30% faster if the data is in the L3 cache.
-                        later = self.builder.add(layer, I64(AHEAD * CHANNELS + i))
-                        address = self.at(self.args[name], later)
-                        self.prefetch(address, cache=1, written=name in ("y", "dx"))
-            self.pixel([self.builder.add(layer, I64(i)) for i in range(0, CHANNELS, self.width)])
-            return []
-
-        self.loop(I64(0), self.args["pixels"], [], pixel)
-
-    def pixel(self, offsets: list[ir.Value]) -> None:
-        """Compute a pixel whose vectors are at these offsets."""
-        raise NotImplementedError
-
-    def windows(self, vectors: list[ir.Value]) -> list[ir.Value]:
-        """Return the sums over windows of 9 channels."""
-        # LLVM removes the addition of −0, but not that of 0.
-        zero = self.constant(-0.0)
-        threes = self.add_neighbours([zero, zero, *vectors, zero, zero], 1)
-        return self.add_neighbours(threes, 3)
-
-    def add_neighbours(self, vectors: list[ir.Value], distance: int) -> list[ir.Value]:
-        """Add to each element (not in the first and last vector) its neighbours at `distance`."""
-        b, sums = self.builder, []
-        for left, here, right in zip(vectors, vectors[1:], vectors[2:], strict=False):
-            before = self.shift(left, here, self.width - distance)
-            after = self.shift(here, right, distance)
-            sums.append(b.fadd(b.fadd(before, after), here))
-        return sums
-
-    def shift(self, left: ir.Value, right: ir.Value, by: int) -> ir.Value:
-        """Return the vector that begins at element `by` of `left` and continues in `right`."""
-        lanes = ir.VectorType(I32, self.width)
-        mask = ir.Constant(lanes, list(range(by, by + self.width)))
-        return self.builder.shuffle_vector(left, right, mask)
-
-    def squares(self, offsets: list[ir.Value]) -> list[ir.Value]:
-        """Return x²."""
-        x = [self.get("x", offset) for offset in offsets]
-        return [self.builder.fmul(v, v) for v in x]
-
-
-class _SinglePassForward(_SinglePass):
-    """y = x · s^−beta."""
-
-    name = "single_forward"
-    arguments = _Forward.arguments
-
-    def pixel(self, offsets: list[ir.Value]) -> None:
-        for offset, total in zip(offsets, self.windows(self.squares(offsets)), strict=True):
-            power, _ = self.powers(total)
-            self.put(self.builder.fmul(self.get("x", offset), power), "y", offset)
-
-
-class _SinglePassBackward(_SinglePass):
-    """dx = dy s^−beta − shared · x · Σ dy x s^(−beta−1)."""
-
-    name = "single_backward"
-    arguments: ClassVar[Mapping[str, ir.Type]] = {**_Terms.arguments, **_Gradient.arguments}
-
-    def pixel(self, offsets: list[ir.Value]) -> None:
-        b, kept, terms = self.builder, [], []
-        for offset, total in zip(offsets, self.windows(self.squares(offsets)), strict=True):
-            power, inverse = self.powers(total)
-            kept.append(b.fmul(self.get("dy", offset), power))
-            terms.append(b.fmul(kept[-1], b.fmul(self.get("x", offset), inverse)))
-        shared = b.fneg(self.splat(self.args["shared"]))
-        for offset, first, total in zip(offsets, kept, self.windows(terms), strict=True):
-            factor = b.fmul(shared, self.get("x", offset))
-            self.put(self.multiply_add(factor, total, first), "dx", offset)
-
-
 class _Calls:
     """Call passes on a tile, with arguments selected by name.
 
@@ -338,20 +247,11 @@ class _Calls:
             start = builder.mul(I64(index), values["length"])
             self.values[row] = builder.gep(values["rows"], [start])
 
-    def run(self, single: type[_Pass], passes: Sequence[type[_Pass]]) -> None:
-        """Call the single pass if it supports the shape, or the others one after the other."""
-        b, values = self.builder, self.values
-        usual = b.fcmp_ordered("==", values["beta"], F32(0.75))
-        fits = b.and_(usual, b.icmp_signed("==", values["radius"], I64(RADIUS)))
-        fits = b.and_(fits, b.icmp_signed("==", values["channels"], I64(CHANNELS)))
-        if compiled_registers() != AVX512:
-            fits = ir.IntType(1)(0)
-        with b.if_else(fits) as (then, otherwise):
-            with then:
-                self._call(single, True)
-            with otherwise:
-                for kind in passes:
-                    self._choose(usual, kind)
+    def run(self, passes: Sequence[type[_Pass]]) -> None:
+        """Call the passes one after the other."""
+        usual = self.builder.fcmp_ordered("==", self.values["beta"], F32(0.75))
+        for kind in passes:
+            self._choose(usual, kind)
 
     def _choose(self, usual: ir.Value, kind: type[_Pass]) -> None:
         with self.builder.if_else(usual) as (then, otherwise):
@@ -368,29 +268,23 @@ class _Calls:
 _NUMBERS = ("pixels", "channels", "stride", "radius", "bias", "alpha", "beta")
 
 
-def _passes(
-    arrays: Sequence[str],
-    sizes: Sequence[str],
-    single: type[_Pass],
-    passes: Sequence[type[_Pass]],
-) -> Any:
+def _passes(arrays: Sequence[str], sizes: Sequence[str], passes: Sequence[type[_Pass]]) -> Any:
     """Return the function that runs passes over a tile of pixels."""
     # The types of numbers do not matter here.
     arguments = {**dict.fromkeys(arrays, F32P), **dict.fromkeys((*sizes, *_NUMBERS), I64)}
 
     def emit(builder: ir.IRBuilder, flat: list[ir.Value]) -> None:
-        _Calls(builder, dict(zip(arguments, flat, strict=True))).run(single, passes)
+        _Calls(builder, dict(zip(arguments, flat, strict=True))).run(passes)
 
     return as_intrinsic(arguments, emit)
 
 
-_normalise = _passes(("x", "y", "rows"), ("length",), _SinglePassForward, (_Squares, _Forward))
+_normalise = _passes(("x", "y", "rows"), ("length",), (_Squares, _Forward))
 """Compute y of a tile of pixels."""
 
 _differentiate = _passes(
     ("x", "dy", "dx", "rows"),
     ("length", "shared"),
-    _SinglePassBackward,
     (_Squares, _Terms, _Gradient),
 )
 """Compute dx of a tile of pixels."""

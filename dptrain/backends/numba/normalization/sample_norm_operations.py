@@ -56,46 +56,27 @@ class GroupNormalization(ChannelNormalization[Normalization]):
         """Return the stage that writes dx."""
         return each(self._backward_input(), 1)
 
-    def _bind(self, kernel: Any, *operands: Any) -> Launch:
+    def _bind(self, kernel: Any, maps: str, *operands: Any) -> Launch:
+        """Bind a kernel to maps, by their names, and to further operands."""
         grain = grain_of(self.map_pixels * self.channels)
-        return self.thread_pool.bind(kernel, *operands, grain=grain)
+        arrays = map(self.maps, maps.split())
+        return self.thread_pool.bind(kernel, *arrays, *operands, grain=grain)
 
     def _norm(self) -> batch_norm.ChannelNorm:
         a = self.arrays
         return batch_norm.ChannelNorm(a["moments"], a["weight"], a["bias"])
 
     def _forward(self) -> Launch:
-        return self._bind(
-            sample_norms.group_norm_forward,
-            self.maps("x"),
-            self.maps("y"),
-            self._norm(),
-            self.arrays["forward_scratch"],
-            self.layer.epsilon,
-        )
+        scratch, epsilon = self.arrays["forward_scratch"], self.layer.epsilon
+        return self._bind(sample_norms.group_norm_forward, "x y", self._norm(), scratch, epsilon)
 
     def _sums(self) -> Launch:
-        a = self.arrays
-        return self._bind(
-            sample_norms.group_norm_sums,
-            self.maps("x"),
-            self.maps("dy"),
-            self._norm(),
-            a["sums"],
-            a["weight_scratch"],
-        )
+        operands = self._norm(), self.arrays["sums"], self.arrays["weight_scratch"]
+        return self._bind(sample_norms.group_norm_sums, "x dy", *operands)
 
     def _backward_input(self) -> Launch:
-        a = self.arrays
-        return self._bind(
-            sample_norms.group_norm_backward,
-            self.maps("x"),
-            self.maps("dy"),
-            self.maps("dx"),
-            self._norm(),
-            a["sums"],
-            a["input_scratch"],
-        )
+        operands = self._norm(), self.arrays["sums"], self.arrays["input_scratch"]
+        return self._bind(sample_norms.group_norm_backward, "x dy dx", *operands)
 
 
 class LayerNormalization(GroupNormalization):
@@ -107,30 +88,14 @@ class LayerNormalization(GroupNormalization):
         return height * width
 
     def _forward(self) -> Launch:
-        a = self.arrays
-        return self._bind(
-            sample_norms.layer_norm_forward,
-            self.maps("x"),
-            self.maps("y"),
-            a["moments"],
-            a["weight"],
-            a["bias"],
-            self.layer.epsilon,
-        )
+        parameters = (self.arrays[name] for name in ("moments", "weight", "bias"))
+        epsilon = self.layer.epsilon
+        return self._bind(sample_norms.layer_norm_forward, "x y", *parameters, epsilon)
 
     def _sums(self) -> Launch:
         a = self.arrays
-        return self._bind(
-            sample_norms.layer_norm_sums, self.maps("x"), self.maps("dy"), a["moments"], a["sums"]
-        )
+        return self._bind(sample_norms.layer_norm_sums, "x dy", a["moments"], a["sums"])
 
     def _backward_input(self) -> Launch:
         a = self.arrays
-        return self._bind(
-            sample_norms.layer_norm_backward,
-            self.maps("x"),
-            self.maps("dy"),
-            self.maps("dx"),
-            a["moments"],
-            a["weight"],
-        )
+        return self._bind(sample_norms.layer_norm_backward, "x dy dx", a["moments"], a["weight"])

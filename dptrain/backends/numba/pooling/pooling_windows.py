@@ -131,6 +131,41 @@ def larger(
     return [b.select(better, value, best), b.select(better, writer.splat(position), where)]
 
 
+def positive_maximum(
+    writer: Writer, values: Sequence[ir.Value], kind: ir.Type, bias: ir.Value | None = None
+) -> tuple[ir.Value, ir.Value]:
+    """Return the maximum of the four pixels of a window, and its position.
+
+    The maximum is 0 and has the position `NO_GRADIENT` if it is not positive; the first of equal
+    pixels counts. All are compared at once, which needs fewer steps in a row than `larger`.
+
+    Args:
+        writer: of the function.
+        values: vectors of the pixels.
+        kind: integer type of the position.
+        bias: is added to the maximum.
+    """
+    b = writer.builder
+
+    def at(number: int) -> ir.Value:
+        return ir.Constant(ir.VectorType(kind, writer.width), [number] * writer.width)
+
+    def greater(x: ir.Value, y: ir.Value) -> ir.Value:
+        return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+    largest = greater(greater(*values[:2]), greater(*values[2:]))
+    position = at(len(values) - 1)
+    for i, value in reversed(list(enumerate(values[:-1]))):
+        position = b.select(b.fcmp_ordered("==", value, largest), at(i), position)
+    # A NaN is kept, because it has to reach the loss to be detected.
+    lost = b.or_(*(b.fcmp_unordered("uno", *values[i : i + 2]) for i in (0, 2)))
+    largest = b.select(lost, ir.Constant(writer.vector, [float("nan")] * writer.width), largest)
+    if bias is not None:
+        largest = b.fadd(largest, bias)
+    dead = b.fcmp_ordered("<=", largest, writer.zero)
+    return b.select(dead, writer.zero, largest), b.select(dead, at(NO_GRADIENT), position)
+
+
 def store_maximum(
     writer: Writer,
     state: Sequence[ir.Value],

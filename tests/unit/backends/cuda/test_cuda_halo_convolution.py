@@ -25,7 +25,7 @@ from dptrain.backends.cuda.convolution.halo.implicit_gemm_candidates import (
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import (
     HALO_LAUNCH_US,
     estimated_cycles,
-    select_implicit_gemm_tile,
+    rank_implicit_gemm_tiles,
 )
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.device.hardware import CYCLES_PER_US, DEFAULT_LIMITS, VECTOR_BYTES
@@ -50,7 +50,14 @@ from dptrain.plan.plan import Plan
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
 from tests.unit.backends.cuda import test_cuda_backend as whole
-from tests.unit.backends.cuda.gpu_algorithms import HALO, HALO_GRADIENT, WGMMA, exclude, prefer
+from tests.unit.backends.cuda.gpu_algorithms import (
+    HALO,
+    HALO_GRADIENT,
+    WGMMA,
+    best,
+    exclude,
+    prefer,
+)
 from tests.unit.backends.cuda.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
 from tests.unit.cuda.launching import as_numbers
@@ -533,8 +540,8 @@ def test_layers_on_tensor_cores_have_halo_tiles(
 def test_inputs_that_exceed_shared_memory_are_gathered() -> None:
     wide = Network((1024, 640, 640), [Conv2d(1024), Flatten(), Dense(2)]).nodes[0]
     limits = DEFAULT_LIMITS
-    assert select_implicit_gemm_tile(InputView.forward(wide), "tf32", 64, limits) is None
-    assert select_implicit_gemm_tile(VIEWS[0], "bf16", 1, limits) is not None
+    assert best(rank_implicit_gemm_tiles(InputView.forward(wide), "tf32", 64, limits)) is None
+    assert best(rank_implicit_gemm_tiles(VIEWS[0], "bf16", 1, limits)) is not None
 
 
 def test_pixel_tiles_do_not_decide_whether_weights_fit() -> None:
@@ -613,7 +620,9 @@ def test_pixel_tiles_cover_the_output_and_halo_tiles_their_input(
 
 def test_small_batches_split_k_and_large_ones_do_not() -> None:
     cifar = VIEWS[0]
-    few, many = (select_implicit_gemm_tile(cifar, "tf32", n, DEFAULT_LIMITS) for n in (32, 2048))
+    few, many = (
+        best(rank_implicit_gemm_tiles(cifar, "tf32", n, DEFAULT_LIMITS)) for n in (32, 2048)
+    )
     assert few is not None
     assert many is not None
     assert few.k_warp_groups > many.k_warp_groups == 1
@@ -623,7 +632,7 @@ def test_large_batches_use_persistent_kernels() -> None:
     solar = VIEWS[1]
     tight = replace(DEFAULT_LIMITS, shared_bytes=48 << 10)
     few, many, small = (
-        select_implicit_gemm_tile(solar, "bf16", n, limits, pooled=True)
+        best(rank_implicit_gemm_tiles(solar, "bf16", n, limits, pooled=True))
         for n, limits in ((32, DEFAULT_LIMITS), (2048, DEFAULT_LIMITS), (2048, tight))
     )
     assert few is not None

@@ -20,7 +20,6 @@ from dptrain.backends.cuda.convolution.halo import halo_convolution
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_candidates import implicit_gemm_candidates
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import (
     rank_implicit_gemm_tiles,
-    select_implicit_gemm_tile,
 )
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.convolution.halo.wgrad_tiles import rank_wgrad_tiles
@@ -260,7 +259,7 @@ def test_only_gpus_with_fast_tf32_and_long_sums_use_tensor_cores(
 def test_halo_tiles_of_float32_are_not_persistent() -> None:
     """They would need more registers, and TMA without conversion."""
     view = halo_convolution.InputView.forward(MAPS.nodes[0])
-    tile = select_implicit_gemm_tile(view, "fp32", 4096, DEFAULT_LIMITS)
+    tile = best(rank_implicit_gemm_tiles(view, "fp32", 4096, DEFAULT_LIMITS))
     assert tile is not None
     assert tile.tf32x3
     assert tile.defines["TF32X3"] == 1

@@ -8,6 +8,7 @@ import pytest
 from dptrain.backends.numba.convolution import gathered_convolution as gathered
 from dptrain.backends.numba.convolution import planning
 from dptrain.backends.numba.convolution import pointwise_convolution as pointwise
+from dptrain.backends.numba.convolution.algorithms import choose
 from dptrain.backends.numba.convolution.planning import Work
 from dptrain.plan.lowering import Phase
 from tests.unit.backends.numba import test_numba_convolution as vectors
@@ -95,3 +96,19 @@ def test_the_input_gradient_is_added(case):
     before = np.random.default_rng(5).standard_normal(case.x.shape, np.float32)
     dx = case.backward_input(work, before=before)
     vectors.close(dx - before, vectors.nhwc(case.tx.grad), 4 * case.lengths["dx"])
+
+
+@pytest.mark.parametrize("by_shape", [True, False])
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD_INPUT])
+def test_strided_pixels_are_copied_only_if_the_product_is_worth_it(phase, by_shape):
+    """The choice follows from the filters, which share a copy, and not from maps and samples."""
+
+    def chosen(channels, filters, size, stride):
+        maps, out = (stride * size, stride * size, channels), (size, size, filters)
+        shape = planning.Shape(maps, out, (1, 1), (stride, stride), (0, 0))
+        work = Work(8, 1, 8, by_shape)
+        return choose(planning.Case(shape, phase, work)).algorithm.name
+
+    for channels, size in ((16, 16), (32, 8), (64, 3)):
+        assert chosen(channels, 32, size, 2) == chosen(channels, 64, size, 2) == "implicit GEMM"
+        assert chosen(channels, 32, size, 1) == chosen(channels, 256, size, 2) == "GEMM"

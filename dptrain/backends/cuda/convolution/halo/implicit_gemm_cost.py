@@ -89,21 +89,6 @@ WEIGHT_RING_SLOWDOWN = 1.2
 """Factor if weights are reloaded through a ring buffer."""
 
 
-def select_implicit_gemm_tile(
-    view: InputView, precision: str, samples: int, limits: DeviceLimits, *,
-    pooled: bool = False, epilogue: int = 0,
-) -> ImplicitGemmTile | None:  # fmt: skip
-    """Return the tile configuration with the lowest estimated time; None if no halo tile fits.
-
-    Args:
-        view, precision, samples, limits, pooled, epilogue: as for `rank_implicit_gemm_tiles`.
-    """
-    ranked = rank_implicit_gemm_tiles(
-        view, precision, samples, limits, pooled=pooled, epilogue=epilogue
-    )
-    return min(ranked, key=lambda pair: pair[0], default=(0.0, None))[1]
-
-
 @functools.cache
 def rank_implicit_gemm_tiles(
     view: InputView, precision: str, samples: int, limits: DeviceLimits, *,
