@@ -27,7 +27,7 @@ def _start() -> None:
     open_standard_streams()
     from dptrain.comm.job import exit_on_interrupt, start_job
     from dptrain.comm.launching.launcher import find_launch
-    from dptrain.comm.signals import remember_early_signals
+    from dptrain.comm.signals import receive_early_signals, remember_early_signals
 
     command, launch = "".join(sys.argv[1:2]), find_launch()
     if command in COMMANDS_WITH_MPI:
@@ -35,6 +35,7 @@ def _start() -> None:
     if command in ("train", "study"):
         remember_early_signals()
     if launch.size > 1:
+        receive_early_signals()
         start_job(launch.rank, launch.size)
     from dptrain.cli.main import main as run_command_line
 

@@ -21,12 +21,14 @@ export SLURM_WAIT=${SLURM_WAIT:-30}
 read -ra launch <<<"${LAUNCH:-srun --mpi=pmi2}"
 if [[ ${launch[0]##*/} == mpirun* ]]; then
     # Open MPI would run all threads of a rank on one core. Only it reads these variables. It binds to
-    # all cores of a node, so ranks are not bound if Slurm limits the job by an affinity mask alone.
+    # all cores of a node, so ranks are not bound if Slurm limits the job by an affinity mask alone. It
+    # starts no rank if there are too few cores, because Slurm counts hardware threads as CPUs.
     last=$(($(getconf _NPROCESSORS_CONF) - 1)) policy=core
     count=(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
     own=$("${count[@]}")
     usable=$(taskset -c "0-$last" "${count[@]}" 2>/dev/null) || usable=$own
-    if ((own < usable)); then
+    cores=$(lscpu --parse=core,socket | grep -v '#' | sort -u | wc -l) tasks=${SLURM_TASKS_PER_NODE:-1}
+    if ((own < usable || ${tasks%%[!0-9]*} * SLURM_CPUS_PER_TASK > cores)); then
         policy=none
     else
         export {PRTE_MCA_rmaps_default,OMPI_MCA_rmaps_base}_mapping_policy="slot:PE=$SLURM_CPUS_PER_TASK"

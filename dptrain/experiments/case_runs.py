@@ -15,7 +15,7 @@ from dptrain.comm.world import World
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
 from dptrain.training.callbacks import Progress
-from dptrain.training.output.summary import data_lines
+from dptrain.training.output.summary import binding_lines, data_lines
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.settings import Settings
 from dptrain.training.trainer import Trainer
@@ -29,7 +29,7 @@ class CaseRuns:
         folder: directory of the experiment; the run directories are in its folder ``runs``.
         world: the ranks; every rank calls the methods.
         stop: stop request, for the running case and between cases.
-        show: called on every rank with each line about the networks and the data of the cases.
+        show: called on every rank with each line about networks, data and cores of the cases.
     """
 
     folder: Path
@@ -66,7 +66,8 @@ class CaseRuns:
             resume=Path(run_dir) if resumes else None,
         )
         with Trainer.from_settings(chosen, self.world, callbacks=[Progress(name=name)]) as trainer:
-            for line in data_lines(trainer.network, trainer.data):
+            lines = data_lines(trainer.network, trainer.data)
+            for line in (*lines, *binding_lines(trainer.job)):
                 if line not in self.shown:
                     self.shown.add(line)
                     self.show(line)

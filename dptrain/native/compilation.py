@@ -7,7 +7,9 @@ work, and load what the others have compiled. A process with several cores start
 (`compilation_helper`), which do the same. If no cache can be written, each process compiles
 everything itself.
 
-The compiler runs in a thread of its own, so that the main thread handles signals at once.
+Functions are compiled and loaded in a thread of their own, so that the main thread handles signals
+at once. LLVM calls functions of Python when it loads one; an exception that a handler raised there
+would be printed and lost.
 """
 
 from __future__ import annotations
@@ -172,9 +174,8 @@ def compile_requested(processes: int = 1) -> None:
     """
     with _lock:
         missing = [each for each in list(_requests.values()) if not each.is_done]
-        for each in missing:
-            if each.is_stored:
-                each.compile()
+        if missing:
+            _call_in_thread(_load_stored, missing)
         missing = [each for each in missing if not each.is_done]
         missing.sort(key=lambda each: (-each.code_length, repr(each.signature)))
         if not missing:
@@ -228,6 +229,13 @@ def is_compiling() -> bool:
     The process must then end without destructors of C++, which would run next to the compiler.
     """
     return bool(_running)
+
+
+def _load_stored(requests: Iterable[Request], stop: threading.Event) -> None:
+    """Load the functions that the cache has; end early after `stop` is set."""
+    for each in requests:
+        if each.is_stored and not stop.is_set():
+            each.compile()
 
 
 def _compile_all(requests: Iterable[Request], stop: threading.Event) -> None:

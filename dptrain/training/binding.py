@@ -22,12 +22,14 @@ class RankCores:
         hardware_threads: those of the affinity mask.
         cores: the first hardware thread of each physical core in the mask, also if the mask does
             not contain it.
+        num_node_cores: number of physical cores of the machine.
     """
 
     host: str
     threads: int
     hardware_threads: tuple[int, ...]
     cores: tuple[int, ...]
+    num_node_cores: int
 
 
 def gather_rank_cores(world: World, threads: int) -> list[RankCores]:
@@ -39,8 +41,9 @@ def gather_rank_cores(world: World, threads: int) -> list[RankCores]:
     """
     mask = own_cores()
     cores = sorted(min(core) for core in physical_cores(mask))
-    found = world.all_gather_json([socket.gethostname(), threads, sorted(mask), cores])
-    return [RankCores(host, count, tuple(mask), tuple(c)) for host, count, mask, c in found]
+    all_cores = len(physical_cores(set(range(os.cpu_count() or 1))))
+    found = world.all_gather_json([socket.gethostname(), threads, sorted(mask), cores, all_cores])
+    return [RankCores(host, count, tuple(m), tuple(c), total) for host, count, m, c, total in found]
 
 
 def binding_warning(
@@ -55,7 +58,7 @@ def binding_warning(
         environ: the environment variables, from which the launcher follows.
 
     Example:
-        >>> print(binding_warning([RankCores("n1", 16, (0,), (0,))], {}))
+        >>> print(binding_warning([RankCores("n1", 16, (0,), (0,), 16)], {}))
         rank 0 computes with 16 threads on 1 core of n1 (affinity mask 0); use --threads 1
     """
     for rank, own in enumerate(ranks):
@@ -65,7 +68,7 @@ def binding_warning(
             return (
                 f"rank {rank} computes with {_count(own.threads, 'thread')} on {places} of "
                 f"{own.host} (affinity mask {_ranges(own.hardware_threads)}); "
-                f"{_advice(own.threads, cores, environ)}"
+                f"{_advice(own, environ)}"
             )
     return _siblings_warning(ranks)
 
@@ -85,8 +88,10 @@ def _siblings_warning(ranks: Sequence[RankCores]) -> str | None:
     return None
 
 
-def _advice(threads: int, cores: int, environ: Mapping[str, str]) -> str:
-    fewer = f"use --threads {cores}"
+def _advice(own: RankCores, environ: Mapping[str, str]) -> str:
+    threads, fewer = own.threads, f"use --threads {len(own.cores)}"
+    if threads > own.num_node_cores:
+        return fewer
     source = find_launch(environ).source
     if source.startswith("OMPI"):
         return f"start with mpirun --map-by slot:PE={threads} --bind-to core, or {fewer}"

@@ -314,11 +314,17 @@ def run_event(launcher: Launcher, event: str, folder: Path) -> Outcome:
         job.until(lambda: "report: " in job.output, "the end of training")
         job.send(signal.Signals[kind], "all")
         return job.wait()
+    if target == "starting":
+        launcher = replace(launcher, variables=(*launcher.variables, ("TMPDIR", str(folder))))
     if target == "compiling":
         cache = ("DPTRAIN_CACHE_DIR", str(folder / "cache"))
         launcher = replace(launcher, variables=(*launcher.variables, cache))
     job = RunningJob(launcher, ("-m", "dptrain", *TRAIN, *ENDLESS, *timeout, *run), folder)
     try:
+        if target == "starting":
+            job.until(lambda: len(list(folder.glob("dptrain-*/watched-*"))) == 2, "the start")
+            job.send(signal.Signals[kind], "launcher")
+            return job.wait()
         if target == "compiling":
             job.until(lambda: "compiling kernels" in job.output, "the compilation")
             job.send(signal.Signals[kind], "launcher")

@@ -14,7 +14,7 @@ FILE = Path(__file__).with_name("table.toml")
 SLURM = ("srun-pmi2", "srun-pmix")
 """Launchers that tests/slurm tests."""
 
-CAUSES = ("rank ", "SIGTERM while", "SIGUSR1 while", "interrupted")
+CAUSES = ("rank ", "SIGTERM ended", "SIGTERM while", "SIGUSR1 while", "interrupted")
 """Beginnings of texts that name why a job failed or was not trained."""
 
 LOSES_CODE = "mpich4"

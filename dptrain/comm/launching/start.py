@@ -122,7 +122,8 @@ def _explain_absence(reason: str, mpich: Path | None) -> str:
         return (
             f"mpi4py's wheel does not find {mpich}, because it looks for MPICH by the name "
             "libmpi.so.12; build mpi4py for this library (Debian: apt install libmpich-dev): "
-            "MPICC=mpicc.mpich pip install --force-reinstall --no-binary mpi4py mpi4py"
+            "MPICC=mpicc.mpich pip install --force-reinstall --no-cache-dir --no-binary mpi4py "
+            "mpi4py"
         )
     return (
         f"mpi4py finds no MPI library ({reason}); install one with pip install "

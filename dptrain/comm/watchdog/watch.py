@@ -18,7 +18,8 @@ the named pipe ``alive-RANK-PID`` open, and writes these lines to the latter:
   (`node_links`). The watchdog replies to the first two with the file ``links``, which contains the
   port and the token after ``listen``.
 
-The watchdog creates the file ``watched-RANK-PID`` when it has opened the pipe of a rank.
+The watchdog creates the file ``watched-RANK-PID`` when it has opened the pipe of a rank. The file
+``signals-RANK-PID`` has a byte for each signal that the rank has received: its number.
 
 The process that creates the file ``failed`` in FOLDER names the cause on stderr. The watchdog also
 creates this file if it learns of a failure on another node.
@@ -26,6 +27,9 @@ creates this file if it learns of a failure on another node.
 - A pipe that closes without ``bye`` belongs to a rank that was killed, crashed or called
   ``os._exit``. The launcher then ends the other ranks. Ranks of this node that still run 3 s later
   are killed, and so are those of other nodes.
+- If a rank of the node has received a signal that requests a stop up to `AFTER_SIGNAL_S` before, no
+  rank is named: launchers kill ranks that have not stopped in time (Open MPI's mpirun after 0.25 s
+  or 1 s, Slurm after 30 s). One line names the signal.
 - The process of a rank that ends before it registers, while others wait for the start of MPI, is
   known from the launcher's child processes (`siblings`). The waiting ranks are ended. So they are
   if their program came from standard input, for which the process of another rank waits: MPICH's
@@ -63,6 +67,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dptrain.comm.watchdog.idle_nodes import IdleNodes
     from dptrain.comm.watchdog.node_links import NodeLinks
     from dptrain.comm.watchdog.siblings import Siblings
@@ -72,6 +78,12 @@ LAUNCHER_S = 3.0
 
 CHECKPOINT_S = 10.0
 """Time for ranks to write a checkpoint after their launcher has gone."""
+
+AFTER_SIGNAL_S = 45.0
+"""Time after a signal in which the end of a rank is attributed to it."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that request ranks to stop."""
 
 ABSENT_S = 5.0
 """Time for a launcher to start all ranks after the first one has registered."""
@@ -97,6 +109,9 @@ LAUNCHERS = (
     "slurmstepd",
 )  # fmt: skip
 """Names of programs that start ranks. Distributions and wrappers start them by other names."""
+
+OPEN_MPI = ("mpirun", "mpiexec", "orterun", "prterun")
+"""Names of Open MPI's launcher on the node where it was started."""
 
 MAX_NAMED = 8
 """Ranks that one message lists."""
@@ -261,6 +276,7 @@ class Watchdog:
         self.closed = select.epoll()
         launcher = find_launcher(os.getpid())
         self.launcher = None if launcher is None else (launcher, start_time(launcher))
+        self.output = launcher_output(launcher)
         self.kill_at: float | None = None
         self.links: NodeLinks | None = None
         self.idle_nodes: IdleNodes | None = None
@@ -285,7 +301,7 @@ class Watchdog:
         last = last_rank = time.monotonic()
         while self.ranks or self.can_register or self.held or self._must_remain(last - last_rank):
             if not (self.ranks or self.can_register or self.held):
-                release_output()
+                release_output({1, 2, self.output})
             ready = [file for file, _ in self.poll.poll(self._patience())]
             if _REGISTER in ready:
                 self._add_ranks()
@@ -462,6 +478,8 @@ class Watchdog:
         del self.ranks[rank.pipe]
         if not rank.has_ended:
             self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
+            if self._report_signal():
+                return
             dead = [each for each in (rank, *self.ranks.values()) if each.was_dead]
             are_known = self.launcher is not None or len(self.ranks) + 1 == int(self.size)
             is_first = are_known and len(dead) + len(self.siblings.absent) == 1
@@ -498,6 +516,8 @@ class Watchdog:
         The launcher may end the other ranks then, and they are not the cause.
         """
         absent = self.siblings.absent
+        if (absent or self.missing is not None) and self._report_signal():
+            return True
         cause = f"; {ONE_READER.format(size=self.size)}" if self._reads_program() else ""
         if self.missing is not None:
             rank, pid = self.missing
@@ -513,6 +533,26 @@ class Watchdog:
                 + (cause or "; see the launcher's messages"),
             )
         return bool(absent) or self.missing is not None
+
+    def _report_signal(self) -> bool:
+        """Report that ranks ended after a signal; return False if they have received none."""
+        now, found = time.time(), list[tuple[float, int]]()
+        for file in Path(self.folder).glob("signals-*"):
+            with contextlib.suppress(OSError, IndexError):
+                found.append((now - file.stat().st_mtime, file.read_bytes()[-1]))
+        found = [each for each in found if each[0] < AFTER_SIGNAL_S and each[1] in STOP_SIGNALS]
+        if not found:
+            return False
+        if claim(self.folder):
+            elapsed_s, number = max(found)
+            if self.links is not None:
+                self.links.send("named")
+            text = (
+                f"dptrain: {signal.Signals(number).name} ended the job: ranks on {self.host} were "
+                f"killed {max(elapsed_s, 0.0):.1f} s after it, in the middle of the run\n"
+            )
+            write(text, self.output)
+        return True
 
     def _check_siblings(self, elapsed_s: float) -> None:
         """End the start of MPI if the process of a rank has ended."""
@@ -668,14 +708,14 @@ def _import_neighbour(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def release_output() -> None:
-    """Redirect stdout and stderr to the null device.
+def release_output(files: Iterable[int]) -> None:
+    """Redirect stdout, stderr and that of the launcher to the null device.
 
-    Launchers wait until no process has their pipes open.
+    Launchers, and programs that read their output, wait until no process has their pipes open.
     """
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+    for file in files:
+        os.dup2(null, file)
     os.close(null)
 
 
@@ -718,10 +758,31 @@ def print_once(folder: str, message: str) -> None:
         write(message)
 
 
-def write(message: str) -> None:
-    """Print a message on stderr, if it can be reached."""
+def write(message: str, output: int = 2) -> None:
+    """Print a message on stderr or another file, if it can be reached."""
     with contextlib.suppress(OSError):
-        os.write(2, message.encode())
+        os.write(output, message.encode())
+
+
+def launcher_output(launcher: int | None) -> int:
+    """Return a file descriptor for lines after a signal.
+
+    Open MPI's launcher then no longer forwards what this process prints, and it ends at once after
+    the ranks. So its own standard error is opened before, if it runs on this node.
+    """
+    if launcher is None or "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        return 2
+    found = open_stderr(launcher) if program_names(launcher) & set(OPEN_MPI) else None
+    return 2 if found is None else found
+
+
+def open_stderr(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Open the standard error of another process; None for a socket or another user's process."""
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+        return os.open(proc / f"{pid}/fd/2", flags)
+    except OSError:
+        return None
 
 
 def deadline(seconds: float, pid: int, folder: str, message: str) -> None:
@@ -739,7 +800,7 @@ def deadline(seconds: float, pid: int, folder: str, message: str) -> None:
 def main() -> None:
     """Run the mode that the command line names."""
     os.closerange(3, 1024)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if sys.argv[1] == "ranks":
         Watchdog(*sys.argv[2:5]).run()

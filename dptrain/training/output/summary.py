@@ -170,7 +170,7 @@ def _start_text(job: Job, step: int) -> str:
 
 def _print_restrictions(job: Job, display: Display, step: int) -> None:
     """Print which settings a resumed run changed, warnings, and why no step follows."""
-    spec, world = job.spec, job.world
+    spec = job.spec
     if job.run is not None:
         *_, before, now = (None, None, *job.spans.items)
         if step == job.first_step and before is not None and now is not None:
@@ -181,10 +181,8 @@ def _print_restrictions(job: Job, display: Display, step: int) -> None:
         display.print(f"the {spec.schedule} schedule begins anew with step {step + 1}")
     if job.warning is not None:
         display.print(f"warning: {job.warning}")
-    # A GPU computes with no thread of the processor.
-    threads = 0 if job.replica.memory.name else job.plan.setting.threads
-    if warning := binding_warning(gather_rank_cores(world, threads)):
-        display.print(f"warning: {warning}")
+    for line in binding_lines(job):
+        display.print(line)
     if spec.batch_size > len(job.dataset.train):
         display.print(
             f"warning: batch size {spec.batch_size} exceeds the {len(job.dataset.train):,} "
@@ -193,6 +191,14 @@ def _print_restrictions(job: Job, display: Display, step: int) -> None:
     reason = nothing_left(job, step)
     if reason is not None:
         display.print(f"nothing left to do: {reason}")
+
+
+def binding_lines(job: Job) -> list[str]:
+    """Return the warning that threads of a rank share a core, if they do; every rank calls this."""
+    # A GPU computes with no thread of the processor.
+    threads = 0 if job.replica.memory.name else job.plan.setting.threads
+    warning = binding_warning(gather_rank_cores(job.world, threads))
+    return [] if warning is None else [f"warning: {warning}"]
 
 
 def nothing_left(job: Job, step: int) -> str | None:

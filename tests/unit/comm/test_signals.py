@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +109,18 @@ def test_nohup_is_respected() -> None:
         for number in signals.EARLY_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", signals.EARLY_SIGNALS)
+def test_a_signal_that_python_receives_ends_the_process_as_by_default(
+    number: signal.Signals,
+) -> None:
+    program = (
+        "import os, time; from dptrain.comm.signals import receive_early_signals; "
+        f"receive_early_signals(); os.kill(os.getpid(), {int(number)}); time.sleep(60)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -number
 
 
 def process(proc: Path, pid: int, name: str, parent: int, blocked: int = 0) -> None:

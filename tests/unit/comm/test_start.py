@@ -91,7 +91,7 @@ def test_the_mpich_of_a_distribution_is_found_under_its_own_name(tmp_path: Path)
     assert start.find_mpich({"MPI4PY_LIBMPI": str(library)}, []) == library
     message = start._explain_absence("libmpi.so.12: cannot open shared object file", library)
     assert str(library) in message
-    assert "pip install --force-reinstall --no-binary mpi4py mpi4py" in message
+    assert "pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py" in message
     assert "pip install '.[mpi]'" in start._explain_absence("libmpi.so.12: cannot open", None)
 
 

@@ -181,6 +181,46 @@ def test_ranks_that_a_launcher_leaves_alone_are_killed(tmp_path: Path) -> None:
     assert gone(folder)
 
 
+SIGNALLED = (
+    """
+import ctypes, signal
+signal.signal(signal.SIGTERM, lambda *_: None)
+"""
+    + RANK
+    + """
+job.meet(sys.argv[1])
+if sys.argv[2] == "0":
+    ctypes.PyDLL(None).usleep(60_000_000)  # Python calls no handler meanwhile.
+sys.stdin.read()
+"""
+)
+
+
+@pytest.mark.parametrize("age_s", [0.0, watch.AFTER_SIGNAL_S + 1.0])
+@pytest.mark.parametrize("signalled", [(0,), (0, 1, 2)], ids=str)
+def test_no_rank_is_named_if_a_launcher_kills_ranks_soon_after_a_signal(
+    tmp_path: Path, age_s: float, signalled: tuple[int, ...]
+) -> None:
+    """Also if Python had no time to call the handler of the signal."""
+    folder = tmp_path / "meeting"
+    with ranks(folder, *[SIGNALLED] * 3) as processes:
+        for rank in signalled:
+            processes[rank].send_signal(signal.SIGTERM)
+            file = folder / f"signals-{rank}-{processes[rank].pid}"
+            end = time.monotonic() + LIMIT_S
+            while not file.read_bytes() and time.monotonic() < end:
+                time.sleep(0.01)
+            os.utime(file, (time.time() - age_s,) * 2)
+        for process in processes:
+            process.kill()
+            process.wait(LIMIT_S)
+        said = "".join(process.communicate(timeout=LIMIT_S)[1] for process in processes)
+    expected = "rank 0 of 3: its process " if age_s else "SIGTERM ended the job: ranks on "
+    assert said.startswith(f"dptrain: {expected}")
+    assert said.count("\n") == 1
+    assert gone(folder)
+
+
 def watchdog(folder: Path) -> int:
     """Return the process of the watchdog that watches the ranks of a folder."""
     for process in Path("/proc").iterdir():

@@ -19,6 +19,7 @@ from dptrain.experiments.ledger import Ledger
 from dptrain.experiments.sweep import Case, list_cases, mean_over_seeds, part_of, run_sweep
 from dptrain.experiments.sweep_tables import best_points, sweep_table
 from dptrain.network import Conv2d, Dense
+from dptrain.training import binding
 from dptrain.training.settings import Settings, load_settings
 
 FLAGS = {"network": "model-small", "data": "digits", "steps": "4", "batch_size": "8",
@@ -86,6 +87,17 @@ def test_an_axis_is_parsed() -> None:
     assert parse_axis("batch-size = 2, 4") == ("batch_size", ("2", "4"))
     with pytest.raises(UserError, match="expected NAME=VALUE"):
         parse_axis("batch-size")
+
+
+@pytest.mark.more
+def test_threads_that_share_a_core_are_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(binding, "own_cores", lambda: {0})
+    axes = {"threads": ("2",), "learning_rate": ("0.01", "0.1")}
+    perceptron = {"network": "mlp-5", "data": "irradiance?samples=64", "steps": "2"}
+    run_sweep(lambda r: load_settings({**perceptron, **r}, {}), axes, (0,), tmp_path, World.single())
+    assert capsys.readouterr().out.count("rank 0 computes with 2 threads on 1 core of ") == 1
 
 
 @pytest.mark.more

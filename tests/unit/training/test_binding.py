@@ -16,7 +16,7 @@ from dptrain.training.binding import RankCores, binding_warning
 def bound(mask: tuple[int, ...], threads: int, num_cores: int, host: str = "n1") -> RankCores:
     """A rank on a machine where hardware threads i and i + num_cores share a core."""
     cores = sorted({processor % num_cores for processor in mask})
-    return RankCores(host, threads, mask, tuple(cores))
+    return RankCores(host, threads, mask, tuple(cores), num_cores)
 
 
 @st.composite
@@ -97,6 +97,10 @@ def test_the_advice_is_for_the_launcher(
     assert line is not None
     assert "on 3 cores (4 hardware threads) of n1 (affinity mask 0-2,5); " in line
     assert line.endswith(f"start with {advice}, or use --threads 3")
+    # No binding helps if the machine has fewer cores.
+    line = binding_warning([bound((0, 1, 2, 5), 5, 4)], variables)
+    assert line is not None
+    assert line.endswith(" (affinity mask 0-2,5); use --threads 3")
 
 
 def test_hardware_threads_of_another_machine_are_other_cores() -> None:

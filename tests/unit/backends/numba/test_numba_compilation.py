@@ -136,6 +136,29 @@ def test_a_signal_is_handled_while_a_function_is_compiled() -> None:
         assert time.monotonic() < end
 
 
+def test_functions_are_compiled_and_loaded_outside_of_the_main_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where a signal's handler would raise its exception in a function that LLVM calls."""
+    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(seven, "_cache", kernel_cache.KernelCache(seven.py_func))
+    found, run = list[tuple[bool, bool]](), compilation.Request.compile
+
+    def record(request: compilation.Request) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if request.dispatcher is seven:
+            found.append((request.is_stored, is_main))
+        run(request)
+
+    monkeypatch.setattr(compilation.Request, "compile", record)
+    for _ in range(2):
+        request = compilation.request(seven, (numba.int32,), lambda compiled: compiled.entry_point)
+        compile_requested()
+        assert request.is_done
+        del request
+    assert found == [(False, False), (True, False)]
+
+
 def test_an_error_of_the_compiler_reaches_the_caller() -> None:
     def fail(requests: object, stop: threading.Event) -> None:
         raise ValueError("no such operation")
