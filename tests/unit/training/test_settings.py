@@ -29,6 +29,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "run_dir": (Path("a"), Path("b")),
     "weights": ("/a.safetensors", "/b.safetensors"),
     "class_weights": ("balanced", "1,4"),
+    "sampling": ("shuffle", "balanced"),
     "nesterov": (True, False),
     "flip": (True, False),
     "tune": (True, False),
