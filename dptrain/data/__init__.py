@@ -165,6 +165,7 @@ SOURCES: dict[str, Source] = {
             "lags": "0,1,…",
             "window": "ROWS",
             "weight": "COLUMN",
+            "max_features": "N",
             **_CLASSES,
         },
         ("target",),
@@ -180,6 +181,7 @@ SOURCES: dict[str, Source] = {
             "first, (1, L, F) a map with time on the vertical axis, (F, 1, L) a channel for each",
             "column. No row of a training sample is in a test sample.",
             "weight= names a column with the weights of the rows in the training loss.",
+            "max_features= chooses N of the input columns at random, by the seed of the run.",
             "Inputs are standardised. The last fifth of the rows is the test split.",
             "classes= names the labels of a target that is a class, as for npz.",
         ),
@@ -197,6 +199,7 @@ SOURCES: dict[str, Source] = {
             "lags": "0,1,…",
             "window": "ROWS",
             "weight": "COLUMN",
+            "max_features": "N",
         },
         ("target",),
         details=(
@@ -219,11 +222,12 @@ SOURCES: dict[str, Source] = {
         open_shapes,
         "generated curves in noise with the shape of CIFAR-10, for networks without a download",
         "shapes",
-        options={"samples": "N", "seed": "N"},
+        options={"samples": "N", "seed": "N", **_FIT},
         details=(
             "50,000 training and 10,000 test images, 3×32×32; the 10 classes are filled curves and",
             "outlines with 2 to 6 lobes. samples= is the number of training images; seed= (default",
             "0) is that of the images, not of the run.",
+            _FIT_HELP,
         ),
     ),
     "irradiance": Source(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dptrain.data.adaptation import adapt_request, class_names, classifier_for
 from dptrain.data.assembly import RawSplit, make_dataset, with_target_unit
 from dptrain.data.base import Dataset
+from dptrain.data.loading.sharding import epoch_order
 from dptrain.data.preprocessing.classes import coded_labels
 from dptrain.data.preprocessing.names import same_form
 from dptrain.data.preprocessing.preprocessing import Preprocessing
@@ -37,6 +38,9 @@ from dptrain.network.layers import Dense, Shape
 from dptrain.network.losses import MeanSquaredError
 from dptrain.network.network import Network
 
+_STREAM = 2**62
+"""Number of the random order of columns, which no epoch of training has."""
+
 
 def open_csv(request: Request) -> Dataset:
     """Open a CSV file whose first line contains column names.
@@ -51,7 +55,8 @@ def open_csv(request: Request) -> Dataset:
     of its target, belongs to a test sample. Inputs are standardised, column by column, by the mean
     and the standard deviation of the training rows.
 
-    The number in column ``weight`` of row i is the weight of sample i.
+    The number in column ``weight`` of row i is the weight of sample i. With ``max_features=N``, N
+    of the inputs are chosen at random, by the seed of the run.
 
     With saved preprocessing (evaluation), target, horizon, columns, lags, mean and deviation are
     the model's own.
@@ -111,6 +116,9 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
             raise UserError(f"{error}; to predict classes, use {better}") from None
         raise
     width = len(targets)
+    if saved is None and "max_features" in request.options:
+        inputs, table = _with_max_features(request, inputs, table)
+        notes = (*notes, f"the inputs are {len(inputs)} random columns: {', '.join(inputs)}")
     y: NDArray[Any] = table[horizon:, -1] if width == 1 else table[horizon:, -width:]
     if texts is not None:
         request, y = _with_names(request, texts.texts(y), str(path))
@@ -198,9 +206,31 @@ def linear_network(request: Request) -> Network:
     inputs, targets = _chosen_columns(request), _targets(request, path)
     if inputs is None:
         inputs, _, _ = _read_table(path, targets, None, _no_inputs(request, targets))
+    inputs = tuple(inputs[i] for i in _features(request, inputs))
     layout = RowLayout(len(inputs), lags_of(request), ())
     width = layout.num_rows * layout.num_columns
     return Network((width,), [Dense(len(targets))], loss=MeanSquaredError(), name="linear")
+
+
+def _features(request: Request, inputs: Sequence[str]) -> list[int]:
+    """Return which input columns are used: all, or as many as the user chooses, at random."""
+    count = request.number("max_features", len(inputs))
+    if count > len(inputs):
+        raise UserError(
+            f"{request.text}: max_features is {count}, but there are {len(inputs)} input columns; "
+            f"use at most {len(inputs)}"
+        )
+    found: list[int] = np.sort(epoch_order(len(inputs), request.seed, _STREAM)[:count]).tolist()
+    return found
+
+
+def _with_max_features(
+    request: Request, inputs: tuple[str, ...], table: NDArray[np.float64]
+) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """Return the names of the columns of `_features`, and the table with these and the targets."""
+    chosen = _features(request, inputs)
+    columns = [*chosen, *range(len(inputs), table.shape[1])]
+    return tuple(inputs[i] for i in chosen), table[:, columns]
 
 
 def _no_inputs(request: Request, targets: Sequence[str]) -> set[str]:

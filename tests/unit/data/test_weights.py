@@ -5,6 +5,7 @@ that of PyTorch is; and balanced sampling.
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -372,3 +373,28 @@ def test_values_have_no_balanced_sampling() -> None:
     x, _ = _data()
     with pytest.raises(UserError, match="--sampling is balanced, but arrays has no classes"):
         Trainer("mlp-4", (x, x[:, 0], x, x[:, 0]), sampling="balanced", progress=False)
+
+
+@given(st.integers(1, 6), st.integers(0, 2**31))
+def test_random_features_are_decided_by_the_seed(count: int, seed: int) -> None:
+    with TemporaryDirectory() as folder:
+        path, names = Path(folder) / "t.csv", [*"abcdef"]
+        rows = np.arange(140.0).reshape(20, 7) ** 1.5
+        np.savetxt(path, rows, delimiter=",", header="a,b,c,d,e,f,y", comments="")
+        spec = f"csv:{path}?target=y&max_features={count}"
+        data = open_data(spec, get_network("mlp-4"), seed=seed)
+        columns = data.preprocessing.columns
+        assert len(columns) == data.input_shape[0] == count
+        assert list(columns) == sorted(set(columns))
+        assert set(columns) <= set(names)
+        x = np.zeros((len(data.train), count), np.float32)
+        data.train.read(np.arange(len(x)), x, np.zeros((len(x), 1), np.float32))
+        chosen = rows[: len(x), [names.index(name) for name in columns]]
+        np.testing.assert_allclose(x, (chosen - chosen.mean(0)) / chosen.std(0), 1e-5, 1e-5)
+        again = open_data(spec, get_network("mlp-4"), seed=seed).preprocessing.columns
+        kept = open_data(
+            spec, get_network("mlp-4"), preprocessing=data.preprocessing, seed=seed + 1
+        )
+        assert columns == again == kept.preprocessing.columns
+        with pytest.raises(UserError, match="max_features is 7, but there are 6 input columns"):
+            open_data(f"csv:{path}?target=y&max_features=7", get_network("mlp-4"))
