@@ -155,10 +155,12 @@ def _parsed(given: str, classes: Classes) -> NDArray[np.float64]:
     for name, equals, text in named:
         index = classes.find(unescape(name)) if equals else None
         if index is None or index in known:
-            wrong = "names a class twice" if index is not None else "names no class of the data"
+            is_repeated = index is not None
+            wrong = "names a class twice" if is_repeated else "names no class of the data"
+            hint = "" if is_repeated else suggest(name, classes.names)
             raise UserError(
                 f"--class-weights '{shown(name or text)}' {wrong}; expected NAME=W with names of "
-                f"{listed(classes.names)}{suggest(name, classes.names)}"
+                f"{listed(classes.names)}{hint}"
             )
         known.add(index)
         weights[index] = _weight(text, given)

@@ -368,9 +368,10 @@ def assemble(
     if started is not None and run is not None:
         evaluations, spans = started
         best = find_best(run, Selection.of(spec, evaluations, first_step))
-    # A run whose best checkpoint was lost selects among the evaluations from now on.
-    evaluations = world.broadcast_json(evaluations if best is not None else [])
+    evaluations, has_best = world.broadcast_json((evaluations, best is not None))
     selection = Selection.of(spec, evaluations, first_step)
+    if not has_best:
+        selection.forget_best()
     schedule = replace(schedule, reductions=selection.reductions)
     return Job(
         settings=chosen, spec=spec, run_spec=run_spec, world=world, network=inputs.network,
