@@ -166,6 +166,10 @@ def define(
         "__post_init__": _check_own,
         "__doc__": f"y = {expression}.",
     }
+    own["__reduce__"] = lambda layer: (
+        _rebuilt,
+        (define, (name, expression, derivative, parameters), parameters_of(layer)),
+    )
     return _make_class(name, parameters, Activation, own)
 
 
@@ -255,7 +259,16 @@ def define_loss(
         "__post_init__": _check_own_loss,
         "__doc__": f"Mean over samples and outputs of {expression}.",
     }
+    own["__reduce__"] = lambda loss: (
+        _rebuilt,
+        (define_loss, (name, expression, derivative, targets, parameters), loss.parameters),
+    )
     return _make_class(name, parameters, ElementwiseLoss, own)
+
+
+def _rebuilt(define: Callable[..., Any], definition: Any, values: Mapping[str, float]) -> Any:
+    """Return a layer or a loss that was pickled."""
+    return define(*definition)(**values)
 
 
 def _check_names(

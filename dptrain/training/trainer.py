@@ -157,6 +157,8 @@ class Trainer(Sealed):
         ['loss', 'mae', 'r2', 'rmse', 'samples', 'scored']
     """
 
+    _instead_of_pickle = "use trainer.save(FOLDER), and dptrain.load(FOLDER) to read it"
+
     def __init__(
         self,
         network: Network | str = "model0",

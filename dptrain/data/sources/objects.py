@@ -215,6 +215,11 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
     elif _has_samples(data):
         parts = {"": data}
     else:
+        if hasattr(data, "dataset") and hasattr(data, "batch_size"):
+            raise UserError(
+                f"the data is a {type(data).__name__}; pass its data set, loader.dataset: "
+                "minibatches and their order follow from the settings batch_size and seed"
+            )
         raise UserError(f"the data is of type {type(data).__name__}; {_EXPECTED}")
     pairs: dict[str, Pair] = {}
     for tail, part in parts.items():

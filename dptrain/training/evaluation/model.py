@@ -56,6 +56,8 @@ class TrainedModel(Sealed):
         replica: the network in memory.
     """
 
+    _instead_of_pickle = "load it again with dptrain.load(PATH), also in another process"
+
     def __init__(
         self,
         network: Network,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,12 @@ def test_own_losses_equal_pytorch(
     value, count = replica.evaluate(x, y)
     assert value == pytest.approx(float(losses.sum().detach()), rel=64 * eps)
     assert count == correct.sum()
+
+
+@every_loss
+def test_own_losses_can_be_copied(own: ElementwiseLoss, expected: Any) -> None:
+    assert copy.deepcopy(own) == own
+    assert copy.deepcopy(_network(own)) == _network(own)
 
 
 @every_loss
