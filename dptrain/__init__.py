@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dptrain.network import Normal as Normal
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
     from dptrain.network import SoftmaxCrossEntropy as SoftmaxCrossEntropy
+    from dptrain.network import SoftmaxSquaredError as SoftmaxSquaredError
     from dptrain.network import SumPool2d as SumPool2d
     from dptrain.network import Tensor as Tensor
     from dptrain.network import get_network as get_network
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from dptrain.network import write_network as write_network
     from dptrain.network.activations import *  # noqa: F403
     from dptrain.network.own_functions import activation as activation
+    from dptrain.network.own_functions import loss as loss
     from dptrain.plan.optimizers import LAMB as LAMB
     from dptrain.plan.optimizers import LARS as LARS
     from dptrain.plan.optimizers import SGD as SGD
@@ -114,6 +116,7 @@ _NAMES = [
     "RunDirectoryLostError",
     "SigmoidBinaryCrossEntropy",
     "SoftmaxCrossEntropy",
+    "SoftmaxSquaredError",
     "StoppedError",
     "SumPool2d",
     "Tensor",
@@ -124,6 +127,7 @@ _NAMES = [
     "get_network",
     "list_runs",
     "load",
+    "loss",
     "make_replica",
     "name_scope",
     "open_data",
@@ -157,6 +161,7 @@ _MODULES = {
     "Trainer": "training.trainer",
     "UserError": "errors",
     "activation": "network.own_functions",
+    "loss": "network.own_functions",
     "list_runs": "runs.records",
     "load": "training.evaluation.model",
     "make_replica": "api",

@@ -30,12 +30,17 @@ ADVICE: Mapping[str, str] = {
     "learning_rate": "the learning rate is a setting: Trainer(..., learning_rate=0.1)",
     "reduction": "leave it out: a loss is the mean over the samples",
     "from_logits": "leave it out: the loss contains the softmax or the sigmoid",
+    "validation_data": "pass it with the data: Trainer(network, {'x_train': …, 'x_val': …, …})",
+    "class_weight": "the weights of classes are a setting: Trainer(..., class_weights=...)",
 }
 """What to do about arguments of other libraries that have no name here."""
 
 
 class NamedArguments(ABCMeta):
-    """The type of classes whose calls with wrong arguments are refused with the right names."""
+    """The type of classes whose calls with wrong arguments are refused with the right names.
+
+    A class can state what to do about an argument without a name, as `unnamed_argument`.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return an object, or raise `ArgumentError` if the arguments do not fit."""
@@ -56,7 +61,8 @@ def _problem(cls: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None
     own = tuple(vars(cls).get("__annotations__", ()))
-    return _wrong_argument(cls.__name__, parameters, args, kwargs, own)
+    advice = getattr(cls, "unnamed_argument", "")
+    return _wrong_argument(cls.__name__, parameters, args, kwargs, own, advice)
 
 
 def _wrong_argument(
@@ -65,6 +71,7 @@ def _wrong_argument(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     own: tuple[str, ...] = (),
+    advice: str = "",
 ) -> str | None:
     """Return what is wrong with the arguments of a call; None if they fit.
 
@@ -73,6 +80,7 @@ def _wrong_argument(
         parameters: those that it has.
         args, kwargs: arguments of the call.
         own: names that the class defines itself, of which an example is taken.
+        advice: what to do about an argument without a name, in place of the example.
     """
     named = [name for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -87,6 +95,7 @@ def _wrong_argument(
         known = [name for name in own if name in named] or named
         example = next((name for name in known if name not in (*places, *kwargs)), None)
         how = f"; name the argument, such as {what}({example}={value})" if example else ""
+        how = f"; {advice}" if advice else how
         return f"{what} has no argument for {value}{how}; {has}"
     for name in places[: len(args)]:
         if name in kwargs:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
-from dptrain.errors import ReadOnlyError, suggest
+from dptrain.errors import ReadOnlyError, UserError, suggest
 
 
 class Sealed:
@@ -18,6 +18,7 @@ class Sealed:
     """
 
     _settable: ClassVar[frozenset[str]] = frozenset()
+    _instead_of_pickle: ClassVar[str] = ""
     _sealed_names: frozenset[str] = frozenset()
 
     def seal(self) -> None:
@@ -25,6 +26,11 @@ class Sealed:
         self._sealed_names = frozenset(vars(self))
         own: Any = type(self)
         self.__class__ = _guarded(own)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to pickle and to copy objects that contain threads and memory of devices."""
+        name = type(self).__name__
+        raise UserError(f"a {name} cannot be pickled or copied; {self._instead_of_pickle}")
 
     def _may_set(self, name: str) -> bool:
         if name.startswith("_") or name in self._settable:

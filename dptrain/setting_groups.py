@@ -7,7 +7,7 @@ files and arguments of `Trainer` follow from the declarations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args, get_type_hints
@@ -72,6 +72,39 @@ def setting(
 def first(value: T | None, otherwise: T) -> T:
     """Return the value of a setting, or what replaces it if it is not set."""
     return otherwise if value is None else value
+
+
+def no_effect(name: str, value: Any, other: str, present: Any, values: Sequence[str]) -> str:
+    """Return the message for a setting that has no effect with the value of another one.
+
+    Args:
+        name, value: of the setting.
+        other, present: name and value of the other setting.
+        values: of the other setting with which it has an effect; empty: all but 0.
+
+    Example:
+        >>> no_effect("power", 2.0, "schedule", "cosine", ["polynomial"])
+        '--power is 2.0, but it has no effect with --schedule cosine; remove it, or use --schedule \
+polynomial'
+    """
+    flag, other_flag = (f"--{each.replace('_', '-')}" for each in (name, other))
+    return (
+        f"{flag} is {shown(value)}, but it has no effect with {other_flag} {present}; remove it, "
+        f"or use {other_flag} {' or '.join(values) or 'above 0'}"
+    )
+
+
+def as_list_text(value: Any) -> Any:
+    """Return the items of a list, or of a mapping, as a text; another value as it is.
+
+    Example:
+        >>> as_list_text(["conv1", "layer1.*"]), as_list_text({"fc": 10, "*": 0.5})
+        ('conv1,layer1.*', 'fc=10,*=0.5')
+    """
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={item}" for key, item in value.items())
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return ",".join(map(str, value)) if is_list else value
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,8 @@ class Replica(Sealed):
         True
     """
 
+    _instead_of_pickle = "make another with make_replica, and assign its parameters"
+
     def __init__(
         self,
         backend: Backend,

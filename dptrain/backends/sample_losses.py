@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.network.losses import Loss
+from dptrain.network.expressions import evaluate
+from dptrain.network.losses import ElementwiseLoss, Loss, SoftmaxSquaredError
 from dptrain.network.outputs import are_right, most_probable
 
 
@@ -25,15 +26,20 @@ def sample_losses(
         float64 (n,) and bool (n,).
     """
     outputs = np.asarray(z, np.float64)
-    if loss.targets == "classes":
-        rows = np.arange(len(outputs))
-        with np.errstate(invalid="ignore"):  # Infinite outputs have no loss.
-            shifted = outputs - outputs.max(axis=1, keepdims=True)
-            losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[rows, y]
-        return losses, most_probable(outputs) == y
-    targets = np.asarray(y, np.float64).reshape(outputs.shape)
-    if loss.targets == "binary":
-        with np.errstate(invalid="ignore"):
-            each = np.maximum(outputs, 0) - outputs * targets + np.log1p(np.exp(-np.abs(outputs)))
-        return each.mean(axis=1), are_right(outputs, targets)
-    return ((outputs - targets) ** 2).mean(axis=1), np.zeros(len(outputs), np.bool_)
+    if isinstance(loss, ElementwiseLoss):
+        targets = np.asarray(y, np.float64).reshape(outputs.shape)
+        each = np.broadcast_to(evaluate(loss.value, {"z": outputs, "y": targets}), outputs.shape)
+        counts = loss.targets == "binary"
+        right = are_right(outputs, targets) if counts else np.zeros(len(outputs), np.bool_)
+        return each.mean(axis=1), right
+    rows = np.arange(len(outputs))
+    with np.errstate(invalid="ignore"):  # Infinite outputs have no loss.
+        shifted = outputs - outputs.max(axis=1, keepdims=True)
+        powers = np.exp(shifted)
+    if isinstance(loss, SoftmaxSquaredError):
+        differences = powers / powers.sum(axis=1, keepdims=True)
+        differences[rows, y] -= 1.0
+        losses = np.square(differences).mean(axis=1)
+    else:
+        losses = np.log(powers.sum(axis=1)) - shifted[rows, y]
+    return losses, most_probable(outputs) == y

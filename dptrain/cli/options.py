@@ -119,7 +119,10 @@ def setting_flags(
     return decorate
 
 
-METAVARS = {"weights": "FILE", "step_at": "X,…", "tags": "TAG,…", "note": "TEXT"}
+METAVARS = {
+    "weights": "PATH", "step_at": "X,…", "tags": "TAG,…", "note": "TEXT", "data": "SPEC",
+    "freeze": "PATTERN,…", "rate_factor": "PATTERN=X,…", "class_weights": "W,…",
+}  # fmt: skip
 """What stands for a value in the help texts of settings whose type does not show it."""
 
 RUN_DIR = "the one of --run-dir"

@@ -35,11 +35,13 @@ class RawSplit:
         inputs: raw samples.
         targets: a target for each row of `inputs`, as stored.
         rows: int64 (n,), the rows that belong to this split.
+        weights: float64, one for each row of `inputs`; None if the data has none.
     """
 
     inputs: StoredInputs
     targets: NDArray[Any]
     rows: NDArray[np.int64]
+    weights: NDArray[np.float64] | None = None
 
 
 def fixed_split(
@@ -209,7 +211,9 @@ def make_dataset(
             preprocessing.check_size(shape, dtype, where)
         y = targets_of(request, preprocessing, raw.targets, where)
         known[name] = np.unique(y[raw.rows])
-        splits.append(StoredSamples(raw.inputs, y, raw.rows, preprocessing, where, white))
+        splits.append(
+            StoredSamples(raw.inputs, y, raw.rows, preprocessing, where, white, weights=raw.weights)
+        )
     size = sum(
         len(split) * math.prod(split.readable_shape) * split.pixels.itemsize for split in splits
     )

@@ -86,6 +86,10 @@ class Samples(ABC):
         """Return the targets of all samples, or None if they are not in memory."""
         return None
 
+    def known_weights(self) -> NDArray[np.float64] | None:
+        """Return the weight of each sample that the data states, float64 (n,); None without."""
+        return None
+
     def subset(self, indices: NDArray[np.int64]) -> Samples:
         """Return the samples `indices`, int64 (n,), in this order."""
         return Subset(self, indices)
@@ -135,6 +139,10 @@ class Subset(Samples):
     def known_targets(self) -> NDArray[Any] | None:
         targets = self.samples.known_targets()
         return None if targets is None else targets[self.indices]
+
+    def known_weights(self) -> NDArray[np.float64] | None:
+        weights = self.samples.known_weights()
+        return None if weights is None else weights[self.indices]
 
     @property
     def decodes(self) -> bool:

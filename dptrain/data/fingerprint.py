@@ -41,6 +41,9 @@ def data_fingerprint(dataset: Dataset) -> dict[str, Any]:
             digest.update(np.ascontiguousarray(samples.y).data)
         else:
             indices = sampled_indices(len(samples), sample_bytes)
+        weights = samples.known_weights()
+        if weights is not None:
+            digest.update(weights.tobytes())
         for part in samples.content(indices, dataset.input_shape, dataset.target_shape):
             digest.update(part)
     preprocessing = dataset.preprocessing

@@ -52,6 +52,7 @@ class StoredSamples(Samples):
         white: 8-bit value that becomes 1; None: as in `preprocessing`.
         keeps_size: True if `read_kept` does not resize images, although the network's input has
             another size.
+        weights: float64, one for each row of `inputs`; None if the data has none.
     """
 
     inputs: StoredInputs
@@ -61,6 +62,7 @@ class StoredSamples(Samples):
     where: str
     white: int | None = None
     keeps_size: bool = False
+    weights: NDArray[np.float64] | None = None
 
     @cached_property
     def adapter(self) -> Adapter:
@@ -85,6 +87,9 @@ class StoredSamples(Samples):
 
     def known_targets(self) -> NDArray[Any]:
         return self.targets[self.rows]
+
+    def known_weights(self) -> NDArray[np.float64] | None:
+        return None if self.weights is None else self.weights[self.rows]
 
     def subset(self, indices: NDArray[np.int64]) -> StoredSamples:
         return replace(self, rows=self.rows[indices])
@@ -163,6 +168,7 @@ class CachedSamples(Samples):
         count: number of samples; None: one for each row.
         pixels: conversion of `x` to inputs.
         stored: the samples before they were resized to `x`; None if they were not.
+        weights: float64 (m,); None if the data has none.
     """
 
     x: Any
@@ -170,6 +176,7 @@ class CachedSamples(Samples):
     count: int | None = None
     pixels: PixelFormat = INPUTS
     stored: StoredSamples | None = None
+    weights: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.x) if self.count is None else self.count
@@ -177,11 +184,15 @@ class CachedSamples(Samples):
     def known_targets(self) -> NDArray[Any]:
         return self.y[self.rows(np.arange(len(self), dtype=np.int64))]
 
+    def known_weights(self) -> NDArray[np.float64] | None:
+        return self.weights
+
     def subset(self, indices: NDArray[np.int64]) -> CachedSamples:
         if self.count is not None:  # The rows repeat; a copy of each sample would be large.
             return replace(self, count=len(indices))
         stored = None if self.stored is None else self.stored.subset(indices)
-        return replace(self, x=self.x[indices], y=self.y[indices], stored=stored)
+        weights = None if self.weights is None else self.weights[indices]
+        return replace(self, x=self.x[indices], y=self.y[indices], stored=stored, weights=weights)
 
     def as_stored(self) -> StoredSamples | None:
         return self.stored
@@ -278,7 +289,9 @@ def cache_samples(samples: StoredSamples) -> CachedSamples:
     for start in range(0, count, _CHUNK):
         span = slice(start, min(start + _CHUNK, count))
         samples.read_kept(np.arange(span.start, span.stop, dtype=np.int64), x[span], y[span])
-    return CachedSamples(x, y, pixels=samples.pixels, stored=samples.as_stored())
+    return CachedSamples(
+        x, y, pixels=samples.pixels, stored=samples.as_stored(), weights=samples.known_weights()
+    )
 
 
 def cache_limit_bytes(ranks_per_node: int) -> int:

@@ -23,9 +23,9 @@ from dptrain.errors import UserError, shown
 from dptrain.interchange.onnx_export import INPUT_TENSOR, OUTPUT_TENSOR
 from dptrain.interchange.onnx_operators import LAYER_OPERATORS, Match, match, sigmoid_argument
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, describe, read_graph
+from dptrain.interchange.own_functions import known_loss
 from dptrain.network.layers import Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import (
-    LOSSES,
     Loss,
     MeanSquaredError,
     SigmoidBinaryCrossEntropy,
@@ -117,8 +117,7 @@ def _output(graph: ReadGraph) -> tuple[str, Loss | None]:
     """Return the tensor that the last layer computes, and the loss if the file states it."""
     own = _own_tensor(graph, OUTPUT_TENSOR)
     if own is not None:
-        loss = LOSSES.get(graph.metadata.get("dptrain.loss", ""))
-        return own, None if loss is None else loss()
+        return own, known_loss(graph.metadata)
     if len(graph.outputs) != 1:
         raise UserError(f"the graph has {len(graph.outputs)} outputs; expected one")
     name = graph.before_identities(graph.outputs[0])

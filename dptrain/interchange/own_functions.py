@@ -1,4 +1,4 @@
-"""Functions of users in the metadata of exported files."""
+"""Functions and losses of users in the metadata of exported files."""
 
 from __future__ import annotations
 
@@ -7,21 +7,49 @@ from collections.abc import Mapping
 
 from dptrain.errors import UserError
 from dptrain.network.elementwise import Activation, parameters_of
+from dptrain.network.files import is_own_loss
+from dptrain.network.losses import LOSSES, Loss
 from dptrain.network.network import Network
-from dptrain.network.own_functions import define, definition_of
+from dptrain.network.own_functions import define, define_loss, definition_of
 
-KEY = "dptrain.functions"
+KEY, LOSS_KEY = "dptrain.functions", "dptrain.loss_function"
 
 
 def functions_metadata(network: Network) -> dict[str, str]:
-    """Return the functions of users in a network, with the parameters of each layer, as JSON."""
+    """Return the functions and the loss of users in a network, with their parameters, as JSON."""
     layers = [each for each in network.layers if isinstance(each, Activation) and each.is_own]
-    if not layers:
-        return {}
     found = [
         {**definition_of(each), "values": parameters_of(each)} for each in dict.fromkeys(layers)
     ]
-    return {KEY: json.dumps(found)}
+    own, loss = {KEY: json.dumps(found)} if found else {}, network.loss
+    if is_own_loss(loss):
+        own[LOSS_KEY] = json.dumps({**definition_of(loss), "values": loss.parameters})
+    return own
+
+
+def known_loss(metadata: Mapping[str, str]) -> Loss | None:
+    """Return the loss that the metadata of a file names; None if it is none of dptrain's.
+
+    Raises:
+        UserError: the metadata is damaged.
+    """
+    if LOSS_KEY not in metadata:
+        cls = LOSSES.get(metadata.get("dptrain.loss", ""))
+        return None if cls is None else cls()
+    try:
+        table = json.loads(metadata[LOSS_KEY])
+        names = table["name"], table["expression"], table.get("derivative", ""), table["targets"]
+        loss: Loss = define_loss(*names, tuple(table.get("parameters", {}).items()))(
+            **table["values"]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged("loss in the metadata is", error) from None
+    return loss
+
+
+def _damaged(what: str, error: Exception) -> UserError:
+    reason = f" ({error})" if isinstance(error, UserError) else ""
+    return UserError(f"the {what} damaged{reason}; export the model again")
 
 
 def known_functions(metadata: Mapping[str, str]) -> tuple[Activation, ...]:
@@ -38,8 +66,5 @@ def known_functions(metadata: Mapping[str, str]) -> tuple[Activation, ...]:
             cls = define(*names, tuple(table.get("parameters", {}).items()))
             defined[cls(**table["values"])] = None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f" ({error})" if isinstance(error, UserError) else ""
-        raise UserError(
-            f"the functions in the metadata are damaged{reason}; export the model again"
-        ) from None
+        raise _damaged("functions in the metadata are", error) from None
     return tuple(defined)

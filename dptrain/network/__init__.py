@@ -41,6 +41,7 @@ from dptrain.network.losses import (
     MeanSquaredError,
     SigmoidBinaryCrossEntropy,
     SoftmaxCrossEntropy,
+    SoftmaxSquaredError,
 )
 from dptrain.network.network import Network, Node, NodeSpec
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
@@ -82,6 +83,7 @@ __all__ = [
     "Sigmoid",
     "SigmoidBinaryCrossEntropy",
     "SoftmaxCrossEntropy",
+    "SoftmaxSquaredError",
     "Statistic",
     "SumPool2d",
     "Tanh",

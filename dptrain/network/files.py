@@ -29,6 +29,15 @@ as keys; see `dptrain.network.own_functions.activation`::
     type = "swish"
     beta = 1.5
 
+and a loss, see `dptrain.network.own_functions.loss`::
+
+    loss = {type = "huber", delta = 0.5}
+
+    [loss_function]
+    name = "huber"
+    expression = "where(abs(z - y) < delta, (z - y)**2 / 2, delta * (abs(z - y) - delta / 2))"
+    parameters = {delta = 1.0}
+
 A layer reads the output of the layer before it. ``inputs = ["conv1"]`` names other inputs, and
 ``name = "stem"`` another name than kind and running number::
 
@@ -42,11 +51,11 @@ A layer reads the output of the layer before it. ``inputs = ["conv1"]`` names ot
 from __future__ import annotations
 
 import importlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, cast, get_args, get_origin, get_type_hints
 
 from dptrain.bounds import as_number
 from dptrain.errors import UserError, shown, suggest
@@ -55,7 +64,7 @@ from dptrain.network.elementwise import Activation
 from dptrain.network.field_types import type_options
 from dptrain.network.kinds import LAYERS
 from dptrain.network.layers import Layer, Shape
-from dptrain.network.losses import LOSSES, Loss
+from dptrain.network.losses import LOSSES, ElementwiseLoss, Loss
 from dptrain.network.network import (
     INPUT,
     Network,
@@ -63,17 +72,20 @@ from dptrain.network.network import (
     check_layer_count,
     default_names,
 )
-from dptrain.network.own_functions import OWN, define, definition_of
+from dptrain.network.own_functions import OWN, OWN_LOSSES, define, define_loss, definition_of
 from dptrain.network.zoo import build_network
 from dptrain.toml import read_toml
 
 ONNX_READER = "dptrain.interchange.onnx_files"
 """The module that reads ONNX files; networks themselves know only TOML."""
-KEYS = ("name", "input", "loss", "function", "layer")
+KEYS = ("name", "input", "loss", "loss_function", "function", "layer")
 """Keys at the top of a network file."""
 
 FUNCTION_KEYS = ("name", "expression", "derivative", "parameters")
 """Keys of a function."""
+
+LOSS_KEYS = (*FUNCTION_KEYS[:3], "targets", "parameters")
+"""Keys of a loss that the file defines."""
 
 NODE_KEYS = ("name", "inputs")
 """Keys of a layer that belong to its node, not to its class."""
@@ -163,6 +175,7 @@ def network_to_dict(network: Network) -> dict[str, Any]:
         "name": network.name,
         "input": list(network.input_shape),
         "loss": _plain(network.loss, network.loss.kind),
+        **({"loss_function": definition_of(network.loss)} if is_own_loss(network.loss) else {}),
         **({"function": functions} if (functions := _function_tables(network)) else {}),
         "layer": _layer_tables(network),
     }
@@ -197,7 +210,9 @@ def _network(values: Mapping[str, Any], name: str) -> Network:
         raise UserError("layer is not a list of tables; write [[layer]] above the keys of a layer")
     check_layer_count(len(tables))
     name = _value(values.get("name", name), str, "name")
-    loss: Loss = _description(values.get("loss", "softmax_cross_entropy"), LOSSES, "loss")
+    own_losses = {**OWN_LOSSES, **_own_loss(values.get("loss_function"))}
+    known = {**LOSSES, **own_losses}
+    loss: Loss = _description(values.get("loss", "softmax_cross_entropy"), known, "loss")
     classes = {**LAYERS, **OWN, **_functions(values.get("function", []))}
     nodes = [_node(table, f"layer {number}", classes) for number, table in enumerate(tables, 1)]
     return Network.from_nodes(tuple(shape), nodes, loss, name)
@@ -210,31 +225,60 @@ def _functions(tables: Any) -> dict[str, type[Layer]]:
     found: dict[str, type[Layer]] = {}
     for number, table in enumerate(tables, 1):
         where = f"function {number}"
-        for key in table:
-            if key not in FUNCTION_KEYS:
-                raise UserError(
-                    f"{where}: unknown key '{shown(key)}'; expected {', '.join(FUNCTION_KEYS)}"
-                    f"{suggest(key, FUNCTION_KEYS)}"
-                )
-        for key in ("name", "expression"):
-            if key not in table:
-                raise UserError(f"{where}: key '{key}' is missing")
-        texts = [_value(table.get(key, ""), str, f"{where}: {key}") for key in FUNCTION_KEYS[:3]]
-        parameters = table.get("parameters", {})
-        if not isinstance(parameters, dict):
-            raise UserError(f"{where}: parameters is {_show(parameters)}; expected a table")
-        name = texts[0]
+        name = _defined_name(table, FUNCTION_KEYS, where)
         if name in LAYERS or name in found:
             raise UserError(f"{where}: a layer {name} exists already; choose another name")
-        try:
-            found[name] = define(*texts, tuple(parameters.items()))
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
-        except TypeError:  # A parameter that cannot be hashed.
-            raise UserError(
-                f"{where}: parameters are {_show(parameters)}; expected numbers"
-            ) from None
+        found[name] = _defined(define, table, FUNCTION_KEYS, where)
     return found
+
+
+def is_own_loss(loss: Loss) -> TypeGuard[ElementwiseLoss]:
+    """Return True if a program or a network file defined a loss."""
+    return isinstance(loss, ElementwiseLoss) and loss.is_own
+
+
+def _own_loss(table: Any) -> dict[str, type[Loss]]:
+    """Return the class that the table ``[loss_function]`` defines by its name, if there is one."""
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise UserError("loss_function is no table; write [loss_function] above its keys")
+    where = "loss_function"
+    name = _defined_name(table, LOSS_KEYS, where)
+    if name in LOSSES:
+        raise UserError(f"{where}: a loss {name} exists already; choose another name")
+    return {name: _defined(define_loss, {"targets": "values", **table}, LOSS_KEYS, where)}
+
+
+def _defined_name(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> str:
+    """Return the name in the table of a definition, whose keys are checked."""
+    for key in table:
+        if key not in keys:
+            raise UserError(
+                f"{where}: unknown key '{shown(key)}'; expected {', '.join(keys)}"
+                f"{suggest(key, keys)}"
+            )
+    for key in ("name", "expression"):
+        if key not in table:
+            raise UserError(f"{where}: key '{key}' is missing")
+    name: str = _value(table["name"], str, f"{where}: name")
+    return name
+
+
+def _defined(
+    define: Callable[..., Any], table: Mapping[str, Any], keys: tuple[str, ...], where: str
+) -> Any:
+    """Return the class that a table defines; all keys but the last have texts."""
+    texts = [_value(table.get(key, ""), str, f"{where}: {key}") for key in keys[:-1]]
+    parameters = table.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise UserError(f"{where}: parameters is {_show(parameters)}; expected a table")
+    try:
+        return define(*texts, tuple(parameters.items()))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except TypeError:  # A parameter that cannot be hashed.
+        raise UserError(f"{where}: parameters are {_show(parameters)}; expected numbers") from None
 
 
 def _node(table: dict[str, Any], where: str, classes: Mapping[str, type[Layer]]) -> NodeSpec:

@@ -16,7 +16,7 @@ from dptrain.arguments import NamedArguments
 from dptrain.bounds import MAX_LAYERS
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import MAX_SIZE, Flops, Layer, Parameter, Shape, Statistic
-from dptrain.network.losses import Loss, SoftmaxCrossEntropy
+from dptrain.network.losses import LOSSES, Loss, SoftmaxCrossEntropy
 from dptrain.network.summary import Summary
 
 if TYPE_CHECKING:
@@ -112,6 +112,14 @@ FileKind = Literal["", "toml", "onnx", "weights", "run"]
 
 NO_NAME = "network"
 """Name of a network if no other was chosen."""
+
+
+def _loss_object(given: object) -> str:
+    """Return how a loss is written of which a user gave the name or the class."""
+    cls = LOSSES.get(given) if isinstance(given, str) else given
+    if isinstance(cls, type) and issubclass(cls, Loss):
+        return f"{cls.__name__}()"
+    return "SoftmaxCrossEntropy()"
 
 
 @dataclass(frozen=True, repr=False)
@@ -309,7 +317,7 @@ class Network(metaclass=NamedArguments):
         if not isinstance(self.loss, Loss):
             raise UserError(
                 f"the loss of {self.label} is {shown(repr(self.loss))}; expected an object such as "
-                "SoftmaxCrossEntropy()"
+                f"{_loss_object(self.loss)}"
             )
         if not self.layers:
             raise UserError(f"{self.label} has no layers")

@@ -1,4 +1,4 @@
-"""Functions of single elements that users define, in programs and in network files."""
+"""Functions of single elements, and losses, that users define in programs and network files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import field, fields, make_dataclass
 from typing import Any
 
 from dptrain.errors import UserError, shown
+from dptrain.network import expressions
 from dptrain.network.derivative_check import check_derivative
 from dptrain.network.elementwise import (
     Activation,
@@ -19,13 +20,28 @@ from dptrain.network.elementwise import (
     expressions_of,
     parameters_of,
 )
-from dptrain.network.expressions import Expression, constant, variable
+from dptrain.network.expressions import Expression, constant, replace, variable
 from dptrain.network.layers import Layer
+from dptrain.network.losses import (
+    LOSSES,
+    ElementwiseLoss,
+    LossFunction,
+    TargetKind,
+    loss_expressions,
+)
 
 OWN: dict[str, type[Activation]] = {}
 """The classes that `activation` has returned last, by name."""
+OWN_LOSSES: dict[str, type[ElementwiseLoss]] = {}
+"""The classes that `loss` has returned last, by name."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_RESERVED = ("x", "y", "dy", "kind", "function", "formula", "name", "inputs", "type")
+_RESERVED_OF_LOSSES = (
+    "z", "y", "x", "kind", "function", "type", "targets", "value", "slope", "parameters", "is_own",
+    "flops", "check", "smooths_labels",
+)  # fmt: skip
+"""Names that parameters cannot have: those of variables, of attributes and of keys of files."""
 
 
 def activation(
@@ -69,10 +85,9 @@ of wrong are -0.00034
     """
     if name in _kinds(Layer):
         raise UserError(f"a layer of dptrain is called {name}; choose another name")
-    found = _defaults(function) | parameters
-    names = [*found]
-    expression = _traced(function, ["x", *names], found)
-    slope = _traced(derivative, ["x", "y", *names], found) if derivative else ""
+    found = _defaults(function, 1) | parameters
+    expression = _traced(function, _first_name)
+    slope = _traced(derivative, _first_name) if derivative else ""
     OWN[str(name)] = cls = define(name, expression, slope, tuple(found.items()))
     return cls
 
@@ -85,11 +100,16 @@ def _kinds(cls: type[Any]) -> Iterator[str]:
             yield from _kinds(each)
 
 
-def _defaults(function: str | Callable[..., Any]) -> dict[str, float]:
-    """Return the default values of the parameters of a function after the first."""
+def _first_name(names: Sequence[str]) -> dict[str, str]:
+    """Return what the first argument of a function of Python stands for: x, or y by this name."""
+    return {name: "y" if name == "y" else "x" for name in names[:1]}
+
+
+def _defaults(function: str | Callable[..., Any], count: int) -> dict[str, float]:
+    """Return the default values of the parameters of a function after the first `count`."""
     if not callable(function):
         return {}
-    rest = [*inspect.signature(function).parameters.values()][1:]
+    rest = [*inspect.signature(function).parameters.values()][count:]
     for each in rest:
         if each.default is each.empty:
             raise UserError(
@@ -99,19 +119,29 @@ def _defaults(function: str | Callable[..., Any]) -> dict[str, float]:
 
 
 def _traced(
-    function: str | Callable[..., Any], names: Sequence[str], parameters: Mapping[str, float]
+    function: str | Callable[..., Any], variables: Callable[[Sequence[str]], Mapping[str, str]]
 ) -> str:
-    """Return the text of an expression or of a function of Python."""
+    """Return the text of an expression or of a function of Python.
+
+    Args:
+        function: the text, or a function that is called with variables.
+        variables: returns for the names of the arguments what the first ones stand for.
+    """
     if not callable(function):
         return function
-    first, *rest = inspect.signature(function).parameters
-    known = {each: variable(each) for each in (*rest, "y" if first == "y" else "x")}
-    result = function(known["y" if first == "y" else "x"], **{each: known[each] for each in rest})
+    names = [*inspect.signature(function).parameters]
+    known = {name: variable(name) for name in names}
+    known |= {name: variable(meant) for name, meant in variables(names).items()}
+    first = variables(names)
+    result = function(
+        *(known[name] for name in first), **{k: v for k, v in known.items() if k not in first}
+    )
     if isinstance(result, int | float):
         result = constant(float(result))
     if not isinstance(result, Expression):
         raise UserError(
-            f"the function returns {shown(type(result).__name__)}; expected an expression of x"
+            f"the function returns {shown(type(result).__name__)}; expected an expression of its "
+            "arguments"
         )
     return str(result)
 
@@ -128,10 +158,131 @@ def define(
     Raises:
         UserError: as for `activation`.
     """
+    _check_names(name, "function", "swish", parameters, _RESERVED)
+    own = {
+        "kind": name,
+        "function": Function(expression, derivative),
+        "is_own": True,
+        "__post_init__": _check_own,
+        "__doc__": f"y = {expression}.",
+    }
+    own["__reduce__"] = lambda layer: (
+        _rebuilt,
+        (define, (name, expression, derivative, parameters), parameters_of(layer)),
+    )
+    return _make_class(name, parameters, Activation, own)
+
+
+def loss(
+    name: str,
+    function: str | Callable[..., Any],
+    derivative: str | Callable[..., Any] = "",
+    *,
+    targets: TargetKind = "values",
+    **parameters: float,
+) -> type[Any]:
+    """Define a loss function, and return its class.
+
+    The loss is the mean over samples and outputs of a function of an output z of the network and of
+    its target y. Every backend computes it as it computes those of dptrain. Files of networks,
+    checkpoints and models contain the expression, so that reading them needs no script.
+
+    Args:
+        name: name of the loss in files, such as ``huber``: small letters, digits and ``_``.
+        function: an expression of ``z``, ``y`` and the parameters, as text or as a function of
+            Python that is called once, with two variables; see `dptrain.network.expressions`.
+        derivative: the derivative by z; "" derives it from the function.
+        targets: ``values`` for numbers, or ``binary`` for targets 0 or 1, for which sigmoid(z) is
+            the predicted probability; see `Loss`.
+        parameters: default values of the parameters. Those of a Python function are its default
+            values.
+
+    Returns:
+        A class of losses, whose fields are the parameters.
+
+    Raises:
+        UserError: the name is that of a loss of dptrain, the function has no expression or does not
+            depend on z, or the derivative differs from finite differences.
+
+    Examples:
+        >>> LogCosh = loss("log_cosh", "abs(z - y) + log1p(exp(-2 * abs(z - y))) - log(2)")
+        >>> Quantile = loss("quantile", "max(q * (y - z), (q - 1) * (y - z))", q=0.5)
+        >>> Quantile(q=0.9)
+        Quantile(q=0.9)
+        >>> loss("cubic", lambda z, y, scale=0.1: scale * abs(z - y) ** 3)()
+        Cubic(scale=0.1)
+    """
+    if name in LOSSES:
+        raise UserError(f"a loss of dptrain is called {name}; choose another name")
+    found = _defaults(function, 2) | parameters
+    expression = _traced(function, _output_and_target)
+    slope = _traced(derivative, _output_and_target) if derivative else ""
+    OWN_LOSSES[str(name)] = cls = define_loss(
+        name, expression, slope, targets, tuple(found.items())
+    )
+    return cls
+
+
+def _output_and_target(names: Sequence[str]) -> dict[str, str]:
+    """Return what the first arguments of the function of a loss stand for."""
+    if len(names) < 2:
+        raise UserError(
+            f"the function of the loss has {len(names)} arguments; expected two, an output and its "
+            "target, such as lambda z, y: abs(z - y)"
+        )
+    return {names[0]: "z", names[1]: "y"}
+
+
+@functools.cache
+def define_loss(
+    name: str,
+    expression: str,
+    derivative: str = "",
+    targets: str = "values",
+    parameters: tuple[tuple[str, float], ...] = (),
+) -> type[ElementwiseLoss]:
+    """Return the class of a loss; it is the same one for equal arguments.
+
+    Raises:
+        UserError: as for `loss`.
+    """
+    _check_names(name, "loss", "huber", parameters, _RESERVED_OF_LOSSES)
+    if targets not in ("values", "binary"):
+        raise UserError(
+            f"targets of {name} is {shown(repr(targets))}; expected values, or binary for 0 and 1"
+        )
+    own = {
+        "kind": name,
+        "targets": targets,
+        "function": LossFunction(expression, derivative),
+        "is_own": True,
+        "__post_init__": _check_own_loss,
+        "__doc__": f"Mean over samples and outputs of {expression}.",
+    }
+    own["__reduce__"] = lambda loss: (
+        _rebuilt,
+        (define_loss, (name, expression, derivative, targets, parameters), loss.parameters),
+    )
+    return _make_class(name, parameters, ElementwiseLoss, own)
+
+
+def _rebuilt(define: Callable[..., Any], definition: Any, values: Mapping[str, float]) -> Any:
+    """Return a layer or a loss that was pickled."""
+    return define(*definition)(**values)
+
+
+def _check_names(
+    name: Any,
+    what: str,
+    example: str,
+    parameters: tuple[tuple[str, float], ...],
+    reserved: Sequence[str],
+) -> None:
+    """Refuse a wrong name of a function or a loss, and wrong parameters."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(
-            f"the function is called {shown(repr(name))}; expected small letters, digits and _, "
-            "such as swish"
+            f"the {what} is called {shown(repr(name))}; expected small letters, digits and _, "
+            f"such as {example}"
         )
     for key, value in parameters:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -140,21 +291,42 @@ def define(
                 f"parameter {shown(key)} of {name} is {shown(repr(value))}; expected a name of "
                 "small letters and a number"
             )
-        if key in ("x", "y", "dy", "kind", "function", "formula", "name", "inputs", "type"):
+        if key in reserved:
             raise UserError(f"a parameter of {name} is called {key}; choose another name")
-    own = {
-        "kind": name,
-        "function": Function(expression, derivative),
-        "is_own": True,
-        "__post_init__": _check_own,
-        "__doc__": f"y = {expression}.",
-    }
+
+
+def _make_class(
+    name: str, parameters: tuple[tuple[str, float], ...], base: type[Any], own: dict[str, Any]
+) -> type[Any]:
+    """Return a subclass with the parameters as fields, after a check of their default values."""
     listed = [(key, float, field(default=float(value))) for key, value in parameters]
     title = "".join(part.capitalize() for part in name.split("_")) or name
-    cls = make_dataclass(title, listed, bases=(Activation,), namespace=own, frozen=True)
+    cls = make_dataclass(title, listed, bases=(base,), namespace=own, frozen=True)
     cls.__module__ = __name__
     cls()
     return cls
+
+
+def _check_own_loss(own: ElementwiseLoss) -> None:
+    """Check the parameters and the derivative of a loss of users."""
+    ElementwiseLoss.__post_init__(own)
+    _check_loss_once(type(own), tuple(own.parameters.values()))
+
+
+@functools.lru_cache(256)
+def _check_loss_once(cls: type[ElementwiseLoss], values: tuple[float, ...]) -> None:
+    """Compare the derivative by z with finite differences, for some targets."""
+    trees = loss_expressions(cls)
+    if "z" not in expressions.names(trees[0]):
+        raise UserError(f"the loss {cls.kind} does not depend on z, the output of the network")
+    parameters = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+    for target in (0.0, 1.0) if cls.targets == "binary" else (0.0, 0.73, -1.37, 5.21):
+        parts = {variable("z"): variable("x"), variable("y"): constant(target)}
+        value, slope = (replace(each, parts) for each in trees)
+        check_derivative(
+            Formula(value, slope, dict(zip(parameters, values, strict=True))),
+            f"{cls.kind}, for y = {target:g} and z as x,",
+        )
 
 
 def _check_own(layer: Activation) -> None:
@@ -170,13 +342,14 @@ def _check_once(cls: type[Activation], values: tuple[float, ...]) -> None:
     check_derivative(Formula(forward, slope, dict(zip(names, values, strict=True))), cls.kind)
 
 
-def definition_of(layer: Activation) -> dict[str, Any]:
-    """Return the definition of a function of users as plain values, for files."""
-    function = layer.function
-    parameters = {each.name: each.default for each in fields(layer)}  # type: ignore[arg-type]
+def definition_of(own: Activation | ElementwiseLoss) -> dict[str, Any]:
+    """Return the definition of a function or a loss of users as plain values, for files."""
+    function = own.function
+    parameters = {each.name: each.default for each in fields(own)}  # type: ignore[arg-type]
     return {
-        "name": layer.kind,
+        "name": own.kind,
         "expression": function.expression,
+        **({"targets": own.targets} if isinstance(own, ElementwiseLoss) else {}),
         **({"derivative": function.derivative} if function.derivative else {}),
         **({"parameters": parameters} if parameters else {}),
     }

@@ -5,9 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dptrain.errors import UserError
-from dptrain.plan.optimizers import RULES, Optimizer, make_optimizer, parse_rate_factors
-from dptrain.setting_groups import Known, SettingGroup, UntilRecipe, UntilStart, first, setting
+from dptrain.errors import UserError, shown
+from dptrain.plan.optimizers import (
+    RULES,
+    Optimizer,
+    make_optimizer,
+    parse_rate_factors,
+    split_patterns,
+)
+from dptrain.setting_groups import (
+    Known,
+    SettingGroup,
+    UntilRecipe,
+    UntilStart,
+    as_list_text,
+    first,
+    setting,
+)
 
 if TYPE_CHECKING:
     from dptrain.network.zoo.recipes import Recipe
@@ -79,6 +93,7 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
         "change them.",
         unset="",
         otherwise="everything is trained",
+        convert=as_list_text,
     )
     rate_factor: str | UntilRecipe = setting(
         "optimisation",
@@ -87,6 +102,7 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
         "the last pattern that matches counts.",
         unset="",
         otherwise="one learning rate",
+        convert=as_list_text,
     )
     label_smoothing: float = setting(
         "optimisation",
@@ -107,6 +123,14 @@ class OptimizerSettings(SettingGroup[UntilRecipe, UntilStart]):
                         f"{name} belongs to optimizer {' or '.join(known)}, but optimizer is "
                         f"'{self.optimizer}'; remove it or try --optimizer {known[0]}"
                     )
+        for name in ("freeze", "rate_factor"):
+            text = first(getattr(self, name), "")
+            if text and not split_patterns(text):
+                example = "conv1,layer1.*" if name == "freeze" else "layer1.*=0.1,fc=10"
+                raise UserError(
+                    f"--{name.replace('_', '-')} is '{shown(text)}', which names no layer; "
+                    f"expected patterns separated by commas, such as {example}"
+                )
         parse_rate_factors(first(self.rate_factor, ""))
         if self.nesterov and self.momentum == 0:
             raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypedDict
 
-from dptrain.arguments import NamedArguments
+from dptrain.arguments import ADVICE, NamedArguments
 from dptrain.bounds import convert
 from dptrain.errors import UserError, shown
 
@@ -71,6 +71,8 @@ class UpdateRule(metaclass=NamedArguments):
             ``"conv1,layer1.*"`` or ``"all-but-head"``, see `dptrain.plan.freezing`.
         rate_factor: patterns with the factors by which α is multiplied, ``"layer4.*=0.1"``.
     """
+
+    unnamed_argument: ClassVar[str] = ADVICE["lr"]
 
     weight_decay: float | None = field(default=None, kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)

@@ -731,10 +731,10 @@ def _check_label_smoothing(network: Network, smoothing: float) -> None:
     """Raise a `UserError` unless labels of the network can be smoothed so much."""
     if not 0.0 <= smoothing < 1.0:
         raise UserError(f"label smoothing is {smoothing}; expected 0 ≤ label smoothing < 1")
-    if smoothing and network.loss.targets != "classes":
+    if smoothing and not network.loss.smooths_labels:
         raise UserError(
-            f"label smoothing needs classes, but the loss of network '{network.name}' is "
-            f"{network.loss.kind}; remove --label-smoothing"
+            "label smoothing needs softmax_cross_entropy, but the loss of network "
+            f"'{network.name}' is {network.loss.kind}; remove --label-smoothing"
         )
 
 

@@ -86,7 +86,7 @@ def open_loader(
     counts = job.shares.counts if world.size == job.world.size and micro_shards is None else ()
     sampler = Sampler(
         len(data.train), batch_size, job.spec.seed, world.rank, world.size, micro_shards, passes,
-        counts,
+        counts, job.labels,
     )  # fmt: skip
     shapes = data.input_shape, data.target_shape
     cached, augmentation = job.cached_samples, job.augmentation

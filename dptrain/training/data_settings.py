@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from dptrain.network.zoo.recipes import Recipe
 
 
+SHUFFLE, BALANCED = "shuffle", "balanced"
+"""Values of the setting `sampling`."""
+
+
 @dataclass(frozen=True)
 class DataSettings(SettingGroup[UntilRecipe, UntilStart]):
     """The data, and how minibatches are read."""
@@ -80,7 +84,15 @@ def as_text(weights: Any) -> Any:
 
 @dataclass(frozen=True)
 class WeightSettings(SettingGroup[UntilRecipe, UntilStart]):
-    """Weights of samples in the loss."""
+    """How often samples are drawn, and their weights in the loss."""
+
+    sampling: str = setting(
+        "optimisation",
+        SHUFFLE,
+        "Samples of an epoch: shuffle has each training sample once; balanced draws as many "
+        "samples, equally many of each class, so that those of small classes occur several times.",
+        choices=(SHUFFLE, BALANCED),
+    )
 
     class_weights: str | UntilRecipe = setting(
         "optimisation",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
+from dptrain.errors import UserError
 from dptrain.tables import Table
 
 Record = dict[str, Any]
@@ -16,7 +17,7 @@ Record = dict[str, Any]
 class History(Sequence[Record]):
     """Records of the epochs, the oldest first; also readable by column.
 
-    `pandas.DataFrame(history)` makes a table of it, and notebooks show one.
+    `frame` returns it as a table of pandas, and notebooks show one.
 
     Examples:
         >>> history = History()
@@ -24,6 +25,8 @@ class History(Sequence[Record]):
         >>> history.append({"epoch": 2, "train_loss": 0.4, "validation_accuracy": None})
         >>> history["train_loss"], history[-1]["epoch"]
         ([1.2, 0.4], 2)
+        >>> history.columns()["validation_accuracy"]
+        [0.9, None]
         >>> history
         epoch  train_loss  validation_accuracy
             1         1.2                  0.9
@@ -63,6 +66,25 @@ class History(Sequence[Record]):
     def names(self) -> list[str]:
         """Names of the columns."""
         return list(dict.fromkeys(name for record in self._records for name in record))
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the values of each column by its name, one for each epoch; None if missing."""
+        return {name: self[name] for name in self.names}
+
+    def frame(self) -> Any:
+        """Return the history as a `pandas.DataFrame` with a row for each epoch; NaN if missing.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError(
+                "history.frame() needs pandas, which is not installed: pip install pandas; or use "
+                "history.columns(), a dictionary of lists"
+            ) from None
+        return pandas.DataFrame(self.columns())
 
     def _repr_html_(self) -> str:
         rows = [[_text(record.get(name)) for name in self.names] for record in self._records]

@@ -21,7 +21,6 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import AgreedError, World
 from dptrain.data import Dataset, open_data
 from dptrain.data.base import Samples
-from dptrain.data.class_weights import sample_weights
 from dptrain.data.decoding import keep_decoded
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.loading.augment_function import with_changed_samples
@@ -30,6 +29,7 @@ from dptrain.data.loading.sharding import Sampler, steps_per_epoch
 from dptrain.data.loading.workers import with_workers
 from dptrain.data.stored import CachedSamples, JoinedImages, StoredSamples
 from dptrain.data.validation import with_validation
+from dptrain.data.weights import sample_weights, sampled_labels
 from dptrain.errors import UserError
 from dptrain.measure.input_times import InputTimes
 from dptrain.measure.machine.energy import EnergyMeter
@@ -52,6 +52,7 @@ from dptrain.training.balance import (
     with_counts,
 )
 from dptrain.training.compilation_stop import compile_unless_stopped
+from dptrain.training.data_settings import BALANCED
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.engines.alone import make_alone_engine
 from dptrain.training.evaluation.evaluation import images_for
@@ -123,6 +124,7 @@ class Job:
         weights: on rank 0, one line about the weights with which the run begins; "" without.
         spans: on rank 0 with a run directory, which settings made which steps of the run.
         sample_weights: (training samples,), in the loss; None if all are equal.
+        labels: (training samples,), the classes for balanced sampling; None without it.
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
     """
@@ -155,6 +157,7 @@ class Job:
     weights: str = ""
     spans: Spans = field(default_factory=Spans)
     sample_weights: NDArray[np.float64] | None = None
+    labels: NDArray[np.int64] | None = None
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
 
@@ -265,7 +268,7 @@ class _Inputs:
         shares: with which the job begins.
         is_mixed: True if ranks have different backends or precisions.
         epoch_steps: updates per epoch.
-        sample_weights: see `Job`.
+        sample_weights, labels: see `Job`.
     """
 
     backend: Backend
@@ -279,6 +282,7 @@ class _Inputs:
     is_mixed: bool
     epoch_steps: int
     sample_weights: NDArray[np.float64] | None
+    labels: NDArray[np.int64] | None
 
 
 def assemble(
@@ -369,9 +373,10 @@ def assemble(
     if started is not None and run is not None:
         evaluations, spans = started
         best = find_best(run, Selection.of(spec, evaluations, first_step))
-    # A run whose best checkpoint was lost selects among the evaluations from now on.
-    evaluations = world.broadcast_json(evaluations if best is not None else [])
+    evaluations, has_best = world.broadcast_json((evaluations, best is not None))
     selection = Selection.of(spec, evaluations, first_step)
+    if not has_best:
+        selection.forget_best()
     schedule = replace(schedule, reductions=selection.reductions)
     return Job(
         settings=chosen, spec=spec, run_spec=run_spec, world=world, network=inputs.network,
@@ -380,7 +385,7 @@ def assemble(
         augmentation=inputs.augmentation, cached_samples=cached, validation_at=validation_at,
         streams_pixels=streams, keeps_run=keeps_run, run=run, first_step=first_step,
         selection=selection, best=best, shares=shares,
-        is_mixed=inputs.is_mixed, sample_weights=inputs.sample_weights,
+        is_mixed=inputs.is_mixed, sample_weights=inputs.sample_weights, labels=inputs.labels,
         warning=None if restored is None else restored.warning, spans=spans,
         weights="".join(loaded),
     )  # fmt: skip
@@ -423,6 +428,9 @@ def _open_inputs(
     fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
     named = {f"data {name}": value for name, value in fingerprint.items()}
     weights = call_on_all_ranks(world, partial(sample_weights, chosen.class_weights, data))
+    labels = None
+    if chosen.sampling == BALANCED:
+        labels = call_on_all_ranks(world, partial(sampled_labels, data))
     agree(world, {"network": digest(network_to_dict(graph)), **named})
     if _reads_again(chosen, len(data.train)):
         with notice_if_slow("" if quiet or not world.is_rank_zero else DECODING):
@@ -471,6 +479,7 @@ def _open_inputs(
         is_mixed,
         epoch_steps,
         weights,
+        labels,
     )
 
 

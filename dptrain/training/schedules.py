@@ -16,7 +16,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import UserError, shown, suggest
-from dptrain.setting_groups import Known, SettingGroup, UntilRecipe, UntilStart, first, setting
+from dptrain.setting_groups import (
+    Known,
+    SettingGroup,
+    UntilRecipe,
+    UntilStart,
+    first,
+    no_effect,
+    setting,
+)
 
 if TYPE_CHECKING:
     from dptrain.network.zoo.recipes import Recipe
@@ -433,9 +441,7 @@ class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
                 value = getattr(self, name)
                 # The recipe selects a schedule that is not set.
                 if self.schedule not in (kind, None) and value:
-                    raise UserError(
-                        f"{name} is {value} but schedule is {self.schedule}; try --schedule {kind}"
-                    )
+                    raise UserError(no_effect(name, value, "schedule", self.schedule, (kind,)))
         if self.step_at and self.step_every:
             raise UserError(
                 f"step_every is {self.step_every} and step_at is {self.step_at}; set only one of "
@@ -467,7 +473,9 @@ class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
             "reference_batch": first(self.reference_batch, recipe.batch_size),
             "schedule": schedule,
             "step_at": step_at,
-            "plateau_patience": first(self.plateau_patience, 10) if schedule == "plateau" else None,
+            "plateau_patience": (
+                first(self.plateau_patience, 10) if schedule == "plateau" else self.plateau_patience
+            ),
             "step_factor": first(self.step_factor, recipe.step_factor),
         }
 

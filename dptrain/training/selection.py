@@ -98,6 +98,14 @@ class Selection:
         """
         self.since_best, self.reached = 0, None
 
+    def forget_best(self) -> None:
+        """Select among the evaluations from now on: the checkpoint of the best one was lost.
+
+        The learning rate keeps its reductions.
+        """
+        self.best_loss = self.best_accuracy = self.reached = None
+        self.best_step, self.since_best = -1, 0
+
     def add(
         self,
         step: int,

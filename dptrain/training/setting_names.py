@@ -24,7 +24,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "max_grad_norm": "clip_norm", "gradient_clip_val": "clip_norm", "grad_clip": "clip_norm",
     "gradient_accumulation_steps": "accumulate", "accumulate_grad_batches": "accumulate",
     "accumulation_steps": "accumulate", "ema": "average_weights", "ema_decay": "average_weights",
-    "class_weight": "class_weights", "smoothing": "label_smoothing",
+    "class_weight": "class_weights", "sampler": "sampling", "smoothing": "label_smoothing",
     "output_dir": "run_dir", "log_dir": "run_dir",
     "default_root_dir": "run_dir", "save_dir": "run_dir", "num_threads": "threads",
     "n_jobs": "threads", "gradient_checkpointing": "recompute", "pretrained": "weights",
@@ -34,6 +34,8 @@ OTHER_NAMES: Mapping[str, str] = {
 """Names in other libraries, and the settings that they mean."""
 
 ADVICE: Mapping[str, str] = {
+    "sample_weight": "fit(x, y, sample_weight=w), or data={'x': x, 'y': y, 'sample_weight': w}",
+    "balanced": "use sampling='balanced', or class_weights='balanced'",
     "pos_weight": "use class_weights, whose loss is the weighted mean",
     **dict.fromkeys(
         ("loss", "criterion", "loss_fn", "objective"),

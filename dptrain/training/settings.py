@@ -32,6 +32,7 @@ from dptrain.setting_groups import (
     UntilRecipe,
     UntilStart,
     first,
+    no_effect,
     setting,
     settings_of,
 )
@@ -63,8 +64,24 @@ START_SETTINGS = ("stop_after",)
 ALTERNATIVE_SETTINGS = (("epochs", "steps"), ("step_at", "step_every"))
 """Pairs of settings of which a run has one; the layer with precedence decides which."""
 
+USED_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    **{name: ("schedule", (key,)) for key, kind in SCHEDULES.items() for name in kind.own_settings},
+    "step_factor": ("schedule", ("step", "plateau")),
+    "power": ("schedule", ("polynomial",)),
+    "randaugment_magnitude": ("randaugment", ()),
+}
+"""Settings that have an effect only with some values of another one; no values: all but 0."""
+
+
+def _dependent(other: str) -> dict[str, tuple[str, ...]]:
+    """Return the settings that have an effect with each value of another one."""
+    used = [(name, values) for name, (of, values) in USED_WITH.items() if of == other]
+    kinds = dict.fromkeys(value for _, values in used for value in values)
+    return {kind: tuple(name for name, values in used if kind in values) for kind in kinds}
+
+
 DEPENDENT_SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "schedule": {name: kind.own_settings for name, kind in SCHEDULES.items()},
+    "schedule": _dependent("schedule"),
     "optimizer": {
         "sgd": ("momentum", "nesterov"),
         "lars": ("momentum", "nesterov"),
@@ -79,6 +96,16 @@ RANK_SETTINGS = ("threads", "workers", "share_gpus")
 
 WORKER_SETTINGS = ("backend", "precision")
 """Settings that may also differ between ranks if shares are not equal: `Settings.balance`."""
+
+
+def _path_of_weights(value: Any) -> Any:
+    """Return a path, and refuse an empty one, such as that of a variable without a value."""
+    if isinstance(value, str | Path) and not str(value).strip():
+        raise UserError(
+            "--weights is empty; expected a run directory, a folder that Trainer.save wrote, or an "
+            ".onnx or .safetensors file; leave it out for random parameters"
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -110,10 +137,11 @@ class ModelSettings(SettingGroup[UntilRecipe, UntilStart]):
         "model",
         None,
         "Initial parameters: a run directory, a folder that Trainer.save wrote, an .onnx file, or "
-        "a safetensors file, such as the state_dict of torchvision's resnet18. What has the name "
-        "and the shape of a parameter is loaded; the first lines of the run name the rest, which "
-        "is random. A run that continues from a checkpoint does not read it.",
+        "a safetensors file, such as the state_dict of torchvision's resnet18. Each array is "
+        "loaded that has the name and the shape of a parameter. The other parameters are random, "
+        "and the first lines of the run name them. --resume does not read it.",
         unset="",
+        convert=_path_of_weights,
         otherwise="those of an .onnx network, else random numbers by the seed",
     )
     seed: int = setting(
@@ -174,10 +202,14 @@ class JobSettings(
                 f"--accumulate {self.accumulate} divides equal shares into passes, but --balance "
                 f"{self.balance} makes unequal ones; remove one of the two"
             )
-        if self.schedule == "plateau" and not (self.evaluate_every and self.best_by != "none"):
+        if self.schedule == "plateau" and not self.evaluate_every:
             raise UserError(
-                f"schedule is plateau, but evaluate_every is {self.evaluate_every} and best_by is "
-                f"{self.best_by}; it needs evaluations during training: try --evaluate-every 1 and "
+                "--schedule plateau needs evaluations during training, but --evaluate-every is 0; "
+                "try --evaluate-every 1"
+            )
+        if self.schedule == "plateau" and self.best_by == "none":
+            raise UserError(
+                "--schedule plateau follows improvements by --best-by, but this is none; try "
                 "--best-by loss"
             )
 
@@ -225,7 +257,8 @@ class SettingGroups(
     def to_toml_values(self) -> dict[str, Any]:
         """Return the settings that start the same run again from a file, without locations."""
         values = {each.name: getattr(self, each.name) for each in settings()}
-        omitted = (*DIRECTORY_SETTINGS, *START_SETTINGS)
+        unused = [name for name in USED_WITH if not _has_effect(name, values)]
+        omitted = (*DIRECTORY_SETTINGS, *START_SETTINGS, *unused)
         unset = {each.name: each.unset for each in settings()}
         return {
             name: value
@@ -250,7 +283,23 @@ class GivenSettings(SettingGroups[None, None]):
         for declared in settings():
             value = declared.check(getattr(self, declared.name), declared.name)
             object.__setattr__(self, declared.name, value)
+        self._refuse_without_effect({})
         super().__post_init__()
+
+    def _refuse_without_effect(self, filled: Mapping[str, Any]) -> None:
+        """Raise `UserError` if a setting was set that has no effect with another one.
+
+        Args:
+            filled: values that the recipe of the network fills in.
+        """
+        for declared in settings():
+            name, value = declared.name, getattr(self, declared.name)
+            if name not in USED_WITH or value in (None, declared.default, declared.unset):
+                continue
+            other, used_with = USED_WITH[name]
+            present = first(getattr(self, other), filled.get(other))
+            if present is not None and not _has_effect(name, {other: present}):
+                raise UserError(no_effect(name, value, other, present, used_with))
 
     def with_recipe(self, network: Network | None = None) -> Settings:
         """Return the settings with what the recipe of the network fills in.
@@ -271,6 +320,7 @@ class GivenSettings(SettingGroups[None, None]):
         if self.data is None and chosen.data is None:
             raise UserError(f"network '{self.network}' has no default data; try --data npz:FILE")
         filled, origins = self.from_recipe(chosen), dict(self.origins)
+        self._refuse_without_effect(filled)
         for name, value in filled.items():
             if getattr(self, name) is None and value is not None and name not in DIRECTORY_SETTINGS:
                 origins[name] = "network" if name == "weights" else "recipe"
@@ -293,6 +343,13 @@ def _network_of_run(run_dir: Path, name: str) -> Network | None:
         if found["job"]["network"] == name:
             return network_from_dict(found["network"]).read_from(str(run_dir), "run")
     return None
+
+
+def _has_effect(name: str, values: Mapping[str, Any]) -> bool:
+    """Return False if a setting has no effect with the value of the setting that it depends on."""
+    other, used_with = USED_WITH[name]
+    present = values.get(other)
+    return present is None or (present in used_with if used_with else bool(present))
 
 
 @cache
@@ -397,10 +454,14 @@ def _continued(file_values: dict[str, Any], file: Path) -> tuple[dict[str, Any],
 
     spans = Spans.read(file.parent)
     if not spans.items or not spans.items[-1].config:
-        values, origins = dict(file_values), dict.fromkeys(file_values, str(file))
+        kept = file_values.items()
+        values = {k: v for k, v in kept if k not in USED_WITH or _has_effect(k, file_values)}
+        origins = dict.fromkeys(values, str(file))
     else:
         first, last = spans.items[0], spans.items[-1]
         values = _from_file(_resolved(dict(last.config), file.parent), str(file.parent))
+        # Runs of earlier versions have settings without an effect in their files.
+        values = {k: v for k, v in values.items() if k not in USED_WITH or _has_effect(k, values)}
         origins = {k: v for k, v in last.origins.items() if k in values}
         recorded = _from_file(_resolved(dict(first.config), file.parent), str(file.parent))
         edited = {k: v for k, v in file_values.items() if recorded.get(k) != v}

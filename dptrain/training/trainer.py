@@ -62,6 +62,8 @@ from dptrain.training.evaluation.evaluation import (
     open_test_data,
     results_of,
     score_in_detail,
+    scored_text,
+    weights_of,
 )
 from dptrain.training.evaluation.metrics import Metrics, check_metrics
 from dptrain.training.evaluation.quality import Quality
@@ -114,8 +116,9 @@ class Trainer(Sealed):
     Args:
         network: a `Network`, the name of one (`dptrain describe` lists them), a .toml file, or an
             .onnx file, which also contains the initial parameters.
-        data: the name of a data set as for ``dptrain train --data``; None for the one of the
-            network's recipe, or for data that `fit` receives; arrays ``(x_train, y_train, x_test,
+        data: the name of a data set as for ``dptrain train --data``; None for data that `fit`
+            receives, or without it for that of the recipe of a named network, which the first use
+            opens; arrays ``(x_train, y_train, x_test,
             y_test)`` or ``(x, y)``; a mapping with these names; or any object that
             `dptrain.data.sources.objects` describes. A named network gets the channels or
             columns of the data and its number of classes or target columns; one of your own must
@@ -154,6 +157,8 @@ class Trainer(Sealed):
         ['loss', 'mae', 'r2', 'rmse', 'samples', 'scored']
     """
 
+    _instead_of_pickle = "use trainer.save(FOLDER), and dptrain.load(FOLDER) to read it"
+
     def __init__(
         self,
         network: Network | str = "model0",
@@ -176,18 +181,18 @@ class Trainer(Sealed):
         settings, function = _split_schedule(settings)
         given = call_on_all_ranks(world, lambda: _settings(network, data, settings))
 
-        def open_job(data: Any) -> Job:
+        def open_job(data: Any, weights: Any = None) -> Job:
             filled = given if data is None else replace(given, data=_data_name(data))
             chosen = call_on_all_ranks(world, lambda: filled.with_recipe(graph))
-            source = _Source(data, classes, augment, function)
+            source = _Source(data, classes, augment, function, weights)
             return _assemble(
                 chosen, world, graph, source, keeps_run=chosen.run_dir is not None,
                 progress=progress,
             )  # fmt: skip
 
-        # A network of the user may get its data from `fit`.
-        waits = data is None and isinstance(network, Network)
-        job = None if waits else open_job(data)
+        # Without data, `fit` may receive some.
+        job = None if data is None else open_job(data)
+        self._world, self._has_recipe = world, isinstance(network, str)
         shown_progress = [Progress()] if progress else []
         self._start([*shown_progress, *callbacks], job, open_job if data is None else None)
 
@@ -259,7 +264,7 @@ class Trainer(Sealed):
         self,
         callbacks: Sequence[Callback],
         job: Job | None,
-        open_job: Callable[[Any], Job] | None = None,
+        open_job: Callable[[Any, Any], Job] | None = None,
     ) -> None:
         # Checkpoints come last, so that the metrics of a step are written before its checkpoint.
         self.callbacks = [*callbacks, MetricsLog(), ExperimentLog(), Checkpoints()]
@@ -294,11 +299,24 @@ class Trainer(Sealed):
     def job(self) -> Job:
         """The parts of the job, assembled."""
         if self._job is None:
+            # Opening needs all ranks, and one alone may read an attribute.
+            if self._has_recipe and self._world.size == 1:
+                return self._opened()
+            advice = "fit(), or fit(x, y)" if self._has_recipe else "fit(x, y)"
+            data = "DATA" if self._has_recipe else "(x, y)"
             raise UserError(
-                "the trainer has no data yet; call fit(x, y), or pass the data: "
-                "Trainer(network, (x, y))"
+                f"the trainer has no data yet; call {advice}, or pass the data: "
+                f"Trainer(network, {data})"
             )
         return self._job
+
+    def _opened(self) -> Job:
+        """Return the job, with the data of the network's recipe if there is no other; all ranks
+        call this.
+        """
+        if self._job is None and self._has_recipe and self._open_job is not None:
+            self._use(self._open_job(None, None))
+        return self.job
 
     @property
     def progress(self) -> RunningState:
@@ -391,7 +409,7 @@ class Trainer(Sealed):
     def __repr__(self) -> str:
         job = self._job
         if job is None:
-            return "Trainer(without data)"
+            return "Trainer(without data yet)"
         return (
             f"Trainer({job.network.name} on {job.dataset.name}, {job.spec.backend} "
             f"{job.spec.precision}, {job.world.size} rank{'s' * (job.world.size > 1)}, "
@@ -406,6 +424,7 @@ class Trainer(Sealed):
         x: Any = None,
         y: Any = None,
         *,
+        sample_weight: Any = None,
         epochs: int | None = None,
         stop: StopRequest | None = None,
     ) -> History:
@@ -428,6 +447,9 @@ class Trainer(Sealed):
         Args:
             x, y: training data, as ``data=(x, y)`` of the class, or `x` alone as ``data=x``, for a
                 trainer that was made without data.
+            sample_weight: numbers (n,), the weights of the samples of `x` in the training loss,
+                which is the weighted mean Σ wᵢ lᵢ / Σ wᵢ over each minibatch; `class_weights` is a
+                further factor. None weights all alike. Evaluations during training do not use it.
             epochs: passes over the training data from now on; None completes those of the trainer.
             stop: a stop request that may have been made before; None makes a new one.
 
@@ -442,7 +464,7 @@ class Trainer(Sealed):
         """
         with self._using("fit"), ExitStack() as stack:
             self._check_open()
-            self._receive(x, y)
+            self._receive(x, y, sample_weight)
             self._extend(epochs)
             request = stack.enter_context(StopRequest()) if stop is None else stop
             request.listen(*SIGNALS)
@@ -468,12 +490,18 @@ class Trainer(Sealed):
             self._finish(self._conclude(self._baseline.result(), load))
         return self.history
 
-    def _receive(self, x: Any, y: Any) -> None:
+    def _receive(self, x: Any, y: Any, sample_weight: Any) -> None:
         """Use the data that `fit` receives; all ranks call this."""
-        if x is None and y is None and self._job is not None:
-            return
         if x is None and y is not None:
             raise UserError("fit() received y without x; call fit(x, y)")
+        if x is None and sample_weight is not None:
+            raise UserError(
+                "fit() received sample_weight without x; call fit(x, y, sample_weight=w), or pass "
+                "the weights with the data: Trainer(network, {'x': x, 'y': y, 'sample_weight': w})"
+            )
+        if x is None:
+            self._opened()
+            return
         if self._open_job is None or (self._job is not None and self.step):
             raise UserError(
                 "fit(x, y) would replace the data of the trainer; fit() and fit(epochs=N) train "
@@ -485,7 +513,7 @@ class Trainer(Sealed):
                 f"the trainer has made the run directory for the data {self._job.dataset.name}; "
                 "pass the data to the trainer: Trainer(network, (x, y), run_dir=...)"
             )
-        self._use(self._open_job(x if y is None else (x, y)))
+        self._use(self._open_job(x if y is None else (x, y), sample_weight))
         self._open_job = None
 
     def _extend(self, epochs: int | None) -> None:
@@ -566,7 +594,7 @@ class Trainer(Sealed):
 
     def _check_open(self) -> None:
         """Refuse to train in a run directory that another process may use."""
-        if self._is_closed and self.job.keeps_run:
+        if self._is_closed and self._job is not None and self._job.keeps_run:
             raise UserError(
                 "the trainer is closed, and another process may continue its run; use "
                 "Trainer.resume(RUN_DIR)"
@@ -706,7 +734,13 @@ class Trainer(Sealed):
                 facts, arrays = job.checkpoint_facts(), replica_arrays(job.replica)
                 self._best = Checkpoint(self.step, arrays, facts.to_mapping(), Path(BEST))
 
-    def _score(self, samples: Samples, *, quality: bool = True) -> tuple[Score, Quality | None]:
+    def _score(
+        self,
+        samples: Samples,
+        *,
+        quality: bool = True,
+        weights: NDArray[np.float64] | None = None,
+    ) -> tuple[Score, Quality | None]:
         """Return the score with the metrics of the user, and the quality of predictions."""
         job = self.job
         return score_in_detail(
@@ -718,6 +752,7 @@ class Trainer(Sealed):
             self._metrics,
             quality=quality,
             first=job.validation_at if samples is job.dataset.validation else None,
+            weights=weights,
         )
 
     def _end_training(self) -> None:
@@ -825,7 +860,14 @@ class Trainer(Sealed):
 
     @named_arguments()
     @_exclusive
-    def evaluate(self, data: Any = None, y: Any = None, *, classes: Any = None) -> dict[str, Any]:
+    def evaluate(
+        self,
+        data: Any = None,
+        y: Any = None,
+        *,
+        classes: Any = None,
+        sample_weight: Any = None,
+    ) -> dict[str, Any]:
         """Evaluate the network on the test split of its data, or on other data.
 
         Every rank calls this method and evaluates a share of the samples.
@@ -835,6 +877,9 @@ class Trainer(Sealed):
             y: targets, if `data` has the samples alone.
             classes: names of the labels of `data`, as for the class. Integers without names are
                 matched with the classes of the network by their value, never by their position.
+            sample_weight: numbers (n,), weights of the evaluated samples in ``loss``, ``accuracy``,
+                ``mae``, ``rmse`` and ``r2``; None uses those that `data` has, if any. Other results
+                count the samples alike, and `metrics` receive no weights.
 
         Returns:
             ``scored`` (which samples were evaluated), ``notes`` (what was left out or converted of
@@ -843,7 +888,7 @@ class Trainer(Sealed):
             further results of each class or of values, see
             `dptrain.training.evaluation.evaluation.results_of`.
         """
-        job = self.job
+        job = self._opened()
         notes: tuple[str, ...] = ()
         self._average_statistics()
         data = data if y is None else (data, y)
@@ -860,10 +905,11 @@ class Trainer(Sealed):
                 seed=job.spec.seed,
                 classes=classes,
             )
+        weights = weights_of(samples, job.world, sample_weight, is_passed=data is not None)
         with self._averaged_parameters():
-            found = self._score(samples)
+            found = self._score(samples, weights=weights)
         mentioned = {"notes": list(notes)} if notes else {}
-        return {"scored": scored, **mentioned, **results_of(*found)}
+        return {"scored": scored_text(scored, weights), **mentioned, **results_of(*found)}
 
     @named_arguments()
     @_exclusive
@@ -918,7 +964,7 @@ class Trainer(Sealed):
         Raises:
             UserError: the checkpoint cannot be written; on every rank.
         """
-        job, folder = self.job, Path(path)
+        job, folder = self._opened(), Path(path)
 
         def write() -> None:
             with writing(folder):
@@ -947,7 +993,7 @@ class Trainer(Sealed):
             UserError: there is no valid checkpoint, it is of another network, or the trainer has a
                 run directory; on every rank.
         """
-        job = self.job
+        job = self._opened()
         if job.keeps_run:
             raise UserError(
                 "load() would put parameters of other steps into the run directory of this "
@@ -973,8 +1019,8 @@ class Trainer(Sealed):
     def close(self) -> None:
         """Release the run directory, so that another process can continue the run."""
         self._is_closed = True
-        if self.job.run is not None:
-            self.job.run.release()
+        if self._job is not None and self._job.run is not None:
+            self._job.run.release()
 
     def __enter__(self) -> Trainer:
         return self
@@ -1009,6 +1055,7 @@ class _Source(NamedTuple):
     classes: Any
     augment: AugmentFunction | None
     schedule: Callable[[float], float] | None
+    weights: Any = None
 
 
 def _split_schedule(
@@ -1036,8 +1083,9 @@ def _assemble(
     network = with_size_of_weights(chosen, network, world)
 
     def open_objects() -> Dataset | None:
-        data, classes, augment, _ = source
-        if classes is None and augment is None and (data is None or isinstance(data, str)):
+        data, classes, augment, _, weights = source
+        is_plain = classes is None and augment is None and weights is None
+        if is_plain and (data is None or isinstance(data, str)):
             return None
         if not (augment is None or callable(augment)):
             raise UserError(
@@ -1049,6 +1097,7 @@ def _assemble(
             seed=chosen.seed,
             ranks_per_node=world.local_size,
             classes=classes,
+            weights=weights,
         )
         return replace(dataset, augment=augment)
 

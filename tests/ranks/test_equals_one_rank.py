@@ -324,22 +324,29 @@ def test_parameters_in_the_memory_of_a_device(
         {"backend": "numba", "shards": 8},
     ],
 )
-def test_class_weights_of_the_global_minibatch(connected: World, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("sampling", ["shuffle", "balanced"])
+def test_weights_of_the_global_minibatch(
+    connected: World, sampling: str, options: dict[str, Any]
+) -> None:
     """Ranks have minibatches of unequal weights, and the last one of an epoch has 3 samples."""
     random = np.random.default_rng(5)
     x, y = random.normal(size=(23, 2, 6, 6)).astype(np.float32), random.integers(0, 3, size=23)
-    losses, found = [], []
+    losses, found, scores = [], [], []
+    weights = random.random(23)
+    data = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "sample_weight_train": weights}
     for world in (World.single(), connected):
         trainer = Trainer(
-            NETWORK, (x, y, x, y), world=world, progress=False, batch_size=10, epochs=3,
-            validation=0.0, class_weights="1=5,2=0.3", **options,
+            NETWORK, data, world=world, progress=False, batch_size=10, epochs=3,
+            validation=0.0, class_weights="1=5,2=0.3", sampling=sampling, **options,
         )  # fmt: skip
         trainer.fit()
+        scores.append(trainer.evaluate(x, y, sample_weight=weights)["loss"])
         connected.barrier()
         losses.append(trainer.history["train_loss"])
         found.append(np.concatenate([each.reshape(-1) for each in trainer.parameters.values()]))
     tolerance = 0 if "shards" in options else 1e-12
     np.testing.assert_allclose(*losses, rtol=tolerance)
+    np.testing.assert_allclose(*scores, rtol=tolerance)
     np.testing.assert_allclose(*found, rtol=0, atol=tolerance * np.abs(found[0]).max())
 
 

@@ -24,11 +24,11 @@ from dptrain.backends.cuda.convolution.grouped_convolution import (
 from dptrain.backends.cuda.dense.algorithms import explain as explain_dense
 from dptrain.backends.cuda.dense.algorithms import operation_of as dense_operation
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
-from dptrain.backends.cuda.device.device import Array, Device
+from dptrain.backends.cuda.device.device import Array, Device, Macro
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.launching import THREADS, launch
 from dptrain.backends.cuda.device.message import Message
-from dptrain.backends.cuda.elementwise.activations import ActivationOperation
+from dptrain.backends.cuda.elementwise.activations import ActivationOperation, statements
 from dptrain.backends.cuda.elementwise.dropout import DropoutOperation
 from dptrain.backends.cuda.epilogues import EPILOGUES
 from dptrain.backends.cuda.normalization.batch_norm import (
@@ -81,6 +81,7 @@ from dptrain.network.layers import (
     SumPool2d,
     entry_of,
 )
+from dptrain.network.losses import ElementwiseLoss, Loss
 from dptrain.network.network import Network, Node
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
 from dptrain.plan.limits import DeviceLimits
@@ -129,13 +130,6 @@ NORMALIZATIONS: Sequence[tuple[type[Layer], ...]] = [
 ]
 """Groups of a batch normalisation and what follows it."""
 
-LOSSES = {
-    "classes": "softmax_cross_entropy",
-    "binary": "sigmoid_cross_entropy",
-    "values": "mean_squared_error",
-}
-"""Kernels of ``losses.cu`` by the kind of targets."""
-
 LOSS_THREADS = 512
 """Threads of a block, ``THREADS`` of ``losses.cu``."""
 
@@ -149,9 +143,22 @@ MAX_LOSS_BLOCKS = 512
 """With more blocks, threads process several samples: the last block adds the sums of all blocks."""
 
 
-def sample_lanes(loss: str, outputs: int) -> int:
-    """Return the threads that share a sample, a power of two; 1 for ``values``."""
-    return 1 if loss == "values" else min(1 << (outputs - 1).bit_length(), 32)
+def sample_lanes(outputs: int) -> int:
+    """Return the threads that share a sample, a power of two."""
+    return min(1 << (outputs - 1).bit_length(), 32)
+
+
+def loss_kernel(loss: Loss) -> tuple[str, dict[str, Macro]]:
+    """Return the name of the kernel in ``losses.cu``, and the macros that make it."""
+    if not isinstance(loss, ElementwiseLoss):
+        return loss.kind, {}
+    name = f"{loss.kind}_loss"
+    return name, {
+        "LOSS_NAME": name,
+        "LOSS_VALUE": statements(loss.value),
+        "LOSS_SLOPE": statements(loss.slope),
+        "BINARY_TARGETS": int(loss.targets == "binary"),
+    }
 
 
 def loss_blocks(threads: int) -> int:
@@ -349,22 +356,22 @@ class CudaBackend(Backend):
         sums: Array,
     ) -> Kernel:
         assert isinstance(replica, CudaReplica)
-        kind, outputs, device = replica.plan.network.loss.targets, output.shape[1], replica.device
-        lanes = sample_lanes(kind, outputs)
+        outputs, device = output.shape[1], replica.device
+        lanes = sample_lanes(outputs)
+        name, macros = loss_kernel(replica.plan.network.loss)
         precision = 2 if output.dtype == np.uint16 else 0
         defines, options = loss_options(replica)
         function = device.function(
-            "losses.cu", LOSSES[kind], SAMPLE_LANES=lanes, PRECISION=precision, **defines
+            "losses.cu", name, SAMPLE_LANES=lanes, PRECISION=precision, **defines, **macros
         )
-        items = outputs if kind == "values" else lanes
-        block_sums = device.zeros((1 + loss_blocks(replica.plan.batch_size * items),), "uint64")
+        block_sums = device.zeros((1 + loss_blocks(replica.plan.batch_size * lanes),), "uint64")
         dz = output if gradient is None else gradient
         arrays = output, target, dz, sums, replica.numbers, block_sums
 
         def run(context: Context) -> None:
             backward = np.int32(context.training and gradient is not None)
             function(
-                (loss_blocks(context.n * items), 1, 1), (LOSS_THREADS, 1, 1),
+                (loss_blocks(context.n * lanes), 1, 1), (LOSS_THREADS, 1, 1),
                 [*arrays, np.int32(context.n), np.int32(outputs), np.float32(context.scale),
                  backward, *options],
             )  # fmt: skip

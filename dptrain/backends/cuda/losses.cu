@@ -1,7 +1,7 @@
 // Loss functions, their gradients with respect to the predictions, and the loss sums of a step.
 //
 //     z          (n, F)   predictions (logits), activation type
-//     labels     (n,)     int32, for softmax        target (n, F) float32, for the others
+//     labels     (n,)     int32, for classes        target (n, F) float32, for the others
 //     dz         (n, F)   gradient, written if `backward` is not 0
 //     weights    (n,)     float32, factors of the losses of the samples, if WEIGHTED is 1
 //     loss_sums  (3,)     loss · scale, number of correct predictions, stop request
@@ -235,12 +235,75 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
 }
 
-// Loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F. A prediction is
-// correct if every output lies on the correct side of ½.
+// Loss = mean over classes of d², where p = softmax(z) and d = p − onehot(label);
+// dz = 2 p (d − Σ p d) · scale / F. A prediction is correct if the label has the largest logit.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sigmoid_cross_entropy(const Number* z, const float* target, Number* dz, float* loss_sums,
+    softmax_squared_error(const Number* z, const int* labels, Number* dz, float* loss_sums,
                           const float* hyperparameters, PackedSum* scratch, int n, int outputs,
                           float scale, int backward WEIGHTS_PARAMETER) {
+    wait_for_previous_kernel();
+    const float factor = scale / outputs;
+    const auto add = [](float a, float b) { return a + b; };
+    const LaneRange lanes;
+    LossSum own_sum = {0.0f, 0};
+    for (int first = lanes.first; first < n; first += lanes.stride) {
+        const int sample = first + lanes.offset;
+        const bool there = sample < n;
+        const Number* row = z + (there ? sample : 0) * outputs;
+        const int label = labels[there ? sample : 0];
+        const float weight = WEIGHT(there ? sample : 0);
+        const auto [maximum, best] = row_maximum(row, outputs, lanes.lane);
+        float others = 0.0f, squares = 0.0f;
+        for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES) {
+            const float power = k == label ? 0.0f : expf(to_float(row[k]) - maximum);
+            others += power;
+            squares += power * power;
+        }
+        others = reduce_lanes(others, add);
+        squares = reduce_lanes(squares, add);
+        if (!there) continue;
+        const float own = expf(to_float(row[label]) - maximum), total = others + own;
+        // d of the label is −others / total, which does not cancel for p close to 1.
+        const float rest = others / total;
+        squares /= total * total;
+        if (lanes.lane == 0) {
+            own_sum.loss += weight * (squares + rest * rest);
+            own_sum.correct += best == label;
+        }
+        if (!backward) continue;
+        const float mean = squares - own / total * rest;
+        for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES) {
+            const float p = expf(to_float(row[k]) - maximum) / total;
+            const float slope = 2.0f * p * ((k == label ? -rest : p) - mean);
+            dz[sample * outputs + k] = from_float<Number>(slope * (weight * factor));
+        }
+    }
+    reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch);
+}
+
+// The function of an output z and its target y, and its derivative by z. backend.py writes them from
+// the expressions of the loss, as macros: statements that return them, and the name of the kernel.
+#ifndef LOSS_NAME
+#define LOSS_NAME elementwise_loss
+#define LOSS_VALUE return z - y;
+#define LOSS_SLOPE return 1.0f;
+#endif
+
+// 1 if a prediction is correct when every output lies on the side of ½ of its target; otherwise no
+// prediction counts as correct.
+#ifndef BINARY_TARGETS
+#define BINARY_TARGETS 0
+#endif
+
+__device__ inline float loss_value(float z, float y) { LOSS_VALUE }
+
+__device__ inline float loss_slope(float z, float y) { LOSS_SLOPE }
+
+// Loss = mean over outputs of loss_value(z, y); dz = loss_slope(z, y) · scale / F.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    LOSS_NAME(const Number* z, const float* target, Number* dz, float* loss_sums,
+              const float* hyperparameters, PackedSum* scratch, int n, int outputs, float scale,
+              int backward WEIGHTS_PARAMETER) {
     wait_for_previous_kernel();
     const float factor = scale / outputs;
     const LaneRange lanes;
@@ -248,37 +311,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int first = lanes.first; first < n; first += lanes.stride) {
         const int sample = first + lanes.offset;
         const float weight = WEIGHT(sample < n ? sample : 0);
-        int wrong = 0;
+        int wrong = !BINARY_TARGETS;
         for (int k = lanes.lane; k < outputs && sample < n; k += SAMPLE_LANES) {
             const int i = sample * outputs + k;
             const float value = to_float(z[i]), y = target[i];
-            // This form of max(z, 0) lets NaN pass.
-            const float positive = value <= 0.0f ? 0.0f : value;
-            own_sum.loss += weight * (positive - value * y + log1pf(expf(-fabsf(value))));
+            own_sum.loss += weight * loss_value(value, y);
             wrong += (value > 0.0f) != (y > 0.5f) || value != value;
-            if (backward)
-                dz[i] = from_float<Number>((1.0f / (1.0f + expf(-value)) - y) * (weight * factor));
+            if (backward) dz[i] = from_float<Number>(loss_slope(value, y) * (weight * factor));
         }
         wrong = reduce_lanes(wrong, [](int a, int b) { return a + b; });
         own_sum.correct += sample < n && lanes.lane == 0 && wrong == 0;
-    }
-    reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch);
-}
-
-// Loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F. No prediction counts as
-// correct.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    mean_squared_error(const Number* z, const float* target, Number* dz, float* loss_sums,
-                       const float* hyperparameters, PackedSum* scratch, int n, int outputs,
-                       float scale, int backward WEIGHTS_PARAMETER) {
-    wait_for_previous_kernel();
-    const float factor = scale / outputs;
-    LossSum own_sum = {0.0f, 0};
-    for (int i = blockIdx.x * THREADS + threadIdx.x; i < n * outputs; i += gridDim.x * THREADS) {
-        const float d = to_float(z[i]) - target[i];
-        const float weight = WEIGHT(i / outputs);
-        own_sum.loss += weight * (d * d);
-        if (backward) dz[i] = from_float<Number>(2.0f * d * (weight * factor));
     }
     reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch);
 }

@@ -21,6 +21,7 @@ from dptrain.backends.replica import Kernel, Replica
 from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add
 from dptrain.network.layers import Conv2d, Parameter
+from dptrain.network.losses import SoftmaxCrossEntropy
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Explanation, Group, Phase, Setting, Storage
 from dptrain.plan.plan import Plan
@@ -104,9 +105,9 @@ class CudnnBackend(CudaBackend):
         sums: Array,
     ) -> Kernel:
         """Bind softmax by cuDNN in float32; it would store log softmax as bfloat16 in bf16."""
-        classes = replica.plan.network.loss.targets == "classes"
+        is_softmax = isinstance(replica.plan.network.loss, SoftmaxCrossEntropy)
         dtype = str(output.dtype)
-        if not classes or dtype != "float32" or dtype not in self.library.primitives.dtypes:
+        if not is_softmax or dtype != "float32" or dtype not in self.library.primitives.dtypes:
             return super().bind_loss(replica, output, target, gradient, sums)
         assert isinstance(replica, CudnnReplica)
         return bind_softmax_loss(replica, output, target, gradient, sums)

@@ -39,7 +39,7 @@ def bind_softmax_loss(
     backward = None
     if dz is not None:
         backward = calls.backward(described, logs, dlogs, None, dz.reshape(rows))
-    lanes = sample_lanes("classes", outputs)
+    lanes = sample_lanes(outputs)
     defines, options = loss_options(replica)
     function = device.function(
         "losses.cu", "negative_log_likelihood", SAMPLE_LANES=lanes, PRECISION=0, **defines

@@ -36,7 +36,8 @@ _TEMPLATES: Mapping[str, str] = {
 }
 
 _SINGLE = Language(_TEMPLATES, lambda value: f"np.float32({value!r})", "{0} = {1}")
-_DOUBLE = Language(_TEMPLATES, repr, "{0} = {1}")
+DOUBLE = Language(_TEMPLATES, repr, "{0} = {1}")
+"""Code in float64; it contains the names ONE, ZERO, math and np."""
 
 _IN_DOUBLE = {"erf", "normal_cdf", "normal_pdf"}
 """Functions that are computed in float64, for which there is a complementary error function."""
@@ -85,7 +86,7 @@ def _kernel(
 def _source(name: str, expression: Expression, inputs: tuple[str, ...], result: str) -> str:
     """Return the Python source of a kernel."""
     is_wide = any(node.operator in _IN_DOUBLE for node in nodes(expression))
-    code = write(without_extrema(expression), _DOUBLE if is_wide else _SINGLE)
+    code = write(without_extrema(expression), DOUBLE if is_wide else _SINGLE)
     number = "float64" if is_wide else "float32"
     arrays = [f"{each}_array" for each in (*inputs, result)]
     loads = [f"{each} = np.{number}({each}_array[i])" for each in inputs]

@@ -116,13 +116,6 @@ def operation_of(group: Group) -> type[Operation[Any]]:
     return operation
 
 
-LOSSES = {
-    "classes": losses.softmax_cross_entropy,
-    "binary": losses.sigmoid_cross_entropy,
-    "values": losses.mean_squared_error,
-}
-
-
 class NumbaBackend(Backend):
     """Float32 on the CPU, activations (N, H, W, C)."""
 
@@ -202,11 +195,11 @@ class NumbaBackend(Backend):
         sums: NDArray[Any],
     ) -> Kernel:
         assert isinstance(replica, NumbaReplica)
-        kernel, pool = LOSSES[replica.plan.network.loss.targets], replica.thread_pool
+        kernel, pool = losses.kernel_of(replica.plan.network.loss), replica.thread_pool
         samples, outputs = output.shape
         dz = np.zeros((0, outputs), output.dtype) if gradient is None else gradient
-        classes = kernel is losses.softmax_cross_entropy
-        scratch = (losses.softmax_scratch(outputs, pool.threads),) if classes else ()
+        has_scratch = kernel is losses.softmax_cross_entropy
+        scratch = (losses.softmax_scratch(outputs, pool.threads),) if has_scratch else ()
         found = np.zeros((samples, 2))
         bind = partial(pool.bind, grain=-(-losses.GRAIN // outputs))
         launch = bind(kernel, output, target, dz, found, *scratch, varying=(1.0, True))

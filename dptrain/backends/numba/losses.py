@@ -7,6 +7,8 @@ is correct to found[n, 1], and if `backward` also the gradient of the loss with 
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,12 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from dptrain.backends.numba.activations import DOUBLE
 from dptrain.backends.numba.vector import I64
-from dptrain.native.jit import Items, inlined, kernel
+from dptrain.native.jit import Items, Kernel, inlined, kernel
+from dptrain.network.expression_code import without_extrema, write
+from dptrain.network.expressions import parse
+from dptrain.network.losses import ElementwiseLoss, Loss, SoftmaxSquaredError
 
 Array = NDArray[Any]
 
@@ -157,42 +163,85 @@ def softmax_scratch(classes: int, threads: int) -> NDArray[np.float64]:
 
 
 @kernel
-def sigmoid_cross_entropy(
+def softmax_squared_error(
     items: Items,
-    z: Array, target: Array, gradient: Array, found: Array, scale: float, backward: bool,
+    z: Array, labels: Array, gradient: Array, found: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
-    """Loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F."""
-    outputs = z.shape[1]
+    """Loss = mean over classes of d², where p = softmax(z) and d = p − onehot;
+    dz = 2 p (d − Σ p d) · scale / F.
+    """
+    classes = z.shape[1]
     for n in range(items.start, items.stop):
-        loss, right = 0.0, True
-        for k in range(outputs):
-            value, y = np.float64(z[n, k]), np.float64(target[n, k])
-            # max(z, 0) in this form preserves NaN.
-            positive = 0.0 if value <= 0.0 else value
-            power = _exp(-abs(value))
-            loss += positive - value * y + np.log1p(power)
-            right &= (value > 0.0) == (y > 0.5) and value == value
-            if backward:
-                share = (1.0 if value > 0.0 else power) / (1.0 + power)
-                gradient[n, k] = (share - y) * scale / outputs
-        found[n, 0], found[n, 1] = loss / outputs, right
+        (best, is_nan), label = _largest(z, n), labels[n]
+        largest = np.float64(z[n, best])
+        others, powers, squares = 0.0, 0.0, 0.0
+        for k in range(classes):
+            power = _exp(np.float64(z[n, k]) - largest)
+            powers += power
+            others += power if k != label else 0.0
+            squares += power * power if k != label else 0.0
+        # d of the label is −others / Σ, which does not cancel for p close to 1.
+        own = _exp(np.float64(z[n, label]) - largest)
+        squares /= powers * powers
+        rest = others / powers
+        found[n, 0] = (squares + rest * rest) / classes
+        found[n, 1] = best == label and not is_nan
+        if backward:
+            share = 2.0 * scale / classes
+            mean = squares - own / powers * rest
+            for k in range(classes):
+                p = _exp(np.float64(z[n, k]) - largest) / powers
+                gradient[n, k] = share * p * ((-rest if k == label else p) - mean)
 
 
-@kernel
-def mean_squared_error(
-    items: Items,
-    z: Array, target: Array, gradient: Array, found: Array, scale: float, backward: bool,
-) -> None:  # fmt: skip
-    """Loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F."""
-    outputs = z.shape[1]
-    for n in range(items.start, items.stop):
-        loss = 0.0
-        for k in range(outputs):
-            d = np.float64(z[n, k]) - np.float64(target[n, k])
-            loss += d * d
-            if backward:
-                gradient[n, k] = 2.0 * d * scale / outputs
-        found[n, 0], found[n, 1] = loss / outputs, 0.0
+@functools.cache
+def elementwise(kind: str, targets: str, value: str, slope: str) -> Kernel:
+    """Return the kernel of a loss that is the mean over outputs of a function f(z, y).
+
+    Its arguments are those of `softmax_squared_error` with targets (n, F) for labels, and
+    dz = f′ · scale / F.
+
+    Args:
+        kind: name of the loss.
+        targets: kind of the targets. A prediction is correct if every output is on the side of ½ of
+            its target, if they are ``binary``; no prediction is, otherwise.
+        value, slope: f and its derivative by z as text in terms of z and y.
+    """
+    name = f"{kind}_loss"
+    code, gradient = (
+        write(without_extrema(parse(each, ["z", "y"])), DOUBLE) for each in (value, slope)
+    )
+    is_right = ["right &= (z > 0.0) == (y > 0.5) and z == z"] if targets == "binary" else []
+    lines = [
+        f"def {name}(items, z_array, y_array, gradient, found, scale, backward):",
+        "    ONE, ZERO = np.float64(1.0), np.float64(0.0)",
+        "    outputs = z_array.shape[1]",
+        "    for n in range(items.start, items.stop):",
+        f"        loss, right = 0.0, {targets == 'binary'}",
+        "        for k in range(outputs):",
+        "            z, y = np.float64(z_array[n, k]), np.float64(y_array[n, k])",
+        *(
+            f"            {line}"
+            for line in (*code.statements, f"loss += {code.result}", *is_right)
+        ),
+        "            if backward:",
+        *(f"                {line}" for line in gradient.statements),
+        f"                gradient[n, k] = {gradient.result} * scale / outputs",
+        "        found[n, 0], found[n, 1] = loss / outputs, right",
+    ]
+    text = "\n".join(lines) + "\n"
+    namespace: dict[str, Any] = {"np": np, "math": math, "__name__": __name__}
+    # The text consists of the templates of `DOUBLE`, finite numbers and the names above.
+    exec(compile(text, f"{kind}.py", "exec"), namespace)
+    return Kernel(namespace[name], text, ("elementwise", kind, targets, value, slope))
+
+
+def kernel_of(loss: Loss) -> Kernel:
+    """Return the kernel of a loss; only that of softmax cross-entropy has scratch memory."""
+    if isinstance(loss, ElementwiseLoss):
+        return elementwise(loss.kind, loss.targets, str(loss.value), str(loss.slope))
+    is_squared = isinstance(loss, SoftmaxSquaredError)
+    return softmax_squared_error if is_squared else softmax_cross_entropy
 
 
 @kernel

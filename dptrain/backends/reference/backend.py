@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -15,8 +15,10 @@ from dptrain.backends.reference.normalization import BatchNormalization
 from dptrain.backends.reference.operations import operation_of
 from dptrain.backends.reference.shards import OperationFactory, sharded_kernels
 from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica, segments
+from dptrain.network.expressions import evaluate
+from dptrain.network.losses import ElementwiseLoss, Loss, SoftmaxSquaredError
 from dptrain.network.normalization import BatchNorm2d
-from dptrain.network.outputs import are_right, most_probable, sigmoid
+from dptrain.network.outputs import are_right, most_probable
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Precision, Setting
 from dptrain.plan.optimizers import SGD, Adam, AdamW, RMSProp, applied_rule
 from dptrain.plan.shards import add_in_order
@@ -66,16 +68,14 @@ class ReferenceBackend(Backend):
         gradient: NDArray[Any] | None,
         sums: NDArray[Any],
     ) -> Kernel:
-        evaluate = {"classes": _softmax, "binary": _binary, "values": _squared}[
-            replica.plan.network.loss.targets
-        ]
+        function = _losses_of(replica.plan.network.loss)
         merges, smoothing = replica.plan.merges, replica.plan.setting.label_smoothing
         weights = replica.sample_weights
 
         def run(context: Context) -> None:
             parts = []
             for start, stop in pairwise(context.bounds.tolist()):
-                losses, correct, dz = evaluate(output[start:stop], target[start:stop])
+                losses, correct, dz = function(output[start:stop], target[start:stop])
                 if smoothing and context.training:
                     losses += _smooth_labels(output[start:stop], target[start:stop], dz, smoothing)
                 if weights is not None and context.training:
@@ -142,6 +142,13 @@ Losses = tuple[NDArray[Any], int, NDArray[Any]]
 """Loss of each sample, number of correct predictions, and gradients of the losses."""
 
 
+def _losses_of(loss: Loss) -> Callable[[NDArray[Any], NDArray[Any]], Losses]:
+    """Return the function of outputs and targets that computes a loss."""
+    if isinstance(loss, ElementwiseLoss):
+        return partial(_elementwise, loss)
+    return _softmax_squared if isinstance(loss, SoftmaxSquaredError) else _softmax
+
+
 def _softmax(z: NDArray[Any], labels: NDArray[Any]) -> Losses:
     rows = np.arange(len(z))
     shifted = z - z.max(axis=1, keepdims=True)
@@ -164,12 +171,22 @@ def _smooth_labels(
     return change
 
 
-def _binary(z: NDArray[Any], y: NDArray[Any]) -> Losses:
-    # log(1 + exp(−|z|)) never overflows; max(z, 0) − z y makes up the rest.
-    losses = np.mean(np.maximum(z, 0) - z * y + np.log1p(np.exp(-np.abs(z))), axis=1)
-    return losses, int(np.sum(are_right(z, y))), (sigmoid(z) - y) / z.shape[1]
+def _softmax_squared(z: NDArray[Any], labels: NDArray[Any]) -> Losses:
+    rows, classes = np.arange(len(z)), z.shape[1]
+    powers = np.exp(z - z.max(axis=1, keepdims=True))
+    total = powers.sum(axis=1, keepdims=True)
+    p = powers / total
+    # p − onehot, for the label as −Σ of the others, which does not cancel for p close to 1.
+    powers[rows, labels] = 0.0
+    d = powers / total
+    d[rows, labels] = -d.sum(axis=1)
+    dz = 2.0 * p * (d - np.sum(p * d, axis=1, keepdims=True)) / classes
+    return np.mean(d * d, axis=1), int(np.sum(most_probable(z) == labels)), dz
 
 
-def _squared(z: NDArray[Any], y: NDArray[Any]) -> Losses:
-    d = z - y
-    return np.mean(d * d, axis=1), 0, 2.0 * d / z.shape[1]
+def _elementwise(loss: ElementwiseLoss, z: NDArray[Any], y: NDArray[Any]) -> Losses:
+    arrays = {"z": z, "y": y}
+    losses = np.broadcast_to(evaluate(loss.value, arrays), z.shape).mean(axis=1)
+    correct = int(np.sum(are_right(z, y))) if loss.targets == "binary" else 0
+    slope = np.broadcast_to(evaluate(loss.slope, arrays), z.shape)
+    return losses, correct, slope / z.shape[1]

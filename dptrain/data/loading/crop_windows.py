@@ -84,7 +84,7 @@ class CropWindowLoader(BatchSource):
         self._input_shape, self._target_shape = input_shape, target_shape
         self._augmentation, self._encode = augmentation, encode
         self._times = InputTimes() if times is None else times
-        self._order: tuple[int, NDArray[np.int64]] | None = None
+        self._order: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
         self._batches = self._make_batches()
 
     def __next__(self) -> Batch:
@@ -146,7 +146,7 @@ class CropWindowLoader(BatchSource):
         """
         begin = perf_counter_ns()
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, self._sampler.order(epoch)
+            self._order = epoch, *self._sampler.order_and_draws(epoch)
         shards = list(self._sampler.shards(self._order[1], steps))
         samples = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
         rows = self._samples.rows(samples)
@@ -159,7 +159,8 @@ class CropWindowLoader(BatchSource):
         if augmentation is None:
             windows = centred_windows(self._input_shape, shape, rows)
         else:
-            draws = augmentation.draw(self._sampler.seed, epoch, samples)
+            numbers = [mine.reshape(-1) for *_, mine in self._sampler.shards(self._order[2], steps)]
+            draws = augmentation.draw(self._sampler.seed, epoch, np.concatenate(numbers))
             windows = augmentation.crop_windows(self._input_shape, draws, shape, rows)
             if augmentation.recolours:
                 recolourings = augmentation.recolourings(draws, self._input_shape[0])

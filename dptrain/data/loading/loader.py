@@ -327,20 +327,22 @@ class Loader(BatchSource):
             return error
 
     def _read_batches(self) -> Generator[_Made, None, None]:
-        for (epoch, steps), order in self._epochs_with_order():
+        for (epoch, steps), (order, drawn) in self._epochs_with_order():
             for start in range(steps.start, steps.stop, self._steps_per_draw):
                 if self._closed.is_set():
                     return
                 part = range(start, min(start + self._steps_per_draw, steps.stop))
-                yield from self._read_steps(epoch, order, part)
+                yield from self._read_steps(epoch, order, drawn, part)
 
-    def _epochs_with_order(self) -> Iterator[tuple[tuple[int, range], NDArray[np.int64]]]:
-        """Yield each epoch, its steps and its order.
+    def _epochs_with_order(
+        self,
+    ) -> Iterator[tuple[tuple[int, range], tuple[NDArray[np.int64], NDArray[np.int64]]]]:
+        """Yield each epoch, its steps and its order, as `Sampler.order_and_draws` returns it.
 
         If a thread reads ahead, another computes the order of the next epoch meanwhile: the order
         of a million samples takes longer than the minibatches that have been read ahead.
         """
-        epochs, order = self._sampler.epochs(self._steps), self._sampler.order
+        epochs, order = self._sampler.epochs(self._steps), self._sampler.order_and_draws
         if not self._depth:
             yield from ((epoch, order(epoch[0])) for epoch in epochs)
             return
@@ -353,17 +355,20 @@ class Loader(BatchSource):
                 present = next(upcoming, None)
                 yield epoch, found
 
-    def _read_steps(self, epoch: int, order: NDArray[np.int64], steps: range) -> Iterator[_Made]:
+    def _read_steps(
+        self, epoch: int, order: NDArray[np.int64], numbers: NDArray[np.int64], steps: range
+    ) -> Iterator[_Made]:
         """Read the batches of steps of an epoch, until the loader is closed."""
         begin = perf_counter_ns()
         shards = list(self._sampler.shards(order, steps))
-        draws, windows, recolourings, drawn = self._draw(epoch, shards), None, None, 0
+        draws = self._draw(epoch, self._sampler.shards(numbers, steps))
+        windows, recolourings, drawn = None, None, 0
         first = epoch * len(self._samples) if self._samples.changes_by_epoch else 0
         partners, partner_draws = np.zeros(0, np.int64), None
         if self._mixes:
             others = list(self._sampler.shards(order, steps, shift=SHIFT))
             partners = np.concatenate([mine.reshape(-1) for _, _, mine in others])
-            partner_draws = self._draw(epoch, others)
+            partner_draws = self._draw(epoch, self._sampler.shards(numbers, steps, shift=SHIFT))
         if self._keeps_pixels:
             windows, recolourings = self._window_changes(shards, draws)
         self._times.add_assembling(begin)
@@ -425,13 +430,18 @@ class Loader(BatchSource):
                     yield _Pass(step, part, global_count, samples[span], message)
 
     def _draw(
-        self, epoch: int, shards: list[tuple[range, int, NDArray[np.int64]]]
+        self, epoch: int, shards: Iterator[tuple[range, int, NDArray[np.int64]]]
     ) -> NDArray[np.float64] | None:
-        """Return the random numbers of the samples of `Sampler.shards`; None if none are needed."""
+        """Return the random numbers of the samples of shards; None if none are needed.
+
+        Args:
+            epoch: the epoch.
+            shards: `Sampler.shards` of the numbers of `Sampler.order_and_draws`.
+        """
         if self._augmentation is None:
             return None
-        samples = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
-        return self._augmentation.draw(self._sampler.seed, epoch, samples)
+        numbers = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
+        return self._augmentation.draw(self._sampler.seed, epoch, numbers)
 
     def _mix(
         self,

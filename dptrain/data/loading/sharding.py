@@ -4,7 +4,8 @@ An epoch is a permutation of all samples, cut into minibatches; the last one may
 minibatch is cut into one contiguous shard for each rank, of equal or other sizes
 (`dptrain.plan.shares`); with micro-shards (`dptrain.plan.shards`), shards consist of whole
 micro-shards. Thus every sample is used exactly
-once in an epoch, and the samples of a step do not depend on the number of ranks.
+once in an epoch, and the samples of a step do not depend on the number of ranks. Balanced sampling
+replaces the permutation by an order that has each class equally often.
 
 If gradients accumulate over several passes, the minibatch is cut into one micro-batch for each pass
 first, and micro-batches into shards: the samples of a pass do not depend on the number of ranks,
@@ -14,7 +15,7 @@ and neither do its batch statistics. With micro-shards, the shard of each rank i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -50,6 +51,50 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     if (ordered[1:] == ordered[:-1]).any():
         order = np.argsort(numbers, kind="stable")
     return order.astype(np.int64, copy=False)
+
+
+def balanced_order(labels: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return an order of an epoch in which each class has equally many of the samples.
+
+    The number of samples of different classes differs by at most one; the classes with one more
+    change from epoch to epoch. Of a class with fewer samples than that, each sample is used equally
+    often, give or take one; of a class with more, different ones in each epoch.
+
+    Args:
+        labels: (num_samples,), the class of each sample.
+        seed: of the run.
+        epoch: from 0.
+
+    Returns:
+        int64 (num_samples,), numbers below num_samples; some can be missing, or there several
+        times.
+
+    Example:
+        >>> labels = np.array([0, 0, 0, 0, 0, 0, 0, 1])
+        >>> np.bincount(labels[balanced_order(labels, seed=0, epoch=0)])
+        array([4, 4])
+    """
+    count, shuffled = len(labels), epoch_order(len(labels), seed, epoch)
+    classes = [shuffled[labels[shuffled] == label] for label in np.unique(labels)]
+    each, more = divmod(count, len(classes))
+    sizes = [each + ((i - epoch * more) % len(classes) < more) for i in range(len(classes))]
+    chosen = np.concatenate([np.resize(m, n) for m, n in zip(classes, sizes, strict=True)])
+    # The orders of epochs have the streams 0, 1, …, and that of the validation data has −1.
+    return chosen[epoch_order(count, seed, -2 - epoch)]
+
+
+def occurrences(order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each sample of an order how often it is there before.
+
+    Example:
+        >>> occurrences(np.array([3, 1, 3, 3, 1]))
+        array([0, 0, 1, 2, 1])
+    """
+    by_sample = np.argsort(order, kind="stable")
+    ordered = order[by_sample]
+    found = np.empty_like(order)
+    found[by_sample] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    return found
 
 
 def steps_per_epoch(num_samples: int, batch_size: int) -> int:
@@ -152,6 +197,8 @@ class Sampler:
         passes: number of passes of a step.
         counts: without micro-shards and with one pass, the samples of each rank in a whole
             minibatch; empty divides them equally.
+        labels: (num_samples,), the class of each sample, for epochs that have each class equally
+            often; None for epochs that have each sample once.
     """
 
     num_samples: int
@@ -162,6 +209,7 @@ class Sampler:
     micro_shards: MicroShards | None = None
     passes: int = 1
     counts: Counts = ()
+    labels: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert min(self.num_samples, self.batch_size) >= 1
@@ -200,8 +248,20 @@ class Sampler:
         return [slice(start, stop) for start, stop in pairwise(stops)]
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """Return the order of all samples in an epoch."""
+        """Return the samples of an epoch in their order, int64 (num_samples,)."""
+        if self.labels is not None:
+            return balanced_order(self.labels, self.seed, epoch)
         return epoch_order(self.num_samples, self.seed, epoch)
+
+    def order_and_draws(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the order, and for each of its samples the number by which changes are drawn.
+
+        This number is the sample, unless the order has the sample several times.
+        """
+        order = self.order(epoch)
+        if self.labels is None:
+            return order, order
+        return order, order + self.num_samples * occurrences(order)
 
     def epochs(self, steps: range) -> Iterator[tuple[int, range]]:
         """Yield each epoch that contains some of `steps`, with those steps."""

@@ -419,9 +419,8 @@ class Preprocessing:
             return self.targets
         if classes is not None and network.loss.targets == "classes":
             return classes.names
-        if count == 1:
-            return ("value",)
-        return tuple(f"value_{index}" for index in range(count))
+        name = "value" if network.loss.targets == "values" else "label"
+        return (name,) if count == 1 else tuple(f"{name}_{index}" for index in range(count))
 
     def to_values(self, predictions: NDArray[Any]) -> NDArray[Any]:
         """Return predicted numbers in the unit of the targets' data."""

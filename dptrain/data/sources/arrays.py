@@ -39,12 +39,15 @@ from dptrain.data.preprocessing.names import find_path
 from dptrain.data.preprocessing.scale import check_against_training, common_scale
 from dptrain.data.spec import CLASSES, Request, existing, unescape
 from dptrain.data.stored import StoredInputs
+from dptrain.data.weights import checked_weights
 from dptrain.errors import UserError, shown
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 
 SPLIT_NAMES = ("x_train", "y_train", "x_test", "y_test")
 WHOLE_NAMES = ("x", "y")
+WEIGHTS = "sample_weight"
+"""Name of an array with the weights of x, or with ``_train``, of x_train."""
 CLASSES_FILE = "classes.txt"
 """File with the names of the classes, one on each line, in a folder of arrays."""
 VALIDATION = "_validation"
@@ -68,11 +71,12 @@ def open_npz(request: Request) -> Dataset:
     are taken as they are, see `dptrain.data.preprocessing.scale`. y: integer labels (n,) or
     one-hot rows (n, classes); for networks that predict values, numbers (n,) or (n, F). With x and
     y only, dptrain chooses a fifth of the samples for the test, always the same. x_val and y_val
-    (or _valid, _validation) next to the four arrays are the validation split.
+    (or _valid, _validation) next to the four arrays are the validation split. sample_weight,
+    numbers (n,), are the weights of x in the loss, and sample_weight_train those of x_train.
     """
     path = request.existing("file")
-    pairs, names, unused = _read_npz(path)
-    return dataset_of_pairs(request, pairs, str(path), names=names, unused=unused)
+    pairs, names, weights, unused = _read_npz(path)
+    return dataset_of_pairs(request, pairs, str(path), names=names, weights=weights, unused=unused)
 
 
 def open_npy(request: Request) -> Dataset:
@@ -119,7 +123,16 @@ def _open_folder(request: Request, folder: Path) -> Dataset:
     file = folder / CLASSES_FILE
     names = names_from(read_names(file), str(file)) if file.exists() else None
     unused = unused_note(sorted(path.stem for path in folder.glob("*.npy")), pairs)
-    return dataset_of_pairs(request, pairs, str(folder), names=names, lazy=True, unused=unused)
+    weights = folder / f"{weights_name(pairs)}.npy"
+    return dataset_of_pairs(
+        request,
+        pairs,
+        str(folder),
+        names=names,
+        lazy=True,
+        weights=map_npy(weights) if weights.exists() else None,
+        unused=unused,
+    )
 
 
 def pairs_by_ending(arrays: Mapping[str, Any], where: str) -> dict[str, tuple[Any, Any]] | None:
@@ -155,8 +168,17 @@ def unused_note(names: Collection[Any], pairs: Collection[str]) -> str:
     """
     complete = (e for e in VALIDATION_ENDINGS if f"x{e}" in names and f"y{e}" in names)
     endings = [next(complete, e) if e == VALIDATION else e for e in pairs]
-    used = {f"{kind}{ending}" for ending in endings for kind in "xy"}
+    used = {f"{kind}{ending}" for ending in endings for kind in "xy"} | {weights_name(pairs)}
     return left_out_arrays(name for name in names if name not in used)
+
+
+def weights_name(pairs: Collection[str]) -> str:
+    """Return the name of the array with the weights of the first of the pairs.
+
+    Args:
+        pairs: endings, from `pairs_by_ending`.
+    """
+    return f"{WEIGHTS}{next(iter(pairs))}"
 
 
 def left_out_arrays(names: Iterable[Any]) -> str:
@@ -174,6 +196,7 @@ def dataset_of_pairs(
     both: str = "",
     names: Names | None = None,
     lazy: bool = False,
+    weights: Any = None,
     unused: str = "",
 ) -> Dataset:
     """Make a data set of inputs and targets.
@@ -186,6 +209,8 @@ def dataset_of_pairs(
         both: name of the pair x and y, for messages.
         names: of the labels, if the data has them; names that the user states replace them.
         lazy: never cache the samples.
+        weights: numbers (n,), the weights of the training samples, or of all without a split; None
+            if there are none.
         unused: from `unused_note`.
     """
     saved, expected = request.preprocessing, expected_shape(request)
@@ -211,12 +236,17 @@ def dataset_of_pairs(
     else:
         found = [check_against_training(inputs, saved, where) for inputs, _ in checked.values()]
         notes = tuple(dict.fromkeys(chain.from_iterable(found)))
+    own = None if weights is None else checked_weights(weights, len(y), weights_name(pairs))
     if "" in checked:
         rows = split_rows(request, len(y), where, _labels(y, request.network, where))
-        splits = [RawSplit(x, y, chosen) for chosen in rows]
+        splits = [RawSplit(x, y, chosen, own) for chosen in rows]
     else:
         splits = [
-            RawSplit(*checked[tail], np.arange(len(checked[tail][1])))
+            RawSplit(
+                *checked[tail],
+                np.arange(len(checked[tail][1])),
+                own if tail == "_train" else None,
+            )
             for tail in ("_train", "_test", VALIDATION)
             if tail in checked
         ]
@@ -283,8 +313,10 @@ def _check(x: StoredInputs, y: NDArray[Any], where: str, expected: Shape) -> Pai
     return (channels_first(x, where, expected) if isinstance(x, np.ndarray) else x), y
 
 
-def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None, str]:
-    """Return the pairs of a file, the names of its labels, and a line about its other arrays."""
+def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None, Any, str]:
+    """Return the pairs of a file, the names of its labels, the weights of its samples, and a line
+    about its other arrays.
+    """
     expected = f"expected {', '.join(SPLIT_NAMES)}, or {' and '.join(WHOLE_NAMES)}"
     with opened_npz(path, expected) as file:
         pairs = pairs_by_ending(file, str(path))
@@ -294,7 +326,8 @@ def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None, str]:
             }
             names = names_in(file, str(path))
             others = [name for name in file.files if names is None or name != CLASSES]
-            return found, names, unused_note(others, found)
+            weights = file.get(weights_name(found))
+            return found, names, weights, unused_note(others, found)
         arrays = ", ".join(file) or "nothing"
     raise UserError(f"{path} has {arrays}; {expected}")
 

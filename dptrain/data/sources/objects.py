@@ -6,7 +6,8 @@ Anything of the following can be trained on:
 - a tuple ``(x, y)``, ``(x_train, y_train, x_test, y_test)`` or ``(x_train, y_train, x_val, y_val,
   x_test, y_test)`` of arrays, or a tuple of pairs ``((x_train, y_train), (x_test, y_test))``;
 - a mapping with the keys x and y, or x_train, y_train, x_test and y_test, and perhaps x_val and
-  y_val, and classes, the names of the labels 0, 1, …, such as an open npz file;
+  y_val, classes, the names of the labels 0, 1, …, and sample_weight or sample_weight_train, the
+  weights of x or x_train in the loss, such as an open npz file;
 - an object with ``len(data)`` and ``data[i] -> (x, y)``: a list of pairs, or a PyTorch ``Dataset``.
   x is an image (an array or a PIL image) or a vector, always of the same shape; y is a label or
   numbers. ``data[i]`` must return the same sample each time: samples are read once if they fit in
@@ -41,6 +42,7 @@ from dptrain.data.sources.arrays import (
     names_in,
     pairs_by_ending,
     unused_note,
+    weights_name,
 )
 from dptrain.data.spec import CLASSES, Request
 from dptrain.data.stored import cache_limit_bytes
@@ -105,6 +107,7 @@ def dataset_from(
     preprocessing: Preprocessing | None = None,
     split: bool = True,
     classes: Any = None,
+    weights: Any = None,
 ) -> Dataset:
     """Return a data set for a network from a spec, arrays or another object.
 
@@ -114,6 +117,8 @@ def dataset_from(
         classes: names of the labels of Python objects: a list in the order of the labels 0, 1, …,
             or a mapping from label to name; None if they have none, or if a mapping of arrays names
             them.
+        weights: numbers (n,), the weights of the training samples of Python objects, or of all
+            samples without a split; None if there are none, or if a mapping has them.
 
     Raises:
         UserError: the object is of none of these kinds, or does not match the network or the
@@ -131,6 +136,11 @@ def dataset_from(
         raise UserError(
             "classes names the labels of arrays and other Python objects; name those of a file in "
             "its specification, such as npz:f.npz?classes=cat,dog"
+        )
+    if weights is not None and isinstance(data, str | Dataset):
+        raise UserError(
+            "sample_weight has the weights of arrays and other Python objects; a table has them in "
+            "a column: csv:FILE?target=COLUMN&weight=COLUMN"
         )
     if isinstance(data, str):
         return open_data(
@@ -151,7 +161,11 @@ def dataset_from(
     pairs = _pairs(request, data)
     is_used = names is not None
     others = [k for k in data if k != CLASSES or not is_used] if isinstance(data, Mapping) else []
-    dataset = dataset_of_pairs(request, pairs, "the data", unused=unused_note(others, pairs))
+    if isinstance(data, Mapping) and weights is None:
+        weights = data.get(weights_name(pairs))
+    dataset = dataset_of_pairs(
+        request, pairs, "the data", weights=weights, unused=unused_note(others, pairs)
+    )
     show_notes(dataset.notes)
     return dataset
 
@@ -201,6 +215,11 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
     elif _has_samples(data):
         parts = {"": data}
     else:
+        if hasattr(data, "dataset") and hasattr(data, "batch_size"):
+            raise UserError(
+                f"the data is a {type(data).__name__}; pass its data set, loader.dataset: "
+                "minibatches and their order follow from the settings batch_size and seed"
+            )
         raise UserError(f"the data is of type {type(data).__name__}; {_EXPECTED}")
     pairs: dict[str, Pair] = {}
     for tail, part in parts.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dptrain.data.adaptation import adapt_request, class_names, classifier_for
 from dptrain.data.assembly import RawSplit, make_dataset, with_target_unit
 from dptrain.data.base import Dataset
+from dptrain.data.loading.sharding import epoch_order
 from dptrain.data.preprocessing.classes import coded_labels
 from dptrain.data.preprocessing.names import same_form
 from dptrain.data.preprocessing.preprocessing import Preprocessing
@@ -31,10 +32,14 @@ from dptrain.data.sources.csv_file import (
 )
 from dptrain.data.sources.lags import lags_of
 from dptrain.data.spec import Request, escape, existing, unescape
+from dptrain.data.weights import checked_weights
 from dptrain.errors import UserError, shown
 from dptrain.network.layers import Dense, Shape
 from dptrain.network.losses import MeanSquaredError
 from dptrain.network.network import Network
+
+_STREAM = 2**62
+"""Number of the random order of columns, which no epoch of training has."""
 
 
 def open_csv(request: Request) -> Dataset:
@@ -49,6 +54,9 @@ def open_csv(request: Request) -> Dataset:
     fifths of the rows are for training, the others for the test. No row of a training sample, nor
     of its target, belongs to a test sample. Inputs are standardised, column by column, by the mean
     and the standard deviation of the training rows.
+
+    The number in column ``weight`` of row i is the weight of sample i. With ``max_features=N``, N
+    of the inputs are chosen at random, by the seed of the run.
 
     With saved preprocessing (evaluation), target, horizon, columns, lags, mean and deviation are
     the model's own.
@@ -94,19 +102,23 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     inputs = _chosen_columns(request) if saved is None else saved.columns
     if known is not None and inputs is None and "columns" not in request.options:
         inputs = tuple(name for name in known if reads_ahead or name not in targets)
-        others = [name for name in read_header(path).names if name not in (*known, *targets)]
+        kept = {*known, *targets, *_no_inputs(request, targets)}
+        others = [name for name in read_header(path).names if name not in kept]
     texts, predicts_values = None, request.network.loss.targets == "values"
     if len(targets) == 1 and not predicts_values and has_text(path, targets[0]):
         texts = Labels()
-    with_target = request.options.get("columns") == "*"
+    outputs = _no_inputs(request, targets)
     try:
-        inputs, table, notes = _read_table(path, targets, inputs, with_target, texts)
+        inputs, table, notes = _read_table(path, targets, inputs, outputs, texts)
     except UserError as error:
         if predicts_values and any(has_text(path, name) for name in targets):
             better = classifier_for(request.network)
             raise UserError(f"{error}; to predict classes, use {better}") from None
         raise
     width = len(targets)
+    if saved is None and "max_features" in request.options:
+        inputs, table = _with_max_features(request, inputs, table)
+        notes = (*notes, f"the inputs are {len(inputs)} random columns: {', '.join(inputs)}")
     y: NDArray[Any] = table[horizon:, -1] if width == 1 else table[horizon:, -width:]
     if texts is not None:
         request, y = _with_names(request, texts.texts(y), str(path))
@@ -141,7 +153,8 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     )
     x = preprocessing.standardise(table[: len(table) - horizon, :-width])
     stored = x if layout.is_plain else RowSamples(x, layout)
-    train, test = (RawSplit(stored, y, np.arange(*span)) for span in spans)
+    weights = _weights(request, path)
+    train, test = (RawSplit(stored, y, np.arange(*span), weights) for span in spans)
     rows = "" if layout.is_plain else f" of {layout}" if lags and not positions else f" as {layout}"
     ahead = f" {horizon} rows ahead" if horizon else ""
     return make_dataset(
@@ -190,13 +203,56 @@ def _unplaced_notes(names: Sequence[str]) -> list[str]:
 def linear_network(request: Request) -> Network:
     """Return a linear network whose input has the shape of the samples of a table."""
     path = request.existing("file")
-    inputs, everything = _chosen_columns(request), request.options.get("columns") == "*"
+    inputs, targets = _chosen_columns(request), _targets(request, path)
     if inputs is None:
-        inputs, _, _ = _read_table(path, _targets(request, path), None, everything)
+        inputs, _, _ = _read_table(path, targets, None, _no_inputs(request, targets))
+    inputs = tuple(inputs[i] for i in _features(request, inputs))
     layout = RowLayout(len(inputs), lags_of(request), ())
     width = layout.num_rows * layout.num_columns
-    outputs = len(_targets(request, path))
-    return Network((width,), [Dense(outputs)], loss=MeanSquaredError(), name="linear")
+    return Network((width,), [Dense(len(targets))], loss=MeanSquaredError(), name="linear")
+
+
+def _features(request: Request, inputs: Sequence[str]) -> list[int]:
+    """Return which input columns are used: all, or as many as the user chooses, at random."""
+    count = request.number("max_features", len(inputs))
+    if count > len(inputs):
+        raise UserError(
+            f"{request.text}: max_features is {count}, but there are {len(inputs)} input columns; "
+            f"use at most {len(inputs)}"
+        )
+    found: list[int] = np.sort(epoch_order(len(inputs), request.seed, _STREAM)[:count]).tolist()
+    return found
+
+
+def _with_max_features(
+    request: Request, inputs: tuple[str, ...], table: NDArray[np.float64]
+) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """Return the names of the columns of `_features`, and the table with these and the targets."""
+    chosen = _features(request, inputs)
+    columns = [*chosen, *range(len(inputs), table.shape[1])]
+    return tuple(inputs[i] for i in chosen), table[:, columns]
+
+
+def _no_inputs(request: Request, targets: Sequence[str]) -> set[str]:
+    """Return the numeric columns that are no inputs unless the user names them."""
+    outputs = set() if request.options.get("columns") == "*" else set(targets)
+    return outputs | (
+        {_column(request.options["weight"])} if "weight" in request.options else set()
+    )
+
+
+def _column(option: str) -> str:
+    """Return the name of a column as files have it."""
+    return same_form(unescape(option).strip())
+
+
+def _weights(request: Request, path: Path) -> NDArray[np.float64] | None:
+    """Return the weight of each row; None if the user names no column of weights."""
+    if "weight" not in request.options:
+        return None
+    name = _column(request.options["weight"])
+    found = read_columns(path, [name])[:, 0]
+    return checked_weights(found, len(found), f"{path}, column {shown(name)}")
 
 
 def _chosen_columns(request: Request) -> tuple[str, ...] | None:
@@ -204,7 +260,7 @@ def _chosen_columns(request: Request) -> tuple[str, ...] | None:
     columns = request.options.get("columns", "*")
     if columns == "*":
         return None
-    names = [same_form(unescape(name).strip()) for name in columns.split(",")]
+    names = [_column(name) for name in columns.split(",")]
     for name in names:
         if names.count(name) > 1:
             raise UserError(
@@ -218,7 +274,7 @@ def _read_table(
     path: Path,
     targets: Sequence[str],
     inputs: tuple[str, ...] | None,
-    with_target: bool,
+    no_inputs: Collection[str],
     labels: Labels | None = None,
 ) -> tuple[tuple[str, ...], NDArray[np.float64], tuple[str, ...]]:
     """Return the names of the input columns, their numbers and those of the targets, and notes.
@@ -227,7 +283,7 @@ def _read_table(
         path: of the table.
         targets: names of the predicted columns.
         inputs: names of the input columns; None for all numeric ones.
-        with_target: True if the targets are among all numeric columns.
+        no_inputs: numeric columns that are not among all numeric ones.
         labels: converts the only target, which is text; None if it has numbers.
 
     Returns:
@@ -236,7 +292,7 @@ def _read_table(
     if inputs is not None:
         return inputs, read_columns(path, (*inputs, *targets), labels), ()
     found = read_numeric_columns(path, targets, labels)
-    inputs = tuple(name for name in found.names if with_target or name not in targets)
+    inputs = tuple(name for name in found.names if name not in no_inputs)
     header = Header(found.names, path)
     if not inputs:
         notes = "".join(f"; {note}" for note in found.notes)
@@ -363,7 +419,7 @@ def _targets(request: Request, path: Path) -> tuple[str, ...]:
             f"with one of {', '.join(shown(name, 40) for name in names[:20])}"
             + (f" and {len(names) - 20} more columns" if len(names) > 20 else "")
         )
-    given = tuple(same_form(unescape(name).strip()) for name in option.split(","))
+    given = tuple(_column(name) for name in option.split(","))
     for name in given:
         if given.count(name) > 1:
             raise UserError(f"{request.text}: target has '{shown(name)}' more than once")

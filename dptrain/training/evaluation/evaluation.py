@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.batch import Batch
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks
-from dptrain.comm.world import World
+from dptrain.comm.world import AgreedError, World
 from dptrain.data import Preprocessing, absolute
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.fingerprint import data_fingerprint
@@ -23,6 +24,7 @@ from dptrain.data.loading.augmentation import centred_windows
 from dptrain.data.loading.sharding import shard
 from dptrain.data.loading.workers import read_by_workers
 from dptrain.data.sources.objects import dataset_from
+from dptrain.data.weights import checked_weights
 from dptrain.network.network import Network
 from dptrain.plan.shares import Counts
 from dptrain.training.evaluation.metrics import MetricCollector, Metrics
@@ -37,8 +39,8 @@ class Score:
     """Quality of a network's predictions.
 
     Attributes:
-        loss: mean over samples.
-        accuracy: share of correct predictions; None if targets are values.
+        loss: mean over samples, by their weights if they have some.
+        accuracy: share of correct predictions, likewise; None if targets are values.
         samples: number of samples.
         metrics: results of the user's metrics by name; None for one that is not finite.
     """
@@ -139,6 +141,7 @@ def score(
     world: World,
     collectors: Sequence[Collector] = (),
     counts: Counts = (),
+    weights: NDArray[np.float64] | None = None,
     *,
     first: int | None = None,
 ) -> Score:
@@ -152,12 +155,13 @@ def score(
         world: the ranks; every rank calls this function.
         collectors: receive the outputs of the shard of this rank.
         counts: shares of the ranks; empty if they are equal.
+        weights: (samples,), of the loss and the accuracy; None if all are equal.
         first: number of the first of their images among those that the replica keeps; None if it
             keeps none of them.
     """
     mine = shard(len(samples), world.rank, world.size, counts)
-    if replica.plan.setting.shards:
-        return _exact_score(replica, samples, world, mine, collectors)
+    if replica.plan.setting.shards or weights is not None:
+        return _exact_score(replica, samples, world, mine, collectors, weights)
 
     def collect(batch: Batch) -> None:
         for collector in collectors:
@@ -193,6 +197,7 @@ def score_in_detail(
     *,
     quality: bool = True,
     first: int | None = None,
+    weights: NDArray[np.float64] | None = None,
 ) -> tuple[Score, Quality | None]:
     """Return the score of all samples, and the quality of their predictions.
 
@@ -201,25 +206,31 @@ def score_in_detail(
         preprocessing: of the model, which names its outputs.
         metrics: of the user, part of the score.
         quality: False leaves out the quality, which is None then.
+        weights: of the samples, as for `score`; errors of values have them, too.
     """
     count, network = len(samples), replica.plan.network
-    collector = make_collector(count, network, preprocessing) if quality else None
+    collector = make_collector(count, network, preprocessing, weights) if quality else None
     own = MetricCollector(metrics, count, network, preprocessing) if metrics else None
     collectors = [each for each in (collector, own) if each is not None]
-    found = score(replica, samples, world, collectors, counts, first=first)
+    found = score(replica, samples, world, collectors, counts, weights, first=first)
     if own is not None:
         found = replace(found, metrics=own.result(world))
     return found, None if collector is None else collector.result(world)
 
 
 def _exact_score(
-    replica: Replica, samples: Samples, world: World, mine: slice, collectors: Sequence[Collector]
+    replica: Replica,
+    samples: Samples,
+    world: World,
+    mine: slice,
+    collectors: Sequence[Collector],
+    weights: NDArray[np.float64] | None,
 ) -> Score:
     """Return the score with the exact sum of the losses of all samples, rounded once.
 
     Args:
         mine: the samples that this rank evaluates.
-        collectors: as for `score`.
+        collectors, weights: as for `score`.
     """
     count = len(samples)
     # Loss, and 1 if the prediction is correct. The rows of other ranks are zero until the
@@ -230,9 +241,41 @@ def _exact_score(
         for collector in collectors:
             collector.add(chosen, replica.output(), y)
     world.all_reduce(table)
+    if weights is not None:
+        table *= weights[:, None]
+    total = count if weights is None else math.fsum(weights)
     has_labels = replica.plan.network.loss.targets != "values"
-    accuracy = float(table[:, 1].sum()) / count if has_labels else None
-    return Score(math.fsum(table[:, 0]) / count, accuracy, count)
+    accuracy = math.fsum(table[:, 1]) / total if has_labels else None
+    return Score(math.fsum(table[:, 0]) / total, accuracy, count)
+
+
+def weights_of(
+    samples: Samples, world: World, given: Any, *, is_passed: bool
+) -> NDArray[np.float64] | None:
+    """Return the weights of samples that are evaluated; every rank calls this function.
+
+    Args:
+        samples: all samples.
+        world: the ranks.
+        given: an array of numbers (n,), which replaces weights that the data states; None without.
+        is_passed: True if the user passed the data, whose weights then count; weights of the
+            training data act on the training loss alone.
+
+    Raises:
+        UserError: they are no weights, all are 0, or ranks have others; on every rank.
+    """
+
+    def check() -> NDArray[np.float64] | None:
+        if given is None:
+            return samples.known_weights() if is_passed else None
+        return checked_weights(given, len(samples), "sample_weight")
+
+    weights = call_on_all_ranks(world, check)
+    hashed = None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()
+    agree(world, {"sample_weight": hashed})
+    if weights is not None and not weights.any():
+        raise AgreedError("sample_weight is 0 for every sample; expected a weight above 0")
+    return weights
 
 
 def open_test_data(
@@ -302,6 +345,11 @@ def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
     return f"the test split of {name}, {count:,} samples"
 
 
+def scored_text(scored: str, weights: NDArray[np.float64] | None) -> str:
+    """Return the description of the samples that were evaluated, with their weights or without."""
+    return scored if weights is None else f"{scored}, by their weights"
+
+
 def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
     """Return all results as plain JSON values.
 
@@ -317,7 +365,13 @@ def results_of(score: Score, quality: Quality | None) -> dict[str, Any]:
 
 
 def evaluate_model(
-    model: TrainedModel, data: Any, world: World, *, workers: int = 0, classes: Any = None
+    model: TrainedModel,
+    data: Any,
+    world: World,
+    *,
+    workers: int = 0,
+    classes: Any = None,
+    sample_weight: Any = None,
 ) -> tuple[dict[str, Any], Quality]:
     """Evaluate a trained model on a data set; every rank calls this function.
 
@@ -332,6 +386,7 @@ def evaluate_model(
         world: the ranks.
         workers: processes of each rank that decode samples; 0 decodes in the rank itself.
         classes: names of the labels of an object, see `dataset_from`.
+        sample_weight: as for `Trainer.evaluate`.
 
     Returns:
         The same on every rank: network, data, step, scored (a description of the samples), notes
@@ -351,16 +406,19 @@ def evaluate_model(
         seed=model.facts.seed,
         classes=classes,
     )
-    network = model.network
+    network, is_passed = model.network, data is not None
+    weights = weights_of(samples, world, sample_weight, is_passed=is_passed)
     target_shape = () if network.loss.targets == "classes" else (network.num_outputs,)
     with read_by_workers(samples, workers, network.input_shape, target_shape) as read:
-        result, quality = score_in_detail(model.replica, read, world, model.preprocessing)
+        result, quality = score_in_detail(
+            model.replica, read, world, model.preprocessing, weights=weights
+        )
     assert quality is not None
     found = {
         "network": model.network.name,
         "data": data if isinstance(data, str) else trained_on if data is None else "arrays",
         "step": model.step,
-        "scored": scored,
+        "scored": scored_text(scored, weights),
         **({"notes": list(notes)} if notes else {}),
         **results_of(result, quality),
     }

@@ -56,6 +56,8 @@ class TrainedModel(Sealed):
         replica: the network in memory.
     """
 
+    _instead_of_pickle = "load it again with dptrain.load(PATH), also in another process"
+
     def __init__(
         self,
         network: Network,
@@ -135,7 +137,9 @@ class TrainedModel(Sealed):
         )
 
     @named_arguments("pass arrays as one argument: evaluate((x, y))")
-    def evaluate(self, data: Any = None, *, classes: Any = None) -> dict[str, Any]:
+    def evaluate(
+        self, data: Any = None, *, classes: Any = None, sample_weight: Any = None
+    ) -> dict[str, Any]:
         """Evaluate the model; see `evaluation.evaluate_model` for the result.
 
         Args:
@@ -144,8 +148,12 @@ class TrainedModel(Sealed):
             classes: names of the labels of an object: a list in the order of the labels 0, 1, …, or
                 a mapping from label to name. Integers without names are matched with the classes of
                 the network by their value, never by their position.
+            sample_weight: as for `Trainer.evaluate`.
         """
-        return evaluate_model(self, data, self._world, classes=classes)[0]
+        found, _ = evaluate_model(
+            self, data, self._world, classes=classes, sample_weight=sample_weight
+        )
+        return found
 
     @named_arguments()
     def save_weights(self, path: str | os.PathLike[str]) -> None:

@@ -124,11 +124,13 @@ class ValueQuality:
     Attributes:
         names: of the outputs.
         expected, predicted: float64 (n, F), a row for each sample.
+        weights: float64 (n,), of the samples; None if all are equal.
     """
 
     names: tuple[str, ...]
     expected: NDArray[np.float64]
     predicted: NDArray[np.float64]
+    weights: NDArray[np.float64] | None = None
 
     def results(self) -> dict[str, float]:
         """Return mean absolute error, root mean square error and coefficient of determination.
@@ -136,20 +138,25 @@ class ValueQuality:
         With several outputs, the errors are means over all of them; R² compares the sum of the
         squared errors with that of the deviations from the mean of each output. Outputs whose
         targets are all equal have no deviation that a prediction could explain: R² leaves them out,
-        and is absent if there are no others.
+        and is absent if there are no others. Means and sums are by the weights of the samples.
         """
         errors = self.predicted - self.expected
         found = {
-            "mae": float(np.abs(errors).mean()),
-            "rmse": float(np.sqrt(np.square(errors).mean())),
+            "mae": float(self._means(np.abs(errors)).mean()),
+            "rmse": float(np.sqrt(self._means(np.square(errors)).mean())),
         }
         # The mean of equal numbers is rounded, so their deviations may differ from 0.
         varies = (self.expected != self.expected[:1]).any(axis=0)
         if not varies.any():
             return found
-        deviations = (self.expected - self.expected.mean(axis=0))[:, varies]
-        unexplained = float(np.square(errors[:, varies]).sum())
-        return {**found, "r2": 1 - unexplained / float(np.square(deviations).sum())}
+        deviations = (self.expected - self._means(self.expected))[:, varies]
+        unexplained = float(self._means(np.square(errors[:, varies])).sum())
+        all_deviations = float(self._means(np.square(deviations)).sum())
+        return {**found, "r2": 1 - unexplained / all_deviations} if all_deviations else found
+
+    def _means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the mean of each column over the samples."""
+        return np.asarray(np.average(values, axis=0, weights=self.weights))
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results as plain JSON values."""
@@ -340,9 +347,16 @@ class _LabelCollector(Collector):
 class _ValueCollector(Collector):
     """Collects expected and predicted values."""
 
-    def __init__(self, count: int, names: Sequence[str], preprocessing: Preprocessing) -> None:
+    def __init__(
+        self,
+        count: int,
+        names: Sequence[str],
+        preprocessing: Preprocessing,
+        weights: NDArray[np.float64] | None,
+    ) -> None:
         super().__init__(count, 2 * len(names))
         self._names, self._preprocessing = tuple(names), preprocessing
+        self._weights = weights
 
     def add(self, indices: NDArray[np.int64], outputs: NDArray[Any], targets: NDArray[Any]) -> None:
         both = np.float64(targets.reshape(outputs.shape)), np.float64(outputs)
@@ -350,13 +364,18 @@ class _ValueCollector(Collector):
 
     def result(self, world: World) -> ValueQuality:
         expected, predicted = np.hsplit(self._rows(world), 2)
-        return ValueQuality(self._names, expected, predicted)
+        return ValueQuality(self._names, expected, predicted, self._weights)
 
 
-def make_collector(count: int, network: Network, preprocessing: Preprocessing) -> Collector:
-    """Return a collector for `count` samples."""
+def make_collector(
+    count: int,
+    network: Network,
+    preprocessing: Preprocessing,
+    weights: NDArray[np.float64] | None = None,
+) -> Collector:
+    """Return a collector for `count` samples; results of classes and labels count them alike."""
     if network.loss.targets == "values":
-        return _ValueCollector(count, preprocessing.output_names(network), preprocessing)
+        return _ValueCollector(count, preprocessing.output_names(network), preprocessing, weights)
     classes = preprocessing.class_list(network)
     if classes is None:
         return _LabelCollector(count, preprocessing.output_names(network))

@@ -13,7 +13,7 @@ from dptrain import __version__
 from dptrain.comm.signals import stop_advice
 from dptrain.comm.world import World
 from dptrain.data.base import Dataset, count_text
-from dptrain.data.class_weights import class_weights_line
+from dptrain.data.weights import weight_lines
 from dptrain.measure.console import make_console
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.input_times import MIN_STEPS, InputCost
@@ -30,6 +30,7 @@ from dptrain.plan.lowering import Phase
 from dptrain.plan.shares import alone
 from dptrain.runs.spans import changed_text
 from dptrain.training.binding import binding_warning, gather_rank_cores
+from dptrain.training.data_settings import BALANCED
 from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.job import Job
 from dptrain.training.output.answer import closing_lines, count
@@ -108,9 +109,8 @@ def _short_header(job: Job, step: int) -> Iterator[str]:
 
 
 def _loss_and_weights(job: Job) -> Iterator[str]:
-    """Yield the weights of the classes, and the parameters with which the run begins, if set."""
-    if job.spec.class_weights:
-        yield class_weights_line(job.spec.class_weights, job.dataset)
+    """Yield the weights of classes and samples, and the initial parameters, if they are set."""
+    yield from weight_lines(job.spec.class_weights, job.dataset)
     if job.weights:
         yield job.weights
 
@@ -154,9 +154,10 @@ def _optimisation(job: Job) -> str:
     passes = f" in {spec.accumulate} passes" if spec.accumulate > 1 else ""
     warmup = f", {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else ""
     clipping = f", gradients clipped at norm {spec.clip_norm:g}" if spec.clip_norm else ""
+    sampling = ", balanced sampling" if spec.sampling == BALANCED else ""
     decay = "" if spec.weight_decay is None else f", weight decay {spec.weight_decay:g}"
     return (
-        f"{shards}{passes}, {spec.optimizer}, learning rate {job.schedule.base:g} "
+        f"{shards}{passes}{sampling}, {spec.optimizer}, learning rate {job.schedule.base:g} "
         f"({spec.schedule}{warmup}){decay}{clipping}"
     )
 

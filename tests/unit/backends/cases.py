@@ -43,6 +43,7 @@ from dptrain.network import (
     SigmoidBinaryCrossEntropy,
     SiLU,
     SoftmaxCrossEntropy,
+    SoftmaxSquaredError,
     SumPool2d,
 )
 from dptrain.network.activations import ELU, Clip, Tanh
@@ -326,6 +327,7 @@ def _losses() -> list[Case]:
     cases = []
     for loss, widths in (
         (SoftmaxCrossEntropy(), (2, 11)),
+        (SoftmaxSquaredError(), (2, 11)),
         (SigmoidBinaryCrossEntropy(), (1, 3)),
         (MeanSquaredError(), (1, 5)),
     ):

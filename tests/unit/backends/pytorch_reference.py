@@ -160,12 +160,17 @@ def _dropout_factor(node: Node, layer: Dropout, keys: Mapping[str, object]) -> T
     return factor.reshape(-1, *node.output_shape)
 
 
-def _loss(kind: str, z: Tensor, y: Tensor) -> Tensor:
-    if kind == "classes":
-        return functional.cross_entropy(z, y.long())
-    if kind == "binary":
-        return functional.binary_cross_entropy_with_logits(z, y)
-    return functional.mse_loss(z, y)
+def losses_of(kind: str, z: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of each sample."""
+    if kind == "softmax_cross_entropy":
+        return functional.cross_entropy(z, y.long(), reduction="none")
+    if kind == "softmax_squared_error":
+        onehot = functional.one_hot(y.long(), z.shape[1]).to(z.dtype)
+        return functional.mse_loss(z.softmax(1), onehot, reduction="none").mean(1)
+    if kind == "sigmoid_cross_entropy":
+        return functional.binary_cross_entropy_with_logits(z, y, reduction="none").mean(1)
+    assert kind == "mean_squared_error"
+    return functional.mse_loss(z, y, reduction="none").mean(1)
 
 
 def compute(
@@ -189,7 +194,7 @@ def compute(
         for name, value in parameters.items()
     }
     z = _forward(network, x, weights, keys)[network.nodes[-1].name]
-    loss = _loss(network.loss.targets, z, torch.tensor(np.asarray(y, np.float64)))
+    loss = losses_of(network.loss.kind, z, torch.tensor(np.asarray(y, np.float64))).mean()
     loss.backward()
     gradients = {name: weight.grad.numpy() for name, weight in weights.items()}
     return Result(z.detach().numpy(), float(loss.detach()), gradients)

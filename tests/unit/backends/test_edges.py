@@ -13,12 +13,14 @@ from dptrain.backends.replica import Replica
 from dptrain.network import (
     Dense,
     Layer,
+    Loss,
     MeanSquaredError,
     Network,
     Sigmoid,
     SigmoidBinaryCrossEntropy,
     SiLU,
     SoftmaxCrossEntropy,
+    SoftmaxSquaredError,
 )
 from tests.unit.backends.cases import variants
 
@@ -94,9 +96,11 @@ def test_probabilities_of_classes_equal_those_in_float64(backend: str, precision
 
 
 @every_variant
-@pytest.mark.parametrize("loss", [SoftmaxCrossEntropy(), SigmoidBinaryCrossEntropy()])
+@pytest.mark.parametrize(
+    "loss", [SoftmaxCrossEntropy(), SigmoidBinaryCrossEntropy(), SoftmaxSquaredError()]
+)
 def test_outputs_with_nan_are_no_correct_prediction(
-    loss: SoftmaxCrossEntropy | SigmoidBinaryCrossEntropy, backend: str, precision: str
+    loss: Loss, backend: str, precision: str
 ) -> None:
     """All targets are the first class, or 0; a comparison with NaN is false."""
     replica = identity(Network((3,), [Dense(3)], loss), backend, precision, training=True)

@@ -39,6 +39,7 @@ from dptrain.network import (
     SigmoidBinaryCrossEntropy,
     SiLU,
     SoftmaxCrossEntropy,
+    SoftmaxSquaredError,
     Tanh,
 )
 from dptrain.philox import dropout_keep, philox
@@ -215,7 +216,9 @@ def test_relu_has_no_gradient_at_zero(backend: str, precision: str) -> None:
 
 
 @every_variant
-@pytest.mark.parametrize("loss", [SoftmaxCrossEntropy(), SigmoidBinaryCrossEntropy()])
+@pytest.mark.parametrize(
+    "loss", [SoftmaxCrossEntropy(), SigmoidBinaryCrossEntropy(), SoftmaxSquaredError()]
+)
 @pytest.mark.parametrize("size", [1e2, 1e4])
 def test_losses_stay_finite_far_from_zero(
     backend: str, precision: str, loss: SoftmaxCrossEntropy, size: float
@@ -713,13 +716,8 @@ def test_weighted_samples_equal_pytorch(backend: str, precision: str, loss: type
     plain = dptrain.api.make_replica(network, backend, 9, precision=precision)
     found = replica.forward_backward(x, y, weights=weights, global_count=11)
     logits = torch.tensor(np.float64(replica.output()), requires_grad=True)
-    functional = torch.nn.functional
-    function = {
-        "classes": functional.cross_entropy, "values": functional.mse_loss,
-        "binary": functional.binary_cross_entropy_with_logits,
-    }[loss.targets]  # fmt: skip
     target = torch.tensor(y if loss.targets == "classes" else np.float64(y))
-    losses = function(logits, target, reduction="none").reshape(9, -1).mean(1)
+    losses = pytorch_reference.losses_of(loss.kind, logits, target)
     total = (losses * torch.tensor(np.float64(weights))).sum() / 11
     total.backward()
     assert logits.grad is not None
@@ -739,9 +737,10 @@ def test_weighted_samples_equal_pytorch(backend: str, precision: str, loss: type
 
 
 def test_only_labels_of_classes_are_smoothed() -> None:
-    network = Network((6,), [Dense(2)], MeanSquaredError())
-    with pytest.raises(UserError, match="label smoothing needs classes, but the loss of network"):
-        dptrain.api.make_replica(network, "reference", 2, label_smoothing=0.1)
+    for loss in (MeanSquaredError(), SoftmaxSquaredError()):
+        network = Network((6,), [Dense(2)], loss)
+        with pytest.raises(UserError, match="label smoothing needs softmax_cross_entropy, but"):
+            dptrain.api.make_replica(network, "reference", 2, label_smoothing=0.1)
     with pytest.raises(UserError, match="label smoothing is 1; expected"):
         dptrain.api.make_replica(network, "reference", 2, label_smoothing=1)
 

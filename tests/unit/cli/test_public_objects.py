@@ -367,7 +367,10 @@ def test_parameters_of_another_run_do_not_enter_a_run_directory(
         (lambda: Dense(), "Dense needs units; Dense has the arguments units, "),
         (lambda: Dense(8, unit=3), r"no argument 'unit'; did you mean 'units'\?"),
         (lambda: Dense(8, units=3), "Dense received units twice"),
-        (lambda: dptrain.SGD(0.1), r"has no argument for 0.1; name .* SGD\(momentum=0.1\)"),
+        (
+            lambda: dptrain.SGD(0.1),
+            r"has no argument for 0.1; the learning rate is a setting: Trainer",
+        ),
         (lambda: dptrain.Adam(lr=0.1), r"'lr'; the learning rate is a setting: Trainer"),
         (lambda: dptrain.Dropout(p=0.5), "'p'; use rate; Dropout has the arguments rate"),
         (lambda: dptrain.ReLU(3), "ReLU has no arguments"),
@@ -425,6 +428,9 @@ def test_wrong_arguments_of_methods() -> None:
         ({"lr": 0.1}, r"no setting 'lr'; did you mean 'learning_rate'\?"),
         ({"class_weight": {}}, "'class_weight'; did you mean 'class_weights'"),
         ({"early_stopping": 3}, r"did you mean 'patience'\?"),
+        ({"sampler": 3}, r"did you mean 'sampling'\?"),
+        ({"balanced": True}, r"use sampling='balanced', or class_weights='balanced'"),
+        ({"sample_weight": [1]}, r"fit\(x, y, sample_weight=w\)"),
         ({"num_epochs": 3}, r"did you mean 'epochs'\?"),
         ({"loss": "mse"}, "the loss belongs to the network"),
         ({"learning_rat": 3}, r"did you mean 'learning_rate'\?"),
@@ -482,3 +488,29 @@ def test_tracebacks_show_public_names_of_errors() -> None:
     with pytest.raises(UserError) as info:
         tiny(seed=-1)
     assert traceback.format_exception_only(info.value)[0].startswith("dptrain.AgreedError: seed is")
+
+
+def test_habits_of_other_libraries_are_advised() -> None:
+    """Of arguments without a name, of losses that are no objects, and of data in minibatches."""
+    with pytest.raises(ArgumentError, match=r"no argument for 0.1; the learning rate is a setting"):
+        dptrain.SGD(0.1)  # type: ignore[misc]
+    with pytest.raises(ArgumentError, match="weights of classes are a setting"):
+        tiny().fit(class_weight={})  # type: ignore[call-arg]
+    for loss in ("mean_squared_error", dptrain.MeanSquaredError):
+        with pytest.raises(UserError, match=r"expected an object such as MeanSquaredError\(\)"):
+            Network((2,), [Dense(1)], loss=loss)  # type: ignore[arg-type]
+
+    class Loader:
+        dataset, batch_size = (), 8
+
+    with pytest.raises(
+        UserError, match=r"the data is a Loader; pass its data set, loader\.dataset"
+    ):
+        Trainer(Network((2,), [Dense(2)]), Loader(), progress=False)
+
+
+def test_objects_with_threads_are_not_copied() -> None:
+    trainer = tiny()
+    for each, advice in ((trainer, "use trainer.save"), (trainer.job.replica, "make_replica")):
+        with pytest.raises(UserError, match=f"cannot be pickled or copied; .*{advice}"):
+            copy.deepcopy(each)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dptrain.backends.cuda.backend import loss_kernel
 from dptrain.backends.memory import as_numbers
+from dptrain.network import LOSSES as DESCRIBED
 from tests.lazy import LazyModule
 from tests.tiers import tiered
 from tests.unit.cuda.launching import BF16, FP32, Kept, ints, launch_in_every_order
@@ -17,7 +19,7 @@ torch = LazyModule("torch")
 
 EPSILON = float(np.finfo(np.float32).eps)
 
-LOSSES = ("softmax_cross_entropy", "sigmoid_cross_entropy", "mean_squared_error")
+LOSSES = tuple(DESCRIBED)
 
 
 THREADS = 512
@@ -39,11 +41,12 @@ def evaluate(
     blank, sums = np.full_like(z, 7.0), np.full(3, 7.0, np.float32)
     numbers, between = np.float32([0.0, 0.0, 1.0, 0.0, 0.0]), np.zeros(1 + blocks, np.uint64)
     last = [] if smoothing is None else [np.float32(smoothing)]
+    kernel, macros = loss_kernel(DESCRIBED[name]())
     _, _, gradient, sums, _, between = launch_in_every_order(
-        "losses.cu", name, blocks * THREADS,
+        "losses.cu", kernel, blocks * THREADS,
         kept.store(z), target, kept.store(blank), sums, numbers, between, *ints(*z.shape),
         np.float32(scale), np.int32(backward), *last, block=THREADS, SMOOTHED=len(last),
-        SAMPLE_LANES=lanes, PRECISION=kept.precision,
+        SAMPLE_LANES=lanes, PRECISION=kept.precision, **macros,
     )  # fmt: skip
     assert between[0] == 0
     assert sums[2] == 1.0
@@ -62,6 +65,10 @@ def exact(
             outputs, y.long(), reduction="sum", label_smoothing=smoothing
         )
         correct = int((outputs.argmax(1) == y).sum())
+    elif name == "softmax_squared_error":
+        onehot = functional.one_hot(y.long(), z.shape[1]).double()
+        loss = ((outputs.softmax(1) - onehot) ** 2).mean(1).sum()
+        correct = int((outputs.argmax(1) == y).sum())
     elif name == "sigmoid_cross_entropy":
         loss = functional.binary_cross_entropy_with_logits(outputs, y.double(), reduction="none")
         loss, correct = loss.mean(1).sum(), int(((outputs > 0) == (y > 0.5)).all(1).sum())
@@ -75,7 +82,7 @@ def exact(
 def numbers(name: str, n: int, outputs: int, spread: float) -> tuple[Any, Any]:
     rng = np.random.default_rng(n + outputs)
     z = (spread * rng.standard_normal((n, outputs))).astype(np.float32)
-    if name == "softmax_cross_entropy":
+    if DESCRIBED[name].targets == "classes":
         return z, rng.integers(0, outputs, n).astype(np.int32)
     if name == "sigmoid_cross_entropy":
         return z, rng.integers(0, 2, (n, outputs)).astype(np.float32)

@@ -11,7 +11,7 @@ import pytest
 
 from dptrain.network import LOSSES, Dense, Flatten, Network
 
-KINDS = {loss.targets: loss for loss in LOSSES.values()}
+KINDS = {loss.targets: loss for loss in reversed(LOSSES.values())}
 
 
 @pytest.fixture

@@ -35,7 +35,12 @@ def test_the_example_of_two_classes_learns(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_file_is_a_network(tmp_path: Path) -> None:
-    example, own = blocks("toml")
+    example, own, loss = blocks("toml")
+    (tmp_path / "loss.toml").write_text(
+        loss.replace("[loss_function]", "input = [3]\n[loss_function]")
+        + '[[layer]]\ntype = "dense"\nunits = 1\n'
+    )
+    assert read_network(tmp_path / "loss.toml").loss.kind == "quantile"
     (tmp_path / "own.toml").write_text(own)
     assert read_network(tmp_path / "own.toml").layers[1].kind == "swish"
     (tmp_path / "page.toml").write_text(example)

@@ -32,9 +32,9 @@ from dptrain.runs.spans import Span, Spans, value_text
 from dptrain.setting_groups import Setting
 from dptrain.toml import read_toml
 from dptrain.training.persistence.repeating import changing_flags
-from dptrain.training.schedules import SCHEDULES
 from dptrain.training.settings import (
     START_SETTINGS,
+    USED_WITH,
     GivenSettings,
     load_settings,
     settings,
@@ -57,7 +57,9 @@ OTHERS: dict[str, Any] = {
 
 WITH: dict[str, dict[str, Any]] = {
     "steps": {"epochs": None},
-    **{name: {"schedule": kind} for kind, row in SCHEDULES.items() for name in row.own_settings},
+    **{name: {other: values[0]} for name, (other, values) in USED_WITH.items() if values},
+    "step_factor": {"schedule": "plateau"},
+    "randaugment_magnitude": {"randaugment": 1},
 }
 """What else must be set."""
 

@@ -29,6 +29,7 @@ def test_published_settings() -> None:
     assert (chosen.optimizer, chosen.batch_size, chosen.epochs) == ("adam", 1000, 2)
     chosen = load_settings({}, {}, Path("cifar-study"))
     assert (chosen.learning_rate, chosen.batch_size, chosen.steps) == (0.1, 128, 100_000)
+    assert (chosen.average_weights, chosen.data, chosen.crop) == (0.9999, "shapes?fit=crop", 4)
 
 
 def test_a_file_precedes_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

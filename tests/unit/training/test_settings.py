@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import tomli_w
+from hypothesis import strategies as st
 
 from dptrain.errors import UserError
 from dptrain.plan import SGD, Adam, AdamW
 from dptrain.training.balance import first_shares
-from dptrain.training.schedules import OWN_SETTINGS
-from dptrain.training.settings import GivenSettings, load_settings, settings
+from dptrain.training.settings import (
+    USED_WITH,
+    GivenSettings,
+    load_settings,
+    put_layer,
+    settings,
+)
 
 SAMPLES: dict[str, tuple[Any, Any]] = {
     "network": ("model1", "model2"),
@@ -29,6 +37,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "run_dir": (Path("a"), Path("b")),
     "weights": ("/a.safetensors", "/b.safetensors"),
     "class_weights": ("balanced", "1,4"),
+    "sampling": ("shuffle", "balanced"),
     "nesterov": (True, False),
     "flip": (True, False),
     "tune": (True, False),
@@ -46,7 +55,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
 }
 """Two right values of a setting; numbers are made up below."""
 
-ALONE = {"steps", "resume", *OWN_SETTINGS}
+ALONE = {"steps", "resume", *USED_WITH}
 """Settings that need others; they have tests of their own."""
 
 
@@ -237,13 +246,13 @@ MISTAKES = [
     ({"network": "model9"}, "no network 'model9'; expected model0,"),
     ({"epochs": "1", "steps": "1"}, "epochs is 1 and steps is 1; set only one of the two"),
     ({"schedule": "step"}, "schedule is 'step' but neither step_every nor step_at is set; try"),
-    ({"step_at": "1/2"}, "step_at is 1/2 but schedule is cosine; try --schedule step"),
+    ({"step_at": "1/2"}, "--step-at is 1/2, but it has no effect with --schedule cosine"),
     ({"schedule": "step", "step_at": "1/2", "step_every": "3"}, "step_every is 3 and step_at is"),
     ({"schedule": "step", "step_at": "0.5,0.5"}, "step_at is '0.5,0.5'; expected rising fractions"),
     ({"schedule": "step", "step_at": "1/0"}, "step_at is '1/0'; expected rising fractions"),
     ({"schedule": "step", "step_at": "0.5,2"}, "step_at is '0.5,2'; expected rising fractions"),
     ({"schedule": "step", "step_at": "a"}, "step_at is 'a'; expected rising fractions"),
-    ({"step_every": "5"}, "step_every is 5 but schedule is cosine; try --schedule step"),
+    ({"step_every": "5"}, "--step-every is 5, but it has no effect with --schedule cosine"),
     ({"optimizer": "adamw", "momentum": "0.5"}, "momentum belongs to optimizer sgd or "
                                                 "rmsprop or lars, but optimizer is 'adamw'"),
     ({"schedule": "one-cycle", "warmup_steps": "3"}, "warmup_steps is 3, but schedule one-cycle"),
@@ -259,6 +268,14 @@ MISTAKES = [
     ({"network": "solar", "nesterov": True}, "nesterov belongs to optimizer sgd"),
     ({"nesterov": True, "momentum": "0"}, "nesterov needs a momentum above 0"),
     ({"resume": "nowhere"}, "nowhere/config.toml: no such file"),
+    ({"plateau_patience": "3"}, "--plateau-patience is 3, but it has no effect with --schedule "
+                                "cosine; remove it, or use --schedule plateau"),
+    ({"randaugment_magnitude": "3"}, "--randaugment-magnitude is 3.0, but it has no effect with "
+                                     "--randaugment 0; remove it, or use --randaugment above 0"),
+    ({"schedule": "plateau", "evaluate_every": "0"}, "--schedule plateau needs evaluations during "
+                                                     "training, but --evaluate-every is 0"),
+    ({"schedule": "plateau", "best_by": "none"}, "--schedule plateau follows improvements by"),
+    ({"weights": ""}, "--weights is empty; expected a run directory"),
 ]  # fmt: skip
 
 
@@ -368,3 +385,69 @@ def test_every_setting_has_help_and_a_right_default() -> None:
 def test_fixed_shares_of_any_size_divide_a_minibatch(balance: str, counts: tuple[int, int]) -> None:
     chosen = load_settings({"balance": balance, "batch_size": 8}, {})
     assert first_shares(chosen, 2).counts == counts
+
+
+@pytest.mark.parametrize("name", USED_WITH)
+def test_a_setting_without_effect_is_refused(name: str) -> None:
+    """It has an effect with each of the values that the message names, and with no other one."""
+    other, used_with = USED_WITH[name]
+    declared = {each.name: each for each in settings()}
+    value = {"step_at": "1/2", "step_factor": 0.5, "power": 2.0, "randaugment_magnitude": 7.0}.get(
+        name, 7
+    )
+    values = declared[other].limits.choices or (0, 2)
+    needs = {"step_every": 5} if name == "step_factor" else {}
+    for present in values:
+        has_effect = present in used_with if used_with else bool(present)
+        more = needs if present == "step" else {}
+        given = {name: value, other: present, **more}
+        if has_effect:
+            assert getattr(GivenSettings(**given).with_recipe(), name) == value
+            continue
+        with pytest.raises(UserError, match="has no effect with") as caught:
+            GivenSettings(**given)
+        assert str(caught.value).startswith(f"{declared[name].flag} is {value}, but it has no ")
+        # A layer with precedence that selects another value drops the setting.
+        if used_with:
+            values_of_file, origins = {**more, name: value, other: used_with[0]}, dict[str, str]()
+            put_layer(values_of_file, origins, {other: present}, {})
+            assert name not in values_of_file
+    # A file of a run has no such settings.
+    assert name not in GivenSettings(schedule="constant").with_recipe().to_toml_values()
+
+
+NUMBERS: dict[type[Any], Any] = {
+    int: st.sampled_from([0, 1, 2, 10]),
+    float: st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    bool: st.booleans(),
+    str: st.sampled_from(["", ",", " ", "a,b", "1=2", "*"]),
+}
+
+
+@hypothesis.given(st.data())
+def test_messages_have_no_internal_names(data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from(settings()), min_size=1, max_size=4, unique=True))
+    chosen = {}
+    for each in names:
+        if each.type is Path or each.name in ("network", "data", "balance", "weights"):
+            continue
+        choices = each.limits.choices
+        chosen[each.name] = data.draw(st.sampled_from(choices) if choices else NUMBERS[each.type])
+    message = ""
+    try:
+        GivenSettings(**chosen).with_recipe()
+    except UserError as error:
+        message = str(error)
+    assert not re.search(r"\bNone\b|\bTrue\b|\bFalse\b|object at|<|\n", message)
+
+
+@pytest.mark.parametrize("text", [",", " , ", ",,", "  "])
+@pytest.mark.parametrize("name", ["freeze", "rate_factor"])
+def test_lists_without_an_item_are_refused(name: str, text: str) -> None:
+    with pytest.raises(UserError, match="which names no layer"):
+        GivenSettings(**{name: text})
+
+
+def test_patterns_may_be_lists_and_mappings() -> None:
+    found = GivenSettings(freeze=["conv1", "dense*"], rate_factor={"conv2": 0.5, "*.bias": 2})
+    assert (found.freeze, found.rate_factor) == ("conv1,dense*", "conv2=0.5,*.bias=2")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -771,3 +773,52 @@ def test_accuracies_need_evaluations_and_classes() -> None:
         train_until(0.9, validation=None)
     with pytest.raises(UserError, match="predicts values"):
         Trainer("mlp-8", "irradiance?samples=200", epochs=1, progress=False, until_accuracy=0.9)
+
+
+@pytest.mark.parametrize("name", ["classifier-8", "model0", "mlp-8"])
+def test_a_named_network_does_not_open_the_data_of_its_recipe(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the data of the recipe was opened")
+
+    monkeypatch.setattr("dptrain.training.job.open_data", refuse)
+    rng = np.random.default_rng(0)
+    shape = (1, 12, 12) if name == "model0" else (4,)
+    x, y = rng.normal(size=(40, *shape)).astype(np.float32), np.arange(40) % 2
+    trainer = Trainer(name, epochs=1, backend="reference", progress=False)
+    assert repr(trainer) == "Trainer(without data yet)"
+    trainer.fit(x, y)
+    assert trainer.data.name == "arrays"
+    with pytest.raises(UserError, match="would replace the data"):
+        trainer.fit(x, y)
+
+
+def test_a_named_network_trains_on_the_data_of_its_recipe() -> None:
+    data = Trainer("mlp-8", epochs=1, backend="reference", progress=False).data
+    assert data.name == "irradiance"
+    with pytest.raises(UserError, match="'resnet18' has no default data"):
+        Trainer("resnet18", progress=False).fit()
+
+
+def test_a_rank_alone_does_not_open_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening data needs all ranks, so that reading an attribute on one would wait for ever."""
+    trainer = Trainer("mlp-8", progress=False, world=World.single())
+    monkeypatch.setattr(trainer._world, "size", 2)
+    with pytest.raises(UserError, match=r"has no data yet; call fit\(\), or fit\(x, y\), or pass"):
+        trainer.parameters  # noqa: B018
+
+
+def test_a_history_is_a_table_of_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = dptrain.History()
+    history.append({"epoch": 1, "train_loss": 0.5})
+    history.append({"epoch": 2, "validation_loss": 0.7})
+    columns = {"epoch": [1, 2], "train_loss": [0.5, None], "validation_loss": [None, 0.7]}
+    assert history.columns() == columns
+    pandas = ModuleType("pandas")
+    monkeypatch.setattr(pandas, "DataFrame", lambda columns: ("table", columns), raising=False)
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    assert history.frame() == ("table", columns)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="needs pandas, which is not installed: pip install pandas"):
+        history.frame()

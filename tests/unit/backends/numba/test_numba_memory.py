@@ -9,6 +9,7 @@ import pytest
 from numba import njit
 
 from dptrain.backends.numba import dropout, elementwise, losses
+from dptrain.network import MeanSquaredError, SigmoidBinaryCrossEntropy
 from dptrain.philox import dropout_keep, threshold
 
 SIZES = [1, 4, 7, 31, 64, 127, 128, 129, 300, 1000]
@@ -108,7 +109,11 @@ def test_softmax_cross_entropy(shape):
 @pytest.mark.parametrize("outputs", [1, 3, 10, 17])
 @pytest.mark.parametrize(
     "kernel",
-    [losses.softmax_cross_entropy, losses.sigmoid_cross_entropy, losses.mean_squared_error],
+    [
+        losses.softmax_cross_entropy,
+        losses.softmax_squared_error,
+        *(losses.kernel_of(each()) for each in (SigmoidBinaryCrossEntropy, MeanSquaredError)),
+    ],
     ids=lambda kernel: kernel.py_func.__name__,
 )
 def test_losses_have_the_same_bits_however_samples_are_divided(kernel, outputs):
@@ -116,8 +121,9 @@ def test_losses_have_the_same_bits_however_samples_are_divided(kernel, outputs):
     z = 4 * rng.standard_normal((n, outputs), np.float32)
     target = rng.integers(0, 2, (n, outputs)).astype(np.float32)
     scratch: tuple = ()
-    if kernel is losses.softmax_cross_entropy:
+    if "softmax" in kernel.py_func.__name__:
         target = rng.integers(0, outputs, n).astype(np.int32)
+    if kernel is losses.softmax_cross_entropy:
         scratch = (losses.softmax_scratch(outputs, 2),)
 
     def compute(cuts):

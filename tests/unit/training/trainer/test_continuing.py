@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,19 @@ def test_a_resumed_plateau_repeats_its_reductions(tmp_path: Path) -> None:
     rest.fit()
     assert rest.history["learning_rate"] == whole.history["learning_rate"][-len(rest.history) :]
     assert same_parameters(whole, rest)
+    # The checkpoint of the best epoch is lost.
+    with linear(**given, run_dir=tmp_path / "lost", stop_after=45) as part:
+        part.fit()
+        reductions, best = part.job.schedule.reductions, part.progress.selection.best_step
+    assert reductions
+    for folder in ("best", "checkpoints"):
+        shutil.rmtree(tmp_path / "lost" / folder / f"step-{best:08d}", ignore_errors=True)
+    rest = Trainer.resume(tmp_path / "lost", arrays(), progress=False)
+    assert rest.job.selection.best_step == -1
+    assert rest.job.schedule.reductions == reductions
     with pytest.raises(UserError, match="--schedule plateau needs validation data"):
         linear(schedule="plateau", validation=0)
-    with pytest.raises(UserError, match="best_by is none; it needs evaluations"):
+    with pytest.raises(UserError, match="--schedule plateau follows improvements by"):
         linear(schedule="plateau", best_by="none")
 
 
