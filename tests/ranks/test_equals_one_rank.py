@@ -18,7 +18,19 @@ from dptrain.comm.sums.shared import share_arrays
 from dptrain.comm.world import World
 from dptrain.data.loading.sharding import pass_shards
 from dptrain.measure.recorder import StepRecorder
-from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
+from dptrain.network import (
+    BatchNorm2d,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    Loss,
+    MaxPool2d,
+    Network,
+    ReLU,
+    SoftmaxSquaredError,
+)
+from dptrain.network.own_functions import loss
 from dptrain.plan import LAMB, LARS, SGD, Adam, AdamW, Optimizer, make_buckets, make_plan
 from dptrain.training.averaging import averaged_parameters
 from dptrain.training.engines import make_engine
@@ -348,6 +360,29 @@ def test_weights_of_the_global_minibatch(
     np.testing.assert_allclose(*losses, rtol=tolerance)
     np.testing.assert_allclose(*scores, rtol=tolerance)
     np.testing.assert_allclose(*found, rtol=0, atol=tolerance * np.abs(found[0]).max())
+
+
+OWN = loss("ranks_huber", "where(abs(z - y) < d, (z - y) ** 2, d * abs(z - y))", d=1.0)(0.5)
+
+
+@pytest.mark.parametrize("own", [OWN, SoftmaxSquaredError()], ids=lambda own: own.kind)
+@pytest.mark.parametrize("backend", ["reference", "numba"])
+def test_losses_have_the_same_bits_with_micro_shards(
+    connected: World, own: Loss, backend: str
+) -> None:
+    random = np.random.default_rng(5)
+    x, y = random.normal(size=(23, 6)).astype(np.float32), random.integers(0, 3, size=23)
+    targets = y if own.targets == "classes" else x[:, :3] ** 2
+    network, found = Network((6,), [Dense(3)], own, "losses"), []
+    for world in (World.single(), connected):
+        trainer = Trainer(
+            network, (x, targets), world=world, progress=False, batch_size=10, epochs=2,
+            validation=0.0, shards=8, backend=backend,
+        )  # fmt: skip
+        trainer.fit()
+        connected.barrier()
+        found.append(np.concatenate([each.reshape(-1) for each in trainer.parameters.values()]))
+    np.testing.assert_array_equal(*found)
 
 
 def test_ranks_read_their_samples_from_one_file(connected: World, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def balanced_order(labels: NDArray[np.int64], seed: int, epoch: int) -> NDArray[
     """Return an order of an epoch in which each class has equally many of the samples.
 
     The number of samples of different classes differs by at most one; the classes with one more
-    change from epoch to epoch. Of a class with fewer samples than that, each sample is used equally
-    often, give or take one; of a class with more, different ones in each epoch.
+    change from epoch to epoch. The samples of a class occur equally often, with a difference of at
+    most one. Of a class with more samples than that, each epoch has different ones.
 
     Args:
         labels: (num_samples,), the class of each sample.
