@@ -148,18 +148,7 @@ def _window_counts(
     axes: tuple[str, str],
     noun: str,
 ) -> tuple[int, int]:
-    """Return the number of windows in both directions.
-
-    Args:
-        layer: the layer.
-        input_shape: (C, H, W).
-        windows: height and width of a window.
-        axes: names of the directions for messages.
-        noun: name of the window for messages.
-
-    Raises:
-        UserError: no window fits, or they leave rows or columns over.
-    """
+    """Return the number of windows in both directions; `axes` and `noun` are for messages."""
     counts = []
     pads, strides = layer.pads(input_shape), layer.strides
     for axis, size, window, stride, pad in zip(

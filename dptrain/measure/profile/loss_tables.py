@@ -61,7 +61,7 @@ def losses_report(losses: Losses) -> list[str | Table]:
 def _losses_table(losses: Losses) -> Table:
     job, alone = losses.step_ms[DURING], losses.step_ms[ALONE]
     rows: list[tuple[str, ...]] = [
-        ("rank 0 alone", *_ms_cells(alone), f"{alone.value / job.value:.1%}", "others are idle"),
+        ("rank 0 alone", *_cells(alone), f"{alone.value / job.value:.1%}", "others are idle"),
         (),
     ]
     for loss in losses.losses[: num_rows(losses)]:
@@ -69,7 +69,7 @@ def _losses_table(losses: Losses) -> Table:
         size = ms_cell(abs(loss.time_ms.value))
         cells = (f"{sign} {size}", _interval(loss.time_ms), f"{loss.share:.1%}")
         rows.append((shown_name(loss), *cells, MEANINGS[loss.name]))
-    rows += [(), ("job", *_ms_cells(job), "100.0%", "sum of the rows above")]
+    rows += [(), ("job", *_cells(job), "100.0%", "sum of the rows above")]
     title = (
         f"Losses of a step by experiment, {losses.job['ranks']} ranks ({losses.rounds} rounds of "
         f"{losses.steps} steps each)"
@@ -83,8 +83,8 @@ def _factors_table(losses: Losses) -> Table:
     rows = [
         (
             FACTOR_NAMES[factor.name],
-            *_ratio_cells(factor.by_experiment),
-            *_ratio_cells(factor.by_busy_times),
+            *_cells(factor.by_experiment),
+            *_cells(factor.by_busy_times),
             AGREE[factor.agree],
         )
         for factor in losses.efficiencies
@@ -99,7 +99,7 @@ def _computation_line(losses: Losses) -> str:
     if losses.counters_missing:
         return f"instructions and frequency not measured: {losses.counters_missing}"
     factors = (
-        f"{name.replace('_', ' ')} {' '.join(_ratio_cells(value))}"
+        f"{name.replace('_', ' ')} {' '.join(_cells(value))}"
         for name, value in losses.computation_factors.items()
     )
     return f"product of {' × '.join(factors)}"
@@ -167,12 +167,8 @@ def delayed_ranks(delay: Delay) -> str:
     return "one rank" if delay.name == DELAYED_RANK else "ranks in turn"
 
 
-def _ms_cells(estimate: Estimate) -> tuple[str, str]:
+def _cells(estimate: Estimate) -> tuple[str, str]:
     return ms_cell(estimate.value), _interval(estimate)
-
-
-def _ratio_cells(estimate: Estimate) -> tuple[str, str]:
-    return f"{estimate.value:.3f}", _interval(estimate)
 
 
 def _interval(estimate: Estimate) -> str:
