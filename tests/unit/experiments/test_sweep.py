@@ -96,7 +96,9 @@ def test_threads_that_share_a_core_are_reported_once(
     monkeypatch.setattr(binding, "own_cores", lambda: {0})
     axes = {"threads": ("2",), "learning_rate": ("0.01", "0.1")}
     perceptron = {"network": "mlp-5", "data": "irradiance?samples=64", "steps": "2"}
-    run_sweep(lambda r: load_settings({**perceptron, **r}, {}), axes, (0,), tmp_path, World.single())
+    run_sweep(
+        lambda r: load_settings({**perceptron, **r}, {}), axes, (0,), tmp_path, World.single()
+    )
     assert capsys.readouterr().out.count("rank 0 computes with 2 threads on 1 core of ") == 1
 
 
