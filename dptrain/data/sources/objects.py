@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from dptrain.data import open_data
 from dptrain.data.base import Dataset
+from dptrain.data.fitting import default_name, network_of_pair
 from dptrain.data.preprocessing.classes import are_texts, listed, names_from
 from dptrain.data.preprocessing.layout import as_numbers, channels_first
 from dptrain.data.preprocessing.preprocessing import Preprocessing
@@ -154,6 +155,29 @@ def dataset_from(
     dataset = dataset_of_pairs(request, pairs, "the data", unused=unused_note(others, pairs))
     show_notes(dataset.notes)
     return dataset
+
+
+def default_network_of(data: Any, classes: Any = None) -> str:
+    """Return the name of the network that is trained on an object if the user chooses none.
+
+    Arrays decide as those of a file do, see `dptrain.data.default_network`; samples by index, which
+    are mostly images, get ``model0``.
+
+    Args:
+        data: as for `dataset_from`.
+        classes: as for `dataset_from`.
+
+    Example:
+        >>> default_network_of((np.zeros((8, 3)), np.linspace(0, 1, 8)))
+        'mlp-64-32'
+    """
+    arrays = _array_pairs(data) if isinstance(data, tuple | Mapping) else None
+    if arrays is None:
+        return "model0"
+    tail, (x, y) = next(iter(arrays.items()))
+    has_names = classes is not None or (isinstance(data, Mapping) and CLASSES in data)
+    numbers, targets = as_numbers(x, f"x{tail}"), as_targets(y, f"y{tail}")
+    return default_name(network_of_pair(numbers, targets, "the data", has_names=has_names))
 
 
 def _checked_dataset(
