@@ -23,6 +23,8 @@ FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
 CODE = re.compile(r"<code>(.*?)</code>", re.DOTALL)
 TAG = re.compile(r"<[^>]*>")
+WHOLE = re.compile(r"(?<![^\s>])-[\w-]*\w(?![^<]*>)")
+"""A flag in a block of code, which wraps."""
 LONG = 36
 """Characters of code that fit next to each other on a phone."""
 
@@ -52,12 +54,12 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Mark long code in sentences, which scrolls on a phone."""
+    """Mark long code in sentences, which scrolls on a phone, and flags in blocks of code."""
     return mark_long_code(html)
 
 
 def mark_long_code(html: str) -> str:
-    """Return a page in which code in sentences that is wider than a phone has the class "long".
+    """Return a page with marked code: wide code in sentences is "long", flags in blocks "flag".
 
     Example:
         >>> mark_long_code("<code>train</code>") == "<code>train</code>"
@@ -71,7 +73,8 @@ def mark_long_code(html: str) -> str:
     parts: list[str] = []
     end = 0
     for block in BLOCK.finditer(html):
-        parts += [CODE.sub(mark, html[end : block.start()]), block[0]]
+        whole = WHOLE.sub(r'<span class="flag">\g<0></span>', block[0])
+        parts += [CODE.sub(mark, html[end : block.start()]), whole]
         end = block.end()
     return "".join([*parts, CODE.sub(mark, html[end:])])
 

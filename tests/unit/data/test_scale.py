@@ -294,7 +294,8 @@ def test_networks_of_the_zoo_see_rows_without_their_units(tmp_path: Path, block:
         data = dataset_from((x, y), get_network("classifier-4"))
         saved = data.preprocessing
         assert saved == Preprocessing.from_dict(saved.to_dict())
-        assert "standardised" in data.notes[0] and "standardised" in str(saved)
+        assert "standardised" in data.notes[0]
+        assert "standardised" in str(saved)
         train = np.empty((len(data.train), width), np.float32)
         data.train.read(np.arange(len(train)), train, np.empty(len(train), np.int32))
         np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-4)
