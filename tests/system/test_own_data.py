@@ -55,7 +55,8 @@ def test_data_needs_no_flag(name: str, tmp_path: Path) -> None:
     metrics = json.loads((tmp_path / "results/metrics.json").read_text())
     assert metrics["samples"] > 0
     page = (tmp_path / "run/report.html").read_text(encoding="utf-8")
-    assert str(tmp_path) not in page.partition("<details")[0]
+    assert str(tmp_path) not in page
+    assert ('id="labels"' in page) == (data.result == "labels")
 
 
 @pytest.mark.more

@@ -190,7 +190,9 @@ def environment_section(
         if found.get(key):
             facts.append((key, ", ".join(f"{n} {v}" for n, v in found[key].items())))
     if found.get("command"):
-        commands = [*commands, ("Command line of the process", shlex.join(found["command"]))]
+        program, *arguments = found["command"]
+        line = shlex.join([Path(program).name, *arguments])
+        commands = [*commands, ("Command line of the process", line)]
     return Section(
         "environment",
         "Environment and commands",
