@@ -294,7 +294,7 @@ def test_evaluate_writes_predicted_and_expected_values(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"metrics.json", "predicted.csv", "predicted.svg"}
     values = list(csv.DictReader((tmp_path / "out" / "predicted.csv").read_text().splitlines()))
-    errors = [abs(float(v["expected_value"]) - float(v["predicted_value"])) for v in values]
+    errors = [abs(float(v["expected_y"]) - float(v["predicted_y"])) for v in values]
     assert np.mean(errors) == pytest.approx(trainer.evaluate()["mae"])
     prediction = tmp_path / "p.csv"
     assert command("predict", folder, "-i", (table), "-o", (prediction)) == 0
