@@ -173,13 +173,12 @@ def without_folders(line: str) -> str:
         >>> without_folders("/opt/dptrain/__main__.py train --data npz:/tmp/a.npz")
         'python -m dptrain train --data npz:/tmp/a.npz'
     """
-    words = shlex.split(line)
+    words = line.split(" ")
     first = min((i for i, word in enumerate(words) if word == "-m"), default=0)
     for index, word in enumerate(words[: first + 1]):
         name = PurePath(word).name
         words[index] = name if PurePath(word).is_absolute() else word
-    text = shlex.join(words)
-    return re.sub(r"^__main__\.py\b", "python -m dptrain", text)
+    return re.sub(r"^__main__\.py\b", "python -m dptrain", " ".join(words))
 
 
 def environment_section(
