@@ -41,7 +41,8 @@ from dptrain.comm.world import World
 from dptrain.data import Dataset
 from dptrain.data.base import AugmentFunction, Samples
 from dptrain.data.loading.loader import BatchSource
-from dptrain.data.sources.objects import dataset_from, default_network_of
+from dptrain.data.object_networks import default_network_of
+from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError, shown
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline

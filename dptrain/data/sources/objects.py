@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from dptrain.data import open_data
 from dptrain.data.base import Dataset
-from dptrain.data.fitting import default_name, network_of_pair
 from dptrain.data.preprocessing.classes import are_texts, listed, names_from
 from dptrain.data.preprocessing.layout import as_numbers, channels_first
 from dptrain.data.preprocessing.preprocessing import Preprocessing
@@ -145,7 +144,7 @@ def dataset_from(
     if isinstance(data, Dataset):
         show_notes(data.notes)
         return _checked_dataset(data, network, preprocessing)
-    name = "samples" if _array_pairs(data) is None else "arrays"
+    name = "samples" if array_pairs(data) is None else "arrays"
     own = names_in(data, "the data") if classes is None and isinstance(data, Mapping) else None
     names = own if classes is None else names_from(classes, CLASSES)
     request = Request(name, "", {}, network, seed, ranks_per_node, preprocessing, split, names)
@@ -155,29 +154,6 @@ def dataset_from(
     dataset = dataset_of_pairs(request, pairs, "the data", unused=unused_note(others, pairs))
     show_notes(dataset.notes)
     return dataset
-
-
-def default_network_of(data: Any, classes: Any = None) -> str:
-    """Return the name of the network that is trained on an object if the user chooses none.
-
-    Arrays decide as those of a file do, see `dptrain.data.default_network`; samples by index, which
-    are mostly images, get ``model0``.
-
-    Args:
-        data: as for `dataset_from`.
-        classes: as for `dataset_from`.
-
-    Example:
-        >>> default_network_of((np.zeros((8, 3)), np.linspace(0, 1, 8)))
-        'mlp-64-32'
-    """
-    arrays = _array_pairs(data) if isinstance(data, tuple | Mapping) else None
-    if arrays is None:
-        return "model0"
-    tail, (x, y) = next(iter(arrays.items()))
-    has_names = classes is not None or (isinstance(data, Mapping) and CLASSES in data)
-    numbers, targets = as_numbers(x, f"x{tail}"), as_targets(y, f"y{tail}")
-    return default_name(network_of_pair(numbers, targets, "the data", has_names=has_names))
 
 
 def _checked_dataset(
@@ -210,7 +186,7 @@ def _checked_dataset(
 
 def _pairs(request: Request, data: Any) -> dict[str, Pair]:
     """Return inputs and targets by the endings of their names, as for `dataset_of_pairs`."""
-    arrays = _array_pairs(data)
+    arrays = array_pairs(data)
     if arrays is not None:
         return {
             tail: (as_numbers(x, f"x{tail}"), as_targets(y, f"y{tail}"))
@@ -228,7 +204,7 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
         raise UserError(f"the data is of type {type(data).__name__}; {_EXPECTED}")
     pairs: dict[str, Pair] = {}
     for tail, part in parts.items():
-        inner = _array_pairs(part)
+        inner = array_pairs(part)
         if inner is not None:
             (x, y), *others = inner.values()
             if others:
@@ -240,7 +216,7 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
     return pairs
 
 
-def _array_pairs(data: Any) -> dict[str, tuple[Any, Any]] | None:
+def array_pairs(data: Any) -> dict[str, tuple[Any, Any]] | None:
     """Return the arrays of a tuple or a mapping by the endings of their names; None for others."""
     if isinstance(data, Mapping):
         found = pairs_by_ending(data, "the data")
