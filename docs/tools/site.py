@@ -23,6 +23,11 @@ FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
 CODE = re.compile(r"<code>(.*?)</code>", re.DOTALL)
 TAG = re.compile(r"<[^>]*>")
+WHOLE = re.compile(r"(?<![^\s>])-[\w-]*\w(?![^<]*>)")
+"""A flag in a block of code, which wraps."""
+TABLE, HEADING = re.compile(r"<table>.*?</table>", re.DOTALL), re.compile(r"<th\b.*?</th>")
+LONG_TABLE = 15
+"""Rows of a table that are shown."""
 LONG = 36
 """Characters of code that fit next to each other on a phone."""
 
@@ -51,13 +56,35 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     return expand(rewrite_links(markdown, source, site_name))
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Mark long code in sentences, which scrolls on a phone."""
-    return mark_long_code(html)
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Mark long code in sentences and flags in blocks of code, and fold long tables."""
+    html = mark_long_code(html)
+    return html if page.file.src_uri.startswith("reference/") else fold_long_tables(html)
+
+
+def fold_long_tables(html: str) -> str:
+    """Return a page on which a reader opens tables with many rows.
+
+    Example:
+        >>> row = "<tr><th>name</th><th>time</th></tr>"
+        >>> fold_long_tables(f"<table>{row * 20}</table>")[:67]
+        '<details><summary>Table of 19 rows: name, time</summary><table><tr>'
+    """
+
+    def fold(table: re.Match[str]) -> str:
+        count = table[0].count("<tr") - 1
+        if count <= LONG_TABLE:
+            return table[0]
+        head = table[0].partition("</tr>")[0]
+        names = [TAG.sub("", name) for name in HEADING.findall(head)]
+        heads = ", ".join(name for name in names if name)
+        return f"<details><summary>Table of {count} rows: {heads}</summary>{table[0]}</details>"
+
+    return TABLE.sub(fold, html)
 
 
 def mark_long_code(html: str) -> str:
-    """Return a page in which code in sentences that is wider than a phone has the class "long".
+    """Return a page with marked code: wide code in sentences is "long", flags in blocks "flag".
 
     Example:
         >>> mark_long_code("<code>train</code>") == "<code>train</code>"
@@ -71,7 +98,8 @@ def mark_long_code(html: str) -> str:
     parts: list[str] = []
     end = 0
     for block in BLOCK.finditer(html):
-        parts += [CODE.sub(mark, html[end : block.start()]), block[0]]
+        whole = WHOLE.sub(r'<span class="flag">\g<0></span>', block[0])
+        parts += [CODE.sub(mark, html[end : block.start()]), whole]
         end = block.end()
     return "".join([*parts, CODE.sub(mark, html[end:])])
 

@@ -14,10 +14,12 @@ from dptrain.batch import Batch
 from dptrain.data import spec as spec_of
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.fitting import (
+    default_name,
     network_of_arrays,
     network_of_datasets,
     network_of_images,
     network_of_shards,
+    network_of_table,
 )
 from dptrain.data.loading.augmentation import Augmentation
 from dptrain.data.loading.crop_windows import CropWindowLoader
@@ -33,7 +35,7 @@ from dptrain.data.sources.irradiance import open_irradiance
 from dptrain.data.sources.mnist import open_mnist
 from dptrain.data.sources.shapes import open_shapes
 from dptrain.data.sources.synthetic import open_synthetic
-from dptrain.data.sources.table import linear_network, open_csv, open_maps
+from dptrain.data.sources.table import open_csv, open_maps
 from dptrain.data.sources.webdataset import open_webdataset
 from dptrain.data.spec import Source, parse
 from dptrain.errors import UserError
@@ -82,7 +84,8 @@ SOURCES: dict[str, Source] = {
         details=(
             "x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). Pixels 0…255",
             "become -1…1: uint8, and images of another type if their numbers look so. Other",
-            "numbers are taken as they are; images of larger whole numbers are refused.",
+            "numbers are taken as they are up to 16, and rows beyond are standardised; images of",
+            "larger whole numbers are refused.",
             "y: labels 0, 1, … (n,), one-hot rows (n, classes), or values (n,) or (n, F).",
             "With x and y only, a fifth of the samples, always the same, is the test split.",
             "x_val and y_val next to the four arrays are the validation split. An array classes",
@@ -171,7 +174,8 @@ SOURCES: dict[str, Source] = {
         ("target",),
         details=(
             "The first line contains the column names. target= names the predicted column,",
-            "or several, such as target=a,b: values, or 0 and 1 for labels of multilabel-….",
+            "or several, such as target=a,b: values, classes (text, or a few whole numbers), or",
+            "several labels of 0 and 1. Without --network, they decide about the network.",
             "horizon= is the number of rows from inputs to target (default 0: the same row);",
             "columns= names the inputs (default: all numeric columns except the target; *: all). A",
             "column is numeric if it has a number in every row; what is left out is named.",
@@ -185,7 +189,7 @@ SOURCES: dict[str, Source] = {
             "Inputs are standardised. The last fifth of the rows is the test split.",
             "classes= names the labels of a target that is a class, as for npz.",
         ),
-        probe=linear_network,
+        probe=network_of_table,
     ),
     "maps": Source(
         open_maps,
@@ -337,6 +341,28 @@ def network_for(spec: str) -> Network | None:
         return None if probe is None else probe(request)
 
 
+def default_network(spec: str) -> str:
+    """Return the name of the network that is trained on data if the user chooses none.
+
+    Images get `model0`, rows of numbers a perceptron, each with the loss that fits the targets.
+
+    Args:
+        spec: as for `open_data`.
+
+    Raises:
+        UserError: as for `open_data`.
+
+    Example:
+        >>> default_network("digits")
+        'model0'
+    """
+    kind = spec.partition(":")[0].partition("?")[0]
+    if kind in ("maps", "irradiance"):
+        return "solar"
+    network = network_for(spec)
+    return "model0" if network is None else default_name(network)
+
+
 def absolute(spec: str, base: Path | None = None) -> str:
     """Return the specification of data with absolute paths, relative to `base`.
 
@@ -359,6 +385,7 @@ __all__ = [
     "Preprocessing",
     "Sampler",
     "Samples",
+    "default_network",
     "network_for",
     "open_data",
 ]

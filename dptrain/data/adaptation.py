@@ -15,15 +15,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.preprocessing.classes import Labels, Names, labels_in, listed, names_for
+from dptrain.data.preprocessing.classes import (
+    Labels,
+    Names,
+    are_texts,
+    labels_in,
+    listed,
+    names_for,
+)
 from dptrain.data.spec import Request
 from dptrain.errors import UserError, shown
 from dptrain.network.adaptation import adapt, edit_outputs
 from dptrain.network.layers import Shape
+from dptrain.network.losses import (
+    Loss,
+    MeanSquaredError,
+    SigmoidBinaryCrossEntropy,
+    SoftmaxCrossEntropy,
+)
 from dptrain.network.network import Network
 
 FEW = 100
 """More labels than these, with less than two samples each, are no classes."""
+FEW_NUMBERS = 20
+"""More whole numbers than these, stored as floating-point numbers, are no classes."""
 
 
 def adapt_request(
@@ -81,6 +96,34 @@ def adapt_request(
     if labels.names is None and not _are_outputs(labels, request.network):
         request = replace(request, names={label: str(label) for label in labels.values.tolist()})
     return request
+
+
+def loss_for(y: NDArray[Any], *, has_names: bool = False) -> Loss:
+    """Return the loss that fits targets, for a network that the user did not choose.
+
+    Targets are classes if they are text, one-hot rows, or a few whole numbers, of which each
+    occurs twice on average. Other rows of 0 and 1 are several labels. Anything else is values.
+
+    Args:
+        y: targets as stored.
+        has_names: True if the labels have names.
+
+    Example:
+        >>> kinds = [np.array(y) for y in ([0, 1, 2, 1, 2, 0], [0.5, 1.5], [[1, 1], [0, 1]])]
+        >>> [loss_for(y).targets for y in kinds]
+        ['classes', 'values', 'binary']
+    """
+    if has_names or are_texts(y):
+        return SoftmaxCrossEntropy()
+    if math.prod(y.shape[1:]) > 1:
+        if not ((y == 0) | (y == 1)).all():
+            return MeanSquaredError()
+        is_one_hot = y.ndim == 2 and (y.sum(axis=1) == 1).all()
+        return SoftmaxCrossEntropy() if is_one_hot else SigmoidBinaryCrossEntropy()
+    if not np.isfinite(y).all() or (y != np.floor(y)).any():
+        return MeanSquaredError()
+    most = max(FEW, len(y) // 2) if y.dtype.kind in "iub" else min(FEW_NUMBERS, len(y) // 2)
+    return SoftmaxCrossEntropy() if len(np.unique(y)) <= most else MeanSquaredError()
 
 
 def classifier_for(network: Network) -> str:

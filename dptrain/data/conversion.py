@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset, Samples
+from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.sources.arrays import CLASSES_FILE
 from dptrain.errors import UserError
 from dptrain.files import write_whole, writing
@@ -98,11 +99,20 @@ def _write_split(
         targets: NDArray[Any] = np.empty((len(indices), *dataset.target_shape), kind)
         read(indices, part, targets)
         with writing(folder, "--output"):
-            x[indices], y[indices] = part, dataset.preprocessing.to_values(targets)
+            x[indices] = _as_given(part, dataset.preprocessing)
+            y[indices] = dataset.preprocessing.to_values(targets)
         progress(len(indices))
     with writing(folder, "--output"):
         x.flush()
         y.flush()
+
+
+def _as_given(x: NDArray[Any], preprocessing: Preprocessing) -> NDArray[Any]:
+    """Return inputs as they are written: vectors that were standardised have their own unit."""
+    if not preprocessing.mean:
+        return x
+    given: NDArray[Any] = x * np.array(preprocessing.deviation) + np.array(preprocessing.mean)
+    return given
 
 
 def _reserve(path: Path) -> None:

@@ -42,5 +42,5 @@ def _require_library() -> None:
         importlib.import_module("onnx")
     except ImportError:
         raise UserError(
-            "ONNX files need the library onnx; install it with: pip install 'dptrain[onnx]'"
+            "ONNX files need the library onnx; install it with: pip install onnx"
         ) from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,9 @@ NETWORK_SUFFIXES = (".toml", ".onnx")
 
 START_SETTINGS = ("stop_after",)
 """Settings of a single start of a run. The file of a run does not contain them."""
+
+DEFAULT_NETWORK = "model0"
+"""Network for the default data."""
 
 ALTERNATIVE_SETTINGS = (("epochs", "steps"), ("step_at", "step_every"))
 """Pairs of settings of which a run has one; the layer with precedence decides which."""
@@ -112,12 +115,15 @@ def _path_of_weights(value: Any) -> Any:
 class ModelSettings(SettingGroup[UntilRecipe, UntilStart]):
     """The network, and what computes it."""
 
-    network: str = setting(
+    network: str | UntilRecipe = setting(
         "model",
-        "model0",
+        None,
         "A network that `dptrain describe` lists, which gets the channels or columns and the "
         "classes of the data, a .toml file, or an .onnx file, which also contains the initial "
         "parameters.",
+        otherwise="by the data: model0 for images, classifier-64-32 for rows of numbers; "
+        "model0-labels and multilabel-64-32 for several labels, model0-values and mlp-64-32 for "
+        "values",
     )
     backend: str = setting(
         "model",
@@ -165,12 +171,13 @@ class ModelSettings(SettingGroup[UntilRecipe, UntilStart]):
     )
 
     def from_recipe(self, recipe: Recipe) -> dict[str, Any]:
-        is_file, weights = self.network.endswith(NETWORK_SUFFIXES), self.weights
-        if weights is None and self.network.endswith(".onnx"):
-            weights = self.network
+        network, weights = first(self.network, DEFAULT_NETWORK), self.weights
+        is_file = network.endswith(NETWORK_SUFFIXES)
+        if weights is None and network.endswith(".onnx"):
+            weights = network
         return {
             **super().from_recipe(recipe),
-            "network": str(Path(self.network).absolute()) if is_file else self.network,
+            "network": str(Path(network).absolute()) if is_file else network,
             "weights": None if weights is None else str(Path(weights).absolute()),
         }
 
@@ -248,10 +255,11 @@ class SettingGroups(
         """
         from dptrain.network.files import get_network
 
+        name = first(self.network, DEFAULT_NETWORK)
         if self.resume is None:
-            return get_network(self.network)
-        found = _network_of_run(self.resume, self.network) or get_network(self.network)
-        is_kept = Path(self.network).absolute().parent == Path(self.resume).absolute()
+            return get_network(name)
+        found = _network_of_run(self.resume, name) or get_network(name)
+        is_kept = Path(name).absolute().parent == Path(self.resume).absolute()
         return found.read_from(str(self.resume), "run") if is_kept else found
 
     def to_toml_values(self) -> dict[str, Any]:
@@ -312,8 +320,11 @@ class GivenSettings(SettingGroups[None, None]):
         Raises:
             UserError: there is no such network, or it has no default data.
         """
+        from dptrain.data import default_network
         from dptrain.network.zoo import recipe
 
+        if self.network is None and self.data is not None:
+            return replace(self, network=default_network(self.data)).with_recipe(network)
         chosen = recipe(
             self.load_network() if network is None else network, self.optimizer, self.data
         )

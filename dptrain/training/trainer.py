@@ -41,6 +41,7 @@ from dptrain.comm.world import World
 from dptrain.data import Dataset
 from dptrain.data.base import AugmentFunction, Samples
 from dptrain.data.loading.loader import BatchSource
+from dptrain.data.object_networks import default_network_of
 from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError, shown
 from dptrain.files import writing
@@ -115,7 +116,8 @@ class Trainer(Sealed):
 
     Args:
         network: a `Network`, the name of one (`dptrain describe` lists them), a .toml file, or an
-            .onnx file, which also contains the initial parameters.
+            .onnx file, which also contains the initial parameters; None for the default of the
+            setting `network`, which the data decides.
         data: the name of a data set as for ``dptrain train --data``; None for data that `fit`
             receives, or without it for that of the recipe of a named network, which the first use
             opens; arrays ``(x_train, y_train, x_test,
@@ -161,7 +163,7 @@ class Trainer(Sealed):
 
     def __init__(
         self,
-        network: Network | str = "model0",
+        network: Network | str | None = None,
         data: Any = None,
         *,
         classes: Any = None,
@@ -175,18 +177,25 @@ class Trainer(Sealed):
         world = _ranks(world, settings.get("timeout"))
         _check_callbacks(callbacks)
         self._metrics = check_metrics(metrics)
+        named = network if network is None or isinstance(network, Network) else str(network)
         graph = call_on_all_ranks(
-            world, lambda: network if isinstance(network, Network) else get_network(network)
+            world, lambda: get_network(named) if isinstance(named, str) else named
         )
         settings, function = _split_schedule(settings)
         given = call_on_all_ranks(world, lambda: _settings(network, data, settings))
 
-        def open_job(data: Any, weights: Any = None) -> Job:
+        def fill(data: Any) -> Settings:
             filled = given if data is None else replace(given, data=_data_name(data))
-            chosen = call_on_all_ranks(world, lambda: filled.with_recipe(graph))
+            if filled.network is None and not (data is None or isinstance(data, str)):
+                filled = replace(filled, network=default_network_of(data, classes))
+            return filled.with_recipe(graph)
+
+        def open_job(data: Any, weights: Any = None) -> Job:
+            chosen = call_on_all_ranks(world, lambda: fill(data))
+            known = graph or call_on_all_ranks(world, chosen.load_network)
             source = _Source(data, classes, augment, function, weights)
             return _assemble(
-                chosen, world, graph, source, keeps_run=chosen.run_dir is not None,
+                chosen, world, known, source, keeps_run=chosen.run_dir is not None,
                 progress=progress,
             )  # fmt: skip
 
@@ -1129,11 +1138,12 @@ def _check_callbacks(callbacks: Any) -> None:
     )
 
 
-def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> GivenSettings:
+def _settings(network: Network | str | None, data: Any, given: Mapping[str, Any]) -> GivenSettings:
     named = dict(given)
     if "resume" in named:
         raise UserError("Trainer starts a new run; use Trainer.resume(RUN_DIR) to continue one")
-    named["network"] = network.name if isinstance(network, Network) else str(network)
+    if network is not None:
+        named["network"] = network.name if isinstance(network, Network) else str(network)
     if data is not None:
         named["data"] = _data_name(data)
     for name in named:

@@ -2,7 +2,8 @@
 
 Blocks of Python begin with a comment that names their file, which a block with ", continued"
 continues. Blocks of the language `sh` are run; those of the language `bash` need a cluster, a GPU
-or a network, and are not.
+or a network, and are not. Of the README, every command before the section about GPUs is run, except
+the installation, with data of the names that it has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launch import ROOT, environment
+from tests.system.own_data import DATA_SETS
 from tests.tiers import tiered
 
 PAGES = {
@@ -57,6 +59,39 @@ def test_examples(page: str, tmp_path: Path) -> None:
         (theirs,) = re.findall(r"test accuracy (0\.\d+)", printed)
         (ours,) = re.findall(r"test accuracy (\d+\.\d+)%", printed)
         assert min(float(theirs), float(ours) / 100) > 0.95
+
+
+NEEDS_NO_RUN = {
+    "tutorials/gpu-study.md": "needs GPUs",
+    "tutorials/slurm-study.md": "needs Slurm; tests/slurm submits its scripts",
+}
+"""Tutorials that are not run, and why."""
+
+
+def test_every_tutorial_is_run() -> None:
+    tutorials = {f"tutorials/{path.name}" for path in (ROOT / "docs" / "tutorials").glob("*.md")}
+    assert tutorials == {page for page in PAGES if page.startswith("tutorials/")} | {*NEEDS_NO_RUN}
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+def test_the_readme_is_true(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## GPUs")[0]
+    data = DATA_SETS["5 classes, mixed sizes"](tmp_path)
+    (tmp_path / data.sample).rename(tmp_path / "photo.jpg")
+    DATA_SETS["table, one value"](tmp_path)
+    table = (tmp_path / "my table.csv").read_text().replace("yield 0", "price", 1)
+    (tmp_path / "houses.csv").write_text(table)
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    commands = [line for line in lines if not line.startswith(("python3 -m venv", "pip install"))]
+    assert len(commands) == len(lines) - 2
+    run("\n".join(commands), tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "script.py").write_text(program)
+    assert float(run("python script.py", tmp_path).splitlines()[-1]) > 0.9
+    made = ("runs/first/report.html", "model.onnx", "runs/houses/summary.json", "digits-model")
+    assert [name for name in made if not (tmp_path / name).exists()] == []
 
 
 def run_page(page: str, folder: Path) -> dict[str, str]:

@@ -77,6 +77,16 @@ def test_pages_fit_a_phone_and_a_desktop(site: Path, browser: Browser) -> None:
                 " part.getClientRects().length > 1).map(part => part.textContent)"
             )
             assert broken == [], (name, width)
+            cut = browser.evaluate(
+                "[...document.querySelectorAll('.md-content pre > code')].filter(part =>"
+                " part.scrollWidth > part.clientWidth + 1).map(part => part.textContent)"
+            )
+            assert cut == [], (name, width)
+            flags = browser.evaluate(
+                "[...document.querySelectorAll('.md-content pre .flag')].filter(part =>"
+                " part.getClientRects().length > 1).map(part => part.textContent)"
+            )
+            assert flags == [], (name, width)
             methods = {event["method"] for event in browser.events}
             assert not {"Runtime.exceptionThrown", "Log.entryAdded"} & methods, browser.events
             urls = [event["params"]["request"]["url"] for event in browser.events

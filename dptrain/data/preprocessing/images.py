@@ -40,6 +40,8 @@ class Adapter:
         target: input shape of the network.
         crop: cut out the centre instead of resizing.
         scale, offset: a stored value v becomes v · scale + offset.
+        mean, deviation: a stored value v of column i of a vector becomes (v - mean[i]) /
+            deviation[i]; () otherwise.
     """
 
     source: Shape
@@ -47,6 +49,8 @@ class Adapter:
     crop: bool = False
     scale: float = 1.0
     offset: float = 0.0
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
 
     def check(self, where: str, advice: str = "") -> None:
         """Raise `UserError` unless samples can be converted to the network's input shape.
@@ -98,6 +102,9 @@ class Adapter:
         """
         # Numbers beyond float32 become infinite; the reader refuses them with the sample's number.
         with np.errstate(over="ignore", invalid="ignore"):
+            if self.mean:
+                x[...] = (stored.reshape(x.shape) - np.array(self.mean)) / np.array(self.deviation)
+                return
             PixelFormat("", self.scale, self.offset).convert(self._shaped(stored, x.shape), x)
 
     def kept_as(self, dtype: np.dtype[Any]) -> PixelFormat:
@@ -144,7 +151,7 @@ class Adapter:
     @property
     def note(self) -> str:
         """Description of the conversion for people; "" if there is none."""
-        notes = []
+        notes = ["standardised"] if self.mean else []
         if len(self.source) == 3 and len(self.target) == 3:
             (c, *size), (k, *wanted) = self.source, self.target
             if size != wanted:

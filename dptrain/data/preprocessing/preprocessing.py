@@ -39,9 +39,10 @@ ROUNDING = 1e-4
 class Preprocessing:
     """Description of raw samples, of their conversion, and of the network's outputs.
 
-    A stored number v becomes v * scale + offset. Tables are standardised instead: column by column,
-    (v - mean) / deviation. Images are converted to the network's number of channels and to its
-    height and width as `dptrain.data.preprocessing.images` describes.
+    A stored number v becomes v * scale + offset. Tables, and vectors of an unusual scale, are
+    standardised instead: column by column, (v - mean) / deviation. Images are converted to the
+    network's number of channels and to its height and width as
+    `dptrain.data.preprocessing.images` describes.
 
     Attributes:
         kind: ``image`` for samples (C, H, W), ``vector`` for samples (F,) without column names,
@@ -127,7 +128,11 @@ class Preprocessing:
             raise UserError(f"{where} has the keys {found}; expected {', '.join(names)}")
         converted = {name: _checked(name, values[name], where) for name in names}
         result = cls(**converted)
-        widths = {len(result.columns), len(result.mean), len(result.deviation)}
+        widths = {len(result.mean), len(result.deviation)}
+        if result.kind == "table" or not result.mean:
+            widths.add(len(result.columns))
+        else:
+            widths.add(math.prod(result.stored_shape or ()))
         if len(widths) > 1 or (result.kind == "table") != bool(result.columns):
             raise UserError(
                 f"{where} has {len(result.columns)} columns, {len(result.mean)} means and "
@@ -183,7 +188,9 @@ class Preprocessing:
                 parts.append(f"target {self.target}{ahead}")
         else:
             parts = [f"{shape} of {self.stored_dtype}"]
-            if self.has_pixels:
+            if self.mean:
+                parts.append("standardised")
+            elif self.has_pixels:
                 parts.append(f"0 to {self.white} become -1 to 1")
             elif (self.scale, self.offset) != (1.0, 0.0):
                 parts.append(f"v becomes {self.scale:g} v {self.offset:+g}")
@@ -223,7 +230,8 @@ class Preprocessing:
             scale, offset = 2.0 / (self.white if white is None else white), -1.0
             if self.is_converted(dtype):
                 scale, offset = 1.0, 0.0
-        return Adapter(shape, self.input_shape, self.fit == "crop", scale, offset)
+        moments = (self.mean, self.deviation) if self.kind == "vector" else ((), ())
+        return Adapter(shape, self.input_shape, self.fit == "crop", scale, offset, *moments)
 
     def is_converted(self, dtype: np.dtype[Any]) -> bool:
         """Return True if numbers of this type are pixels from -1 to 1: floats of 8-bit pixels."""
@@ -419,8 +427,10 @@ class Preprocessing:
             return self.targets
         if classes is not None and network.loss.targets == "classes":
             return classes.names
-        name = "value" if network.loss.targets == "values" else "label"
-        return (name,) if count == 1 else tuple(f"{name}_{index}" for index in range(count))
+        kind = "value" if network.loss.targets == "values" else "label"
+        if count == 1:
+            return (self.target or kind,)
+        return tuple(f"{kind}_{index}" for index in range(count))
 
     def to_values(self, predictions: NDArray[Any]) -> NDArray[Any]:
         """Return predicted numbers in the unit of the targets' data."""

@@ -19,8 +19,11 @@ from dptrain.errors import UserError
 if TYPE_CHECKING:
     from dptrain.data.preprocessing.preprocessing import Preprocessing
     from dptrain.data.stored import StoredInputs
+    from dptrain.network.network import Network
 
 MOST_SAMPLES = 512
+MOST_ROWS = 1 << 16
+"""Rows from which means and deviations are computed."""
 MOST_DECODED = 16
 """Samples that are read if each must be decoded."""
 MOST_BYTES = 64 << 20
@@ -107,9 +110,20 @@ class Scale:
             f"floats that were scaled, for example x / {largest:.12g}"
         )
 
-    def note(self) -> str:
+    def standardises(self, network: Network) -> bool:
+        """Return True if a new model of a network standardises vectors of this scale.
+
+        Those of a usual scale are taken as they are, and so is everything for a network of the
+        user's own, whose weights may be those of a file.
+        """
+        is_own = network.family is None or network.file_kind == "weights"
+        return not (is_own or self.is_image or self.are_pixels or self.is_usual)
+
+    def note(self, network: Network) -> str:
         """Return a line about numbers that were converted or have an unusual scale; else ""."""
         found = f"numbers from {self.low:g} to {self.high:g} ({self.dtype})"
+        if self.standardises(network):
+            return f"inputs have {found} and are standardised, column by column"
         if self.dtype == np.uint8:
             if 0 < self.high <= USUAL[1]:
                 return (
@@ -148,7 +162,8 @@ class Scale:
             is_plain = self.dtype == np.uint8 or preprocessing.is_converted(self.dtype)
             white = preprocessing.white
             return "" if is_plain else f"{found}: pixels, converted from 0…{white} to -1…1"
-        return "" if self.is_usual else f"{found} and are taken as they are, as in training"
+        is_plain = self.is_usual or bool(preprocessing.mean)
+        return "" if is_plain else f"{found} and are taken as they are, as in training"
 
 
 def check_against_training(
@@ -178,10 +193,38 @@ def check_against_training(
     return (note,) if note else ()
 
 
-def common_scale(splits: Mapping[str, StoredInputs], where: str) -> tuple[Scale, tuple[str, ...]]:
+def moments(
+    x: StoredInputs, rows: NDArray[np.int64]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each column of vectors; 1 for equal numbers.
+
+    Of more rows than `MOST_ROWS`, as many are read, evenly spaced.
+
+    Args:
+        x: raw vectors, (n, F).
+        rows: of the training samples.
+    """
+    number = min(len(rows), MOST_ROWS)
+    chosen = rows[np.arange(number, dtype=np.int64) * len(rows) // number]
+    with np.errstate(over="ignore", invalid="ignore"):
+        part = np.asarray(x[chosen], np.float64)
+        mean, deviation = part.mean(axis=0), part.std(axis=0)
+    # By rounding, the deviation of a constant column is tiny but not zero.
+    varies = (part.min(axis=0) < part.max(axis=0)) & (deviation > 0.0)
+    fine = np.isfinite(mean) & np.isfinite(deviation)  # The reader refuses what is not finite.
+    return (
+        tuple(np.where(fine, mean, 0.0).tolist()),
+        tuple(np.where(fine & varies, deviation, 1.0).tolist()),
+    )
+
+
+def common_scale(
+    splits: Mapping[str, StoredInputs], where: str, network: Network
+) -> tuple[Scale, tuple[str, ...]]:
     """Return the scale of training data, after comparing it with the other splits, and notes.
 
     Args:
+        network: that is trained.
         splits: raw inputs by their names, such as x_train; the first ones are for training.
         where: name of the data, for messages.
 
@@ -191,7 +234,7 @@ def common_scale(splits: Mapping[str, StoredInputs], where: str) -> tuple[Scale,
     scales = {name: Scale.of(x) for name, x in splits.items()}
     (first, train), *others = scales.items()
     train.check(f"{first} of {where}")
-    notes = [train.note()]
+    notes = [train.note(network)]
     for name, scale in others:
         smaller, larger = sorted((train.typical, scale.typical))
         beyond = train.are_pixels and not (scale.low >= 0 and scale.high <= WHITE)

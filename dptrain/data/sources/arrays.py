@@ -36,7 +36,7 @@ from dptrain.data.preprocessing.classes import (
 )
 from dptrain.data.preprocessing.layout import channels_first
 from dptrain.data.preprocessing.names import find_path
-from dptrain.data.preprocessing.scale import check_against_training, common_scale
+from dptrain.data.preprocessing.scale import check_against_training, common_scale, moments
 from dptrain.data.spec import CLASSES, Request, existing, unescape
 from dptrain.data.stored import StoredInputs
 from dptrain.data.weights import checked_weights
@@ -232,7 +232,9 @@ def dataset_of_pairs(
     request = adapt_request(request, sample, targets, where, names=names)
     scale, notes = None, tuple[str, ...]()
     if saved is None:
-        scale, notes = common_scale({f"x{tail}": x for tail, (x, _) in checked.items()}, where)
+        scale, notes = common_scale(
+            {f"x{tail}": x for tail, (x, _) in checked.items()}, where, request.network
+        )
     else:
         found = [check_against_training(inputs, saved, where) for inputs, _ in checked.values()]
         notes = tuple(dict.fromkeys(chain.from_iterable(found)))
@@ -252,6 +254,10 @@ def dataset_of_pairs(
         ]
         for split, name in zip(splits[1:], ("test", "validation"), strict=False):
             _check_alike(splits[0].inputs, split.inputs, where, name)
+    preprocessing = preprocessing_for(request, sample, x.dtype, scale=scale)
+    if scale is not None and scale.standardises(request.network):
+        mean, deviation = moments(splits[0].inputs, splits[0].rows)
+        preprocessing = replace(preprocessing, mean=mean, deviation=deviation)
     return make_dataset(
         request,
         splits[0],
@@ -259,7 +265,7 @@ def dataset_of_pairs(
         validation=splits[2] if len(splits) == 3 else None,
         preprocessing=with_target_unit(
             request,
-            preprocessing_for(request, sample, x.dtype, scale=scale),
+            preprocessing,
             splits[0].targets[splits[0].rows],
             where,
         ),

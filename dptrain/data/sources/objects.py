@@ -154,7 +154,7 @@ def dataset_from(
     if isinstance(data, Dataset):
         show_notes(data.notes)
         return _checked_dataset(data, network, preprocessing)
-    name = "samples" if _array_pairs(data) is None else "arrays"
+    name = "samples" if array_pairs(data) is None else "arrays"
     own = names_in(data, "the data") if classes is None and isinstance(data, Mapping) else None
     names = own if classes is None else names_from(classes, CLASSES)
     request = Request(name, "", {}, network, seed, ranks_per_node, preprocessing, split, names)
@@ -200,7 +200,7 @@ def _checked_dataset(
 
 def _pairs(request: Request, data: Any) -> dict[str, Pair]:
     """Return inputs and targets by the endings of their names, as for `dataset_of_pairs`."""
-    arrays = _array_pairs(data)
+    arrays = array_pairs(data)
     if arrays is not None:
         return {
             tail: (as_numbers(x, f"x{tail}"), as_targets(y, f"y{tail}"))
@@ -223,7 +223,7 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
         raise UserError(f"the data is of type {type(data).__name__}; {_EXPECTED}")
     pairs: dict[str, Pair] = {}
     for tail, part in parts.items():
-        inner = _array_pairs(part)
+        inner = array_pairs(part)
         if inner is not None:
             (x, y), *others = inner.values()
             if others:
@@ -235,7 +235,7 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
     return pairs
 
 
-def _array_pairs(data: Any) -> dict[str, tuple[Any, Any]] | None:
+def array_pairs(data: Any) -> dict[str, tuple[Any, Any]] | None:
     """Return the arrays of a tuple or a mapping by the endings of their names; None for others."""
     if isinstance(data, Mapping):
         found = pairs_by_ending(data, "the data")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.adaptation import adapt_request, class_names, classifier_for
+from dptrain.data.adaptation import adapt_request, class_names, classifier_for, loss_for
 from dptrain.data.assembly import RawSplit, make_dataset, with_target_unit
 from dptrain.data.base import Dataset
 from dptrain.data.loading.sharding import epoch_order
@@ -34,9 +34,9 @@ from dptrain.data.sources.lags import lags_of
 from dptrain.data.spec import Request, escape, existing, unescape
 from dptrain.data.weights import checked_weights
 from dptrain.errors import UserError, shown
-from dptrain.network.layers import Dense, Shape
-from dptrain.network.losses import MeanSquaredError
-from dptrain.network.network import Network
+from dptrain.network.layers import Shape
+from dptrain.network.losses import Loss, MeanSquaredError
+from dptrain.notes import show_notes
 
 _STREAM = 2**62
 """Number of the random order of columns, which no epoch of training has."""
@@ -200,16 +200,25 @@ def _unplaced_notes(names: Sequence[str]) -> list[str]:
     return [f"columns without a position are left out: {some}"] if names else []
 
 
-def linear_network(request: Request) -> Network:
-    """Return a linear network whose input has the shape of the samples of a table."""
+def probed_table(request: Request) -> tuple[int, Loss]:
+    """Return the number of inputs of a sample of a table, and the loss that fits its targets.
+
+    Predictions of later rows, and those from earlier rows, are values unless the target is text.
+    """
     path = request.existing("file")
-    inputs, targets = _chosen_columns(request), _targets(request, path)
-    if inputs is None:
-        inputs, _, _ = _read_table(path, targets, None, _no_inputs(request, targets))
-    inputs = tuple(inputs[i] for i in _features(request, inputs))
-    layout = RowLayout(len(inputs), lags_of(request), ())
-    width = layout.num_rows * layout.num_columns
-    return Network((width,), [Dense(len(targets))], loss=MeanSquaredError(), name="linear")
+    targets, lags = _targets(request, path), lags_of(request)
+    texts = Labels() if len(targets) == 1 and has_text(path, targets[0]) else None
+    no_inputs, chosen = _no_inputs(request, targets), _chosen_columns(request)
+    inputs, table, _ = _read_table(path, targets, chosen, no_inputs, texts)
+    layout, y = RowLayout(len(_features(request, inputs)), lags, ()), table[:, -len(targets) :]
+    loss: Loss = MeanSquaredError()
+    if texts is not None or not (lags or _horizon(request)):
+        loss = loss_for(y, has_names=texts is not None or request.names is not None)
+        if loss.targets == "classes" and texts is None and request.names is None:
+            found = f"the {len(np.unique(y))} whole numbers in {shown(targets[0], 40)} are classes"
+            one = f"{found}; --network mlp-64-32 predicts values"
+            show_notes([one if len(targets) == 1 else "the targets are one-hot rows of classes"])
+    return layout.num_rows * layout.num_columns, loss
 
 
 def _features(request: Request, inputs: Sequence[str]) -> list[int]:

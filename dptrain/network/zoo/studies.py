@@ -25,7 +25,7 @@ from dptrain.network.losses import (
     SoftmaxCrossEntropy,
 )
 from dptrain.network.network import Network
-from dptrain.network.zoo.recipes import IMAGES, VALUES, Entry
+from dptrain.network.zoo.recipes import IMAGES, VALUES, Entry, Recipe
 
 
 def dense_layers(units: Sequence[int]) -> list[Layer]:
@@ -37,14 +37,19 @@ def dense_layers(units: Sequence[int]) -> list[Layer]:
 
 
 def _convolutional(
-    name: str, filters: Sequence[int], units: Sequence[int], input_shape: Shape, outputs: int
+    name: str,
+    filters: Sequence[int],
+    units: Sequence[int],
+    loss: type[Loss],
+    input_shape: Shape,
+    outputs: int,
 ) -> Network:
     """Return a network of [conv 3×3, ReLU, max-pool 2] for each of `filters`, then dense layers."""
     layers: list[Layer] = []
     for count in filters:
         layers += [Conv2d(count, padding=1), ReLU(), MaxPool2d(2)]
     layers += [Flatten(), *dense_layers([*units, outputs])]
-    return Network(input_shape, layers, name=name)
+    return Network(input_shape, layers, loss(), name)
 
 
 def _solar(input_shape: Shape, outputs: int) -> Network:
@@ -122,14 +127,29 @@ def _perceptrons() -> dict[str, Entry]:
 
 
 def _model(
-    description: str, name: str, size: int, filters: Sequence[int], units: Sequence[int]
+    description: str,
+    name: str,
+    size: int,
+    filters: Sequence[int],
+    units: Sequence[int],
+    loss: type[Loss] = SoftmaxCrossEntropy,
+    outputs: int = 10,
+    recipe: Recipe = IMAGES,
 ) -> dict[str, Entry]:
-    family = partial(_convolutional, name, filters, units)
-    return {name: Entry(description, family, (3, size, size), 10, IMAGES)}
+    family = partial(_convolutional, name, filters, units, loss)
+    return {name: Entry(description, family, (3, size, size), outputs, recipe)}
 
 
 NETWORKS = {
     **_model("3×32×32, two convolutions", "model0", 32, (16, 32), (100,)),
+    **_model(
+        "3×32×32, several labels of an image", "model0-labels", 32, (16, 32), (100,),
+        SigmoidBinaryCrossEntropy, 2, replace(IMAGES, data=None, validation=None),
+    ),
+    **_model(
+        "3×32×32, values of an image", "model0-values", 32, (16, 32), (100,),
+        MeanSquaredError, 1, replace(VALUES, epochs=12, data=None),
+    ),
     **_model("3×40×40, two convolutions", "model1", 40, (16, 32), (100,)),
     **_model("3×40×40, three convolutions", "model2", 40, (16, 32, 32), (128, 50)),
     **_model("3×16×16, two convolutions", "model-small", 16, (8, 16), (50,)),
@@ -149,6 +169,6 @@ NETWORKS = {
         1,
         replace(VALUES, learning_rate=1e-4, epochs=3),
     ),
-}
+}  # fmt: skip
 
 PERCEPTRONS = _perceptrons()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from dptrain.measure.machine.counters import processor_line
@@ -163,6 +164,23 @@ def sentence(text: str) -> str:
     return begin if begin.endswith((".", "!", "?")) else f"{begin}."
 
 
+def without_folders(line: str) -> str:
+    """Return a command line with the names of its programs instead of their absolute paths.
+
+    Example:
+        >>> without_folders("/opt/bin/mpirun -n 2 /opt/bin/python3 -m dptrain train")
+        'mpirun -n 2 python3 -m dptrain train'
+        >>> without_folders("/opt/dptrain/__main__.py train --data npz:/tmp/a.npz")
+        'python -m dptrain train --data npz:/tmp/a.npz'
+    """
+    words = line.split(" ")
+    first = min((i for i, word in enumerate(words) if word == "-m"), default=0)
+    for index, word in enumerate(words[: first + 1]):
+        name = PurePath(word).name
+        words[index] = name if PurePath(word).is_absolute() else word
+    return re.sub(r"^__main__\.py\b", "python -m dptrain", " ".join(words))
+
+
 def environment_section(
     environment: Mapping[str, Any],
     commands: Sequence[tuple[str, str]],
@@ -191,6 +209,7 @@ def environment_section(
             facts.append((key, ", ".join(f"{n} {v}" for n, v in found[key].items())))
     if found.get("command"):
         commands = [*commands, ("Command line of the process", shlex.join(found["command"]))]
+    commands = [(heading, without_folders(line)) for heading, line in commands]
     return Section(
         "environment",
         "Environment and commands",

@@ -33,6 +33,7 @@ from dptrain.report.runs.run_record import TrainingRun
 from dptrain.report.runs.run_tables import (
     classes_table,
     epochs_table,
+    labels_table,
     settings_tables,
     spans_table,
     time_tables,
@@ -114,6 +115,8 @@ def _classes_section(run: TrainingRun) -> list[Section]:
         images = ((run.mistakes, caption),)
     plots = () if run.classes is None else (confusion_plot(run.classes),)
     tables = () if run.classes is None else (classes_table(run.classes),)
+    if run.labels is not None:
+        return [Section("labels", "Labels", tables=(labels_table(run.labels),))]
     if not (plots or images):
         return []
     return [Section("classes", "Classes", plots=plots, images=images, tables=tables)]
@@ -146,6 +149,13 @@ def epochs_text(run: TrainingRun) -> str:
 
 def _headline(run: TrainingRun) -> str:
     accuracy, after = run.accuracy, _of_epoch(run)
+    labels = run.summary.get("test_label_accuracy")
+    if accuracy is not None and labels is not None:
+        return (
+            f"Of all labels of the test data, {percent(labels)} are correct {after}. All labels of "
+            f"a sample are correct for {percent(accuracy.value)} of the samples (95% interval "
+            f"{percent(accuracy.low)} to {percent(accuracy.high)})."
+        )
     if accuracy is not None:
         return (
             f"Test accuracy is {percent(accuracy.value)} (95% interval {percent(accuracy.low)} to "
@@ -260,10 +270,15 @@ def _scaling_text(run: TrainingRun) -> list[str]:
 def _keys(run: TrainingRun) -> list[Key]:
     summary, accuracy, step = run.summary, run.accuracy, run.step_ms
     keys = []
+    labels = summary.get("test_label_accuracy")
+    if labels is not None:
+        number = Number(fixed(100 * labels, 1), labels, "test_label_accuracy")
+        keys.append(Key("Correct labels", (number, "%"), ("mean of all labels",)))
     if accuracy is not None:
         number = Number(fixed(100 * accuracy.value, 1), accuracy.value, "test_accuracy")
         interval = f"95% interval {percent(accuracy.low)} to {percent(accuracy.high)}"
-        keys.append(Key("Test accuracy", (number, "%"), (interval,)))
+        name = "Test accuracy" if labels is None else "All labels correct"
+        keys.append(Key(name, (number, "%"), (interval,)))
     for name, label, detail in VALUE_RESULTS:
         if (value := summary.get(name)) is not None:
             keys.append(Key(label, (Number(short(value), value, name),), (detail,)))

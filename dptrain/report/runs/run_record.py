@@ -23,13 +23,15 @@ from dptrain.runs.names import ENVIRONMENT, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans, steps_text
 from dptrain.training.evaluation.class_files import (
     CONFUSION,
+    LABELS,
     MISTAKES,
     read_confusion,
+    read_labels,
     read_mistakes,
 )
 from dptrain.training.evaluation.predicted_values import FILE as PREDICTED
 from dptrain.training.evaluation.predicted_values import read_values
-from dptrain.training.evaluation.quality import ClassQuality, ValueQuality
+from dptrain.training.evaluation.quality import ClassQuality, LabelCounts, ValueQuality
 from dptrain.training.persistence.rundir import LAST_CHECKPOINT
 
 METRICS = "metrics.jsonl"
@@ -79,6 +81,7 @@ class TrainingRun:
         predicted: expected and predicted values of test samples; None for classes.
         classes: the confusion matrix of the test data; None for values, and for many classes.
         mistakes: a PNG file of the most confident mistakes; None without one.
+        labels: of the test data; None if a sample has not several labels.
     """
 
     folder: Path
@@ -91,6 +94,7 @@ class TrainingRun:
     predicted: ValueQuality | None = None
     classes: ClassQuality | None = None
     mistakes: bytes | None = None
+    labels: LabelCounts | None = None
 
     @classmethod
     def read(cls, folder: Path) -> TrainingRun:
@@ -115,6 +119,7 @@ class TrainingRun:
             read_values(folder / PREDICTED),
             read_confusion(folder / CONFUSION),
             read_mistakes(folder / MISTAKES),
+            read_labels(folder / LABELS),
         )
         run._check()
         return run

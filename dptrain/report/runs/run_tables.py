@@ -19,13 +19,15 @@ from dptrain.report.profiles.profile_tables import (
 from dptrain.report.runs.run_record import METRICS, TrainingRun
 from dptrain.runs.names import SPANS, SUMMARY
 from dptrain.runs.spans import changed_text, steps_text, value_text
-from dptrain.training.evaluation.class_files import CONFUSION
-from dptrain.training.evaluation.quality import ClassQuality
+from dptrain.training.evaluation.class_files import CONFUSION, LABELS
+from dptrain.training.evaluation.quality import ClassQuality, LabelCounts
 
 MOST_CLASSES = 60
 """Largest number of rows of the table of classes."""
 MOST_EPOCHS = 60
 """Largest number of rows of the table of epochs."""
+OPEN_EPOCHS = 12
+"""Rows of the table of epochs from which it is folded."""
 
 
 def epochs_table(run: TrainingRun) -> Table:
@@ -55,15 +57,34 @@ def epochs_table(run: TrainingRun) -> Table:
     note = f"Throughput: samples by time{start}, with evaluation and checkpoints."
     note += run.interrupted_means
     if stride > 1:
-        note += f" Every {stride}th epoch is listed."
-    return Table("epochs", "Epochs", METRICS, columns, note)
+        note += f" One of {stride} epochs is listed."
+    return Table("epochs", "Epochs", METRICS, columns, note, folded=len(records) > OPEN_EPOCHS)
 
 
 def classes_table(quality: ClassQuality) -> Table:
     """Return precision and recall of each class, with their intervals; of many, the worst."""
-    recall = np.where(quality.samples > 0, quality.recall, 2.0)
+    confusion = quality.confusion
+    counts = LabelCounts(
+        quality.names, quality.samples, confusion.sum(axis=0), confusion.diagonal()
+    )
+    return _shares_table(counts, "class", "classes", CONFUSION)
+
+
+def labels_table(counts: LabelCounts) -> Table:
+    """Return precision and recall of each label, with their intervals; of many, the worst."""
+    return _shares_table(counts, "label", "labels", LABELS)
+
+
+def _shares_table(counts: LabelCounts, one: str, several: str, file: str) -> Table:
+    """Return precision and recall of each class or label; of many, the worst.
+
+    Args:
+        counts: of classes or labels.
+        one, several: name of one of them, and of several.
+        file: that has the numbers.
+    """
+    recall = np.where(counts.samples > 0, counts.correct / np.maximum(counts.samples, 1), 2.0)
     chosen = sorted(np.argsort(recall, kind="stable")[:MOST_CLASSES].tolist())
-    predicted = quality.confusion.sum(axis=0)
 
     def shares(correct: NDArray[np.int64], of: NDArray[np.int64]) -> list[str]:
         found = []
@@ -74,24 +95,23 @@ def classes_table(quality: ClassQuality) -> Table:
             found.append(f"{100 * estimate.value:.1f}{low_high}" if estimate else MISSING)
         return found
 
-    correct = quality.confusion.diagonal()
     columns = (
-        texts("class", [quality.names[i] for i in chosen]),
-        texts("samples", [f"{quality.samples[i]:,}" for i in chosen], kind="computed"),
+        texts(one, [counts.names[i] for i in chosen]),
+        texts("samples", [f"{counts.samples[i]:,}" for i in chosen], kind="computed"),
         replace(
-            texts("recall", shares(correct, quality.samples), kind="computed"),
+            texts("recall", shares(counts.correct, counts.samples), kind="computed"),
             unit="% (95% interval)",
         ),
         replace(
-            texts("precision", shares(correct, predicted), kind="computed"),
+            texts("precision", shares(counts.correct, counts.predicted), kind="computed"),
             unit="% (95% interval)",
         ),
     )
-    note = "Recall: share of the samples of a class that are recognised. Precision: share of the "
-    note += "predictions of a class that are correct."
-    if len(chosen) < len(quality.names):
-        note += f" The {len(chosen)} classes with the lowest recall are listed."
-    return Table("classes", "Recall and precision", CONFUSION, columns, note)
+    note = f"Recall: share of the samples of a {one} that are recognised. Precision: share of the "
+    note += f"predictions of a {one} that are correct."
+    if len(chosen) < len(counts.names):
+        note += f" The {len(chosen)} {several} with the lowest recall are listed."
+    return Table(several, "Recall and precision", file, columns, note)
 
 
 def time_tables(run: TrainingRun) -> list[Table]:

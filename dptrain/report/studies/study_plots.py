@@ -288,9 +288,10 @@ def _set_speed_up_axis(axes: Axes, points: Sequence[Point], ideal: float) -> Non
     """Set a logarithmic y axis that contains all intervals and launches, and has a legend."""
     base = base_point(points)
     single = [value for point in points for value in launch_values(point, base, "speed_up")]
+    known = [point.speed_up for point in points if math.isfinite(point.speed_up.high)]
     # An interval may extend to zero, which a logarithmic axis cannot show.
-    lows = [max(point.speed_up.low, point.speed_up.value / 64) for point in points]
-    highs = [p.speed_up.high for p in points if math.isfinite(p.speed_up.high)]
+    lows = [max(estimate.low, estimate.value / 64) for estimate in known]
+    highs = [estimate.high for estimate in known]
     low = min([1.0, *lows, *single]) / 1.15
     high = max([ideal, *highs, *single]) * 1.15
     high *= (high / low) ** 0.25

@@ -1,4 +1,7 @@
-"""The files of the predictions of classes: ``confusion.csv`` and, of images, ``mistakes.png``."""
+"""The files of the predictions of classes: ``confusion.csv`` and, of images, ``mistakes.png``.
+
+That of several labels of a sample is ``labels.csv``.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
 from dptrain.data.grid import image_grid
 from dptrain.errors import UserError, shown
 from dptrain.files import MAX_TEXT_BYTES, csv_of_rows, read_regular
-from dptrain.training.evaluation.quality import ClassQuality
+from dptrain.training.evaluation.quality import ClassQuality, LabelCounts, LabelQuality
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-CONFUSION, MISTAKES = "confusion.csv", "mistakes.png"
+CONFUSION, MISTAKES, LABELS = "confusion.csv", "mistakes.png", "labels.csv"
+LABEL_COLUMNS = ("label", "samples", "predicted", "correct")
 MOST_CLASSES = 200
 """Largest number of classes of which a run keeps the confusion matrix."""
 MOST_BYTES = 1 << 24
@@ -31,28 +36,68 @@ def confusion_text(quality: ClassQuality) -> str:
     return csv_of_rows([["class", *quality.names], *([name, *row] for name, row in rows)])
 
 
+def labels_text(quality: LabelQuality) -> str:
+    """Return a line for each label: its samples, how often it is predicted, how often correctly."""
+    counts = quality.counts
+    columns = (counts.samples, counts.predicted, counts.correct)
+    rows = zip(counts.names, *(column.tolist() for column in columns), strict=True)
+    return csv_of_rows([LABEL_COLUMNS, *rows])
+
+
+def read_labels(path: Path) -> LabelCounts | None:
+    """Return the numbers in a file that `labels_text` made; None if there is no file.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    found = _read_counts(path)
+    if found is None:
+        return None
+    columns, names, counts = found
+    if columns != LABEL_COLUMNS[1:] or (counts[:, 2:] > counts[:, :2]).any():
+        raise _damaged(path, "its columns are not those of labels")
+    return LabelCounts(names, *counts.T)
+
+
 def read_confusion(path: Path) -> ClassQuality | None:
     """Return the matrix in a file that `confusion_text` made; None if there is no file.
 
     Raises:
         UserError: the file cannot be read.
     """
+    found = _read_counts(path)
+    if found is None:
+        return None
+    columns, names, confusion = found
+    if names != columns:
+        raise _damaged(path, "its lines are not those of its columns")
+    return ClassQuality(names, confusion)
+
+
+def _read_counts(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], NDArray[np.int64]] | None:
+    """Return the names of the columns and of the lines of a file, and its numbers.
+
+    Returns:
+        None if there is no file.
+    """
     try:
-        (_, *names), *rows = csv.reader(io.StringIO(read_regular(path, MAX_TEXT_BYTES).decode()))
-        confusion = np.array([[int(cell) for cell in row[1:]] for row in rows], np.int64)
-        if [row[0] for row in rows] != names or confusion.shape != (len(names), len(names)):
+        (_, *columns), *rows = csv.reader(io.StringIO(read_regular(path, MAX_TEXT_BYTES).decode()))
+        counts = np.array([[int(cell) for cell in row[1:]] for row in rows], np.int64)
+        if counts.shape != (len(rows), len(columns)):
             raise ValueError("its lines are not those of its columns")
-        if (confusion < 0).any():
+        if (counts < 0).any():
             raise ValueError("it has negative numbers")
+        return tuple(columns), tuple(row[0] for row in rows), counts
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, IndexError, OverflowError, csv.Error) as error:
-        raise UserError(
-            f"{path} is damaged: {shown(str(error))}; remove it for a report without it"
-        ) from None
-    return ClassQuality(tuple(names), confusion)
+        raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: Path, why: str) -> UserError:
+    return UserError(f"{path} is damaged: {shown(why)}; remove it for a report without it")
 
 
 def mistakes_image(quality: ClassQuality, dataset: Dataset) -> Image | None:

@@ -164,6 +164,23 @@ class ValueQuality:
 
 
 @dataclass(frozen=True)
+class LabelCounts:
+    """Numbers of samples by label.
+
+    Attributes:
+        names: of the labels.
+        samples: that have each label, int64 (F,).
+        predicted: for which each label is predicted, int64 (F,).
+        correct: that have each label and for which it is predicted, int64 (F,).
+    """
+
+    names: tuple[str, ...]
+    samples: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    correct: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class LabelQuality:
     """How well each of several labels of a sample is predicted.
 
@@ -183,11 +200,17 @@ class LabelQuality:
         return np.asarray((self.expected == self.predicted).mean(axis=0))
 
     @property
+    def counts(self) -> LabelCounts:
+        """Numbers of samples by label."""
+        positive = self.predicted == 1
+        correct = (positive & (self.expected == 1)).sum(axis=0)
+        return LabelCounts(self.names, self.expected.sum(axis=0), positive.sum(axis=0), correct)
+
+    @property
     def shares(self) -> NDArray[np.float64]:
         """Precision, recall and F1 of each label, float64 (3, F); NaN for a share of nothing."""
-        positive = self.predicted == 1
-        found = (positive & (self.expected == 1)).sum(axis=0)
-        predicted, samples = positive.sum(axis=0), self.expected.sum(axis=0)
+        counts = self.counts
+        found, predicted, samples = counts.correct, counts.predicted, counts.samples
         parts = (found, predicted), (found, samples), (2 * found, samples + predicted)
         return np.array([_share(*part) for part in parts])
 

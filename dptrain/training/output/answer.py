@@ -64,15 +64,20 @@ def test_line(job: Job, progress: Progress) -> str:
         return best and f"best parameters: {best}"
     labels = {**RESULTS, **{f"test_{name}": name for name in score.metrics}}
     known = [(label, results.get(name)) for name, label in labels.items()]
-    more = [f"{label} {value:.4g}" for label, value in known if value is not None]
+    more = [
+        f"{label} {value:.1%}" if label.endswith("accuracy") else f"{label} {value:.4g}"
+        for label, value in known
+        if value is not None
+    ]
     samples = count(score.samples, "sample")
     if score.accuracy is None:
         found = ", ".join(more) or f"loss {score.loss:.4g}"
         found += f"{r2_remark(results.get('test_r2'))} ({samples})"
     else:
         interval = share(score.accuracy, score.samples)
+        of = " of all labels of a sample together" if "test_label_accuracy" in results else ""
         found = ", ".join([
-            f"accuracy {score.accuracy:.1%} ({100 * interval.low:.1f}–{interval.high:.1%}, "
+            f"accuracy{of} {score.accuracy:.1%} ({100 * interval.low:.1f}–{interval.high:.1%}, "
             f"95% interval, {samples})",
             *more,
         ])  # fmt: skip

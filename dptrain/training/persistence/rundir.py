@@ -11,6 +11,7 @@ network.toml      the network, unless dptrain builds it by its name
 summary.json      results, written when the run ends
 predicted.csv     expected and predicted values of up to 4,000 test samples, of a regression
 confusion.csv     confusion matrix of the test data, of up to 200 classes
+labels.csv        samples and predictions of each label of the test data, of several labels
 mistakes.png      images of the most confident mistakes on the test data
 checkpoints/      see `dptrain.training.persistence.checkpoints`
 best/             the checkpoint of the best epoch by the validation data
@@ -56,14 +57,16 @@ from dptrain.runs.names import CONFIG, ENVIRONMENT, LOCK, NETWORK, SPANS, SPECIF
 from dptrain.runs.spans import Spans
 from dptrain.training.evaluation.class_files import (
     CONFUSION,
+    LABELS,
     MISTAKES,
     MOST_CLASSES,
     confusion_text,
+    labels_text,
     mistakes_image,
 )
 from dptrain.training.evaluation.predicted_values import FILE as PREDICTED
 from dptrain.training.evaluation.predicted_values import MOST_ROWS, values_text
-from dptrain.training.evaluation.quality import ClassQuality, Quality, ValueQuality
+from dptrain.training.evaluation.quality import ClassQuality, LabelQuality, Quality, ValueQuality
 from dptrain.training.persistence.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import read_settings
 
@@ -327,6 +330,8 @@ class RunDirectory:
         """Write the predictions of the test data: `predicted.csv`, or those of `class_files`."""
         if isinstance(quality, ValueQuality):
             self._write(PREDICTED, values_text(quality, MOST_ROWS))
+        elif isinstance(quality, LabelQuality):
+            self._write(LABELS, labels_text(quality))
         elif isinstance(quality, ClassQuality):
             if len(quality.names) <= MOST_CLASSES:
                 self._write(CONFUSION, confusion_text(quality))
@@ -338,7 +343,7 @@ class RunDirectory:
 
     def remove_summary(self) -> None:
         """Delete `summary.json`, because the run continues and the results will be others."""
-        for name in (SUMMARY, PREDICTED, CONFUSION, MISTAKES):
+        for name in (SUMMARY, PREDICTED, CONFUSION, MISTAKES, LABELS):
             with writing(self.path / name, check=self.check_present):
                 (self.path / name).unlink(missing_ok=True)
 

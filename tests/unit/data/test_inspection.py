@@ -76,7 +76,7 @@ def test_the_network_of_a_data_set_has_its_shape(tmp_path: Path) -> None:
     x, y = np.zeros((12, 7, 6), np.uint8), np.arange(12) % 3
     np.savez(tmp_path / "a.npz", x=x, y=y)
     np.save(tmp_path / "x.npy", np.zeros((12, 4)))
-    np.save(tmp_path / "y.npy", np.zeros((12, 2)))
+    np.save(tmp_path / "y.npy", np.full((12, 2), 0.5))
     (tmp_path / "t.csv").write_text("a,b,y\n" + "1,2,3\n" * 20)
     expected = {
         f"folder:{tmp_path / 'images'}": ((3, 32, 32), 3, "classes"),

@@ -12,7 +12,7 @@ from dptrain.data import Preprocessing, open_data
 from dptrain.data.inputs import open_inputs
 from dptrain.data.sources.objects import dataset_from
 from dptrain.errors import UserError
-from dptrain.network import Dense, Flatten, Network
+from dptrain.network import Dense, Flatten, Network, get_network
 from tests.tiers import tiered
 
 PIXEL_TYPES = ("uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64")
@@ -276,3 +276,37 @@ def test_rows_are_taken_as_they_are_and_every_use_says_so(tmp_path: Path) -> Non
         with pytest.raises(UserError, match="has 8-bit pixels, but the network was trained on"):
             dataset_from((x.astype("u1"), y), network, preprocessing=saved, split=False)
     assert with_notes > 80
+
+
+@pytest.mark.parametrize("block", tiered(range(3), (0,)))
+def test_networks_of_the_zoo_see_rows_without_their_units(tmp_path: Path, block: int) -> None:
+    """Other units of the columns change no input, in training, files and prediction."""
+    for seed in range(30 * block, 30 * block + 30):
+        draw = np.random.default_rng(seed)
+        count, width = draw.integers(10, 40), draw.integers(1, 6)
+        rows = draw.normal(0, 1, (count, width))
+        rows[:, 0] *= draw.integers(0, 2)  # Perhaps a constant column.
+        unit = 10.0 ** draw.integers(2, 6, width) * draw.choice([-1, 1], width)
+        origin = draw.normal(0, 1, width) * np.abs(unit)
+        y = np.arange(count) % 2
+        x = rows * unit + origin
+        x[0, 0] += 20 * (np.abs(x).max() <= 16)
+        data = dataset_from((x, y), get_network("classifier-4"))
+        saved = data.preprocessing
+        assert saved == Preprocessing.from_dict(saved.to_dict())
+        assert "standardised" in data.notes[0]
+        assert "standardised" in str(saved)
+        train = np.empty((len(data.train), width), np.float32)
+        data.train.read(np.arange(len(train)), train, np.empty(len(train), np.int32))
+        np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-4)
+        varies = train.std(axis=0) > 1e-3
+        np.testing.assert_allclose(train.std(axis=0)[varies], 1, rtol=1e-4)
+        assert varies[1:].all()
+        found, whole = saved.apply(x), (x - saved.mean) / saved.deviation
+        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
+        np.save(tmp_path / "x.npy", x)
+        new = np.empty((count, width), np.float32)
+        open_inputs(tmp_path / "x.npy", saved).samples.read(
+            np.arange(count), new, np.empty(count, np.int32)
+        )
+        np.testing.assert_array_equal(new, found)

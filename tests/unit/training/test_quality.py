@@ -32,10 +32,11 @@ from dptrain.network import Dense, Flatten, Network
 from dptrain.network.outputs import softmax
 from dptrain.report.files import write_report
 from dptrain.report.runs.quality_plots import confusion_plot, predicted_plot
-from dptrain.training.evaluation.class_files import read_confusion
+from dptrain.training.evaluation.class_files import LABELS, labels_text, read_confusion, read_labels
 from dptrain.training.evaluation.quality import (
     MOST_MISTAKES,
     ClassQuality,
+    LabelQuality,
     ValueQuality,
     make_collector,
     mean_area,
@@ -293,7 +294,7 @@ def test_evaluate_writes_predicted_and_expected_values(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"metrics.json", "predicted.csv", "predicted.svg"}
     values = list(csv.DictReader((tmp_path / "out" / "predicted.csv").read_text().splitlines()))
-    errors = [abs(float(v["expected_value"]) - float(v["predicted_value"])) for v in values]
+    errors = [abs(float(v["expected_y"]) - float(v["predicted_y"])) for v in values]
     assert np.mean(errors) == pytest.approx(trainer.evaluate()["mae"])
     prediction = tmp_path / "p.csv"
     assert command("predict", folder, "-i", (table), "-o", (prediction)) == 0
@@ -351,3 +352,25 @@ def test_a_run_keeps_the_confusion_matrix_and_its_worst_mistakes(tmp_path: Path)
     (folder / "confusion.csv").write_text("class,a\nb,1\n")
     with pytest.raises(UserError, match="damaged: its lines are not those of its columns"):
         write_report(folder)
+
+
+def test_labels_in_a_file_are_those_of_the_run(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    expected, predicted = draw.integers(0, 2, (2, 30, 3))
+    quality = LabelQuality(("red", "a,b", "Öl"), expected, predicted)
+    path = tmp_path / LABELS
+    assert read_labels(path) is None
+    path.write_text(labels_text(quality))
+    found = read_labels(path)
+    assert found is not None
+    assert found.names == quality.names
+    for number in range(3):
+        of_label = expected[:, number] == 1
+        assert found.samples[number] == of_label.sum()
+        assert found.correct[number] == (of_label & (predicted[:, number] == 1)).sum()
+    np.testing.assert_allclose(found.correct / found.predicted, quality.shares[0])
+    for damaged in ("label,samples,predicted,correct\nred,1,2\n", "label,samples\nred,1\n",
+                    "label,samples,predicted,correct\nred,1,2,2\n", "x"):  # fmt: skip
+        path.write_text(damaged)
+        with pytest.raises(UserError, match=r"labels.csv is damaged"):
+            read_labels(path)

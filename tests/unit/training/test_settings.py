@@ -216,7 +216,7 @@ def test_paths_mean_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.M
         "mnist:~/mnist": "mnist:/home/me/mnist",
         "cifar10:/data": "cifar10:/data",
     }.items():
-        assert load_settings({"data": given}, {}).data == expected
+        assert load_settings({"network": "model0", "data": given}, {}).data == expected
 
 
 def test_other_variables_of_the_project_are_left_alone() -> None:
