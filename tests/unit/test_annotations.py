@@ -11,7 +11,9 @@ import pytest
 import dptrain
 
 PACKAGE = Path(dptrain.__file__).parent
-COMPILED = frozenset({"expanded", "inlined", "intrinsic", "kernel", "native", "overload"})
+COMPILED = frozenset(
+    {"expanded", "inlined", "intrinsic", "kernel", "native", "operation", "overload"}
+)
 """Decorators of functions that Numba compiles, or calls with types."""
 SELECTS = "select"
 """Part of the names of functions that let Numba select one of several functions by type."""

@@ -283,7 +283,7 @@ class CheckpointStore:
         return self._add(step, fill)
 
     def _add(self, step: int, fill: Callable[[Path], None]) -> Path:
-        """Fill a folder and give it the name of a checkpoint; return its path."""
+        """Fill a hidden folder, and rename it to that of a checkpoint, whose path is returned."""
         path = self.folder / f"step-{step:08d}"
         with writing(path, check=self._before_save):
             self.folder.mkdir(exist_ok=True)
