@@ -150,7 +150,7 @@ def _series(folder: Path) -> OwnData:
     (folder / "power.csv").write_text("time,power\n" + "\n".join(lines) + "\n")
     (folder / "new.csv").write_text("time,power\n" + "\n".join(lines[:8]) + "\n")
     spec = "csv:power.csv?target=power&columns=*&horizon=2&window=8"
-    return OwnData(spec, "new.csv", ("8 rows",), "values")
+    return OwnData(spec, "new.csv", ("mlp-64-32",), "values")
 
 
 def _npz(folder: Path, arrays: dict[str, Array], says: Sequence[str], result: str) -> OwnData:
