@@ -423,8 +423,8 @@ def exact_numbers(problem: Problem, move: Move | None = None, inputs: float = 0.
         for name, value in problem.frozen_statistics.items()
     }
     z = _forward(problem.network, x, moved | running, problem.keys, changed)
-    kind, y = problem.network.loss.targets, torch.tensor(np.asarray(problem.y, np.float64))
-    loss = pytorch_reference._loss(kind, z, y)
+    y = torch.tensor(np.asarray(problem.y, np.float64))
+    loss = pytorch_reference.losses_of(problem.network.loss.kind, z, y).mean()
     loss.backward()
     numbers = {name: w.grad.numpy() for name, w in weights.items() if w.requires_grad}
     if problem.statistics:
