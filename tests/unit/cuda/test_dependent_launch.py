@@ -29,7 +29,7 @@ def test_every_kernel_waits_for_its_predecessor() -> None:
     # The exceptions are tested below; a kernel may write its own shared memory before it waits.
     wait = r"wait_for_previous_kernel\(\);"
     later = re.compile(
-        rf"\b(multiply(<ADD_GRADIENT>)?|sum_inputs)\(|\bwgmma_gemm<|if \(PREFETCH_WEIGHTS\) {wait}"
+        rf"\b(multiply(<ADD_GRADIENT>)?|sum_inputs|update_with)\(|\bwgmma_gemm<|if \(PREFETCH_WEIGHTS\) {wait}"
         rf"|clear\(buffers\(i\)\);\s*__syncthreads\(\);\s*{wait}"
         rf"|\(memory\)\[i\] = \{{\}};\s*__syncthreads\(\);\s*{wait}"
         rf"|if \(PREFETCH_WEIGHTS\) weights\.read\(\{{w, b, g, filter\}}\);\s*{wait}"
@@ -41,6 +41,16 @@ def test_every_kernel_waits_for_its_predecessor() -> None:
         if not body.lstrip().startswith("wait_for_previous_kernel();") and not later.search(body)
     }
     assert first == set()
+
+
+def test_update_rules_wait_before_they_read() -> None:
+    text = source_path("optimizers.cu").read_text()
+    shared = text[text.index("void update_with(") :]
+    before = shared[: shared.index("wait_for_previous_kernel();")]
+    assert not re.search(r"load|\bat\b", before.partition("{")[2])
+    # A rule is called afterwards; a kernel does nothing itself.
+    for body in KERNEL.findall(text):
+        assert re.match(r"\s*(const auto rule|wait_for_previous_kernel\(\);)", body[1]), body[0]
 
 
 def test_kernels_prefetch_only_weights_before_they_wait() -> None:
