@@ -29,7 +29,8 @@ def test_every_kernel_waits_for_its_predecessor() -> None:
     # The exceptions are tested below; a kernel may write its own shared memory before it waits.
     wait = r"wait_for_previous_kernel\(\);"
     later = re.compile(
-        rf"\b(multiply(<ADD_GRADIENT>)?|sum_inputs|update_with)\(|\bwgmma_gemm<|if \(PREFETCH_WEIGHTS\) {wait}"
+        rf"\b(multiply(<ADD_GRADIENT>)?|sum_inputs|update_with)\(|\bwgmma_gemm<"
+        rf"|if \(PREFETCH_WEIGHTS\) {wait}"
         rf"|clear\(buffers\(i\)\);\s*__syncthreads\(\);\s*{wait}"
         rf"|\(memory\)\[i\] = \{{\}};\s*__syncthreads\(\);\s*{wait}"
         rf"|if \(PREFETCH_WEIGHTS\) weights\.read\(\{{w, b, g, filter\}}\);\s*{wait}"
