@@ -363,6 +363,11 @@ def _has_effect(name: str, values: Mapping[str, Any]) -> bool:
     return present is None or (present in used_with if used_with else bool(present))
 
 
+def _with_effect(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run without those that have no effect, which earlier versions wrote."""
+    return {k: v for k, v in values.items() if k not in USED_WITH or _has_effect(k, values)}
+
+
 @cache
 def settings() -> tuple[Setting, ...]:
     """Return every setting, group by group."""
@@ -414,6 +419,8 @@ def load_settings(
     if file is not None:
         file = find_config(file)
     values = {} if file is None else _from_file(read_settings(file), source)
+    if file is not None and resume is None and (file.parent / SPECIFICATION).exists():
+        values = _with_effect(values)
     origins = dict.fromkeys(values, source)
     if resume is not None:
         assert file is not None
@@ -465,14 +472,12 @@ def _continued(file_values: dict[str, Any], file: Path) -> tuple[dict[str, Any],
 
     spans = Spans.read(file.parent)
     if not spans.items or not spans.items[-1].config:
-        kept = file_values.items()
-        values = {k: v for k, v in kept if k not in USED_WITH or _has_effect(k, file_values)}
+        values = _with_effect(file_values)
         origins = dict.fromkeys(values, str(file))
     else:
         first, last = spans.items[0], spans.items[-1]
         values = _from_file(_resolved(dict(last.config), file.parent), str(file.parent))
-        # Runs of earlier versions have settings without an effect in their files.
-        values = {k: v for k, v in values.items() if k not in USED_WITH or _has_effect(k, values)}
+        values = _with_effect(values)
         origins = {k: v for k, v in last.origins.items() if k in values}
         recorded = _from_file(_resolved(dict(first.config), file.parent), str(file.parent))
         edited = {k: v for k, v in file_values.items() if recorded.get(k) != v}

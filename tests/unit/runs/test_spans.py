@@ -459,6 +459,35 @@ def test_results_of_a_resumed_run_are_those_of_its_record(
         assert compared.settings["power"] == (3.0, 9.0)
 
 
+def test_a_setting_of_a_later_version_is_no_change(trained: Path, tmp_path: Path) -> None:
+    """Unless a user set it."""
+    for origins, expected in (({}, ""), ({"sampling": "--sampling"}, "so far none")):
+        folder = copy_of(trained, tmp_path / str(len(origins)))
+        resume(folder)
+        values = json.loads((folder / FILE).read_text())
+        del values["spans"][0]["settings"]["sampling"], values["spans"][0]["config"]["sampling"]
+        values["spans"][1]["origins"].update(origins)
+        (folder / FILE).write_text(json.dumps(values))
+        found = Spans.read(folder)
+        assert ("sampling" in found.resumes()) is bool(expected)
+        assert expected in found.resumes()
+        assert found.value_text("sampling").startswith("none (steps" if origins else "shuffle")
+
+
+def test_the_file_of_an_earlier_run_with_an_unused_setting_starts_it_again(
+    trained: Path, tmp_path: Path
+) -> None:
+    folder = copy_of(trained, tmp_path)
+    file = folder / "config.toml"
+    expected = load_settings({}, {}, file)
+    file.write_text(file.read_text() + "power = 2.0\nrandaugment_magnitude = 5.0\n")
+    assert load_settings({}, {}, file) == expected
+    own = tmp_path / "own.toml"
+    own.write_text(file.read_text())
+    with pytest.raises(UserError, match="has no effect"):
+        load_settings({}, {}, own)
+
+
 @given(STARTS, st.integers(1, 12))
 def test_each_step_has_the_settings_that_made_it(
     starts: list[tuple[int, dict[str, float]]], steps: int
@@ -470,7 +499,7 @@ def test_each_step_has_the_settings_that_made_it(
         base = made[min(completed, len(made)) - 1] if made and completed else {}
         now = {**base, **changed}
         completed = min(completed, len(made))
-        spans = spans.followed_by(Span(completed + 1, now))
+        spans = spans.followed_by(Span(completed + 1, now, dict.fromkeys(now, "--flag")))
         made = made[:completed] + [now] * steps
     for step, expected in enumerate(made, 1):
         span = spans.of_step(step)
