@@ -42,6 +42,8 @@ from dptrain.training.settings import (
 from tests.tiers import tiered
 
 NETWORK = Network((1, 8, 8), [Flatten(), Dense(10)], name="tiny")
+COLOURS = ("saturation", "hue")
+"""Settings that the images, which have one channel, refuse."""
 QUICK = ("learning_rate", "seed", "threads", "clip_norm", "optimizer", "weights", "steps")
 """Settings whose change the quick tier tests."""
 
@@ -52,6 +54,7 @@ OTHERS: dict[str, Any] = {
     "step_every": 7, "step_at": "1/3", "weights": "other.safetensors", "average_weights": 0.5,
     "momentum": 0.25, "nesterov": True, "patience": 50, "until_accuracy": 0.999, "steps": 30,
     "power": 2.0, "reference_batch": 64, "shards": 4, "keep_checkpoints": 2, "timeout": 200.0,
+    "freeze": "dense1.bias", "rate_factor": "dense1=0.5", "class_weights": "balanced",
 }  # fmt: skip
 """Other values than those of the run; the rest follows from the types."""
 
@@ -132,7 +135,7 @@ def test_every_changed_setting_is_refused_or_recorded(
     if refused is not None:
         if name in ("network", "data"):
             assert str(other) in refused or "network's" in refused
-        elif name not in ("backend", "shards", "tune"):
+        elif name not in ("backend", "shards", "tune", *COLOURS):
             assert value_text(other) in refused
             assert value_text(was) in refused
         assert len(Spans.read(folder).items) == 1
@@ -217,7 +220,8 @@ def test_an_edited_configuration_is_refused_or_recorded(
     was = Spans.read(folder).items[0].settings[name]
     refused = refusal(folder)
     if refused is not None:
-        assert name in ("network", "data", "shards", "tune") or value_text(was) in refused
+        unnamed = ("network", "data", "shards", "tune", *COLOURS)
+        assert name in unnamed or value_text(was) in refused
         return
     was = "auto" if name == "transport" else was
     expected = f"{name} {value_text(other)} (so far {value_text(was)})"
