@@ -315,6 +315,18 @@ def test_wrong_sample_weights_are_refused(weights: Any, message: str) -> None:
         _fitted(x, y, None).evaluate(x, y, sample_weight=weights)
 
 
+@pytest.mark.parametrize("name", ["sample_weights", "sample_weight_train"])
+def test_weights_that_would_not_count_are_refused(name: str, tmp_path: Path) -> None:
+    arrays = {**dict(zip("xy", _data(), strict=True)), name: np.ones(COUNT)}
+    np.savez(tmp_path / "data.npz", **arrays)
+    for data in (arrays, f"npz:{tmp_path / 'data.npz'}"):
+        with pytest.raises(UserError, match=f"{name} would not be used: sample_weight belongs to"):
+            Trainer(NETWORK, data, **OPTIONS)
+    split = {f"{kind}_{part}": arrays[kind] for kind in "xy" for part in ("train", "test")}
+    with pytest.raises(UserError, match="sample_weight would not be used"):
+        Trainer(NETWORK, {**split, "sample_weight": np.ones(COUNT)}, **OPTIONS)
+
+
 def test_weights_need_their_samples() -> None:
     trainer = Trainer(NETWORK, _data(), **OPTIONS)
     with pytest.raises(UserError, match="without x; call"):
