@@ -18,7 +18,7 @@ from dptrain.errors import UserError, shown, suggest
 BALANCED = "balanced"
 
 SMALLEST, LARGEST = 1e-100, 1e100
-"""Limits of weights other than 0. Sums and products of weights, and the factors that divide by them,
+"""Limits of weights other than 0. Sums and products of weights, and factors that divide by them,
 are then finite and not 0."""
 
 _EXPECTED = f"expected 0, or numbers from {SMALLEST:g} to {LARGEST:g}"

@@ -223,7 +223,7 @@ class Expression:
 Operand = Expression | float
 
 
-def constant(value: float) -> Expression:
+def constant(value: float | np.number[Any]) -> Expression:
     """Return a number as an expression."""
     value = as_number(value, float)
     if type(value) is not float or not math.isfinite(value):

@@ -265,9 +265,7 @@ def define_loss(
     return _make_class(name, parameters, ElementwiseLoss, own)
 
 
-def checked_parameters(
-    name: Any, parameters: Mapping[str, Any]
-) -> tuple[tuple[str, float], ...]:
+def checked_parameters(name: Any, parameters: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """Return the names and the default values of the parameters of a function or a loss.
 
     Raises:

@@ -299,7 +299,10 @@ def test_evaluation_with_weights_is_that_of_repeated_samples() -> None:
     ("weights", "message"),
     [
         ([1, 2], r"sample_weight has shape \(2,\); expected \(23,\)"),
-        (-np.ones(COUNT), "sample_weight is -1 for sample 0; expected 0, or numbers from 1e-100 to"),
+        (
+            -np.ones(COUNT),
+            "sample_weight is -1 for sample 0; expected 0, or numbers from 1e-100 to",
+        ),
         (np.full(COUNT, 1e308), r"sample_weight is 1e\+308 for sample 0"),
         (np.full(COUNT, 1e-310), "sample_weight is 1e-310 for sample 0"),
         (np.full(COUNT, np.nan), "sample_weight is nan for sample 0"),
