@@ -17,6 +17,12 @@ from dptrain.errors import UserError, shown, suggest
 
 BALANCED = "balanced"
 
+SMALLEST, LARGEST = 1e-100, 1e100
+"""Limits of weights other than 0. Sums and products of weights, and factors that divide by them,
+are then finite and not 0."""
+
+_EXPECTED = f"expected 0, or numbers from {SMALLEST:g} to {LARGEST:g}"
+
 
 def class_weights(given: str, dataset: Dataset) -> NDArray[np.float64] | None:
     """Return the weight of each class; None if all are equal.
@@ -108,7 +114,7 @@ def checked_weights(weights: Any, count: int, where: str) -> NDArray[np.float64]
         where: name of the weights, for messages.
 
     Raises:
-        UserError: they are not `count` finite numbers of at least 0.
+        UserError: they are not `count` numbers that are 0, or from `SMALLEST` to `LARGEST`.
 
     Example:
         >>> checked_weights([1, 0.5], 2, "sample_weight")
@@ -120,13 +126,15 @@ def checked_weights(weights: Any, count: int, where: str) -> NDArray[np.float64]
             f"{where} has shape {found.shape}; expected ({count},), a number for each sample"
         )
     found = found.reshape(count)
-    wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0.0)))
+    wrong = np.flatnonzero(~_are_weights(found))
     if len(wrong):
-        raise UserError(
-            f"{where} is {found[wrong[0]]:g} for sample {wrong[0]}; expected finite numbers of at "
-            "least 0"
-        )
+        raise UserError(f"{where} is {found[wrong[0]]:g} for sample {wrong[0]}; {_EXPECTED}")
     return found
+
+
+def _are_weights(values: Any) -> NDArray[np.bool_]:
+    """Return which numbers are weights."""
+    return np.asarray((values == 0.0) | ((values >= SMALLEST) & (values <= LARGEST)))
 
 
 def _labels(dataset: Dataset, user: str = "--class-weights") -> NDArray[np.int64]:
@@ -173,9 +181,9 @@ def _weight(text: str, given: str) -> float:
         weight = float(text)
     except ValueError:
         weight = math.nan
-    if not 0.0 <= weight < math.inf:
+    if not _are_weights(weight):
         raise UserError(
-            f"--class-weights is '{shown(given)}', but '{shown(text)}' is no weight; expected "
-            f"finite numbers of at least 0, or {BALANCED}"
+            f"--class-weights is '{shown(given)}', but '{shown(text)}' is no weight; {_EXPECTED}, "
+            f"or {BALANCED}"
         )
     return weight

@@ -6,11 +6,17 @@ import json
 from collections.abc import Mapping
 
 from dptrain.errors import UserError
+from dptrain.files import parse_json
 from dptrain.network.elementwise import Activation, parameters_of
 from dptrain.network.files import is_own_loss
 from dptrain.network.losses import LOSSES, Loss
 from dptrain.network.network import Network
-from dptrain.network.own_functions import define, define_loss, definition_of
+from dptrain.network.own_functions import (
+    checked_parameters,
+    define,
+    define_loss,
+    definition_of,
+)
 
 KEY, LOSS_KEY = "dptrain.functions", "dptrain.loss_function"
 
@@ -37,11 +43,10 @@ def known_loss(metadata: Mapping[str, str]) -> Loss | None:
         cls = LOSSES.get(metadata.get("dptrain.loss", ""))
         return None if cls is None else cls()
     try:
-        table = json.loads(metadata[LOSS_KEY])
+        table = parse_json(metadata[LOSS_KEY])
         names = table["name"], table["expression"], table.get("derivative", ""), table["targets"]
-        loss: Loss = define_loss(*names, tuple(table.get("parameters", {}).items()))(
-            **table["values"]
-        )
+        parameters = checked_parameters(names[0], table.get("parameters", {}))
+        loss: Loss = define_loss(*names, parameters)(**table["values"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged("loss in the metadata is", error) from None
     return loss
@@ -60,10 +65,10 @@ def known_functions(metadata: Mapping[str, str]) -> tuple[Activation, ...]:
     """
     defined: dict[Activation, None] = {}
     try:
-        tables = json.loads(metadata.get(KEY, "[]"))
+        tables = parse_json(metadata.get(KEY, "[]"))
         for table in tables:
             names = table["name"], table["expression"], table.get("derivative", "")
-            cls = define(*names, tuple(table.get("parameters", {}).items()))
+            cls = define(*names, checked_parameters(names[0], table.get("parameters", {})))
             defined[cls(**table["values"])] = None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged("functions in the metadata are", error) from None

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ast
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from dptrain.bounds import as_number
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.outputs import sigmoid as stable_sigmoid
 
@@ -221,11 +223,12 @@ class Expression:
 Operand = Expression | float
 
 
-def constant(value: float) -> Expression:
+def constant(value: float | np.number[Any]) -> Expression:
     """Return a number as an expression."""
-    if not math.isfinite(value):
-        raise UserError(f"{value} is in an expression; expected finite numbers")
-    return Expression(CONSTANT, value=float(value))
+    value = as_number(value, float)
+    if type(value) is not float or not math.isfinite(value):
+        raise UserError(f"{shown(value)} is in an expression; expected finite numbers")
+    return Expression(CONSTANT, value=value)
 
 
 def variable(name: str) -> Expression:
@@ -259,7 +262,7 @@ def _expression(value: Any) -> Expression:
     if isinstance(value, Expression):
         return value
     if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
-        return constant(float(value))
+        return constant(value)
     raise UserError(f"{shown(repr(value))} is in an expression; expected numbers and expressions")
 
 
@@ -401,7 +404,9 @@ sin, cos, tanh, erf, sigmoid, softplus, normal_cdf, normal_pdf, min, max, where,
             f"the expression is {shown(source)}; expected text of at most {LONGEST_TEXT} characters"
         )
     try:
-        tree = ast.parse(source.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Python warns of texts such as 1if.
+            tree = ast.parse(source.strip(), mode="eval").body
         found = _Reader(source, known).read(tree)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         if isinstance(error, UserError):
@@ -448,7 +453,7 @@ class _Reader:
 
     def read(self, node: ast.expr) -> Expression:
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            return constant(float(node.value))  # type: ignore[arg-type]
+            return constant(node.value)  # type: ignore[arg-type]
         if isinstance(node, ast.Name):
             return self._name(node.id)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):

@@ -72,7 +72,14 @@ from dptrain.network.network import (
     check_layer_count,
     default_names,
 )
-from dptrain.network.own_functions import OWN, OWN_LOSSES, define, define_loss, definition_of
+from dptrain.network.own_functions import (
+    OWN,
+    OWN_LOSSES,
+    checked_parameters,
+    define,
+    define_loss,
+    definition_of,
+)
 from dptrain.network.zoo import build_network
 from dptrain.toml import read_toml
 
@@ -226,8 +233,8 @@ def _functions(tables: Any) -> dict[str, type[Layer]]:
     for number, table in enumerate(tables, 1):
         where = f"function {number}"
         name = _defined_name(table, FUNCTION_KEYS, where)
-        if name in LAYERS or name in found:
-            raise UserError(f"{where}: a layer {name} exists already; choose another name")
+        if name in found:
+            raise UserError(f"{where}: a function {name} exists already; choose another name")
         found[name] = _defined(define, table, FUNCTION_KEYS, where)
     return found
 
@@ -245,8 +252,6 @@ def _own_loss(table: Any) -> dict[str, type[Loss]]:
         raise UserError("loss_function is no table; write [loss_function] above its keys")
     where = "loss_function"
     name = _defined_name(table, LOSS_KEYS, where)
-    if name in LOSSES:
-        raise UserError(f"{where}: a loss {name} exists already; choose another name")
     return {name: _defined(define_loss, {"targets": "values", **table}, LOSS_KEYS, where)}
 
 
@@ -274,11 +279,9 @@ def _defined(
     if not isinstance(parameters, dict):
         raise UserError(f"{where}: parameters is {_show(parameters)}; expected a table")
     try:
-        return define(*texts, tuple(parameters.items()))
+        return define(*texts, checked_parameters(texts[0], parameters))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    except TypeError:  # A parameter that cannot be hashed.
-        raise UserError(f"{where}: parameters are {_show(parameters)}; expected numbers") from None
 
 
 def _node(table: dict[str, Any], where: str, classes: Mapping[str, type[Layer]]) -> NodeSpec:

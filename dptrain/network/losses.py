@@ -13,6 +13,7 @@ from dptrain.errors import UserError
 from dptrain.network import expressions
 from dptrain.network.derivatives import derivative
 from dptrain.network.expressions import Expression, constant, parse, variable
+from dptrain.network.field_types import check_field_types
 from dptrain.network.layers import Shape
 
 TargetKind = Literal["classes", "binary", "values"]
@@ -109,6 +110,7 @@ class ElementwiseLoss(Loss):
     is_own: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_field_types(self, self.kind)
         for name, value in self.parameters.items():
             if not math.isfinite(value):
                 raise UserError(f"{self.kind} {name} is {value}; expected a finite number")

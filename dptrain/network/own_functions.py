@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from typing import Any
 
+from dptrain.bounds import as_number
 from dptrain.errors import UserError, shown
 from dptrain.network import expressions
 from dptrain.network.derivative_check import check_derivative
@@ -83,12 +84,10 @@ def activation(
         dptrain.UserError: the derivative of wrong is -0.00017 at x = -0.00017; finite differences \
 of wrong are -0.00034
     """
-    if name in _kinds(Layer):
-        raise UserError(f"a layer of dptrain is called {name}; choose another name")
-    found = _defaults(function, 1) | parameters
+    found = checked_parameters(name, _defaults(function, 1) | parameters)
     expression = _traced(function, _first_name)
     slope = _traced(derivative, _first_name) if derivative else ""
-    OWN[str(name)] = cls = define(name, expression, slope, tuple(found.items()))
+    OWN[str(name)] = cls = define(name, expression, slope, found)
     return cls
 
 
@@ -137,7 +136,7 @@ def _traced(
         *(known[name] for name in first), **{k: v for k, v in known.items() if k not in first}
     )
     if isinstance(result, int | float):
-        result = constant(float(result))
+        result = constant(result)
     if not isinstance(result, Expression):
         raise UserError(
             f"the function returns {shown(type(result).__name__)}; expected an expression of its "
@@ -159,6 +158,8 @@ def define(
         UserError: as for `activation`.
     """
     _check_names(name, "function", "swish", parameters, _RESERVED)
+    if name in _kinds(Layer):
+        raise UserError(f"a layer of dptrain is called {name}; choose another name")
     own = {
         "kind": name,
         "function": Function(expression, derivative),
@@ -212,14 +213,10 @@ def loss(
         >>> loss("cubic", lambda z, y, scale=0.1: scale * abs(z - y) ** 3)()
         Cubic(scale=0.1)
     """
-    if name in LOSSES:
-        raise UserError(f"a loss of dptrain is called {name}; choose another name")
-    found = _defaults(function, 2) | parameters
+    found = checked_parameters(name, _defaults(function, 2) | parameters)
     expression = _traced(function, _output_and_target)
     slope = _traced(derivative, _output_and_target) if derivative else ""
-    OWN_LOSSES[str(name)] = cls = define_loss(
-        name, expression, slope, targets, tuple(found.items())
-    )
+    OWN_LOSSES[str(name)] = cls = define_loss(name, expression, slope, targets, found)
     return cls
 
 
@@ -247,6 +244,8 @@ def define_loss(
         UserError: as for `loss`.
     """
     _check_names(name, "loss", "huber", parameters, _RESERVED_OF_LOSSES)
+    if name in LOSSES:
+        raise UserError(f"a loss of dptrain is called {name}; choose another name")
     if targets not in ("values", "binary"):
         raise UserError(
             f"targets of {name} is {shown(repr(targets))}; expected values, or binary for 0 and 1"
@@ -264,6 +263,22 @@ def define_loss(
         (define_loss, (name, expression, derivative, targets, parameters), loss.parameters),
     )
     return _make_class(name, parameters, ElementwiseLoss, own)
+
+
+def checked_parameters(name: Any, parameters: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Return the names and the default values of the parameters of a function or a loss.
+
+    Raises:
+        UserError: a value is no number that a float can hold, or a name is not allowed.
+    """
+    found = {key: as_number(value, float) for key, value in parameters.items()}
+    for key, value in found.items():
+        if type(value) is not float or not _NAME.fullmatch(key) or keyword.iskeyword(key):
+            raise UserError(
+                f"parameter {shown(key)} of {shown(str(name))} is {shown(repr(value))}; expected a "
+                "name of small letters and a number"
+            )
+    return tuple(found.items())
 
 
 def _rebuilt(define: Callable[..., Any], definition: Any, values: Mapping[str, float]) -> Any:
@@ -284,13 +299,7 @@ def _check_names(
             f"the {what} is called {shown(repr(name))}; expected small letters, digits and _, "
             f"such as {example}"
         )
-    for key, value in parameters:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and _NAME.fullmatch(key) and not keyword.iskeyword(key)):
-            raise UserError(
-                f"parameter {shown(key)} of {name} is {shown(repr(value))}; expected a name of "
-                "small letters and a number"
-            )
+    for key, _ in parameters:
         if key in reserved:
             raise UserError(f"a parameter of {name} is called {key}; choose another name")
 
@@ -299,7 +308,7 @@ def _make_class(
     name: str, parameters: tuple[tuple[str, float], ...], base: type[Any], own: dict[str, Any]
 ) -> type[Any]:
     """Return a subclass with the parameters as fields, after a check of their default values."""
-    listed = [(key, float, field(default=float(value))) for key, value in parameters]
+    listed = [(key, float, field(default=value)) for key, value in parameters]
     title = "".join(part.capitalize() for part in name.split("_")) or name
     cls = make_dataclass(title, listed, bases=(base,), namespace=own, frozen=True)
     cls.__module__ = __name__

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,15 @@ class Spans:
 
     items: tuple[Span, ...] = ()
     is_complete: bool = True
+
+    def __post_init__(self) -> None:
+        """Add settings that the version of a span did not have, and no user set in the next one."""
+        found = list(self.items[-1:])
+        for span in self.items[-2::-1]:
+            later = found[0]
+            unset = {k: v for k, v in later.settings.items() if k not in later.origins}
+            found.insert(0, replace(span, settings={**unset, **span.settings}))
+        object.__setattr__(self, "items", tuple(found))
 
     @classmethod
     def read(cls, folder: Path) -> Spans:

@@ -75,24 +75,13 @@ USED_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Settings that have an effect only with some values of another one; no values: all but 0."""
 
-
-def _dependent(other: str) -> dict[str, tuple[str, ...]]:
-    """Return the settings that have an effect with each value of another one."""
-    used = [(name, values) for name, (of, values) in USED_WITH.items() if of == other]
-    kinds = dict.fromkeys(value for _, values in used for value in values)
-    return {kind: tuple(name for name, values in used if kind in values) for kind in kinds}
-
-
-DEPENDENT_SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "schedule": _dependent("schedule"),
-    "optimizer": {
-        "sgd": ("momentum", "nesterov"),
-        "lars": ("momentum", "nesterov"),
-        "rmsprop": ("momentum",),
-    },
+DEPENDENT_SETTINGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    **USED_WITH,
+    "momentum": ("optimizer", ("sgd", "lars", "rmsprop")),
+    "nesterov": ("optimizer", ("sgd", "lars")),
 }
-"""Settings that only one value of another setting uses: if a layer with precedence sets another
-value, those of lower layers do not count."""
+"""Settings as in `USED_WITH`: if a layer with precedence sets another value of the other setting,
+those of lower layers do not count."""
 
 RANK_SETTINGS = ("threads", "workers", "share_gpus")
 """Settings that may differ between ranks, because they describe a rank and not the job."""
@@ -358,9 +347,14 @@ def _network_of_run(run_dir: Path, name: str) -> Network | None:
 
 def _has_effect(name: str, values: Mapping[str, Any]) -> bool:
     """Return False if a setting has no effect with the value of the setting that it depends on."""
-    other, used_with = USED_WITH[name]
+    other, used_with = DEPENDENT_SETTINGS[name]
     present = values.get(other)
     return present is None or (present in used_with if used_with else bool(present))
+
+
+def _with_effect(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run without those that have no effect, which earlier versions wrote."""
+    return {k: v for k, v in values.items() if k not in USED_WITH or _has_effect(k, values)}
 
 
 @cache
@@ -414,6 +408,8 @@ def load_settings(
     if file is not None:
         file = find_config(file)
     values = {} if file is None else _from_file(read_settings(file), source)
+    if file is not None and resume is None and (file.parent / SPECIFICATION).exists():
+        values = _with_effect(values)
     origins = dict.fromkeys(values, source)
     if resume is not None:
         assert file is not None
@@ -439,11 +435,9 @@ def put_layer(
         for one, other in (pair, pair[::-1])
         if layer.get(one) is not None and other not in layer
     ]
-    for name, users in DEPENDENT_SETTINGS.items():
-        chosen = layer.get(name)
-        if chosen is not None:
-            kept = {*users.get(chosen, ()), *layer}
-            replaced += [other for group in users.values() for other in group if other not in kept]
+    replaced += [
+        name for name in DEPENDENT_SETTINGS if name not in layer and not _has_effect(name, layer)
+    ]
     for name in replaced:
         values.pop(name, None)
         origins.pop(name, None)
@@ -465,14 +459,12 @@ def _continued(file_values: dict[str, Any], file: Path) -> tuple[dict[str, Any],
 
     spans = Spans.read(file.parent)
     if not spans.items or not spans.items[-1].config:
-        kept = file_values.items()
-        values = {k: v for k, v in kept if k not in USED_WITH or _has_effect(k, file_values)}
+        values = _with_effect(file_values)
         origins = dict.fromkeys(values, str(file))
     else:
         first, last = spans.items[0], spans.items[-1]
         values = _from_file(_resolved(dict(last.config), file.parent), str(file.parent))
-        # Runs of earlier versions have settings without an effect in their files.
-        values = {k: v for k, v in values.items() if k not in USED_WITH or _has_effect(k, values)}
+        values = _with_effect(values)
         origins = {k: v for k, v in last.origins.items() if k in values}
         recorded = _from_file(_resolved(dict(first.config), file.parent), str(file.parent))
         edited = {k: v for k, v in file_values.items() if recorded.get(k) != v}

@@ -182,8 +182,18 @@ def weights_name(pairs: Collection[str]) -> str:
 
 
 def left_out_arrays(names: Iterable[Any]) -> str:
-    """Return a line about arrays that are not used; "" if there are none."""
+    """Return a line about arrays that are not used; "" if there are none.
+
+    Raises:
+        UserError: one has the name of weights, which the user expects to count.
+    """
     left = sorted(map(str, names))
+    for name in left:
+        if name.replace("weights", "weight") in (WEIGHTS, f"{WEIGHTS}_train"):
+            raise UserError(
+                f"{name} would not be used: {WEIGHTS} belongs to x and y, and {WEIGHTS}_train to "
+                "x_train and y_train, in npz files, npy folders and mappings; rename or remove it"
+            )
     some = ", ".join(shown(name, 40) for name in left[:10]) + (", …" if len(left) > 10 else "")
     return f"arrays are left out: {some}" if left else ""
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dptrain.api
 from dptrain import Trainer, UserError
 from dptrain.comm.world import World
 from dptrain.interchange.onnx_import import read_onnx
+from dptrain.interchange.own_functions import KEY, LOSS_KEY, known_functions, known_loss
 from dptrain.network import Dense, Network
 from dptrain.network.files import network_from_dict, network_to_dict, read_network, write_network
 from dptrain.network.losses import ElementwiseLoss
@@ -179,8 +184,9 @@ def test_wrong_losses_are_refused(arguments: Any, message: str) -> None:
         ({"name": "f"}, "loss_function: key 'expression' is missing"),
         ({"name": "f", "expression": "z", "target": "values"}, "unknown key 'target'; expected"),
         ({"name": "f", "expression": "z - y", "targets": "classes"}, "expected values, or binary"),
-        ({"name": "f", "expression": "z", "parameters": {"a": []}}, "expected numbers"),
-        ({"name": "mean_squared_error", "expression": "z"}, "exists already"),
+        ({"name": "f", "expression": "z", "parameters": {"a": []}}, "and a number"),
+        ({"name": "mean_squared_error", "expression": "z"}, "a loss of dptrain is called"),
+        ({"name": "f", "expression": "1if z < y else z"}, "is no expression"),
         ([], "loss_function is no table"),
     ],
 )
@@ -188,3 +194,37 @@ def test_wrong_tables_are_refused(table: Any, message: str) -> None:
     values = {**network_to_dict(Network((5,), [Dense(3)], HUBER)), "loss_function": table}
     with pytest.raises(UserError, match=message):
         network_from_dict(values)
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+    st.sampled_from([10**400, -(10**400), 1e-320, [], [1.0], {}, {"a": 10**400}, {"z": 1.0}]),
+)  # fmt: skip
+
+
+@given(st.sampled_from(["name", "expression", "derivative", "targets", "parameters", "values"]),
+       VALUES, st.sampled_from([0, 308, 309, 400]))  # fmt: skip
+def test_any_value_in_a_definition_is_a_loss_or_one_line(key: str, value: Any, zeros: int) -> None:
+    """In network files, in the metadata of ONNX files and in Python."""
+    table: dict[str, Any] = {
+        "name": "own", "expression": f"a * (z - y) ** 2 / 1{'0' * zeros}", "targets": "values",
+        "parameters": {"a": 1.0}, "values": {"a": 2.0}, key: value,
+    }  # fmt: skip
+    definition = {name: each for name, each in table.items() if name != "values"}
+    layers = [{"type": "dense", "units": 3}]
+    network = {"input": [5], "loss": "own", "loss_function": definition, "layer": layers}
+    function = {**table, "expression": str(table["expression"]).replace("z - y", "x")}
+    calls: list[Callable[[], Any]] = [
+        lambda: network_from_dict(network),
+        lambda: known_loss({LOSS_KEY: json.dumps(table)}),
+        lambda: known_functions({KEY: json.dumps([function])}),
+        lambda: loss("own", "a * (z - y) ** 2", a=value),
+        lambda: loss("own", "a * (z - y) ** 2", a=1.0)(a=value),
+    ]
+    messages = []
+    for call in calls:
+        try:
+            call()
+        except UserError as error:
+            messages.append(str(error))
+    assert not any("\n" in message for message in messages)

@@ -27,6 +27,7 @@ from dptrain.data.loading.weighting import WeightedBatches
 from dptrain.data.sources.objects import dataset_from
 from dptrain.data.stored import CachedSamples
 from dptrain.data.validation import with_validation
+from dptrain.data.weights import LARGEST, SMALLEST
 from dptrain.network import (
     Dense,
     Dropout,
@@ -177,8 +178,9 @@ def test_one_sigmoid_output_has_two_classes() -> None:
     ("weights", "message"),
     [
         ("1,2", "--class-weights has 2 numbers; expected 3, one for each class: 0, 1, 2"),
-        ([1, -1, 1], "'-1' is no weight; expected finite numbers of at least 0"),
+        ([1, -1, 1], "'-1' is no weight; expected 0, or numbers from 1e-100 to 1e"),
         ("0=inf", "'inf' is no weight"),
+        ("1e308,1e308,1e308", "'1e308' is no weight"),
         ("cat=2", "'cat' names no class of the data; expected NAME=W with names of 0, 1, 2"),
         ("1=2,3", "'3' names no class"),
         ("1=2,1=3", "'1' names a class twice"),
@@ -220,6 +222,24 @@ def test_sample_weights_multiply_those_of_classes() -> None:
     expected = _fitted(x, y, own * by_class[y])
     for name, value in expected.parameters.items():
         np.testing.assert_array_equal(found.parameters[name], value)
+
+
+@pytest.mark.parametrize("factor", [SMALLEST, LARGEST])
+def test_a_common_factor_of_the_weights_has_no_effect(factor: float) -> None:
+    x, y = _data()
+    weights = np.random.default_rng(5).uniform(1.0, 9.0, COUNT)
+    scaled = weights * factor / (1.0 if factor < 1.0 else 10.0)
+    values = Network((4,), [Dense(1)], MeanSquaredError(), name="values")
+    for network, targets in ((NETWORK, y), (values, x[:, 1] ** 2)):
+        by_class = f"{factor},{factor},{factor}" if network is NETWORK else ""
+        expected = _fitted(x, targets, weights, network)
+        found = _fitted(x, targets, scaled, network, class_weights=by_class)
+        for name, value in expected.parameters.items():
+            np.testing.assert_allclose(found.parameters[name], value, rtol=0, atol=1e-6)
+        one = expected.evaluate(x, targets, sample_weight=weights)
+        other = expected.evaluate(x, targets, sample_weight=scaled)
+        for name in {"loss", "accuracy", "mae", "rmse", "r2"} & one.keys():
+            assert other[name] == pytest.approx(one[name], rel=1e-9), name
 
 
 def test_weights_follow_their_rows(tmp_path: Path) -> None:
@@ -279,7 +299,12 @@ def test_evaluation_with_weights_is_that_of_repeated_samples() -> None:
     ("weights", "message"),
     [
         ([1, 2], r"sample_weight has shape \(2,\); expected \(23,\)"),
-        (-np.ones(COUNT), "sample_weight is -1 for sample 0; expected finite numbers of at least"),
+        (
+            -np.ones(COUNT),
+            "sample_weight is -1 for sample 0; expected 0, or numbers from 1e-100 to",
+        ),
+        (np.full(COUNT, 1e308), r"sample_weight is 1e\+308 for sample 0"),
+        (np.full(COUNT, 1e-310), "sample_weight is 1e-310 for sample 0"),
         (np.full(COUNT, np.nan), "sample_weight is nan for sample 0"),
         (np.zeros(COUNT), "expected a weight above 0"),
         ("heavy", "expected numbers"),
@@ -291,6 +316,18 @@ def test_wrong_sample_weights_are_refused(weights: Any, message: str) -> None:
         _fitted(x, y, weights)
     with pytest.raises(UserError, match=message):
         _fitted(x, y, None).evaluate(x, y, sample_weight=weights)
+
+
+@pytest.mark.parametrize("name", ["sample_weights", "sample_weight_train"])
+def test_weights_that_would_not_count_are_refused(name: str, tmp_path: Path) -> None:
+    arrays = {**dict(zip("xy", _data(), strict=True)), name: np.ones(COUNT)}
+    np.savez(tmp_path / "data.npz", **arrays)
+    for data in (arrays, f"npz:{tmp_path / 'data.npz'}"):
+        with pytest.raises(UserError, match=f"{name} would not be used: sample_weight belongs to"):
+            Trainer(NETWORK, data, **OPTIONS)
+    split = {f"{kind}_{part}": arrays[kind] for kind in "xy" for part in ("train", "test")}
+    with pytest.raises(UserError, match="sample_weight would not be used"):
+        Trainer(NETWORK, {**split, "sample_weight": np.ones(COUNT)}, **OPTIONS)
 
 
 def test_weights_need_their_samples() -> None:

@@ -69,7 +69,13 @@ def test_a_file_with_all_functions_needs_no_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    ["[{]", '[{"name": "f"}]', '[{"name": "f", "expression": "exit()", "values": {}}]', "3"],
+    [
+        "[{]",
+        '[{"name": "f"}]',
+        '[{"name": "f", "expression": "exit()", "values": {}}]',
+        "3",
+        "[" * 10**5,
+    ],
 )
 def test_damaged_functions_are_one_line(damage: str, tmp_path: Path) -> None:
     network = network_of(SWISH)

@@ -245,7 +245,7 @@ def test_two_functions_of_one_name_cannot_be_in_a_file() -> None:
         ('expression = "x"', "function 1: key 'name' is missing"),
         ('name = "f"', "function 1: key 'expression' is missing"),
         ('name = "f"\nexpression = 3', "function 1: expression is 3; expected text"),
-        ('name = "relu"\nexpression = "x"', "function 1: a layer relu exists already"),
+        ('name = "relu"\nexpression = "x"', "function 1: a layer of dptrain is called relu"),
         ('name = "f"\nexpression = "exit()"', "function 1: 'exit\\(\\)' calls exit"),
         ('name = "f"\nexpression = "x"\nslope = "1"', "function 1: unknown key 'slope'"),
         ('name = "f"\nexpression = "x"\nderivative = "2"', "function 1: the derivative of f is 2"),
@@ -253,7 +253,7 @@ def test_two_functions_of_one_name_cannot_be_in_a_file() -> None:
         ('name = "f"\nexpression = "x"\nparameters = {a = "1"}', "parameter a of f is '1'"),
         ('name = "f"\nexpression = "x"\nparameters = {a = [1]}', "function 1: parameter"),
         ('name = "f"\nexpression = "x"\n[[function]]\nname = "f"\nexpression = "x"',
-         "function 2: a layer f exists already"),
+         "function 2: a function f exists already"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_function_of_a_file_is_one_line(

@@ -42,6 +42,8 @@ from dptrain.training.settings import (
 from tests.tiers import tiered
 
 NETWORK = Network((1, 8, 8), [Flatten(), Dense(10)], name="tiny")
+COLOURS = ("saturation", "hue")
+"""Settings that the images, which have one channel, refuse."""
 QUICK = ("learning_rate", "seed", "threads", "clip_norm", "optimizer", "weights", "steps")
 """Settings whose change the quick tier tests."""
 
@@ -52,6 +54,7 @@ OTHERS: dict[str, Any] = {
     "step_every": 7, "step_at": "1/3", "weights": "other.safetensors", "average_weights": 0.5,
     "momentum": 0.25, "nesterov": True, "patience": 50, "until_accuracy": 0.999, "steps": 30,
     "power": 2.0, "reference_batch": 64, "shards": 4, "keep_checkpoints": 2, "timeout": 200.0,
+    "freeze": "dense1.bias", "rate_factor": "dense1=0.5", "class_weights": "balanced",
 }  # fmt: skip
 """Other values than those of the run; the rest follows from the types."""
 
@@ -132,7 +135,7 @@ def test_every_changed_setting_is_refused_or_recorded(
     if refused is not None:
         if name in ("network", "data"):
             assert str(other) in refused or "network's" in refused
-        elif name not in ("backend", "shards", "tune"):
+        elif name not in ("backend", "shards", "tune", *COLOURS):
             assert value_text(other) in refused
             assert value_text(was) in refused
         assert len(Spans.read(folder).items) == 1
@@ -217,7 +220,8 @@ def test_an_edited_configuration_is_refused_or_recorded(
     was = Spans.read(folder).items[0].settings[name]
     refused = refusal(folder)
     if refused is not None:
-        assert name in ("network", "data", "shards", "tune") or value_text(was) in refused
+        unnamed = ("network", "data", "shards", "tune", *COLOURS)
+        assert name in unnamed or value_text(was) in refused
         return
     was = "auto" if name == "transport" else was
     expected = f"{name} {value_text(other)} (so far {value_text(was)})"
@@ -459,6 +463,35 @@ def test_results_of_a_resumed_run_are_those_of_its_record(
         assert compared.settings["power"] == (3.0, 9.0)
 
 
+def test_a_setting_of_a_later_version_is_no_change(trained: Path, tmp_path: Path) -> None:
+    """Unless a user set it."""
+    for origins, expected in (({}, ""), ({"sampling": "--sampling"}, "so far none")):
+        folder = copy_of(trained, tmp_path / str(len(origins)))
+        resume(folder)
+        values = json.loads((folder / FILE).read_text())
+        del values["spans"][0]["settings"]["sampling"], values["spans"][0]["config"]["sampling"]
+        values["spans"][1]["origins"].update(origins)
+        (folder / FILE).write_text(json.dumps(values))
+        found = Spans.read(folder)
+        assert ("sampling" in found.resumes()) is bool(expected)
+        assert expected in found.resumes()
+        assert found.value_text("sampling").startswith("none (steps" if origins else "shuffle")
+
+
+def test_the_file_of_an_earlier_run_with_an_unused_setting_starts_it_again(
+    trained: Path, tmp_path: Path
+) -> None:
+    folder = copy_of(trained, tmp_path)
+    file = folder / "config.toml"
+    expected = load_settings({}, {}, file)
+    file.write_text(file.read_text() + "power = 2.0\nrandaugment_magnitude = 5.0\n")
+    assert load_settings({}, {}, file) == expected
+    own = tmp_path / "own.toml"
+    own.write_text(file.read_text())
+    with pytest.raises(UserError, match="has no effect"):
+        load_settings({}, {}, own)
+
+
 @given(STARTS, st.integers(1, 12))
 def test_each_step_has_the_settings_that_made_it(
     starts: list[tuple[int, dict[str, float]]], steps: int
@@ -470,7 +503,7 @@ def test_each_step_has_the_settings_that_made_it(
         base = made[min(completed, len(made)) - 1] if made and completed else {}
         now = {**base, **changed}
         completed = min(completed, len(made))
-        spans = spans.followed_by(Span(completed + 1, now))
+        spans = spans.followed_by(Span(completed + 1, now, dict.fromkeys(now, "--flag")))
         made = made[:completed] + [now] * steps
     for step, expected in enumerate(made, 1):
         span = spans.of_step(step)

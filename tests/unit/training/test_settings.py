@@ -408,10 +408,9 @@ def test_a_setting_without_effect_is_refused(name: str) -> None:
             GivenSettings(**given)
         assert str(caught.value).startswith(f"{declared[name].flag} is {value}, but it has no ")
         # A layer with precedence that selects another value drops the setting.
-        if used_with:
-            values_of_file, origins = {**more, name: value, other: used_with[0]}, dict[str, str]()
-            put_layer(values_of_file, origins, {other: present}, {})
-            assert name not in values_of_file
+        values_of_file = {**more, name: value, other: used_with[0] if used_with else 2}
+        put_layer(values_of_file, {}, {other: present}, {})
+        assert name not in values_of_file
     # A file of a run has no such settings.
     assert name not in GivenSettings(schedule="constant").with_recipe().to_toml_values()
 
