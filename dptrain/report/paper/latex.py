@@ -80,16 +80,15 @@ def latex(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    # Two hyphens would become a dash, as in the name of a flag.
-    return re.sub("-(?=-)", "-{}", "".join(map(_symbol, text.replace("–", "\0")))).replace(
-        "\0", "--"
-    )
+    # Without a group between them, two symbols would become another one: -- is a dash.
+    pieces = re.split("(?<=[-–—])(?=[-–—])|(?<=['’])(?=['’])|(?<=,)(?=,)", text)
+    return "{}".join("".join(map(_symbol, piece)) for piece in pieces)
 
 
 def _symbol(symbol: str) -> str:
     if symbol in _MATHEMATICS:
         return rf"\ensuremath{{{_MATHEMATICS[symbol]}}}"
-    return _SPECIAL.get(symbol, symbol if symbol.isprintable() or symbol == "\0" else "")
+    return _SPECIAL.get(symbol, symbol if symbol.isprintable() else "")
 
 
 def comment(text: str) -> str:
