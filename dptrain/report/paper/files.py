@@ -1,4 +1,4 @@
-"""The files of a paper, which are replaced only if nobody else has changed them."""
+"""The files of a paper, which are replaced only if they are as the command wrote them."""
 
 from __future__ import annotations
 
