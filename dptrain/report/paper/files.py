@@ -36,7 +36,8 @@ def write_paper(
     """Write the numbers, sentences, methods, figures and references of a result for a paper.
 
     The numbers and sentences are those of the report; what the report withholds is withheld. Equal
-    results have equal files.
+    results have equal files. Files of an older result that this one lacks are removed if they were
+    not changed.
 
     Args:
         folder: as for `dptrain.report.files.write_report`.
@@ -68,6 +69,7 @@ def write_paper(
         with writing(target / name, FLAG):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(target / name, contents, FLAG)
+    _remove_older(target, {name: before[name] for name in before.keys() - files.keys()})
     record = {name: _digest(contents) for name, contents in files.items()}
     text = dump_json({"version": 1, "sha256": record}, indent=1) + "\n"
     write_whole(target / RECORD, text, FLAG)
@@ -207,6 +209,16 @@ def _check_unchanged(path: Path, contents: str | bytes, before: str | None) -> N
         there = _digest(path.read_bytes())
     if there not in (before, _digest(contents)):
         raise _changed(path)
+
+
+def _remove_older(target: Path, recorded: Mapping[str, str]) -> None:
+    """Remove files of an older result, such as a figure that this one lacks, if unchanged."""
+    for name, digest in recorded.items():
+        path = target / name
+        inside = path.resolve().is_relative_to(target.resolve())
+        with writing(path, FLAG):
+            if inside and path.is_file() and _digest(path.read_bytes()) == digest:
+                path.unlink()
 
 
 def _changed(path: Path) -> UserError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -64,7 +65,11 @@ def number_groups(page: Page) -> tuple[Group, ...]:
 
     The key results have the keys ``key.LABEL``. The page shows the same intervals.
     """
-    results = [Value(f"key.{_slug(k.label)}", _result(k.value, k.detail)) for k in page.keys]
+    labels = _numbered([_slug(key.label) for key in page.keys])
+    results = [
+        Value(f"key.{label}", _result(key.value, key.detail))
+        for label, key in zip(labels, page.keys, strict=True)
+    ]
     tables = [table for section in page.sections for table in section.tables]
     groups = [Group("Key results", "", tuple(results))]
     groups += [Group(t.title, t.note, tuple(_values_of(t))) for t in tables]
@@ -103,8 +108,7 @@ def _values_of(table: Table) -> Iterator[Value]:
     """Return the values of the columns that do not identify a row."""
     keys = _num_keys(table)
     rows = [".".join(_slug(_text(cell)) for cell in row[:keys]) for row in table.rows]
-    if len(set(rows)) < len(rows):
-        rows = [f"{row}.{i}" for i, row in enumerate(rows, 1)]
+    rows = _numbered(rows)
     columns = table.columns[keys:]
     names = _column_names(columns)
     for i, row in enumerate(rows):
@@ -132,7 +136,13 @@ def _column_names(columns: Sequence[Column]) -> list[str]:
         f"{head}-{unit}" if heads.count(head) > 1 else head
         for head, unit in zip(heads, units, strict=True)
     ]
-    return [f"{n}-{i}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
+    return _numbered(names)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Return the names; those that occur more than once with their number, from 1."""
+    counts = Counter(names)
+    return [f"{name}-{i}" if counts[name] > 1 else name for i, name in enumerate(names, 1)]
 
 
 def _unit(column: Column) -> str:

@@ -217,9 +217,9 @@ def test_rows_and_columns_that_look_alike_have_different_keys(page: Page) -> Non
     sections = (replace(page.sections[0], tables=(Table("t", "T", "f", columns),)),)
     (group,) = number_groups(replace(page, keys=(), sections=sections))
     assert [value.key for value in group.values] == [
-        f"t.a-b.{row}.{column}" for row in (1, 2) for column in ("x-ms-1", "x-percent", "x-ms-3")
+        f"t.a-b-{row}.{column}" for row in (1, 2) for column in ("x-ms-1", "x-percent", "x-ms-3")
     ]
-    assert group.values[1] == Value("t.a-b.1.x-percent", "100.0%")
+    assert group.values[1] == Value("t.a-b-1.x-percent", "100.0%")
 
 
 PLAIN = st.text(st.sampled_from('-–—%_{}\\$&#^~<>|"…×αé\u202f 1a'))
@@ -253,8 +253,11 @@ def test_a_file_that_a_user_changed_is_not_overwritten(
         assert run([*command, "--replace"], is_rank_zero=True) == 0
         assert files_below(target) == written
     contents["methods.tex"] = "a newer study"
+    (target / "b").write_text("mine")
+    del contents["b"], contents["figures/a.pdf"]
     assert run(command, is_rank_zero=True) == 0
-    assert (target / "methods.tex").read_text() == "a newer study"
+    found = {name: data for name, data in files_below(target).items() if name != RECORD}
+    assert found == {"methods.tex": b"a newer study", "b": b"mine"}
 
 
 def test_the_same_study_has_the_same_files(small: Path, tmp_path: Path) -> None:
