@@ -159,13 +159,16 @@ def forecast_table(study: Study) -> Table | None:
         )
         for name in ("points", "intervals")
     )
+    shares = [points.values("", "%", "2"), *(intervals.values("", "%", end) for end in "01")]
+    cells = tuple(
+        (*value, " (", *low, "–", *high, ")")
+        for value, low, high in zip(*(column.cells for column in shares), strict=True)
+    )
     columns = [
         forecasts.texts("scaling", "scaling"),
         points.counts("ranks", "0", is_key=True),
         points.values("step", "ms", "1"),
-        points.values("efficiency", "%", "2"),
-        intervals.values("lower limit", "% (95% interval)", "0"),
-        intervals.values("upper limit", "% (95% interval)", "1"),
+        Column("efficiency", "% (95% interval)", cells, is_estimate=True),
     ]
     if len({f.threads for f in forecasts.items}) > 1:
         columns.insert(1, forecasts.texts("threads", "threads"))

@@ -24,6 +24,7 @@ from dptrain.report.paper.files import RECORD, write_paper
 from dptrain.report.paper.latex import latex
 from dptrain.report.paper.references import REFERENCES
 from dptrain.report.paper.values import Value, number_groups, sentence_groups
+from dptrain.report.studies.study_tables import forecast_table
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.study import Study
 from tests.unit.report.test_files import HOSTILE, files_below
@@ -220,6 +221,20 @@ def test_rows_and_columns_that_look_alike_have_different_keys(page: Page) -> Non
         f"t.a-b-{row}.{column}" for row in (1, 2) for column in ("x-ms-1", "x-percent", "x-ms-3")
     ]
     assert group.values[1] == Value("t.a-b-1.x-percent", "100.0%")
+
+
+def test_a_forecast_has_its_interval(page: Page) -> None:
+    study = analyse(make_launches(Law(per_node=1, sample=2.0, noise=0.005), (1, 2, 4, 8, 16)))
+    table = forecast_table(study)
+    assert table is not None
+    (group,) = number_groups(
+        replace(page, keys=(), sections=(replace(page.sections[0], tables=(table,)),))
+    )
+    texts = {value.key: value.text for value in group.values}
+    for forecast in study.forecasts:
+        for (ranks, _, value), (low, high) in zip(forecast.points, forecast.intervals, strict=True):
+            text = f"{100 * value:.1f}% ({100 * low:.1f}–{100 * high:.1f}%)"
+            assert texts[f"forecast.{forecast.scaling}.{ranks}.efficiency"] == text
 
 
 PLAIN = st.text(st.sampled_from('-–—%_{}\\$&#^~<>|"…×αé\u202f 1a'))
