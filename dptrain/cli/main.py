@@ -18,6 +18,7 @@ from dptrain.cli.doctor import doctor
 from dptrain.cli.export import export
 from dptrain.cli.find_rate import find_rate
 from dptrain.cli.output import safe_output
+from dptrain.cli.paper import paper
 from dptrain.cli.profile import profile
 from dptrain.cli.report import report
 from dptrain.cli.runs import runs
@@ -158,6 +159,6 @@ def cli(context: click.Context) -> None:
 
 for command in (
     train, evaluate, predict, find_rate, data, export, describe, layers, doctor, profile, report,
-    runs, scale, bench, study,
+    paper, runs, scale, bench, study,
 ):  # fmt: skip
     cli.add_command(command)

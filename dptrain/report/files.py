@@ -67,18 +67,21 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
     if not replace:
         _check_ours(target / REPORT, "")
     result = read_result(folder)
-    tables: dict[str, str] = {}
-    if isinstance(result, Study):
-        page = study_page(result, _profiles(result, folder))
-        tables = _tables(result)
-    elif isinstance(result, MeasuredProfile):
-        page = profile_page(result)
-    elif isinstance(result, Sweep | Variants):
-        page = experiment_page(result)
-    else:
-        page = run_page(result)
+    page = make_page(result, folder)
+    tables = _tables(result) if isinstance(result, Study) else {}
     files = {f"{PLOTS}/{name}": text for name, text in tables.items()}
-    return _write(target, page, files, _environment(result), replace=replace)
+    return _write(target, page, files, environment_of(result), replace=replace)
+
+
+def make_page(result: Result | Experiment, folder: Path) -> Page:
+    """Return the page of a result that `read_result` has read from a folder."""
+    if isinstance(result, Study):
+        return study_page(result, _profiles(result, folder))
+    if isinstance(result, MeasuredProfile):
+        return profile_page(result)
+    if isinstance(result, Sweep | Variants):
+        return experiment_page(result)
+    return run_page(result)
 
 
 def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = False) -> Path:
@@ -113,7 +116,7 @@ def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = F
         )
     comparison = compare(folders, results)
     text = comparison.text() + "\n"
-    environments = [_environment(result) for result in results]
+    environments = [environment_of(result) for result in results]
     same = environments[0] if all(map(environments[0].__eq__, environments)) else {}
     return _write(output, compare_page(comparison, results), {FILE: text}, same, replace=replace)
 
@@ -166,7 +169,7 @@ def compare(folders: Sequence[Path], results: Sequence[Result]) -> Comparison:
     return compare_studies(folders, [r for r in results if isinstance(r, Study)])
 
 
-def _environment(result: Result | Experiment) -> Mapping[str, Any]:
+def environment_of(result: Result | Experiment) -> Mapping[str, Any]:
     """Return the contents of ``env.json``; nothing if the page names the machine itself."""
     if isinstance(result, Sweep | Variants):
         return {}

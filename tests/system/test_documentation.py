@@ -34,7 +34,7 @@ PAGES = {
     "explanation/backpropagation.md": (),
     "explanation/micro-shards.md": ("runs/three/summary.json",),
     "how-to/python.md": ("lines",),
-    "how-to/citing.md": ("runs/cited/summary.json",),
+    "how-to/citing.md": ("runs/cited/summary.json", "results/values.tex"),
     "comparison.md": (),
 }  # fmt: skip
 """Pages, and files that exist after their commands."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +126,7 @@ class Plot:
         alt: description with numbers, for screen readers.
         svg: contents of an SVG file, in which text is not converted to paths.
         png: contents of a PNG file.
+        figure: the drawing.
     """
 
     name: str
@@ -134,6 +135,17 @@ class Plot:
     alt: str
     svg: str
     png: bytes
+    figure: Figure = field(compare=False, repr=False)
+
+    def pdf(self) -> bytes:
+        """Return the contents of a PDF file, in which text has embedded fonts."""
+        import matplotlib as mpl
+
+        buffer = io.BytesIO()
+        facts = {"Title": self.title, "Creator": "dptrain report", "CreationDate": None}
+        with mpl.rc_context({**STYLE, "pdf.fonttype": 42}):
+            self.figure.savefig(buffer, format="pdf", metadata=facts)
+        return buffer.getvalue()
 
 
 def plot(
@@ -187,7 +199,9 @@ def plot(
         draw(axes)
         if legend:
             place(_legend_below(axes, legend, lines=lines))
-        return Plot(name, title, caption, alt, _svg(figure, title, alt), _png(figure, title))
+        return Plot(
+            name, title, caption, alt, _svg(figure, title, alt), _png(figure, title), figure
+        )
 
 
 def colour(role: str) -> str:

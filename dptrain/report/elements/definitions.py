@@ -19,8 +19,9 @@ STUDY = (
     Term("step_ms", "ms", "Wall time from one completion of the updated parameters to the next; "
          "median over the steps of a launch, then over launches."),
     Term("interval", "", "95% confidence interval over launches, of ratios within rounds for "
-         "speed-up and efficiency. None below three launches; the range of the launches if they "
-         "fall into two groups."),
+         "speed-up and efficiency. Of ratios, the t interval of their logarithms; of a median m, "
+         "exp(ln m ± t s) with the bootstrap's standard error s of ln m. None below three "
+         "launches; the range of the launches if they fall into two groups."),
     Term("speed_up", "1", "Throughput in samples/s over that of the smallest point."),
     Term("efficiency", "1", "Parallel efficiency: speed-up over the ratio p of compute threads. "
          "Weak: E = T(1) / T(p); strong: E = T(1) / (p T(p)). 1 is ideal."),

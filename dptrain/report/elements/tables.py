@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dptrain.measure.statistics import Estimate
@@ -51,12 +51,16 @@ class Column:
         cells: one cell per row.
         kind: ``number``, ``computed`` (numbers that no file contains), ``word`` (without line
             breaks) or ``prose``.
+        is_key: whether its numbers identify the row, with the columns before it.
+        is_estimate: whether its numbers have intervals unless there are too few values.
     """
 
     head: str
     unit: str
     cells: tuple[Cell, ...]
     kind: str = "number"
+    is_key: bool = False
+    is_estimate: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,9 @@ class Records:
         """Return a column of words or of prose."""
         return texts(head, self.found(path), kind=kind)
 
-    def counts(self, head: str, path: str, unit: str = "") -> Column:
-        """Return a column of integers."""
-        return self.values(head, unit, path, decimals=0)
+    def counts(self, head: str, path: str, unit: str = "", *, is_key: bool = False) -> Column:
+        """Return a column of integers, which may identify the rows."""
+        return replace(self.values(head, unit, path, decimals=0), is_key=is_key)
 
     def values(self, head: str, unit: str, path: str, *, decimals: int | None = None) -> Column:
         """Return a column of numbers with common decimals.
@@ -195,7 +199,8 @@ class Records:
 
         cells = tuple(cell(e, s) for e, s in zip(found, self.sources(path), strict=True))
         has_interval = any(len(cell) > 1 for cell in cells)
-        return Column(head, f"{unit} (95% interval)".strip() if has_interval else unit, cells)
+        shown_unit = f"{unit} (95% interval)".strip() if has_interval else unit
+        return Column(head, shown_unit, cells, is_estimate=True)
 
     def spreads(self, head: str, unit: str, path: str) -> Column:
         """Return a column of the medians of a `Spread` with its quartiles."""

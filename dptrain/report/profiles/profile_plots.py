@@ -53,7 +53,7 @@ def profile_plots(
         plots.append(_ranks(profile, suffix, where))
     if profile.pop is not None:
         bars = pop_bars(profile.pop)
-        plots.append(pop_plot(f"pop{suffix}", f"Parallel efficiency{where}", {"": bars}))
+        plots.append(pop_plot(f"pop-step{suffix}", f"Parallel efficiency{where}", {"": bars}))
     if step is not None:
         plots.append(timeline(step, suffix, where, _straggler(profile)))
     plots.append(layers_plot(f"layers{suffix}", f"Layers{where}", profile.stages))

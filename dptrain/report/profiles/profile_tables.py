@@ -181,7 +181,7 @@ def efficiency_tables(suffix: str, file: str, pop: Pop) -> list[Table]:
     )
     return [
         Table(
-            f"pop{suffix}",
+            f"pop-step{suffix}",
             "Parallel efficiency (POP)",
             file,
             factor_columns,

@@ -282,7 +282,10 @@ def _points_table(points: Sequence[PointResult]) -> Table:
         records.values("training", "s", "training_s"),
         records.values("memory", "MB", "memory_bytes"),
     ]
-    note = "Means over seeds; steps are medians. Training: steps × median step."
+    note = (
+        "Means over seeds, with 95% intervals by Student's distribution; steps are medians. "
+        "Training: steps × median step."
+    )
     return Table("points", "Points of the sweep", f"{SWEEP}.csv", tuple(columns), note)
 
 

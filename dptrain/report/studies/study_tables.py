@@ -159,13 +159,16 @@ def forecast_table(study: Study) -> Table | None:
         )
         for name in ("points", "intervals")
     )
+    shares = [points.values("", "%", "2"), *(intervals.values("", "%", end) for end in "01")]
+    cells = tuple(
+        (*value, " (", *low, "–", *high, ")")
+        for value, low, high in zip(*(column.cells for column in shares), strict=True)
+    )
     columns = [
         forecasts.texts("scaling", "scaling"),
-        points.counts("ranks", "0"),
+        points.counts("ranks", "0", is_key=True),
         points.values("step", "ms", "1"),
-        points.values("efficiency", "%", "2"),
-        intervals.values("lower limit", "% (95% interval)", "0"),
-        intervals.values("upper limit", "% (95% interval)", "1"),
+        Column("efficiency", "% (95% interval)", cells, is_estimate=True),
     ]
     if len({f.threads for f in forecasts.items}) > 1:
         columns.insert(1, forecasts.texts("threads", "threads"))
@@ -189,7 +192,7 @@ def launches_table(study: Study) -> Table:
         for launch, (_, i, _) in zip(launches, found, strict=True)
     ]
     columns = [
-        records.counts("order", "order"),
+        records.counts("order", "order", is_key=True),
         texts("point", names),
         texts("started (UTC)", [launch.started[:19].replace("T", " ") for launch in launches]),
         *records.times({"step": "step_ms", **_parts("parts", launches)}),
@@ -216,7 +219,7 @@ def _with(points: Records, name: str) -> Records:
 def _who(study: Study, points: Records) -> list[Column]:
     """Return the columns that identify a point: ranks, and threads and nodes if they vary."""
     varied = [n for n in ("threads", "nodes") if any(getattr(p, n) > 1 for p in study.points)]
-    return [points.counts(name, name) for name in ("ranks", *varied)]
+    return [points.counts(name, name, is_key=True) for name in ("ranks", *varied)]
 
 
 def _parts(attribute: str, records: Sequence[Point | Launch]) -> dict[str, str]:

@@ -44,7 +44,7 @@ def test_all_kinds_are_drawn(plots: list[Plot]) -> None:
     names = {plot.name for plot in plots}
     for kind in ("efficiency", "speed-up", "parts", "forecast"):
         assert {f"{kind}-weak", f"{kind}-strong"} <= names
-    assert {"layers", "roofline", "ranks", "pop"} <= names
+    assert {"layers", "roofline", "ranks", "pop-step"} <= names
     assert len(names) == len(plots)
 
 
