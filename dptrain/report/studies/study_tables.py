@@ -111,7 +111,7 @@ def accuracy_table(study: Study) -> Table | None:
     columns = (
         *_who(study, points),
         times.estimates("time", "s", "time_s"),
-        times.estimates("speed-up", "", "speed_up", decimals=2),
+        times.estimates("speed-up", "", "speed_up", decimals=2, shown=_of_others),
         times.estimates("epochs", "", "epochs"),
         times.estimates("samples", "", "samples", decimals=0),
         times.counts("reached it", "reached", "launches"),

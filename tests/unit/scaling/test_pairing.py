@@ -11,7 +11,7 @@ import pytest
 
 from dptrain.measure.statistics import Estimate, ratio_of_launches, ratio_of_walls
 from dptrain.scaling.analysis import analyse
-from dptrain.scaling.pairing import common_rounds, difference, split
+from dptrain.scaling.pairing import common_rounds, difference, mean_ratio, split
 from dptrain.scaling.points import Measured
 from dptrain.scaling.study import OLD_STEPS, UNITY, Study
 from dptrain.scaling.tables import study_report
@@ -75,6 +75,14 @@ def test_intervals_of_five_launches_contain_the_truth(
     assert 0.92 <= coverage <= 0.99
 
 
+@pytest.mark.parametrize("effect", [normal, skewed])
+def test_geometric_means_of_five_launches_contain_the_truth(effect: Effect) -> None:
+    random = np.random.default_rng(6)
+    logs = effect(random, (TRIALS, LAUNCHES)) - effect(random, (TRIALS, LAUNCHES))
+    found = [mean_ratio(ratios) for ratios in np.exp(logs)]
+    assert 0.92 <= np.mean([each.low <= 1 <= each.high for each in found]) <= 0.99
+
+
 def test_pairs_exclude_the_effect_of_rounds() -> None:
     base, point = two_points(2, normal, 0.5, rounds=0.1)
     paired = np.median([e.high / e.low for e in map(ratio_of_walls, base, point)])
@@ -102,15 +110,19 @@ def test_two_groups_of_launches_are_found() -> None:
     assert split([1.0, 1.001, 1.1, 1.101]) is None
 
 
+def weak_launches(times: dict[int, list[float]], steps: int = 50) -> list[Measured]:
+    """Return launches of weak scaling with these steps in ms, by the number of ranks."""
+    return [
+        Measured(f"launches/weak-r{ranks}-t1-{k + 1}", 2 * k + ranks - 1,
+                 make_profile(Law(), ranks=ranks, batch_size=32 * ranks, step_ms=step, steps=steps))
+        for ranks, of_ranks in times.items()
+        for k, step in enumerate(of_ranks)
+    ]  # fmt: skip
+
+
 def test_a_study_names_the_range_of_two_groups() -> None:
     times = {1: [10.0, 10.1, 9.9, 10.05, 9.95], 2: [11.0, 14.0, 11.1, 14.1, 11.05]}
-    launches = [
-        Measured(f"launches/weak-r{ranks}-t1-{k + 1}", 2 * k + ranks - 1,
-                 make_profile(Law(), ranks=ranks, batch_size=32 * ranks, step_ms=step))
-        for ranks, steps in times.items()
-        for k, step in enumerate(steps)
-    ]  # fmt: skip
-    study = analyse(launches)
+    study = analyse(weak_launches(times))
     point = study.points[1]
     assert point.two_groups
     assert point.efficiency.low == pytest.approx(10.05 / 14.1)
@@ -122,14 +134,11 @@ def test_a_study_names_the_range_of_two_groups() -> None:
 def test_step_times_in_two_groups_leave_the_interval_of_paired_efficiencies() -> None:
     # All points of a round are slow together, so ratios of a round do not fall into two groups.
     slow = [1.0, 1.4, 1.0, 1.4, 1.0]
-    launches = [
-        Measured(f"launches/weak-r{ranks}-t1-{k + 1}", 2 * k + ranks - 1,
-                 make_profile(Law(), ranks=ranks, batch_size=32 * ranks,
-                              step_ms=factor * (10 + ranks + 0.01 * (k * ranks % 3)),
-                              steps=5000))
+    times = {
+        ranks: [factor * (10 + ranks + 0.01 * (k * ranks % 3)) for k, factor in enumerate(slow)]
         for ranks in (1, 2)
-        for k, factor in enumerate(slow)
-    ]  # fmt: skip
+    }
+    launches = weak_launches(times, steps=5000)
     study = analyse(launches)
     point = study.points[1]
     assert point.two_groups
@@ -181,13 +190,7 @@ def test_without_an_interval_there_is_no_difference(without: Estimate, is_first:
 
 def test_the_columns_of_a_row_multiply_if_rounds_lack_launches() -> None:
     times = {1: [10.0, 11.0, 12.0, 9.0, 30.0], 2: [12.0, 14.0, 13.0, 11.0]}
-    launches = [
-        Measured(f"launches/weak-r{ranks}-t1-{k + 1}", 2 * k + ranks - 1,
-                 make_profile(Law(), ranks=ranks, batch_size=32 * ranks, step_ms=step))
-        for ranks, steps in times.items()
-        for k, step in enumerate(steps)
-    ]  # fmt: skip
-    base, point = analyse(launches).points
+    base, point = analyse(weak_launches(times)).points
     assert base.efficiency == base.speed_up == UNITY
     assert point.efficiency is not None
     assert point.efficiency.value == pytest.approx(sum(times[1][:4]) / sum(times[2]))
