@@ -46,13 +46,15 @@ class Compared:
 
 
 def compare(one: Study, two: Study) -> list[Compared]:
-    """Return every point of several ranks or threads; the base has the efficiency 1."""
-    others = {point.name: point for point in two.points}
+    """Return every point with an efficiency in both studies; the base has none but 1."""
+    others = {point.name: point.efficiency for point in two.points}
     base = one.base_ranks, one.base_threads
     return [
-        Compared(point.name, point.efficiency, others[point.name].efficiency)
+        Compared(point.name, point.efficiency, other)
         for point in one.points
         if (point.ranks, point.threads) != base
+        and point.efficiency is not None
+        and (other := others[point.name]) is not None
     ]
 
 

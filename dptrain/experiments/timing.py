@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dptrain.measure.profile.analysis import spread
 from dptrain.measure.profile.profile import Spread
+from dptrain.measure.statistics import median_of_runs
 
 MAX_MADS = 3.0
 """A value further from the median than this many median absolute deviations is an outlier."""
@@ -90,9 +91,9 @@ def time_runs(
 
 
 def uncertainty(values: Sequence[float]) -> float:
-    """Return the half width of the 95% interval of the median, relative to it: 1.57 IQR / √n.
+    """Return the larger half of the 95% interval of the median, relative to it.
 
-    Source: McGill, Tukey and Larsen, "Variations of box plots", American Statistician 32, 1978.
+    It is infinite for few runs, see `dptrain.measure.statistics.median_of_runs`.
     """
-    low, middle, high = np.percentile(values, [25, 50, 75])
-    return float(1.57 * (high - low) / len(values) ** 0.5 / middle)
+    found = median_of_runs(values)
+    return max(found.high - found.value, found.value - found.low) / found.value

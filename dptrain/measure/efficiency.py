@@ -3,16 +3,18 @@
 Weak scaling keeps the work per rank: E = T(1) / T(p), where T(1) is the time in which rank 0 alone
 processes its own shard of the minibatch. Strong scaling keeps the minibatch: E = T(1) / (p · T(p)),
 where T(1) is the time in which rank 0 alone processes all of it. The other ranks idle meanwhile.
-Both times are whole training steps on the same clock: waiting for data, computation, communication
-and update. They are measured in turns, in blocks of steps.
+Both times are wall times divided by the steps, on the same clock: waiting for data, computation,
+communication and update. They are measured in turns, in blocks of steps.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from dptrain.measure.statistics import Estimate, ratio_of_blocks
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.measure.statistics import FEWEST, Estimate, ratio_of_walls, unseen_share
 from dptrain.tables import Table
 
 
@@ -21,15 +23,14 @@ class Pair:
     """A block of steps of rank 0 alone, and the steps of the job before it.
 
     Attributes:
-        weak, weak_together: median in ns of steps of rank 0 alone with the shard of one rank, and
-            of the steps of the job.
-        strong, strong_together: the same for steps with the whole minibatch.
+        weak, strong: wall time / steps in ns of rank 0 alone, with the shard of one rank and with
+            the whole minibatch.
+        together: the same of the steps of the job.
     """
 
     weak: float
-    weak_together: float
     strong: float
-    strong_together: float
+    together: float
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Baseline:
 
     Attributes:
         pairs: the blocks in the order of time.
-        steps_alone, steps_together: number of steps in all blocks of `Pair.weak` and of
-            `Pair.weak_together`.
+        steps_alone, steps_together: number of steps in all blocks of `Pair.weak`, which is that of
+            `Pair.strong`, too, and of `Pair.together`.
         cost: share of the run that the blocks took.
         why: reason why there are none, as a sentence; empty if they were not requested.
     """
@@ -56,7 +57,7 @@ class Efficiency:
     """Measured scaling efficiencies of a job.
 
     Attributes:
-        weak, strong: with 95% intervals; None if no baseline was measured.
+        weak, strong: with 95% intervals; None if fewer than three blocks were measured.
         baseline: what they were computed from.
         possible: upper bound of the weak efficiency if ranks share cores: cores / compute threads
             on the node with the most threads per core, at most 1.
@@ -75,13 +76,18 @@ def efficiency(
     baseline: Baseline, size: int, *, possible: float, other_cores: float | None = None
 ) -> Efficiency:
     """Return the efficiencies of a job with `size` ranks."""
-    weak = strong = None
-    if pairs := baseline.pairs:
-        weak = ratio_of_blocks([p.weak for p in pairs], [p.weak_together for p in pairs])
-        strong = ratio_of_blocks(
-            [p.strong for p in pairs], [size * p.strong_together for p in pairs]
+    if len(baseline.pairs) < FEWEST:
+        return Efficiency(None, None, baseline, possible, other_cores)
+    weak, strong, together = np.array([(p.weak, p.strong, p.together) for p in baseline.pairs]).T
+
+    def ratio(alone: NDArray[np.float64]) -> Estimate:
+        unseen = (
+            unseen_share(float(alone.mean()) / 1e6, baseline.steps_alone),
+            unseen_share(float(together.mean()) / 1e6, baseline.steps_together),
         )
-    return Efficiency(weak, strong, baseline, possible, other_cores)
+        return ratio_of_walls(alone, together, unseen=unseen)
+
+    return Efficiency(ratio(weak), ratio(strong).times(1 / size), baseline, possible, other_cores)
 
 
 def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
@@ -93,9 +99,7 @@ def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
 
     def row(name: str, value: Estimate | None, definition: str) -> None:
         if value is not None:
-            interval = "too few blocks"
-            if math.isfinite(value.high):
-                interval = f"{value.low:.3f} – {value.high:.3f}"
+            interval = f"{value.low:.3f} – {value.high:.3f}"
             table.add_row(name, f"{value.value:.3f}", interval, definition, str(value.n))
 
     row("weak", efficiency.weak, "T(1) / T(p), same work per rank")

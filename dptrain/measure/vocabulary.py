@@ -76,10 +76,11 @@ PROFILE = (
     Term("version", "1", "Version of the file format."),
     Term("job", "", "Description of the job; see below."),
     Term("steps", "1", "Number of timed steps: those after the first with a whole minibatch."),
-    Term("step_ms", "ms", "Duration of the steps, see step; of a rank, its mean in typical steps. "
-         "In `metrics.jsonl`: time of the last step on rank 0."),
+    Term("step_ms", "ms", "Duration of the steps, see step. The step of a profile or a run is its "
+         "`mean`, the wall time divided by the steps. Of a rank, the mean in typical steps. In "
+         "`metrics.jsonl`: time of the last step on rank 0."),
     Term("step_times_ms", "ms", "The values of `step_ms` in order."),
-    Term("samples_per_s", "1/s", "Samples of a minibatch divided by the median step; in training, "
+    Term("samples_per_s", "1/s", "Samples of a minibatch divided by the mean step; in training, "
          "all samples divided by the time of all steps so far, with evaluation and "
          "checkpoints."),
     Term("timing_ms", "ms", "Time of the clock readings of a step, measured alone; 0 on a GPU, "
@@ -424,11 +425,12 @@ TRAINING = (
     Term("scaling", "", "Efficiency relative to steps of rank 0 alone, with the following keys."),
     Term("weak", "1", "T(1) / T(p), T(1) with a rank's share of the minibatch."),
     Term("strong", "1", "T(1) / (p · T(p)), T(1) with the whole minibatch."),
-    Term("weak_interval", "1", "95% interval of weak."),
+    Term("weak_interval", "1", "95% interval of weak; it leaves room for interruptions that are "
+         "too rare to be seen."),
     Term("strong_interval", "1", "95% interval of strong."),
-    Term("blocks", "1", "Number of blocks of steps of rank 0 alone. E is the geometric mean of the "
-         "ratios of medians of each block and of the steps before it. Below three blocks there is "
-         "no interval."),
+    Term("blocks", "1", "Number of blocks of steps of rank 0 alone. E is the ratio of the wall "
+         "times per step of these blocks and of the steps before each. Below three blocks there "
+         "is none."),
     Term("steps_alone", "1", "Number of steps of all blocks for T(1), weak scaling."),
     Term("steps_together", "1", "Number of steps of the job that they are compared with."),
     Term("cost", "1", "Share of the run that the blocks took."),

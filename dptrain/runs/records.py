@@ -126,7 +126,7 @@ def read_record(folder: Path) -> Record:
         "parameters": summary.get("parameters"),
         "memory_bytes": sum((summary.get("memory") or {}).values()) or None,
         **{name: summary.get(name) for name in RESULTS},
-        "step_ms": (summary.get("step_ms") or {}).get("median"),
+        "step_ms": (summary.get("step_ms") or {}).get("mean"),
         "timed_steps": _timed_steps(summary) if spans.is_resumed else None,
         "version": span.environment.get("version"),
         "commit": span.environment.get("commit"),

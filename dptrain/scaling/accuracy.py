@@ -20,7 +20,7 @@ from dptrain.errors import UserError
 from dptrain.files import parse_json
 from dptrain.measure.statistics import Estimate
 from dptrain.scaling.pairing import mean_ratio
-from dptrain.scaling.study import TimeToAccuracy
+from dptrain.scaling.study import UNITY, TimeToAccuracy
 
 if TYPE_CHECKING:
     from dptrain.scaling.points import Measured
@@ -115,6 +115,8 @@ def _mean(trainings: Sequence[Training], name: str) -> Estimate:
 
 def _speed_up(launches: Sequence[Measured], base: Sequence[Measured]) -> Estimate | None:
     """Return time of the base / time of the point in the same round; None if one is not known."""
+    if launches is base:
+        return UNITY
     of_base = _by_round(base)
     pairs = [(of_base[name], own) for name, own in _by_round(launches).items() if name in of_base]
     if not pairs or any(one.time_s is None for one in of_base.values()):

@@ -132,7 +132,7 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
     fewest = min(len(point.launches) for point in points)
     if fewest < FEWEST:
         found.append(
-            f"a point has {fewest} launch{'es' * (fewest > 1)}, too few for an interval; "
+            f"a point has {fewest} launch{'es' * (fewest > 1)}, too few for an efficiency; "
             "measure five or more"
         )
     elif fewest < 5:
@@ -146,7 +146,7 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
                 deviation = launch.step_ms / point.step_ms.value - 1
                 found.append(
                     f"the step time of {launch.folder} deviates by {deviation:+.0%} from the "
-                    "median of its point"
+                    "mean of its point"
                 )
     return found + _differences(launches)
 

@@ -57,7 +57,7 @@ def _about(scaling: str, points: Sequence[Point]) -> list[str]:
         first = f"{name}: {at_largest} efficiency at {_ranks(largest)}, the largest measured point."
         return [first, _limit(largest)]
     others = sorted((point for point in points if point is not base), key=size)
-    open_ones = [p for p in others if _has_interval(p) and _low(p) < GOOD <= _high(p)]
+    open_ones = [p for p in others if p.efficiency is not None and _low(p) < GOOD <= _high(p)]
     at = f"the efficiency at {_ranks(largest)} is {at_largest}"
     if len(open_ones) == len(others) == 1:
         first = f"{name}: undecided; {at}, and {GOOD:.0%} is in the interval."
@@ -138,16 +138,12 @@ def _value_at(point: Point) -> str:
 
 def _low(point: Point) -> float:
     """Return the lower limit of the efficiency; minus infinity if too few launches were made."""
-    return point.efficiency.low if _has_interval(point) else -math.inf
+    return -math.inf if point.efficiency is None else point.efficiency.low
 
 
 def _high(point: Point) -> float:
     """Return the upper limit of the efficiency; infinity if too few launches were made."""
-    return point.efficiency.high if _has_interval(point) else math.inf
-
-
-def _has_interval(point: Point) -> bool:
-    return point.efficiency.n >= FEWEST
+    return math.inf if point.efficiency is None else point.efficiency.high
 
 
 def _limit(point: Point) -> str:
@@ -205,9 +201,8 @@ def _ranks(point: Point) -> str:
 
 def _percent(point: Point, *, brackets: bool = True) -> str:
     value = point.efficiency
-    if not _has_interval(point):
-        launches = f"no interval from {value.n} launch{'es' * (value.n > 1)}"
-        return f"{value.value:.0%} ({launches})" if brackets else f"{value.value:.0%}, {launches}"
+    if value is None:
+        return f"not known from fewer than {FEWEST} launches"
     if value.low == value.high:
         return f"{value.value:.0%}"
     kind = "range of the launches" if point.has_range("efficiency") else "95% interval"

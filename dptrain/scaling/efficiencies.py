@@ -16,37 +16,52 @@ from numpy.typing import NDArray
 
 from dptrain.measure.machine.counters import processor_line
 from dptrain.measure.profile.profile import Profile
-from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
+from dptrain.measure.statistics import (
+    Estimate,
+    median_of_launches,
+    ratio_of_launches,
+    ratio_of_walls,
+)
 from dptrain.scaling.study import Efficiencies
 
 
 def find_efficiencies(
-    profiles: Sequence[Profile], base: Sequence[Profile], *, work: float
+    profiles: Sequence[Profile], base: Sequence[Profile], *, work: float, paired: bool = False
 ) -> Efficiencies | None:
     """Return the efficiencies of a point; None for one rank, and for profiles of older versions.
+
+    Each is a ratio of times that are summed over the launches, so the factors multiply like those
+    of one launch.
 
     Args:
         profiles: of the launches of the point.
         base: of the launches of the base point.
         work: work of a rank relative to that of a rank of the base point.
+        paired: True if launch i of the point and of the base belong to one round.
     """
     found = [profile.pop for profile in profiles]
     known = [pop for pop in found if pop is not None]
     if len(known) < len(found):
         return None
+    wall = np.array([profile.step_ms.mean for profile in profiles])
+    slowest = wall * [pop.transfer.value for pop in known]
+    slowest_rank = slowest * [pop.serialisation.value for pop in known]
+    busy = slowest_rank * [pop.load_balance.value for pop in known]
 
-    def median(name: str) -> Estimate:
-        found = median_of_launches([getattr(pop, name).value for pop in known])
+    def ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> Estimate:
+        found = ratio_of_walls(top, bottom)
         # These are at most 1 by definition; the interval of a logarithm does not know that.
-        is_bounded = name != "transfer" and math.isfinite(found.high)
+        is_bounded = math.isfinite(found.high)
         return replace(found, high=max(min(found.high, 1.0), found.value)) if is_bounded else found
 
+    busy_base = _busy_ms(base)
+    compare = ratio_of_walls if paired else ratio_of_launches
     return Efficiencies(
-        parallel=median("parallel"),
-        load_balance=median("load_balance"),
-        serialisation=median("serialisation"),
-        transfer=median("transfer"),
-        computation_scaling=ratio_of_launches(_busy_ms(base), _busy_ms(profiles)).times(work),
+        parallel=ratio(busy, wall),
+        load_balance=ratio(busy, slowest_rank),
+        serialisation=ratio(slowest_rank, slowest),
+        transfer=ratio(slowest, wall),
+        computation_scaling=compare(busy_base, busy).times(work),
         instructions_per_cycle=_of_processor(profiles, "instructions_per_cycle"),
         ghz=_of_processor(profiles, "ghz"),
     )
@@ -78,5 +93,11 @@ def _of_processor(profiles: Sequence[Profile], name: str) -> Estimate | None:
 
 def _busy_ms(profiles: Sequence[Profile]) -> NDArray[np.float64]:
     """Return the mean busy time over steps and ranks of each launch."""
-    parts = [profile.parts for profile in profiles]
-    return np.array([part.total - part.transfer - part.imbalance for part in parts])
+    return np.array([profile.step_ms.mean * _busy_share(profile) for profile in profiles])
+
+
+def _busy_share(profile: Profile) -> float:
+    if profile.pop is not None:
+        return profile.pop.parallel.value
+    parts = profile.step_parts.all_steps
+    return 1 - (parts.transfer + parts.imbalance) / parts.total

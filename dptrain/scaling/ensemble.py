@@ -58,7 +58,7 @@ class Figures:
     """Times of one launch in milliseconds.
 
     Attributes:
-        step_ms: median step.
+        step_ms: wall time / steps.
         busy_ms, transfer_ms, waiting_ms: parts of the mean step; busy is all but communication.
         sums_ms: gradient sums of a step, timed alone.
         sweep: bytes and time of an all-reduce alone; empty on one rank.
@@ -188,7 +188,7 @@ class _Means:
         found = [point.launches[i % len(point.launches)] for i in chosen]
         times = [[f.busy_ms, f.transfer_ms, f.waiting_ms, f.sums_ms] for f in found]
         busy, transfer, waiting, sums = np.mean(times, axis=0).tolist()
-        step = math.exp(float(np.mean([math.log(f.step_ms) for f in found])))
+        step = float(np.mean([f.step_ms for f in found]))
         sizes = [size for size, _ in found[0].sweep]
         laps = np.array([[ms for _, ms in f.sweep] for f in found]).reshape(len(found), -1)
         means = np.exp(np.mean(np.log(laps), axis=0)).tolist()
@@ -344,7 +344,7 @@ def hindcasts(points: Sequence[Observed], member: Member | None = None) -> list[
         fit = _Fit([_Means.of(at, np.arange(len(at.launches))) for at in known])
         chosen = [member] if member else _members(fit)
         steps = [fit.step_ms(m, point.ranks, point.nodes, point.local_batch) for m in chosen]
-        measured = math.exp(float(np.mean([math.log(f.step_ms) for f in point.launches])))
+        measured = float(np.mean([f.step_ms for f in point.launches]))
         found.append(Hindcast(point.ranks, float(np.median(steps)), measured))
     return found
 

@@ -299,9 +299,9 @@ def _observed(group: Group) -> Observed:
 
 
 def _figures(profile: Profile) -> Figures:
-    parts = profile.parts
+    parts = profile.step_parts.all_steps
     return Figures(
-        profile.step_ms.median,
+        profile.step_ms.mean,
         parts.compute + parts.data_wait + parts.other,
         parts.transfer,
         parts.imbalance,

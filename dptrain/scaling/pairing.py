@@ -8,10 +8,10 @@ rounds, paired intervals are a fifth as wide as those of independent groups (sim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dptrain.measure.statistics import FEWEST, Estimate, student
 
@@ -22,26 +22,21 @@ GAP, LEAST_GAP = 3.0, 0.02
 Of five normal launches 3% look like two groups, of eight 0.1%."""
 
 
-def pairs(
-    numerator: Mapping[str, float], denominator: Mapping[str, float]
-) -> NDArray[np.float64] | None:
-    """Return numerator / denominator in each common round, or None if too few rounds are common.
+def common_rounds(one: Sequence[str], two: Sequence[str]) -> list[str]:
+    """Return the rounds that two points have in common, in the order of the first.
+
+    There are none if fewer than `FEWEST` rounds, or fewer than half, are common although at least
+    one point has launches in each.
 
     Args:
-        numerator, denominator: positive numbers by round.
-
-    Returns:
-        Array of shape (rounds,); None if fewer than `FEWEST` rounds, or fewer than half, are
-        common although at least one number of each side is known.
+        one, two: rounds of the launches of each point.
     """
-    common = [number for number in numerator if number in denominator]
-    if len(common) < max(FEWEST, min(len(numerator), len(denominator)) / 2):
-        return None
-    return np.array([numerator[number] / denominator[number] for number in common])
+    common = [name for name in one if name in two]
+    return common if len(common) >= max(FEWEST, min(len(one), len(two)) / 2) else []
 
 
 def mean_ratio(ratios: ArrayLike) -> Estimate:
-    """Return the geometric mean of paired ratios with its 95% t interval, exp(mean ± t s / √n).
+    """Return the geometric mean of ratios with its 95% t interval, exp(mean ± t s / √n).
 
     Source: Student, "The probable error of a mean", Biometrika 6 (1908). Of two points with the
     same distribution, log ratios are symmetric, also if launches are not.
@@ -77,10 +72,10 @@ def split(values: ArrayLike) -> float | None:
     return float(np.exp((logs[below] + logs[below + 1]) / 2))
 
 
-def spread(values: ArrayLike) -> Estimate:
-    """Return the median of launches with their range in place of an interval."""
+def with_range(value: float, values: ArrayLike) -> Estimate:
+    """Return a mean over launches with the range of the launches in place of an interval."""
     found = np.asarray(values, float)
-    return Estimate(float(np.median(found)), float(np.min(found)), float(np.max(found)), len(found))
+    return Estimate(value, float(np.min(found)), float(np.max(found)), len(found))
 
 
 def difference(one: Estimate, two: Estimate) -> Estimate:

@@ -1,4 +1,4 @@
-"""Turn the profiles of many launches into points: medians, efficiencies, and losses by part."""
+"""Turn the profiles of many launches into points: steps, efficiencies, and losses by part."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dptrain.errors import UserError
 from dptrain.measure.profile.profile import Parts, Profile
-from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
+from dptrain.measure.statistics import (
+    FEWEST,
+    Estimate,
+    ratio_of_launches,
+    ratio_of_walls,
+    unseen_share,
+)
 from dptrain.scaling.accuracy import Training, find_time_to_accuracy
 from dptrain.scaling.efficiencies import find_efficiencies, joules_per_sample
-from dptrain.scaling.pairing import mean_ratio, pairs, split, spread
-from dptrain.scaling.study import STRONG, WEAK, Launch, Point
+from dptrain.scaling.pairing import common_rounds, split, with_range
+from dptrain.scaling.study import STRONG, UNITY, WEAK, Launch, Point
 
 PARTS = ("compute", "data_wait", "transfer", "imbalance", "other")
 OUTLIER = 3.0
@@ -69,7 +76,7 @@ def refuse_small_data(folder: str, profile: Profile) -> None:
         UserError: the steps had fewer samples than the minibatch size.
     """
     expected = int(profile.job["batch_size"])
-    found = round(profile.samples_per_s * profile.step_ms.median / 1e3)
+    found = round(profile.samples)
     if found < expected:
         raise UserError(
             f"{folder} has a minibatch size of {expected:,}, but the data set has only {found:,} "
@@ -116,14 +123,31 @@ class Group:
         return self.launches[0].profile
 
     @property
-    def steps_ms(self) -> np.ndarray:
-        """Median step time of each launch in milliseconds."""
-        return np.array([launch.profile.step_ms.median for launch in self.launches])
+    def steps_ms(self) -> NDArray[np.float64]:
+        """Wall time of each launch divided by its steps, in milliseconds."""
+        return np.array([launch.profile.step_ms.mean for launch in self.launches])
 
     @property
-    def steps_by_round(self) -> dict[str, float]:
-        """Median step time in milliseconds of the launch of each round."""
-        return {m.round: m.profile.step_ms.median for m in self.launches if m.round}
+    def by_round(self) -> dict[str, Measured]:
+        """The launch of each round."""
+        return {launch.round: launch for launch in self.launches if launch.round}
+
+    def compared_with(self, base: Group) -> tuple[Group, Group, bool]:
+        """Return the launches of this group and of the base that are compared, and if in pairs.
+
+        These are all launches that have a partner in their round if there are enough, else all.
+        """
+        own, others = self.by_round, base.by_round
+        common = common_rounds(list(others), list(own))
+        if not common:
+            return self, base, False
+        one, two = (Group(tuple(side[name] for name in common)) for side in (own, others))
+        return one, two, True
+
+    @property
+    def unseen(self) -> float:
+        """Share by which the mean step may be too small, see `unseen_share`."""
+        return unseen_share(self.step_ms, sum(m.profile.step_ms.n for m in self.launches))
 
     @property
     def cores(self) -> float:
@@ -138,16 +162,15 @@ class Group:
 
     @property
     def step_ms(self) -> float:
-        """Median step time over the launches in milliseconds."""
-        return float(np.median(self.steps_ms))
+        """Mean of wall time / steps over the launches in milliseconds."""
+        return float(np.mean(self.steps_ms))
 
     @property
     def parts(self) -> Parts:
-        """Parts of the median step, by the median of each part's share of a mean step."""
-        rows = [[getattr(m.profile.parts, name) for name in PARTS] for m in self.launches]
-        values = np.array(rows, float)
-        shares = np.median(values / values.sum(axis=1, keepdims=True), axis=0)
-        return Parts(*(self.step_ms * shares / shares.sum()).tolist())
+        """Parts of the step, by the share of each in all steps of all launches."""
+        rows = [[getattr(m.profile.step_parts.all_steps, n) for n in PARTS] for m in self.launches]
+        totals = np.sum(np.array(rows, float), axis=0)
+        return Parts(*(self.step_ms * totals / totals.sum()).tolist())
 
     @property
     def hidden_ms(self) -> float:
@@ -229,10 +252,15 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
     """
     ratio = group.total_threads / base.total_threads
     grown = group.batch_size / base.batch_size
-    step, apart = _step(group)
+    *compared, paired = group.compared_with(base)
     faster, is_range = _faster(group, base)
-    speed_up = faster.times(grown)
-    parts = group.parts
+    speed_up, is_known = faster.times(grown), faster.n >= FEWEST or group is base
+    step, apart = _step(group)
+    if group is not base:
+        # Rounds without a launch of the base, or of the group, are not compared. The step is that
+        # of the compared rounds, so that the columns of a row multiply.
+        step = step.times(base.step_ms / faster.value / step.value)
+    parts = _each(group.parts, factor=step.value / group.step_ms)
     ideal = _each(base.parts, factor=grown / ratio)
     loss = Parts(*(getattr(parts, name) - getattr(ideal, name) for name in PARTS))
     possible = min(group.possible / base.possible, 1.0)
@@ -249,9 +277,13 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
         launches=tuple(_launch(measured) for measured in group.launches),
         step_ms=step,
         samples_per_s=step.below(1e3 * group.batch_size),
-        speed_up=speed_up,
-        efficiency=speed_up.times(1 / ratio),
-        karp_flatt=karp_flatt(speed_up, group.cores / base.cores) if scaling == STRONG else None,
+        speed_up=speed_up if is_known else None,
+        efficiency=UNITY if group is base else speed_up.times(1 / ratio) if is_known else None,
+        karp_flatt=(
+            karp_flatt(speed_up, group.cores / base.cores)
+            if is_known and scaling == STRONG
+            else None
+        ),
         parts=parts,
         ideal=ideal,
         loss=loss,
@@ -264,9 +296,9 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
         two_groups=apart,
         efficiency_has_range=is_range,
         pop=find_efficiencies(
-            [launch.profile for launch in group.launches],
-            [launch.profile for launch in base.launches],
+            *([m.profile for m in side.launches] for side in compared),
             work=grown / ratio,
+            paired=paired,
         ),
         joules_per_sample=joules_per_sample([launch.profile for launch in group.launches]),
         time_to_accuracy=(
@@ -276,24 +308,26 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
 
 
 def _step(group: Group) -> tuple[Estimate, bool]:
-    """Return the step time, and whether its interval is the range because of two groups."""
+    """Return the step, and whether its interval is the range because of two groups."""
     if split(group.steps_ms) is not None:
-        return spread(group.steps_ms), True
-    return median_of_launches(group.steps_ms), False
+        return with_range(group.step_ms, group.steps_ms), True
+    ones = np.ones(len(group.launches))
+    return ratio_of_walls(group.steps_ms, ones, unseen=(group.unseen, 0.0)), False
 
 
 def _faster(group: Group, base: Group) -> tuple[Estimate, bool]:
     """Return T(base) / T(group), and whether its interval is the range because of two groups.
 
-    Ratios are paired by round if enough rounds are common. More launches do not reduce a range.
+    Launches are paired by round if enough rounds are common. More launches do not reduce a range.
     """
     if group is base:
-        return Estimate(1.0, 1.0, 1.0, len(group.launches)), False
-    ratios = pairs(base.steps_by_round, group.steps_by_round)
-    if ratios is not None:
-        return (mean_ratio(ratios), False) if split(ratios) is None else (spread(ratios), True)
-    one, two = base.steps_ms, group.steps_ms
-    found = ratio_of_launches(one, two)
+        return UNITY, False
+    group, base, paired = group.compared_with(base)
+    unseen, one, two = (base.unseen, group.unseen), base.steps_ms, group.steps_ms
+    if paired:
+        found, ratios = ratio_of_walls(one, two, unseen=unseen), one / two
+        return (found, False) if split(ratios) is None else (with_range(found.value, ratios), True)
+    found = ratio_of_launches(one, two, unseen=unseen)
     if split(one) is None and split(two) is None:
         return found, False
     limits = float(one.min() / two.max()), float(one.max() / two.min())
@@ -315,9 +349,10 @@ def _launch(measured: Measured) -> Launch:
         measured.folder,
         measured.order,
         str(profile.environment.get("started", "")),
-        profile.step_ms.median,
-        profile.parts,
+        profile.step_ms.mean,
+        profile.step_parts.all_steps,
         _hidden(profile),
+        profile.step_ms.median,
     )
 
 

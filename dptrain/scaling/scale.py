@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from dptrain.scaling.files import refuse_foreign, write_study
 from dptrain.scaling.launching import find_launcher
 from dptrain.scaling.points import Group, base_of, has_range, make_groups, make_points
 from dptrain.scaling.running import run_tasks
-from dptrain.scaling.study import Study
+from dptrain.scaling.study import UNITY, Study
 
 FEWEST_FOR_RANGE = 8
 """Smallest number of launches whose two groups are hardly ever chance: in 0.1% of cases."""
@@ -115,14 +114,15 @@ def _widest(folder: Path, design: Design) -> str:
     ranges = _keys_of_ranges(make_groups(launches))
     for considered in (launches, earlier):
         for point in make_points(make_groups(considered)):
-            if (point.threads, point.ranks, point.batch_size) in ranges:
+            key, known = (point.threads, point.ranks, point.batch_size), point.efficiency
+            if known == UNITY or key in ranges:
                 continue
-            half = (point.efficiency.high - point.efficiency.low) / 2
-            if math.isinf(half):
+            if known is None:
                 return (
                     f"the interval of the efficiency of {point.name} needs {FEWEST} launches, also "
                     "without the last round"
                 )
+            half = (known.high - known.low) / 2
             if half > design.until:
                 return f"the efficiency of {point.name} is known to ±{half:.3f}"
     return ""

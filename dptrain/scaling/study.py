@@ -6,14 +6,26 @@ docs/explanation/measuring.md defines every value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dptrain.measure.profile.profile import Parts
-from dptrain.measure.statistics import Estimate
+from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.records import Form, StoredRecord
 
 WEAK, STRONG = "weak", "strong"
+
+
+UNITY = Estimate(1.0, 0.0, math.inf, 0)
+"""The base point relative to itself: 1 by definition, with no interval and of no launches."""
+
+
+OLD_STEPS = (
+    "the steps and efficiencies of this study are medians, as an older version defined them; "
+    "dptrain scale --collect computes them from wall times"
+)
 
 
 @dataclass(frozen=True)
@@ -24,9 +36,10 @@ class Launch:
         folder: folder of the launch, relative to the folder of the study.
         order: index among all launches of the study, in time.
         started: start of the launch in UTC, ISO 8601.
-        step_ms: median over the steps of the time of the slowest rank.
-        parts: parts of the mean step.
+        step_ms: wall time / steps.
+        parts: parts of this step.
         hidden_ms: communication that overlaps with computation, mean over the ranks.
+        median_step_ms: median step; None in studies of older versions, whose `step_ms` is that.
     """
 
     folder: str
@@ -35,11 +48,15 @@ class Launch:
     step_ms: float
     parts: Parts
     hidden_ms: float
+    median_step_ms: float | None = None
 
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """Efficiencies of the POP hierarchy, medians over launches with 95% intervals.
+    """Efficiencies of the POP hierarchy over launches, with 95% intervals.
+
+    They are ratios of times that are summed over the launches of the rounds that the efficiency
+    of the point compares, so the products of the printed factors are the printed efficiencies.
 
     Attributes:
         parallel: share of the wall time in which ranks are busy: the product of the next three.
@@ -95,13 +112,17 @@ class Point:
         batch_size: global minibatch size.
         local_batch: largest number of samples of a rank.
         launches: the launches of the point, in time.
-        step_ms: median over launches, with its 95% interval.
-        samples_per_s: throughput of all ranks.
-        speed_up: throughput over the throughput of the base point; geometric mean over rounds.
-        efficiency: speed-up over the ratio of compute threads (ranks × threads).
+        step_ms: wall time / steps, mean over launches, with its 95% interval. If rounds lack a
+            launch, it is that of the base divided by the ratio over the common rounds.
+        samples_per_s: throughput of all ranks, minibatch / step.
+        speed_up: throughput over the throughput of the base point, from the wall times of the
+            common rounds.
+        efficiency: speed-up over the ratio of compute threads (ranks × threads). The base point has
+            1 and no interval, with an n of 0 (`UNITY`). None, like `speed_up` and `karp_flatt`, if
+            fewer than three launches were made.
         karp_flatt: experimentally determined serial fraction, by cores that compute; None for weak
             scaling and if no more cores compute than at the base point.
-        parts: parts of a typical step, which sum to the median.
+        parts: parts of the step, slow steps included, which sum to it.
         ideal: parts of the base point; for strong scaling divided by the ratio of compute threads.
         loss: parts − ideal in milliseconds, so that ideal and loss sum to the step. Negative values
             are faster than ideal.
@@ -133,8 +154,8 @@ class Point:
     launches: tuple[Launch, ...]
     step_ms: Estimate
     samples_per_s: Estimate
-    speed_up: Estimate
-    efficiency: Estimate
+    speed_up: Estimate | None
+    efficiency: Estimate | None
     karp_flatt: Estimate | None
     parts: Parts
     ideal: Parts
@@ -273,3 +294,28 @@ class Study(StoredRecord):
     def check(self) -> None:
         if not self.points or not all(point.launches for point in self.points):
             raise ValueError("no point or no launch")
+
+    @classmethod
+    def read(cls, path: Path) -> Study:
+        """Read a file that `write` has written.
+
+        In those of older versions the base has an interval of zero width, and points of fewer than
+        three launches have an efficiency; both are removed. A note states that steps are medians.
+
+        Raises:
+            UserError: it does not exist, or has another format or version.
+        """
+        found = super().read(path)
+        if all(m.median_step_ms is not None for p in found.points for m in p.launches):
+            return found
+        points = tuple(_without_few(point) for point in found.points)
+        return replace(found, points=points, notes=(*found.notes, OLD_STEPS))
+
+
+def _without_few(point: Point) -> Point:
+    old = point.efficiency
+    if old is None or old.low == old.high == 1:
+        return replace(point, speed_up=UNITY, efficiency=UNITY)
+    if old.n < FEWEST:
+        return replace(point, speed_up=None, efficiency=None, karp_flatt=None)
+    return point

@@ -76,7 +76,7 @@ def _points_table(scaling: str, points: Sequence[Point]) -> Table:
     shown = {name: cells for name, cells in columns.items() if cells}
     work = "constant batch per rank" if scaling == WEAK else "constant global batch"
     rows = list(zip(*shown.values(), strict=True))
-    title = f"{scaling.capitalize()} scaling: {work}; median (95% interval)"
+    title = f"{scaling.capitalize()} scaling: {work}; mean (95% interval)"
     table = Table(title, list(shown), rows=rows)
     captions = ["limit: efficiency that the shared cores allow"] * shares
     captions += ["serial: serial fraction (Karp–Flatt)"] * serial
@@ -87,7 +87,8 @@ def _points_table(scaling: str, points: Sequence[Point]) -> Table:
 
 def _relative(points: Sequence[Point], name: str, text: Callable[[float], str]) -> list[str]:
     """Return a quantity relative to the base; that of the base itself is 1 by definition."""
-    return [BASE, *(_interval(getattr(point, name), text) for point in points[1:])]
+    found = [getattr(point, name) for point in points[1:]]
+    return [BASE, *("" if value is None else _interval(value, text) for value in found)]
 
 
 def _ranks(points: Sequence[Point]) -> list[str]:
@@ -140,7 +141,10 @@ def _pop_tables(scaling: str, points: Sequence[Point]) -> list[Table]:
     columns = ["ranks", "parallel", "= balance", "× serialisation", "× transfer", "| computation"]
     title = f"{scaling.capitalize()} scaling: POP efficiencies (95% interval)"
     table = Table(
-        title, columns, rows=rows, caption="efficiency ≈ parallel efficiency × computation scaling"
+        title,
+        columns,
+        rows=rows,
+        caption="efficiency = parallel efficiency × computation scaling, if the base has one rank",
     )
     return [table]
 

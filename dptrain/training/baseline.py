@@ -46,11 +46,19 @@ SETUP_S = 0.1
 """Time to make the two replicas of a small network. Large ones take longer, as do their steps."""
 FIRST_BLOCK = 50
 """Number of steps before the first block, from which the duration of the run is estimated."""
+TOGETHER = 10
+"""A block of the job has at least this many times the steps of a block of rank 0 alone, which cost
+nothing: an interruption of any rank is rare in a few steps."""
 GOOD_BLOCKS, MAX_BLOCKS = 8, 16
 """Blocks get shorter until so many fit in, and there are never more than so many."""
 TOO_SHORT = (
     "scaling efficiency not measured: the run is too short to also time steps of rank 0 alone, "
     "for which 2% of the run is reserved; train longer, or use dptrain scale"
+)
+
+TOO_FEW = (
+    f"scaling efficiency not measured: fewer than {FEWEST} blocks of steps of rank 0 alone were "
+    "made, because they took longer than planned; train longer, or use dptrain scale"
 )
 
 NO_COMMON_WORK = (
@@ -203,7 +211,7 @@ class InterleavedBaseline:
     T(1) and T(p) are measured in turns, because the load of a machine changes. The other ranks wait
     meanwhile. All blocks, and the replicas that they need, are planned to take at most `MAX_COST`
     of the run; if fewer than three blocks fit into the plan, nothing is measured. If blocks take
-    longer than planned, fewer are made, and below three the efficiency has no interval.
+    longer than planned, fewer are made, and below three there is no efficiency.
 
     Args:
         job: the job.
@@ -253,16 +261,15 @@ class InterleavedBaseline:
     def result(self) -> Baseline:
         """Return the blocks that were measured."""
         share = self._spent_s / max(monotonic() - self._begin, 1e-9)
-        return Baseline(
-            tuple(self._pairs), self._steps_alone, self._steps_together, share, self._why
-        )
+        why = TOO_FEW if 0 < len(self._pairs) < FEWEST else self._why
+        return Baseline(tuple(self._pairs), self._steps_alone, self._steps_together, share, why)
 
     def _run_block(self, step: int) -> int | None:
         """Time a block; return the step after which the next one is due."""
         begin = monotonic()
         job, times = self._job, step_times(self._job)
         left = job.spec.steps - step
-        run_s = begin - self._begin + left * float(np.median(times)) / 1e9
+        run_s = begin - self._begin + left * float(times.mean()) / 1e9
         if self._alone is None:
             self._choose(PLANNED * MAX_COST * run_s - SETUP_S)
             if not self._num_blocks:
@@ -277,11 +284,10 @@ class InterleavedBaseline:
                 return None
         steps, size, block_begin = self._num_steps, job.world.size, monotonic()
         weak, strong = (alone.time_steps(steps) for alone in self._alone)
-        # Blocks of about the same duration are disturbed alike.
-        near, far = times[-steps:], times[-steps * size :]
-        self._pairs.append(Pair(*(float(np.median(t)) for t in (weak, near, strong, far))))
+        together = times[-steps * max(size, TOGETHER) :]
+        self._pairs.append(Pair(*(float(t.mean()) for t in (weak, strong, together))))
         self._steps_alone += len(weak)
-        self._steps_together += len(near)
+        self._steps_together += len(together)
         self._why = ""
         end = monotonic()
         left_s = PLANNED * MAX_COST * run_s - self._spent_s - (end - begin)

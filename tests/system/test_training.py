@@ -76,7 +76,7 @@ def test_train_without_arguments_learns_the_digits(tmp_path: Path) -> None:
     assert facts["first_step_s"] > 0
     assert facts["samples_per_s"] > 0
     # A second of training is too short for an efficiency, unless the machine is busy.
-    measured = facts["scaling"]["blocks"] > 0
+    measured = facts["scaling"]["blocks"] >= 3
     assert ("scaling efficiency not measured" in text) != measured
     assert (facts["scaling"]["weak"] is None) != measured
     assert sum(1 for line in text.splitlines() if line.startswith("epoch")) == 12

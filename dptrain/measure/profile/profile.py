@@ -8,7 +8,8 @@ rates in 10⁹ per second.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dptrain.measure.machine.counters import Processor
@@ -252,9 +253,10 @@ class Profile(StoredRecord):
             seed, bucket_kib, prefetch, cores (that a rank may use), possible (efficiency that the
             cores allow).
         steps: number of timed steps.
-        step_ms: wall time from one completion of the updated parameters to the next.
+        step_ms: wall time from one completion of the updated parameters to the next; a step of the
+            job is its mean, the wall time divided by the steps.
         step_times_ms: these times in order.
-        samples_per_s: minibatch divided by the median step.
+        samples_per_s: minibatch divided by the mean step.
         timing_ms: overhead of the clock readings of a step.
         parts: parts of typical steps, see `StepParts`.
         step_parts: the distribution of each part, and parts of typical and of all steps.
@@ -301,6 +303,25 @@ class Profile(StoredRecord):
     sweep: tuple[SumTime, ...] = ()
     batch_statistics: StatisticsTime | None = None
 
+    @property
+    def samples(self) -> float:
+        """Samples of a step on all ranks."""
+        return sum(rank.samples for rank in self.ranks)
+
     def check(self) -> None:
         if not (self.stages and self.kinds and self.ranks):
             raise ValueError("no stage or no rank")
+
+    @classmethod
+    def read(cls, path: Path) -> Profile:
+        """Read a file that `write` has written.
+
+        Older versions divided the samples by the median step; the rate is computed anew.
+
+        Raises:
+            UserError: it does not exist, or has another format or version.
+        """
+        found = super().read(path)
+        rate = 1e3 * found.samples / found.step_ms.mean
+        is_same = math.isclose(found.samples_per_s, rate, rel_tol=1e-9)
+        return found if is_same else replace(found, samples_per_s=rate)

@@ -51,16 +51,18 @@ def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A st
     tail = "" if step.p95 is None else f", p95 {ms_cell(step.p95)}"
     tail += "" if step.p99 is None else f", p99 {ms_cell(step.p99)}"
     title = (
-        f"{what}: median {ms_cell(step.median)} ms{tail}, mean {ms_cell(step.mean)}, n = {step.n:,}"
+        f"{what}: {ms_cell(step.mean)} ms, median {noun} {ms_cell(step.median)}{tail}, "
+        f"n = {step.n:,}"
     )
     return Table(
         title,
         columns,
         ("part",),
         rows=rows,
-        caption=f"Medians of parts do not add up to the median {noun}. Typical: means over the "
-        f"half of the {plural} whose duration is closest to the median; share: of these. All "
-        f"{plural}: share of the time of all {plural}, slow ones included.",
+        caption=f"{what} is the wall time divided by the {plural}. Medians of parts do not add up "
+        f"to the median {noun}. Typical: means over the half of the {plural} whose duration "
+        f"is closest to the median; share: of these. All {plural}: share of the time of all "
+        f"{plural}, slow ones included.",
     )
 
 

@@ -122,7 +122,7 @@ def _study_parts(names: Sequence[str], studies: Sequence[Study]) -> list[Plot | 
                     f"{scaling.capitalize()} scaling: {largest[0].ranks} ranks",
                     names,
                     [point.parts for point in largest],
-                    "Parts of the median step, mean over ranks.",
+                    "Parts of the step, mean over ranks.",
                 )
             )
     return plots

@@ -313,6 +313,7 @@ def efficiency_plot(scaling: str, names: Sequence[str], studies: Sequence[Study]
     listed = "; ".join(
         f"{name} at {points[-1].ranks} ranks {percent(points[-1].efficiency.value)}"
         for name, points in zip(names, found, strict=True)
+        if points[-1].efficiency is not None
     )
     return plot(
         f"efficiency-{scaling}",
@@ -337,8 +338,8 @@ def _draw_study(axes: Axes, points: Sequence[Point], label: str, index: int) -> 
     tops = []
     for threads in sorted({point.threads for point in points}):
         group = sorted((p for p in points if p.threads == threads), key=lambda p: p.ranks)
-        values = [p.efficiency.times(100) for p in group]
-        xs = [p.total_threads * shift for p in group]
+        known = [(p.total_threads * shift, p.efficiency) for p in group if p.efficiency]
+        xs, values = [x for x, _ in known], [estimate.times(100) for _, estimate in known]
         draw_estimates(axes, xs, values, f"{MARKERS[index]}-", role, label)
         label = "_"
         tops += [e.high if math.isfinite(e.high) else e.value for e in values]

@@ -22,7 +22,7 @@ from dptrain.report.runs.run_record import TrainingRun
 from dptrain.report.runs.run_tables import setting_text
 from dptrain.report.studies.study_plots import point_name
 from dptrain.scaling.pairing import difference as difference_of_launches
-from dptrain.scaling.study import STRONG, WEAK, Point, Study
+from dptrain.scaling.study import STRONG, UNITY, WEAK, Point, Study
 
 FILE = "comparison.json"
 POINTS, PERCENT = "percentage points", "%"
@@ -233,7 +233,7 @@ def compare_studies(folders: Sequence[Path], studies: Sequence[Study]) -> Compar
     for points in sorted(common, key=_largest_first):
         point = points[0]
         where = f"{point.scaling} scaling, {point_name(point)}"
-        if not all(p.efficiency.low == p.efficiency.high == 1 for p in points):
+        if not all(p.efficiency == UNITY for p in points):
             found = [p.efficiency for p in points]
             quantities.append(
                 _difference(
@@ -288,7 +288,8 @@ def _loads(name: str, study: Study) -> list[str]:
 def _times(
     steps: Sequence[Estimate | None], batches: Sequence[float], name: str = "step"
 ) -> list[Quantity]:
-    """Return the step time if all minibatches are equal, else the throughput of the steps."""
+    """Return the median step if all minibatches are equal, else the throughput of it."""
+    name = f"median {name}"
     if len(set(batches)) == 1:
         return [_relative(name, "ms", steps)]
     rates = [

@@ -16,12 +16,13 @@ STUDY = (
     Term("weak", "", "The global minibatch grows with the number of ranks, so that the work of a "
          "rank is constant."),
     Term("strong", "", "The global minibatch is constant, so that the work of a rank shrinks."),
-    Term("step_ms", "ms", "Wall time from one completion of the updated parameters to the next; "
-         "median over the steps of a launch, then over launches."),
-    Term("interval", "", "95% confidence interval over launches, of ratios within rounds for "
-         "speed-up and efficiency. Of ratios, the t interval of their logarithms; of a median m, "
-         "exp(ln m ± t s) with the bootstrap's standard error s of ln m. None below three "
-         "launches; the range of the launches if they fall into two groups."),
+    Term("step_ms", "ms", "Wall time of the steps of a launch divided by their number; mean over "
+         "launches."),
+    Term("median_step_ms", "ms", "Median step of a launch. Slow steps hardly change it."),
+    Term("interval", "", "95% confidence interval over launches, which are compared within rounds "
+         "for speed-up and efficiency: the t interval of the logarithms of ratios. It leaves room "
+         "for interruptions that are too rare to be seen in the steps. Below three launches there "
+         "is no efficiency. If launches fall into two groups, it is their range."),
     Term("speed_up", "1", "Throughput in samples/s over that of the smallest point."),
     Term("efficiency", "1", "Parallel efficiency: speed-up over the ratio p of compute threads. "
          "Weak: E = T(1) / T(p); strong: E = T(1) / (p T(p)). 1 is ideal."),
@@ -108,6 +109,7 @@ LABELS = {
     "slowest_rank": "slowest rank, number",
     "small_batch_ms": "smaller batch",
     "step_ms": "step",
+    "median_step_ms": "median step",
     "time_ms": "median",
     "train_accuracy": "training accuracy",
     "train_loss": "training loss",

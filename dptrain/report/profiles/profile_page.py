@@ -240,11 +240,11 @@ def _noun(profile: Profile) -> str:
 
 
 def step_sentence(name: str, step: Spread) -> str:
-    """Return the median of a step with its interval: ``A step takes 2.92 ms (95% …)``."""
+    """Return the step and the median step: ``A step takes 3.11 ms (median 2.92, 95% …)``."""
     interval = ""
     if step.low is not None and step.high is not None:
-        interval = f" (95% interval {short(step.low)} to {short(step.high)} ms)"
-    return f"{name} takes {short(step.median)} ms{interval}"
+        interval = f", 95% interval {short(step.low)} to {short(step.high)} ms"
+    return f"{name} takes {short(step.mean)} ms (median {short(step.median)} ms{interval})"
 
 
 def shares(parts: Parts) -> str:
@@ -290,35 +290,30 @@ def lateness_sentence(profile: Profile) -> str:
 
 
 def step_interval(step: Spread, at: str) -> tuple[str | Number, ...]:
-    """Return the interval of the median and the 99th percentile; quartiles if there are none.
+    """Return the median step, and its interval and the 99th percentile, or else the quartiles.
 
     Args:
         step: the durations of the steps.
         at: path of `step` in its file.
     """
+
+    def number(name: str) -> Number:
+        value = getattr(step, name)
+        return Number(short(value), value, f"{at}.{name}")
+
+    median = "median ", number("median"), " ms, "
     if step.low is None or step.high is None or step.p99 is None:
-        low, high = (
-            Number(short(step.q1), step.q1, f"{at}.q1"),
-            Number(short(step.q3), step.q3, f"{at}.q3"),
-        )
-        return "quartiles ", low, " to ", high, " ms"
-    return (
-        "95% interval ",
-        Number(short(step.low), step.low, f"{at}.low"),
-        " to ",
-        Number(short(step.high), step.high, f"{at}.high"),
-        " ms; p99 ",
-        Number(short(step.p99), step.p99, f"{at}.p99"),
-        " ms",
-    )
+        return *median, "quartiles ", number("q1"), " to ", number("q3"), " ms"
+    interval = "95% interval ", number("low"), " to ", number("high"), " ms; p99 "
+    return *median, *interval, number("p99"), " ms"
 
 
 def _keys(profile: Profile) -> tuple[Key, ...]:
     step, parts, whole = profile.step_ms, profile.parts, profile.parts.total or 1.0
     keys = [
         Key(
-            f"{_noun(profile).capitalize()}, median",
-            (Number(short(step.median), step.median, "step_ms.median"), " ms"),
+            _noun(profile).capitalize(),
+            (Number(short(step.mean), step.mean, "step_ms.mean"), " ms"),
             step_interval(step, "step_ms"),
         ),
         Key(

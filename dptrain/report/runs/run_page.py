@@ -293,8 +293,8 @@ def _keys(run: TrainingRun) -> list[Key]:
     if step is not None:
         keys.append(
             Key(
-                "Step, median",
-                (Number(short(step.median), step.median, "step_ms.median"), " ms"),
+                "Step",
+                (Number(short(step.mean), step.mean, "step_ms.mean"), " ms"),
                 (*step_interval(step, "step_ms"), _timed(run)),
             )
         )

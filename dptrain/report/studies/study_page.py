@@ -150,6 +150,8 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
     keys = []
     for point in largest:
         scaling = f"{point.scaling.capitalize()} scaling"
+        if point.efficiency is None:
+            continue
         at = f"points.{study.points.index(point)}"
         value, detail = _estimate(point, "efficiency", at, 0)
         keys.append(Key(f"{scaling}: efficiency at {point_name(point)}", value, detail))

@@ -118,10 +118,11 @@ def _measured(
     groups = _by_threads(points)
     base = base_point(points)
     for index, (threads, group) in enumerate(groups):
-        estimates = [getattr(point, quantity).times(scale) for point in group]
+        known = [point for point in group if getattr(point, quantity) is not None]
+        estimates = [getattr(point, quantity).times(scale) for point in known]
         role, marker = SERIES[index % len(SERIES)]
         style, label = "-" if line else "", "measured" if len(groups) == 1 else _threads(threads)
-        xs = [point.total_threads for point in group]
+        xs = [point.total_threads for point in known]
         draw_estimates(axes, xs, estimates, marker + style, role, label)
         for point in group:
             found = [scale * value for value in launch_values(point, base, quantity)]
@@ -137,7 +138,7 @@ def launch_values(point: Point, base: Point, quantity: str) -> list[float]:
     """Return the speed-up or the efficiency of each launch of a point, relative to its round.
 
     Launches without a partner in their round, and those of a single round, are compared with the
-    median of the base. The base itself has no values: they would all be 1.
+    mean of the base. The base itself has no values: they would all be 1.
 
     Args:
         point: the point.
@@ -177,9 +178,8 @@ def _value_label(axes: Axes, point: Point, text: str, value: float) -> None:
 
 def _listed(points: Sequence[Point], quantity: str, decimals: int) -> str:
     """Return the values as text, for screen readers."""
-    return "; ".join(
-        f"{point_name(point)} {fixed(getattr(point, quantity).value, decimals)}" for point in points
-    )
+    known = ((point_name(point), getattr(point, quantity)) for point in points)
+    return "; ".join(f"{name} {fixed(found.value, decimals)}" for name, found in known if found)
 
 
 def point_name(point: Point) -> str:
@@ -206,11 +206,12 @@ def _efficiency(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
             )
         _measured(axes, points, "efficiency", scale=100)
         largest = max(points, key=lambda point: (point.total_threads, point.ranks))
-        value = largest.efficiency.value
-        _value_label(axes, largest, percent(value, decimals=0), 100 * value)
+        if largest.efficiency is not None:
+            value = largest.efficiency.value
+            _value_label(axes, largest, percent(value, decimals=0), 100 * value)
         base = base_point(points)
         single = [value for p in points for value in launch_values(p, base, "efficiency")]
-        high = [p.efficiency.high for p in points if math.isfinite(p.efficiency.high)]
+        high = [estimate.high for estimate in _with_intervals(points, "efficiency")]
         axes.set_ylim(0, 108 * max([1.0, *high, *single]))
         if limited or len(_by_threads(points)) > 1:
             axes.legend(loc="lower left", bbox_to_anchor=(0.01, 0.02))
@@ -230,13 +231,18 @@ def _efficiency(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
 
 def _marks(points: Sequence[Point], quantity: str) -> str:
     """Return what dots, bars and circles mean, as sentences."""
-    known = [point for point in points if math.isfinite(getattr(point, quantity).high)]
-    if not known:
-        return "Circles are single launches; there are too few for intervals."
+    if not _with_intervals(points, quantity):
+        return "Circles are single launches; there are too few for an efficiency."
     bars = "95% intervals over launches"
-    if any(point.has_range(quantity) for point in known):
+    if any(point.has_range(quantity) for point in points):
         bars += ", or the range of launches that fall into two groups"
     return f"Circles are single launches, each relative to its round; bars are {bars}."
+
+
+def _with_intervals(points: Sequence[Point], quantity: str) -> list[Estimate]:
+    """Return the estimates of a quantity that have an interval."""
+    found = [getattr(point, quantity) for point in points]
+    return [estimate for estimate in found if estimate and math.isfinite(estimate.high)]
 
 
 def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
@@ -288,7 +294,7 @@ def _set_speed_up_axis(axes: Axes, points: Sequence[Point], ideal: float) -> Non
     """Set a logarithmic y axis that contains all intervals and launches, and has a legend."""
     base = base_point(points)
     single = [value for point in points for value in launch_values(point, base, "speed_up")]
-    known = [point.speed_up for point in points if math.isfinite(point.speed_up.high)]
+    known = _with_intervals(points, "speed_up")
     # An interval may extend to zero, which a logarithmic axis cannot show.
     lows = [max(estimate.low, estimate.value / 64) for estimate in known]
     highs = [estimate.high for estimate in known]
@@ -405,7 +411,7 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         draw,
         legend=3,
         left=12 + 5.5 * max(len(f"{top:.0f}"), 4),
-        caption="Parts of the median step, mean over ranks. The dashed line is the ideal step."
+        caption="Parts of the step, mean over ranks. The dashed line is the ideal step."
         f"{more}" + (f" With {_threads(threads)}." if several else ""),
         alt=f"Parts of a step of {scaling} scaling; at {largest.ranks} ranks: {shares}.",
     )
@@ -436,7 +442,7 @@ def _pop(scaling: str, points: Sequence[Point]) -> Plot:
 
 
 def _launches(study: Study) -> Plot:
-    """Draw the step time of every launch in time, relative to the median of its point."""
+    """Draw the step of every launch in time, relative to that of its point."""
     named: dict[str, tuple[list[int], list[float]]] = {}
     seen = set()
     for point in study.points:
@@ -471,13 +477,13 @@ def _launches(study: Study) -> Plot:
     return plot(
         "launches",
         "Launches in time",
-        "step time / median of its point",
+        "step / step of its point",
         draw,
         legend=2,
         caption="Each mark is a launch. A trend means that the machine changed during the study; "
         "launches of one round are compared with each other, so that it has little effect.",
         alt=f"Step times of {len(seen)} launches, {min(ratios):.2f} to {max(ratios):.2f} times the "
-        "median of their point.",
+        "step of their point.",
     )
 
 
@@ -507,7 +513,9 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
         )
         _measured(axes, points, "efficiency", scale=100)
         if past:
-            predicted = [100 * p.efficiency.value * p.step_ms.value / ms for p, ms in past]
+            predicted = [
+                100 * p.efficiency.value * p.step_ms.value / ms for p, ms in past if p.efficiency
+            ]
             axes.plot(
                 [p.total_threads for p, _ in past],
                 predicted,
@@ -528,7 +536,7 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
             weight="bold",
             fontsize=SMALL_PT,
         )
-        finite = [p.efficiency.high for p in points if math.isfinite(p.efficiency.high)]
+        finite = [estimate.high for estimate in _with_intervals(points, "efficiency")]
         axes.set_ylim(0, 108 * max(1.0, *finite, *(high / 100 for high in highs)))
 
     values = "; ".join(

@@ -11,7 +11,7 @@ from dptrain.report.elements.canvas import part_name
 from dptrain.report.elements.numbers import percent, short
 from dptrain.report.elements.tables import Column, Records, Table, texts
 from dptrain.scaling.files import STUDY
-from dptrain.scaling.study import STRONG, WEAK, Launch, Point, Study
+from dptrain.scaling.study import STRONG, UNITY, WEAK, Launch, Point, Study
 
 FILE = STUDY
 PARTS = tuple(field.name for field in fields(Parts))
@@ -47,7 +47,7 @@ def points_table(study: Study, scaling: str) -> Table:
 
 def _of_others(estimate: Estimate) -> Estimate | None:
     """Return None for the base point, whose ratio to itself is no measurement."""
-    return None if estimate.low == estimate.high == 1 else estimate
+    return None if estimate == UNITY else estimate
 
 
 def parts_table(study: Study, scaling: str) -> Table:
@@ -111,7 +111,7 @@ def accuracy_table(study: Study) -> Table | None:
     columns = (
         *_who(study, points),
         times.estimates("time", "s", "time_s"),
-        times.estimates("speed-up", "", "speed_up", decimals=2),
+        times.estimates("speed-up", "", "speed_up", decimals=2, shown=_of_others),
         times.estimates("epochs", "", "epochs"),
         times.estimates("samples", "", "samples", decimals=0),
         times.counts("reached it", "reached", "launches"),
@@ -191,11 +191,14 @@ def launches_table(study: Study) -> Table:
         "outlier" if launch.order in study.points[i].outliers else ""
         for launch, (_, i, _) in zip(launches, found, strict=True)
     ]
+    times = {"step": "step_ms"}
+    if all(launch.median_step_ms is not None for launch in launches):
+        times["median step"] = "median_step_ms"
     columns = [
         records.counts("order", "order", is_key=True),
         texts("point", names),
         texts("started (UTC)", [launch.started[:19].replace("T", " ") for launch in launches]),
-        *records.times({"step": "step_ms", **_parts("parts", launches)}),
+        *records.times({**times, **_parts("parts", launches)}),
     ]
     if any(outlier):
         columns.append(texts("", outlier))

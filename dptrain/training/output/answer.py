@@ -96,14 +96,16 @@ def time_line(summary: Mapping[str, Any]) -> str:
     Example:
         >>> parts = {"compute": 2.0, "transfer": 0.1, "checkpoint": 0.4}
         >>> step_parts = {"typical": {**parts, "checkpoint": 0.0}, "all_steps": parts}
-        >>> time_line({"step_ms": {"median": 2.11}, "step_parts": step_parts})
-        'a step 2.11 ms: 95% computation, 5% communication; all time: 16% checkpoints'
+        >>> step_ms = {"mean": 2.53, "median": 2.11}
+        >>> time_line({"step_ms": step_ms, "step_parts": step_parts})
+        'a step 2.53 ms (median 2.11): 95% computation, 5% communication; all time: 16% checkpoints'
     """
     step, parts = summary["step_ms"], summary["step_parts"]
     if step is None:
         return ""
-    median = step["median"]
-    line = f"a step {median:.3g} ms" if median < 1000 else f"a step {median / 1000:.3g} s"
+    mean, median = step["mean"], step["median"]
+    line = f"a step {mean:.3g} ms" if mean < 1000 else f"a step {mean / 1000:.3g} s"
+    line += f" (median {median if mean < 1000 else median / 1000:.3g})"
     if parts is None:
         return line
     line += f": {_shares(parts['typical'], STEP_PARTS, SMALL, most=3)}"

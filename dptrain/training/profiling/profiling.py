@@ -512,7 +512,7 @@ def profile_record(
         steps=measured.steps.shape[1],
         step_ms=spread(step_times),
         step_times_ms=tuple(step_times.tolist()),
-        samples_per_s=samples / float(np.median(step_times)) * 1e3,
+        samples_per_s=samples / float(step_times.mean()) * 1e3,
         timing_ms=0.0 if replica.memory.asynchronous else timing_cost_ms(plan.stages),
         parts=measured.parts,
         step_parts=measured.step_parts,

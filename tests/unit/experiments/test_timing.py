@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import pytest
 
-from dptrain.experiments.timing import MIN_RUNS, WARM_UP, find_outliers, time_runs
+from dptrain.experiments.timing import MIN_RUNS, WARM_UP, find_outliers, time_runs, uncertainty
+from dptrain.measure.statistics import FEWEST_RUNS, median_of_runs
+from tests.tiers import tiered
+from tests.unit.measure.test_coverage import autocorrelated, bursts
 
 
 class Clock:
@@ -75,3 +78,59 @@ def test_outliers_are_beyond_three_deviations() -> None:
 def test_equal_values_have_no_outliers_and_a_far_one_is() -> None:
     assert not find_outliers([2.0] * 9).any()
     assert find_outliers([2.0] * 9 + [2.001, 2.5]).sum() == 1
+
+
+SERIES = 400
+
+
+@pytest.mark.parametrize("runs", tiered([10, 20, 50, 99, 100, 250, 400, 2000], [10, 50, 400]))
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_the_interval_of_a_median_contains_it(runs: int, rho: float) -> None:
+    times = autocorrelated(np.random.default_rng(3), SERIES, runs, rho)
+    found = [median_of_runs(series) for series in times]
+    assert [f.value for f in found] == np.median(times, axis=1).tolist()
+    assert sum(f.low <= 1 <= f.high for f in found) >= 0.92 * SERIES
+    # It is not wide for the sake of coverage: 1.25 standard errors of a mean, times 1.96 to 4.
+    if runs >= 400 and not rho:
+        error = 1.2533 * 0.15 / np.sqrt(runs)
+        assert np.median([f.high - f.low for f in found]) < 2 * 4 * error
+
+
+@pytest.mark.parametrize("runs", [100, 400])
+def test_the_interval_of_a_median_contains_it_in_bursts(runs: int) -> None:
+    random = np.random.default_rng(5)
+    truth = float(np.median(bursts(random, 1000, 1000)))
+    found = [median_of_runs(series) for series in bursts(random, SERIES, runs)]
+    assert sum(f.low <= truth <= f.high for f in found) >= 0.92 * SERIES
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+@pytest.mark.parametrize("scale", tiered([0.01, 0.03], [0.03]))
+def test_timing_that_ends_early_knows_the_median(rho: float, scale: float) -> None:
+    series = 200
+    times = 0.01 * autocorrelated(np.random.default_rng(4), series, 6000, rho, scale)
+    covered = early = 0
+    for values in times:
+        clock = Clock(iter([0.01] * WARM_UP + values.tolist()))
+        found = list[float]()
+
+        def run(clock: Clock = clock, found: list[float] = found) -> float:
+            found.append(clock.run())
+            return found[-1]
+
+        def now(clock: Clock = clock) -> float:
+            # A fifth of the limit passes at once, so that the interval alone ends the timing.
+            return clock.now + 10.0 * (clock.runs >= WARM_UP)
+
+        timing = time_runs(run, 50.0, now)
+        counted = found[-timing.time_ms.n :]
+        early += uncertainty(counted) <= 0.005
+        interval = median_of_runs(counted)
+        covered += interval.low <= 10 <= interval.high
+    assert early >= 0.9 * series
+    assert covered >= 0.92 * series
+
+
+def test_few_runs_have_no_interval() -> None:
+    assert uncertainty([1.0] * (FEWEST_RUNS - 1)) == float("inf")
+    assert uncertainty([1.0] * FEWEST_RUNS) == 0

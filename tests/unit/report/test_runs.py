@@ -87,7 +87,7 @@ def test_a_run_has_a_headline_with_its_interval_and_learning_curves(tmp_path: Pa
     page = Reader(write_report(run))
     # Wilson's interval of 342 of 360.
     assert "Test accuracy is 95.0% (95% interval 92.2% to 96.8%) after 4 epochs." in page.text
-    assert "A step takes 2.00 ms (95% interval 1.96 to 2.04 ms)." in page.text
+    assert "A step takes 2.00 ms (median 2.00 ms, 95% interval 1.96 to 2.04 ms)." in page.text
     plots = {path.stem for path in (run / PLOTS).glob("*.svg")}
     assert {"accuracy", "loss", "learning-rate", "steps", "parts", "layers"} <= plots
 
@@ -367,7 +367,7 @@ def test_two_runs_are_compared_with_intervals(tmp_path: Path) -> None:
         "Test accuracy of two is 90.0%, 5.0 percentage points less than that of one, 95.0% (95% "
         "interval of the difference −9.0 to −1.1)."
     ) in page.text
-    assert "Step of two is 1.00 ms, 50.0% less than that of one, 2.00 ms" in page.text
+    assert "Median step of two is 1.00 ms, 50.0% less than that of one, 2.00 ms" in page.text
     assert {
         "validation-accuracy",
         "validation-loss",
@@ -414,14 +414,14 @@ def test_runs_with_other_data_have_no_difference_of_accuracy(tmp_path: Path) -> 
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", content="c" * 64)]
     page = Reader(write_comparison(runs, tmp_path / "out"))
     assert "The runs have different data" in page.text
-    assert "Step of b is 2.00 ms" in page.text
+    assert "Median step of b is 2.00 ms" in page.text
 
 
 @pytest.mark.more
 def test_other_minibatches_are_compared_by_throughput(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", batch_size=64)]
     page = Reader(write_comparison(runs, tmp_path / "out"))
-    assert "Throughput of a step of b is 32" in page.text
+    assert "Throughput of a median step of b is 32" in page.text
     assert "100% more than that of a" in page.text
 
 

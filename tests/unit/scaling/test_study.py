@@ -58,9 +58,9 @@ def test_losses_are_the_ones_that_were_planted() -> None:
 
 def test_efficiencies_follow_their_definitions() -> None:
     launches = [
-        Measured(f"{ranks}-{batch}", i, make_profile(
+        Measured(f"{ranks}-{batch}-{i}", i, make_profile(
             Law(), ranks=ranks, batch_size=batch, step_ms=step))
-        for i, (ranks, batch, step) in enumerate([(1, 32, 10.0), (4, 128, 12.5), (4, 32, 4.0)])
+        for i, (ranks, batch, step) in enumerate(3 * [(1, 32, 10.0), (4, 128, 12.5), (4, 32, 4.0)])
     ]  # fmt: skip
     study = analyse(launches)
     weak, strong = point(study, "weak-r4-t1"), point(study, "strong-r4-t1")
@@ -111,14 +111,14 @@ def test_a_study_is_read_as_it_was_written(study: Study, tmp_path: Path) -> None
     assert Study.read(tmp_path / "study.json") == study
 
 
-def test_one_launch_is_a_study_without_intervals(tmp_path: Path) -> None:
+def test_one_launch_is_a_study_without_efficiencies(tmp_path: Path) -> None:
     study = analyse(make_launches(Law(), (1, 2), launches=1))
-    assert study.points[1].efficiency.high == math.inf
+    assert study.points[1].efficiency is None
     study.write(tmp_path / "study.json")
     assert Study.read(tmp_path / "study.json") == study
-    assert any("too few for an interval" in note for note in study.notes)
+    assert any("too few for an efficiency" in note for note in study.notes)
     assert "no point above 1 rank is known to reach 80%" in study.conclusion[0]
-    assert "(no interval from 1 launch)" in study.conclusion[0]
+    assert "is not known from fewer than 3 launches" in study.conclusion[0]
 
 
 @pytest.mark.parametrize(
