@@ -10,7 +10,7 @@ from typing import Any
 from dptrain.report.elements.page import Page
 from dptrain.report.elements.tables import Number
 
-AUTHOR, RELEASED, LICENSE = "The dptrain developers", "2026-11-26", "MIT"
+AUTHOR, RELEASED = "The dptrain developers", "2026-11-26"
 """Facts of ``CITATION.cff``, which a test compares."""
 
 

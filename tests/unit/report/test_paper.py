@@ -275,6 +275,7 @@ def test_a_file_that_a_user_changed_is_not_overwritten(
     assert found == {"methods.tex": b"a newer study", "b": b"mine"}
 
 
+@pytest.mark.more
 def test_the_same_study_has_the_same_files(small: Path, tmp_path: Path) -> None:
     assert files_below(write_paper(small, tmp_path)) == files_below(write_paper(small))
 
@@ -299,6 +300,7 @@ def compiled(folder: Path, body: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.more
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_pdflatex_compiles_two_results_and_names_the_known_keys(
     folder: Path, paper: Path, tmp_path: Path
