@@ -226,7 +226,7 @@ def _selection_text(run: TrainingRun) -> list[str]:
     if value is None:
         return []
     shown = percent(value) if by == "accuracy" else short(value)
-    ended = " Training ended because of --patience." if run.summary["out_of_patience"] else ""
+    ended = " Training ended because of --patience." if run.summary.get("out_of_patience") else ""
     return [f"This epoch has the best validation {by}, {shown}.{ended}"]
 
 
@@ -338,7 +338,7 @@ def _notes(run: TrainingRun) -> list[str]:
     found = []
     total = run.planned_steps
     reached = (run.summary.get("time_to_accuracy") or {}).get("reached")
-    ended_early = run.summary["steps"] < total and not (run.summary["out_of_patience"] or reached)
+    ended_early = run.summary["steps"] < total and not (run.summary.get("out_of_patience") or reached)
     if run.summary["stopped"] or ended_early:
         found.append(
             f"Training was stopped after {fixed(run.summary['steps'], 0)} of {fixed(total, 0)} "
