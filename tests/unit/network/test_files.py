@@ -119,8 +119,8 @@ def test_a_new_class_of_layer_needs_no_change(
         ("input = [3", "not TOML: "),
         ("", "key 'input' is missing"),
         ("input = [3]", "key 'layer' is missing"),
-        ("inputs = [3]", "unknown key 'inputs'; expected name, input, loss, function, layer"
-                         "; did you mean 'input'?"),
+        ("inputs = [3]", "unknown key 'inputs'; expected name, input, loss, loss_function, "
+                         "function, layer; did you mean 'input'?"),
         ('input = "3"\nlayer = []', "input is '3'; expected whole numbers, [C, H, W] or [F]"),
         ("input = [3]\nlayer = 3", "layer is not a list of tables; write [[layer]]"),
         ("input = [3]\nlayer = []", "has no layers"),
