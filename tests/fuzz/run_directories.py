@@ -265,7 +265,7 @@ def _check_by_hand(base: Base) -> None:
     parameters = base.parameters[STEPS]
     weight, bias = (parameters[f"dense1.{part}"].astype(float) for part in ("weight", "bias"))
     header, *rows = base.predictions[STEPS]
-    # The column of a table that is predicted is called c.
+    # Values have the name of the target.
     first = next(i for i, name in enumerate(header) if name == "c" or name.startswith("prob"))
     found = np.array([[float(text) for text in row[first : first + len(bias)]] for row in rows])
     if base.data.suffix == ".npz":

@@ -338,7 +338,9 @@ def _notes(run: TrainingRun) -> list[str]:
     found = []
     total = run.planned_steps
     reached = (run.summary.get("time_to_accuracy") or {}).get("reached")
-    ended_early = run.summary["steps"] < total and not (run.summary.get("out_of_patience") or reached)
+    ended_early = run.summary["steps"] < total and not (
+        run.summary.get("out_of_patience") or reached
+    )
     if run.summary["stopped"] or ended_early:
         found.append(
             f"Training was stopped after {fixed(run.summary['steps'], 0)} of {fixed(total, 0)} "
