@@ -176,8 +176,8 @@ def median_of_runs(values: ArrayLike) -> Estimate:
     if n < FEWEST_RUNS:
         return Estimate(middle, -math.inf, math.inf, n)
     signs = np.where(times > middle, 1.0, -1.0)
-    # An estimate from few values is too small.
-    correlation = min(max(float(signs[1:] @ signs[:-1]) / (n - 1) + 2 / n, 0.0), 0.95)
+    # An estimate from few values is too small, and those that are so end the repetition.
+    correlation = min(max(float(signs[1:] @ signs[:-1]) / (n - 1) + 6 / n, 0.0), 0.95)
     half = _NORMAL / 2 * math.sqrt(n * (1 + correlation) / (1 - correlation))
     first = max(math.floor(n / 2 - half) - 1, 0)
     ordered = np.sort(times)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -187,8 +186,6 @@ def _estimate(point: Point, name: str, at: str, decimals: int) -> tuple[Cell, Ce
     value: Cell = (
         (number(estimate.value, "value"), unit) if unit else (number(estimate.value, "value"),)
     )
-    if not math.isfinite(estimate.high):
-        return value, ("too few launches for an interval",)
     low, high = number(estimate.low, "low"), number(estimate.high, "high")
     kind = "range of the launches" if point.has_range(name) else "95% interval"
     return value, (f"{kind} ", low, f"{unit} to ", high, unit)

@@ -107,7 +107,7 @@ def test_the_interval_of_a_median_contains_it_in_bursts(runs: int) -> None:
 @pytest.mark.parametrize("rho", [0.0, 0.5])
 @pytest.mark.parametrize("scale", tiered([0.01, 0.03], [0.03]))
 def test_timing_that_ends_early_knows_the_median(rho: float, scale: float) -> None:
-    series = 200
+    series = 400
     times = 0.01 * autocorrelated(np.random.default_rng(4), series, 6000, rho, scale)
     covered = early = 0
     for values in times:

@@ -145,7 +145,7 @@ def test_small_and_wide_studies_have_reports(
     # Only a fitted bandwidth may be infinite; a value without an interval has no bounds at all.
     assert "–∞" not in text
     if launches == 1:
-        assert "too few launches for an interval" in text
+        assert "there are too few for an efficiency" in text
     if len(threads) > 1:
         assert "2 threads per rank" in text
 
