@@ -227,6 +227,22 @@ def absolute(spec: str, sources: Mapping[str, Source], base: Path | None = None)
     return f"{name}:{path}{question}{'&'.join(options)}"
 
 
+def have_same_samples(one: str, other: str) -> bool:
+    """Return True if two specifications with absolute paths differ in weights of samples at most.
+
+    Example:
+        >>> have_same_samples("csv:/a.csv?target=y&weight=w", "csv:/a.csv?target=y")
+        True
+    """
+
+    def samples(spec: str) -> tuple[str, list[str]]:
+        front, _, tail = spec.partition("?")
+        options = [option for option in tail.split("&") if option.partition("=")[0] != "weight"]
+        return front, options if options != [""] else []
+
+    return samples(one) == samples(other)
+
+
 def _absolute_option(option: str, base: Path) -> str:
     """Return an option of a spec, with an absolute path if its value is a file of names."""
     key, _, value = option.partition("=")

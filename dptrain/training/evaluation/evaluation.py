@@ -24,6 +24,7 @@ from dptrain.data.loading.augmentation import centred_windows
 from dptrain.data.loading.sharding import shard
 from dptrain.data.loading.workers import read_by_workers
 from dptrain.data.sources.objects import dataset_from
+from dptrain.data.spec import have_same_samples
 from dptrain.data.weights import checked_weights
 from dptrain.network.network import Network
 from dptrain.plan.shares import Counts
@@ -310,7 +311,9 @@ def open_test_data(
         UserError: the data cannot be read, does not match the network, or differs between ranks;
             on every rank.
     """
-    own = data is None or (isinstance(data, str) and absolute(data) == trained_on)
+    own = data is None
+    if isinstance(data, str):
+        own = have_same_samples(absolute(data), trained_on)
     chosen = trained_on if data is None else data
 
     def open_whole() -> tuple[Dataset, dict[str, Any]]:

@@ -435,3 +435,19 @@ def test_random_features_are_decided_by_the_seed(count: int, seed: int) -> None:
         assert columns == again == kept.preprocessing.columns
         with pytest.raises(UserError, match="max_features is 7, but there are 6 input columns"):
             open_data(f"csv:{path}?target=y&max_features=7", get_network("mlp-4"))
+
+
+def test_weights_of_the_training_data_weigh_its_test_split(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    table = random.standard_normal((60, 3)).round(3)
+    table[:, 2] = np.abs(table[:, 2]) + 0.1
+    path = tmp_path / "data.csv"
+    np.savetxt(path, table, delimiter=",", header="a,y,w", comments="", fmt="%.3f")
+    trainer = Trainer(
+        "mlp-4", f"csv:{path}?target=y&columns=a", backend="reference", steps=3, progress=False
+    )
+    trainer.fit()
+    plain = trainer.evaluate()
+    weighted = trainer.evaluate(f"csv:{path}?target=y&columns=a&weight=w")
+    assert weighted["samples"] == plain["samples"] == len(trainer.data.test)
+    assert weighted["loss"] != plain["loss"]
