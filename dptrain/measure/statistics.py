@@ -25,7 +25,7 @@ FEWEST_STEPS = 100
 FEWEST_RUNS = 10
 """Smallest number of repeated runs with an interval of their median."""
 UNSEEN, UNSEEN_STEPS, UNSEEN_MS = 2, 5.0, 100.0
-"""Interruptions for which intervals of means leave room because a few steps do not show them: their
+"""Interruptions by which intervals of means are wider because a few steps do not show them: their
 number, and how long each is at most, in steps and in milliseconds. 100 ms is the default period of
 a CPU quota on Linux."""
 STUDENT = (
@@ -101,7 +101,7 @@ def unseen_share(mean_ms: float, steps: int) -> float:
     """Return by which share the mean of some steps may be too small.
 
     A step that is interrupted once in a thousand is probably not among a few hundred, but counts in
-    the long run. Room is left for `UNSEEN` interruptions that were not seen.
+    the long run. `UNSEEN` interruptions are assumed that were not seen.
 
     Args:
         mean_ms: mean of the steps in ms, positive.

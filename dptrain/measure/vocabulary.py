@@ -425,8 +425,8 @@ TRAINING = (
     Term("scaling", "", "Efficiency relative to steps of rank 0 alone, with the following keys."),
     Term("weak", "1", "T(1) / T(p), T(1) with a rank's share of the minibatch."),
     Term("strong", "1", "T(1) / (p · T(p)), T(1) with the whole minibatch."),
-    Term("weak_interval", "1", "95% interval of weak; it leaves room for interruptions that are "
-         "too rare to be seen."),
+    Term("weak_interval", "1", "95% interval of weak; it includes interruptions that are too "
+         "rare to be seen."),
     Term("strong_interval", "1", "95% interval of strong."),
     Term("blocks", "1", "Number of blocks of steps of rank 0 alone. E is the ratio of the wall "
          "times per step of these blocks and of the steps before each. Below three blocks there "

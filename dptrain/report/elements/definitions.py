@@ -20,9 +20,10 @@ STUDY = (
          "launches."),
     Term("median_step_ms", "ms", "Median step of a launch. Slow steps hardly change it."),
     Term("interval", "", "95% confidence interval over launches, which are compared within rounds "
-         "for speed-up and efficiency: the t interval of the logarithms of ratios. It leaves room "
-         "for interruptions that are too rare to be seen in the steps. Below three launches there "
-         "is no efficiency. If launches fall into two groups, it is their range."),
+         "for speed-up and efficiency: Student's t for the logarithm of a ratio, with the "
+         "standard error of the jackknife. It includes interruptions that are too rare to be seen "
+         "in the steps. Below three launches there is no efficiency. If launches fall into two "
+         "groups, it is their range."),
     Term("speed_up", "1", "Throughput in samples/s over that of the smallest point."),
     Term("efficiency", "1", "Parallel efficiency: speed-up over the ratio p of compute threads. "
          "Weak: E = T(1) / T(p); strong: E = T(1) / (p T(p)). 1 is ideal."),
