@@ -45,7 +45,7 @@ REFERENCES = (
         "author": "{Student}", "title": "The probable error of a mean", "journal": "Biometrika",
         "volume": "6", "number": "1", "pages": "1--25", "year": "1908",
         "doi": "10.1093/biomet/6.1.1"}),
-    Reference("efron1993", "standard errors by the jackknife and the bootstrap", (_STUDY,), "book", {
+    Reference("efron1993", "standard errors by resampling", (_STUDY,), "book", {
         "author": "Efron, Bradley and Tibshirani, Robert J.",
         "title": "An Introduction to the Bootstrap", "publisher": "Chapman \\& Hall",
         "year": "1993"}),
