@@ -113,8 +113,8 @@ class AugmentationSettings(SettingGroup[UntilRecipe, UntilStart]):
     crop: int | UntilRecipe = setting(
         "data",
         None,
-        "Augmentation: shift each training image by up to this many pixels. What becomes free is "
-        "0, for pixels a medium grey.",
+        "Augmentation: shift each training image by up to this many pixels, and fill the border "
+        "with 0, which is a medium grey.",
         at_least=0,
     )
     flip: bool | UntilRecipe = setting(
