@@ -1,13 +1,15 @@
 """Measure whether the selected kernels are the fastest.
 
     python3 -m benchmarks.step.choices [--backend numba|cuda] [--precision P] [--batch N ...]
-        [--rounds N] [--all] [--details] [NETWORK ...]
+        [--rounds N] [--all] [--details] [--write] [NETWORK ...]
 
 Every stage that several algorithms or configurations can compute runs with each candidate, in
 turn in a replica that selects them. A line for each network shows in how many stages the candidate
 with the lowest estimate, which training uses, takes at most 3% longer than the fastest, and the
 sums of both times; the last line counts all. `--all` adds the best configuration of every
-algorithm that is estimated to be much slower; `--details` prints every candidate.
+algorithm that is estimated to be much slower; `--details` prints every candidate. `--write`
+replaces the rows of these networks in the table of measured products, which training on a GPU looks
+up before it compares estimates.
 
 On the CPU one thread computes, and its processor time counts. A time is the shortest of several
 rounds, because only what disturbs it makes it longer.
@@ -24,7 +26,10 @@ from typing import Any
 import click
 
 from benchmarks.outside import find_network
+from benchmarks.step import measured
 from dptrain.backends import load_backend
+from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cuda.measured import FILE
 from dptrain.backends.cuda.tuning import Candidate, Tuning, tune
 from dptrain.backends.replica import Kernel, Replica
 from dptrain.plan.plan import Plan, make_plan
@@ -109,16 +114,18 @@ def details(stages: dict[str, list[Candidate]]) -> Iterator[str]:
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--all", "every", is_flag=True, help="Also candidates with high estimates.")
 @click.option("--details", "detailed", is_flag=True, help="Print every candidate.")
+@click.option("--write", is_flag=True, help="Write what is faster than the lowest estimate.")
 @click.argument("names", nargs=-1, required=True, metavar="NETWORK...")
 def main(
     backend: str, precision: str | None, batches: Sequence[int], rounds: int, every: bool,
-    detailed: bool, names: Sequence[str],
+    detailed: bool, write: bool, names: Sequence[str],
 ) -> None:  # fmt: skip
     """Measure whether the selected kernels of some networks are the fastest."""
     made = load_backend(backend)
     if backend == "cuda":
         made.choose_device(0)
     everything: list[float] = []
+    products: list[measured.Times] = []
     for name in names:
         for batch_size in batches:
             begin = time.monotonic()
@@ -128,6 +135,8 @@ def main(
             everything += ratios
             selected = sum(each[0].time_ms or 0.0 for each in stages.values())
             fastest = sum(min(c.time_ms or 0.0 for c in each) for each in stages.values())
+            if isinstance(made, CudaBackend):
+                products += measured.times_of(made, plan, stages)
             if detailed:
                 print("\n".join(details(stages)))
             print(
@@ -136,6 +145,9 @@ def main(
                 flush=True,
             )
     print(f"all: {_counted(everything)}")
+    if write:
+        count = measured.write(FILE, measured.rows(products))
+        print(f"{FILE.name}: {count} rows")
 
 
 def _counted(ratios: Sequence[float]) -> str:

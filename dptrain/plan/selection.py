@@ -215,7 +215,8 @@ class RankedSelection(KernelSelection):
 
     Attributes:
         rank: n, from 0; a stage with fewer candidates uses the lowest estimate.
-        found: candidates that are measured, with their estimates, by stage; `pick` adds to it.
+        found: candidates that are measured, with their estimates, by stage; `pick` with rank 0 adds
+            to it, the last time when all that they depend on is known.
         candidates: returns the candidates that are measured from all of them.
     """
 
@@ -224,7 +225,7 @@ class RankedSelection(KernelSelection):
     candidates: Candidates = field(default=worthwhile, compare=False)
 
     def pick(self, stage: str, best: T, ranked: Callable[[], Iterable[tuple[float, T]]]) -> T:
-        if stage not in self.found:
+        if self.rank == 0 or stage not in self.found:
             self.found[stage] = self.candidates(ranked())
         pairs: list[tuple[float, T]] = self.found[stage]
         return pairs[self.rank][1] if self.rank < len(pairs) else best

@@ -130,6 +130,26 @@ class Case:
             return math.prod(self.group.head.output_maps[1:])
         return computed_pixels(self.group)
 
+    @property
+    def label(self) -> str:
+        """All that the time of a product depends on, except for the GPU.
+
+        Whether a forward product is summed follows from its algorithm, and is not part of it.
+        """
+        head, group = self.group.head, self.group
+        backward = self.phase is Phase.BACKWARD_INPUT
+        sums = backward and group.normalization is not None
+        facts = {
+            "bias": self.layer.bias, "stored": self.stores_dz, "pooled": self.pools,
+            f"epilogue-{self.epilogue}": self.epilogue != NO_EPILOGUE,
+            "added": backward and "dx" in group.adds,
+            f"summed-{relu_mask(group.normalization) if group.normalization else NO_MASK}": sums,
+        }  # fmt: skip
+        sizes = head.input_maps, head.output_maps, self.layer.window, self.strides
+        shapes = ("x".join(map(str, size)) for size in sizes)
+        known = (name for name, is_true in facts.items() if is_true)
+        return " ".join((self.phase.value, self.precision, str(self.samples), *shapes, *known))
+
 
 @dataclass(frozen=True)
 class Extra:

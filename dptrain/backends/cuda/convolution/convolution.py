@@ -53,7 +53,7 @@ class Convolution(BoundConvolution):
         return {
             phase: Explanation.of(
                 choice, algorithms.candidates(case), setting.selection, group.stage(phase),
-                tile=str(_config(case, choice)),
+                tile=str(_config(case, choice)), note=algorithms.note(case, choice),
             )
             for phase, (case, choice) in cls.choices(group, setting).items()
         }  # fmt: skip

@@ -12,6 +12,7 @@ from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK, rank_gemm
 from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cuda.device.hardware import ELEMENT_BYTES, limits_of
 from dptrain.backends.cuda.device.launching import launch_reduction
+from dptrain.backends.cuda.measured import measured_first, measured_name
 from dptrain.backends.cuda.weighted import WeightedOperation
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.activations import ReLU
@@ -25,6 +26,7 @@ from dptrain.plan.lowering import (
     Phase,
     Setting,
 )
+from dptrain.plan.selection import MEASURED
 
 
 class DenseGemm(WeightedOperation[Dense]):
@@ -35,12 +37,9 @@ class DenseGemm(WeightedOperation[Dense]):
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
-        selection = setting.selection
         return {
             phase: Explanation(
-                config.tile.ALGORITHM, str(config),
-                reason=selection.reason
-                if selection.named(group.stage(phase)) == str(config) else "lowest estimated time",
+                config.tile.ALGORITHM, str(config), reason=reason(group, setting, phase, config)
             )
             for phase, config in cls.configs(group, setting).items()
         }  # fmt: skip
@@ -245,9 +244,25 @@ def pick_config(
     ranked: Iterable[tuple[float, GemmConfig]], group: Group, setting: Setting, phase: Phase
 ) -> GemmConfig:
     """Return the configuration with the lowest estimate, or the one that was measured."""
-    candidates = list(ranked)
-    _, best = min(candidates, key=lambda pair: pair[0])
+    candidates = measured_first(ranked, label(group, setting, phase), limits_of(setting))
+    (_, best), *_ = candidates
     return setting.selection.pick(group.stage(phase), best, lambda: candidates)
+
+
+def label(group: Group, setting: Setting, phase: Phase) -> str:
+    """Return all that the time of a product depends on, except for the GPU."""
+    inputs, outputs = dense_shape(group)
+    epilogue = " ".join(layer.__name__ for layer in group.kinds[1:])
+    product = phase.value, setting.precision, setting.batch_size, inputs, outputs, epilogue
+    return " ".join(map(str, product)).strip()
+
+
+def reason(group: Group, setting: Setting, phase: Phase, config: GemmConfig) -> str:
+    """Return why a configuration was selected."""
+    if setting.selection.named(group.stage(phase)) == str(config):
+        return setting.selection.reason
+    known = measured_name(label(group, setting, phase), limits_of(setting))
+    return MEASURED if known == str(config) else "lowest estimated time"
 
 
 def dense_shape(group: Group) -> tuple[int, int]:

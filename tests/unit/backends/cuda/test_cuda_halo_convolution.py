@@ -336,7 +336,7 @@ def gradient_of_maps(replica: Replica) -> NDArray[np.float32]:
     return as_numbers(found) if found.dtype == np.uint16 else found
 
 
-@pytest.mark.parametrize(("batch_size", "expected"), [(2048, 2), (32, 1)])
+@pytest.mark.parametrize(("batch_size", "expected"), [(2048, 2), (8, 1)])
 def test_layers_that_do_not_fill_halo_tiles_use_them_if_that_is_estimated_to_be_faster(
     batch_size: int, expected: int
 ) -> None:
