@@ -131,10 +131,12 @@ def measurement(
 def load_measurements() -> Mapping[str, Measurement]:
     """Import the modules that define measurements, and return all of them."""
     from benchmarks.studies import (  # noqa: F401
+        cudnn,
         exact,
         gpu_a,
         inference,
         keras_peer,
+        ladder,
         perceptrons,
         profiles,
         scaling,

@@ -171,7 +171,7 @@ def test_layers_of_networks() -> None:
 def test_climbing_prints_a_line_a_rung(
     direction: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.torch_ms", lambda *_: 0.5)
+    monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.torch_ms", lambda *_: [0.4, 0.5, 0.6])
     monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.cublas_ms", lambda *_: None)
     layer = SHAPES[0]
     device = Emulator(0)
