@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.gpu.clock import Laps
+from benchmarks.gpu.ours import Step
+from benchmarks.studies import cudnn as studies_cudnn
 from benchmarks.studies.cudnn import SETTINGS as SETTINGS_OF_BENCHMARKS
 from benchmarks.studies.cudnn import engines_of
 from dptrain.api import make_replica
@@ -482,6 +485,40 @@ def test_only_benchmarks_use_other_engines(setting: str, cache: Path) -> None:
     assert {n.partition(",")[0] for n in before.values()} == {"engine 3"}
     assert {n.partition(",")[0] for n in notes.values()} == {f"engine {engine}"}
     assert {n.rpartition(" ")[2] for n in notes.values()} == {products}
+
+
+def test_the_studies_store_times_and_engines_of_each_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock, PyTorch and its times are replaced; the kernels run on the emulator."""
+    laps = Laps(np.array([2.0, 1.0, 4.0]), 1)
+    monkeypatch.setattr(Step, "program", property(lambda self: self.start()))
+    monkeypatch.setattr(studies_cudnn, "take_turns", lambda programs: dict.fromkeys(programs, laps))
+    monkeypatch.setattr(studies_cudnn, "_torch_programs", lambda *_: {"PyTorch fp32 graph": None})
+    peers = SimpleNamespace(torch_layer_times=lambda *_: {("conv2", "forward"): 7000.0})
+    monkeypatch.setitem(sys.modules, "benchmarks.gpu.peers.torch_layers", peers)
+    row = studies_cudnn._steps(NETWORK, 2)
+    programs = ["cuda", *SETTINGS_OF_BENCHMARKS, "PyTorch fp32 graph"]
+    assert [name for name in row if isinstance(row[name], dict)] == ["engines", *programs]
+    assert row["cuda"] == {
+        "median_us": 2.0,
+        "quartiles_us": [1.5, 3.0],
+        "blocks_us": [2.0, 1.0, 4.0],
+    }
+    assert {name: next(iter(notes.values()))[:8] for name, notes in row["engines"].items()} == {
+        name: f"engine {engine}" for name, (engine, _) in BENCHMARKED.items()
+    }
+    alone = {(r["layer"], r["direction"]): r for r in studies_cudnn.time_alone(NETWORK, 2)}
+    forward = alone["conv2", "forward"]
+    assert set(forward) == {
+        "layer",
+        "direction",
+        "flops",
+        "cuda",
+        *SETTINGS_OF_BENCHMARKS,
+        "PyTorch",
+    }
+    assert forward["PyTorch"] == {"median": 7.0}
 
 
 def test_the_kept_engine_depends_on_the_allowed_ones(cache: Path) -> None:
