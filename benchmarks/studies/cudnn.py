@@ -18,6 +18,7 @@ from benchmarks.gpu.ours import Step
 from benchmarks.studies.compiling import BATCHES, PRECISION, STACKS
 from benchmarks.studies.measuring import GPU, Context, Values, measurement
 from benchmarks.studies.networks import STUDY_A, find
+from benchmarks.studies.store import PARTIAL
 from dptrain.backends.cudnn.backend import CudnnBackend
 from dptrain.backends.cudnn.engines import REPRODUCIBLE, TENSOR_CORE_NOTES, EngineFilter
 from dptrain.measure.layers import time_layers
@@ -89,7 +90,7 @@ def steps_on_gpu(context: Context) -> Values:
                      and "median_us" in v}  # fmt: skip
             context.say(f"{name}, batch {batch}: "
                         + ", ".join(f"{n} {us:.1f}" for n, us in times.items()))  # fmt: skip
-            context.keep({"precision": PRECISION, "rows": rows, "partial": True})
+            context.keep({"precision": PRECISION, "rows": rows, PARTIAL: True})
     return {"precision": PRECISION, "rows": rows}
 
 

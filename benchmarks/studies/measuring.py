@@ -18,9 +18,6 @@ EXACT, CPU, GPU = "exact", "cpu", "gpu"
 MANY_CORES = 8
 """Smallest number of cores of a machine on which scaling over cores is measured."""
 
-PARTIAL = "partial"
-"""Key of values that a measurement has stored before its end; it is made again."""
-
 Values = dict[str, Any]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.studies.measuring import GPU, PARTIAL, Context, Values, measurement
+from benchmarks.studies.measuring import GPU, Context, Values, measurement
 from benchmarks.studies.scaling import require_mpi
+from benchmarks.studies.store import PARTIAL
 from dptrain.errors import UserError
 
 TIMEOUT_S, STEPS, ROUNDS = 120, 300, 5
@@ -42,7 +44,10 @@ def train(ranks: int, batch: int, strategy: str, transport: str, steps: int) -> 
             "--baseline-steps", "0", "--evaluate-every", "0", "--checkpoint-every", "1000000",
             "--share-gpus", "--run-dir", str(run),
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        variables = {**os.environ, **mpi.environment}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, env=variables
+        )
         if done.returncode:
             raise UserError((done.stderr or done.stdout).strip().splitlines()[-1])
         summary = json.loads((run / "summary.json").read_text())

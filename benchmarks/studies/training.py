@@ -90,12 +90,15 @@ def precision_by_batch(context: Context) -> Values:
             context.say(f"{name}: {np.median(losses):.4f}")
     for batch in MAP_BATCHES[2:] if context.quick else MAP_BATCHES:
         count = 512 if context.quick else 2048
-        trainer, _ = _fit(
-            "solar", f"irradiance?samples={count}", batch_size=batch, epochs=1,
-            threads=context.threads,
-        )  # fmt: skip
-        found["maps"][f"batch {batch}"] = trainer.evaluate()["loss"]
-        context.say(f"maps, batch {batch}: {found['maps'][f'batch {batch}']:.4f}")
+        losses = [
+            _fit(
+                "solar", f"irradiance?samples={count}", batch_size=batch, epochs=1, seed=seed,
+                threads=context.threads,
+            )[0].evaluate()["loss"]
+            for seed in seeds
+        ]  # fmt: skip
+        found["maps"][f"batch {batch}"] = {**summary(losses), "losses": losses}
+        context.say(f"maps, batch {batch}: {np.median(losses):.4f}")
     return found
 
 

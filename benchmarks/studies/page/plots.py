@@ -162,13 +162,17 @@ def _strategies(results: Results) -> Plot:
 
     def draw(axes: Axes) -> None:
         axes.plot(counts, counts, color=colour("grid"), linewidth=2, label="linear")
-        for (name, gains), role, marker in zip(lines.items(), COLOURS, MARKERS, strict=False):
+        for index, (name, gains) in enumerate(lines.items()):
+            role, marker = COLOURS[index], MARKERS[index]
             values = [gain.value for gain in gains]
             around = ([g.value - g.low for g in gains], [g.high - g.value for g in gains])
-            axes.errorbar(counts, values, yerr=around, marker=marker, color=colour(role),
-                          capsize=3, label=name)  # fmt: skip
+            # Intervals of the same number of ranks would cover each other.
+            at = [n * 1.05 ** (index - 1) for n in counts]
+            axes.errorbar(at, values, yerr=around, marker=marker, color=colour(role), capsize=3,
+                          label=name)  # fmt: skip
         set_ranks_axis(axes, counts, "ranks")
         axes.set_ylim(0)
+        axes.set_yticks(range(0, max(counts) + 1, 4))
 
     alt = "; ".join(f"{name} {times(gains[-1].value)}" for name, gains in lines.items())
     return plot(

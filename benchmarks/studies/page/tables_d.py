@@ -60,18 +60,17 @@ def _accuracy(row: Mapping[str, Any]) -> str:
 
 def machines(results: Results) -> str:
     """Return the machines, with the dates and versions of their results."""
-    lines = []
-    for kind in dict.fromkeys(result.kind for result in results.all):
-        found = [result.about for result in results.all if result.kind == kind]
-        about = found[0]
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for result in results.all:
+        about = result.about
         machine = f"{about['cores']} cores of {about['cpu']}"
         if "gpu" in about:
-            gpus = max(each["gpus"] for each in found)
-            machine = f"{gpus} × {about['gpu']}, driver {about['driver']}"
+            machine = f"{about['gpus']} × {about['gpu']}, driver {about['driver']}"
         packages = ("numba", "numpy", "cupy-cuda13x", "nvidia-cudnn-cu13", "torch")
         versions = ", ".join(f"{n} {about['versions'][n]}" for n in packages
                              if n in about["versions"])  # fmt: skip
-        dates = sorted({each["date"].partition("T")[0] for each in found})
-        lines.append((f"`{kind}.json`", machine, " to ".join(dict.fromkeys((dates[0], dates[-1]))),
-                      f"Python {about['python']}, {versions}"))  # fmt: skip
+        key = f"`{result.kind}.json`", machine, f"Python {about['python']}, {versions}"
+        found.setdefault(key, []).append(about["date"].partition("T")[0])
+    lines = [(file, machine, " to ".join(dict.fromkeys((min(dates), max(dates)))), versions)
+             for (file, machine, versions), dates in found.items()]  # fmt: skip
     return markdown(("file", "machine", "dates", "versions"), lines, of_text=True)

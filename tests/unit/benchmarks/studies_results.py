@@ -120,7 +120,7 @@ def _cpu() -> dict[str, Any]:
         "precision-by-batch": {
             "perceptron": {f"batch {n}, {length}": spread(0.01 * n)
                            for n in (100, 500, 1000) for length in ("2 epochs", "400 steps")},
-            "maps": {f"batch {n}": 0.001 * n for n in (8, 64, 512)},
+            "maps": {f"batch {n}": spread(0.001 * n) for n in (8, 64, 512)},
         },
         "layers-by-accuracy": {
             "networks": dict.fromkeys((
