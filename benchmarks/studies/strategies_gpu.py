@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,13 @@ def train(ranks: int, batch: int, strategy: str, transport: str, steps: int) -> 
     return float(summary["step_ms"]["median"])
 
 
-def _measure(context: Context, cases: Mapping[str, tuple[int, str, str]]) -> Values:
+def _measure(
+    context: Context, cases: Mapping[str, tuple[int, str, str]], batches: Sequence[int]
+) -> Values:
     """Train ranks with a strategy and a transport, in alternating rounds; the base comes first."""
     found: dict[str, Any] = {}
     for number in range(1 if context.quick else ROUNDS):
-        for batch in BATCHES:
+        for batch in batches:
             for name, case in {"1 GPU": (1, "mirrored", "auto"), **cases}.items():
                 row = found.setdefault(f"{name}, batch {batch}", {"medians_ms": []})
                 if "why" in row:
@@ -79,14 +81,12 @@ def strategies_on_gpus(context: Context) -> Values:
     counts = [n for n in (2, 3, 4, 8) if n <= context.gpus]
     if not counts:
         raise UserError("it needs two GPUs; strategies-one-gpu needs one")
-    return _measure(context, {
-        f"{name}, {n} GPUs": (n, *how) for n in counts for name, how in CASES.items()
-    })  # fmt: skip
+    cases = {f"{name}, {n} GPUs": (n, *how) for n in counts for name, how in CASES.items()}
+    return _measure(context, cases, BATCHES)
 
 
 @measurement("strategies-one-gpu", GPU, "B8 Q22")
 def strategies_on_one_gpu(context: Context) -> Values:
     """Train mirrored and central on two ranks that share a GPU."""
-    return _measure(
-        context, {f"{name}, 2 ranks on 1 GPU": (2, *how) for name, how in SHARED.items()}
-    )
+    cases = {f"{name}, 2 ranks on 1 GPU": (2, *how) for name, how in SHARED.items()}
+    return _measure(context, cases, BATCHES[:1])
