@@ -136,7 +136,8 @@ def _q7(results: Results) -> Verdict:
         decide(found["image_bytes"] * 32 == found["batch_bytes"]),
         f"{found['image_bytes'] / 1e6:.2f} MB for any batch size instead of "
         f"{found['batch_bytes'] / 1e6:.2f} MB for 32 images",
-        "a test checks that the buffer of the ladder's kernels does not grow with the batch size",
+        "the bytes are our counts; a test checks that the buffer of the ladder's kernels does not "
+        "grow with the batch size",
         "any",
     )
 

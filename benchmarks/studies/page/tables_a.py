@@ -55,8 +55,9 @@ def _note(row: Mapping[str, Any]) -> str:
     """Return which engines cuDNN uses for a network, or that they were not stored."""
     if "engines" not in row:
         return (
-            "Not measured yet: cuDNN with all engines and with TF32, and PyTorch. The engines were "
-            "not stored."
+            "Not measured yet: cuDNN with all engines and with TF32, and PyTorch. The engines of "
+            "training were not stored; they were selected while other processes used the GPU, so "
+            "that faster ones may exist."
         )
     texts = [
         f"{PROGRAMS[setting]}: "

@@ -65,7 +65,7 @@ def machines(results: Results) -> str:
         about = result.about
         machine = f"{about['cores']} cores of {about['cpu']}"
         if "gpu" in about:
-            machine = f"{about['gpus']} × {about['gpu']}, driver {about['driver']}"
+            machine = f"{about['gpu']}, driver {about['driver']}"
         packages = ("numba", "numpy", "cupy-cuda13x", "nvidia-cudnn-cu13", "torch")
         versions = ", ".join(f"{n} {about['versions'][n]}" for n in packages
                              if n in about["versions"])  # fmt: skip
