@@ -140,7 +140,7 @@ def cublas_ms(layer: Layer, numbers: Numbers) -> list[float] | None:
 
 @dataclass(frozen=True)
 class Row:
-    """Time of a rung in ms with its quartiles, its rate, and its memory for intermediate values."""
+    """Time of a rung in ms with its quartiles, rate, memory for intermediate values, repeats."""
 
     rung: str
     median_ms: float
@@ -148,6 +148,7 @@ class Row:
     high_ms: float
     gflops: float
     extra_bytes: int
+    n: int
 
 
 def measure_rungs(
@@ -181,7 +182,8 @@ def measure_rungs(
 
 def _row(name: str, times_ms: Sequence[float], layer: Layer, extra_bytes: int) -> Row:
     low, middle, high = statistics.quantiles(times_ms, n=4)
-    return Row(name, middle, low, high, layer.flops / middle / 1e6, extra_bytes)
+    rate = layer.flops / middle / 1e6
+    return Row(name, middle, low, high, rate, extra_bytes, len(times_ms))
 
 
 def climb(device: Device, name: str, layer: Layer, direction: str, precision: str) -> None:

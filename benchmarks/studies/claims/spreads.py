@@ -17,7 +17,7 @@ from dptrain.scaling.pairing import mean_ratio, split
 
 Row = Mapping[str, Any]
 
-ROUNDS = ("medians_ms", "blocks_us", "rounds_ms", "accuracies")
+ROUNDS = ("medians_ms", "blocks_us", "rounds_ms", "accuracies", "accuracy")
 MEDIANS = ("median_ms", "median_us", "median", "accuracy_mean")
 QUARTILES = (("q1_ms", "q3_ms"), ("q1", "q3"), ("low_ms", "high_ms"), ("low", "high"))
 PAIRS = ("quartiles_ms", "quartiles_us")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.studies.claims.spreads import (
+    MEDIANS,
     Row,
     median_of,
-    quartiles_of,
     ratio,
     rounds_of,
     with_spread,
@@ -61,8 +61,9 @@ def source(results: Results, *names: str) -> str:
         if not results.has(name):
             continue
         found = results.find(name)
-        repeats = sorted(set(_repeats(found.values)))
-        count = f", n = {_span(repeats)}" if repeats else ""
+        repeats = set(_repeats(found.values))
+        known = sorted(repeats - {0})
+        count = f", n = {_span(known)}" if known else ", n not stored" if repeats else ""
         parts.append(f"`{name}` in `{found.kind}.json`{count}, load {found.about['load'][0]:.3g}")
     return f"Source: {'; '.join(parts)}."
 
@@ -73,13 +74,12 @@ def _span(values: Sequence[int]) -> str:
 
 
 def _repeats(values: Any) -> Iterator[int]:
-    """Yield the numbers of repeats in a result."""
+    """Yield the numbers of repeats in a result; 0 for times without one."""
     if isinstance(values, Mapping):
-        rounds = rounds_of(values)
-        if rounds:
+        if rounds := rounds_of(values):
             yield len(rounds)
-        elif "rounds" in values or (quartiles_of(values) and "n" in values):
-            yield int(values.get("rounds", values.get("n")))
+        elif any(key in values for key in MEDIANS):
+            yield int(values.get("rounds", values.get("n", 0)))
         else:
             values = list(values.values())
     if isinstance(values, list):

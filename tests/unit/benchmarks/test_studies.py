@@ -41,7 +41,7 @@ from benchmarks.studies.measuring import (
     load_measurements,
 )
 from benchmarks.studies.networks import find
-from benchmarks.studies.page import page
+from benchmarks.studies.page import page, plots
 from benchmarks.studies.page.tables import TABLES
 from benchmarks.studies.parallel import can_be_divided, divide
 from benchmarks.studies.store import FOLDER, PARTIAL, Result, Store
@@ -461,12 +461,21 @@ def test_every_measured_line_has_a_spread_and_its_source(name: str) -> None:
         assert [line for line in lines if not SPREAD.search(line) and "base" not in line] == []
 
 
+def test_every_plot_is_drawn_from_results_of_all_measurements(results: Results) -> None:
+    found = {drawn.name: drawn.alt for drawn in plots.draw_plots(results)}
+    names = ("threads", "batch", "crossover", "strategies", "inference", "variants")
+    assert list(found) == [f"studies-{name}" for name in names]
+    assert found["studies-strategies"].startswith(
+        "Speed-up with 16 ranks: mirrored, shared memory 16×"
+    )
+
+
 def test_the_page_is_that_of_the_stored_results() -> None:
     stored = page.PAGE.read_text(encoding="utf-8")
     template = page.TEMPLATE.read_text(encoding="utf-8")
-    plots = dict(re.findall(r"!\[([^\]]*)\]\(images/studies-(\w+)\.svg\)", stored))
-    assert len(plots) == 6
-    found = page.fill(template, STORED, {name: alt for alt, name in plots.items()})
+    drawn = re.findall(r"!\[([^\]]*)\]\(images/studies-(\w+)\.svg\)", stored)
+    assert len(drawn) == 6
+    found = page.fill(template, STORED, {name: alt for alt, name in drawn})
     assert found == stored, "run python -m benchmarks.studies --only exact"
     assert "—" not in stored
     assert len(stored.split()) < 10_000
