@@ -144,10 +144,9 @@ def _q7(results: Results) -> Verdict:
 
 def _q8(results: Results) -> Verdict:
     rows = _forward(results)
-    pairs = [("one block", "many blocks"), ("one block, tiles", "many blocks"),
-             ("many blocks", "shared tiles")]  # fmt: skip
-    gains = [ratio(rows[slow], rows[fast]) for slow, fast in pairs]
-    names = list(dict.fromkeys(name for pair in pairs for name in pair))
+    names = ("one block", "one block, tiles", "many blocks", "shared tiles")
+    pairs = ((0, 2), (1, 2), (2, 3))
+    gains = [ratio(rows[names[slow]], rows[names[fast]]) for slow, fast in pairs]
     return Verdict(
         decided(gains),
         "GFLOP/s: " + ", ".join(f"{rows[name]['gflops']:,.0f} ({name})" for name in names),

@@ -14,6 +14,7 @@ from benchmarks.studies.claims.judge_b import (
     calls,
     gpu_strategies,
     mirrored_and_central,
+    on_several_gpus,
     perceptron_ms,
     ranks_of,
     sample_rows,
@@ -178,7 +179,7 @@ def _q22(results: Results) -> Verdict:
         note = (f". Between CPU ranks, which the claim is not about, the intervals extend from "
                 f"{low:.2g} to {high:.2g}")  # fmt: skip
     return Verdict(
-        decided(ratios.values()),
+        decided(on_several_gpus(ratios)),
         "central ÷ mirrored: " + ", ".join(f"{shown(r)} ({n})" for n, r in ratios.items()),
         f"GPUs, the same transport for both; the study has 1.09×{note}",
         results.hardware(*(name for name in ON_GPUS if results.has(name))),

@@ -62,7 +62,9 @@ def by_arithmetic(results: Results, network: str) -> str:
     }
     if not found:
         return "the other minibatch was not measured yet"
-    return ", ".join(f"{shown(gain)} with minibatches of {batch}" for batch, gain in found.items())
+    return ", ".join(
+        f"{shown(gain)} with minibatches of {int(batch):,}" for batch, gain in found.items()
+    )
 
 
 def _a1(results: Results) -> Verdict:

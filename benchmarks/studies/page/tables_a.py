@@ -61,7 +61,9 @@ def _note(row: Mapping[str, Any]) -> str:
         )
     texts = [
         f"{PROGRAMS[setting]}: "
-        + ", ".join(f"{stage} {note.split(',')[0]}" for stage, note in notes.items())
+        + ", ".join(
+            f"{stage} {note.split(',')[0].removeprefix('engine ')}" for stage, note in notes.items()
+        )
         for setting, notes in row["engines"].items()
     ]
     return f"Engines of model0. {'; '.join(texts)}."

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.studies import running
+from benchmarks.studies import running, strategies_gpu
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.claims import spreads
 from benchmarks.studies.claims.claims_d import compared
@@ -174,6 +174,35 @@ def test_one_launch_of_each_program_does_not_decide_a_small_difference() -> None
         }  # fmt: skip
 
     assert verdict_of("Q22", changed_results("strategies-gpu", one_launch)) == UNDECIDED
+
+
+def test_strategies_are_trained_in_alternating_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that fails is not tried again; two ranks on one GPU are no claim about several."""
+    calls: list[tuple[str, str, int]] = []
+
+    def train(ranks: int, batch: int, strategy: str, transport: str, steps: int) -> float:
+        calls.append((strategy, transport, ranks))
+        if strategy == "central":
+            raise UserError("no")
+        return float(len(calls))
+
+    monkeypatch.setattr(strategies_gpu, "train", train)
+    found = strategies_gpu.strategies_on_one_gpu(Context((0,), gpus=1, say=lambda text: None))
+    one, both = ("mirrored", "auto", 1), ("mirrored", "host", 2)
+    assert calls == [one, both, ("central", "host", 2), *[one, both] * 4]
+    steps = found["steps"]
+    assert steps["1 GPU, batch 128"]["medians_ms"] == [1.0, 4.0, 6.0, 8.0, 10.0]
+    assert steps["mirrored, host, 2 ranks on 1 GPU, batch 128"]["median_ms"] == 7.0
+    assert steps["central, host, 2 ranks on 1 GPU, batch 128"]["why"] == "no"
+    with pytest.raises(UserError, match="two GPUs"):
+        strategies_gpu.strategies_on_gpus(Context((0,), gpus=1))
+
+
+def test_ranks_that_share_a_gpu_do_not_decide_a_claim_about_several() -> None:
+    def slow_mirrored(values: Any) -> None:
+        values["steps"]["mirrored, host, 2 ranks on 1 GPU, batch 128"]["medians_ms"] = [9.0] * 3
+
+    assert verdict_of("Q22", changed_results("strategies-one-gpu", slow_mirrored)) == CONFIRMED
 
 
 def test_two_machines_that_differ_decide_nothing() -> None:
