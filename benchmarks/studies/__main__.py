@@ -23,9 +23,6 @@ from benchmarks.studies.store import FOLDER
 @click.option("--quick", is_flag=True, help="Few repeats and small cases, to try the program.")
 @click.option("--compiled", is_flag=True, help="Kernels of the GPU are compiled already.")
 @click.option("--list", "lists", is_flag=True, help="List the measurements and end.")
-@click.option("--merge", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              metavar="DIR", help="Measure nothing; add the complete results in DIR, which another "
-              "machine has written with --output.")  # fmt: skip
 @click.option("--page/--no-page", default=None,
               help="Write docs/studies.md from all results.  [default: unless --output is given]",
               )  # fmt: skip
@@ -38,7 +35,6 @@ def main(
     quick: bool,
     compiled: bool,
     lists: bool,
-    merge: Path | None,
     page: bool | None,
 ) -> None:
     """Measure the published results of four studies, and write docs/studies.md.
@@ -68,13 +64,9 @@ def main(
                 print(f"{name:22} {each.needs:6} {' '.join(each.serves)}")
             return
         store, context = Store(output), find_context(cifar10=cifar10, quick=quick)
-        if merge is None and not results and can_be_divided(context, parts):
+        if not results and can_be_divided(context, parts):
             sys.exit(run_parallel(context, output, again))
-        failed = []
-        if merge is not None:
-            print("\n".join(f"added: {name}" for name in store.merge(Store(merge))))
-        else:
-            failed = run(chosen, context, store, parts, again=again, compiled=compiled)
+        failed = run(chosen, context, store, parts, again=again, compiled=compiled)
         if page if page is not None else output == FOLDER:
             from benchmarks.studies.page.page import write_page
 

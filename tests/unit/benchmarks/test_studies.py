@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.studies import running, strategies_gpu
+from benchmarks.studies import merge, running, strategies_gpu
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.claims import spreads
 from benchmarks.studies.claims.claims_d import compared
@@ -534,8 +534,8 @@ def test_results_of_another_machine_are_added_and_the_page_is_written(
     other.add("gpu-h200", "steps-gpu", {}, {"x": 4})
     written: list[Store] = []
     monkeypatch.setattr(page, "write_page", lambda store: written.append(store) or [])
-    options = ["--merge", str(other.folder), "--output", str(store.folder), "--page"]
-    done = CliRunner().invoke(main, options)
+    monkeypatch.setattr(merge, "FOLDER", store.folder)
+    done = CliRunner().invoke(merge.main, [str(other.folder), "--output", str(store.folder)])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines() == ["added: cpu-16: solar", "added: gpu-h200: steps-gpu"]
     found = {(r.kind, r.name): r.values["x"] for r in store.results()}
@@ -543,6 +543,10 @@ def test_results_of_another_machine_are_added_and_the_page_is_written(
         ("cpu-16", "speed-up"): 1, ("cpu-16", "solar"): 2, ("gpu-h200", "steps-gpu"): 4
     }  # fmt: skip
     assert [each.folder for each in written] == [store.folder]
+    (tmp_path / "empty").mkdir()
+    done = CliRunner().invoke(merge.main, [str(tmp_path / "empty")])
+    assert done.exit_code == 2
+    assert "has no complete results; expected files such as cpu-16.json" in done.output
 
 
 @pytest.mark.parametrize(
