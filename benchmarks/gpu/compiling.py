@@ -18,7 +18,9 @@ from typing import NamedTuple
 from benchmarks.outside import find_network
 from dptrain.network import Network
 
-GPU_BACKENDS = ("cuda", "cudnn")
+COMPILED = "cuda"
+"""Backend whose steps compile in other processes. cudnn times engines when it builds a step, which
+other processes on the same GPU would disturb, and keeps the selection."""
 
 
 class StepCase(NamedTuple):
@@ -34,13 +36,13 @@ class StepCase(NamedTuple):
 def compiling(cases: Iterable[StepCase]) -> Iterator[None]:
     """Compile kernels during the context, and wait for the rest at its end.
 
-    There is one process for each backend and precision, which share the work. What they cannot
+    There is one process for each precision, which share the work. What they cannot
     compile, the benchmark tries again and reports.
     """
-    by_process: dict[tuple[str, str], list[StepCase]] = {}
+    by_process: dict[str, list[StepCase]] = {}
     for case in cases:
-        if case.backend in GPU_BACKENDS:
-            by_process.setdefault((case.backend, case.precision), []).append(case)
+        if case.backend == COMPILED:
+            by_process.setdefault(case.precision, []).append(case)
     processes = [_start(part) for part in by_process.values()]
     try:
         yield

@@ -88,13 +88,15 @@ def _store_maps(replica: Replica, name: str, values: NDArray[np.float32]) -> Non
     replica.memory.upload(view, stored)
 
 
-def torch_ms(layer: Layer, numbers: Numbers, direction: Phase, precision: str) -> float | None:
-    """Median of PyTorch's convolution, channels last, in a CUDA graph; None without PyTorch."""
+def torch_ms(
+    layer: Layer, numbers: Numbers, direction: Phase, precision: str
+) -> list[float] | None:
+    """Times of PyTorch's convolution, channels last, in a CUDA graph; None without PyTorch."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch
 
-    from benchmarks.gpu_kernels.gpu_products import torch_timed
+    from benchmarks.gpu_kernels.gpu_products import torch_laps
 
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -112,16 +114,16 @@ def torch_ms(layer: Layer, numbers: Numbers, direction: Phase, precision: str) -
             torch.ops.aten.convolution_backward, dy, x, w, [layer.filters], steps, pads, [1, 1],
             False, [0, 0], 1, [not by_weights, by_weights, by_weights],
         )  # fmt: skip
-    return float(torch_timed(run, 10)) / 1e3
+    return [us / 1e3 for us in torch_laps(run, 10)]
 
 
-def cublas_ms(layer: Layer, numbers: Numbers) -> float | None:
-    """Median of im2col and cuBLAS's product for each image, by PyTorch in fp32; None without it."""
+def cublas_ms(layer: Layer, numbers: Numbers) -> list[float] | None:
+    """Times of im2col and cuBLAS's product for each image, by PyTorch in fp32; None without it."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch
 
-    from benchmarks.gpu_kernels.gpu_products import torch_timed
+    from benchmarks.gpu_kernels.gpu_products import torch_laps
 
     torch.backends.cuda.matmul.allow_tf32 = False
     x, w, b = (torch.from_numpy(v).to("cuda") for v in (numbers.x, numbers.w, numbers.b))
@@ -133,12 +135,12 @@ def cublas_ms(layer: Layer, numbers: Numbers) -> float | None:
             for image in x
         ]
 
-    return float(torch_timed(run, 10)) / 1e3
+    return [us / 1e3 for us in torch_laps(run, 10)]
 
 
 @dataclass(frozen=True)
 class Row:
-    """Time of a rung in ms with its quartiles, its rate, and its memory for intermediate values."""
+    """Time of a rung in ms with its quartiles, rate, memory for intermediate values, repeats."""
 
     rung: str
     median_ms: float
@@ -146,6 +148,7 @@ class Row:
     high_ms: float
     gflops: float
     extra_bytes: int
+    n: int
 
 
 def measure_rungs(
@@ -168,14 +171,19 @@ def measure_rungs(
         off, most = error(rung.result(), wanted), bound(layer, phase, wanted.size, word)
         if off > most:
             raise WrongResultError(f"{rung.name}: {off:.1e} from float64, more than {most:.1e}")
-        low, middle, high = statistics.quantiles(device.times_ms(rung.start), n=4)
-        yield Row(rung.name, middle, low, high, layer.flops / middle / 1e6, rung.extra_bytes)
+        yield _row(rung.name, device.times_ms(rung.start), layer, rung.extra_bytes)
     theirs = {f"PyTorch {word}": torch_ms(layer, numbers, phase, word) for word in precisions}
     if phase is Phase.FORWARD:
         theirs = {"im2col, cuBLAS": cublas_ms(layer, numbers), **theirs}
-    for name, time_ms in theirs.items():
-        if time_ms is not None:
-            yield Row(name, time_ms, time_ms, time_ms, layer.flops / time_ms / 1e6, 0)
+    for name, times_ms in theirs.items():
+        if times_ms is not None:
+            yield _row(name, times_ms, layer, 0)
+
+
+def _row(name: str, times_ms: Sequence[float], layer: Layer, extra_bytes: int) -> Row:
+    low, middle, high = statistics.quantiles(times_ms, n=4)
+    rate = layer.flops / middle / 1e6
+    return Row(name, middle, low, high, rate, extra_bytes, len(times_ms))
 
 
 def climb(device: Device, name: str, layer: Layer, direction: str, precision: str) -> None:

@@ -176,7 +176,12 @@ def compiled(plan: Plan, backend: CudaBackend) -> Replica:
 
 
 def torch_timed(start: Callable[[], object], launches: int) -> float:
-    """Return the time in µs of one of many launches in a graph of PyTorch."""
+    """Return the median time in µs of one of many launches in a graph of PyTorch."""
+    return statistics.median(torch_laps(start, launches))
+
+
+def torch_laps(start: Callable[[], object], launches: int) -> list[float]:
+    """Return times in µs of one of many launches in a graph of PyTorch, one for each replay."""
     torch: Any = importlib.import_module("torch")
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -196,7 +201,7 @@ def torch_timed(start: Callable[[], object], launches: int) -> float:
         last.record()
         last.synchronize()
         times.append(1000.0 * first.elapsed_time(last) / launches)
-    return statistics.median(times)
+    return times
 
 
 def torch_times(node: Node, n: int, precision: str) -> dict[Phase, float]:

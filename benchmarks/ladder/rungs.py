@@ -60,6 +60,8 @@ def rungs(
     builder = _Rungs(device, layer, numbers, folder)
     if direction is Phase.FORWARD:
         return [
+            builder.direct("direct, by image", 1),
+            builder.direct("direct", layer.samples),
             builder.forward("one block", "one_block.cu", (1, 1, 1), (1024, 1, 1)),
             builder.forward("one block, tiles", "one_block_tiles.cu", (1, 1, 1), SQUARE),
             builder.forward("many blocks", "many_blocks.cu", builder.maps, SQUARE),
@@ -135,6 +137,22 @@ class _Rungs:
                 product(grid, block, [self.w, buffer, self.b, y[n], *sizes])
 
         return self._rung(name, start, y, buffer)
+
+    def direct(self, name: str, images: int) -> Rung:
+        """Return the direct convolution; a launch computes a number of images that divides all."""
+        layer = self.layer
+        y, function = (
+            self.device.zeros(self.dy.shape, "float32"),
+            self._function("direct.cu", "direct"),
+        )
+        geometry = [np.int32(images), *self.all_geometry[1:]]
+        grid = ceil_div(images * layer.filters * layer.pixels, BLOCK), 1, 1
+
+        def start() -> None:
+            for n in range(0, layer.samples, images):
+                function(grid, ROW, [self.x[n:], self.w, self.b, y[n:], *geometry])
+
+        return self._rung(name, start, y)
 
     def implicit(self) -> Rung:
         """Return the implicit GEMM, one launch for all images."""

@@ -18,9 +18,6 @@ EXACT, CPU, GPU = "exact", "cpu", "gpu"
 MANY_CORES = 8
 """Smallest number of cores of a machine on which scaling over cores is measured."""
 
-PARTIAL = "partial"
-"""Key of values that a measurement has stored before its end; it is made again."""
-
 Values = dict[str, Any]
 
 
@@ -131,10 +128,12 @@ def measurement(
 def load_measurements() -> Mapping[str, Measurement]:
     """Import the modules that define measurements, and return all of them."""
     from benchmarks.studies import (  # noqa: F401
+        cudnn,
         exact,
         gpu_a,
         inference,
         keras_peer,
+        ladder,
         perceptrons,
         profiles,
         scaling,

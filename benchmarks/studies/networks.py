@@ -22,6 +22,8 @@ DEFINITIONS = Path(__file__).parent / "definitions"
 """Folder of network files."""
 STUDY_A = ("smaller", "model0", "model1", "model2", "larger")
 """Study A's networks, from the smallest input to the largest."""
+NAMES = MappingProxyType({"smaller": "study-a-smaller", "larger": "study-a-larger"})
+"""Names by which dptrain knows networks whose names in the study are ambiguous."""
 LOG = "log-network"
 """The network of study A's development log, whose time was taken for 1 to 8 threads."""
 
@@ -29,7 +31,7 @@ LOG = "log-network"
 def network_name(name: str) -> str:
     """Return the name or the path by which `get_network` finds a network of study A."""
     path = DEFINITIONS / f"{name}.toml"
-    return str(path) if path.exists() else name
+    return str(path) if path.exists() else NAMES.get(name, name)
 
 
 def study_a_networks() -> dict[str, Network]:

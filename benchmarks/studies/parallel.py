@@ -16,7 +16,7 @@ SCALED_CORES = 16
 """Cores on which scaling is measured; GPUs are driven from the others."""
 FEW_CORES = 4
 """Cores for what needs only one or a few."""
-ON_ALL_GPUS = ("strategies-gpu",)
+ON_ALL_GPUS = ("strategies-gpu", "strategies-one-gpu")
 """Measurements that need all GPUs, made last."""
 
 

@@ -44,10 +44,7 @@ def profile(replica: Replica, passes: int) -> dict[str, Any]:
     stages = [(stage, partial(kernel, replica.context)) for stage, kernel in replica.stages
               if stage.phase is Phase.FORWARD]  # fmt: skip
     kernels = [kernel for _, kernel in stages]
-    if replica.memory.on_gpu:
-        times = [[value] for value in _alone(replica, kernels)]
-    else:
-        times = _in_order(kernels, passes)
+    times = _alone(replica, kernels) if replica.memory.on_gpu else _in_order(kernels, passes)
     moved = dict.fromkeys(KINDS.values(), 0)
     spreads: dict[str, list[list[float]]] = {kind: [] for kind in KINDS.values()}
     for (stage, _), own in zip(stages, times, strict=True):
@@ -86,12 +83,13 @@ def _in_order(kernels: Sequence[Callable[[], None]], passes: int) -> list[list[f
     return times
 
 
-def _alone(replica: Replica, kernels: Sequence[Callable[[], None]]) -> list[float]:
+def _alone(replica: Replica, kernels: Sequence[Callable[[], None]]) -> list[list[float]]:
     found = []
     for kernel in kernels:
-        found.append(float(np.median(replica.memory.times_ms(kernel))))
+        found.append([float(ms) for ms in replica.memory.times_ms(kernel)])
         kernel()
-    return found
+    shortest = min(map(len, found))
+    return [own[:shortest] for own in found]
 
 
 def _measure(context: Context, backend: str, threads: int) -> Values:

@@ -19,12 +19,11 @@ from benchmarks.studies.measuring import (
     GPU,
     MANY_CORES,
     MEASUREMENTS,
-    PARTIAL,
     Context,
     Measurement,
     Values,
 )
-from benchmarks.studies.store import Store
+from benchmarks.studies.store import PARTIAL, Store
 from dptrain.errors import UserError
 
 CORES = "cores"

@@ -114,10 +114,10 @@ def _update_share(context: Context, backend: str, threads: int) -> Values:
     for network in UPDATED:
         for batch in UPDATE_BATCHES:
             request = Request(network, backend, batch, precision, "adam", STEP)
-            step_ms, update_ms = step_and_update(make(request, threads), 5 if context.quick else 40)
-            found[f"{network}, batch {batch}"] = {
-                "step_ms": step_ms, "update_ms": update_ms, "share": update_ms / step_ms,
-            }  # fmt: skip
+            replica = make(request, threads)
+            times = [step_and_update(replica, 5 if context.quick else 12) for _ in range(5)]
+            shares = summary([update_ms / step_ms for step_ms, update_ms in times])
+            found[f"{network}, batch {batch}"] = {**shares, "share": shares["median"]}
     return {"shares": found}
 
 

@@ -15,6 +15,9 @@ from dptrain.files import write_whole
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "studies"
 
+PARTIAL = "partial"
+"""Key of values that a measurement has stored before its end; it is made again."""
+
 Record = dict[str, Any]
 
 
@@ -75,6 +78,18 @@ class Store:
             records[name] = {"about": dict(about), "values": dict(values)}
             text = json.dumps(records, ensure_ascii=False, allow_nan=False)
             write_whole(self._path(kind), text + "\n", "--output")
+
+    def merge(self, other: Store) -> list[str]:
+        """Add the complete results of another store; return their names with the kind.
+
+        A result replaces one of the same kind and name.
+        """
+        added = []
+        for result in other.results():
+            if not result.values.get(PARTIAL):
+                self.add(result.kind, result.name, result.about, result.values)
+                added.append(f"{result.kind}: {result.name}")
+        return added
 
     def results(self) -> Iterator[Result]:
         """Yield all results of all kinds of machines."""

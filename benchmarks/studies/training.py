@@ -32,6 +32,8 @@ PLAIN: dict[str, Any] = {
     "progress": False, "threads": 1,
 }  # fmt: skip
 SEEDS = 3
+EQUAL_STEPS = 24
+"""Steps after which batch sizes are compared per step: 8 epochs of the largest."""
 
 
 def _fit(network: Network | str, data: Any, **settings: Any) -> tuple[Trainer, float]:
@@ -53,9 +55,11 @@ def minibatches(context: Context) -> Values:
         trainer, seconds = _fit("model0", "digits", epochs=epochs, **fixed)
         losses = trainer.history["train_loss"]
         goal: dict[str, Any] = {**fixed, "validation": 0.2, "evaluate_every": 1}
+        equal, _ = _fit("model0", "digits", steps=EQUAL_STEPS, **fixed)
         to_goal, goal_s = _fit("model0", "digits", epochs=4 * epochs, until_accuracy=0.9, **goal)
         rows.append({
             "batch": batch, "losses": losses, "steps": trainer.step, "seconds": seconds,
+            "equal_steps_loss": equal.evaluate()["loss"], "equal_steps": EQUAL_STEPS,
             "test_loss": trainer.evaluate()["loss"], "goal_steps": to_goal.step,
             "goal_reached": to_goal.step < to_goal.job.spec.steps, "goal_seconds": goal_s,
         })  # fmt: skip
@@ -86,12 +90,15 @@ def precision_by_batch(context: Context) -> Values:
             context.say(f"{name}: {np.median(losses):.4f}")
     for batch in MAP_BATCHES[2:] if context.quick else MAP_BATCHES:
         count = 512 if context.quick else 2048
-        trainer, _ = _fit(
-            "solar", f"irradiance?samples={count}", batch_size=batch, epochs=1,
-            threads=context.threads,
-        )  # fmt: skip
-        found["maps"][f"batch {batch}"] = trainer.evaluate()["loss"]
-        context.say(f"maps, batch {batch}: {found['maps'][f'batch {batch}']:.4f}")
+        losses = [
+            _fit(
+                "solar", f"irradiance?samples={count}", batch_size=batch, epochs=1, seed=seed,
+                threads=context.threads,
+            )[0].evaluate()["loss"]
+            for seed in seeds
+        ]  # fmt: skip
+        found["maps"][f"batch {batch}"] = {**summary(losses), "losses": losses}
+        context.say(f"maps, batch {batch}: {np.median(losses):.4f}")
     return found
 
 
@@ -130,7 +137,8 @@ NETWORKS: Mapping[str, Network] = {
 }
 SHIFTS = (0, 1, 2, 4)
 RATES = (0.01, 0.05, 0.2)
-"""Learning rates; each network is compared at its best."""
+"""Learning rates; a network is compared at its best for a seed that is not compared."""
+LAYER_SEEDS = 6
 
 
 @measurement("layers-by-accuracy", CPU, "Q39 Q40 Q43")
@@ -138,25 +146,22 @@ def layers_by_accuracy(context: Context) -> Values:
     """Train small networks on digits with different poolings and activations."""
     x, y, u, v = digits()
     found: dict[str, Any] = {}
-    epochs, seeds = (1, 1) if context.quick else (6, SEEDS)
+    epochs, seeds = (1, 1) if context.quick else (6, LAYER_SEEDS)
     for name, network in NETWORKS.items():
-        own: dict[str, Any] = {}
-        for rate in RATES[1:2] if context.quick else RATES:
-            scores = [
-                _shifted_accuracies(network, (x, y, u, v), rate, seed, epochs)
-                for seed in range(seeds)
-            ]
-            own[str(rate)] = [list(s) for s in zip(*scores, strict=True)]
-        best = max(own, key=lambda rate: float(np.mean(own[rate][0])))
+        rates = RATES[1:2] if context.quick else RATES
+        data = x, y, u, v
+        tried = {r: _shifted_accuracies(network, data, r, 0, epochs)[0] for r in rates}
+        best = max(tried, key=lambda rate: tried[rate])
+        scores = [_shifted_accuracies(network, data, best, 1 + s, epochs) for s in range(seeds)]
+        by_shift = [list(values) for values in zip(*scores, strict=True)]
         found[name] = {
-            "rate": float(best),
-            "accuracies": own[best][0],
-            "accuracy_mean": float(np.mean(own[best][0])),
-            "by_shift": {str(s): float(np.mean(values))
-                         for s, values in zip(SHIFTS, own[best], strict=True)},
-            "by_rate": {rate: float(np.mean(values[0])) for rate, values in own.items()},
-        }  # fmt: skip
-        context.say(f"{name}: {found[name]['accuracy_mean']:.3f}, {found[name]['by_shift']}")
+            "rate": best,
+            "accuracies": by_shift[0],
+            "accuracy_mean": float(np.mean(by_shift[0])),
+            "by_shift": {str(s): values for s, values in zip(SHIFTS, by_shift, strict=True)},
+            "by_rate": {str(rate): accuracy for rate, accuracy in tried.items()},
+        }
+        context.say(f"{name}: {found[name]['accuracy_mean']:.3f}")
     return {"epochs": epochs, "seeds": seeds, "networks": found}
 
 

@@ -22,6 +22,8 @@ RECIPE: dict[str, Any] = {
 }  # fmt: skip
 """Study D's training, without its changes of colours, which `shapes` contains already."""
 
+ROUNDS = 9
+
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
@@ -77,15 +79,18 @@ def _train(
 @measurement("variant-steps", CPU, "D5 Q42")
 def steps_on_cpu(context: Context) -> Values:
     """Time training steps of the variants: CPU time of one thread."""
-    found = {}
-    for name, network in cifar_variants().items():
-        if context.quick and name != "stride 5":
-            continue
-        replica = make(Request(network.name, "numba", BATCH))
-        times = [step_and_update(replica, 3)[0] for _ in range(3)]
-        found[name] = {"step": summary(times)}
-        context.say(f"{name}: {min(times):.2f} ms")
-    return {"batch": BATCH, "variants": found}
+    replicas = {
+        name: make(Request(network.name, "numba", BATCH))
+        for name, network in cifar_variants().items()
+        if name == "stride 5" or not context.quick
+    }
+    times: dict[str, list[float]] = {name: [] for name in replicas}
+    for _ in range(2 if context.quick else ROUNDS):
+        for name, replica in replicas.items():
+            times[name].append(step_and_update(replica, 3)[0])
+    steps = {name: {**summary(own), "rounds_ms": own} for name, own in times.items()}
+    context.say(", ".join(f"{name} {step['median']:.2f} ms" for name, step in steps.items()))
+    return {"batch": BATCH, "variants": {name: {"step": step} for name, step in steps.items()}}
 
 
 CLAIMS = "D2 D3 D4 D5 Q35 Q37 Q38 Q42"

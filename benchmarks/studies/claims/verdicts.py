@@ -10,13 +10,13 @@ from typing import Any
 from benchmarks.studies.measuring import MEASUREMENTS
 from benchmarks.studies.store import Result
 
-CONFIRMED, REFUTED = "confirmed", "refuted"
+CONFIRMED, REFUTED, UNDECIDED = "confirmed", "not reproduced", "undecided"
 NOT_COMPARABLE, NOT_MEASURED = "not comparable", "not measured"
-VERDICTS = (CONFIRMED, REFUTED, NOT_COMPARABLE, NOT_MEASURED)
+VERDICTS = (CONFIRMED, REFUTED, UNDECIDED, NOT_COMPARABLE, NOT_MEASURED)
 
 
 ONE_CORE = frozenset({
-    "additivity", "gradients", "keras", "layers-by-accuracy", "minibatches", "profile",
+    "additivity", "gradients", "keras", "ladder", "layers-by-accuracy", "minibatches", "profile",
     "profiling-cost", "update-share", "variant-steps",
 })  # fmt: skip
 """Measurements of a single thread, whatever the number of cores."""
@@ -29,15 +29,13 @@ class Verdict:
     Attributes:
         verdict: one of `VERDICTS`.
         ours: our value.
-        ratio: our value divided by the published one, as text; empty if there is none.
-        hardware: what measured it.
         reason: why.
+        hardware: what measured it.
     """
 
     verdict: str
     ours: str
     reason: str = ""
-    ratio: str = ""
     hardware: str = ""
 
     def __post_init__(self) -> None:
@@ -78,6 +76,15 @@ class Row:
             return Verdict(NOT_MEASURED, "–", reason)
 
 
+def same_as(row_id: str, judge: Callable[[Results], Verdict]) -> Callable[[Results], Verdict]:
+    """Return a judge of a claim that a published result contains, which refers to this result."""
+
+    def refer(results: Results) -> Verdict:
+        return Verdict(judge(results).verdict, f"as {row_id}")
+
+    return refer
+
+
 class Results:
     """All results, by kind of machine and name of the measurement."""
 
@@ -101,12 +108,18 @@ class Results:
             needs = MEASUREMENTS[name].needs if name in MEASUREMENTS else "measurement"
             raise MissingResultError(f"`{name}` was not measured yet; it needs: {needs}")
         if name in ONE_CORE:
-            return min(found, key=lambda r: float(r.about["load"][0]) / _number(r.kind))
+            return min(found, key=_load_of_a_core)
         return max(found, key=lambda r: (_number(r.kind), r.kind))
 
     def values(self, name: str) -> Mapping[str, Any]:
         """Return the values of the result that `find` returns."""
         return self.find(name).values
+
+    def on_each_machine(self, name: str) -> list[Result]:
+        """Return the results of all machines that made a measurement, the least loaded first."""
+        self.find(name)
+        found = [r for r in self.all if r.name == name]
+        return sorted(found, key=_load_of_a_core)
 
     def hardware(self, *names: str) -> str:
         """Return the hardware of results, each once."""
@@ -115,6 +128,10 @@ class Results:
     def has(self, name: str) -> bool:
         """Return True if the measurement was made on some machine."""
         return any(r.name == name for r in self.all)
+
+
+def _load_of_a_core(result: Result) -> float:
+    return float(result.about["load"][0]) / _number(result.kind)
 
 
 def _number(kind: str) -> int:
@@ -150,14 +167,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def within(value: float, wanted: float, tolerance: float) -> bool:
-    """Return whether a value differs from another by at most a share of it."""
-    return abs(value / wanted - 1.0) <= tolerance
-
-
 def decide(condition: bool) -> str:
     """Return `CONFIRMED` or `REFUTED`."""
     return CONFIRMED if condition else REFUTED
+
+
+def absolute(ours: str, reason: str, hardware: str = "") -> Verdict:
+    """Return the verdict on seconds or bytes of other hardware or software: not comparable."""
+    return Verdict(NOT_COMPARABLE, ours, reason, hardware)
 
 
 def exactly(pairs: Mapping[str, tuple[Any, Any]]) -> tuple[str, str]:

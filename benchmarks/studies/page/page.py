@@ -17,8 +17,9 @@ from benchmarks.studies.claims.verdicts import (
     Verdict,
 )
 from benchmarks.studies.measuring import load_measurements
-from benchmarks.studies.page.page_tables import TABLES, markdown
+from benchmarks.studies.page.cells import markdown
 from benchmarks.studies.page.plots import PREFIX, draw_plots
+from benchmarks.studies.page.tables import TABLES
 from benchmarks.studies.store import Store
 from dptrain.files import write_whole
 
@@ -67,8 +68,8 @@ def fill(template: str, results: Results, alts: Mapping[str, str]) -> str:
     parts: dict[str, Callable[[str], str]] = {
         "summary": lambda _: summary(index, claims),
         "index": lambda study: table_of([r for r in index if r[0].study == study]),
-        "claims": lambda _: claims_table(claims),
-        "missing": lambda _: missing([*index, *claims]),
+        "claims": lambda study: claims_table([r for r in claims if r[0].study == study]),
+        "missing": lambda _: missing([*index, *claims], results),
         "variants note": lambda _: judge_d.variants_note(results),
         "plot": lambda name: f"![{alts[name]}](images/{PREFIX}{name}.svg)" if name in alts else "",
         "table": lambda name: _table(name, results),
@@ -93,30 +94,35 @@ def _table(name: str, results: Results) -> str:
 
 
 def _verdict_cell(verdict: Verdict) -> str:
+    if verdict.verdict == NOT_MEASURED:
+        return f"[{NOT_MEASURED}](#not-measured)"
     reason = verdict.reason
     return f"**{verdict.verdict}**" + (f": {reason}" if reason else "")
 
 
+def _ours_cell(verdict: Verdict) -> str:
+    return verdict.ours + (f"; {verdict.hardware}" if verdict.hardware else "")
+
+
 def table_of(judged: Judged) -> str:
-    """Return the table of published results: number, mark, ours, ratio, hardware, verdict."""
+    """Return the table of published results: number, origin, ours with the hardware, verdict."""
     rows = [
-        (row.id, row.title, f"{row.published} ({row.mark})", verdict.ours, verdict.ratio or "–",
-         verdict.hardware or "–", _verdict_cell(verdict))
+        (row.id, row.title, f"{row.published} ({row.mark})", _ours_cell(verdict),
+         _verdict_cell(verdict))
         for row, verdict in judged
     ]  # fmt: skip
-    columns = ("", "result", "published", "ours", "ratio", "hardware", "verdict")
-    return markdown(columns, rows, of_text=True)
+    return markdown(("", "result", "published", "ours", "verdict"), rows, of_text=True)
 
 
 def claims_table(judged: Judged) -> str:
     """Return the table of claims."""
     rows = [
-        (row.id, row.study, row.title + (f" ({row.published}, {row.mark})" if row.published
-                                         else f" ({row.mark})"),
-         verdict.ours, verdict.hardware or "–", _verdict_cell(verdict))
+        (row.id, row.title + (f" ({row.published}, {row.mark})" if row.published
+                              else f" ({row.mark})"),
+         _ours_cell(verdict), _verdict_cell(verdict))
         for row, verdict in judged
     ]  # fmt: skip
-    return markdown(("", "study", "claim", "ours", "hardware", "verdict"), rows, of_text=True)
+    return markdown(("", "claim", "ours", "verdict"), rows, of_text=True)
 
 
 def summary(index: Judged, claims: Judged) -> str:
@@ -130,11 +136,13 @@ def summary(index: Judged, claims: Judged) -> str:
     return f"{counted(index, 'published results')}. {counted(claims, 'claims')}."
 
 
-def missing(judged: Judged) -> str:
+def missing(judged: Judged, results: Results) -> str:
     """Return the results that were not measured, with the reasons."""
     lines = [
         f"- {row.id}, {row.title}: {verdict.reason}."
         for row, verdict in judged
         if verdict.verdict == NOT_MEASURED
     ]
+    if accuracies := judge_d.accuracies_missing(results):
+        lines.append(accuracies)
     return "\n".join(lines) or "Every result was measured."

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.studies.claims.judge_a import speed_up
-from benchmarks.studies.claims.judge_b import perceptron_ms
+from benchmarks.studies.claims.judge_b import calls, perceptron_ms, ranks_of, strategy
 from benchmarks.studies.claims.judge_d import accuracy, total_ms, trained
 from benchmarks.studies.claims.published import (
+    INFERENCE_S,
     LOG_SECONDS,
     PERCEPTRON_COUNTS,
     PERCEPTRON_S,
@@ -17,6 +18,7 @@ from benchmarks.studies.claims.published import (
     SPEED_UP,
     VARIANTS,
 )
+from benchmarks.studies.claims.spreads import ratio
 from benchmarks.studies.claims.verdicts import MissingResultError, Results, times
 from benchmarks.studies.networks import STUDY_A
 from benchmarks.studies.solar import MAPS
@@ -39,7 +41,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 def draw_plots(results: Results) -> Iterator[Plot]:
     """Yield the plots for which there are results."""
-    for make in (_threads, _batches, _crossover, _variants):
+    for make in (_threads, _batches, _crossover, _strategies, _inference, _variants):
         try:
             yield make(results)
         except (MissingResultError, KeyError):
@@ -52,7 +54,7 @@ def _threads(results: Results) -> Plot:
     if len(counts) < 3:
         raise MissingResultError("it needs more than two cores")
     lines = {
-        name: [max(speed_up(results, name, f"{unit} {n}")
+        name: [max(speed_up(results, name, f"{unit} {n}").value
                    for unit in (("threads", "ranks") if n > 1 else ("threads",)))
                for n in counts]
         for name in STUDY_A
@@ -148,6 +150,72 @@ def _crossover(results: Results) -> Plot:
         alt="CPU time divided by GPU time rises with the parameters, from "
         f"{min(ours.values()):.2g} to {max(ours.values()):.3g}",
         height=HEIGHT, legend=1, lines=True,
+    )  # fmt: skip
+
+
+def _strategies(results: Results) -> Plot:
+    counts = ranks_of(results)
+    one = strategy(results, "", 1)
+    names = ("mirrored, shared memory", "mirrored, MPI", "central, MPI")
+    lines = {name: [ratio(one, strategy(results, name, n)) for n in counts] for name in names}
+    batch = results.values("strategies")["batch"]
+
+    def draw(axes: Axes) -> None:
+        axes.plot(counts, counts, color=colour("grid"), linewidth=2, label="linear")
+        for index, (name, gains) in enumerate(lines.items()):
+            role, marker = COLOURS[index], MARKERS[index]
+            values = [gain.value for gain in gains]
+            around = ([g.value - g.low for g in gains], [g.high - g.value for g in gains])
+            # Intervals of the same number of ranks would cover each other.
+            at = [n * 1.05 ** (index - 1) for n in counts]
+            axes.errorbar(at, values, yerr=around, marker=marker, color=colour(role), capsize=3,
+                          label=name)  # fmt: skip
+        set_ranks_axis(axes, counts, "ranks")
+        axes.set_ylim(0)
+        axes.set_yticks(range(0, max(counts) + 1, 4))
+
+    alt = "; ".join(f"{name} {times(gains[-1].value)}" for name, gains in lines.items())
+    return plot(
+        f"{PREFIX}strategies", "Mirrored and central training of the solar CNN",
+        f"times faster than one rank, {batch} maps, 95% intervals", draw,
+        caption="", alt=f"Speed-up with {counts[-1]} ranks: {alt}", height=HEIGHT, legend=2,
+        lines=True,
+    )  # fmt: skip
+
+
+def _inference(results: Results) -> Plot:
+    ours = {
+        f"ours, {results.hardware(name)}": {n: row["median_ms"] / 1e3
+                                            for n, row in calls(results, name).items()}
+        for name in ("inference", "inference-gpu") if results.has(name)
+    }  # fmt: skip
+    if not ours:
+        raise MissingResultError("`inference` was not measured yet")
+    columns = {"study B, 2 × Xeon": 1, "study B, GTX 1080": 2}
+    published = {
+        name: {n: seconds for n, row in INFERENCE_S.items() if (seconds := row[column]) is not None}
+        for name, column in columns.items()
+    }
+
+    def draw(axes: Axes) -> None:
+        axes.axhline(1, color=colour("ink"), linewidth=0.8)
+        for (name, values), role, marker in zip(ours.items(), COLOURS, MARKERS, strict=False):
+            axes.plot(*_sorted(values), marker=marker, color=colour(role), label=name)
+        for (name, values), role in zip(published.items(), ("grey", "amber"), strict=True):
+            axes.plot(*_sorted(values), "--", marker="x", color=colour(role), label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("maps of a call (log scale)", labelpad=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_formatter("{x:g}")
+
+    alt = "; ".join(f"{name}: {values[1024] * 1e3:.3g} ms for 1,024 maps"
+                    for name, values in ours.items())  # fmt: skip
+    return plot(
+        f"{PREFIX}inference", "Inference of the solar CNN",
+        "seconds of a call (log scale); the line is 1 s", draw, caption="",
+        alt=f"Time of a call by number of maps. {alt}", height=HEIGHT, legend=1, lines=True,
+        left=36,
     )  # fmt: skip
 
 

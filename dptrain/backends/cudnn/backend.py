@@ -11,6 +11,7 @@ from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cudnn.activation import MODES, CudnnActivation
 from dptrain.backends.cudnn.convolution import CudnnConvolution
+from dptrain.backends.cudnn.engines import REPRODUCIBLE
 from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.pooling import CudnnPooling, pools
 from dptrain.backends.cudnn.primitives import DATA_TYPES, find_dtypes
@@ -53,9 +54,13 @@ class CudnnBackend(CudaBackend):
     These are convolutions and small poolings with symmetric padding, activations, and softmax in
     float32. Fully connected layers, sums, dropout, local response normalization, other losses and
     updates are kernels of the cuda backend.
+
+    Attributes:
+        allowed: engines that convolutions may use. Only benchmarks replace it.
     """
 
     name = "cudnn"
+    allowed = REPRODUCIBLE
     # Each buffer would need graphs of its own, which cuDNN takes long to build.
     double_buffers_input = False
     inference_fusions = ((Add, ReLU),)
@@ -116,4 +121,6 @@ class CudnnBackend(CudaBackend):
         assert arrays is None, "arrays in host memory"
         self._require_limits(plan)
         device = self.device  # Opened first, because cuDNN uses the current GPU.
-        return CudnnReplica(self, plan, seed=seed, device=device, library=self.library)
+        return CudnnReplica(
+            self, plan, seed=seed, device=device, library=self.library, allowed=self.allowed
+        )

@@ -7,7 +7,6 @@ cached on disk, so that the next run uses the same engine and computes the same 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
@@ -21,23 +20,41 @@ from dptrain.backends.cudnn.library import Library
 from dptrain.cache import load, store, writable_folder
 from dptrain.errors import UserError
 
-MAX_WORKSPACE_BYTES = 256 << 20
-"""Engines that need a larger workspace are not used."""
+@dataclass(frozen=True)
+class EngineFilter:
+    """Which engines may compute a convolution, and how many of them are timed.
 
-MAX_TIMED = 12
-"""Engines that are timed, in cuDNN's order."""
+    Attributes:
+        excluded: numeric notes of engines that are not used.
+        fp32_excluded: notes that fp32 excludes in addition.
+        workspace_bytes: engines that need a larger workspace are not used.
+        timed: number of engines that are timed, in cuDNN's order.
+    """
 
-EXCLUDED_NOTES = (
-    "NONDETERMINISTIC",
-    "REDUCED_PRECISION_REDUCTION",
-    "FFT",
-    "WINOGRAD_TILE_6x6",
-    "WINOGRAD_TILE_13x13",
+    excluded: tuple[str, ...]
+    fp32_excluded: tuple[str, ...]
+    workspace_bytes: int = 256 << 20
+    timed: int = 12
+
+    def notes(self, precision: str) -> tuple[str, ...]:
+        """Return the numeric notes of the engines that a precision excludes."""
+        return (*self.excluded, *(self.fp32_excluded if precision == "fp32" else ()))
+
+
+TENSOR_CORE_NOTES = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS")
+"""Notes of engines on tensor cores, which round float32 to TF32."""
+
+REPRODUCIBLE = EngineFilter(
+    excluded=(
+        "NONDETERMINISTIC",
+        "REDUCED_PRECISION_REDUCTION",
+        "FFT",
+        "WINOGRAD_TILE_6x6",
+        "WINOGRAD_TILE_13x13",
+    ),
+    fp32_excluded=TENSOR_CORE_NOTES,
 )
-"""Numeric notes of excluded engines: results are reproducible and sums are float32."""
-
-FP32_EXCLUDED_NOTES = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS")
-"""Notes that fp32 excludes in addition: tensor cores would round float32 to TF32."""
+"""Engines of training: results are reproducible, sums are float32, and so are products of fp32."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +83,17 @@ class Engines:
     Args:
         library: cuDNN.
         device: device of the arrays.
+        allowed: which engines may be selected.
 
     Attributes:
         workspaces: scratch memory, shared by plans that run one after the other. Weight gradients
             run concurrently with them and have a workspace of their own (key True).
     """
 
-    def __init__(self, library: Library, device: Device) -> None:
-        self.library, self.device = library, device
+    def __init__(
+        self, library: Library, device: Device, allowed: EngineFilter = REPRODUCIBLE
+    ) -> None:
+        self.library, self.device, self.allowed = library, device, allowed
         self.workspaces = {concurrent: device.zeros((1,), "uint8") for concurrent in (False, True)}
         self._outgrown: list[Array] = []  # Captured graphs can still use them.
 
@@ -138,12 +158,19 @@ class Engines:
         return graph, tensors
 
     def _plans(
-        self, problem: Problem, arrays: Sequence[Array], name: str | None = None
+        self,
+        problem: Problem,
+        arrays: Sequence[Array],
+        name: str | None = None,
+        notes: Sequence[str] = (),
     ) -> Iterator[Plan]:
-        """Yield the allowed plans in cuDNN's order, or only the plan called `name`."""
-        notes = (*EXCLUDED_NOTES, *(FP32_EXCLUDED_NOTES if problem.precision == "fp32" else ()))
+        """Yield the allowed plans in cuDNN's order, or only the plan called `name`.
+
+        `notes` exclude plans in addition.
+        """
+        excluded = *self.allowed.notes(problem.precision), *notes
         try:
-            graph, tensors = self._ranked_graph(problem, notes)
+            graph, tensors = self._ranked_graph(problem, excluded)
         except self._unsupported_errors:
             return
         addresses = {
@@ -158,17 +185,17 @@ class Engines:
             except self._unsupported_errors:
                 continue
             size = int(graph.get_workspace_size_plan_at_index(index))
-            if size <= MAX_WORKSPACE_BYTES:
+            if size <= self.allowed.workspace_bytes:
                 plan_name = graph.get_plan_name_at_index(index)
                 concurrent = problem.kind == BACKWARD_WEIGHT
                 yield Plan(graph, index, plan_name, concurrent, addresses, size)
 
     def _mode(self, problem: Problem, plan: Plan) -> str:
-        """Return the precision of a plan's products, derived from whether fp32 allows the plan."""
-        if problem.precision != "tf32":
+        """Return the precision of a plan's products, derived from its use of tensor cores."""
+        excluded = self.allowed.notes(problem.precision)
+        if problem.precision == "bf16" or set(TENSOR_CORE_NOTES) <= set(excluded):
             return problem.precision.upper()
-        strict = dataclasses.replace(problem, precision="fp32")
-        same = self._plans(strict, [], plan.name)
+        same = self._plans(problem, [], plan.name, TENSOR_CORE_NOTES)
         return "TF32" if next(same, None) is None else "FP32"
 
     def _time_plans(self, problem: Problem, arrays: Sequence[Array]) -> str | None:
@@ -180,7 +207,7 @@ class Engines:
                 times[plan.name] = min(self.device.times_ms(partial(self.run, plan, scratch)))
             except self._unsupported_errors:
                 continue
-            if len(times) == MAX_TIMED:
+            if len(times) == self.allowed.timed:
                 break
         if not times:
             return None
@@ -198,7 +225,6 @@ class Engines:
     def _cache_path(self, problem: Problem) -> Path | None:
         """Return the cache file, whose name is a digest of everything the selection depends on."""
         folder = writable_folder("cudnn-engines")
-        limits = MAX_WORKSPACE_BYTES, MAX_TIMED, EXCLUDED_NOTES, FP32_EXCLUDED_NOTES
-        facts = self.device.name, self.library.version, astuple(problem), limits
+        facts = self.device.name, self.library.version, astuple(problem), astuple(self.allowed)
         digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
         return None if folder is None else folder / f"{problem.kind}-{digest}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda.device.device import Device
 from dptrain.backends.cuda.replica import CudaReplica
-from dptrain.backends.cudnn.engines import Engines
+from dptrain.backends.cudnn.engines import EngineFilter, Engines
 from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.primitives import PrimitiveCalls
 from dptrain.plan.plan import Plan
@@ -20,9 +20,16 @@ class CudnnReplica(CudaReplica):
     """
 
     def __init__(
-        self, backend: Backend, plan: Plan, *, seed: int, device: Device, library: Library
+        self,
+        backend: Backend,
+        plan: Plan,
+        *,
+        seed: int,
+        device: Device,
+        library: Library,
+        allowed: EngineFilter,
     ) -> None:
-        self.engines = Engines(library, device)
+        self.engines = Engines(library, device, allowed)
         super().__init__(backend, plan, seed=seed, device=device)
 
     @property

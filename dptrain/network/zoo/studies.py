@@ -152,6 +152,8 @@ NETWORKS = {
     ),
     **_model("3×40×40, two convolutions", "model1", 40, (16, 32), (100,)),
     **_model("3×40×40, three convolutions", "model2", 40, (16, 32, 32), (128, 50)),
+    **_model("3×12×12, two convolutions", "study-a-smaller", 12, (16, 32), (100,)),
+    **_model("3×50×50, three convolutions", "study-a-larger", 50, (32, 32, 32), (200, 50)),
     **_model("3×16×16, two convolutions", "model-small", 16, (8, 16), (50,)),
     **_model("3×64×64, three convolutions", "model-large", 64, (32, 64, 64), (256, 100)),
     "cifar": Entry(

@@ -8,7 +8,6 @@ from typing import Any
 from benchmarks.studies.claims.published import (
     INFERENCE_S,
     LAYER_MS,
-    LOG_SECONDS,
     PERCEPTRON_COUNTS,
     PROFILE,
     SOLAR_BATCHES,
@@ -51,13 +50,32 @@ def _exact() -> dict[str, Any]:
 
 
 def _cpu() -> dict[str, Any]:
-    seeds = {"accuracies": [0.9, 0.92], "accuracy_mean": 0.91,
-             "by_shift": {"0": 0.91, "1": 0.9, "2": 0.8, "4": 0.5}}  # fmt: skip
+    seeds = {"accuracies": [0.9, 0.92, 0.91], "accuracy_mean": 0.91,
+             "by_shift": {"0": [0.9, 0.92, 0.91], "2": [0.8, 0.8, 0.8]}}  # fmt: skip
+    rungs = {"direct": 30.0, "im2col, own product": 10.0, "im2col, BLAS": 5.0}
     return {
         "agreement": {
             "networks": dict.fromkeys(("model0, reference", "model0, numba"), _differences())
         },
         "speed-up": _speed_up(),
+        "equal-arithmetic": {
+            "cases": {
+                f"{name}, batch {batch}": {f"threads {n}": {"median_ms": 80.0 / n}
+                                           for n in (1, 2, 4, 8, 16)}
+                for name in ("model0", "log-network") for batch in (32, 1024)
+            }
+        },
+        "ladder": {
+            "layers": {
+                "larger:conv2": {
+                    "forward": [
+                        {"rung": name, "median_ms": ms, "rounds_ms": [ms, 1.01 * ms, 0.99 * ms],
+                         "gflops": 1.0, "extra_bytes": 0 if name == "direct" else 720_000}
+                        for name, ms in rungs.items()
+                    ]
+                }
+            }
+        },
         "strategies": _strategies(),
         "unlike": {
             "batch": 128, "slowdowns": [1.5],
@@ -94,14 +112,15 @@ def _cpu() -> dict[str, Any]:
         "minibatches": {
             "rows": [
                 {"batch": n, "losses": [1.0, 0.1 * n**0.2], "seconds": 1.0, "steps": 1000 // n,
-                 "goal_reached": n < 512, "goal_seconds": 0.1 * n}
+                 "equal_steps": 24, "equal_steps_loss": 2.0 / n, "goal_reached": n < 512,
+                 "goal_seconds": 0.1 * n}
                 for n in (8, 32, 128, 512)
             ]
         },
         "precision-by-batch": {
             "perceptron": {f"batch {n}, {length}": spread(0.01 * n)
                            for n in (100, 500, 1000) for length in ("2 epochs", "400 steps")},
-            "maps": {f"batch {n}": 0.001 * n for n in (8, 64, 512)},
+            "maps": {f"batch {n}": spread(0.001 * n) for n in (8, 64, 512)},
         },
         "layers-by-accuracy": {
             "networks": dict.fromkeys((
@@ -121,21 +140,25 @@ def _gpu() -> dict[str, Any]:
               for phase in ("forward", "backward")]  # fmt: skip
     layers = [
         {"layer": name.split()[0], "direction": name.split()[1],
-         "cudnn": {"median": cudnn}, "cuda": {"median": cuda}}
+         "cudnn": {"median": 1.2 * cudnn}, "cudnn, best": {"median": cudnn},
+         "cuda": {"median": cuda}}
         for name, (cudnn, cuda) in LAYER_MS.items()
     ]  # fmt: skip
-    rung = {"low_ms": 1.0, "high_ms": 1.0, "extra_bytes": 720_000}
+    rung = {"extra_bytes": 720_000}
     ladder = [
         {"rung": name, "median_ms": 10.0 / 2**i, "gflops": 2.0**i, **rung}
-        for i, name in enumerate(("one block", "one block, tiles", "many blocks", "shared tiles",
-                                  "implicit", "dptrain fp32", "im2col, cuBLAS"))
+        for i, name in enumerate(("direct, by image", "direct", "one block", "one block, tiles",
+                                  "many blocks", "shared tiles", "implicit", "dptrain fp32",
+                                  "im2col, cuBLAS"))
     ]  # fmt: skip
     return {
         "agreement-gpu": {"networks": {"model0, cuda": _differences()}},
         "steps-gpu": {
             "rows": [
                 {"network": name, "batch": batch, "cuda": {"median_us": 10.0 + i},
-                 "cudnn": {"median_us": 12.0}}
+                 "cudnn": {"median_us": 14.0}, "cudnn, all engines": {"median_us": 13.0},
+                 "cudnn, best": {"median_us": 12.0}, "PyTorch fp32 graph": {"median_us": 12.5},
+                 "engines": {"cudnn": {"conv1.forward": "engine 3, 0.0 MB, FP32"}}}
                 for i, name in enumerate(STUDY_A) for batch in (1, 32)
             ]
         },
@@ -144,7 +167,8 @@ def _gpu() -> dict[str, Any]:
         "sizes-gpu": {
             "rows": [
                 {"size": size, "filters": 16, "batch": batch, "direction": direction,
-                 "cuda": 1.0, "cudnn": 10.0 / size}
+                 "cuda": {"median": 1.0}, "cudnn": {"median": 20.0 / size},
+                 "cudnn, best": {"median": 10.0 / size}}
                 for size in (4, 8, 16, 32) for batch in (1, 32)
                 for direction in ("forward", "backward")
             ]
@@ -153,12 +177,20 @@ def _gpu() -> dict[str, Any]:
             "layers": {"larger:conv2": {"forward": ladder}},
             "block_of_2500_threads": "refused: invalid argument",
         },
+        "strategies-one-gpu": {
+            "steps": {
+                f"{name}, 2 ranks on 1 GPU, batch 128": {"medians_ms": [value] * 3,
+                                                         "median_ms": value}
+                for name, value in (("mirrored, host", 1.0), ("central, host", 1.1))
+            }
+        },
         "strategies-gpu": {
             "steps": {
-                f"{name}, batch {batch}": {"median_ms": value}
+                f"{name}, batch {batch}": {"median_ms": value, "medians_ms": [value] * 3}
                 for batch in (128, 2048)
                 for name, value in (("1 GPU", 4.0), ("mirrored, 2 GPUs", 2.5),
-                                    ("mirrored, NCCL, 2 GPUs", 2.6), ("central, NCCL, 2 GPUs", 3.0))
+                                    ("mirrored, NCCL, 2 GPUs", 2.6), ("central, NCCL, 2 GPUs", 3.0),
+                                    ("mirrored, NCCL, 3 GPUs", 2.7))
             }
         },
         "inference-gpu": _inference(2),
@@ -186,7 +218,6 @@ def _speed_up() -> dict[str, Any]:
     programs |= {f"ranks {n}": row(8.1 / n) for n in counts[1:]}
     return {
         "steps": {name: {**programs, "reference": row(500.0)} for name in STUDY_A},
-        "log": {f"threads {n}": row(LOG_SECONDS.get(n, 20.0)) for n in counts},
     }
 
 
@@ -204,8 +235,8 @@ def _inference(column: int) -> dict[str, Any]:
     for samples, values in INFERENCE_S.items():
         seconds = values[column]
         assert seconds is not None
-        rows.append({"samples": samples, "median_ms": 1e3 * seconds, "p99_ms": 1.1e3 * seconds,
-                     "device_ms": 0.9e3 * seconds})  # fmt: skip
+        rows.append({"samples": samples, "median_ms": 1e3 * seconds, "min_ms": 0.9e3 * seconds,
+                     "max_ms": 1.1e3 * seconds, "device_ms": 0.9e3 * seconds})  # fmt: skip
     return {"rows": rows, "maps_within_1_s": 800}
 
 
@@ -253,7 +284,7 @@ def _additivity() -> dict[str, Any]:
 def _update_share() -> dict[str, Any]:
     return {
         "shares": {
-            f"{network}, batch {n}": {"share": 10 / n}
+            f"{network}, batch {n}": {**spread(10 / n), "share": 10 / n}
             for network in ("mlp-50", "mlp-1600-800-416")
             for n in (100, 500, 1000)
         }
@@ -272,9 +303,10 @@ def _profiles(scale: float) -> dict[str, Any]:
         }
         total = sum(kinds.values())
         variants[name] = {
+            "total_ms": spread(scale * total),
             "kinds": {
                 kind: {**spread(scale * ms), "share": ms / total} for kind, ms in kinds.items()
-            }
+            },
         }
     return {"variants": variants}
 

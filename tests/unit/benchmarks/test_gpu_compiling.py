@@ -24,10 +24,11 @@ CASES = [
     StepCase("model-small", 4, "cuda", "tf32"),
     StepCase("model-small", 2, "cuda", "bf16"),
     StepCase("model-small", 2, "numba", "fp32"),
+    StepCase("model-small", 2, "cudnn", "tf32"),
 ]
 
 
-def test_each_backend_and_precision_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_precision_of_the_cuda_backend_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started = list[Sequence[StepCase]]()
     processes = list[subprocess.Popen[bytes]]()
 

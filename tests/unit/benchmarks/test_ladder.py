@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.coarse_check import WrongResultError
 from benchmarks.gpu_kernels.gpu_ladder import LAYERS, climb, own
+from benchmarks.ladder import cpu
 from benchmarks.ladder.layer import DIRECTIONS, Layer, Numbers, bound, error, exact, layer_of
 from benchmarks.ladder.rungs import FOLDER, rungs
 from dptrain.backends.cuda.device.nvrtc import find_compiler
@@ -28,7 +30,15 @@ WIDE = Layer(2, 32, 6, 7, 32, 3, padding=1)
 """Between so many channels weights are brought into an order of their own first."""
 SOURCES = sorted(path.name for path in FOLDER.glob("*.cu"))
 NAMES = {
-    "forward": ["one block", "one block, tiles", "many blocks", "shared tiles", "implicit"],
+    "forward": [
+        "direct, by image",
+        "direct",
+        "one block",
+        "one block, tiles",
+        "many blocks",
+        "shared tiles",
+        "implicit",
+    ],
     "weights": ["many blocks", "shared tiles", "implicit", "split-K"],
     "input": ["many blocks", "shared tiles", "implicit"],
 }
@@ -76,6 +86,29 @@ def test_every_rung_computes_the_layer(layer: Layer, direction: str, seed: int) 
         assert error(rung.result(), wanted) <= bound(layer, phase, wanted.size), rung.name
 
 
+@pytest.mark.parametrize("layer", SHAPES, ids=str)
+def test_every_version_on_the_processor_computes_the_layer(layer: Layer) -> None:
+    numbers = Numbers.of(layer)
+    wanted = exact(layer, numbers, Phase.FORWARD)
+    found = cpu.rungs(layer, numbers)
+    assert [rung.extra_bytes for rung in found] == [0, *[4 * layer.terms * layer.pixels] * 2]
+    for rung in found:
+        rung.start()
+        rung.start()
+        assert error(rung.result(), wanted) <= bound(layer, Phase.FORWARD, wanted.size), rung.name
+
+
+def test_a_version_that_computes_something_else_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(a: np.ndarray, b: np.ndarray, bias: np.ndarray, c: np.ndarray) -> None:
+        np.matmul(a, b, out=c)
+
+    monkeypatch.setattr(cpu, "library_product", wrong)
+    with pytest.raises(WrongResultError, match="im2col, BLAS"):
+        cpu.measure_rungs(SHAPES[0], rounds=1, block_s=0.0)
+
+
 @pytest.mark.parametrize("layer", tiered([SHAPES[2], WIDE], [SHAPES[2]]), ids=str)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_our_own_kernels_are_given_what_they_keep_in_fewer_bits(
@@ -99,9 +132,9 @@ def test_a_buffer_serves_one_image_after_another() -> None:
         for layer in (few, many)
     ]  # fmt: skip
     buffer, parts = 4 * 27 * 35, 512 * 4 * 27 * 5
-    assert (
-        sizes[0] == sizes[1] == [buffer] * 4 + [0] + [buffer] * 2 + [0, parts] + [buffer] * 2 + [0]
-    )
+    forward = [0] * 2 + [buffer] * 4 + [0]
+    gradients = [buffer] * 2 + [0, parts] + [buffer] * 2 + [0]
+    assert sizes[0] == sizes[1] == forward + gradients
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -138,7 +171,7 @@ def test_layers_of_networks() -> None:
 def test_climbing_prints_a_line_a_rung(
     direction: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.torch_ms", lambda *_: 0.5)
+    monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.torch_ms", lambda *_: [0.4, 0.5, 0.6])
     monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.cublas_ms", lambda *_: None)
     layer = SHAPES[0]
     device = Emulator(0)

@@ -68,6 +68,8 @@ def test_shapes_inside_published_networks() -> None:
         ("model0", (3, 16, 32), 32 // 4, (100, 10)),
         ("model1", (3, 16, 32), 40 // 4, (100, 10)),
         ("model2", (3, 16, 32, 32), 40 // 8, (128, 50, 10)),
+        ("study-a-smaller", (3, 16, 32), 12 // 4, (100, 10)),
+        ("study-a-larger", (3, 32, 32, 32), 50 // 8, (200, 50, 10)),
     ],
 )
 def test_models_have_the_parameters_of_their_table(

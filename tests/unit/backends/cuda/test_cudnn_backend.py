@@ -18,12 +18,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.gpu.clock import Laps
+from benchmarks.gpu.ours import Step
+from benchmarks.studies import cudnn as studies_cudnn
+from benchmarks.studies.cudnn import SETTINGS as SETTINGS_OF_BENCHMARKS
+from benchmarks.studies.cudnn import engines_of
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cudnn import library
 from dptrain.backends.cudnn.backend import CudnnBackend
 from dptrain.backends.cudnn.convolution import CudnnConvolution
-from dptrain.backends.cudnn.engines import MAX_WORKSPACE_BYTES, Engines
+from dptrain.backends.cudnn.engines import REPRODUCIBLE, EngineFilter, Engines
 from dptrain.backends.cudnn.graphs import FORWARD, Problem, problem_of
 from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.primitives import MAX_POOLING, CudnnError, Primitives
@@ -360,7 +365,12 @@ class Clock(Emulator):
         return [2 * time, time]
 
 
-def chosen(clock: Clock, engines: Sequence[Engine] = ENGINES, **changes: Any) -> str:
+def chosen(
+    clock: Clock,
+    engines: Sequence[Engine] = ENGINES,
+    allowed: EngineFilter = REPRODUCIBLE,
+    **changes: Any,
+) -> str:
     """Name of the engine for a small convolution."""
     clock.timed.clear()
     library = Library()
@@ -369,7 +379,7 @@ def chosen(clock: Clock, engines: Sequence[Engine] = ENGINES, **changes: Any) ->
     problem = Problem(**{**vars(problem), **changes})
     shapes = problem.x, problem.w, (problem.w[0],), problem.y
     arrays = [clock.zeros(shape, "float32") for shape in shapes]
-    return Engines(library, clock).select(problem, arrays, measure=True).name
+    return Engines(library, clock, allowed).select(problem, arrays, measure=True).name
 
 
 @pytest.fixture
@@ -447,7 +457,7 @@ def test_an_engine_that_cannot_run_is_left_out(cache: Path) -> None:
 
 
 def test_an_engine_that_wants_too_much_memory_is_left_out(cache: Path) -> None:
-    large = Engine(9, (), MAX_WORKSPACE_BYTES + 1)
+    large = Engine(9, (), REPRODUCIBLE.workspace_bytes + 1)
     assert chosen(Clock({"eng3_k2=1": 1.0}), (large, ENGINES[1])) == "eng3_k2=1"
 
 
@@ -459,6 +469,64 @@ def test_a_missing_engine_is_reported_with_an_alternative(
     message = r"cuDNN 9.19.0 has no engine for the convolution .* fp32; use --backend cuda"
     with pytest.raises(UserError, match=message):
         chosen(Clock({"eng7_k2=1": 1.0}), engines, precision="fp32")
+
+
+BENCHMARKED = {"cudnn": (3, "FP32"), "cudnn, all engines": (3, "FP32"), "cudnn, best": (7, "TF32")}
+
+
+@pytest.mark.parametrize("setting", SETTINGS_OF_BENCHMARKS)
+def test_only_benchmarks_use_other_engines(setting: str, cache: Path) -> None:
+    """With all engines, fp32 may round to TF32, and the note says so; training is as before."""
+    engine, products = BENCHMARKED[setting]
+    before = cudnn_replica().notes
+    with engines_of(setting):
+        notes = cudnn_replica().notes
+    assert before == cudnn_replica().notes
+    assert {n.partition(",")[0] for n in before.values()} == {"engine 3"}
+    assert {n.partition(",")[0] for n in notes.values()} == {f"engine {engine}"}
+    assert {n.rpartition(" ")[2] for n in notes.values()} == {products}
+
+
+def test_the_studies_store_times_and_engines_of_each_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock, PyTorch and its times are replaced; the kernels run on the emulator."""
+    laps = Laps(np.array([2.0, 1.0, 4.0]), 1)
+    monkeypatch.setattr(Step, "program", property(lambda self: self.start()))
+    monkeypatch.setattr(studies_cudnn, "take_turns", lambda programs: dict.fromkeys(programs, laps))
+    monkeypatch.setattr(studies_cudnn, "_torch_programs", lambda *_: {"PyTorch fp32 graph": None})
+    peers = SimpleNamespace(torch_layer_times=lambda *_: {("conv2", "forward"): 7000.0})
+    monkeypatch.setitem(sys.modules, "benchmarks.gpu.peers.torch_layers", peers)
+    row = studies_cudnn._steps(NETWORK, 2)
+    programs = ["cuda", *SETTINGS_OF_BENCHMARKS, "PyTorch fp32 graph"]
+    assert [name for name in row if isinstance(row[name], dict)] == ["engines", *programs]
+    assert row["cuda"] == {
+        "median_us": 2.0,
+        "quartiles_us": [1.5, 3.0],
+        "blocks_us": [2.0, 1.0, 4.0],
+    }
+    assert {name: next(iter(notes.values()))[:8] for name, notes in row["engines"].items()} == {
+        name: f"engine {engine}" for name, (engine, _) in BENCHMARKED.items()
+    }
+    alone = {(r["layer"], r["direction"]): r for r in studies_cudnn.time_alone(NETWORK, 2)}
+    forward = alone["conv2", "forward"]
+    assert set(forward) == {
+        "layer",
+        "direction",
+        "flops",
+        "cuda",
+        *SETTINGS_OF_BENCHMARKS,
+        "PyTorch",
+    }
+    assert forward["PyTorch"] == {"median": 7.0}
+
+
+def test_the_kept_engine_depends_on_the_allowed_ones(cache: Path) -> None:
+    clock = Clock({"eng7_k2=1": 1.0, "eng3_k2=1": 2.0})
+    assert chosen(clock, precision="fp32") == "eng3_k2=1"
+    found = chosen(clock, precision="fp32", allowed=EngineFilter((), ()))
+    assert found == "eng7_k2=1"
+    assert chosen(clock, precision="fp32") == "eng3_k2=1"
 
 
 def test_a_smaller_batch_takes_a_graph_of_its_own(cache: Path) -> None:
