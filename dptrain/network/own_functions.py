@@ -108,7 +108,13 @@ def _defaults(function: str | Callable[..., Any], count: int) -> dict[str, float
     """Return the default values of the parameters of a function after the first `count`."""
     if not callable(function):
         return {}
-    rest = [*inspect.signature(function).parameters.values()][count:]
+    try:
+        rest = [*inspect.signature(function).parameters.values()][count:]
+    except ValueError:
+        raise UserError(
+            f"the arguments of {shown(str(function))} are not known; write the expression as text, "
+            "or as a lambda"
+        ) from None
     for each in rest:
         if each.default is each.empty:
             raise UserError(

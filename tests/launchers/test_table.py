@@ -11,7 +11,7 @@ import pytest
 from docs.tools.reference import launcher_table
 from dptrain.toml import read_toml
 from tests.launchers.jobs import find_launcher, run_event
-from tests.launchers.table import FILE, SAVED, SLURM, Cell, cells, check
+from tests.launchers.table import FILE, SAVED, SLURM, Cell, cells, check, is_silent
 
 
 @pytest.fixture
@@ -36,7 +36,13 @@ def test_a_job_ends_as_the_table_states(cell: Cell, folder: Path) -> None:
     launcher = find_launcher(cell.launcher, folder)
     if launcher.missing:
         pytest.skip(launcher.missing)
-    check(cell, run_event(launcher, cell.event, folder))
+    outcome = run_event(launcher, cell.event, folder)
+    for attempt in ("2", "3"):
+        if not is_silent(cell, outcome):
+            break
+        (folder / attempt).mkdir()
+        outcome = run_event(launcher, cell.event, folder / attempt)
+    check(cell, outcome)
 
 
 def test_the_table_is_complete_and_on_the_page() -> None:

@@ -215,8 +215,9 @@ def probed_table(request: Request) -> tuple[int, Loss]:
     if texts is not None or not (lags or _horizon(request)):
         loss = loss_for(y, has_names=texts is not None or request.names is not None)
         if loss.targets == "classes" and texts is None and request.names is None:
-            found = f"the {len(np.unique(y))} whole numbers in {shown(targets[0], 40)} are classes"
-            one = f"{found}; --network mlp-64-32 predicts values"
+            count, name = len(np.unique(y)), shown(targets[0], 40)
+            found = f"the {count} whole numbers in {name} are classes"
+            one = f"{found if count > 1 else f'{name} is the same class in all rows'}; --network mlp-64-32 predicts values"
             show_notes([one if len(targets) == 1 else "the targets are one-hot rows of classes"])
     return layout.num_rows * layout.num_columns, loss
 
