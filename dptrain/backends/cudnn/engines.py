@@ -20,6 +20,7 @@ from dptrain.backends.cudnn.library import Library
 from dptrain.cache import load, store, writable_folder
 from dptrain.errors import UserError
 
+
 @dataclass(frozen=True)
 class EngineFilter:
     """Which engines may compute a convolution, and how many of them are timed.

@@ -217,7 +217,9 @@ def probed_table(request: Request) -> tuple[int, Loss]:
         if loss.targets == "classes" and texts is None and request.names is None:
             count, name = len(np.unique(y)), shown(targets[0], 40)
             found = f"the {count} whole numbers in {name} are classes"
-            one = f"{found if count > 1 else f'{name} is the same class in all rows'}; --network mlp-64-32 predicts values"
+            if count == 1:
+                found = f"{name} is the same class in all rows"
+            one = f"{found}; --network mlp-64-32 predicts values"
             show_notes([one if len(targets) == 1 else "the targets are one-hot rows of classes"])
     return layout.num_rows * layout.num_columns, loss
 
