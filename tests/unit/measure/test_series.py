@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dptrain.audit.noise import Noise, autoregressive
+from dptrain.measure.efficiency import Baseline, Pair, efficiency, efficiency_table
 from dptrain.measure.series import correlation_time, degrees_of_freedom, half_width_of_mean
 from dptrain.measure.statistics import median_of_runs, resolution, unseen_at_most
 from dptrain.measure.student import student
@@ -78,6 +79,17 @@ def test_a_remark_names_the_steps_of_a_heavy_tail() -> None:
     assert "mean step of weak-r4-t1 (tail index 1." in tail_note(steps, "weak-r4-t1")
     assert tail_note(np.ones(1000), "a") == tail_note(steps[:100], "a") == ""
     assert math.isinf(tail_index(steps[:100]))
+
+
+@pytest.mark.parametrize(("tail", "is_marked"), [(1.3, True), (math.inf, False)])
+def test_an_efficiency_of_training_with_a_heavy_tail_is_marked(
+    tail: float, is_marked: bool
+) -> None:
+    steps = 1e6 * Noise(late=0.1, tail=tail).job(np.random.default_rng(1), 1, 4, 2000)[0]
+    pairs = tuple(Pair(1e6, 1e6, float(block.mean())) for block in np.split(steps, 4))
+    found = efficiency(Baseline(pairs, 40, 2000), 4, possible=1.0, steps=steps)
+    assert bool(found.note) == is_marked
+    assert ("tail index" in efficiency_table(found, size=4).caption) == is_marked
 
 
 def test_launches_that_were_not_seen_have_a_binomial_limit() -> None:
