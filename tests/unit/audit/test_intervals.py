@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 
 from dptrain.audit.coverage import Coverage, cases, coverage_of
-from dptrain.audit.kinds import KINDS
-from dptrain.audit.noise import EASY
+from dptrain.audit.kinds import KINDS, Size, efficiency_truth, launch_walls
+from dptrain.audit.noise import EASY, NOISES, Times
+from dptrain.measure.statistics import Estimate
+from dptrain.scaling.pairing import Walls, compare_walls
 from tests.tiers import tiered
 
 LEAST = 0.92
@@ -53,6 +58,36 @@ def test_efficiencies_contain_rare_noise_on_any_number_of_ranks(
 @pytest.mark.parametrize("kind", ["efficiency of scale", "step of scale"])
 def test_launches_that_are_rarely_slow_are_covered(kind: str, launches: int) -> None:
     check(coverage_of(kind, "slow launches", replications=400, launches=launches), given=0.95)
+
+
+@pytest.mark.parametrize("until", tiered([0.02, 0.05, 0.1, 0.2], [0.1]))
+@pytest.mark.parametrize(
+    "noise",
+    tiered(
+        ["independent", "slow launches", "two groups of launches", "correlated launches"],
+        ["slow launches"],
+    ),
+)
+def test_studies_that_stop_at_a_small_interval_contain_the_truth(noise: str, until: float) -> None:
+    """Rounds are added as by ``--until``, and must suffice without the last one, too."""
+    chosen, size, covered, series = NOISES[noise], Size(steps=50, launches=30), 0, 300
+    random = np.random.default_rng(5)
+    base = launch_walls(chosen.of_base(), size, random, series, 1)
+    point = launch_walls(chosen, size, random, series, size.ranks)
+    truth = efficiency_truth(chosen, size)
+    for one, two in zip(base, point, strict=True):
+
+        def at(n: int, sides: tuple[Times, Times] = (one, two)) -> tuple[Estimate, bool]:
+            return compare_walls(*(Walls(side[:n], 50 * n) for side in sides), paired=True)
+
+        def ends(n: int, at: Callable[[int], tuple[Estimate, bool]] = at) -> bool:
+            both = [at(n), at(n - 1)]
+            return all((e.high - e.low) / 2 <= until or (r and n >= 8) for e, r in both)
+
+        rounds = next((n for n in range(5, 30) if ends(n)), 30)
+        found = at(rounds)[0]
+        covered += found.low <= truth <= found.high
+    assert covered >= LEAST * series
 
 
 def test_intervals_of_more_launches_are_shorter() -> None:

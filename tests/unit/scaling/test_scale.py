@@ -243,12 +243,12 @@ def test_rounds_end_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "inf" not in said
 
 
-@pytest.mark.parametrize(("launches", "ends"), [(5, False), (7, False), (8, True), (12, True)])
-def test_two_groups_of_launches_need_no_more_rounds(
-    launches: int, ends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def widest_of(
+    monkeypatch: pytest.MonkeyPatch, launches: int, slow_ms: float, steps: int = 50
+) -> str:
+    """Return what a study is continued for whose every other launch of two ranks is slow."""
     design = Design(
-        ranks=(1, 2), threads=(1,), scalings=("weak",), launches=launches, steps=50, seed=0,
+        ranks=(1, 2), threads=(1,), scalings=("weak",), launches=launches, steps=steps, seed=0,
         launcher=(), batch_size=32, settings={}, until=0.02, most_launches=30,
     )  # fmt: skip
     measured = [
@@ -256,15 +256,34 @@ def test_two_groups_of_launches_need_no_more_rounds(
             task.folder,
             order,
             make_profile(
-                Law(), ranks=task.point.ranks, batch_size=task.point.batch_size,
-                step_ms=15.0 if task.point.ranks == 2 and task.round % 2 else 10.0 + 0.01 * order,
+                Law(), ranks=task.point.ranks, batch_size=task.point.batch_size, steps=steps,
+                step_ms=(
+                    slow_ms if task.point.ranks == 2 and task.round % 2 else 10.0 + 0.001 * order
+                ),
             ),
         )
         for order, task in enumerate(design.tasks())
     ]  # fmt: skip
     found = SimpleNamespace(launches=measured)
     monkeypatch.setattr("dptrain.scaling.scale.collect", lambda folders, output: found)
-    assert (_widest(Path("study"), design) == "") is ends
+    return _widest(Path("study"), design)
+
+
+@pytest.mark.parametrize(("launches", "ends"), [(5, False), (7, False), (8, True), (12, True)])
+def test_two_groups_of_launches_need_no_more_rounds(
+    launches: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (widest_of(monkeypatch, launches, 15.0) == "") is ends
+
+
+@pytest.mark.parametrize(("launches", "ends"), [(5, False), (29, False), (30, True)])
+def test_equal_launches_need_rounds_until_a_slow_one_would_be_seen(
+    launches: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = widest_of(monkeypatch, launches, 10.001, steps=1000)
+    assert (found == "") is ends
+    if not ends:
+        assert "fewer than 29 launches may contain no slow one" in found
 
 
 @pytest.mark.more
