@@ -139,7 +139,10 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
             "measure five or more"
         )
     elif fewest < 5:
-        found.append(f"{fewest} launches per point result in wide intervals; measure five or more")
+        found.append(
+            f"{fewest} launches per point result in wide intervals and do not show two groups; "
+            "measure five or more"
+        )
     found += _about_groups(points)
     named = set()
     for point in points:
