@@ -15,7 +15,7 @@ from dptrain.cli.options import GroupedCommand
     short_help="Check by simulation how often the intervals of a study contain the truth.",
     epilog=examples(
         "dptrain audit STUDY_DIR                      # results of dptrain scale",
-        "dptrain audit STUDY_DIR --replications 1000  # to 1.4 percentage points",
+        "dptrain audit STUDY_DIR --replications 1000  # a standard error of 1%",
         "dptrain audit STUDY_DIR --json               # for a program",
     ),
 )

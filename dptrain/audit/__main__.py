@@ -1,7 +1,7 @@
 """How often the 95% intervals of dptrain contain the truth, by kind of interval and noise.
 
-``python -m benchmarks.intervals`` prints the table of docs/explanation/measuring.md as Markdown. On
-two cores, 1,000 measurements of each kind take about ten minutes.
+``python -m dptrain.audit`` prints the tables of docs/explanation/measuring.md as Markdown. 1,000
+measurements of each kind take about five minutes on one core.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replications", type=int, default=1000, metavar="N")
     replications: int = parser.parse_args().replications
+    if replications < 1:
+        parser.error(f"--replications is {replications}; expected 1 or more")
     table = coverage_table(replications)
     _print_row(table.columns)
     _print_row(["---"] * len(table.columns))
