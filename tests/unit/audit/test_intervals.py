@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from dptrain.audit.coverage import Coverage, cases, coverage_of
 from dptrain.audit.kinds import KINDS, Size, efficiency_truth, launch_walls
 from dptrain.audit.noise import EASY, NOISES, Times
-from dptrain.measure.statistics import Estimate
+from dptrain.measure.statistics import FEWEST_TO_SEE, Estimate
 from dptrain.scaling.pairing import Walls, compare_walls
+from dptrain.scaling.scale import FEWEST_FOR_RANGE
 from tests.tiers import tiered
 
 LEAST = 0.92
@@ -70,7 +72,8 @@ def test_launches_that_are_rarely_slow_are_covered(kind: str, launches: int) -> 
 )
 def test_studies_that_stop_at_a_small_interval_contain_the_truth(noise: str, until: float) -> None:
     """Rounds are added as by ``--until``, and must suffice without the last one, too."""
-    chosen, size, covered, series = NOISES[noise], Size(steps=50, launches=30), 0, 300
+    chosen = replace(NOISES[noise], slow_factor=2.0)
+    size, covered, series = Size(steps=50, launches=30), 0, 300
     random = np.random.default_rng(5)
     base = launch_walls(chosen.of_base(), size, random, series, 1)
     point = launch_walls(chosen, size, random, series, size.ranks)
@@ -81,8 +84,10 @@ def test_studies_that_stop_at_a_small_interval_contain_the_truth(noise: str, unt
             return compare_walls(*(Walls(side[:n], 50 * n) for side in sides), paired=True)
 
         def ends(n: int, at: Callable[[int], tuple[Estimate, bool]] = at) -> bool:
-            both = [at(n), at(n - 1)]
-            return all((e.high - e.low) / 2 <= until or (r and n >= 8) for e, r in both)
+            if at(n)[1] and n >= FEWEST_FOR_RANGE:
+                return True
+            widths = [at(count)[0].high - at(count)[0].low for count in (n, n - 1)]
+            return max(widths) / 2 <= until and n >= FEWEST_TO_SEE
 
         rounds = next((n for n in range(5, 30) if ends(n)), 30)
         found = at(rounds)[0]
