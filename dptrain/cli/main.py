@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 import dptrain
+from dptrain.cli.audit import audit
 from dptrain.cli.bench import bench
 from dptrain.cli.common import examples, guarded
 from dptrain.cli.data import data
@@ -142,6 +143,7 @@ Exit codes:
         "dptrain describe cifar --batch-size 128    # layers, FLOPs and memory",
         "mpirun -n 4 dptrain profile                # where the time of a step goes",
         "dptrain scale --ranks 1,2,4                # how training scales, and what limits it",
+        "dptrain audit STUDY_DIR                    # whether intervals hold for this noise",
         "dptrain bench solar                        # time by batch size, and what fits",
         "mpirun -n 4 dptrain doctor                 # problems of this installation",
     )
@@ -159,6 +161,6 @@ def cli(context: click.Context) -> None:
 
 for command in (
     train, evaluate, predict, find_rate, data, export, describe, layers, doctor, profile, report,
-    paper, runs, scale, bench, study,
+    paper, runs, scale, audit, bench, study,
 ):  # fmt: skip
     cli.add_command(command)

@@ -35,6 +35,9 @@ OMITTED = (
 )
 """Settings of training that have no effect on the time of a step."""
 
+STEPS, STEPS_OF_LOSSES = 400, 100
+"""Steps that are timed without --steps. Intervals of 400 steps also hold if steps are slow in
+bursts; those of losses are over blocks."""
 
 ONLY_PROFILES = {
     "skip": "--skip",
@@ -60,7 +63,11 @@ ONLY_PROFILES = {
     ),
 )
 @CONFIG
-@number("--steps", default=100, at_most=MAX_RUNS, help="Steps that are timed.")
+@number(
+    "--steps",
+    at_most=MAX_RUNS,
+    help=f"Steps that are timed.  [default: {STEPS}; with --losses {STEPS_OF_LOSSES}]",
+)
 @number(
     "--skip", default=5, at_most=MAX_RUNS, help="Steps made before, untimed; at least 10 on a GPU."
 )
@@ -100,7 +107,7 @@ ONLY_PROFILES = {
 @setting_flags(omit=OMITTED)
 def profile(
     file: Path | None,
-    steps: int,
+    steps: int | None,
     skip: int,
     output: Path | None,
     roofs: bool,
@@ -126,6 +133,9 @@ def profile(
     """
     if losses:
         _require_no_profile_options()
+    if steps is None:
+        steps = STEPS_OF_LOSSES if losses else STEPS
+    num_steps = steps
     if unfused and not inference:
         raise UserError("--unfused requires --inference; add --inference, or remove --unfused")
     if delay is not None and not losses:
@@ -139,9 +149,9 @@ def profile(
         from dptrain.training.settings import load_settings
 
         if losses:
-            return _losses(file, steps, delay, output, flags, as_json=as_json)
-        options = ProfileOptions(steps, skip, output, roofs, trace, nvtx)
-        config = load_settings({**set_flags(flags), "steps": steps + skip}, os.environ, file)
+            return _losses(file, num_steps, delay, output, flags, as_json=as_json)
+        options = ProfileOptions(num_steps, skip, output, roofs, trace, nvtx)
+        config = load_settings({**set_flags(flags), "steps": num_steps + skip}, os.environ, file)
         world = World.connect(timeout=config.timeout, command="profile")
         if inference:
             record = profile_inference(config, world, options, fused=not unfused, quiet=as_json)

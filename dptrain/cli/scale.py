@@ -76,7 +76,7 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
     type=Number(float, at_least=0, at_most=1),
     metavar="WIDTH",
     help="Launch more rounds after the first --launches, until the 95% interval of every "
-    "efficiency is at most ±WIDTH, such as 0.02.  [default: no more rounds]",
+    "efficiency is at most ±WIDTH, such as 0.02, in 29 rounds or more.  [default: no more rounds]",
 )
 @number(
     "--most-launches",

@@ -30,7 +30,8 @@ from dptrain.experiments.ledger import Ledger, machine, read_settings, write_csv
 from dptrain.experiments.variants import AXES, change_layers
 from dptrain.files import write_whole
 from dptrain.measure.machine.environment import environment
-from dptrain.measure.statistics import FEWEST, Estimate, student
+from dptrain.measure.statistics import FEWEST, Estimate
+from dptrain.measure.student import student
 from dptrain.network.network import Network
 from dptrain.runs.records import read_record
 from dptrain.runs.settings import DIRECTORY_SETTINGS

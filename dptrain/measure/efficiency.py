@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dptrain.measure.statistics import FEWEST, Estimate, ratio_of_walls, unseen_share
+from dptrain.measure.tail_index import tail_note
 from dptrain.tables import Table
 
 
@@ -63,6 +64,7 @@ class Efficiency:
             on the node with the most threads per core, at most 1.
         other_cores: mean number of cores that other programs used on the node of rank 0; None if
             the system does not report it.
+        note: remark if a few slow steps determine the efficiency, else "".
     """
 
     weak: Estimate | None
@@ -70,12 +72,25 @@ class Efficiency:
     baseline: Baseline
     possible: float
     other_cores: float | None = None
+    note: str = ""
 
 
 def efficiency(
-    baseline: Baseline, size: int, *, possible: float, other_cores: float | None = None
+    baseline: Baseline,
+    size: int,
+    *,
+    possible: float,
+    other_cores: float | None = None,
+    steps: ArrayLike = (),
 ) -> Efficiency:
-    """Return the efficiencies of a job with `size` ranks."""
+    """Return the efficiencies of a job with `size` ranks.
+
+    Args:
+        baseline: blocks of steps of rank 0 alone.
+        size: number of ranks.
+        possible, other_cores: see `Efficiency`.
+        steps: durations of steps of the job, of which the tail is judged.
+    """
     if len(baseline.pairs) < FEWEST:
         return Efficiency(None, None, baseline, possible, other_cores)
     weak, strong, together = np.array([(p.weak, p.strong, p.together) for p in baseline.pairs]).T
@@ -87,7 +102,9 @@ def efficiency(
         )
         return ratio_of_walls(alone, together, unseen=unseen)
 
-    return Efficiency(ratio(weak), ratio(strong).times(1 / size), baseline, possible, other_cores)
+    note = tail_note(steps, "this run")
+    strong_ratio = ratio(strong).times(1 / size)
+    return Efficiency(ratio(weak), strong_ratio, baseline, possible, other_cores, note)
 
 
 def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
@@ -114,5 +131,7 @@ def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
             f"The ranks share cores, so the efficiency is at most {efficiency.possible:.2f} on "
             "this machine."
         )
+    if efficiency.note:
+        lines.append(f"Note: {efficiency.note}.")
     table.caption = " ".join(lines)
     return table

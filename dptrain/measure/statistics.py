@@ -1,21 +1,23 @@
 """Means, medians and ratios with 95% confidence intervals.
 
-Steps of one launch depend on their neighbours, so their intervals come from blocks of steps. For
+Steps of one launch depend on their neighbours, see `dptrain.measure.series`. For medians of
 launches the bootstrap estimates the standard error, and Student's t distribution determines the
 interval: those of the percentile bootstrap are too small for a few launches. With five launches
 they contain the median in 93% of cases, with three in 75%.
 
-`tests/unit/measure/test_coverage.py` simulates how often the intervals contain the truth.
+`dptrain.audit` simulates how often the intervals contain the truth.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from dptrain.measure.series import correlation_time, half_width_of_mean
+from dptrain.measure.student import NORMAL, student
 
 RESAMPLES = 2000
 FEWEST = 3
@@ -28,12 +30,9 @@ UNSEEN, UNSEEN_STEPS, UNSEEN_MS = 2, 5.0, 100.0
 """Interruptions by which intervals of means are wider because a few steps do not show them: their
 number, and how long each is at most, in steps and in milliseconds. 100 ms is the default period of
 a CPU quota on Linux."""
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-"""Quantile 0.975 of Student's distribution for 1, 2, … degrees of freedom."""
-_NORMAL = 1.959964
+RARE, SLOWER, FEWEST_TO_SEE = 0.1, 1.5, 29
+"""Slow launches by which intervals are wider because a few launches do not show them: their share,
+how many times as long they take, and the number of launches of which 95% contain one."""
 
 
 @dataclass(frozen=True)
@@ -114,28 +113,103 @@ def unseen_share(mean_ms: float, steps: int) -> float:
     return UNSEEN * min(UNSEEN_STEPS, UNSEEN_MS / mean_ms) / steps
 
 
+def unseen_launches(launches: int) -> float:
+    """Return by which share the mean of some launches may be too small.
+
+    Fewer than `FEWEST_TO_SEE` launches probably contain none that is slow if a share `RARE` of all
+    launches is; it is assumed to take `SLOWER` times as long.
+
+    Example:
+        >>> round(unseen_launches(5), 9), unseen_launches(29)
+        (0.05, 0.0)
+    """
+    return RARE * (SLOWER - 1) if launches < FEWEST_TO_SEE else 0.0
+
+
+def unseen_at_most(launches: int) -> float:
+    """Return the largest share of slow launches of which none may be among some launches.
+
+    It is the exact upper limit of a binomial share at a level of 95%, 1 − 0.05^(1 / n). Source:
+    Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
+    binomial", Biometrika 26 (1934).
+
+    Example:
+        >>> round(unseen_at_most(5), 2)
+        0.45
+    """
+    return float(1 - 0.05 ** (1 / launches))
+
+
+def resolution(values: NDArray[np.float64]) -> float:
+    """Return the resolution of the clock that measured some durations; 0 if it is fine.
+
+    Durations by a coarse clock are multiples of its resolution, so that many are equal.
+    """
+    largest = float(np.abs(values).max()) or 1.0
+    distinct = largest * np.unique(
+        np.round(values / largest, 9)
+    )  # Differences have rounding errors.
+    return float(np.diff(distinct).min()) if 1 < len(distinct) <= len(values) / 2 else 0.0
+
+
 def median_of_steps(values: ArrayLike) -> Estimate:
-    """Return the median of a series of steps of one launch, with its 95% interval.
+    """Return `median_of_runs` of the steps of one launch.
 
-    Steps depend on their neighbours, so the interval comes from batches of consecutive steps: the
-    median of each batch is a value, and Student's t distribution determines the interval of their
-    mean, widened by √((1 + r) / (1 − r)) for the correlation r of neighbouring batches. There are
-    four batches, so that they are long. With fewer than `FEWEST_STEPS` steps the interval is minus
-    to plus infinity.
-
-    In simulations with autocorrelation up to 0.9 and with bursts of slow steps, 94 to 98% of the
-    intervals contain the median.
-
-    Source: Law and Kelton, "Simulation modeling and analysis", 2000, section 9.5.3 (batch means).
+    With fewer than `FEWEST_STEPS` steps the interval is minus to plus infinity.
 
     Args:
         values: durations in the order of the steps, at least one.
     """
+    found = median_of_runs(values)
+    return found if found.n >= FEWEST_STEPS else replace(found, low=-math.inf, high=math.inf)
+
+
+def median_of_runs(values: ArrayLike) -> Estimate:
+    """Return the median of steps or of repeated runs, with its 95% interval.
+
+    The number of n independent values below the median has a standard deviation of √n / 2. Values
+    depend on their neighbours, so it is multiplied by the root of the correlation time of the
+    series that counts values as above or below the median; the interval lies between two order
+    statistics. It is wider on both sides by the `resolution` of the clock. From `FEWEST_STEPS`
+    values on, it contains that of batches of consecutive values, too. With fewer than `FEWEST_RUNS`
+    values it is minus to plus infinity.
+
+    It holds for independent and for autocorrelated values, and for bursts of slow values if there
+    are enough of them; docs/explanation/measuring.md states how often.
+
+    Source: Conover, "Practical nonparametric statistics", 1999, section 3.2.
+
+    Args:
+        values: durations in the order of the measurement, at least one.
+
+    Example:
+        >>> median_of_runs([2.0, 2.3, 2.1, 2.2, 2.05, 2.4, 2.15, 2.25, 2.35, 2.12])
+        Estimate(value=2.175, low=2.0, high=2.4, n=10)
+    """
     times = np.asarray(values, float)
     n, middle = len(times), float(np.median(times))
-    if n < FEWEST_STEPS:
+    if n < FEWEST_RUNS:
         return Estimate(middle, -math.inf, math.inf, n)
-    batches = 4
+    signs = np.where(times > middle, 1.0, -1.0)
+    # An estimate from few values is too small, and those that are so end the repetition.
+    correlation = min(max(float(signs[1:] @ signs[:-1]) / (n - 1) + 6 / n, 0.0), 0.95)
+    counts_as_one = max((1 + correlation) / (1 - correlation), correlation_time(signs))
+    half = NORMAL / 2 * math.sqrt(n * counts_as_one)
+    first = max(math.floor(n / 2 - half) - 1, 0)
+    ordered, error = np.sort(times), resolution(times)
+    limits = float(ordered[first]) - error, float(ordered[n - 1 - first]) + error
+    found = Estimate(middle, *limits, n)
+    return found if n < FEWEST_STEPS else found.extended_to(_median_of_batches(times))
+
+
+def _median_of_batches(times: NDArray[np.float64]) -> Estimate:
+    """Return the median with the t interval of the medians of four batches of consecutive values.
+
+    Four batches are long. The interval is wider by √((1 + r) / (1 − r)) for the correlation r of
+    neighbouring batches. Source: Law and Kelton, "Simulation modeling and analysis", 2000, section
+    9.5.3 (batch means).
+    """
+    n, middle, batches = len(times), float(np.median(times)), 4
     size = n // batches
     medians = np.median(times[n - size * batches :].reshape(batches, size), axis=1)
     deviations = medians - medians.mean()
@@ -150,41 +224,6 @@ def median_of_steps(values: ArrayLike) -> Estimate:
     return Estimate(middle, middle - half, middle + half, n)
 
 
-def median_of_runs(values: ArrayLike) -> Estimate:
-    """Return the median of repeated runs with its 95% interval between two order statistics.
-
-    The number of values below the median of n independent runs has a standard deviation of √n / 2.
-    Runs depend on their neighbours, so it is multiplied by √((1 + r) / (1 − r)) for the correlation
-    r of neighbours, counted as above or below the median. From `FEWEST_STEPS` runs on, the interval
-    contains that of `median_of_steps`, too, which slow bursts need. With fewer than `FEWEST_RUNS`
-    runs it is minus to plus infinity.
-
-    In simulations of independent and of autocorrelated runs (up to 0.5), at least 92% of the
-    intervals contain the median, also if runs are repeated until the interval is short.
-
-    Source: Conover, "Practical nonparametric statistics", 1999, section 3.2.
-
-    Args:
-        values: durations in the order of the runs, at least one.
-
-    Example:
-        >>> median_of_runs([2.0, 2.3, 2.1, 2.2, 2.0, 2.4, 2.1, 2.2, 2.3, 2.1])
-        Estimate(value=2.1500000000000004, low=2.0, high=2.4, n=10)
-    """
-    times = np.asarray(values, float)
-    n, middle = len(times), float(np.median(times))
-    if n < FEWEST_RUNS:
-        return Estimate(middle, -math.inf, math.inf, n)
-    signs = np.where(times > middle, 1.0, -1.0)
-    # An estimate from few values is too small, and those that are so end the repetition.
-    correlation = min(max(float(signs[1:] @ signs[:-1]) / (n - 1) + 6 / n, 0.0), 0.95)
-    half = _NORMAL / 2 * math.sqrt(n * (1 + correlation) / (1 - correlation))
-    first = max(math.floor(n / 2 - half) - 1, 0)
-    ordered = np.sort(times)
-    found = Estimate(middle, float(ordered[first]), float(ordered[n - 1 - first]), n)
-    return found if n < FEWEST_STEPS else found.extended_to(median_of_steps(times))
-
-
 def ratio_of_walls(
     numerators: ArrayLike, denominators: ArrayLike, *, unseen: tuple[float, float] = (0.0, 0.0)
 ) -> Estimate:
@@ -192,9 +231,9 @@ def ratio_of_walls(
 
     The value is the ratio of the sums, so it is that of the wall times. Block i of the numerator
     belongs to block i of the denominator, so that what disturbs the machine for longer than a block
-    disturbs both. The jackknife over the blocks estimates the standard error of the logarithm, and
-    Student's t with n − 1 degrees of freedom determines the interval. With fewer than `FEWEST`
-    blocks the interval is 0 to infinity.
+    disturbs both. The pseudo-values of the jackknife over the blocks, of the logarithm, are a
+    series with the interval of `dptrain.measure.series`. With fewer than `FEWEST` blocks the
+    interval is 0 to infinity.
 
     Source: Efron and Tibshirani, "An introduction to the bootstrap", 1993, chapter 11.
 
@@ -212,7 +251,7 @@ def ratio_of_walls(
     if n < FEWEST:
         return Estimate(value, 0.0, math.inf, n)
     without = np.log((top.sum() - top) / (bottom.sum() - bottom))
-    half = student(n - 1) * math.sqrt((n - 1) * float(without.var()))
+    half = half_width_of_mean(n * math.log(value) - (n - 1) * without)
     low, high = value * math.exp(-half), value * math.exp(half)
     return Estimate(value, low / (1 + unseen[1]), high * (1 + unseen[0]), n)
 
@@ -226,9 +265,9 @@ def share(value: float, n: int) -> Estimate:
         value: the share, 0 to 1.
         n: number of samples, at least 1.
     """
-    centre = (value + _NORMAL**2 / (2 * n)) / (1 + _NORMAL**2 / n)
-    half = _NORMAL * math.sqrt(value * (1 - value) / n + _NORMAL**2 / (4 * n**2))
-    half /= 1 + _NORMAL**2 / n
+    centre = (value + NORMAL**2 / (2 * n)) / (1 + NORMAL**2 / n)
+    half = NORMAL * math.sqrt(value * (1 - value) / n + NORMAL**2 / (4 * n**2))
+    half /= 1 + NORMAL**2 / n
     return Estimate(
         value, max(min(centre - half, value), 0.0), min(max(centre + half, value), 1.0), n
     )
@@ -289,30 +328,3 @@ def _interval(value: float, errors: list[float], sizes: list[int]) -> Estimate:
     degrees = variance**2 / sum(e**4 / (m - 1) for e, m in zip(errors, sizes, strict=True))
     half = student(degrees) * math.sqrt(variance)
     return Estimate(value, value * math.exp(-half), value * math.exp(half), n)
-
-
-@lru_cache
-def student_quantile(degrees: float, probability: float) -> float:
-    """Return a quantile of Student's distribution, to four digits below 1 − 10⁻⁵.
-
-    With t = √n tan θ, the density of θ is proportional to cos θ to the power n − 1.
-
-    Args:
-        degrees: of freedom, at least 1.
-        probability: of a smaller value.
-    """
-    angles = np.linspace(-math.pi / 2, math.pi / 2, 20_001)
-    density = np.abs(np.cos(angles)) ** (degrees - 1)
-    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    angle = np.interp(probability, below / below[-1], angles)
-    return math.sqrt(degrees) * math.tan(angle)
-
-
-def student(degrees: float) -> float:
-    """Return the quantile 0.975 of Student's distribution.
-
-    The table is interpolated linearly in 1 / degrees, in which the quantile is convex, so the
-    result is never too small.
-    """
-    known = [0.0, *(1 / n for n in range(len(STUDENT), 0, -1))]
-    return float(np.interp(1 / degrees, known, [_NORMAL, *reversed(STUDENT)]))

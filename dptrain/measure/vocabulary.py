@@ -436,6 +436,7 @@ TRAINING = (
     Term("cost", "1", "Share of the run that the blocks took."),
     Term("scaling.why", "", "Why there are no such steps; null if there are, or if none were "
          "requested."),
+    Term("scaling.note", "", "Remark if a few slow steps determine the efficiency; else null."),
     Term("evaluation_s", "s", "Time of all evaluations on rank 0, with the one after the last "
          "step."),
     Term("checkpoint_s", "s", "Time of all checkpoints on rank 0, with the one after the last "

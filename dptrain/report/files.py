@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dptrain.audit.study import AUDIT, Audit
 from dptrain.errors import UserError
 from dptrain.files import write_whole, writing
 from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE, csv_text
@@ -76,7 +77,8 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
 def make_page(result: Result | Experiment, folder: Path) -> Page:
     """Return the page of a result that `read_result` has read from a folder."""
     if isinstance(result, Study):
-        return study_page(result, _profiles(result, folder))
+        audit = Audit.read(folder / AUDIT) if (folder / AUDIT).exists() else None
+        return study_page(result, _profiles(result, folder), audit)
     if isinstance(result, MeasuredProfile):
         return profile_page(result)
     if isinstance(result, Sweep | Variants):

@@ -65,7 +65,7 @@ FORMS: Mapping[str, Form] = {
         "scaling": {
             "weak": Optional(NUMBER), "strong": Optional(NUMBER),
             "weak_interval": Optional(PAIR), "strong_interval": Optional(PAIR),
-            "why": Optional(TEXT),
+            "why": Optional(TEXT), "note": Optional(TEXT),
         },
         "time_to_accuracy": Optional({
             "requested": NUMBER, "reached": BOOLEAN,

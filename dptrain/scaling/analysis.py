@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dptrain.errors import UserError
-from dptrain.measure.statistics import FEWEST
+from dptrain.measure.statistics import FEWEST, FEWEST_TO_SEE, RARE, SLOWER, unseen_at_most
+from dptrain.measure.tail_index import tail_note
 from dptrain.scaling.conclusion import conclude
 from dptrain.scaling.efficiencies import missing_counters
 from dptrain.scaling.forecast import as_fit, judge, make_forecast, make_series
@@ -136,7 +139,10 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
             "measure five or more"
         )
     elif fewest < 5:
-        found.append(f"{fewest} launches per point result in wide intervals; measure five or more")
+        found.append(
+            f"{fewest} launches per point result in wide intervals and do not show two groups; "
+            "measure five or more"
+        )
     found += _about_groups(points)
     named = set()
     for point in points:
@@ -148,7 +154,27 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
                     f"the step time of {launch.folder} deviates by {deviation:+.0%} from the "
                     "mean of its point"
                 )
+    found += _about_heavy_tail(launches, points)
+    if FEWEST <= fewest < FEWEST_TO_SEE:
+        found.append(
+            f"{fewest} launches per point may contain no slow one although up to "
+            f"{unseen_at_most(fewest):.0%} of all launches are slow: intervals include "
+            f"{RARE:.0%} that take {SLOWER:g} times as long; --launches {FEWEST_TO_SEE} would show "
+            "one"
+        )
     return found + _differences(launches)
+
+
+def _about_heavy_tail(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
+    """Return remarks on each point whose mean step a few slow steps determine."""
+    by_folder = {measured.folder: measured.profile for measured in launches}
+    found = {}
+    for point in points:
+        times = [by_folder[m.folder].step_times_ms for m in point.launches]
+        # Launches that differ are no tail.
+        steps = np.concatenate([np.array(series) / np.median(series) for series in times])
+        found[point.launches[0].folder] = tail_note(steps, point.name)
+    return [note for note in found.values() if note]
 
 
 def _about_groups(points: Sequence[Point]) -> list[str]:

@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.measure.machine.counters import processor_line
+from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import (
     Estimate,
     median_of_launches,
     ratio_of_launches,
     ratio_of_walls,
+    unseen_share,
 )
+from dptrain.scaling.pairing import Walls
 from dptrain.scaling.study import Efficiencies
 
 
@@ -43,28 +46,63 @@ def find_efficiencies(
     known = [pop for pop in found if pop is not None]
     if len(known) < len(found):
         return None
-    wall = np.array([profile.step_ms.mean for profile in profiles])
-    slowest = wall * [pop.transfer.value for pop in known]
-    slowest_rank = slowest * [pop.serialisation.value for pop in known]
-    busy = slowest_rank * [pop.load_balance.value for pop in known]
+    walls, busy, busy_base = walls_of(profiles), _busy_ms(profiles), _busy_ms(base)
+    compare = ratio_of_walls if paired else ratio_of_launches
+    unseen = walls_of(base).unseen, walls.unseen
+    return Efficiencies(
+        **pop_over_launches(walls, known),
+        computation_scaling=compare(busy_base, busy, unseen=unseen).times(work),
+        instructions_per_cycle=_of_processor(profiles, "instructions_per_cycle"),
+        ghz=_of_processor(profiles, "ghz"),
+    )
+
+
+def walls_of(profiles: Sequence[Profile]) -> Walls:
+    """Return the steps of launches, and how many steps they are the means of."""
+    steps = [profile.step_ms for profile in profiles]
+    return Walls(np.array([step.mean for step in steps]), sum(step.n for step in steps))
+
+
+def pop_over_launches(walls: Walls, pops: Sequence[Pop]) -> dict[str, Estimate]:
+    """Return parallel efficiency, load balance, serialisation and transfer over launches.
+
+    Args:
+        walls: wall times of the launches.
+        pops: efficiencies of each launch.
+    """
+    wall = walls.steps_ms
+    slowest = wall * [pop.transfer.value for pop in pops]
+    slowest_rank = slowest * [pop.serialisation.value for pop in pops]
+    busy = slowest_rank * [pop.load_balance.value for pop in pops]
+    # A launch that is slower as a whole does not change them, but interruptions do.
+    unseen = unseen_share(float(wall.mean()), walls.num_steps)
 
     def ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> Estimate:
-        found = ratio_of_walls(top, bottom)
+        found = ratio_of_walls(top, bottom, unseen=(unseen, unseen))
         # These are at most 1 by definition; the interval of a logarithm does not know that.
         is_bounded = math.isfinite(found.high)
         return replace(found, high=max(min(found.high, 1.0), found.value)) if is_bounded else found
 
-    busy_base = _busy_ms(base)
-    compare = ratio_of_walls if paired else ratio_of_launches
-    return Efficiencies(
-        parallel=ratio(busy, wall),
-        load_balance=ratio(busy, slowest_rank),
-        serialisation=ratio(slowest_rank, slowest),
-        transfer=ratio(slowest, wall),
-        computation_scaling=compare(busy_base, busy).times(work),
-        instructions_per_cycle=_of_processor(profiles, "instructions_per_cycle"),
-        ghz=_of_processor(profiles, "ghz"),
-    )
+    found = {
+        "parallel": ratio(busy, wall),
+        "load_balance": ratio(busy, slowest_rank),
+        "serialisation": ratio(slowest_rank, slowest),
+        "transfer": ratio(slowest, wall),
+    }
+    product = ratio(busy, slowest)
+    if math.isfinite(product.high) and not all(map(_shows_imbalance, pops)):
+        limits = Estimate(product.value, product.low, 1.0, product.n)
+        for name in ("load_balance", "serialisation"):
+            found[name] = found[name].extended_to(limits)
+    return found
+
+
+def _shows_imbalance(pop: Pop) -> bool:
+    """Return True if the steps of a launch distinguish load balance from serialisation.
+
+    Otherwise each is between their product and 1, see `dptrain.measure.profile.pop`.
+    """
+    return pop.load_balance.high < 1 or pop.serialisation.high < 1
 
 
 def joules_per_sample(profiles: Sequence[Profile]) -> Estimate | None:

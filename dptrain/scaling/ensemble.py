@@ -28,7 +28,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.measure.statistics import student
+from dptrain.measure.student import student
 from dptrain.scaling.allreduce import (
     ALGORITHMS,
     DOUBLING,

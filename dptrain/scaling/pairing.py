@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from dptrain.measure.statistics import FEWEST, Estimate, student
+from dptrain.measure.statistics import (
+    FEWEST,
+    Estimate,
+    ratio_of_launches,
+    ratio_of_walls,
+    unseen_launches,
+    unseen_share,
+)
+from dptrain.measure.student import student
 
 FEWEST_TO_SPLIT = 5
 """Smallest number of launches that are tested for two groups."""
@@ -76,6 +85,56 @@ def with_range(value: float, values: ArrayLike) -> Estimate:
     """Return a mean over launches with the range of the launches in place of an interval."""
     found = np.asarray(values, float)
     return Estimate(value, float(np.min(found)), float(np.max(found)), len(found))
+
+
+@dataclass(frozen=True)
+class Walls:
+    """Wall times of the launches of a point.
+
+    Attributes:
+        steps_ms: wall time / steps of each launch in ms, in the order of the rounds.
+        num_steps: steps of all launches together.
+    """
+
+    steps_ms: NDArray[np.float64]
+    num_steps: int
+
+    @property
+    def unseen(self) -> float:
+        """Share by which the mean may be too small.
+
+        It is the larger of `dptrain.measure.statistics.unseen_share` and `unseen_launches`.
+        """
+        steps = unseen_share(float(self.steps_ms.mean()), self.num_steps)
+        return max(steps, unseen_launches(len(self.steps_ms)))
+
+
+def mean_wall(walls: Walls) -> tuple[Estimate, bool]:
+    """Return the mean step in ms, and whether its interval is the range because of two groups."""
+    times = walls.steps_ms
+    if split(times) is not None:
+        return with_range(float(times.mean()), times), True
+    return ratio_of_walls(times, np.ones(len(times)), unseen=(walls.unseen,) * 2), False
+
+
+def compare_walls(base: Walls, point: Walls, *, paired: bool) -> tuple[Estimate, bool]:
+    """Return T(base) / T(point), and whether its interval is the range because of two groups.
+
+    More launches do not reduce a range.
+
+    Args:
+        base, point: their launches.
+        paired: True if launch i of both belongs to one round.
+    """
+    unseen, one, two = (base.unseen, point.unseen), base.steps_ms, point.steps_ms
+    if paired:
+        found, ratios = ratio_of_walls(one, two, unseen=unseen), one / two
+        return (found, False) if split(ratios) is None else (with_range(found.value, ratios), True)
+    found = ratio_of_launches(one, two, unseen=unseen)
+    if split(one) is None and split(two) is None:
+        return found, False
+    limits = float(one.min() / two.max()), float(one.max() / two.min())
+    return Estimate(found.value, *limits, found.n), True
 
 
 def difference(one: Estimate, two: Estimate) -> Estimate:

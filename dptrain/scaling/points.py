@@ -12,16 +12,10 @@ from numpy.typing import NDArray
 
 from dptrain.errors import UserError
 from dptrain.measure.profile.profile import Parts, Profile
-from dptrain.measure.statistics import (
-    FEWEST,
-    Estimate,
-    ratio_of_launches,
-    ratio_of_walls,
-    unseen_share,
-)
+from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.scaling.accuracy import Training, find_time_to_accuracy
-from dptrain.scaling.efficiencies import find_efficiencies, joules_per_sample
-from dptrain.scaling.pairing import common_rounds, split, with_range
+from dptrain.scaling.efficiencies import find_efficiencies, joules_per_sample, walls_of
+from dptrain.scaling.pairing import Walls, common_rounds, compare_walls, mean_wall
 from dptrain.scaling.study import STRONG, UNITY, WEAK, Launch, Point
 
 PARTS = ("compute", "data_wait", "transfer", "imbalance", "other")
@@ -125,7 +119,7 @@ class Group:
     @property
     def steps_ms(self) -> NDArray[np.float64]:
         """Wall time of each launch divided by its steps, in milliseconds."""
-        return np.array([launch.profile.step_ms.mean for launch in self.launches])
+        return self.walls.steps_ms
 
     @property
     def by_round(self) -> dict[str, Measured]:
@@ -145,9 +139,9 @@ class Group:
         return one, two, True
 
     @property
-    def unseen(self) -> float:
-        """Share by which the mean step may be too small, see `unseen_share`."""
-        return unseen_share(self.step_ms, sum(m.profile.step_ms.n for m in self.launches))
+    def walls(self) -> Walls:
+        """Steps of the launches, and how many steps they are the means of."""
+        return walls_of([launch.profile for launch in self.launches])
 
     @property
     def cores(self) -> float:
@@ -255,7 +249,7 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
     *compared, paired = group.compared_with(base)
     faster, is_range = _faster(group, base)
     speed_up, is_known = faster.times(grown), faster.n >= FEWEST or group is base
-    step, apart = _step(group)
+    step, apart = mean_wall(group.walls)
     if group is not base:
         # Rounds without a launch of the base, or of the group, are not compared. The step is that
         # of the compared rounds, so that the columns of a row multiply.
@@ -307,31 +301,12 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
     )
 
 
-def _step(group: Group) -> tuple[Estimate, bool]:
-    """Return the step, and whether its interval is the range because of two groups."""
-    if split(group.steps_ms) is not None:
-        return with_range(group.step_ms, group.steps_ms), True
-    ones = np.ones(len(group.launches))
-    return ratio_of_walls(group.steps_ms, ones, unseen=(group.unseen, 0.0)), False
-
-
 def _faster(group: Group, base: Group) -> tuple[Estimate, bool]:
-    """Return T(base) / T(group), and whether its interval is the range because of two groups.
-
-    Launches are paired by round if enough rounds are common. More launches do not reduce a range.
-    """
+    """Return T(base) / T(group), and whether its interval is the range because of two groups."""
     if group is base:
         return UNITY, False
     group, base, paired = group.compared_with(base)
-    unseen, one, two = (base.unseen, group.unseen), base.steps_ms, group.steps_ms
-    if paired:
-        found, ratios = ratio_of_walls(one, two, unseen=unseen), one / two
-        return (found, False) if split(ratios) is None else (with_range(found.value, ratios), True)
-    found = ratio_of_launches(one, two, unseen=unseen)
-    if split(one) is None and split(two) is None:
-        return found, False
-    limits = float(one.min() / two.max()), float(one.max() / two.min())
-    return Estimate(found.value, *limits, found.n), True
+    return compare_walls(base.walls, group.walls, paired=paired)
 
 
 def has_range(group: Group, base: Group) -> bool:

@@ -10,7 +10,7 @@ from dptrain.backends import load_backend
 from dptrain.errors import UserError, suggest
 from dptrain.files import writing
 from dptrain.machine import has_smaller_mask
-from dptrain.measure.statistics import FEWEST
+from dptrain.measure.statistics import FEWEST, FEWEST_TO_SEE, RARE
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.collecting import collect
 from dptrain.scaling.design import Design, Task, unfinished
@@ -105,13 +105,13 @@ def _widest(folder: Path, design: Design) -> str:
     """Return which efficiency is not known well enough; "" if all are.
 
     All must be, also without the last round. Otherwise studies would stop at intervals that are
-    small by chance: from five launches on, 93 to 95% of intervals then contain the truth, compared
-    with 91 to 95% (simulated). Points in two groups do not count.
+    small by chance. A study does not stop before it can have seen a slow launch, which takes
+    `FEWEST_TO_SEE` launches. Points in two groups do not count.
     """
     launches = collect([folder], folder).launches
     last = {task.folder for task in design.tasks() if task.round == design.launches}
     earlier = [launch for launch in launches if launch.folder not in last]
-    ranges = _keys_of_ranges(make_groups(launches))
+    ranges, few = _keys_of_ranges(make_groups(launches)), ""
     for considered in (launches, earlier):
         for point in make_points(make_groups(considered)):
             key, known = (point.threads, point.ranks, point.batch_size), point.efficiency
@@ -125,7 +125,12 @@ def _widest(folder: Path, design: Design) -> str:
             half = (known.high - known.low) / 2
             if half > design.until:
                 return f"the efficiency of {point.name} is known to ±{half:.3f}"
-    return ""
+            if considered is launches and known.n < FEWEST_TO_SEE:
+                few = few or (
+                    f"fewer than {FEWEST_TO_SEE} launches may contain no slow one even if "
+                    f"{RARE:.0%} of all launches are slow; --most-launches limits the rounds"
+                )
+    return few
 
 
 def _keys_of_ranges(groups: Sequence[Group]) -> set[tuple[int, int, int]]:

@@ -11,14 +11,15 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.measure.statistics import Estimate, student
+from dptrain.measure.series import half_width_of_mean
+from dptrain.measure.statistics import UNSEEN, UNSEEN_MS, Estimate
 
 POWERCAP = Path("/sys/class/powercap")
 BLOCK_S = 0.05
@@ -27,8 +28,10 @@ BLOCK_S = 0.05
 POLL_S = 60.0
 """Time after which counters are read between two readings. They can count one wrap between two
 calls; the counter of a processor wraps after 262 kJ, which is 22 minutes at 200 W."""
-FEWEST_BLOCKS, MAX_BLOCKS = 5, 10
-"""Least number of blocks with an interval, and largest number that is taken as independent."""
+FEWEST_BLOCKS = 5
+"""Least number of blocks of a measurement."""
+FEWEST_FOR_INTERVAL = 16
+"""Least number of blocks with an interval; the correlation of fewer blocks is hardly known."""
 LEAST_S = FEWEST_BLOCKS * BLOCK_S
 """Least duration of a measurement."""
 
@@ -234,10 +237,14 @@ def energy_of(meters: Sequence[Mapping[str, Any]]) -> Energy:
     joules = sum(readings[:, 1] - readings[0, 1] for readings in counted)
     times, samples = counted[0][:, 0], counted[0][:, 2]
     value = float(joules[-1] / samples[-1])
-    half = _half_width(np.diff(joules) / np.diff(samples))
-    low = max(value - half, 0.0)
-    estimate = Estimate(value, low, value + half, len(samples) - 1)
     watts = float(joules[-1] / (times[-1] - times[0]))
+    estimate = Estimate(value, 0.0, math.inf, len(samples) - 1)
+    if estimate.n >= FEWEST_FOR_INTERVAL:
+        # Blocks count by their samples, because the value is a ratio of sums.
+        weights = np.diff(samples) * estimate.n / samples[-1]
+        half = half_width_of_mean((np.diff(joules) / np.diff(samples) - value) * weights)
+        unseen = UNSEEN * UNSEEN_MS / 1e3 / seconds
+        estimate = replace(estimate, low=max(value - half, 0.0), high=(value + half) * (1 + unseen))
     return Energy(estimate, watts, tuple(names), missing)
 
 
@@ -253,18 +260,6 @@ def _block_ends(times: NDArray[np.float64]) -> list[int]:
     return [*ends, last]
 
 
-def _half_width(blocks: NDArray[np.float64]) -> float:
-    """Return half the 95% interval of the mean of consecutive blocks, by Student's t.
-
-    Many short blocks are joined to `MAX_BLOCKS`, whose means are hardly correlated.
-    """
-    if len(blocks) < FEWEST_BLOCKS:
-        return math.inf
-    count = min(len(blocks), MAX_BLOCKS)
-    means = np.array([part.mean() for part in np.array_split(blocks, count)])
-    return student(count - 1) * float(means.std(ddof=1)) / math.sqrt(count)
-
-
 def meter_facts(meter: EnergyMeter) -> dict[str, Any]:
     """Return the readings of a meter as values for JSON."""
     return {"names": meter.names, "missing": meter.missing, "readings": meter.readings}
@@ -275,7 +270,12 @@ def energy_lines(energy: Energy) -> list[str]:
     found = []
     if energy.joules_per_sample is not None:
         value = energy.joules_per_sample
-        interval = f" ({value.low:.3g} – {value.high:.3g})" if math.isfinite(value.high) else ""
+        interval = (
+            f" ({value.low:.3g} – {value.high:.3g})"
+            if math.isfinite(value.high)
+            else f" (no interval: fewer than {FEWEST_FOR_INTERVAL} blocks of {BLOCK_S:g} s; make "
+            "more steps)"
+        )
         found.append(
             f"energy: {value.value:.3g} J per sample{interval}, {energy.watts:.0f} W of "
             f"{', '.join(energy.sources)}"

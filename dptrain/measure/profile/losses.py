@@ -42,7 +42,8 @@ from numpy.typing import NDArray
 from dptrain.measure.profile.analysis import Measured
 from dptrain.measure.profile.pop import Pop, pop_efficiencies
 from dptrain.measure.recorder import STEP
-from dptrain.measure.statistics import Estimate, slowest_rank, student, student_quantile
+from dptrain.measure.statistics import Estimate, slowest_rank
+from dptrain.measure.student import student, student_quantile
 from dptrain.records import Form, StoredRecord
 
 ALONE, UNSUMMED, ONE_NUMBER = "alone", "unsummed", "one_number"

@@ -30,18 +30,23 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.measure.statistics import Estimate, slowest_rank, student
+from dptrain.measure.series import (
+    BLOCKS,
+    correlation,
+    degrees_of_freedom,
+    half_width_of_mean,
+    num_independent,
+)
+from dptrain.measure.statistics import Estimate, slowest_rank, unseen_share
 
 Table = NDArray[np.float64]
 
 FEWEST_STEPS = 40
 """Smallest number of steps with an interval; the correlation of fewer steps is hardly known."""
 
-FEWEST_INDEPENDENT = 16
-"""Smallest number of independent steps with intervals of load balance and serialisation."""
-
-BLOCKS = 4
-"""Number of blocks of a series; with four, their means are hardly correlated."""
+FEWEST_DEGREES = 16
+"""Smallest number of degrees of freedom of each rank that distinguish load balance from
+serialisation."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,8 @@ def pop_efficiencies(busy: Table, wall: Table, layers: Mapping[str, Table]) -> P
     """Return the efficiencies of a job.
 
     Args:
-        busy: (ranks, steps), times without exposed communication.
-        wall: (steps,), wall times in the same unit.
+        busy: (ranks, steps), times without exposed communication in ms.
+        wall: (steps,), wall times in ms.
         layers: times (ranks, steps) of the stages of some layers, by the names of the layers.
     """
     sums = _Sums.of(busy, wall)
@@ -114,6 +119,7 @@ class _Sums:
         slowest: (1 + steps,), of the largest busy time of each step.
         wall: (1 + steps,), of the wall times.
         rho: correlation of neighbouring busy times of a rank, from all ranks together.
+        degrees: the fewest of any rank, see `dptrain.measure.series.degrees_of_freedom`.
     """
 
     ranks: Table
@@ -122,11 +128,13 @@ class _Sums:
     slowest: Table
     wall: Table
     rho: float
+    degrees: float
 
     @classmethod
     def of(cls, busy: Table, wall: Table) -> _Sums:
         return cls(
             rho=correlation(busy),
+            degrees=min(degrees_of_freedom(row, num_independent(row)) for row in busy),
             ranks=_leave_one_out(busy),
             slowest_rank=_leave_one_out(slowest_rank(busy, BLOCKS)),
             largest_rank=_leave_one_out(busy[busy.sum(axis=1).argmax()]),
@@ -154,24 +162,25 @@ class _Sums:
     ) -> Estimate:
         """Return a ratio that is at most 1, with an interval that contains those of both functions.
 
-        There is no interval if the steps may count as fewer than `FEWEST_INDEPENDENT` independent
-        ones, because a rank that is slow for a while then looks like one that is always slow. Two
-        standard errors of the correlation, 2 (1 − ρ²) / √(ranks · steps), are added to it for this
-        decision.
+        A rank that is slow for a while, or in a few bursts, looks like one that is always slow if
+        its steps have fewer than `FEWEST_DEGREES` degrees of freedom. Then only the product of load
+        balance and serialisation is known: each is between it and 1.
         """
         estimate = self.estimate(found, 1, self.rho)
         steps = estimate.n
-        error = (1 - self.rho**2) / math.sqrt(len(self.ranks) * max(steps, 1))
-        if num_independent(steps, min(self.rho + 2 * error, 1.0)) < FEWEST_INDEPENDENT:
-            return Estimate(estimate.value, 0.0, math.inf, steps)
+        if self.degrees < FEWEST_DEGREES:
+            product = self.estimate(lambda s: s.ranks.mean(axis=0) / s.slowest, 1, self.rho)
+            high = 1.0 if math.isfinite(product.high) else math.inf
+            return Estimate(estimate.value, min(product.low, estimate.value), high, steps)
         return estimate.extended_to(self.estimate(largest, 1, self.rho))
 
     def estimate(
-        self, ratio: Callable[[_Sums], Table], most: float = math.inf, rho: float = 0.0
+        self, ratio: Callable[[_Sums], Table], most: float = 1.0, rho: float = 0.0
     ) -> Estimate:
         """Return a ratio of sums with its interval, of which `most` is an upper bound.
 
-        The correlation of neighbouring steps counts as at least `rho`.
+        The correlation of neighbouring steps counts as at least `rho`. The interval includes
+        interruptions that were not seen, see `dptrain.measure.statistics.unseen_share`.
 
         The logarithm's pseudo-values of the jackknife, one for each step, are a series whose mean
         is the logarithm of the ratio. Source: Efron and Tibshirani, "An introduction to the
@@ -184,8 +193,9 @@ class _Sums:
             return Estimate(value, 0.0, math.inf, steps)
         logs = np.log(values)
         half = half_width_of_mean(steps * logs[0] - (steps - 1) * logs[1:], rho)
-        high = max(min(value * math.exp(half), most), value)
-        return Estimate(value, value * math.exp(-half), high, steps)
+        unseen = unseen_share(float(self.wall[0]) / steps, steps)
+        high = max(min(value * math.exp(half) * (1 + unseen), most), value)
+        return Estimate(value, value * math.exp(-half) / (1 + unseen), high, steps)
 
 
 def _leave_one_out(values: Table) -> Table:
@@ -196,50 +206,3 @@ def _leave_one_out(values: Table) -> Table:
 def _busy_share(rank: int, sums: _Sums) -> Table:
     share: Table = sums.ranks[rank] / sums.wall
     return share
-
-
-def correlation(values: Table) -> float:
-    """Return the correlation of neighbours in one or more series along the last axis.
-
-    The bias of the estimate, −(1 + 3 ρ) / n, is corrected; negative values count as 0.
-    Source: Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954.
-    """
-    n = values.shape[-1]
-    centred = values - values.mean(axis=-1, keepdims=True)
-    squares = float((centred**2).sum())
-    if n < 4 or squares <= 0:
-        return 0.0
-    found = float((centred[..., 1:] * centred[..., :-1]).sum()) / squares
-    return float(min(max((n * found + 1) / (n - 3), 0.0), 0.98))
-
-
-def num_independent(steps: int, rho: float) -> float:
-    """Return as how many independent steps a series with correlation `rho` counts.
-
-    Source: Zwiers and von Storch, Journal of Climate 8, 1995.
-    """
-    return steps * (1 - rho) / (1 + rho)
-
-
-def half_width_of_mean(values: Table, least_rho: float = 0.0) -> float:
-    """Return half the 95% interval of the mean of a series whose neighbours are correlated.
-
-    It is the larger of two: that of the means of `BLOCKS` blocks by Student's t, and that of an
-    autoregressive process of order 1 with correlation ρ, whose values count as
-    `num_independent` ones. The first is too small if blocks are short, and the second if the series
-    has another kind of correlation.
-
-    In simulations with 4, 16 and 64 ranks (equal, one slower by little, or all different), ρ up to
-    0.9 and 50 to 400 steps, the intervals of parallel efficiency and transfer contain the truth in
-    95 to 100% of cases, and those of load balance and serialisation in 92 to 100% if they are given
-    in a tenth of the cases or more.
-    """
-    n = len(values)
-    variance = float(values.var())
-    if variance <= 0:
-        return 0.0
-    independent = max(num_independent(n, max(correlation(values), least_rho)), 2.0)
-    variance /= 1 - 1 / independent
-    half: float = student(independent - 1) * math.sqrt(variance / independent)
-    means = np.array([block.mean() for block in np.array_split(values, BLOCKS)])
-    return max(half, student(BLOCKS - 1) * float(means.std(ddof=1)) / math.sqrt(BLOCKS))

@@ -20,6 +20,7 @@ from dptrain.measure.profile.tables import (
     typical_ms,
 )
 from dptrain.measure.statistics import Estimate
+from dptrain.measure.tail_index import tail_note
 from dptrain.tables import Table
 
 LEGEND = {
@@ -61,6 +62,7 @@ def profile_report(profile: Profile) -> list[str | Table]:
             what="A forward pass" if _is_inference(profile) else "A step",
         ),
         f"{profile.samples_per_s:,.0f} samples/s",
+        *filter(None, [tail_note(profile.step_times_ms, "this profile")]),
         _layers_table(profile),
     ]
     found.append(_kinds_table(profile))

@@ -17,6 +17,7 @@ from dptrain.measure.profile.losses import Losses
 from dptrain.measure.profile.profile import Parts, Profile, Spread
 from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE
 from dptrain.measure.profile.profile_tables import STRAGGLER_SHARE, straggler_line
+from dptrain.measure.tail_index import tail_note
 from dptrain.report.elements.bars import parts_bars
 from dptrain.report.elements.canvas import Plot, part_name
 from dptrain.report.elements.definitions import OF_PROFILES, definitions
@@ -69,7 +70,9 @@ def profile_page(measured: MeasuredProfile) -> Page:
         text=_text(profile),
         file=FILE,
         keys=_keys(profile),
-        notes=(),
+        notes=tuple(
+            map(sentence, filter(None, [tail_note(profile.step_times_ms, "this profile")]))
+        ),
         sections=(
             step_section(measured, "", f"Profile of a {_noun(profile)}", FILE),
             *_losses(measured.losses),

@@ -357,6 +357,8 @@ def _notes(run: TrainingRun) -> list[str]:
             f"Other programs used {others:.1f} cores of this node during "
             "training, which lengthens steps and intervals."
         )
+    if note := run.summary["scaling"].get("note"):
+        found.append(sentence(note))
     found.append("Intervals of times describe this launch; dptrain scale compares launches.")
     return found
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+from dptrain.audit.study import Audit
 from dptrain.measure.profile.profile_files import PROFILE
 from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.canvas import Plot, part_name
@@ -19,6 +20,12 @@ from dptrain.report.profiles.profile_page import (
     job_line,
     sentence,
     step_section,
+)
+from dptrain.report.studies.audit_tables import (
+    audit_section,
+    marked_key,
+    marked_table,
+    weak_sources,
 )
 from dptrain.report.studies.study_plots import point_name, study_plots
 from dptrain.report.studies.study_tables import (
@@ -45,13 +52,39 @@ def largest_points(study: Study) -> list[Point]:
     ]
 
 
-def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
+def study_page(
+    study: Study, profiles: Mapping[str, MeasuredProfile], audit: Audit | None = None
+) -> Page:
     """Return the report of a study.
 
     Args:
         study: the study.
         profiles: profiles of the largest points, by the name of the point, as far as they exist.
+        audit: the audit of its intervals; None if there is none.
     """
+    if audit is None:
+        return _page(study, profiles)
+    if not audit.describes(study):
+        old = "The study has other launches than its audit; run dptrain audit again."
+        return _page(study, profiles, notes=(old,))
+    page = _page(study, profiles, notes=(audit.sentence(),) if audit.weak else ())
+    weak = weak_sources(study, audit)
+    sections = tuple(
+        replace(section, tables=tuple(marked_table(table, weak) for table in section.tables))
+        for section in page.sections
+    )
+    at = next(i for i, section in enumerate(sections) if section.name == "launches")
+    return replace(
+        page,
+        keys=tuple(marked_key(key, weak) for key in page.keys),
+        sections=(*sections[:at], audit_section(audit), *sections[at:]),
+    )
+
+
+def _page(
+    study: Study, profiles: Mapping[str, MeasuredProfile], notes: tuple[str, ...] = ()
+) -> Page:
+    """Return the page without the table of an audit, and with its `notes` first."""
     largest = largest_points(study)
     scalings = [point.scaling for point in largest]
     plots = {plot.name: plot for plot in study_plots(study)}
@@ -89,6 +122,7 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
             file = f"{study.profiles[point.name]}/{PROFILE}"
             sections.append(step_section(profiles[point.name], f"-{point.scaling}", title, file))
     valid, missing = _split_notes(study.notes)
+    valid = (*notes, *valid)
     sections += [
         Section(
             "launches",

@@ -265,7 +265,13 @@ def conclude(
     times = _input_cost(job, timed, in_flight, skip) if job.recorder.steps else None
     others = _cores_of_others(world, load)
     if world.is_rank_zero:
-        scaling = efficiency(baseline, world.size, possible=possible, other_cores=others)
+        scaling = efficiency(
+            baseline,
+            world.size,
+            possible=possible,
+            other_cores=others,
+            steps=() if measured is None else measured.step_times,
+        )
         summary = _summary(job, progress, measured, scaling)
         limit = _limit(job, measured, times)
         summary["limit"] = None if limit is None else limit.to_dict()
@@ -476,6 +482,7 @@ def _scaling(scaling: Efficiency) -> dict[str, Any]:
         "steps_together": baseline.steps_together,
         "cost": baseline.cost,
         "why": baseline.why or None,
+        "note": scaling.note or None,
     }
 
 

@@ -9,7 +9,7 @@ from dptrain.measure.machine.background_meter import BackgroundMeter
 from dptrain.measure.machine.energy import EnergyMeter, open_meter
 from dptrain.training.job import Job
 
-BLOCKS = 10
+BLOCKS = 40
 """Number of blocks of steps; the interval of the energy is over blocks."""
 
 LATE = "a rank without samples does not know when the steps of the others end"
@@ -54,7 +54,7 @@ def training_blocks(first: int, last: int) -> range:
     """Return the bounds of the blocks of a training from step `first` to `last`, start-up excluded.
 
     Example:
-        >>> list(training_blocks(0, 30))[:3], list(training_blocks(5, 8))
+        >>> list(training_blocks(0, 100))[:3], list(training_blocks(5, 8))
         ([9, 11, 13], [5, 6, 7, 8])
     """
     start = first + START_UP if last - first > 2 * START_UP else first

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import pytest
 
+from dptrain.audit.noise import Noise
 from dptrain.experiments.timing import MIN_RUNS, WARM_UP, find_outliers, time_runs, uncertainty
 from dptrain.measure.statistics import FEWEST_RUNS, median_of_runs
 from tests.tiers import tiered
-from tests.unit.measure.test_coverage import autocorrelated, bursts
 
 
 class Clock:
@@ -86,7 +86,7 @@ SERIES = 400
 @pytest.mark.parametrize("runs", tiered([10, 20, 50, 99, 100, 250, 400, 2000], [10, 50, 400]))
 @pytest.mark.parametrize("rho", [0.0, 0.5])
 def test_the_interval_of_a_median_contains_it(runs: int, rho: float) -> None:
-    times = autocorrelated(np.random.default_rng(3), SERIES, runs, rho)
+    times = Noise(spread=0.15, correlation=rho).job(np.random.default_rng(3), SERIES, 1, runs)
     found = [median_of_runs(series) for series in times]
     assert [f.value for f in found] == np.median(times, axis=1).tolist()
     assert sum(f.low <= 1 <= f.high for f in found) >= 0.92 * SERIES
@@ -96,19 +96,12 @@ def test_the_interval_of_a_median_contains_it(runs: int, rho: float) -> None:
         assert np.median([f.high - f.low for f in found]) < 2 * 4 * error
 
 
-@pytest.mark.parametrize("runs", [100, 400])
-def test_the_interval_of_a_median_contains_it_in_bursts(runs: int) -> None:
-    random = np.random.default_rng(5)
-    truth = float(np.median(bursts(random, 1000, 1000)))
-    found = [median_of_runs(series) for series in bursts(random, SERIES, runs)]
-    assert sum(f.low <= truth <= f.high for f in found) >= 0.92 * SERIES
-
-
 @pytest.mark.parametrize("rho", [0.0, 0.5])
 @pytest.mark.parametrize("scale", tiered([0.01, 0.03], [0.03]))
 def test_timing_that_ends_early_knows_the_median(rho: float, scale: float) -> None:
     series = 400
-    times = 0.01 * autocorrelated(np.random.default_rng(4), series, 6000, rho, scale)
+    noise = Noise(spread=scale, correlation=rho)
+    times = 0.01 * noise.job(np.random.default_rng(4), series, 1, 6000)
     covered = early = 0
     for values in times:
         clock = Clock(iter([0.01] * WARM_UP + values.tolist()))

@@ -135,7 +135,7 @@ class Constant:
 
 def test_ranks_are_added_and_blocks_have_an_interval() -> None:
     meters = [EnergyMeter([Constant()], ["NVML: no"]), EnergyMeter([Constant()]), EnergyMeter([])]
-    for block in range(11):
+    for block in range(31):
         for meter in meters:
             meter.read(4 * block)
     found = energy_of([meter_facts(meter) for meter in meters])
@@ -143,7 +143,7 @@ def test_ranks_are_added_and_blocks_have_an_interval() -> None:
     assert value is not None
     assert value.value == pytest.approx(1.0, abs=0.1)
     assert value.low < 1 < value.high < 1.2
-    assert value.n == 10
+    assert value.n == 30
     assert found.missing == ("NVML: no",)
     assert from_values(Energy, asdict(found)) == found
     assert energy_lines(found)[1] == "not included: NVML: no"
@@ -184,13 +184,17 @@ def test_a_measurement_that_is_shorter_than_five_blocks_is_too_short() -> None:
 
 def test_blocks_that_are_shorter_than_the_update_of_the_counter_are_joined() -> None:
     # Every sample takes 2 J and 20 ms; the counter is updated after every third one.
-    found = energy_of([facts_every(0.02, [6.0 * (number // 3) for number in range(31)])])
+    found = energy_of([facts_every(0.02, [6.0 * (number // 3) for number in range(61)])])
     value = found.joules_per_sample
     assert value is not None
-    assert (value.value, value.low, value.high) == pytest.approx((2, 2, 2))
-    assert value.n == 10
+    assert (value.value, value.low) == pytest.approx((2, 2))
+    # There is room for two interruptions of 100 ms in the 1.2 s.
+    assert value.high == pytest.approx(2 * (1 + 0.2 / 1.2))
+    assert value.n == 20
     # What is left at the end belongs to the last block.
     found = energy_of([facts_every(0.02, [2.0 * number for number in range(33)])])
     assert found.joules_per_sample is not None
     assert found.joules_per_sample.value == pytest.approx(2)
     assert found.joules_per_sample.n == 10
+    assert np.isinf(found.joules_per_sample.high)
+    assert "no interval: fewer than 16 blocks of 0.05 s" in energy_lines(found)[0]

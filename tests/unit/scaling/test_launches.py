@@ -7,13 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.measure.statistics import (
-    STUDENT,
-    Estimate,
-    median_of_launches,
-    ratio_of_launches,
-    student,
-)
+from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
+from dptrain.measure.student import STUDENT, student
 from tests.tiers import tiered
 
 TRIALS = 600

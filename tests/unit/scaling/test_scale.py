@@ -223,13 +223,6 @@ def test_a_limit_below_the_launches_is_refused(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.more
-def test_equal_launches_need_no_more_rounds() -> None:
-    # Three launches of 50 steps leave room of 2 · 5 / 150 for interruptions that they do not show.
-    assert scale("--launches", "4", "--until", "0.1") == 0
-    assert len(Study.read(Path("study/study.json")).points[0].launches) == 4
-
-
-@pytest.mark.more
 def test_rounds_end_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     # Two launches have no interval.
     assert scale("--until", "0.02", "--most-launches", "3") == 0
@@ -243,28 +236,53 @@ def test_rounds_end_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "inf" not in said
 
 
-@pytest.mark.parametrize(("launches", "ends"), [(5, False), (7, False), (8, True), (12, True)])
-def test_two_groups_of_launches_need_no_more_rounds(
-    launches: int, ends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def widest_of(
+    monkeypatch: pytest.MonkeyPatch,
+    launches: int,
+    slow_ms: float,
+    *,
+    until: float = 0.02,
+    steps: int = 50,
+) -> str:
+    """Return what a study is continued for whose every other launch of two ranks is slow."""
     design = Design(
-        ranks=(1, 2), threads=(1,), scalings=("weak",), launches=launches, steps=50, seed=0,
-        launcher=(), batch_size=32, settings={}, until=0.02, most_launches=30,
+        ranks=(1, 2), threads=(1,), scalings=("weak",), launches=launches, steps=steps, seed=0,
+        launcher=(), batch_size=32, settings={}, until=until, most_launches=30,
     )  # fmt: skip
     measured = [
         Measured(
             task.folder,
             order,
             make_profile(
-                Law(), ranks=task.point.ranks, batch_size=task.point.batch_size,
-                step_ms=15.0 if task.point.ranks == 2 and task.round % 2 else 10.0 + 0.01 * order,
+                Law(), ranks=task.point.ranks, batch_size=task.point.batch_size, steps=steps,
+                step_ms=(
+                    slow_ms if task.point.ranks == 2 and task.round % 2 else 10.0 + 0.001 * order
+                ),
             ),
         )
         for order, task in enumerate(design.tasks())
     ]  # fmt: skip
     found = SimpleNamespace(launches=measured)
     monkeypatch.setattr("dptrain.scaling.scale.collect", lambda folders, output: found)
-    assert (_widest(Path("study"), design) == "") is ends
+    return _widest(Path("study"), design)
+
+
+@pytest.mark.parametrize(("launches", "ends"), [(5, False), (7, False), (8, True), (12, True)])
+def test_two_groups_of_launches_need_no_more_rounds(
+    launches: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (widest_of(monkeypatch, launches, 15.0) == "") is ends
+
+
+@pytest.mark.parametrize(("until", "launches"), [(0.02, 30), (0.2, 29)])
+def test_equal_launches_need_rounds_until_a_slow_one_would_be_seen(
+    until: float, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (5, launches - 1):
+        assert widest_of(monkeypatch, number, 10.001, until=until, steps=1000)
+    assert widest_of(monkeypatch, launches, 10.001, until=until, steps=1000) == ""
+    found = widest_of(monkeypatch, 5, 10.001, until=0.2, steps=1000)
+    assert "fewer than 29 launches may contain no slow one" in found
 
 
 @pytest.mark.more

@@ -1,0 +1,1 @@
+"""How often the intervals of dptrain contain the truth, for simulated noise."""
