@@ -51,9 +51,11 @@ def gather_measured(
     first = _of_all_ranks(world, rows[ordinary], most)
     second = _of_all_ranks(world, rows[by_stage], most) if ahead else first
     means = world.gather_json(recorder.mean_samples(int(samples.max())))
-    if first is None or second is None or means is None:
+    counts = world.gather_json(recorder.mean_counts(int(numbers[ordinary][-most:][0])))
+    if first is None or second is None or means is None or counts is None:
         return None
-    return Measured(recorder.names, first, second, tuple(means))
+    known = None if any(each is None for each in counts) else np.array(counts, float)
+    return Measured(recorder.names, first, second, tuple(means), known)
 
 
 def _of_all_ranks(world: World, rows: NDArray[np.int64], most: int) -> NDArray[np.float64] | None:

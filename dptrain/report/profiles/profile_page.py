@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -249,7 +249,7 @@ def step_sentence(name: str, step: Spread) -> str:
 
 def shares(parts: Parts) -> str:
     """Return the shares of the parts, the largest first, without those below 1%."""
-    found = asdict(parts)
+    found = parts.known
     whole = parts.total or 1.0
     return ", ".join(
         f"{percent(found[name] / whole, decimals=0)} {part_name(name)}"

@@ -57,7 +57,7 @@ def parts_table(name: str, file: str, step: Spread, parts: StepParts) -> Table:
         parts: the parts; the path of the record is ``step_parts``.
     """
     whole = parts.all_steps.total
-    shown = [part for part in PARTS if getattr(parts.all_steps, part) >= 5e-5 * whole]
+    shown = [part for part in PARTS if parts.all_steps.known.get(part, 0.0) >= 5e-5 * whole]
     medians = Records(
         [*(parts.median[part] for part in shown), step],
         [*(f"step_parts.median.{part}" for part in shown), "step_ms"],
@@ -86,7 +86,7 @@ def parts_table(name: str, file: str, step: Spread, parts: StepParts) -> Table:
 
 def _shares(head: str, parts: Parts, shown: Sequence[str]) -> Column:
     """Return a column of the shares of the parts."""
-    cells = [(percent(getattr(parts, part) / parts.total),) for part in shown]
+    cells = [(percent(parts.known[part] / parts.total),) for part in shown]
     return Column(head, "share", (*cells, ("100.0%",)), "computed")
 
 

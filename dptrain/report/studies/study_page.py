@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
 from dptrain.measure.profile.profile_files import PROFILE
 from dptrain.measure.statistics import Estimate
@@ -156,7 +155,7 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
         keys.append(Key(f"{scaling}: efficiency at {point_name(point)}", value, detail))
         value, detail = _estimate(point, "speed_up", at, 2)
         keys.append(Key(f"{scaling}: speed-up at {point_name(point)}", value, detail))
-        lost = {name: ms for name, ms in asdict(point.loss).items() if ms > 0}
+        lost = {name: ms for name, ms in point.loss.known.items() if ms > 0}
         if lost and point.efficiency.value < 1:
             name = max(lost, key=lambda part: lost[part])
             ms = lost[name]

@@ -227,5 +227,5 @@ def _who(study: Study, points: Records) -> list[Column]:
 
 def _parts(attribute: str, records: Sequence[Point | Launch]) -> dict[str, str]:
     """Return the attribute of each part by heading, without parts that no record contains."""
-    found = [part for part in PARTS if any(getattr(record.parts, part) for record in records)]
+    found = [part for part in PARTS if any(record.parts.known.get(part) for record in records)]
     return {part_name(part): f"{attribute}.{part}" for part in found}

@@ -38,7 +38,7 @@ from dptrain.measure.profile.explanations import algorithms
 from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.profile import Profile, Roofs, Spread, SumTime
 from dptrain.measure.profile.profile_files import FLAG, TRACE, claim, write_profile
-from dptrain.measure.recorder import StepRecord, timing_cost_ms
+from dptrain.measure.recorder import DELAYS, StepRecord, timing_cost_ms
 from dptrain.measure.roofs import highest_roofs, measure_roofs
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
@@ -222,8 +222,13 @@ def _fill_board(board: TensorBoard, job: Job, measured: Measured) -> None:
     board.graph(job.network)
     for number, step_ms in enumerate(measured.step_times.tolist()):
         board.record({"step": number, "step_ms": step_ms})
+    hidden = () if measured.knows_delays else DELAYS
     for number, means in enumerate(measured.timed.mean(axis=0).tolist()):
-        times = {f"{TIMES}{name}": ms for name, ms in zip(measured.names, means, strict=True)}
+        times = {
+            f"{TIMES}{name}": ms
+            for name, ms in zip(measured.names, means, strict=True)
+            if name not in hidden
+        }
         board.record({"step": number, **times})
     means = measured.timed.mean(axis=(0, 1)).tolist()
     times = {f"{TIMES}{name}": ms for name, ms in zip(measured.names, means, strict=True)}
@@ -513,7 +518,9 @@ def profile_record(
         step_ms=spread(step_times),
         step_times_ms=tuple(step_times.tolist()),
         samples_per_s=samples / float(step_times.mean()) * 1e3,
-        timing_ms=0.0 if replica.memory.asynchronous else timing_cost_ms(plan.stages),
+        timing_ms=0.0
+        if replica.memory.asynchronous
+        else timing_cost_ms(plan.stages, sums=job.world.size > 1, step_ms=float(step_times.mean())),
         parts=measured.parts,
         step_parts=measured.step_parts,
         stages=stage_profiles(plan, measured, roofs, notes),
