@@ -84,6 +84,18 @@ class Parts:
         """The mean of the steps."""
         return sum(self.known.values())
 
+    def times(self, factor: float) -> Parts:
+        """Return the parts times a number."""
+        return Parts(**{name: factor * value for name, value in self.known.items()})
+
+    def merged(self) -> Parts:
+        """Return the parts with the time without a core in `compute`, as if it were unknown."""
+        return replace(self, compute=self.compute + (self.without_core or 0.0), without_core=None)
+
+    def without_breaks(self) -> Parts:
+        """Return the parts without checkpoints and evaluations, which add up to less."""
+        return replace(self, checkpoint=0.0, evaluation=0.0)
+
 
 @dataclass(frozen=True)
 class StepParts:

@@ -23,6 +23,7 @@ from dptrain.machine import cpu_model, peak_memory
 from dptrain.measure.machine.counters import StepCounter, processor_of
 from dptrain.measure.machine.energy import EnergyMeter, energy_of, meter_facts
 from dptrain.measure.machine.environment import environment
+from dptrain.measure.machine.load import Clock
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile.analysis import (
     MS,
@@ -35,7 +36,7 @@ from dptrain.measure.profile.analysis import (
     statistics_time,
 )
 from dptrain.measure.profile.explanations import algorithms
-from dptrain.measure.profile.gathering import gather_measured
+from dptrain.measure.profile.gathering import cores_of_others_on_node, gather_measured
 from dptrain.measure.profile.profile import Profile, Roofs, Spread, SumTime
 from dptrain.measure.profile.profile_files import FLAG, TRACE, claim, write_profile
 from dptrain.measure.recorder import DELAYS, StepRecord, timing_cost_ms
@@ -159,7 +160,9 @@ def _measure(
 ) -> tuple[Profile, Measured] | tuple[None, None]:
     """Make the steps and the measurements after them; return the profile and times on rank 0."""
     meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
+    load = Clock.now()
     _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=ranges)
+    others = cores_of_others_on_node(job.world, load)
     measured = gather_measured(
         job.world,
         job.recorder,
@@ -179,7 +182,10 @@ def _measure(
         statistics = statistics_time(
             job.plan, measured, statistics_alone, separate_kernels=statistics_sum.kernel_ranks > 0
         )
-    return replace(record, sweep=sweep, batch_statistics=statistics), measured
+    return (
+        replace(record, sweep=sweep, batch_statistics=statistics, other_cores=others),
+        measured,
+    )
 
 
 def _write_files(
