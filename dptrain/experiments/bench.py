@@ -73,7 +73,7 @@ def _about_load(results: Sequence[Result]) -> list[str]:
     if not busy:
         return []
     return [
-        f"warning: other programs used up to {max(busy):.1f} cores during {len(busy)} of "
+        f"other programs used up to {max(busy):.1f} cores during {len(busy)} of "
         f"{len(results)} cases: an idle machine would be faster, and these times scatter"
     ]
 

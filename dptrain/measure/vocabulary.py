@@ -244,7 +244,8 @@ POP = (
     Term("serialisation", "1", "Largest mean over steps of any rank, divided by the mean over "
          "steps of the slowest rank's busy time. It is low if other ranks are late in each step."),
     Term("pop.transfer", "1", "Mean over steps of the slowest rank's busy time, divided by the "
-         "wall time. It is low if communication takes long although no rank is late."),
+         "wall time. It is low if communication takes long although no rank is late, or if ranks "
+         "lack cores in it."),
     Term("pop.ranks", "1", "Share of the wall time in which each rank is busy."),
     Term("layers", "", "Balance of the ranks by layers: load_balance and serialisation of the "
          "times of their stages."),

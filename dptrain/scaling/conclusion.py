@@ -12,6 +12,8 @@ from dptrain.scaling.study import Forecast, Point
 
 GOOD = 0.8
 """Efficiency from which a job counts as scaling; below it, a fifth of the machine is wasted."""
+LARGE = 0.1
+"""Share of all losses of a point from which the conclusion names a part."""
 CAUSES = {
     "compute": "slower computation",
     "data_wait": "waiting for data",
@@ -155,11 +157,8 @@ def _limit(point: Point) -> str:
     total, ideal = point.loss.total, point.ideal.total
     if total <= 0.02 * ideal:
         return f"At {_ranks(point)} a step takes at most 2% longer than the ideal step."
-    lost = {name: ms for name, ms in point.loss.known.items() if ms > 0.1 * total}
-    certain = {name: ms for name, ms in lost.items() if _is_certain(point, name)}
-    is_disturbed = is_busy(point.other_cores)
-    if is_disturbed:
-        certain = {name: ms for name, ms in certain.items() if name == "without_core"}
+    certain, is_disturbed = certain_losses(point), is_busy(point.other_cores)
+    num_large = sum(ms > LARGE * total for ms in point.loss.known.values())
     step = f"At {_ranks(point)} a step takes {point.step_ms.value:.3g} ms, ideal is {ideal:.3g} ms"
     worst = sorted(certain, key=lambda name: -certain[name])
     named = [_loss_text(name, point) for name in worst]
@@ -168,9 +167,21 @@ def _limit(point: Point) -> str:
         others = f"other programs used up to {point.other_cores:.1f} cores"
         if not found:
             return f"{step}; the cause is not known, because {others}."
-        rest = ", which may cause all other losses, too" if len(lost) > len(certain) else ""
+        rest = ", which may cause all other losses, too" if num_large > len(certain) else ""
         return f"{step}; {found}, and {others}{rest}."
     return f"{step}; {found or _why_unknown(point)}."
+
+
+def certain_losses(point: Point) -> dict[str, float]:
+    """Return the large losses in ms, by part, that are certain and not caused by other programs.
+
+    Args:
+        point: any but the base.
+    """
+    least = LARGE * point.loss.total
+    found = {n: ms for n, ms in point.loss.known.items() if ms > max(least, 0.0)}
+    names = ("without_core",) if is_busy(point.other_cores) else tuple(found)
+    return {n: found[n] for n in names if n in found and _is_certain(point, n)}
 
 
 def _is_certain(point: Point, part: str) -> bool:

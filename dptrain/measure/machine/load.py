@@ -94,7 +94,7 @@ def load_line(cores: float | None, during: str) -> list[str]:
     if cores is None or not is_busy(cores):
         return []
     return [
-        f"warning: other programs used {cores:.1f} cores of this node during {during}: an idle "
+        f"other programs used {cores:.1f} cores of this node during {during}: an idle "
         "machine would be faster, and these times scatter"
     ]
 

@@ -44,7 +44,7 @@ LOST_IF = {
     "parallel": "any of the following is",
     "load_balance": "the same ranks are slower in every step",
     "serialisation": "other ranks are late in each step",
-    "transfer": "communication takes long",
+    "transfer": "communication takes long, or ranks lack cores in it",
 }
 """When a factor of `Pop` is less than 1."""
 

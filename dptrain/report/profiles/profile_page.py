@@ -13,6 +13,7 @@ from typing import Any
 
 from dptrain.measure.machine.counters import processor_line
 from dptrain.measure.machine.energy import energy_lines
+from dptrain.measure.machine.load import load_line
 from dptrain.measure.profile.losses import Losses
 from dptrain.measure.profile.profile import Parts, Profile, Spread
 from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE
@@ -69,7 +70,7 @@ def profile_page(measured: MeasuredProfile) -> Page:
         text=_text(profile),
         file=FILE,
         keys=_keys(profile),
-        notes=(),
+        notes=tuple(map(sentence, load_line(profile.other_cores, "these steps"))),
         sections=(
             step_section(measured, "", f"Profile of a {_noun(profile)}", FILE),
             *_losses(measured.losses),
@@ -85,9 +86,8 @@ def _lead(profile: Profile) -> Plot:
     return parts_bars(
         "parts",
         f"Where the time of a {_noun(profile)} goes",
-        profile.parts,
-        caption="Means of typical steps, the half of the steps whose duration is closest to the "
-        f"median of {short(profile.step_ms.median)} ms; they add up.",
+        profile.step_parts.all_steps,
+        caption="Means over all ranks and steps, slow steps included; they add up.",
         unit="ms",
     )
 
@@ -260,7 +260,7 @@ def shares(parts: Parts) -> str:
 
 def _headline(profile: Profile) -> str:
     first = step_sentence(f"A {_noun(profile)}", profile.step_ms)
-    return f"{first}: {shares(profile.parts)}."
+    return f"{first}: {shares(profile.step_parts.all_steps)}."
 
 
 def _text(profile: Profile) -> tuple[str, ...]:
@@ -309,7 +309,8 @@ def step_interval(step: Spread, at: str) -> tuple[str | Number, ...]:
 
 
 def _keys(profile: Profile) -> tuple[Key, ...]:
-    step, parts, whole = profile.step_ms, profile.parts, profile.parts.total or 1.0
+    step, parts = profile.step_ms, profile.step_parts.all_steps
+    whole = parts.total or 1.0
     keys = [
         Key(
             _noun(profile).capitalize(),
@@ -321,7 +322,11 @@ def _keys(profile: Profile) -> tuple[Key, ...]:
             (Number(fixed(profile.samples_per_s, 0), profile.samples_per_s, "samples_per_s"),),
             ("samples/s",),
         ),
-        Key("Computation", (percent(parts.compute / whole, decimals=0),), ("of typical steps",)),
+        Key(
+            "Computation",
+            (percent(parts.compute / whole, decimals=0),),
+            ("of the time of all steps",),
+        ),
     ]
     if profile.pop is not None:
         found, at = profile.pop.parallel, "pop.parallel"

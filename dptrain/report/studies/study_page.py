@@ -31,7 +31,7 @@ from dptrain.report.studies.study_tables import (
     points_table,
     pop_table,
 )
-from dptrain.scaling.conclusion import series_name, withheld_sentence
+from dptrain.scaling.conclusion import certain_losses, series_name, withheld_sentence
 from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
 
 
@@ -155,7 +155,7 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
         keys.append(Key(f"{scaling}: efficiency at {point_name(point)}", value, detail))
         value, detail = _estimate(point, "speed_up", at, 2)
         keys.append(Key(f"{scaling}: speed-up at {point_name(point)}", value, detail))
-        lost = {name: ms for name, ms in point.loss.known.items() if ms > 0}
+        lost = certain_losses(point)
         if lost and point.efficiency.value < 1:
             name = max(lost, key=lambda part: lost[part])
             ms = lost[name]

@@ -8,7 +8,7 @@ from dataclasses import fields
 from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.canvas import part_name
-from dptrain.report.elements.numbers import percent, short
+from dptrain.report.elements.numbers import decimals_for, percent, short
 from dptrain.report.elements.tables import Column, Records, Table, texts
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.study import STRONG, UNITY, WEAK, Launch, Point, Study
@@ -66,9 +66,24 @@ def loss_table(study: Study, scaling: str) -> Table:
         "contention": "contention_ms",
         "smaller batch": "small_batch_ms",
     }
-    columns = (*_who(study, points), *points.times({**_parts("loss", points.items), **causes}))
+    has_intervals = any(point.loss_intervals for point in points.items)
+    losses = _parts("loss_intervals" if has_intervals else "loss", points.items)
+    decimals = decimals_for([ms for point in points.items for ms in point.loss.known.values()])
+    columns = (
+        *_who(study, points),
+        *(
+            points.estimates(head, "ms", path, decimals=decimals)
+            if has_intervals
+            else points.values(head, "ms", path, decimals=decimals)
+            for head, path in losses.items()
+        ),
+        *points.times(causes),
+    )
     title = f"{scaling.capitalize()} scaling: time beyond an ideal step"
-    note = "The last three sum to the loss of computation. Negative: faster than ideal."
+    note = (
+        "The last three sum to the loss of computation. Negative: faster than ideal. Intervals are "
+        "over launches; the base has no losses."
+    )
     return Table(f"loss-{scaling}", title, FILE, columns, note)
 
 
