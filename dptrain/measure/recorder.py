@@ -577,7 +577,7 @@ def timing_cost_ms(stages: Sequence[Stage], *, sums: bool, step_ms: float) -> fl
     Args:
         stages: of the step.
         sums: True if gradients are summed over ranks.
-        step_ms: duration of the step; in short ones run delays are not read each time.
+        step_ms: median step; in short steps run delays are not read each time.
 
     The calls are timed by themselves; the smallest of several measurements counts, because
     interruptions only make them longer.

@@ -73,7 +73,7 @@ PARTS = (
     Term("communication.statistics", "ms", "The part of communication.exposed in sums of batch "
          "statistics over the ranks, which are not in the times of their stages."),
     Term("run_delay", "ms", "Time that the computing thread spent in a run queue because it had "
-         "no core, in stages and between them."),
+         "no core, in stages and between them. In the args of a trace: in the whole step."),
     Term("run_delay.data_wait", "ms", "The same, after the minibatch arrived."),
     Term("run_delay.sum", "ms", "The same, in gradient sums before the update, and in sums of "
          "batch statistics."),

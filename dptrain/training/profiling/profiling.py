@@ -526,7 +526,9 @@ def profile_record(
         samples_per_s=samples / float(step_times.mean()) * 1e3,
         timing_ms=0.0
         if replica.memory.asynchronous
-        else timing_cost_ms(plan.stages, sums=job.world.size > 1, step_ms=float(step_times.mean())),
+        else timing_cost_ms(
+            plan.stages, sums=job.world.size > 1, step_ms=float(np.median(step_times))
+        ),
         parts=measured.parts,
         step_parts=measured.step_parts,
         stages=stage_profiles(plan, measured, roofs, notes),
