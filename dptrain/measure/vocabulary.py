@@ -117,6 +117,12 @@ PROFILE = (
     Term("pop", "", "Efficiencies of the POP hierarchy; null for one rank."),
     Term("batch_statistics", "", "Sums of batch statistics over the ranks, whose `time_ms` is that "
          "of all sums of a step with waiting; null if there are none."),
+    Term("frequencies", "", "Frequency of each rank in order, about ten times in the measured "
+         "steps, with the following keys."),
+    Term("mhz", "MHz", "Of the core on which the computing thread runs, or of the "
+         "multiprocessors of its GPU."),
+    Term("throttled", "", "Why the GPU was slowed down, as far as NVML names it."),
+    Term("frequencies.missing", "", "The reason if the frequency cannot be read, else empty."),
     Term("number", "1", "Number of such sums in a step."),
     Term("largest_bytes", "bytes", "Size of the largest of them, of one rank."),
     Term("alone_ms", "ms", "Time of the largest of them alone, between barriers."),

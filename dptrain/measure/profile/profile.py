@@ -310,6 +310,10 @@ class Profile(StoredRecord):
         batch_statistics: times of their sums over the ranks; None if there are none.
         other_cores: mean number of cores that other programs used on the node of rank 0 during the
             measured steps; None if it is unknown.
+        frequencies: of each rank in order, about ten times during the measured steps: ``mhz`` of
+            the core or GPU on which it computes, ``throttled`` with the reasons that slowed a GPU
+            down, and ``missing`` with the reason if there are none. Of ranks that share a GPU, one
+            has readings. Empty for inference.
     """
 
     FORM = Form(
@@ -340,6 +344,7 @@ class Profile(StoredRecord):
     sweep: tuple[SumTime, ...] = ()
     batch_statistics: StatisticsTime | None = None
     other_cores: float | None = None
+    frequencies: tuple[dict[str, Any], ...] = ()
 
     @property
     def samples(self) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dptrain.measure.machine.counters import processor_line
 from dptrain.measure.machine.energy import energy_lines
+from dptrain.measure.machine.frequency import frequency_lines
 from dptrain.measure.machine.load import load_line
 from dptrain.measure.profile.explanations import saves_operations
 from dptrain.measure.profile.loss_tables import FACTOR_NAMES
@@ -64,6 +65,7 @@ def profile_report(profile: Profile) -> list[str | Table]:
         ),
         f"{profile.samples_per_s:,.0f} samples/s",
         *load_line(profile.other_cores, "these steps"),
+        *frequency_lines(profile.frequencies),
         _layers_table(profile),
     ]
     found.append(_kinds_table(profile))

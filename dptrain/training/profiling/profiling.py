@@ -23,6 +23,7 @@ from dptrain.machine import cpu_model, peak_memory
 from dptrain.measure.machine.counters import StepCounter, processor_of
 from dptrain.measure.machine.energy import EnergyMeter, energy_of, meter_facts
 from dptrain.measure.machine.environment import environment
+from dptrain.measure.machine.frequency import FrequencyReader
 from dptrain.measure.machine.load import Clock
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile.analysis import (
@@ -159,9 +160,13 @@ def _measure(
     job: Job, options: ProfileOptions, steps: _Steps, display: Display, ranges: Ranges | None
 ) -> tuple[Profile, Measured] | tuple[None, None]:
     """Make the steps and the measurements after them; return the profile and times on rank 0."""
-    meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
-    load = Clock.now()
+    gpu = metered_gpu(job)
+    meter, counter = open_job_meter(job, gpu), StepCounter()
+    load, frequency = Clock.now(), FrequencyReader(gpu)
+    if gpu or not job.replica.memory.on_gpu:
+        meter.after_reading = frequency.read
     _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=ranges)
+    frequencies = job.world.gather_json(frequency.facts())
     others = cores_of_others_on_node(job.world, load)
     measured = gather_measured(
         job.world,
@@ -183,7 +188,13 @@ def _measure(
             job.plan, measured, statistics_alone, separate_kernels=statistics_sum.kernel_ranks > 0
         )
     return (
-        replace(record, sweep=sweep, batch_statistics=statistics, other_cores=others),
+        replace(
+            record,
+            sweep=sweep,
+            batch_statistics=statistics,
+            other_cores=others,
+            frequencies=tuple(frequencies or ()),
+        ),
         measured,
     )
 
