@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,6 +18,7 @@ from dptrain.experiments.ledger import Ledger, machine, write_csv
 from dptrain.experiments.measuring import Result, TimeEstimator, measure
 from dptrain.experiments.tables import bench_tables, digits, duration, energy_reasons
 from dptrain.measure.machine.environment import environment
+from dptrain.measure.machine.load import Clock, cores_of_others, is_busy
 from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.network import Network
 
@@ -66,6 +67,17 @@ def bench(
     return {**found, "stopped": stopped}
 
 
+def _about_load(results: Sequence[Result]) -> list[str]:
+    """Return a warning if other programs used the cores while cases were measured."""
+    busy = [r.other_cores for r in results if r.other_cores and is_busy(r.other_cores)]
+    if not busy:
+        return []
+    return [
+        f"other programs used up to {max(busy):.1f} cores during {len(busy)} of "
+        f"{len(results)} cases: an idle machine would be faster, and these times scatter"
+    ]
+
+
 def _layers(networks: Mapping[str, Network]) -> list[str]:
     """Return the layers of networks from files, whose content may change between calls."""
     files = (network for name, network in networks.items() if name.endswith((".toml", ".onnx")))
@@ -101,6 +113,7 @@ def _measure_all(
             display.print(line)
         for number, case in enumerate(cases):
             display.begin(_case_text(case), left_s(number))
+            load = Clock.now()
             result = measure(
                 case,
                 networks[case.network],
@@ -108,6 +121,7 @@ def _measure_all(
                 budget_s=settings.seconds_per_case,
                 memory=settings.memory,
             )
+            result = replace(result, other_cores=cores_of_others(load))
             estimator.learn(result)
             ledger.append(case.key, asdict(result))
             display.end(_outcome(case, result), left_s(number + 1))
@@ -159,7 +173,7 @@ def _conclude(
     display.print(f"\n{machine_facts['cpu']}, {machine_facts['cores']} cores")
     for table in bench_tables(results, view):
         display.print(table)
-    for line in energy_reasons(results):
+    for line in (*energy_reasons(results), *_about_load(results)):
         display.print(line)
     for path in written:
         display.print(f"written: {path}")

@@ -57,6 +57,7 @@ class Result:
         gflops: operations of the plan divided by the median time, in 10⁹ per second.
         largest: result of a search according to plans.
         energy: joules per sample of the runs; None if nothing was timed.
+        other_cores: mean number of cores that other programs used meanwhile; None if it is unknown.
     """
 
     network: str
@@ -79,6 +80,7 @@ class Result:
     gflops: float = 0.0
     largest: Largest | None = None
     energy: Energy | None = None
+    other_cores: float | None = None
 
     @property
     def case(self) -> Case:

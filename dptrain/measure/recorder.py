@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.measure.machine.scheduling import RunDelays, run_delay_ns
 from dptrain.plan.plan import Stage
 
 DATA_WAIT = "data_wait"
@@ -27,6 +29,23 @@ SPANS = (DATA_WAIT, EXPOSED, HIDDEN, EVALUATION, CHECKPOINT, STATISTICS, STEP)
 of the step before to that of this step. `HIDDEN` overlaps with stages. `STATISTICS` is the part of
 `EXPOSED` in which batch statistics are summed over ranks. Stages and the other columns are parts of
 `STEP`."""
+RUN_DELAY = "run_delay"
+DATA_DELAY = "run_delay.data_wait"
+SUM_DELAY = "run_delay.sum"
+UPDATE_DELAY = "run_delay.update"
+DELAYS = (RUN_DELAY, DATA_DELAY, SUM_DELAY, UPDATE_DELAY)
+"""Columns after `SPANS`: run delays within them. `DATA_DELAY` is within `DATA_WAIT`, `SUM_DELAY`
+within `EXPOSED` until the first gradients are summed, `UPDATE_DELAY` within `EXPOSED` after that,
+and `RUN_DELAY` within the stages and between them. They are `UNKNOWN_NS` if the kernel counts
+none."""
+UNKNOWN_NS = -1
+"""Value of the columns `DELAYS` that could not be measured."""
+LONG_NS = 50_000
+"""Waits from this duration on are searched for run delays. A shorter one contains less, and what it
+contains belongs to the stages around it."""
+READ_EVERY_NS = 200_000
+"""Least time between two readings of the counters of a thread, which take 2 to 3 µs (AMD EPYC,
+Linux 6.18). What a shorter step contains is counted in the next one."""
 
 
 class Laps(NamedTuple):
@@ -79,6 +98,77 @@ NO_SUMS = SumTimes()
 """A step without communication."""
 
 
+UNKNOWN = (UNKNOWN_NS,) * len(DELAYS)
+Workers = Sequence[tuple[int, bytes]]
+"""Number and schedstat line of each compute thread other than the caller's."""
+
+
+class StepDelays:
+    """Lines of schedstat files during a step, from which its run delays are computed.
+
+    A compute thread that waits for a core delays a step of T threads by 1/T of that time, because
+    the others compute its share meanwhile (`dptrain.native.threads`). So the delays of a step that
+    belong to no wait count with the mean over its threads.
+
+    Args:
+        line: of the own thread at the begin of the step.
+        workers: lines of the other compute threads when they were read last.
+    """
+
+    __slots__ = ("_begin", "_marks", "_workers_after", "_workers_before")
+
+    def __init__(self, line: bytes, workers: Workers = ()) -> None:
+        self._begin = line
+        self._marks: list[tuple[str | None, int, bytes]] = []
+        self._workers_before = self._workers_after = workers
+
+    def mark(self, name: str | None, line: bytes, most_ns: int) -> None:
+        """Assign the delay since the last mark to a column; what exceeds `most_ns`, to `RUN_DELAY`.
+
+        Args:
+            name: one of `DELAYS`; None if it belongs to another part of the step.
+            line: of the own thread.
+            most_ns: duration of the wait.
+        """
+        self._marks.append((name, most_ns, line))
+
+    def end(self, line: bytes, workers: Workers | None) -> StepDelays:
+        """End the step; return the delays of the next one."""
+        self._marks.append((RUN_DELAY, 1 << 62, line))
+        if workers is not None:
+            self._workers_after = workers
+        return StepDelays(line, self._workers_after)
+
+    def without_marks(self) -> StepDelays:
+        """Return the delays of a step that was not read."""
+        return StepDelays(self._begin)
+
+    def columns(self) -> tuple[int, ...]:
+        """Return the nanoseconds of `DELAYS`, or `UNKNOWN`."""
+        found: dict[str | None, int] = dict.fromkeys(DELAYS, 0)
+        before = run_delay_ns(self._begin)
+        if before is None:
+            return UNKNOWN
+        for name, most_ns, line in self._marks:
+            now = run_delay_ns(line)
+            if now is None:
+                return UNKNOWN
+            in_wait = min(now - before, most_ns)
+            found[name] = found.get(name, 0) + in_wait
+            found[RUN_DELAY] += now - before - in_wait
+            before = now
+        workers = dict(self._workers_before)
+        of_workers = 0
+        for number, line in self._workers_after:
+            first, last = run_delay_ns(workers.get(number, line)), run_delay_ns(line)
+            if first is None or last is None:
+                return UNKNOWN
+            of_workers += last - first
+        threads = 1 + len(self._workers_after)
+        found[RUN_DELAY] = (found[RUN_DELAY] + of_workers) // threads
+        return tuple(found[name] for name in DELAYS)
+
+
 @dataclass(eq=False, init=False)
 class StepRecord:
     """The record of a step: durations in nanoseconds, and perhaps time stamps.
@@ -90,7 +180,11 @@ class StepRecord:
         stages: duration of each stage, by index; `complete_stages` adds those of `laps`.
         laps: stages that ran one after another and are not in `stages` yet.
         data_wait_ns, exposed_ns, hidden_ns, evaluation_ns, checkpoint_ns, statistics_ns, time_ns:
-            the other columns, see `SPANS`.
+            the columns of `SPANS`.
+        delays: the run delays of the step; None if they were not measured.
+        involuntary_switches, page_faults: how often the system took a core from a thread of this
+            process in the step, and how often a thread used a page that had no memory yet; 0 if
+            `delays` is None.
         step: number of the step, counted from the recorder's first.
         samples: samples of this rank's shard.
         global_count: samples of the global minibatch.
@@ -114,6 +208,9 @@ class StepRecord:
     checkpoint_ns: int = 0
     statistics_ns: int = 0
     time_ns: int = 0
+    delays: StepDelays | None = None
+    involuntary_switches: int = 0
+    page_faults: int = 0
     step: int = 0
     samples: int = 0
     global_count: int = 0
@@ -157,6 +254,7 @@ class StepRecord:
             self.checkpoint_ns,
             self.statistics_ns,
             self.time_ns,
+            *(UNKNOWN if self.delays is None else self.delays.columns()),
         ]
 
     def stage_spans(self) -> tuple[tuple[int, int], ...]:
@@ -193,16 +291,17 @@ class StepRecorder:
     has ended.
 
     Attributes:
-        names: columns of `rows`: stages by name, then `SPANS`.
+        names: columns of `rows`: stages by name, then `SPANS` and `DELAYS`.
         steps: number of steps since the start, dropped ones included.
         totals_ns: time of everything that `between` measured, by name.
         timed: True if the present step is timed stage by stage, so that its laps are valid.
+        read_every_ns: least time between two readings of run delays.
         stamped: the records of all steps since this was set to a list, with their time stamps;
             None keeps no time stamps.
     """
 
     def __init__(self, stages: Sequence[Stage], capacity: int = 2048) -> None:
-        self.names = (*(stage.name for stage in stages), *SPANS)
+        self.names = (*(stage.name for stage in stages), *SPANS, *DELAYS)
         self.steps = 0
         self.timed = True
         self.stamped: list[StepRecord] | None = None
@@ -213,6 +312,21 @@ class StepRecorder:
         self._record = StepRecord(self._zeros.copy())
         self._between: dict[str, int] | None = None
         self._last = self._completed = 0
+        self._run_delays: RunDelays | None = None
+        self._delays: StepDelays | None = None
+        self._usage: resource.struct_rusage | None = None
+        self._read_ns = 0
+        self.read_every_ns = READ_EVERY_NS
+
+    def watch(self, workers: Callable[[], Sequence[int]] = tuple) -> None:
+        """Measure run delays, involuntary context switches and page faults of all further steps.
+
+        Use this if the thread that calls `begin` computes.
+
+        Args:
+            workers: returns the native numbers of the other compute threads.
+        """
+        self._run_delays, self._delays = RunDelays(workers), None
 
     def begin(self) -> None:
         """Begin a step: its minibatch is requested next."""
@@ -220,17 +334,30 @@ class StepRecorder:
         self._record = record = StepRecord(self._zeros.copy())
         record.request = self._last = now = perf_counter_ns()
         self._completed = self._completed or now
+        if self._run_delays is not None:
+            self._run_delays.follow_caller()
+            if self._delays is None:
+                workers = self._run_delays.read_workers(now)
+                self._delays = StepDelays(self._run_delays.read(), workers or ())
+                self._usage = resource.getrusage(resource.RUSAGE_SELF)
+
+    def mark(self, name: str | None, most_ns: int = 1 << 62) -> None:
+        """Assign the run delay since the last mark to a column, see `StepDelays.mark`."""
+        if self._delays is not None and self._run_delays is not None:
+            self._delays.mark(name, self._run_delays.read(), most_ns)
 
     def restart(self) -> None:
         """Let the next step begin with `begin`: what happened since the last belongs to no step."""
-        self._completed, self._between = 0, None
+        self._completed, self._between, self._delays = 0, None, None
 
     @contextmanager
     def between(self, name: str) -> Iterator[None]:
         """Measure `EVALUATION` or `CHECKPOINT` between two steps, a part of the second one."""
+        self.mark(RUN_DELAY)
         begin = perf_counter_ns()
         yield
         duration = perf_counter_ns() - begin
+        self.mark(None)
         self._between = self._between or {EVALUATION: 0, CHECKPOINT: 0}
         self._between[name] += duration
         self.totals_ns[name] += duration
@@ -294,6 +421,8 @@ class StepRecorder:
         """Add the time since the last lap or skip to waiting for data."""
         record, now = self._record, perf_counter_ns()
         record.data_wait_ns += now - self._last
+        if now - self._last >= LONG_NS:
+            self.mark(DATA_DELAY, now - self._last)
         record.data = self._last = now
 
     def end(
@@ -324,6 +453,8 @@ class StepRecorder:
         record.begin, record.end = record.request if enqueued else self._completed, now
         if not enqueued:
             record.time_ns, self._completed = now - self._completed, now
+        if self._delays is not None:
+            self._end_delays(self._delays, record, now)
         record.samples, record.global_count, record.timed = samples, global_count, self.timed
         record.step = self.steps
         if self.stamped is not None:
@@ -333,6 +464,18 @@ class StepRecorder:
         self._records.append(record)
         self.steps += 1
         return record
+
+    def _end_delays(self, delays: StepDelays, record: StepRecord, now: int) -> None:
+        run_delays, before = self._run_delays, self._usage
+        if now - self._read_ns < self.read_every_ns or run_delays is None or before is None:
+            record.delays = delays.without_marks()
+            return
+        self._read_ns = now
+        record.delays = delays
+        self._delays = delays.end(run_delays.read(), run_delays.read_workers(now))
+        self._usage = usage = resource.getrusage(resource.RUSAGE_SELF)
+        record.involuntary_switches = usage.ru_nivcsw - before.ru_nivcsw
+        record.page_faults = usage.ru_minflt + usage.ru_majflt - before.ru_minflt - before.ru_majflt
 
     def complete(self, record: StepRecord, ended_ns: int | None = None) -> None:
         """Set the duration of a step whose updated parameters are complete.
@@ -408,20 +551,42 @@ class StepRecorder:
         samples = [r.samples for r in self._records if global_count in (None, r.global_count)]
         return float(np.mean(samples)) if samples else 0.0
 
+    def mean_counts(self, first: int) -> tuple[float, float] | None:
+        """Return the involuntary context switches and page faults of a step, means.
+
+        Args:
+            first: number of the first step.
+
+        Returns:
+            None if a step was not observed.
+        """
+        found = [record for record in self._records if record.step >= first]
+        if not found or any(record.delays is None for record in found):
+            return None
+        switches = [record.involuntary_switches for record in found]
+        return float(np.mean(switches)), float(np.mean([r.page_faults for r in found]))
+
     def _table(self, records: Iterable[StepRecord]) -> NDArray[np.int64]:
         times = [record.columns() for record in records]
         return np.array(times, np.int64).reshape(len(times), len(self.names))
 
 
-def timing_cost_ms(stages: Sequence[Stage]) -> float:
+def timing_cost_ms(stages: Sequence[Stage], *, sums: bool, step_ms: float) -> float:
     """Return the milliseconds that a recorder's calls take in a step.
+
+    Args:
+        stages: of the step.
+        sums: True if gradients are summed over ranks.
+        step_ms: median step; in short steps run delays are not read each time.
 
     The calls are timed by themselves; the smallest of several measurements counts, because
     interruptions only make them longer.
     """
     recorder = StepRecorder(stages, capacity=1)
+    recorder.watch()
 
-    def measure(steps: int) -> float:
+    def measure(steps: int, read_every_ns: int) -> float:
+        recorder.read_every_ns = read_every_ns
         begin = perf_counter_ns()
         for _ in range(steps):
             recorder.begin()
@@ -429,7 +594,11 @@ def timing_cost_ms(stages: Sequence[Stage]) -> float:
             for stage in range(len(stages)):
                 recorder.lap(stage)
                 recorder.skip()
+            if sums:
+                recorder.mark(RUN_DELAY)
             recorder.end(samples=1, global_count=1)
         return (perf_counter_ns() - begin) / steps / 1e6
 
-    return min(measure(20) for _ in range(10))
+    always, never = (min(measure(20, every) for _ in range(10)) for every in (0, 1 << 62))
+    share_read = min(1e6 * step_ms / READ_EVERY_NS, 1.0)
+    return never + share_read * max(always - never, 0.0)

@@ -16,7 +16,7 @@ from typing import Any
 
 from dptrain.comm.clocks import ClockOffset
 from dptrain.files import write_whole
-from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP, StepRecord
+from dptrain.measure.recorder import DATA_WAIT, EXPOSED, RUN_DELAY, STEP, UNKNOWN, StepRecord
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.plan import Plan
 
@@ -89,7 +89,7 @@ def rank_events(
     exposed = writer.head(EXPOSED, COMMUNICATION, COMPUTE, {})
     data_wait = writer.head(DATA_WAIT, INPUT, INPUT, {})
     for found in records:
-        step = writer.head(STEP, STEP, COMPUTE, {STEP: found.step})
+        step = writer.head(STEP, STEP, COMPUTE, _step_arguments(found))
         lines.append(writer.event(step, found.begin, found.end))
         lines.append(writer.event(data_wait, found.request, found.data))
         if found.timed:
@@ -100,6 +100,19 @@ def rank_events(
             if any(end for _, end in found.sums):
                 lines += map(writer.event, sums, *_ends(_one_after_another(found.sums)))
     return ",\n".join(lines)
+
+
+def _step_arguments(record: StepRecord) -> dict[str, float]:
+    """Return the number of a step, and what the system took from it if that is known."""
+    delays = UNKNOWN if record.delays is None else record.delays.columns()
+    if delays == UNKNOWN:
+        return {STEP: record.step}
+    return {
+        STEP: record.step,
+        RUN_DELAY: round(sum(delays) / 1e6, 6),
+        "involuntary_switches": record.involuntary_switches,
+        "page_faults": record.page_faults,
+    }
 
 
 def write_trace(

@@ -48,9 +48,14 @@ PARTS = (
     Term("compute", "ms", "Computation: all stages of the plan, with load and update. Stages that "
          "run concurrently on a GPU count once."),
     Term("transfer", "ms", "Communication: time of the sums of gradients and batch statistics for "
-         "which computation waits although no rank is late in the step."),
+         "which computation waits although no rank is late in the step or without a core."),
     Term("imbalance", "ms", "Waiting for the slowest rank of the step in a gradient sum: busy time "
-         "of that rank in that step minus the own one, at most the exposed communication."),
+         "of that rank in that step minus the own one, at most the exposed communication. With "
+         "run delays, also waiting for a rank that has no core in the sum."),
+    Term("without_core", "ms", "Without a core: run delay of the computing thread in stages and "
+         "between them, in waiting for data, and in sums after all ranks arrived; with several "
+         "compute threads, in and between stages their mean. The other parts do not contain it. "
+         "null if it was not measured; they then contain it."),
     Term("load_imbalance", "1", "Share of waiting because the same rank is always later: (largest "
          "mean busy time of any rank − mean of all) / (mean over steps of the largest busy time − "
          "mean of all)."),
@@ -67,6 +72,13 @@ PARTS = (
          "statistics."),
     Term("communication.statistics", "ms", "The part of communication.exposed in sums of batch "
          "statistics over the ranks, which are not in the times of their stages."),
+    Term("run_delay", "ms", "Time that the computing thread spent in a run queue because it had "
+         "no core, in stages and between them. In the args of a trace: in the whole step."),
+    Term("run_delay.data_wait", "ms", "The same, after the minibatch arrived."),
+    Term("run_delay.sum", "ms", "The same, in gradient sums before the update, and in sums of "
+         "batch statistics."),
+    Term("run_delay.update", "ms", "The same, in calls of the gradient sum after the first "
+         "update."),
     Term("communication.hidden", "ms", "Time in which a gradient sum was in progress while the "
          "rank computed. It is not what overlap saved, because MPI may have made no progress in "
          "that time, and no part of the step."),
@@ -105,6 +117,12 @@ PROFILE = (
     Term("pop", "", "Efficiencies of the POP hierarchy; null for one rank."),
     Term("batch_statistics", "", "Sums of batch statistics over the ranks, whose `time_ms` is that "
          "of all sums of a step with waiting; null if there are none."),
+    Term("frequencies", "", "Frequency of each rank in order, about ten times in the measured "
+         "steps, with the following keys."),
+    Term("mhz", "MHz", "Of the core on which the computing thread runs, or of the "
+         "multiprocessors of its GPU."),
+    Term("throttled", "", "Why the GPU was slowed down, as far as NVML names it."),
+    Term("frequencies.missing", "", "The reason if the frequency cannot be read, else empty."),
     Term("number", "1", "Number of such sums in a step."),
     Term("largest_bytes", "bytes", "Size of the largest of them, of one rank."),
     Term("alone_ms", "ms", "Time of the largest of them alone, between barriers."),
@@ -181,6 +199,20 @@ RANK = (
     ),
     Term("imbalance_ms", "ms", "See imbalance."),
     Term("delay_ms", "ms", "Busy time minus the median rank's of the same step."),
+    Term("transfer_ms", "ms", "See transfer."),
+    Term("without_core_ms", "ms", "See without_core."),
+    Term(
+        "involuntary_switches",
+        "1",
+        "How often the system took the core of a thread of the "
+        "process that could compute on, per step, in all steps; null if it was not measured.",
+    ),
+    Term(
+        "page_faults",
+        "1",
+        "How often a thread of the process used a page that had no memory, "
+        "per step, in all steps; null as above.",
+    ),
 )
 
 OTHERS = (
@@ -218,7 +250,8 @@ POP = (
     Term("serialisation", "1", "Largest mean over steps of any rank, divided by the mean over "
          "steps of the slowest rank's busy time. It is low if other ranks are late in each step."),
     Term("pop.transfer", "1", "Mean over steps of the slowest rank's busy time, divided by the "
-         "wall time. It is low if communication takes long although no rank is late."),
+         "wall time. It is low if communication takes long although no rank is late, or if ranks "
+         "lack cores in it."),
     Term("pop.ranks", "1", "Share of the wall time in which each rank is busy."),
     Term("layers", "", "Balance of the ranks by layers: load_balance and serialisation of the "
          "times of their stages."),
@@ -442,7 +475,7 @@ TRAINING = (
     Term("checkpoint_s", "s", "Time of all checkpoints on rank 0, with the one after the last "
          "step."),
     Term("other_cores", "1", "Mean number of cores that other programs used on the node of rank 0 "
-         "during training; null if the system does not report it."),
+         "during training or the measured steps; null if the system does not report it."),
 )  # fmt: skip
 
 SECTIONS = {

@@ -465,6 +465,10 @@ class ThreadPool:
             for thread in self._threads:
                 thread.start()
 
+    def native_ids(self) -> list[int]:
+        """Return the numbers of its running threads, without the caller's, for the system."""
+        return [thread.native_id for thread in self._threads if thread.native_id is not None]
+
     @contextmanager
     def log_chunks(self, capacity: int) -> Iterator[NDArray[np.int64]]:
         """Log which thread computes each chunk, and when, until the block ends.

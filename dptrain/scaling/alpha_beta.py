@@ -64,7 +64,8 @@ class Calibration:
         )
         update = float(np.median([_phase_ms(profile, "update") for profile in profiles]))
         backward = float(np.median([_phase_ms(profile, "backward") for profile in profiles]))
-        return cls(setting, group.parts, sums, update, backward)
+        # The model divides what computes by the share of the cores, so it contains a lack of them.
+        return cls(setting, group.parts.merged(), sums, update, backward)
 
     @property
     def sum_ms(self) -> float:

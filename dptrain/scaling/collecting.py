@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.measure.machine.load import is_busy
@@ -62,15 +63,21 @@ def collect(folders: Sequence[Path], relative_to: Path) -> Collected:
         began = str(facts.get("began") or profile.environment.get("started", ""))
         found.append((began, path.parent, profile, facts))
     found.sort(key=lambda item: (item[0], str(item[1])))
-    launches, commands = [], {}
+    launches, commands, loads = [], {}, list[float | None]()
     for order, (_, path, profile, facts) in enumerate(found):
         folder = os.path.relpath(path, relative_to.resolve())
-        launches.append(Measured(folder, order, profile, read_training(path)))
+        loads.append(_load(profile, facts))
+        launches.append(Measured(folder, order, profile, read_training(path), loads[-1]))
         arguments = facts.get("command") or profile.environment.get("command") or []
         commands[folder] = shlex.join(map(str, arguments))
-    loads = [facts.get("other_cores") for *_, facts in found]
     notes = [*_about_missing(folders), *_about_load(loads)]
     return Collected(tuple(launches), commands, tuple(notes))
+
+
+def _load(profile: Profile, facts: Mapping[str, Any]) -> float | None:
+    """Return the cores of other programs: during the launch, or during its steps if more."""
+    known = [each for each in (facts.get("other_cores"), profile.other_cores) if each is not None]
+    return max(known, default=None)
 
 
 def _profiles(folder: Path) -> list[Path]:

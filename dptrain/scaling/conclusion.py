@@ -6,17 +6,20 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
+from dptrain.measure.machine.load import is_busy
 from dptrain.measure.statistics import FEWEST, Estimate
-from dptrain.scaling.points import PARTS
 from dptrain.scaling.study import Forecast, Point
 
 GOOD = 0.8
 """Efficiency from which a job counts as scaling; below it, a fifth of the machine is wasted."""
+LARGE = 0.1
+"""Share of all losses of a point from which the conclusion names a part."""
 CAUSES = {
     "compute": "slower computation",
     "data_wait": "waiting for data",
     "transfer": "exposed communication",
-    "imbalance": "waiting for slower ranks",
+    "imbalance": "waiting for other ranks",
+    "without_core": "time without a core",
     "other": "time between stages",
 }
 
@@ -147,23 +150,71 @@ def _high(point: Point) -> float:
 
 
 def _limit(point: Point) -> str:
-    """Return what the loss of a point consists of, as a sentence."""
-    lost = {name: getattr(point.loss, name) for name in PARTS}
+    """Return what the loss of a point consists of, as a sentence.
+
+    A part is named if its interval excludes 0 and no other program may have caused it.
+    """
     total, ideal = point.loss.total, point.ideal.total
     if total <= 0.02 * ideal:
         return f"At {_ranks(point)} a step takes at most 2% longer than the ideal step."
-    worst = sorted((name for name in PARTS if lost[name] > 0.1 * total), key=lambda n: -lost[n])
-    named = [f"{CAUSES[name]} ({lost[name]:.3g} ms{_why(name, point)})" for name in worst]
-    return (
-        f"At {_ranks(point)} a step takes {point.step_ms.value:.3g} ms, ideal is {ideal:.3g} ms; "
-        f"the main loss{'es are' if len(named) > 1 else ' is'} {_list(named)}."
-    )
+    certain, is_disturbed = certain_losses(point), is_busy(point.other_cores)
+    num_large = sum(ms > LARGE * total for ms in point.loss.known.values())
+    step = f"At {_ranks(point)} a step takes {point.step_ms.value:.3g} ms, ideal is {ideal:.3g} ms"
+    worst = sorted(certain, key=lambda name: -certain[name])
+    named = [_loss_text(name, point) for name in worst]
+    found = f"the main loss{'es are' if len(named) > 1 else ' is'} {_list(named)}" if named else ""
+    if is_disturbed:
+        others = f"other programs used up to {point.other_cores:.1f} cores"
+        if not found:
+            return f"{step}; the cause is not known, because {others}."
+        rest = ", which may cause all other losses, too" if num_large > len(certain) else ""
+        return f"{step}; {found}, and {others}{rest}."
+    return f"{step}; {found or _why_unknown(point)}."
+
+
+def certain_losses(point: Point) -> dict[str, float]:
+    """Return the large losses in ms, by part, that are certain and not caused by other programs.
+
+    Args:
+        point: any but the base.
+    """
+    least = LARGE * point.loss.total
+    found = {n: ms for n, ms in point.loss.known.items() if ms > max(least, 0.0)}
+    names = ("without_core",) if is_busy(point.other_cores) else tuple(found)
+    return {n: found[n] for n in names if n in found and _is_certain(point, n)}
+
+
+def _is_certain(point: Point, part: str) -> bool:
+    """Return True if the loss of a part is known to be positive.
+
+    Studies of older versions have no intervals.
+    """
+    found = point.loss_intervals.get(part)
+    return not point.loss_intervals if found is None else found.low > 0
+
+
+def _why_unknown(point: Point) -> str:
+    """Return why no cause is named, as a main clause."""
+    fewest = min((each.n for each in point.loss_intervals.values()), default=FEWEST)
+    if fewest < FEWEST:
+        return f"fewer than {FEWEST} launches do not show the cause"
+    return "the cause is not known, because the interval of no large loss excludes 0"
+
+
+def _loss_text(part: str, point: Point) -> str:
+    """Return a part with its loss, interval and cause."""
+    found = point.loss_intervals.get(part)
+    interval = "" if found is None else f", 95% interval {found.low:.3g} to {found.high:.3g} ms"
+    return f"{CAUSES[part]} ({getattr(point.loss, part):.3g} ms{interval}{_why(part, point)})"
 
 
 def _why(part: str, point: Point) -> str:
     """Return the causes of the loss of a part, as far as they are known."""
-    if part == "transfer" and point.possible < 1:
+    knows_delays = point.loss.without_core is not None
+    if part == "transfer" and point.possible < 1 and not knows_delays:
         return ", which includes waiting for a core that ranks share"
+    if part == "without_core" and point.possible < 1:
+        return ", because ranks share cores"
     if part != "compute":
         return ""
     causes = {

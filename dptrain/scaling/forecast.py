@@ -302,7 +302,7 @@ def _figures(profile: Profile) -> Figures:
     parts = profile.step_parts.all_steps
     return Figures(
         profile.step_ms.mean,
-        parts.compute + parts.data_wait + parts.other,
+        parts.compute + parts.data_wait + parts.other + (parts.without_core or 0.0),
         parts.transfer,
         parts.imbalance,
         sum(s.buckets * s.time_ms.median for s in profile.sums),

@@ -15,10 +15,11 @@ from dptrain.measure.profile.profile import Parts, Profile
 from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.scaling.accuracy import Training, find_time_to_accuracy
 from dptrain.scaling.efficiencies import find_efficiencies, joules_per_sample, walls_of
+from dptrain.scaling.losses import loss_intervals, mean_parts, subtract, uniform
 from dptrain.scaling.pairing import Walls, common_rounds, compare_walls, mean_wall
 from dptrain.scaling.study import STRONG, UNITY, WEAK, Launch, Point
 
-PARTS = ("compute", "data_wait", "transfer", "imbalance", "other")
+PARTS = ("compute", "data_wait", "transfer", "imbalance", "without_core", "other")
 OUTLIER = 3.0
 """Distance of an outlier from the median, in scaled median absolute deviations."""
 FEWEST_TO_JUDGE = 5
@@ -37,12 +38,14 @@ class Measured:
         order: index among all launches, in time.
         profile: its result.
         training: until the requested accuracy; None if there was none.
+        other_cores: mean number of cores that other programs used meanwhile; None if it is unknown.
     """
 
     folder: str
     order: int
     profile: Profile
     training: Training | None = None
+    other_cores: float | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -160,11 +163,20 @@ class Group:
         return float(np.mean(self.steps_ms))
 
     @property
+    def launch_parts(self) -> list[Parts]:
+        """Parts of the step of each launch."""
+        return [launch.profile.step_parts.all_steps for launch in self.launches]
+
+    @property
     def parts(self) -> Parts:
         """Parts of the step, by the share of each in all steps of all launches."""
-        rows = [[getattr(m.profile.step_parts.all_steps, n) for n in PARTS] for m in self.launches]
-        totals = np.sum(np.array(rows, float), axis=0)
-        return Parts(*(self.step_ms * totals / totals.sum()).tolist())
+        return mean_parts(uniform(self.launch_parts), self.step_ms)
+
+    @property
+    def other_cores(self) -> float | None:
+        """Most cores that other programs used during a launch; None if it is unknown."""
+        known = [m.other_cores for m in self.launches if m.other_cores is not None]
+        return max(known, default=None)
 
     @property
     def hidden_ms(self) -> float:
@@ -254,13 +266,16 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
         # Rounds without a launch of the base, or of the group, are not compared. The step is that
         # of the compared rounds, so that the columns of a row multiply.
         step = step.times(base.step_ms / faster.value / step.value)
-    parts = _each(group.parts, factor=step.value / group.step_ms)
-    ideal = _each(base.parts, factor=grown / ratio)
-    loss = Parts(*(getattr(parts, name) - getattr(ideal, name) for name in PARTS))
+    share = grown / ratio
+    parts = mean_parts(uniform(group.launch_parts, base.launch_parts), step.value)
+    ideal = mean_parts(uniform(base.launch_parts, group.launch_parts), share * base.step_ms)
+    loss = subtract(parts, ideal)
     possible = min(group.possible / base.possible, 1.0)
     shared = max(min(ideal.compute * (1 / possible - 1), loss.compute), 0.0)
+    if loss.without_core is not None:
+        shared = 0.0  # Computation contains no time in which another rank has the core.
     contention = None if slowdown is None else ideal.compute * (slowdown - 1) - shared
-    job = group.first.job
+    job, other = group.first.job, group.other_cores
     return Point(
         scaling=scaling,
         ranks=group.ranks,
@@ -281,6 +296,10 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
         parts=parts,
         ideal=ideal,
         loss=loss,
+        loss_intervals={}
+        if group is base
+        else _loss_intervals(loss, compared[0], compared[1], share, paired=paired),
+        other_cores=None if other is None else max(other, base.other_cores or 0.0),
         shared_ms=shared,
         contention_ms=contention,
         small_batch_ms=None if contention is None else loss.compute - shared - contention,
@@ -301,6 +320,17 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
     )
 
 
+def _loss_intervals(
+    loss: Parts, group: Group, base: Group, share: float, *, paired: bool
+) -> dict[str, Estimate]:
+    """Return the losses with intervals, of the compared launches."""
+    own = uniform(group.launch_parts, base.launch_parts)
+    ideal = [each.times(share) for each in uniform(base.launch_parts, group.launch_parts)]
+    if loss.without_core is None:
+        own, ideal = ([each.merged() for each in side] for side in (own, ideal))
+    return loss_intervals(loss, own, ideal, paired=paired)
+
+
 def _faster(group: Group, base: Group) -> tuple[Estimate, bool]:
     """Return T(base) / T(group), and whether its interval is the range because of two groups."""
     if group is base:
@@ -312,10 +342,6 @@ def _faster(group: Group, base: Group) -> tuple[Estimate, bool]:
 def has_range(group: Group, base: Group) -> bool:
     """Return True if the efficiency of a group has the range of its launches as interval."""
     return _faster(group, base)[1]
-
-
-def _each(parts: Parts, *, factor: float) -> Parts:
-    return Parts(*(factor * getattr(parts, name) for name in PARTS))
 
 
 def _launch(measured: Measured) -> Launch:

@@ -7,7 +7,7 @@ docs/explanation/measuring.md defines every value.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,12 @@ class Point:
         ideal: parts of the base point; for strong scaling divided by the ratio of compute threads.
         loss: parts − ideal in milliseconds, so that ideal and loss sum to the step. Negative values
             are faster than ideal.
-        shared_ms: part of the loss of compute that is caused by ranks sharing cores.
+        loss_intervals: `loss` with 95% intervals over launches, by part; infinite ones with fewer
+            than three. Empty at the base, and in studies of older versions.
+        other_cores: most cores that other programs used during a launch of the point or of the
+            base; None if it is unknown.
+        shared_ms: part of the loss of compute that is caused by ranks sharing cores; 0 if run
+            delays are known, because this time is then without a core.
         contention_ms: part of the loss of compute that is caused by other competition, such as for
             memory and caches; None for strong scaling if the weak point with the same ranks and
             threads is missing.
@@ -171,6 +176,8 @@ class Point:
     pop: Efficiencies | None = None
     joules_per_sample: Estimate | None = None
     time_to_accuracy: TimeToAccuracy | None = None
+    loss_intervals: dict[str, Estimate] = field(default_factory=dict)
+    other_cores: float | None = None
 
     @property
     def name(self) -> str:

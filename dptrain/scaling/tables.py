@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from dptrain.measure.profile.tables import PART_NAMES, count_cell
 from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
 from dptrain.tables import Table
 
-NAMES = ("computation", "waiting for data", "communication", "waiting", "other")
-"""Headers of `PARTS`."""
 BASE = "base"
 """Cell of the base in columns that compare points with it."""
 
@@ -99,21 +98,40 @@ def _ranks(points: Sequence[Point]) -> list[str]:
 
 def _loss_table(scaling: str, points: Sequence[Point]) -> Table:
     """Return the table of the ideal step and the loss of each part, which sum to the step."""
-    columns = ["ranks", "ideal", *NAMES, "= step", "| shared", "contention", "smaller batch"]
-    rows = []
+    rows: list[Sequence[str]] = []
     for ranks, point in zip(_ranks(points), points, strict=True):
-        lost = [_lost(getattr(point.loss, name)) for name in PARTS]
-        causes = map(_lost, (point.shared_ms, point.contention_ms, point.small_batch_ms))
-        step = f"{point.step_ms.value:.3f}"
-        rows.append([ranks, f"{point.ideal.total:.3f}", *lost, step, *causes])
-    title = f"{scaling.capitalize()} scaling: ideal step + loss by part = step, ms"
+        if point is points[0] and len(points) > 1:
+            continue
+        rows += [()] if rows else []
+        rows.append((ranks, "ideal step", f"{point.ideal.total:.3f}", "", ""))
+        for name in PARTS:
+            ms, found = getattr(point.loss, name), point.loss_intervals.get(name)
+            share = "" if ms is None else f"{ms / point.step_ms.value:.0%}"
+            cells = (count_cell(ms, _lost), _loss_interval(found), share)
+            rows.append(("", PART_NAMES[name], *cells))
+        rows.append(("", "= step", f"{point.step_ms.value:.3f}", "", ""))
+        causes = {
+            "shared cores": point.shared_ms,
+            "contention": point.contention_ms,
+            "smaller batch": point.small_batch_ms,
+        }
+        rows += [("", f"| {name}", _lost(ms), "", "") for name, ms in causes.items() if ms]
+    columns = ("ranks", "loss", "ms", "95% interval", "of the step")
     return Table(
-        title,
+        f"{scaling.capitalize()} scaling: ideal step + loss by part = step",
         columns,
+        columns[:2],
         rows=rows,
-        caption="after |: causes of the loss of compute: shared cores, contention for memory and "
-        "caches, smaller batch per rank",
+        caption="after |: causes of the loss of computation: shared cores, contention for memory "
+        "and caches, smaller batch per rank; intervals over launches",
     )
+
+
+def _loss_interval(found: Estimate | None) -> str:
+    """Return the interval of a loss; empty if there are too few launches."""
+    if found is None or found.n < FEWEST:
+        return ""
+    return f"{_lost(found.low)} – {_lost(found.high)}"
 
 
 def _joules(points: Sequence[Point]) -> list[str]:

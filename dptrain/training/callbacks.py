@@ -338,5 +338,9 @@ def stage_times(trainer: Trainer) -> dict[str, float | None]:
     """Return ms per step on this rank by tag since the last record; None if nothing was timed."""
     recorder = trainer.job.recorder
     names, rows = recorder.names, recorder.timed_rows(trainer.job.spec.log_every)
-    means = (rows.mean(axis=0) / 1e6).tolist() if len(rows) else [None] * len(names)
+    if not len(rows):
+        return dict.fromkeys(f"{TIMES}{name}" for name in names)
+    columns = zip(rows.mean(axis=0).tolist(), rows.min(axis=0).tolist(), strict=True)
+    # A column with a negative value is unknown.
+    means = [mean / 1e6 if least >= 0 else None for mean, least in columns]
     return {f"{TIMES}{name}": mean for name, mean in zip(names, means, strict=True)}

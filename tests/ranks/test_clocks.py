@@ -46,7 +46,7 @@ def test_a_sum_alone_is_timed_and_leaves_the_next_step_in_order(
     for number in range(len(buckets)):
         assert engine.time_sum_alone(number) > 0
     replica.flat_gradients[:] = world.rank + 1
-    timer = SumTimer(sums)
+    timer = SumTimer(sums, engine.recorder)
     for number in range(len(buckets)):
         timer.start(number)
         timer.poll()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from dptrain.backends.replica import Context, Replica
 from dptrain.comm import STRATEGIES
 from dptrain.comm.sums import peer
 from dptrain.comm.world import World
+from dptrain.machine import own_cores
 from dptrain.measure.profile.loss_tables import losses_report
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.profile.profile_tables import profile_report, straggler_line
@@ -28,6 +31,7 @@ from tests.ranks.attempts import repeat_if_disturbed
 from tests.ranks.test_peer import Device
 from tests.tiers import tiered
 from tests.unit.measure.test_profile import unknown_keys
+from tests.unit.measure.test_scheduling import COUNTS
 from tests.unit.measure.test_trace import check_trace
 
 pytestmark = pytest.mark.mpi
@@ -62,6 +66,31 @@ def test_a_straggler_is_named_by_its_own_time(
             check_straggler(found, last, 1e3 * late_s)
 
     repeat_if_disturbed(world, check)
+
+
+@pytest.mark.skipif(COUNTS is None, reason="the kernel counts no run delays")
+def test_what_other_programs_take_is_no_communication(connected: World) -> None:
+    """Two busy loops for each core run meanwhile. A sum takes microseconds, a lack of cores ms."""
+    world = connected
+    flags = {"network": "mlp-5", "backend": "reference", "batch_size": 60}
+    loops = []
+    if world.is_rank_zero:
+        command = [sys.executable, "-c", "while True: pass"]
+        loops = [subprocess.Popen(command) for _ in range(2 * len(own_cores()))]
+    try:
+        options = ProfileOptions(steps=200, skip=2, roofs=False)
+        found = profile(load_settings(flags, {}), world, options, quiet=True)
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    if found is None:
+        return
+    parts = found.step_parts.all_steps
+    assert parts.total == pytest.approx(found.step_ms.mean, rel=1e-9)
+    assert parts.without_core is not None
+    assert parts.without_core > parts.transfer
+    assert all(rank.involuntary_switches is not None for rank in found.ranks)
 
 
 def check_straggler(found: Profile, last: int, late_ms: float) -> None:

@@ -9,6 +9,7 @@ counts. They are float64.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -60,6 +61,7 @@ class StatisticsSum(ABC):
             themselves; 0 if they do not, so that `enqueue` is called.
         calls: begin and end of each call since `begin_step`, in nanoseconds of
             `time.perf_counter_ns`.
+        after_call: called after each call with its duration in nanoseconds.
     """
 
     memory_bytes: int = 0
@@ -69,6 +71,7 @@ class StatisticsSum(ABC):
         self.world = world
         self.kernel_ranks = 0
         self.calls: list[tuple[int, int]] = []
+        self.after_call: Callable[[int], None] = lambda duration_ns: None
 
     def begin_step(self) -> None:
         """Forget the calls of the step before."""
@@ -83,7 +86,9 @@ class StatisticsSum(ABC):
         """
         begin = perf_counter_ns()
         self._sum(parts, totals)
-        self.calls.append((begin, perf_counter_ns()))
+        end = perf_counter_ns()
+        self.calls.append((begin, end))
+        self.after_call(end - begin)
 
     def enqueue(self, statistics: SummedStatistics) -> None:
         """Replace statistics in device memory by their sums over all ranks.

@@ -7,7 +7,6 @@ What cannot be read is named with the reason, and nothing is estimated in its pl
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.measure.machine.nvml import check_nvml, open_gpu
 from dptrain.measure.series import half_width_of_mean
 from dptrain.measure.statistics import UNSEEN, UNSEEN_MS, Estimate
 
@@ -106,25 +106,16 @@ class GpuCounter:
     """
 
     def __init__(self, nvml: Any, identity: str) -> None:
-        self.name, self._nvml, self._device = "GPU", nvml, ctypes.c_void_p()
-        cuts = (0, 8, 12, 16, 20, 32)
-        uuid = "-".join(identity[a:b] for a, b in itertools.pairwise(cuts))
-        self._check(nvml.nvmlInit_v2())
-        found = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(self._device))
-        self._check(found)
+        self.name, self._nvml, self._device = "GPU", nvml, open_gpu(nvml, identity)
         self.joules()
 
     def joules(self) -> float:
         millijoules = ctypes.c_ulonglong()
-        self._check(
-            self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules))
+        check_nvml(
+            self._nvml,
+            self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules)),
         )
         return millijoules.value / 1e3
-
-    def _check(self, code: int) -> None:
-        if code:
-            self._nvml.nvmlErrorString.restype = ctypes.c_char_p
-            raise OSError(f"NVML: {self._nvml.nvmlErrorString(code).decode()}")
 
 
 Reading = tuple[float, float, float]
@@ -138,6 +129,7 @@ class EnergyMeter:
         names: names of the counters that can be read.
         missing: counters that cannot be read, with the reasons.
         readings: the readings, one for each call of `read`.
+        after_reading: called after each reading.
     """
 
     def __init__(self, counters: Sequence[Counter], missing: Sequence[str] = ()) -> None:
@@ -146,12 +138,14 @@ class EnergyMeter:
         self.missing = list(missing)
         self.readings: list[Reading] = []
         self._called_s = 0.0
+        self.after_reading: Callable[[], None] = lambda: None
 
     def read(self, samples: float) -> None:
         """Read all counters after `samples` samples since the first reading."""
         joules = self._joules()
         self._called_s = time.monotonic()
         self.readings.append((self._called_s, joules, samples))
+        self.after_reading()
 
     def poll(self) -> None:
         """Count wraps of the counters; call this method at least every few minutes."""

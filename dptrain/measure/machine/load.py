@@ -80,6 +80,25 @@ def cores_of_others(before: Clock | None) -> float | None:
     return None if before is None or after is None else after.others_since(before)
 
 
+def load_line(cores: float | None, during: str) -> list[str]:
+    """Return a line that states the load of other programs if they disturb a measurement.
+
+    Args:
+        cores: that they used; None if it is unknown.
+        during: what was measured.
+
+    Example:
+        >>> load_line(None, "these steps")
+        []
+    """
+    if cores is None or not is_busy(cores):
+        return []
+    return [
+        f"other programs used {cores:.1f} cores of this node during {during}: an idle "
+        "machine would be faster, and these times scatter"
+    ]
+
+
 def is_busy(cores: float | None) -> bool:
     """Return True if other programs use enough cores to disturb a measurement."""
     return cores is not None and cores > BUSY_SHARE * (os.cpu_count() or 1)

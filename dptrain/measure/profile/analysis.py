@@ -22,12 +22,17 @@ from dptrain.measure.profile.profile import (
 )
 from dptrain.measure.recorder import (
     CHECKPOINT,
+    DATA_DELAY,
     DATA_WAIT,
+    DELAYS,
     EVALUATION,
     EXPOSED,
     HIDDEN,
+    RUN_DELAY,
     STATISTICS,
     STEP,
+    SUM_DELAY,
+    UPDATE_DELAY,
 )
 from dptrain.measure.statistics import FEWEST_STEPS, median_of_steps
 from dptrain.plan.lowering import STATISTICS_PHASES, Phase
@@ -64,12 +69,15 @@ class Measured:
         ordinary: float64 (ranks, steps, names), steps for the time per step.
         timed: float64 (ranks, steps, names), steps for the times of stages; it may be empty.
         samples: mean number of samples per step of each rank.
+        counts: float64 (ranks, 2), involuntary context switches and page faults of each rank per
+            step; None if they were not measured.
     """
 
     names: tuple[str, ...]
     ordinary: NDArray[np.float64]
     timed: NDArray[np.float64]
     samples: tuple[float, ...]
+    counts: NDArray[np.float64] | None = None
 
     @property
     def by_stage(self) -> bool:
@@ -136,6 +144,50 @@ class Measured:
         waiting = self._waiting(self.busy + self.column(CHECKPOINT))
         return np.maximum(waiting - self.imbalance, 0.0)
 
+    @cached_property
+    def knows_delays(self) -> bool:
+        """True if run delays were measured in all steps of all ranks."""
+        known = (name in self.names and bool((self.column(name) >= 0).all()) for name in DELAYS)
+        return self._is_host and all(known)
+
+    @cached_property
+    def _sum_times(self) -> dict[str, NDArray[np.float64]]:
+        """Divide the exposed time after all ranks arrived, (ranks, steps), by its cause.
+
+        A rank without a core in a sum lets the others wait, and this is not what the sum takes.
+        Delays while a rank waits for a later one cost nothing. As far as it is not known when a
+        delay ended, it counts after the arrival of all ranks, so `transfer` never contains it. The
+        ranks of a sum lack their cores at the same time, so the longest delay counts; before the
+        update and after it they wait for each other again.
+        """
+        present = self.exposed - self.imbalance
+        if self._is_host:
+            present = present - self.checkpoint_wait
+        nothing = np.zeros_like(present)
+        if not self.knows_delays:
+            return {"transfer": present, "own": nothing, "others": nothing}
+        by_phase = [np.minimum(self.column(name), present) for name in (SUM_DELAY, UPDATE_DELAY)]
+        own = np.minimum(sum(by_phase), present)
+        longest = sum(times.max(axis=0) for times in by_phase)
+        others = np.minimum(np.maximum(longest - own, 0.0), present - own)
+        return {"transfer": present - own - others, "own": own, "others": others}
+
+    @cached_property
+    def without_core(self) -> NDArray[np.float64]:
+        """Times (ranks, steps) in a run queue that delayed the step; 0 if they are unknown."""
+        own = self._sum_times["own"]
+        if not self.knows_delays:
+            return own
+        delays: NDArray[np.float64] = own + self.column(DATA_DELAY) + self._stage_delay
+        return delays
+
+    @property
+    def _stage_delay(self) -> NDArray[np.float64]:
+        """Delays (ranks, steps) in stages and between them, at most the time of these."""
+        between = self.column(STEP) - self.exposed - self.column(DATA_WAIT)
+        between = between - self.column(EVALUATION) - self.column(CHECKPOINT)
+        return np.minimum(self.column(RUN_DELAY), np.maximum(between, 0.0))
+
     def _waiting(self, arrival: NDArray[np.float64]) -> NDArray[np.float64]:
         waited: NDArray[np.float64] = arrival.max(axis=0) - arrival
         return np.minimum(waited, self.exposed)
@@ -153,7 +205,7 @@ class Measured:
         by_step = float(busy.max(axis=0).mean() - busy.mean())
         constant = float(busy.mean(axis=1).max() - busy.mean())
         share = constant / by_step if by_step > 0 else 0.0
-        medians = {name: spread(times.mean(axis=0)) for name, times in self._times().items()}
+        medians = {name: spread(times.mean(axis=0)) for name, times in self.times().items()}
         return StepParts(medians, self.parts, all_steps, share, 1 - share if by_step > 0 else 0.0)
 
     @property
@@ -162,19 +214,23 @@ class Measured:
         times: NDArray[np.float64] = self.column(STEP).mean(axis=0)
         return times
 
-    def _times(self) -> dict[str, NDArray[np.float64]]:
+    def times(self) -> dict[str, NDArray[np.float64]]:
         """Return the times (ranks, steps) of each part by the name of the field of `Parts`."""
-        transfer = self.exposed - self.imbalance
-        if self._is_host:
-            transfer = transfer - self.checkpoint_wait
+        sums, compute = self._sum_times, self.compute
+        data_wait = self.column(DATA_WAIT, ordinary=True)
+        if self.knows_delays:
+            compute = compute - np.minimum(self._stage_delay, compute)
+            data_wait = data_wait - self.column(DATA_DELAY)
         found = {
-            "compute": self.compute,
-            "data_wait": self.column(DATA_WAIT, ordinary=True),
-            "transfer": transfer,
-            "imbalance": self.imbalance,
+            "compute": compute,
+            "data_wait": data_wait,
+            "transfer": sums["transfer"],
+            "imbalance": self.imbalance + sums["others"],
             "checkpoint": self.column(CHECKPOINT, ordinary=True) + self.checkpoint_wait,
             "evaluation": self.column(EVALUATION, ordinary=True),
         }
+        if self.knows_delays:
+            found["without_core"] = self.without_core
         if self._is_host:
             found["other"] = self.steps - sum(found.values())
         return found
@@ -185,13 +241,23 @@ class Measured:
         def mean(times: NDArray[np.float64], chosen: Selection = timed) -> float:
             return float(times[:, chosen].mean())
 
-        step, times = mean(self.steps, ordinary), self._times()
+        step, times = mean(self.steps, ordinary), self.times()
         # On a GPU the times of stages and sums come from separate steps without overlap, in which
         # concurrent stages take longer in total, and the host waits for data while the GPU is
         # working. Each part is limited to the rest of the step.
         rest = step
         limited = {}
-        for name in ("checkpoint", "evaluation", "transfer", "imbalance", "compute", "data_wait"):
+        for name in (
+            "checkpoint",
+            "evaluation",
+            "without_core",
+            "transfer",
+            "imbalance",
+            "compute",
+            "data_wait",
+        ):
+            if name not in times:
+                continue
             chosen = timed if name in ("transfer", "imbalance", "compute") else ordinary
             limited[name] = min(mean(times[name], chosen), rest)
             rest -= limited[name]
@@ -219,7 +285,8 @@ def rank_profiles(
         return float(times[rank, steps].mean())
 
     delay = measured.busy - np.median(measured.busy, axis=0)
-    data_wait = measured.column(DATA_WAIT, ordinary=True)
+    counts = measured.counts
+    times = measured.times()
     found = []
     for rank, (host, device) in enumerate(zip(hosts, devices, strict=True)):
         step, exposed = mean(measured.steps, rank, chosen), mean(measured.exposed, rank)
@@ -231,12 +298,18 @@ def rank_profiles(
                 samples=measured.samples[rank],
                 step_ms=step,
                 busy_ms=step - exposed,
-                compute_ms=mean(measured.compute, rank),
-                data_wait_ms=mean(data_wait, rank, chosen),
+                compute_ms=mean(times["compute"], rank),
+                data_wait_ms=mean(times["data_wait"], rank, chosen),
                 exposed_ms=exposed,
                 hidden_ms=mean(measured.column(HIDDEN), rank),
-                imbalance_ms=mean(measured.imbalance, rank),
+                imbalance_ms=mean(times["imbalance"], rank),
                 delay_ms=mean(delay, rank),
+                transfer_ms=mean(times["transfer"], rank),
+                without_core_ms=(
+                    mean(measured.without_core, rank) if measured.knows_delays else None
+                ),
+                involuntary_switches=None if counts is None else float(counts[rank, 0]),
+                page_faults=None if counts is None else float(counts[rank, 1]),
             )
         )
     return tuple(found)

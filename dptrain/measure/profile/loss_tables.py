@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from dptrain.measure.machine.load import load_line
 from dptrain.measure.profile.losses import (
     ALONE,
     BATCH_STATISTICS,
@@ -43,7 +44,10 @@ AGREE = {True: "yes", False: "no", None: "too few steps"}
 def losses_report(losses: Losses) -> list[str | Table]:
     """Return the tables and lines of the experiments, in order."""
     scaling = losses.computation_scaling
-    found: list[str | Table] = [_losses_table(losses)]
+    found: list[str | Table] = [
+        *load_line(losses.other_cores, "the experiments"),
+        _losses_table(losses),
+    ]
     if not losses.overlaps:
         found.append(no_overlap(losses))
     found += [

@@ -131,6 +131,8 @@ class Losses(StoredRecord):
         delays: effects of injected delays.
         overlaps: True if the method of summing overlaps with the backward pass.
         environment: the same values as in ``env.json``.
+        other_cores: mean number of cores that other programs used on the node of rank 0; None if it
+            is unknown.
     """
 
     FORM = Form(
@@ -151,6 +153,7 @@ class Losses(StoredRecord):
     delays: tuple[Delay, ...]
     overlaps: bool
     environment: dict[str, Any]
+    other_cores: float | None = None
 
 
 def over_rounds(function: Callable[[Times], float], times: Times) -> Estimate:

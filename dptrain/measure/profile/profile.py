@@ -55,11 +55,14 @@ class Parts:
     Attributes:
         compute: stages of the plan, with load and update.
         data_wait: waiting for the minibatch.
-        transfer: communication: exposed, and with all ranks present.
-        imbalance: waiting: exposed communication in which a rank waits for the slowest one.
+        transfer: communication: exposed, with all ranks present, and with a core.
+        imbalance: waiting: exposed communication in which a rank waits for another one, which is
+            slower or without a core.
         other: the rest of the step.
         checkpoint: writing a checkpoint, and waiting for a rank that writes one.
         evaluation: evaluation on the test data.
+        without_core: time in a run queue, which no other part contains. None if it was not
+            measured; the other parts then contain it.
     """
 
     compute: float
@@ -69,12 +72,29 @@ class Parts:
     other: float
     checkpoint: float = 0.0
     evaluation: float = 0.0
+    without_core: float | None = None
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The parts that were measured, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def total(self) -> float:
         """The mean of the steps."""
-        parts = self.compute + self.data_wait + self.transfer + self.imbalance + self.other
-        return parts + self.checkpoint + self.evaluation
+        return sum(self.known.values())
+
+    def times(self, factor: float) -> Parts:
+        """Return the parts times a number."""
+        return Parts(**{name: factor * value for name, value in self.known.items()})
+
+    def merged(self) -> Parts:
+        """Return the parts with the time without a core in `compute`, as if it were unknown."""
+        return replace(self, compute=self.compute + (self.without_core or 0.0), without_core=None)
+
+    def without_breaks(self) -> Parts:
+        """Return the parts without checkpoints and evaluations, which add up to less."""
+        return replace(self, checkpoint=0.0, evaluation=0.0)
 
 
 @dataclass(frozen=True)
@@ -152,8 +172,13 @@ class RankProfile:
         exposed_ms: communication and waiting for it.
         hidden_ms: time in which a gradient sum was in progress while the rank computed. It is not
             what overlap saved: MPI may have made no progress in that time.
-        imbalance_ms: part of `exposed_ms` spent waiting for the slowest rank of each step.
+        imbalance_ms: part of `exposed_ms` spent waiting for a slower rank, or one without a core.
         delay_ms: busy time minus that of the median rank; large for a straggler.
+        transfer_ms: part of `exposed_ms` that is neither waiting nor without a core; None in
+            profiles of older versions.
+        without_core_ms: time in a run queue; None if it was not measured. `compute_ms` and
+            `data_wait_ms` do not contain it then.
+        involuntary_switches, page_faults: number per step, in all measured steps; None as above.
     """
 
     rank: int
@@ -168,6 +193,16 @@ class RankProfile:
     hidden_ms: float
     imbalance_ms: float
     delay_ms: float
+    transfer_ms: float | None = None
+    without_core_ms: float | None = None
+    involuntary_switches: float | None = None
+    page_faults: float | None = None
+
+    @property
+    def communication_ms(self) -> float:
+        """Communication without waiting; in profiles of older versions with a lack of cores."""
+        known = self.transfer_ms
+        return max(self.exposed_ms - self.imbalance_ms, 0.0) if known is None else known
 
 
 @dataclass(frozen=True)
@@ -273,6 +308,12 @@ class Profile(StoredRecord):
             GPUs, and in profiles of older versions.
         sweep: times of all-reduces of other sizes by MPI, alone; empty for one rank and on GPUs.
         batch_statistics: times of their sums over the ranks; None if there are none.
+        other_cores: mean number of cores that other programs used on the node of rank 0 during the
+            measured steps; None if it is unknown.
+        frequencies: of each rank in order, about ten times during the measured steps: ``mhz`` of
+            the core or GPU on which it computes, ``throttled`` with the reasons that slowed a GPU
+            down, and ``missing`` with the reason if there are none. Of ranks that share a GPU, one
+            has readings. Empty for inference.
     """
 
     FORM = Form(
@@ -302,6 +343,8 @@ class Profile(StoredRecord):
     processor: Processor | None = None
     sweep: tuple[SumTime, ...] = ()
     batch_statistics: StatisticsTime | None = None
+    other_cores: float | None = None
+    frequencies: tuple[dict[str, Any], ...] = ()
 
     @property
     def samples(self) -> float:

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 from dptrain.measure.machine.counters import processor_line
 from dptrain.measure.machine.energy import energy_lines
+from dptrain.measure.machine.frequency import frequency_lines
+from dptrain.measure.machine.load import load_line
 from dptrain.measure.profile.explanations import saves_operations
 from dptrain.measure.profile.loss_tables import FACTOR_NAMES
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.profile.tables import (
+    count_cell,
     direction_cells,
     ms_cell,
     parts_table,
@@ -43,7 +46,7 @@ LOST_IF = {
     "parallel": "any of the following is",
     "load_balance": "the same ranks are slower in every step",
     "serialisation": "other ranks are late in each step",
-    "transfer": "communication takes long",
+    "transfer": "communication takes long, or ranks lack cores in it",
 }
 """When a factor of `Pop` is less than 1."""
 
@@ -63,6 +66,8 @@ def profile_report(profile: Profile) -> list[str | Table]:
         ),
         f"{profile.samples_per_s:,.0f} samples/s",
         *filter(None, [tail_note(profile.step_times_ms, "this profile")]),
+        *load_line(profile.other_cores, "these steps"),
+        *frequency_lines(profile.frequencies),
         _layers_table(profile),
     ]
     found.append(_kinds_table(profile))
@@ -231,7 +236,8 @@ def _ranks_table(profile: Profile) -> Table:
     ranks = sorted(profile.ranks, key=lambda rank: -rank.delay_ms)
     left = f", the {MAX_RANKS} with the largest delay" if len(ranks) > MAX_RANKS else ""
     columns = ["rank", "host", "samples", "busy", "delay", "computation", "waiting for data",
-               "communication", "waiting", "busy share"]  # fmt: skip
+               "communication", "waiting", "without a core", "switches", "page faults",
+               "busy share"]  # fmt: skip
     if profile.pop is None:
         columns.remove("busy share")
     shares = () if profile.pop is None else profile.pop.ranks
@@ -240,7 +246,14 @@ def _ranks_table(profile: Profile) -> Table:
         share = f"{shares[rank.rank].value:.0%}" if shares else ""
         cells = {**_rank_cells(rank), "busy share": share}
         rows.append([cells[column] for column in columns])
-    return Table(f"Ranks, mean ms of typical steps{left}", columns, ("host",), rows=rows)
+    return Table(
+        f"Ranks, mean ms of typical steps{left}",
+        columns,
+        ("host",),
+        rows=rows,
+        caption="switches, page faults: per step, in all steps; a switch is involuntary if the "
+        "system takes the core of a thread that computes",
+    )
 
 
 def _rank_cells(rank: RankProfile) -> dict[str, str]:
@@ -252,8 +265,11 @@ def _rank_cells(rank: RankProfile) -> dict[str, str]:
         "delay": ms_cell(rank.delay_ms),
         "computation": ms_cell(rank.compute_ms),
         "waiting for data": ms_cell(rank.data_wait_ms),
-        "communication": ms_cell(max(rank.exposed_ms - rank.imbalance_ms, 0.0)),
+        "communication": ms_cell(rank.communication_ms),
         "waiting": ms_cell(rank.imbalance_ms),
+        "without a core": count_cell(rank.without_core_ms, ms_cell),
+        "switches": count_cell(rank.involuntary_switches, "{:.1f}".format),
+        "page faults": count_cell(rank.page_faults, "{:.1f}".format),
     }
 
 

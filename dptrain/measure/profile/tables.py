@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dptrain.measure.profile.profile import Spread, StageProfile, StepParts
 from dptrain.plan.lowering import Phase
@@ -12,12 +12,21 @@ PART_NAMES = {
     "compute": "computation",
     "transfer": "communication",
     "imbalance": "waiting",
+    "without_core": "without a core",
     "data_wait": "waiting for data",
     "checkpoint": "checkpoint",
     "evaluation": "evaluation",
     "other": "other",
 }
 """Names of the fields of `Parts` in tables."""
+
+
+UNKNOWN = "unknown"
+"""Cell of what was not measured; it is not 0."""
+NOT_MEASURED = (
+    "Without a core: run delays are measured in steps on a CPU and on Linux; here the other parts "
+    "contain them."
+)
 
 
 def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A step") -> Table:
@@ -31,7 +40,7 @@ def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A st
     """
     noun = what.rsplit(maxsplit=1)[-1]
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    columns = ("part", "median ms", "95% interval", "typical ms", "share", f"all {plural}")
+    columns = ("part", "mean ms", "share", "typical ms", "median ms", "95% interval")
     typical, everything = parts.typical, parts.all_steps
     rows: list[Sequence[str]] = []
     for key, name in PART_NAMES.items():
@@ -40,14 +49,19 @@ def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A st
             continue
         if key in ("checkpoint", "evaluation") and not mean_of_all:
             continue
+        if mean_of_all is None:
+            rows.append((name, UNKNOWN, "", "", "", ""))
+            continue
         median = parts.median.get(key)
-        cells = ("", "") if median is None else (ms_cell(median.median), interval_cell(median))
-        shares = share_cell(mean, typical.total), share_cell(mean_of_all, everything.total)
-        rows.append((name, *cells, ms_cell(mean), *shares))
+        # A part of fewer than half of the steps has a median of 0, whatever it costs.
+        is_shown = median is not None and median.median > 0
+        cells = (ms_cell(median.median), interval_cell(median)) if median and is_shown else ("", "")
+        share = share_cell(mean_of_all, everything.total)
+        rows.append((name, ms_cell(mean_of_all), share, ms_cell(mean), *cells))
         if key == "imbalance" and mean_of_all:
             rows += _waiting_rows(parts)
     medians = ms_cell(step.median), interval_cell(step)
-    rows += [(), (noun, *medians, ms_cell(typical.total), "100.0%", "100.0%")]
+    rows += [(), (noun, ms_cell(everything.total), "100.0%", ms_cell(typical.total), *medians)]
     tail = "" if step.p95 is None else f", p95 {ms_cell(step.p95)}"
     tail += "" if step.p99 is None else f", p99 {ms_cell(step.p99)}"
     title = (
@@ -59,10 +73,11 @@ def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A st
         columns,
         ("part",),
         rows=rows,
-        caption=f"{what} is the wall time divided by the {plural}. Medians of parts do not add up "
-        f"to the median {noun}. Typical: means over the half of the {plural} whose duration "
-        f"is closest to the median; share: of these. All {plural}: share of the time of all "
-        f"{plural}, slow ones included.",
+        caption=f"{what} is the wall time divided by the {plural}. Mean, share: of all {plural}, "
+        f"slow ones included. Typical: means over the half of the {plural} whose duration is "
+        "closest to the median. Medians, with their intervals, do not add up; a part of fewer than "
+        f"half of the {plural} has none."
+        + ("" if everything.without_core is not None else f" {NOT_MEASURED}"),
     )
 
 
@@ -71,7 +86,7 @@ def _waiting_rows(parts: StepParts) -> Iterator[Sequence[str]]:
     for name in ("load_imbalance", "serialisation"):
         ms = getattr(parts, name) * everything.imbalance
         label = f"  {name.replace('_', ' ')}"
-        yield label, "", "", "", "", share_cell(ms, everything.total)
+        yield label, ms_cell(ms), share_cell(ms, everything.total), "", "", ""
 
 
 MAX_LAYER_ROWS = 24
@@ -134,6 +149,11 @@ def notes_table(stages: Sequence[StageProfile]) -> Table | None:
 def ms_cell(value: float) -> str:
     """Return milliseconds without the unit."""
     return f"{value:.3f}"
+
+
+def count_cell(value: float | None, text: Callable[[float], str]) -> str:
+    """Return a value that may not have been measured."""
+    return UNKNOWN if value is None else text(value)
 
 
 def interval_cell(found: Spread) -> str:

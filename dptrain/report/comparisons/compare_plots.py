@@ -182,7 +182,7 @@ def parts_plot(
     if not rows:
         return None
     longest = max(parts.total for _, parts in rows)
-    shown = [n for n in PARTS if any(getattr(p, n) >= 5e-4 * p.total for _, p in rows)]
+    shown = [n for n in PARTS if any(p.known.get(n, 0.0) >= 5e-4 * p.total for _, p in rows)]
     decimals = decimals_for([longest], digits=3)
 
     def draw(axes: Axes) -> None:
@@ -191,7 +191,7 @@ def parts_plot(
             text_line(axes, y + 7, _shortened(label, 26), f"{fixed(parts.total, decimals)} ms")
             start = 0.0
             for part in shown:
-                value = getattr(parts, part)
+                value = parts.known.get(part, 0.0)
                 axes.barh(
                     y + 17,
                     value,
@@ -210,7 +210,9 @@ def parts_plot(
 
     listed = "; ".join(
         f"{label}: "
-        + ", ".join(f"{part_name(p)} {percent(getattr(parts, p) / parts.total)}" for p in shown)
+        + ", ".join(
+            f"{part_name(p)} {percent(parts.known.get(p, 0.0) / parts.total)}" for p in shown
+        )
         for label, parts in rows
     )
     return plot(

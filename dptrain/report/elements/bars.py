@@ -129,7 +129,7 @@ def parts_bars(name: str, title: str, parts: Parts, *, caption: str, unit: str) 
         unit: label of the axis.
     """
     whole = parts.total or 1.0
-    rows = [(n, getattr(parts, n)) for n in PARTS if getattr(parts, n) >= 5e-4 * whole]
+    rows = [(n, ms) for n, ms in parts.known.items() if ms >= 5e-4 * whole]
     rows.sort(key=lambda row: -row[1])
     decimals = decimals_for([value for _, value in rows], digits=3)
 

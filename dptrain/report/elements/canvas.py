@@ -57,6 +57,7 @@ PARTS = {
     "checkpoint": "purple",
     "evaluation": "mint",
     "other": "grey",
+    "without_core": "ink",
 }
 """Role of the colour of each part of a step."""
 PHASES = {

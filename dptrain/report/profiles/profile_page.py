@@ -6,13 +6,14 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
 from dptrain.measure.machine.counters import processor_line
 from dptrain.measure.machine.energy import energy_lines
+from dptrain.measure.machine.load import load_line
 from dptrain.measure.profile.losses import Losses
 from dptrain.measure.profile.profile import Parts, Profile, Spread
 from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE
@@ -70,9 +71,7 @@ def profile_page(measured: MeasuredProfile) -> Page:
         text=_text(profile),
         file=FILE,
         keys=_keys(profile),
-        notes=tuple(
-            map(sentence, filter(None, [tail_note(profile.step_times_ms, "this profile")]))
-        ),
+        notes=tuple(map(sentence, _notes(profile))),
         sections=(
             step_section(measured, "", f"Profile of a {_noun(profile)}", FILE),
             *_losses(measured.losses),
@@ -84,13 +83,18 @@ def profile_page(measured: MeasuredProfile) -> Page:
     )
 
 
+def _notes(profile: Profile) -> list[str]:
+    """Return what a reader should know of the steps before their times."""
+    tail = tail_note(profile.step_times_ms, "this profile")
+    return [*load_line(profile.other_cores, "these steps"), *([tail] if tail else [])]
+
+
 def _lead(profile: Profile) -> Plot:
     return parts_bars(
         "parts",
         f"Where the time of a {_noun(profile)} goes",
-        profile.parts,
-        caption="Means of typical steps, the half of the steps whose duration is closest to the "
-        f"median of {short(profile.step_ms.median)} ms; they add up.",
+        profile.step_parts.all_steps,
+        caption="Means over all ranks and steps, slow steps included; they add up.",
         unit="ms",
     )
 
@@ -252,7 +256,7 @@ def step_sentence(name: str, step: Spread) -> str:
 
 def shares(parts: Parts) -> str:
     """Return the shares of the parts, the largest first, without those below 1%."""
-    found = asdict(parts)
+    found = parts.known
     whole = parts.total or 1.0
     return ", ".join(
         f"{percent(found[name] / whole, decimals=0)} {part_name(name)}"
@@ -263,7 +267,7 @@ def shares(parts: Parts) -> str:
 
 def _headline(profile: Profile) -> str:
     first = step_sentence(f"A {_noun(profile)}", profile.step_ms)
-    return f"{first}: {shares(profile.parts)}."
+    return f"{first}: {shares(profile.step_parts.all_steps)}."
 
 
 def _text(profile: Profile) -> tuple[str, ...]:
@@ -312,7 +316,8 @@ def step_interval(step: Spread, at: str) -> tuple[str | Number, ...]:
 
 
 def _keys(profile: Profile) -> tuple[Key, ...]:
-    step, parts, whole = profile.step_ms, profile.parts, profile.parts.total or 1.0
+    step, parts = profile.step_ms, profile.step_parts.all_steps
+    whole = parts.total or 1.0
     keys = [
         Key(
             _noun(profile).capitalize(),
@@ -324,7 +329,11 @@ def _keys(profile: Profile) -> tuple[Key, ...]:
             (Number(fixed(profile.samples_per_s, 0), profile.samples_per_s, "samples_per_s"),),
             ("samples/s",),
         ),
-        Key("Computation", (percent(parts.compute / whole, decimals=0),), ("of typical steps",)),
+        Key(
+            "Computation",
+            (percent(parts.compute / whole, decimals=0),),
+            ("of the time of all steps",),
+        ),
     ]
     if profile.pop is not None:
         found, at = profile.pop.parallel, "pop.parallel"

@@ -176,8 +176,9 @@ def rank_parts(rank: RankProfile) -> dict[str, float]:
     parts = {
         "compute": rank.compute_ms,
         "data_wait": rank.data_wait_ms,
-        "transfer": rank.exposed_ms - rank.imbalance_ms,
+        "transfer": rank.communication_ms,
         "imbalance": rank.imbalance_ms,
+        "without_core": rank.without_core_ms or 0.0,
     }
     return {**parts, "other": rank.step_ms - sum(parts.values())}
 

@@ -15,6 +15,8 @@ from dptrain.measure.profile.profile import (
     StepParts,
 )
 from dptrain.measure.profile.profile_tables import LOST_IF
+from dptrain.measure.profile.tables import NOT_MEASURED
+from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.canvas import PARTS, part_name
 from dptrain.report.elements.numbers import decimals_for, fixed, percent
 from dptrain.report.elements.tables import Column, Records, Table, texts
@@ -57,36 +59,47 @@ def parts_table(name: str, file: str, step: Spread, parts: StepParts) -> Table:
         parts: the parts; the path of the record is ``step_parts``.
     """
     whole = parts.all_steps.total
-    shown = [part for part in PARTS if getattr(parts.all_steps, part) >= 5e-5 * whole]
+    shown = [part for part in PARTS if parts.all_steps.known.get(part, 0.0) >= 5e-5 * whole]
     medians = Records(
         [*(parts.median[part] for part in shown), step],
         [*(f"step_parts.median.{part}" for part in shown), "step_ms"],
     )
     decimals = decimals_for([s.median for s in medians.items], digits=4)
     typical = Records([parts.typical], ["step_parts.typical"])
-    means = [typical.values("", "ms", part, decimals=decimals).cells[0] for part in shown]
+    everything = Records([parts.all_steps], ["step_parts.all_steps"])
+    means, typical_means = (
+        [of.values("", "ms", part, decimals=decimals).cells[0] for part in shown]
+        for of in (everything, typical)
+    )
     total = fixed(parts.typical.total, decimals)
     columns = (
         texts("part", [*(part_name(part) for part in shown), "step"], kind="prose"),
+        Column("mean", "ms", (*means, (fixed(parts.all_steps.total, decimals),)), "computed"),
+        _shares("share", parts.all_steps, shown),
+        Column("typical steps", "ms", (*typical_means, (total,)), "computed"),
         Records(medians.found("estimate"), medians.at).estimates(
-            "median", "ms", "", centre="median", decimals=decimals
+            "median", "ms", "", centre="median", decimals=decimals, shown=_unless_zero
         ),
         medians.values("p95", "ms", "p95", decimals=decimals),
         medians.values("p99", "ms", "p99", decimals=decimals),
-        Column("typical steps", "ms", (*means, (total,)), "computed"),
-        _shares("typical steps", parts.typical, shown),
-        _shares("all steps", parts.all_steps, shown),
     )
     note = (
-        "Medians of parts do not add up to the median step; means of typical steps, the half of "
-        "the steps closest to the median, do. All steps include slow ones."
+        "Mean, share: of all steps, slow ones included. Typical steps: the half of the steps "
+        "closest to the median. Means add up, medians do not; a part of fewer than half of the "
+        "steps has none."
     )
+    if parts.all_steps.without_core is None:
+        note += f" {NOT_MEASURED}"
     return Table(name, "Parts of a step", file, columns, note)
+
+
+def _unless_zero(median: Estimate) -> Estimate | None:
+    return median if median.value > 0 else None
 
 
 def _shares(head: str, parts: Parts, shown: Sequence[str]) -> Column:
     """Return a column of the shares of the parts."""
-    cells = [(percent(getattr(parts, part) / parts.total),) for part in shown]
+    cells = [(percent(parts.known[part] / parts.total),) for part in shown]
     return Column(head, "share", (*cells, ("100.0%",)), "computed")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from dptrain.audit.study import Audit
 from dptrain.measure.profile.profile_files import PROFILE
@@ -39,7 +39,7 @@ from dptrain.report.studies.study_tables import (
     points_table,
     pop_table,
 )
-from dptrain.scaling.conclusion import series_name, withheld_sentence
+from dptrain.scaling.conclusion import certain_losses, series_name, withheld_sentence
 from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
 
 
@@ -190,7 +190,7 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
         keys.append(Key(f"{scaling}: efficiency at {point_name(point)}", value, detail))
         value, detail = _estimate(point, "speed_up", at, 2)
         keys.append(Key(f"{scaling}: speed-up at {point_name(point)}", value, detail))
-        lost = {name: ms for name, ms in asdict(point.loss).items() if ms > 0}
+        lost = certain_losses(point)
         if lost and point.efficiency.value < 1:
             name = max(lost, key=lambda part: lost[part])
             ms = lost[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -344,14 +343,20 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     top = max(p.parts.total * f for p, f in zip(ordered, factors, strict=True))
     threads = ordered[0].threads
     several = len({point.threads for point in study.points}) > 1
-    names = [n for n in PARTS if any(getattr(p.parts, n) >= 5e-4 * p.parts.total for p in ordered)]
+    names = [
+        name
+        for name in PARTS
+        if any(p.parts.known.get(name, 0.0) >= 5e-4 * p.parts.total for p in ordered)
+    ]
     width = min(0.24 * len(ordered), 0.72)
 
     def draw(axes: Axes) -> None:
         tops = [0.0] * len(ordered)
         for name in names:
             role = PARTS[name]
-            heights = [getattr(p.parts, name) * f for p, f in zip(ordered, factors, strict=True)]
+            heights = [
+                p.parts.known.get(name, 0.0) * f for p, f in zip(ordered, factors, strict=True)
+            ]
             axes.bar(
                 range(len(ordered)),
                 heights,
@@ -400,7 +405,7 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     largest = ordered[-1]
     shares = ", ".join(
         f"{part_name(name)} {percent(value / largest.parts.total)}"
-        for name, value in asdict(largest.parts).items()
+        for name, value in largest.parts.known.items()
         if name in names
     )
     return plot(

@@ -8,7 +8,7 @@ from dataclasses import fields
 from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.canvas import part_name
-from dptrain.report.elements.numbers import percent, short
+from dptrain.report.elements.numbers import decimals_for, percent, short
 from dptrain.report.elements.tables import Column, Records, Table, texts
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.study import STRONG, UNITY, WEAK, Launch, Point, Study
@@ -66,9 +66,24 @@ def loss_table(study: Study, scaling: str) -> Table:
         "contention": "contention_ms",
         "smaller batch": "small_batch_ms",
     }
-    columns = (*_who(study, points), *points.times({**_parts("loss", points.items), **causes}))
+    has_intervals = any(point.loss_intervals for point in points.items)
+    losses = _parts("loss_intervals" if has_intervals else "loss", points.items)
+    decimals = decimals_for([ms for point in points.items for ms in point.loss.known.values()])
+    columns = (
+        *_who(study, points),
+        *(
+            points.estimates(head, "ms", path, decimals=decimals)
+            if has_intervals
+            else points.values(head, "ms", path, decimals=decimals)
+            for head, path in losses.items()
+        ),
+        *points.times(causes),
+    )
     title = f"{scaling.capitalize()} scaling: time beyond an ideal step"
-    note = "The last three sum to the loss of computation. Negative: faster than ideal."
+    note = (
+        "The last three sum to the loss of computation. Negative: faster than ideal. Intervals are "
+        "over launches; the base has no losses."
+    )
     return Table(f"loss-{scaling}", title, FILE, columns, note)
 
 
@@ -227,5 +242,5 @@ def _who(study: Study, points: Records) -> list[Column]:
 
 def _parts(attribute: str, records: Sequence[Point | Launch]) -> dict[str, str]:
     """Return the attribute of each part by heading, without parts that no record contains."""
-    found = [part for part in PARTS if any(getattr(record.parts, part) for record in records)]
+    found = [part for part in PARTS if any(record.parts.known.get(part) for record in records)]
     return {part_name(part): f"{attribute}.{part}" for part in found}

@@ -10,7 +10,8 @@ from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
-from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.recorder import LONG_NS, SUM_DELAY, StepRecorder
+from dptrain.native.threads import threads_of
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS
 from dptrain.training.engines.synchronous import SynchronousEngine
@@ -32,6 +33,8 @@ class HostEngine(SynchronousEngine):
         statistics_sum: StatisticsSum | None = None,
     ) -> None:
         super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
+        pool = threads_of(replica)
+        recorder.watch(tuple if pool is None else pool.native_ids)
         self._sum_own_statistics = replica.sum_statistics
         # One rank sums nothing, and has nothing to time.
         self._timed_sum = gradient_sum if gradient_sum.is_identity else self._sum_timer
@@ -98,6 +101,7 @@ class HostEngine(SynchronousEngine):
         if self.statistics_sum is not None:
             # Outside of steps, and in steps of other engines, the replica sums nothing over ranks.
             replica.sum_statistics = self.statistics_sum
+            self.statistics_sum.after_call = self._mark_statistics
         if self.recorder.timed and self._overlaps:
             self._run_and_sum(on_bucket_ready)
         else:
@@ -105,6 +109,10 @@ class HostEngine(SynchronousEngine):
             for bucket in range(len(self.gradient_sum.buckets)):
                 on_bucket_ready(bucket)
         replica.sum_statistics = self._sum_own_statistics
+
+    def _mark_statistics(self, duration_ns: int) -> None:
+        if duration_ns >= LONG_NS:
+            self.recorder.mark(SUM_DELAY, duration_ns)
 
     def _run(self) -> None:
         """Run all stages; their times are computed later."""

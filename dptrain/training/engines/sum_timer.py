@@ -6,10 +6,15 @@ from collections.abc import Callable
 from time import perf_counter_ns
 
 from dptrain.comm.sums.base import GradientSum, UpdateSlice
+from dptrain.measure.recorder import LONG_NS, RUN_DELAY, SUM_DELAY, UPDATE_DELAY, StepRecorder
 
 
 class SumTimer:
     """Calls a gradient sum and measures what its calls take from the computing thread.
+
+    Args:
+        gradient_sum: the sum.
+        recorder: receives the run delays of the calls.
 
     Attributes, of the last step:
         exposed_ns: time that the calls took, updates excluded.
@@ -20,8 +25,8 @@ class SumTimer:
     The attribute `before_update` replaces that of the sum; its time is no part of `exposed_ns`.
     """
 
-    def __init__(self, gradient_sum: GradientSum) -> None:
-        self._sum = gradient_sum
+    def __init__(self, gradient_sum: GradientSum, recorder: StepRecorder) -> None:
+        self._sum, self._recorder, self._delay = gradient_sum, recorder, SUM_DELAY
         gradient_sum.on_bucket_summed = self._end_span
         self.before_update: Callable[[], None] | None = None
         self.calls: list[tuple[int, int]] = []
@@ -35,6 +40,7 @@ class SumTimer:
         if bucket == 0:
             self.calls.clear()
             self.exposed_ns = self._num_active = self._active_ns = 0
+            self._delay = SUM_DELAY
         if not self._num_active:
             self._active_since = begin
         self._num_active += 1
@@ -51,11 +57,13 @@ class SumTimer:
 
     def finish_and_update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
         """Finish the sum and update the parameters."""
+        self._recorder.mark(RUN_DELAY)
         begin, before_update = perf_counter_ns(), self.before_update
 
         def timed_update(elements: slice, learning_rate: float) -> None:
             nonlocal begin
             self._add_call(begin, perf_counter_ns())
+            self._delay = UPDATE_DELAY
             update_slice(elements, learning_rate)
             begin = perf_counter_ns()
 
@@ -75,6 +83,8 @@ class SumTimer:
     def _add_call(self, begin: int, end: int) -> None:
         self.exposed_ns += end - begin
         self.calls.append((begin, end))
+        if end - begin >= LONG_NS:
+            self._recorder.mark(self._delay, end - begin)
 
     def _end_span(self, bucket: int) -> None:
         now = perf_counter_ns()

@@ -29,7 +29,7 @@ class SynchronousEngine(Engine):
         statistics_sum: StatisticsSum | None = None,
     ) -> None:
         super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
-        self._sum_timer = SumTimer(gradient_sum)
+        self._sum_timer = SumTimer(gradient_sum, recorder)
         self._statistics_timer = StatisticsTimer(statistics_sum)
         self._update_number = self._num_samples = 0
         self._measures_sums = not gradient_sum.is_identity or statistics_sum is not None

@@ -24,6 +24,7 @@ STEP_PARTS = {
     "compute": "computation",
     "transfer": "communication",
     "imbalance": "waiting",
+    "without_core": "without a core",
     "data_wait": "waiting for data",
     "other": "between stages",
 }
@@ -113,10 +114,13 @@ def time_line(summary: Mapping[str, Any]) -> str:
     return f"{line}; all time: {between}" if between else line
 
 
-def _shares(parts: Mapping[str, float], labels: Mapping[str, str], least: float, most: int) -> str:
+def _shares(
+    parts: Mapping[str, float | None], labels: Mapping[str, str], least: float, most: int
+) -> str:
     """Return the largest shares of some parts, in the order of the labels."""
-    total = sum(parts.values()) or 1.0
-    found = {label: parts.get(name, 0.0) / total for name, label in labels.items()}
+    known = {name: value for name, value in parts.items() if value is not None}
+    total = sum(known.values()) or 1.0
+    found = {label: known.get(name, 0.0) / total for name, label in labels.items()}
     largest = sorted(found.values(), reverse=True)[:most][-1]
     return ", ".join(
         f"{value:.0%} {label}" for label, value in found.items() if value >= max(least, largest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dptrain.data.base import Dataset
@@ -18,6 +18,7 @@ NAMES = {
     "compute": "computation",
     "transfer": "communication",
     "imbalance": "waiting for other ranks",
+    "without_core": "a lack of cores",
     "data_wait": "waiting for data",
     "checkpoint": "writing checkpoints",
     "evaluation": "evaluation",
@@ -65,7 +66,7 @@ def training_limit(
         spec, data: the settings and the data of the job.
         times: what input takes; None if there were few steps.
     """
-    found, total = asdict(parts.all_steps), parts.all_steps.total
+    found, total = parts.all_steps.known, parts.all_steps.total
     part = max(found, key=lambda name: float(found[name]))
     if not found[part]:
         return None
@@ -77,6 +78,9 @@ def training_limit(
             "measures the causes"
         ),
         "imbalance": lambda: _waiting_advice(parts.load_imbalance),
+        "without_core": lambda: (
+            "end other programs on these nodes, or use fewer ranks and threads than cores"
+        ),
         "data_wait": lambda: _input_advice(longest_ms, spec, data, times),
         "checkpoint": lambda: _checkpoint_advice(share, spec),
         "evaluation": lambda: _evaluation_advice(share, spec, data),

@@ -20,7 +20,7 @@ from dptrain.measure.input_times import MIN_STEPS, InputCost
 from dptrain.measure.machine.energy import energy_lines, energy_of, meter_facts
 from dptrain.measure.machine.load import Clock, is_busy
 from dptrain.measure.profile.analysis import Measured, profile_efficiencies, spread, stage_profiles
-from dptrain.measure.profile.gathering import gather_measured
+from dptrain.measure.profile.gathering import cores_of_others_on_node, gather_measured
 from dptrain.measure.profile.tables import layers_table, notes_table, parts_table
 from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
@@ -263,7 +263,7 @@ def conclude(
     summary, limit = None, None
     details: list[str | Table] = []
     times = _input_cost(job, timed, in_flight, skip) if job.recorder.steps else None
-    others = _cores_of_others(world, load)
+    others = cores_of_others_on_node(world, load)
     if world.is_rank_zero:
         scaling = efficiency(
             baseline,
@@ -295,21 +295,6 @@ def _times_are_own(job: Job) -> bool:
     """
     can_be_idle = bool(job.shares.counts) and job.replica.memory.asynchronous
     return job.is_mixed or can_be_idle or alone(job.shares.counts) is not None
-
-
-def _cores_of_others(world: World, before: Clock | None) -> float | None:
-    """Return the mean number of cores that other programs used on the node of this rank.
-
-    Every rank calls this function.
-    """
-    after = Clock.now()
-    known = before is not None and after is not None
-    own = after.ours_s - before.ours_s if before is not None and after is not None else 0.0
-    used = world.node_all_gather_json([known, own])
-    if before is None or after is None or not all(found for found, _ in used):
-        return None
-    of_ranks = sum(seconds for _, seconds in used)
-    return replace(after, ours_s=before.ours_s + of_ranks).others_since(before)
 
 
 def _input_cost(job: Job, world: World, in_flight: int, skip: int) -> InputCost | None:

@@ -11,6 +11,7 @@ from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.measure.recorder import StepRecorder
+from dptrain.native.threads import threads_of
 from dptrain.plan.lowering import Phase
 
 SLOT = 0
@@ -69,7 +70,8 @@ class _HostPasses(ForwardPasses):
 
     def __init__(self, replica: Replica, recorder: StepRecorder) -> None:
         super().__init__(replica, recorder)
-        self._replica = replica
+        self._replica, pool = replica, threads_of(replica)
+        recorder.watch(tuple if pool is None else pool.native_ids)
 
     def _make(self, batch: Batch, *, by_stage: bool) -> None:
         replica, recorder = self._replica, self._recorder

@@ -20,8 +20,10 @@ from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure.machine.counters import NO_CYCLES, Counts, HardwareCounters, open_counters
 from dptrain.measure.machine.environment import environment
+from dptrain.measure.machine.load import Clock
 from dptrain.measure.profile import losses as measure
 from dptrain.measure.profile.analysis import MS, Measured
+from dptrain.measure.profile.gathering import cores_of_others_on_node
 from dptrain.measure.profile.losses import Losses
 from dptrain.measure.profile.profile_files import FLAG, LOSSES
 from dptrain.measure.recorder import StepRecorder
@@ -117,7 +119,9 @@ def measure_losses(
             **job.passes,
         ) as loader:
             experiments = _Experiments(job, whole_minibatches(loader, job), options)
+            load = Clock.now()
             experiments.run()
+            others = cores_of_others_on_node(job.world, load)
         found = experiments.result()
         facts = rank_facts(job)
         record = None
@@ -125,6 +129,7 @@ def measure_losses(
             times, tables = found
             missing = experiments.counters_missing or _missing_cycles(times)
             record = _record(job, times, tables, options, experiments.delay_ns * MS, facts, missing)
+            record = replace(record, other_cores=others)
         experiments.close()
         if output is not None:
             call_on_rank_zero(world, lambda: _write(record, output))

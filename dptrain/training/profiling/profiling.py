@@ -23,6 +23,8 @@ from dptrain.machine import cpu_model, peak_memory
 from dptrain.measure.machine.counters import StepCounter, processor_of
 from dptrain.measure.machine.energy import EnergyMeter, energy_of, meter_facts
 from dptrain.measure.machine.environment import environment
+from dptrain.measure.machine.frequency import FrequencyReader
+from dptrain.measure.machine.load import Clock
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile.analysis import (
     MS,
@@ -35,10 +37,10 @@ from dptrain.measure.profile.analysis import (
     statistics_time,
 )
 from dptrain.measure.profile.explanations import algorithms
-from dptrain.measure.profile.gathering import gather_measured
+from dptrain.measure.profile.gathering import cores_of_others_on_node, gather_measured
 from dptrain.measure.profile.profile import Profile, Roofs, Spread, SumTime
 from dptrain.measure.profile.profile_files import FLAG, TRACE, claim, write_profile
-from dptrain.measure.recorder import StepRecord, timing_cost_ms
+from dptrain.measure.recorder import DELAYS, StepRecord, timing_cost_ms
 from dptrain.measure.roofs import highest_roofs, measure_roofs
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
@@ -158,8 +160,14 @@ def _measure(
     job: Job, options: ProfileOptions, steps: _Steps, display: Display, ranges: Ranges | None
 ) -> tuple[Profile, Measured] | tuple[None, None]:
     """Make the steps and the measurements after them; return the profile and times on rank 0."""
-    meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
+    gpu = metered_gpu(job)
+    meter, counter = open_job_meter(job, gpu), StepCounter()
+    load, frequency = Clock.now(), FrequencyReader(gpu)
+    if gpu or not job.replica.memory.on_gpu:
+        meter.after_reading = frequency.read
     _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=ranges)
+    frequencies = job.world.gather_json(frequency.facts())
+    others = cores_of_others_on_node(job.world, load)
     measured = gather_measured(
         job.world,
         job.recorder,
@@ -179,7 +187,16 @@ def _measure(
         statistics = statistics_time(
             job.plan, measured, statistics_alone, separate_kernels=statistics_sum.kernel_ranks > 0
         )
-    return replace(record, sweep=sweep, batch_statistics=statistics), measured
+    return (
+        replace(
+            record,
+            sweep=sweep,
+            batch_statistics=statistics,
+            other_cores=others,
+            frequencies=tuple(frequencies or ()),
+        ),
+        measured,
+    )
 
 
 def _write_files(
@@ -222,8 +239,13 @@ def _fill_board(board: TensorBoard, job: Job, measured: Measured) -> None:
     board.graph(job.network)
     for number, step_ms in enumerate(measured.step_times.tolist()):
         board.record({"step": number, "step_ms": step_ms})
+    hidden = () if measured.knows_delays else DELAYS
     for number, means in enumerate(measured.timed.mean(axis=0).tolist()):
-        times = {f"{TIMES}{name}": ms for name, ms in zip(measured.names, means, strict=True)}
+        times = {
+            f"{TIMES}{name}": ms
+            for name, ms in zip(measured.names, means, strict=True)
+            if name not in hidden
+        }
         board.record({"step": number, **times})
     means = measured.timed.mean(axis=(0, 1)).tolist()
     times = {f"{TIMES}{name}": ms for name, ms in zip(measured.names, means, strict=True)}
@@ -513,7 +535,11 @@ def profile_record(
         step_ms=spread(step_times),
         step_times_ms=tuple(step_times.tolist()),
         samples_per_s=samples / float(step_times.mean()) * 1e3,
-        timing_ms=0.0 if replica.memory.asynchronous else timing_cost_ms(plan.stages),
+        timing_ms=0.0
+        if replica.memory.asynchronous
+        else timing_cost_ms(
+            plan.stages, sums=job.world.size > 1, step_ms=float(np.median(step_times))
+        ),
         parts=measured.parts,
         step_parts=measured.step_parts,
         stages=stage_profiles(plan, measured, roofs, notes),

@@ -76,7 +76,9 @@ def test_a_step_is_its_parts_and_only_whole_minibatches_count(measured: Profile)
     assert measured.ranks[0].samples == 5
     assert measured.step_parts.all_steps.total == pytest.approx(measured.step_ms.mean, rel=1e-9)
     stages = sum(stage.typical_ms for stage in measured.stages)
-    assert stages == pytest.approx(measured.parts.compute, rel=1e-9)
+    # Stages contain what their thread lacked of a core, and the part does not.
+    most = (1 + 1e-9) * (measured.parts.compute + (measured.parts.without_core or 0.0))
+    assert measured.parts.compute <= stages * (1 + 1e-9) <= most * (1 + 1e-9)
     assert measured.samples_per_s == pytest.approx(5e3 / measured.step_ms.mean)
     assert 0 < measured.timing_ms < 0.1 * measured.step_ms.median
 

@@ -56,7 +56,7 @@ def write_run(
         "memory": {"parameters": 800_000, "buffers": 3_000_000},
         "step_ms": asdict(spread(step_ms)), "parts": asdict(parts),
         "step_parts": asdict(StepParts(
-            {name: spread(value) for name, value in asdict(parts).items()}, parts, parts, 0.5, 0.5
+            {name: spread(value) for name, value in parts.known.items()}, parts, parts, 0.5, 0.5
         )),
         "stages": [asdict(stage) for stage in profile.stages], "energy": None,
         **changes,

@@ -114,9 +114,9 @@ def make_profile(
     """
     local = math.ceil(batch_size / ranks)
     parts = law.parts(ranks, threads, local)
-    whole = sum(vars(parts).values())
+    whole = parts.total
     factor = math.exp(noise) * (1.0 if step_ms is None else step_ms / whole)
-    parts = Parts(*(factor * value for value in vars(parts).values()))
+    parts = Parts(**{name: factor * value for name, value in parts.known.items()})
     step = factor * whole
     rest = parts.compute - factor * law.update / law.possible(ranks * threads)
     stages = [
@@ -146,7 +146,7 @@ def make_profile(
         timing_ms=0.01,
         parts=parts,
         step_parts=StepParts(
-            {name: _spread(value, steps) for name, value in vars(parts).items()}, parts, parts,
+            {name: _spread(value, steps) for name, value in parts.known.items()}, parts, parts,
             0.5, 0.5,
         ),
         stages=tuple(stages),

@@ -22,10 +22,11 @@ from dptrain.comm.sums.none import NoSum
 from dptrain.comm.transport import check_strategy, choose_transport
 from dptrain.comm.world import World
 from dptrain.errors import UserError
-from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.recorder import DELAYS, STEP, StepRecorder
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from dptrain.plan import SGD, Adam, Optimizer, make_buckets, make_plan
 from dptrain.plan.flat import ALIGNMENT
+from dptrain.training.callbacks import stage_times
 from dptrain.training.engines import DeviceEngine, HostEngine, make_engine
 
 NETWORK = Network((6,), [Dense(40, weight_decay=0.01), ReLU(), Dropout(0.5), Dense(3)])
@@ -111,7 +112,7 @@ def test_stages_are_timed_and_their_times_do_not_accumulate() -> None:
     rows = recorder.rows()
     parts = rows[:, : len(replica.plan.stages) + 1].sum(axis=1)
     assert (rows[:, : len(replica.plan.stages)] >= 0).all()
-    assert (parts <= rows[:, -1]).all()
+    assert (parts <= rows[:, recorder.names.index(STEP)]).all()
     assert [result.loss for result in engine.results()] == [NULL_LOSS] * 200
 
 
@@ -138,7 +139,9 @@ def test_a_step_of_several_passes(backend: str, failing: int) -> None:
     assert [result.samples for result in results] == [8] * 4
     assert recorder.mean_samples() == 8
     assert (rows >= 0).all()
-    assert (rows[:, : len(plan.stages) + 1].sum(axis=1) <= rows[:, -1]).all()
+    assert (
+        rows[:, : len(plan.stages) + 1].sum(axis=1) <= rows[:, recorder.names.index(STEP)]
+    ).all()
     if backend != "null":
         assert [bool(np.isfinite(result.loss)) for result in results] == [True] * 3 + [False]
         assert replica.updates == 3
@@ -232,3 +235,19 @@ def test_mpi_on_gpus_does_not_support_the_central_strategy() -> None:
 def test_shared_memory_does_not_support_the_central_strategy() -> None:
     with pytest.raises(UserError, match="--transport shared does not support --strategy central"):
         check_strategy("shared", "central", on_gpu=False)
+
+
+def test_delays_that_no_kernel_counts_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dptrain.measure.machine.scheduling._File.read", lambda file: b"")
+    x, y = np.zeros((64, 1, 8, 8), np.uint8), np.arange(64) % 3
+    network = Network((1, 8, 8), [Flatten(), Dense(3)], name="linear")
+    trainer = dptrain.Trainer(
+        network, (x, y, x, y), backend="reference", batch_size=8, epochs=1, progress=False
+    )
+    trainer.fit()
+    found = stage_times(trainer)
+    delays = {tag: ms for tag, ms in found.items() if "run_delay" in tag}
+    assert len(delays) == len(DELAYS)
+    assert set(delays.values()) == {None}
+    assert all(ms is not None for tag, ms in found.items() if tag not in delays)
+    assert trainer.summary["step_parts"]["all_steps"]["without_core"] is None

@@ -21,6 +21,7 @@ from dptrain.backends.replica import Replica
 from dptrain.cli.main import run
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
+from dptrain.measure.recorder import CHECKPOINT, EVALUATION, STEP
 from dptrain.runs.spans import Span, Spans
 from dptrain.training import run as run_module
 from dptrain.training.averaging import averaged_parameters
@@ -712,11 +713,10 @@ def test_training_ends_at_the_first_evaluation_with_the_accuracy(tmp_path: Path)
     assert found["samples"] == found["epochs"] * len(trainer.data.train)
     earlier = [record["validation_accuracy"] for record in trainer.history[:-1]]
     assert all(accuracy < 0.9 for accuracy in earlier)
-    steps_s = trainer.job.recorder.rows()[:, -1].sum() / 1e9
-    between_s = (
-        sum(trainer.job.recorder.totals_ns.values()) / 1e9
-        - trainer.job.recorder.rows()[:, -3:-1].sum() / 1e9
-    )
+    recorder = trainer.job.recorder
+    column = dict(zip(recorder.names, recorder.rows().sum(axis=0) / 1e9, strict=True))
+    steps_s = column[STEP]
+    between_s = sum(recorder.totals_ns.values()) / 1e9 - column[EVALUATION] - column[CHECKPOINT]
     assert 0 < found["time_s"] <= steps_s
     assert between_s > 0  # The last evaluation and the checkpoint belong to no step.
     assert not trainer.summary["stopped"]
