@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dptrain.measure.profile.profile import Parts
-from dptrain.measure.statistics import FEWEST, Estimate, student
+from dptrain.measure.statistics import FEWEST, Estimate
+from dptrain.measure.student import student
 
 
 def mean_parts(launches: Sequence[Parts], step_ms: float) -> Parts:

@@ -33,7 +33,8 @@ from benchmarks.studies.claims.verdicts import (
     percent,
     same_as,
 )
-from dptrain.measure.statistics import Estimate, student
+from dptrain.measure.statistics import Estimate
+from dptrain.measure.student import student
 
 STRIDES = ("base", "stride 2", "stride 3", "stride 5")
 

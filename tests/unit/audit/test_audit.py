@@ -16,7 +16,7 @@ from dptrain.audit.study import AUDIT, Audit, audit_study
 from dptrain.cli.main import cli
 from dptrain.errors import UserError
 from dptrain.measure.profile.analysis import spread
-from dptrain.measure.profile.profile import Parts, Profile
+from dptrain.measure.profile.profile import Profile
 from dptrain.report.files import write_report
 from dptrain.scaling.analysis import analyse
 from tests.unit.scaling.synthetic import Law, make_launches
@@ -73,7 +73,7 @@ def write_study(folder: Path, noise: Callable[[int], Noise], launches: int = 5) 
 
 def with_steps(profile: Profile, steps: np.ndarray) -> Profile:
     factor = float(steps.mean()) / profile.parts.total
-    parts = Parts(*(factor * value for value in vars(profile.parts).values()))
+    parts = profile.parts.times(factor)
     return replace(
         profile, steps=len(steps), step_ms=spread(steps), step_times_ms=tuple(steps.tolist()),
         parts=parts, step_parts=replace(profile.step_parts, typical=parts, all_steps=parts),
