@@ -17,6 +17,7 @@ from dptrain.scaling.alpha_beta import Calibration, fit_alpha_beta
 from dptrain.scaling.ensemble import (
     CONGESTION,
     FARTHEST,
+    TRUSTED,
     WIDEST,
     Ensemble,
     Figures,
@@ -25,14 +26,12 @@ from dptrain.scaling.ensemble import (
     Predicted,
     fitted_network,
     hindcasts,
+    is_trusted,
     obstacle,
 )
 from dptrain.scaling.models import LAWS, Model, Setting, Timed, TooFewPointsError
 from dptrain.scaling.points import Group, scalings_of
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast
-
-TRUSTED = 0.15
-"""Largest hindcast error of the ensemble with which a forecast is given."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ def make_forecast(series: Series) -> Forecast:
         alpha_us=1e3 * network.alpha_ms,
         beta_gb_per_s=1e-6 / network.beta_ms if network.beta_ms else None,
     )
-    if earlier and abs(math.expm1(earlier[-1].error)) > TRUSTED:
+    if not is_trusted(earlier):
         return replace(forecast, withheld=_wrong(earlier[-1]))
     known, unknown = _predictions(series, points)
     if not known:
