@@ -1,9 +1,10 @@
 """Compare forecasts from 1 to 8 ranks with the simulated truths.
 
-python -m benchmarks.forecast.coverage [--cases held-back|tuned|all] [--each]
+python -m benchmarks.forecast.coverage [--cases held-back|tuned|all] [--replications 1] [--each]
 
-Print for each number of ranks the number of cases, how many have a forecast, and how often its
-interval contains the truth.
+Print for each number of ranks how many forecasts are given, how often the interval contains the
+truth, and its width. Networks that saturate beyond the measured ranks are counted apart, because
+the printed assumption excludes them.
 
 python -m benchmarks.forecast.coverage --cases tuned --causes
 
@@ -12,7 +13,6 @@ Print how many forecasts would be given if one cause of the width of the interva
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.forecast.simulate import MOST_MEASURED, TRUTHS, TUNED
+from benchmarks.forecast.simulate import MOST_MEASURED, TUNED, read_truths
 from dptrain.scaling.ensemble import (
     CONGESTION,
     GROWTH_ERROR,
@@ -29,12 +29,17 @@ from dptrain.scaling.ensemble import (
     Figures,
     Observed,
     Predicted,
+    hindcasts,
+    is_trusted,
     obstacle,
 )
 
 SIZES = tuple(2.0**power for power in range(-6, 3))
 """Sizes of the sweep over that of a bucket, as in ``step.c``."""
 BATCH = 6400
+STUDY_LAUNCHES = 5
+"""Launches of each number of ranks of a study, the default of `dptrain scale`."""
+LIBRARIES = {"mpich": "MPICH", "ompi": "Open MPI"}
 KNOWN_CONGESTION = (1 / 6,)
 CAUSES = (
     ("nothing is known", CONGESTION, GROWTH_ERROR),
@@ -54,17 +59,14 @@ class Checked:
         case, ranks: which.
         truth: simulated efficiency.
         predicted: None if the measured points do not allow a forecast.
+        is_given: True if `dptrain scale` prints it.
     """
 
     case: int
     ranks: int
     truth: float
     predicted: Predicted | None
-
-    @property
-    def is_given(self) -> bool:
-        """True if a forecast is given."""
-        return self.predicted is not None and self.predicted.is_known
+    is_given: bool
 
     @property
     def holds(self) -> bool:
@@ -73,50 +75,61 @@ class Checked:
         return self.predicted.low <= self.truth <= self.predicted.high
 
 
-def observed(case: dict[str, Any]) -> list[Observed]:
-    """Return the measured points of a case."""
+def observed(case: dict[str, Any], replication: int = 0) -> list[Observed]:
+    """Return the measured points of a case in one replication of the study.
+
+    Each replication draws `STUDY_LAUNCHES` of the simulated launches of each number of ranks,
+    without replacement.
+    """
     parameters = case["parameters"]
     size, count = parameters["bucket_bytes"], parameters["buckets"]
     weak = parameters["scaling"] == "weak"
+    random = np.random.Generator(np.random.Philox(key=[case["case"], replication]))
     found = []
     for point in case["points"]:
         ranks = point["ranks"]
         if ranks > MOST_MEASURED:
             continue
+        chosen = random.permutation(len(point["step_ms"]))[:STUDY_LAUNCHES]
         columns = zip(
             point["step_ms"], point["compute"], point["transfer"], point["imbalance"],
             point["sweep_ms"], strict=True,
         )  # fmt: skip
-        launches = tuple(
+        launches = [
             Figures(
                 step, busy, transfer if ranks > 1 else 0.0, waiting,
                 count * sweep[SIZES.index(1.0)] if sweep else 0.0,
                 tuple((round(size * s), ms) for s, ms in zip(SIZES, sweep, strict=bool(sweep))),
             )
             for step, busy, transfer, waiting, sweep in columns
-        )  # fmt: skip
+        ]  # fmt: skip
         nodes = -(-ranks // parameters["ranks_per_node"])
         batch = BATCH * ranks if weak else BATCH
-        library = {"mpich": "MPICH", "ompi": "Open MPI"}[parameters["library"]]
-        found.append(
-            Observed(ranks, nodes, batch, batch / ranks, ((size, count),), launches, library)
-        )
+        own = tuple(launches[i] for i in chosen)
+        library = LIBRARIES.get(parameters["library"], "")
+        found.append(Observed(ranks, nodes, batch, batch / ranks, ((size, count),), own, library))
     return found
 
 
-def check(case: dict[str, Any]) -> list[Checked]:
-    """Return the forecasts of a case with the truths."""
-    points = observed(case)
+def check(case: dict[str, Any], replications: int = 1) -> list[Checked]:
+    """Return the forecasts of a case with the truths, of so many replications of its study."""
     weak = case["parameters"]["scaling"] == "weak"
-    ensemble = None if obstacle(points) else Ensemble(points)
-    base = np.median(case["points"][0]["step_ms"])
+    base = np.mean(case["points"][0]["step_ms"])
+    truths = {
+        point["ranks"]: float(base / np.mean(point["step_ms"]) / (1 if weak else point["ranks"]))
+        for point in case["points"]
+        if point["ranks"] > MOST_MEASURED
+    }
     found = []
-    for point in case["points"]:
-        ranks = point["ranks"]
-        if ranks > MOST_MEASURED:
-            truth = float(base / np.median(point["step_ms"]) / (1 if weak else ranks))
+    for replication in range(replications):
+        points = observed(case, replication)
+        ensemble = None if obstacle(points) else Ensemble(points)
+        is_given = ensemble is not None and is_trusted(hindcasts(points))
+        for ranks, truth in truths.items():
             predicted = None if ensemble is None else ensemble.predict(ranks)
-            found.append(Checked(case["case"], ranks, truth, predicted))
+            # A forecast ends at the first unknown efficiency.
+            is_given = is_given and predicted is not None and predicted.is_known
+            found.append(Checked(case["case"], ranks, truth, predicted, is_given))
     return found
 
 
@@ -139,41 +152,89 @@ def count_given(
     return dict(given)
 
 
-def summary(found: list[Checked], ranks: int) -> tuple[int, int, int]:
-    """Return the cases with this number of ranks, the forecasts given, and those that hold."""
-    chosen = [each for each in found if each.ranks == ranks]
-    given = [each for each in chosen if each.is_given]
-    return len(chosen), len(given), sum(each.holds for each in given)
+@dataclass(frozen=True)
+class Summary:
+    """Forecasts of one case, or of several, for one number of ranks.
+
+    Attributes:
+        given, count: number of forecasts that are given, and of all replications.
+        inside: given forecasts whose interval contains the truth.
+        half_width: median of half the width of the given intervals of the efficiency; NaN if none
+            is given.
+        all_inside, possible: intervals that contain the truth, also if too wide to be given, and
+            number of replications that allow a forecast.
+        all_half_width: median of half the width of these, over the efficiency.
+    """
+
+    given: int
+    count: int
+    inside: int
+    half_width: float
+    all_inside: int
+    possible: int
+    all_half_width: float
+
+    @classmethod
+    def of(cls, found: Sequence[Checked]) -> Summary:
+        """Return the summary of forecasts."""
+        known = [(each, each.predicted) for each in found if each.predicted is not None]
+        given = [(each, at) for each, at in known if each.is_given]
+        return cls(
+            len(given),
+            len(found),
+            sum(each.holds for each, _ in given),
+            _median([(at.high - at.low) / 2 for _, at in given]),
+            sum(each.holds for each, _ in known),
+            len(known),
+            _median([(at.high - at.low) / (2 * at.efficiency) for _, at in known]),
+        )
+
+    def __str__(self) -> str:
+        if not self.possible:
+            return f"no forecast is possible ({self.count} replications)"
+        text = f"{self.given} of {self.count} given"
+        if self.given:
+            text += f", {self.inside / self.given:.1%} of them contain the truth"
+            text += f", median half-width {100 * self.half_width:.1f} points"
+        return (
+            f"{text}; {self.all_inside / self.possible:.1%} of all {self.possible}, median "
+            f"half-width {self.all_half_width:.1%} of the efficiency"
+        )
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values)) if values else float("nan")
 
 
 @click.command()
 @click.option("--cases", type=click.Choice(["held-back", "tuned", "all"]), default="held-back")
-@click.option("--each", is_flag=True, help="Print every forecast.")
+@click.option("--replications", default=1, show_default=True, help="Studies of each case.")
+@click.option("--each", is_flag=True, help="Print every case.")
 @click.option("--causes", is_flag=True, help="Print how many forecasts more knowledge allows.")
-def main(cases: str, each: bool, causes: bool) -> None:
+def main(cases: str, replications: int, each: bool, causes: bool) -> None:
     """Print the coverage of forecasts that are given, and of all."""
     chosen = {"held-back": (False,), "tuned": (True,), "all": (False, True)}[cases]
-    truths = json.loads(TRUTHS.read_text())
-    truths = [case for case in truths if (case["case"] < TUNED) in chosen]
+    truths = [case for number, case in read_truths().items() if (number < TUNED) in chosen]
     if causes:
         for name, congestion, growth_error in CAUSES:
             by_ranks = count_given(truths, congestion, growth_error)
             numbers = ", ".join(f"{count} at {ranks} ranks" for ranks, count in by_ranks.items())
             click.echo(f"{name}: {numbers}, of {len(truths)} cases")
         return
-    found = [checked for case in truths for checked in check(case)]
-    for one in found if each else ():
-        at = one.predicted
-        text = "impossible" if at is None else f"{at.low:.3f} {at.efficiency:.3f} {at.high:.3f}"
-        mark = "" if not one.is_given else "holds" if one.holds else "MISSES"
-        click.echo(f"case {one.case:2} ranks {one.ranks} truth {one.truth:.3f}: {text} {mark}")
-    for ranks in sorted({one.ranks for one in found}):
-        count, given, holds = summary(found, ranks)
-        every = [one.holds for one in found if one.ranks == ranks and one.predicted]
-        click.echo(
-            f"{ranks} ranks: {count} cases, {given} given, {holds} contain the truth; of all "
-            f"{len(every)} intervals, also those too wide to be given, {sum(every)} do"
-        )
+    found: list[Checked] = []
+    for case in truths:
+        new = check(case, replications)
+        found += new
+        for ranks in sorted({one.ranks for one in new}) if each else ():
+            at = [one for one in new if one.ranks == ranks]
+            click.echo(f"case {case['case']} {ranks} ranks, {at[0].truth:.3f}: {Summary.of(at)}")
+    excluded = {case["case"] for case in truths if case["parameters"].get("backbone")}
+    for name, is_excluded in (("saturating networks", True), ("other networks", False)):
+        for ranks in sorted({one.ranks for one in found}):
+            at = [o for o in found if o.ranks == ranks and (o.case in excluded) == is_excluded]
+            click.echo(
+                f"{name}, {len({o.case for o in at})} cases, {ranks} ranks: {Summary.of(at)}"
+            )
 
 
 if __name__ == "__main__":

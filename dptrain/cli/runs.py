@@ -22,6 +22,7 @@ EXAMPLES = examples(
     "dptrain runs compare RUN_A RUN_B                        # settings that differ, and results",
     "dptrain runs label RUN --add final --note 'Figure 3'",
     "dptrain runs cite RUN                                   # what a paper should state",
+    "dptrain runs forecasts                                  # registered forecasts in studies/",
 )
 
 RUN = click.argument("folder", type=EXISTING, metavar="RUN")
@@ -155,6 +156,29 @@ def cite(folder: Path, as_json: bool) -> None:
 
     RunDirectory.open(folder)
     print_values(citation(read_record(folder)), as_json=as_json)
+
+
+@runs.command(cls=GroupedCommand, epilog=EXAMPLES)
+@click.argument("folders", type=EXISTING, metavar="[DIR]...", nargs=-1)
+@JSON
+def forecasts(folders: tuple[Path, ...], as_json: bool) -> None:
+    """List registered forecasts, and how often they contained what was measured later.
+
+    DIR is a folder that contains studies, by default the folder 'studies'. `dptrain scale
+    --register` registers a forecast, and `dptrain scale --collect` scores it.
+    """
+    from dptrain.cli.printing import print_tables
+    from dptrain.scaling.registered import calibration
+    from dptrain.scaling.tables import calibration_table
+
+    entries = calibration(folders or (Path("studies"),))
+    if as_json:
+        click.echo(json.dumps([entry.facts() for entry in entries], indent=2, ensure_ascii=False))
+    elif not entries:
+        names = ", ".join(map(str, folders)) or "studies"
+        click.echo(f"{names} has no registered forecast; dptrain scale --register makes one")
+    else:
+        print_tables([calibration_table(entries)])
 
 
 def _ordered(records: list[dict[str, Any]], sort: str | None, *, reverse: bool) -> list[Any]:

@@ -50,6 +50,8 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
         'dptrain scale --ranks 4,8,16 --launcher "srun --mpi=pmi2" --output DIR',
         "dptrain scale --output DIR --part $SLURM_ARRAY_TASK_ID/5   # a job array",
         "dptrain scale --collect DIR                      # a study of the launches so far",
+        "dptrain scale --collect DIR --register           # store its forecast",
+        "dptrain scale --collect DIR --collect LARGER --output ALL   # score that forecast",
     ),
 )
 @CONFIG
@@ -118,7 +120,14 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
     multiple=True,
     type=EXISTING,
     metavar="DIR",
-    help="Launch nothing; read the launches in this folder and below; may be repeated.",
+    help="Launch nothing; read the launches in this folder and below; may be repeated. "
+    "Registered forecasts in these folders are scored.",
+)
+@click.option(
+    "--register",
+    "registers",
+    is_flag=True,
+    help="Store the forecast of the study with its hash, before the larger job runs.",
 )
 @JSON
 @setting_flags(omit=OMITTED_HERE)
@@ -128,6 +137,7 @@ def scale(
     only: tuple[str, ...],
     part: str | None,
     collect: tuple[Path, ...],
+    registers: bool,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -149,13 +159,18 @@ def scale(
         folder = output or collect[0]
         if output is None and len(collect) > 1:
             raise UserError("--collect names several folders; expected --output DIR for the study")
-        _conclude(collect, folder, as_json=as_json)
+        _conclude(collect, folder, registers=registers, as_json=as_json)
         return 0
+    chosen = _selection(only, part)
+    if registers and not chosen.is_all:
+        raise UserError("--register needs all launches, so it excludes --only and --part")
     folder, design = _design(file, output, set_flags(flags))
-    return _launch(folder, design, _selection(only, part), as_json=as_json)
+    return _launch(folder, design, chosen, registers=registers, as_json=as_json)
 
 
-def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -> int:
+def _launch(
+    folder: Path, design: Design, chosen: Selection, *, registers: bool, as_json: bool
+) -> int:
     from dptrain.scaling.display import StudyDisplay
     from dptrain.scaling.running import LaunchError
     from dptrain.scaling.scale import launch_study, missing
@@ -163,7 +178,7 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
     display = StudyDisplay(errors=as_json)
     for line in _data_lines(design):
         display.print(f"dptrain: {line}" if as_json else line)
-    again = f"dptrain scale --output {shlex.quote(str(folder))}"
+    again = f"dptrain scale --output {shlex.quote(str(folder))}{' --register' * registers}"
     try:
         done, design = launch_study(folder, design, chosen, display)
     except LaunchError as error:
@@ -185,7 +200,7 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
             f"dptrain scale --collect {shlex.quote(str(folder))}"
         )
         return 0
-    _conclude([folder], folder, as_json=as_json)
+    _conclude([folder], folder, registers=registers, as_json=as_json)
     return 0
 
 
@@ -206,14 +221,21 @@ def _data_lines(design: Design) -> list[str]:
     return data_lines(resize(network, data.input_shape, data.num_outputs), data)
 
 
-def _conclude(folders: Sequence[Path], output: Path, *, as_json: bool) -> None:
-    """Write the study and its report, and print the study."""
+def _conclude(folders: Sequence[Path], output: Path, *, registers: bool, as_json: bool) -> None:
+    """Write the study, its report and, if requested, its forecast; print the study."""
     from dptrain.report.files import write_report
+    from dptrain.scaling.registered import REGISTERED, refuse_second, register
     from dptrain.scaling.scale import conclude_study
 
+    if registers:
+        refuse_second(output)
     study = conclude_study(folders, output)
     write_report(output)
     _print(study, output, as_json=as_json)
+    if registers:
+        record = register(study, output)
+        line = f"registered: {output / REGISTERED}, SHA-256 {record.sha256}"
+        click.echo(line, err=as_json)
 
 
 def _print(study: Study, folder: Path, *, as_json: bool) -> None:

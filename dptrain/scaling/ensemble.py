@@ -11,17 +11,21 @@ ensemble combines one assumption on each:
 - whether longer all-reduces overlap with computation like the measured ones, or not at all;
 - in strong scaling, whether lateness shrinks with the work or not.
 
-Launches are resampled by round. Members have a small weight if they predict measured points poorly
-from smaller ones (rolling-origin hindcasts), or explain timed all-reduces or waiting poorly. The
-interval holds 95% of the weight. If its upper limit is more than `WIDEST` times its lower limit,
-the efficiency is unknown.
+Launches are resampled by round. The weights of the members come from the points of the study: each
+member predicts each point from the smaller ones (rolling-origin hindcasts) and is scored by the
+logarithm of the density that a normal distribution around its prediction assigns to the measured
+step, which is a proper score (Gneiting and Raftery, "Strictly proper scoring rules, prediction, and
+estimation", JASA 102, 2007). n hindcasts count as n / (n + `PRIOR_STRENGTH`) of their sum, because
+few hindcasts prove little. Members that explain timed all-reduces or waiting poorly lose weight,
+too. The interval holds 95% of the weight. If its upper limit is more than `WIDEST` times its lower
+limit, the efficiency is unknown.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -40,14 +44,23 @@ from dptrain.scaling.allreduce import (
 
 WIDEST = 1.3
 """Largest ratio of the limits of a forecast; beyond it the answer is unknown."""
+TRUSTED = 0.15
+"""Largest error of the hindcast of the largest point with which a forecast is given."""
 FARTHEST = 8
 """Largest ratio of the nodes of a forecast to the measured ones: larger ratios were not tested."""
 CONGESTION = (0.0, 1 / 6, 1 / 3)
 """On d times as many nodes, messages that share links slow all-reduces by d to this power: not at
 all, by half a doubling of congestion at d = 8, or as the bisection bandwidth of a 3-D torus."""
-GROWTH_ERROR = 0.2
+GROWTH_ERROR = 0.15
 """Standard deviation of the logarithm of the growth of all-reduces, given algorithm and congestion;
 from tuning with simulated networks."""
+COMMUNICATION_ERROR = 0.25
+"""Error that a member may have in a hindcast, as a share of communication and waiting in the step;
+from tuning with simulated networks."""
+CLOCK_ERROR = 1e-3
+"""Relative error of any step time; noise and communication may both be zero."""
+PRIOR_STRENGTH = 2.0
+"""Number of hindcasts that count as much as the equal weights of members before any hindcast."""
 TOLERATED_WAITING = 0.15
 """Relative error that a distribution of lateness may have in the measured waiting times."""
 RESAMPLES = 100
@@ -96,6 +109,17 @@ class Observed:
     def per_node(self) -> int:
         """Ranks of the fullest node."""
         return math.ceil(self.ranks / self.nodes)
+
+    @property
+    def step_ms(self) -> float:
+        """Mean of wall time / steps over the launches."""
+        return float(np.mean([found.step_ms for found in self.launches]))
+
+    @property
+    def noise(self) -> float:
+        """Standard error of the logarithm of `step_ms`."""
+        logs = np.log([found.step_ms for found in self.launches])
+        return float(np.std(logs, ddof=1) / math.sqrt(len(logs)))
 
 
 @dataclass(frozen=True)
@@ -242,26 +266,43 @@ class _Fit:
         times = [at.waiting / (at.busy if member.shrinks else 1.0) for at in several]
         return growth, np.array(times), np.array([growth(at.point.ranks) for at in several])
 
-    def step_ms(
-        self, member: Member, ranks: int, nodes: int, local_batch: float, growth_factor: float = 1.0
-    ) -> float:
-        """Return the step time that a member predicts.
+    def steps_ms(
+        self,
+        members: Sequence[Member],
+        ranks: int,
+        nodes: int,
+        local_batch: float,
+        growth_factor: float = 1.0,
+    ) -> NDArray[np.float64]:
+        """Return the step time that each member predicts.
 
         Args:
-            member: its assumptions.
+            members: their assumptions.
             ranks, nodes, local_batch: of the point.
             growth_factor: multiplies the growth of the all-reduce.
+
+        Returns:
+            Milliseconds, of shape (members,).
         """
-        largest = self.largest.point
-        busy = self.busy(local_batch)
-        growth = sum(
-            count * self._growth_ms(member, ranks, nodes, size) for size, count in largest.buckets
-        )
-        far = float((nodes / largest.nodes) ** member.congestion)
-        growth = growth_factor * (far * (self.largest.sums + growth) - self.largest.sums)
-        exposed = self.exposed if member.overlaps else 1.0
-        total = busy + self.largest.transfer + exposed * growth
-        return self.scale * (total + self.waiting(member, ranks, busy))
+        largest, busy = self.largest, self.busy(local_batch)
+        growths: dict[tuple[str, bool], float] = {}
+        waitings: dict[tuple[str, bool], float] = {}
+        for member in members:  # Many members share these assumptions.
+            if (key := (member.algorithm, member.changes)) not in growths:
+                growths[key] = sum(
+                    count * self._growth_ms(member, ranks, nodes, size)
+                    for size, count in largest.point.buckets
+                )
+            if (key := (member.lateness, member.shrinks)) not in waitings:
+                waitings[key] = self.waiting(member, ranks, busy)
+        congestion = np.array([member.congestion for member in members])
+        far = (nodes / largest.point.nodes) ** congestion
+        growth = np.array([growths[m.algorithm, m.changes] for m in members])
+        growth = growth_factor * (far * (largest.sums + growth) - largest.sums)
+        exposed = np.array([self.exposed if member.overlaps else 1.0 for member in members])
+        waiting = np.array([waitings[m.lateness, m.shrinks] for m in members])
+        steps: NDArray[np.float64] = busy + largest.transfer + exposed * growth + waiting
+        return self.scale * steps
 
     def _growth_ms(self, member: Member, ranks: int, nodes: int, size: int) -> float:
         """Return how much longer one all-reduce takes than at the largest point if no links are
@@ -327,26 +368,32 @@ def fitted_network(points: Sequence[Observed]) -> Network:
     return fit_networks(fit.sweep)[0]
 
 
-def hindcasts(points: Sequence[Observed], member: Member | None = None) -> list[Hindcast]:
-    """Predict each point from the smaller ones, the smallest of several nodes excepted.
-
-    Args:
-        points: sorted by ranks.
-        member: assumptions; by default the median of all members.
-    """
-    found = []
+def _held_back(points: Sequence[Observed]) -> Iterator[tuple[_Fit, Observed]]:
+    """Return each point that smaller ones predict, after their fit."""
     for count in range(2, len(points)):
         known, point = points[:count], points[count]
         if not any(at.nodes > 1 and at.launches[0].sweep for at in known):
             continue
-        if known[-1].per_node != point.per_node:
-            continue
-        fit = _Fit([_Means.of(at, np.arange(len(at.launches))) for at in known])
-        chosen = [member] if member else _members(fit)
-        steps = [fit.step_ms(m, point.ranks, point.nodes, point.local_batch) for m in chosen]
-        measured = float(np.mean([f.step_ms for f in point.launches]))
-        found.append(Hindcast(point.ranks, float(np.median(steps)), measured))
+        if known[-1].per_node == point.per_node:
+            yield _Fit([_Means.of(at, np.arange(len(at.launches))) for at in known]), point
+
+
+def hindcasts(points: Sequence[Observed]) -> list[Hindcast]:
+    """Return the median prediction of each point, the smallest of several nodes excepted.
+
+    Args:
+        points: sorted by ranks.
+    """
+    found = []
+    for fit, point in _held_back(points):
+        steps = fit.steps_ms(_members(fit), point.ranks, point.nodes, point.local_batch)
+        found.append(Hindcast(point.ranks, float(np.median(steps)), point.step_ms))
     return found
+
+
+def is_trusted(found: Sequence[Hindcast]) -> bool:
+    """Return True if the hindcast of the largest point is close enough for a forecast."""
+    return not found or abs(math.expm1(found[-1].error)) <= TRUSTED
 
 
 class Ensemble:
@@ -388,8 +435,8 @@ class Ensemble:
         ideal = batch / base.batch_size * base.ranks / ranks
 
         def efficiencies(fit: _Fit, factor: float) -> NDArray[np.float64]:
-            steps = [fit.step_ms(m, ranks, nodes, batch / ranks, factor) for m in self._members]
-            return np.log(ideal * fit.points[0].step / np.array(steps))
+            steps = fit.steps_ms(self._members, ranks, nodes, batch / ranks, factor)
+            return np.log(ideal * fit.points[0].step / steps)
 
         middle = efficiencies(self._centre, 1.0)
         logs = np.array(
@@ -409,14 +456,39 @@ def _weights(
     points: Sequence[Observed], members: Sequence[Member]
 ) -> tuple[NDArray[np.float64], float]:
     """Return the weight of each member, and the hindcast error for a doubling of the nodes."""
-    errors = [[h.error for h in hindcasts(points, member)] for member in members]
-    if not errors[0]:
+    errors, deviations = [], []
+    for fit, point in _held_back(points):
+        steps = fit.steps_ms(members, point.ranks, point.nodes, point.local_batch)
+        errors.append(np.log(steps / point.step_ms))
+        share = (fit.largest.transfer + fit.largest.waiting) / fit.largest.step
+        noise = math.hypot(point.noise, fit.largest.point.noise)
+        deviations.append(math.hypot(COMMUNICATION_ERROR * share, noise, CLOCK_ERROR))
+    if not errors:
         return np.ones(len(members)) / len(members), TOLERATED
-    squares = np.array([np.mean(np.square(found)) for found in errors])
-    tolerated = TOLERATED**2 + squares.min()
-    weights = np.exp(-0.5 * squares / tolerated)
-    weights /= weights.sum()
-    return weights, float(np.sqrt(squares.min()))
+    error = float(np.sqrt(np.mean(np.square(errors), axis=0).min()))
+    return score_weights(np.array(errors), np.array(deviations)), error
+
+
+def score_weights(
+    errors: NDArray[np.float64], deviations: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the weights of members from their hindcasts, shrunk to equal weights.
+
+    Args:
+        errors: logarithm of predicted over measured, of shape (hindcasts, members).
+        deviations: standard deviation of each hindcast, of shape (hindcasts,).
+
+    Returns:
+        Weights that sum to 1, of shape (members,).
+
+    Example:
+        >>> score_weights(np.array([[0.0, 0.1]]), np.array([0.05])).round(2)
+        array([0.66, 0.34])
+    """
+    scores = -0.5 * np.sum(np.square(errors / deviations[:, np.newaxis]), axis=0)
+    scores *= len(errors) / (len(errors) + PRIOR_STRENGTH)
+    weights = np.exp(scores - scores.max())
+    return np.asarray(weights / weights.sum())
 
 
 def _quantiles(

@@ -47,11 +47,11 @@ def write_study(study: Study, folder: Path) -> None:
             {
                 "scaling": forecast.scaling, "threads": forecast.threads,
                 "hindcast_error": forecast.hindcast_error, "ranks": ranks, "step_ms": step_ms,
-                "efficiency": efficiency, "low": low, "high": high,
+                "efficiency": efficiency, "low": low, "high": high, "assumes": assumed,
             }
             for forecast in study.forecasts
-            for (ranks, step_ms, efficiency), (low, high) in zip(
-                forecast.points, forecast.intervals, strict=True
+            for (ranks, step_ms, efficiency), (low, high), assumed in zip(
+                forecast.points, forecast.intervals, forecast.assumed, strict=True
             )
         ],
     }  # fmt: skip

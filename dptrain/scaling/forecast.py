@@ -15,7 +15,9 @@ from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.alpha_beta import Calibration, fit_alpha_beta
 from dptrain.scaling.ensemble import (
+    CONGESTION,
     FARTHEST,
+    TRUSTED,
     WIDEST,
     Ensemble,
     Figures,
@@ -24,14 +26,12 @@ from dptrain.scaling.ensemble import (
     Predicted,
     fitted_network,
     hindcasts,
+    is_trusted,
     obstacle,
 )
 from dptrain.scaling.models import LAWS, Model, Setting, Timed, TooFewPointsError
 from dptrain.scaling.points import Group, scalings_of
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast
-
-TRUSTED = 0.15
-"""Largest hindcast error of the ensemble with which a forecast is given."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def make_forecast(series: Series) -> Forecast:
         alpha_us=1e3 * network.alpha_ms,
         beta_gb_per_s=1e-6 / network.beta_ms if network.beta_ms else None,
     )
-    if earlier and abs(math.expm1(earlier[-1].error)) > TRUSTED:
+    if not is_trusted(earlier):
         return replace(forecast, withheld=_wrong(earlier[-1]))
     known, unknown = _predictions(series, points)
     if not known:
@@ -220,6 +220,7 @@ def make_forecast(series: Series) -> Forecast:
         assumptions=_assumptions(series, points[-1]),
         points=tuple((p.ranks, p.step_ms, scale * p.efficiency) for p in known),
         intervals=tuple((scale * p.low, scale * p.high) for p in known),
+        assumes=tuple(_assumed_at(p.ranks, points[-1]) for p in known),
         unknown=unknown,
     )
 
@@ -280,7 +281,15 @@ def _assumptions(series: Series, largest: Observed) -> tuple[str, ...]:
         "change it; congestion on d times the nodes slows it by d^0 to d^(1/3)",
         "delays of ranks are independent, with a normal, exponential or Pareto distribution",
         *["each rank has at least one sample"] * (series.scaling == STRONG),
-        f"effects that appear only beyond the measured {largest.ranks} ranks are not included",
+    )
+
+
+def _assumed_at(ranks: int, largest: Observed) -> str:
+    """Return what one number assumes, for the place next to it."""
+    farther = math.ceil(ranks / largest.per_node) / largest.nodes
+    return (
+        f"nothing saturates beyond the measured {largest.ranks:,} ranks (storage, switch levels), "
+        f"and shared links slow all-reduces at most {farther ** max(CONGESTION):.2f} times"
     )
 
 

@@ -18,6 +18,7 @@ from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.files import refuse_foreign, write_study
 from dptrain.scaling.launching import find_launcher
 from dptrain.scaling.points import Group, base_of, has_range, make_groups, make_points
+from dptrain.scaling.registered import find_registered, scored
 from dptrain.scaling.running import run_tasks
 from dptrain.scaling.study import UNITY, Study
 
@@ -153,18 +154,20 @@ def missing(folder: Path, design: Design) -> int:
 
 
 def conclude_study(folders: Sequence[Path], output: Path) -> Study:
-    """Collect launches, analyse them, and write the study.
+    """Collect launches, analyse them, score registered forecasts, and write the study.
 
     Args:
         folders: folders of launches.
         output: folder of the study.
 
     Raises:
-        UserError: there are no launches, they do not belong together, or `output` cannot be
-            written.
+        UserError: there are no launches, they do not belong together, a registered forecast was
+            changed, or `output` cannot be written.
     """
     found = collect(folders, output)
+    records = find_registered(folders)
     study = analyse(found.launches, commands=found.commands, notes=found.notes)
+    study = scored(study, records.values())
     with writing(output, "--output"):
         output.mkdir(parents=True, exist_ok=True)
     write_study(study, output)

@@ -236,6 +236,7 @@ class Forecast:
         assumptions: assumptions of the forecast in sentences.
         points: (ranks, step_ms, efficiency).
         intervals: (low, high) of each efficiency; they hold 95% of the weight of the ensemble.
+        assumes: what each efficiency assumes; empty in studies of older versions.
         unknown: from which number of ranks on the efficiency is unknown, and why.
     """
 
@@ -249,7 +250,13 @@ class Forecast:
     assumptions: tuple[str, ...] = ()
     points: tuple[tuple[int, float, float], ...] = ()
     intervals: tuple[tuple[float, float], ...] = ()
+    assumes: tuple[str, ...] = ()
     unknown: str = ""
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What each efficiency assumes; "" in studies of older versions."""
+        return self.assumes or ("",) * len(self.points)
 
     @property
     def hindcast_error(self) -> float | None:
@@ -258,6 +265,41 @@ class Forecast:
             return None
         _, predicted, measured = self.hindcasts[-1]
         return abs(predicted / measured - 1)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A registered forecast and the efficiency that was measured after it.
+
+    Attributes:
+        sha256: hash of the registered forecast.
+        scaling, threads, ranks: of the point.
+        efficiency, low, high: forecast and its limits.
+        measured: the efficiency of the point.
+    """
+
+    sha256: str
+    scaling: str
+    threads: int
+    ranks: int
+    efficiency: float
+    low: float
+    high: float
+    measured: Estimate
+
+    @property
+    def is_inside(self) -> bool:
+        """True if the interval of the forecast contains the measured efficiency."""
+        return self.low <= self.measured.value <= self.high
+
+    @property
+    def verdict(self) -> str:
+        """``inside``, or on which side of the interval the measured efficiency is."""
+        if self.is_inside:
+            return "inside"
+        side = "below" if self.measured.value < self.low else "above"
+        overlap = self.measured.low <= self.high and self.low <= self.measured.high
+        return f"{side}, but the intervals overlap" if overlap else side
 
 
 @dataclass(frozen=True)
@@ -277,6 +319,7 @@ class Study(StoredRecord):
             contains the stages.
         commands: command line by the name of the point.
         environment: environment of the first launch.
+        scores: forecasts that were registered before a launch of the point started.
     """
 
     FORM = Form(
@@ -297,6 +340,7 @@ class Study(StoredRecord):
     profiles: dict[str, str]
     commands: dict[str, str]
     environment: dict[str, Any]
+    scores: tuple[Score, ...] = ()
 
     def check(self) -> None:
         if not self.points or not all(point.launches for point in self.points):

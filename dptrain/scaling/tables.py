@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 
 from dptrain.measure.profile.tables import PART_NAMES, count_cell
-from dptrain.measure.statistics import FEWEST, Estimate
+from dptrain.measure.statistics import FEWEST, Estimate, share
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.points import PARTS
+from dptrain.scaling.registered import Entry
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
 from dptrain.tables import Table
 
@@ -221,15 +223,41 @@ def _fits_table(fits: Sequence[Fit]) -> Table:
 def _forecast_table(forecast: Forecast) -> Table:
     """Return the table of the forecast with its intervals."""
     rows = [
-        [f"{ranks:,}", _number(step_ms), f"{efficiency:.0%}", f"{low:.0%} – {high:.0%}"]
-        for (ranks, step_ms, efficiency), (low, high) in zip(
-            forecast.points, forecast.intervals, strict=True
+        [f"{ranks:,}", _number(step_ms), f"{efficiency:.0%}", f"{low:.0%} – {high:.0%}", assumed]
+        for (ranks, step_ms, efficiency), (low, high), assumed in zip(
+            forecast.points, forecast.intervals, forecast.assumed, strict=True
         )
     ]
-    columns = ["ranks", "step ms", "efficiency", "95% interval"]
-    return Table(
-        f"Forecast of {series_name(forecast)}", columns, rows=rows, caption=_basis(forecast)
-    )
+    columns = ["ranks", "step ms", "efficiency", "95% interval", "assumes that"]
+    title = f"Forecast of {series_name(forecast)}"
+    return Table(title, columns, columns[-1:], rows=rows, caption=_basis(forecast))
+
+
+def calibration_table(entries: Sequence[Entry]) -> Table:
+    """Return the table of registered forecasts, with the share that was right below it."""
+    columns = ("file", "scaling", "ranks", "forecast", "measured", "verdict")
+    table = Table("Registered forecasts", columns, ("file", "scaling", "verdict"))
+    for facts in (entry.facts() for entry in entries):
+        measured = facts["measured"]
+        table.add_row(
+            os.path.relpath(facts["file"]),
+            facts["scaling"],
+            f"{facts['ranks']:,}",
+            f"{facts['efficiency']:.0%} ({facts['low']:.0%} – {facts['high']:.0%})",
+            "" if measured is None else f"{measured:.0%}",
+            facts["verdict"] or "not measured",
+        )
+    scores = [entry.score for entry in entries if entry.score is not None]
+    table.caption = f"{len(scores)} of {len(entries)} registered efficiencies were measured later"
+    if scores:
+        inside = sum(score.is_inside for score in scores)
+        limits = share(inside / len(scores), len(scores))
+        table.caption += (
+            f"; {inside} of {len(scores)} are inside the 95% interval of the forecast: "
+            f"{inside / len(scores):.0%} (95% interval {limits.low:.0%} to {limits.high:.0%}; "
+            "forecasts of one study are not independent)"
+        )
+    return table
 
 
 def _basis(forecast: Forecast) -> str:

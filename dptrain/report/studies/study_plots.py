@@ -506,6 +506,7 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
         axes.axhline(100, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
         lows, highs = zip(*((100 * a, 100 * b) for a, b in forecast.intervals), strict=True)
         axes.fill_between(xs, lows, highs, color=colour("mint"), linewidth=0, label="95% interval")
+        axes.vlines(xs, lows, highs, color=colour("mint"), linewidth=4)  # One point has no band.
         axes.plot(
             xs,
             ys,

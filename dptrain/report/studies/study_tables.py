@@ -184,6 +184,7 @@ def forecast_table(study: Study) -> Table | None:
         points.counts("ranks", "0", is_key=True),
         points.values("step", "ms", "1"),
         Column("efficiency", "% (95% interval)", cells, is_estimate=True),
+        texts("assumes that", [study.forecasts[i].assumed[k] for i, k in found], kind="prose"),
     ]
     if len({f.threads for f in forecasts.items}) > 1:
         columns.insert(1, forecasts.texts("threads", "threads"))

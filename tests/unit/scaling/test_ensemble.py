@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dptrain.scaling import ensemble
 from dptrain.scaling.allreduce import (
     ALGORITHMS,
     DOUBLING,
@@ -16,7 +15,19 @@ from dptrain.scaling.allreduce import (
     fit_networks,
     selected,
 )
-from dptrain.scaling.ensemble import FARTHEST, LATENESS, TOLERATED, WIDEST
+from dptrain.scaling.ensemble import (
+    CONGESTION,
+    FARTHEST,
+    LATENESS,
+    PRIOR_STRENGTH,
+    WIDEST,
+    Ensemble,
+    Figures,
+    Observed,
+    _held_back,
+    _weights,
+    score_weights,
+)
 from dptrain.scaling.forecast import make_forecast, make_series
 from dptrain.scaling.points import Measured, base_of, make_groups
 from dptrain.scaling.study import Forecast
@@ -24,6 +35,22 @@ from tests.tiers import tiered
 from tests.unit.scaling.synthetic import Law, make_launches, make_profile
 
 LAW = Law(per_node=1, noise=0.005, sample=0.8, overlap=0.0)
+
+
+def simulated_points(congestion: float) -> list[Observed]:
+    """Return points of weak scaling, with all-reduces by Rabenseifner's algorithm."""
+    network, size = Network(RABENSEIFNER, 0.05, 1e-5, 0.0), 2**18
+
+    def sum_ms(ranks: int, size: float) -> float:
+        return network.sum_ms(ranks, size) * (ranks / 2) ** congestion if ranks > 1 else 0.0
+
+    found = []
+    for ranks in (1, 2, 4, 8):
+        total = sum_ms(ranks, size)
+        sweep = tuple((size * 2**k // 4, sum_ms(ranks, size * 2**k // 4)) for k in range(5))
+        figures = Figures(10 + total, 10.0, total, 0.0, total, sweep if ranks > 1 else ())
+        found.append(Observed(ranks, ranks, 32 * ranks, 32, ((size, 1),), (figures,) * 5, "MPICH"))
+    return found
 
 
 def forecast_of(launches: list[Measured], scaling: str = "weak") -> Forecast:
@@ -111,17 +138,47 @@ def test_hindcasts_see_only_smaller_points() -> None:
     assert "8 ranks takes 60 ms" in forecast.withheld
 
 
-def test_assumptions_that_forecast_worse_have_less_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = {"best": 0.01, "fair": 0.05, "worst": 0.2}
-    monkeypatch.setattr(
-        ensemble, "hindcasts", lambda points, member: [SimpleNamespace(error=errors[member])]
-    )
-    weights, error = ensemble._weights([], list(errors))  # type: ignore[arg-type]
-    tolerated = TOLERATED**2 + errors["best"] ** 2
-    excess = [found**2 - errors["best"] ** 2 for found in errors.values()]
-    assert weights / weights[0] == pytest.approx(np.exp(np.multiply(excess, -0.5 / tolerated)))
+@given(
+    st.lists(st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.floats(0.01, 0.2),
+)
+def test_members_that_predict_held_back_points_worse_lose_weight(
+    errors: list[list[float]], deviation: float
+) -> None:
+    found = np.array(errors)
+    weights = score_weights(found, np.full(len(found), deviation))
     assert weights.sum() == pytest.approx(1.0)
-    assert error == pytest.approx(errors["best"])
+    squares = np.sum(np.square(found), axis=0)
+    assert (np.diff(weights[np.argsort(squares, kind="stable")]) <= 1e-12).all()
+    if squares.max() - squares.min() > deviation**2:
+        assert weights[squares.argmax()] < 1 / 3 < weights[squares.argmin()]
+
+
+def test_few_hindcasts_are_shrunk_to_equal_weights() -> None:
+    def odds(count: int) -> float:
+        weights = score_weights(np.array([[0.0, 0.1]] * count), np.full(count, 0.1))
+        return float(np.log(weights[0] / weights[1]))
+
+    # Each hindcast has a difference of 1/2 in its score.
+    for count in (1, 2, 4):
+        assert odds(count) == pytest.approx(0.5 * count**2 / (count + PRIOR_STRENGTH))
+
+
+@pytest.mark.parametrize("congestion", CONGESTION)
+def test_a_member_that_predicts_the_points_of_the_study_badly_loses_weight(
+    congestion: float,
+) -> None:
+    points = simulated_points(congestion)
+    members = Ensemble(points)._members
+    weights, _ = _weights(points, members)
+    errors = [
+        np.log(fit.steps_ms(members, at.ranks, at.nodes, at.local_batch) / at.step_ms)
+        for fit, at in _held_back(points)
+    ]
+    assert len(errors) == 2  # 4 and 8 ranks.
+    squares = np.sum(np.square(errors), axis=0)
+    assert weights[squares.argmax()] < 0.5 / len(members)
+    assert weights[squares.argmin()] > 1 / len(members)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,263 @@
+"""Forecasts that are stored before the larger job runs, and compared with it afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from dptrain.errors import UserError
+from dptrain.records import Form, StoredRecord
+from dptrain.scaling.conclusion import withheld_sentence
+from dptrain.scaling.design import PROFILE
+from dptrain.scaling.files import STUDY
+from dptrain.scaling.study import Forecast, Point, Score, Study
+
+REGISTERED = "registered-forecast.json"
+
+
+@dataclass(frozen=True)
+class Registered(StoredRecord):
+    """The forecasts of a study, with hashes that show a later change.
+
+    Attributes:
+        registered: time of registration in UTC, ISO 8601.
+        job: `Study.job`, the settings of the measured launches.
+        base_ranks, base_threads, base_batch: of the base of the efficiencies.
+        launches: SHA-256 of the ``profile.json`` of each measured launch, by its folder relative to
+            this file.
+        forecasts: those that are given.
+        sha256: SHA-256 of this record with an empty `sha256`.
+    """
+
+    FORM = Form(
+        noun="registered forecast",
+        otherwise="expected a file that `dptrain scale --register` has written",
+        anew="score it with the version of dptrain that registered it",
+    )
+
+    registered: str
+    job: dict[str, Any]
+    base_ranks: int
+    base_threads: int
+    base_batch: int
+    launches: dict[str, str]
+    forecasts: tuple[Forecast, ...]
+    sha256: str = ""
+
+    @property
+    def content_sha256(self) -> str:
+        """The hash that an unchanged record has as `sha256`."""
+        return hashlib.sha256(replace(self, sha256="").text().encode()).hexdigest()
+
+    @classmethod
+    def read(cls, path: Path) -> Registered:
+        """Read a file that `register` has written.
+
+        Raises:
+            UserError: it cannot be read, or it or a launch next to it was changed afterwards.
+        """
+        found = super().read(path)
+        if found.sha256 != found.content_sha256:
+            raise UserError(
+                f"{path} was changed after it was registered: its content has the SHA-256 "
+                f"{found.content_sha256[:16]}…, expected {found.sha256[:16]}…; restore the file, "
+                "or delete it to collect without a score"
+            )
+        for folder, expected in found.launches.items():
+            profile = path.parent / folder / PROFILE
+            if profile.is_file() and _sha256(profile) != expected:
+                raise UserError(
+                    f"{profile} was changed after {path} was registered from it; restore the "
+                    f"profile, or delete {path.name} to collect without a score"
+                )
+        return found
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def refuse_second(folder: Path) -> None:
+    """Refuse to replace a registered forecast.
+
+    Raises:
+        UserError: the folder has one.
+    """
+    path = folder / REGISTERED
+    if path.exists():
+        raise UserError(
+            f"{path} is already registered, and a registered forecast is not replaced; use "
+            "--output DIR for another study, or delete the file"
+        )
+
+
+def register(study: Study, folder: Path) -> Registered:
+    """Store the forecasts of a study in its folder.
+
+    Raises:
+        UserError: there is no forecast, one is registered already, or the file cannot be written.
+    """
+    refuse_second(folder)
+    given = tuple(forecast for forecast in study.forecasts if forecast.points)
+    if not given:
+        reasons = [withheld_sentence(forecast) for forecast in study.forecasts]
+        raise UserError(
+            "--register found nothing to register: "
+            + (" ".join(reasons) or "the study has one number of ranks; measure more")
+        )
+    names = {launch.folder for point in study.points for launch in point.launches}
+    record = Registered(
+        registered=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        job=study.job,
+        base_ranks=study.base_ranks,
+        base_threads=study.base_threads,
+        base_batch=_base_batch(study),
+        launches={name: _sha256(folder / name / PROFILE) for name in sorted(names)},
+        forecasts=given,
+    )
+    record = replace(record, sha256=record.content_sha256)
+    record.write(folder / REGISTERED)
+    return record
+
+
+def _base_batch(study: Study) -> int:
+    base = (study.base_ranks, study.base_threads)
+    return next(p.batch_size for p in study.points if (p.ranks, p.threads) == base)
+
+
+def find_registered(folders: Iterable[Path]) -> dict[Path, Registered]:
+    """Return the registered forecasts in and below folders, by their paths.
+
+    Raises:
+        UserError: one cannot be read, or was changed.
+    """
+    paths = {path.resolve() for folder in folders for path in folder.rglob(REGISTERED)}
+    return {path: Registered.read(path) for path in sorted(paths)}
+
+
+def scored(study: Study, records: Iterable[Registered]) -> Study:
+    """Return the study with the scores of registered forecasts, and their sentences."""
+    scores: list[Score] = []
+    notes: list[str] = []
+    for record in records:
+        if reason := _incomparable(study, record):
+            notes.append(f"the forecast {record.sha256[:8]} is not scored: {reason}")
+            continue
+        found = list(_scores(study, record))
+        notes += [note for note in found if isinstance(note, str)]
+        scores += [score for score in found if isinstance(score, Score)]
+    return replace(
+        study,
+        scores=tuple(scores),
+        conclusion=(*study.conclusion, *map(sentence, scores)),
+        notes=(*study.notes, *notes),
+    )
+
+
+def _incomparable(study: Study, record: Registered) -> str:
+    """Return why the study is no test of a forecast, or ""."""
+    base = study.base_ranks, study.base_threads, _base_batch(study)
+    expected = record.base_ranks, record.base_threads, record.base_batch
+    if base != expected:
+        texts = [
+            "{} ranks × {} threads with a minibatch of {}".format(*b) for b in (expected, base)
+        ]
+        return f"its base has {texts[0]}, that of this study has {texts[1]}"
+    for name, value in record.job.items():
+        if name in study.job and study.job[name] != value:
+            return f"it was made for {name} {value}, this study has {study.job[name]}"
+    return ""
+
+
+def _scores(study: Study, record: Registered) -> Iterator[Score | str]:
+    """Return the score of each number of ranks that was measured, or why it has none."""
+    points = {(p.scaling, p.threads, p.ranks): p for p in study.points}
+    for forecast in record.forecasts:
+        for (ranks, _, efficiency), limits in zip(forecast.points, forecast.intervals, strict=True):
+            point = points.get((forecast.scaling, forecast.threads, ranks))
+            if point is None:
+                continue
+            if reason := _untested(point, record):
+                name = f"the forecast {record.sha256[:8]} for {ranks:,} ranks"
+                yield f"{name} is not scored: {reason}"
+            elif point.efficiency is not None:
+                yield Score(
+                    record.sha256, forecast.scaling, forecast.threads, ranks, efficiency, *limits,
+                    point.efficiency,
+                )  # fmt: skip
+
+
+def _untested(point: Point, record: Registered) -> str:
+    """Return why a point does not test a forecast, or ""."""
+    if point.efficiency is None:
+        return "too few launches were made for an efficiency"
+    registered = datetime.fromisoformat(record.registered)
+    for launch in point.launches:
+        if not launch.started or datetime.fromisoformat(launch.started) < registered:
+            return f"{launch.folder} did not start after the registration at {record.registered}"
+    return ""
+
+
+def sentence(score: Score) -> str:
+    """Return the verdict of a score as a sentence."""
+    threads = f" × {score.threads} threads" if score.threads > 1 else ""
+    return (
+        f"The registered forecast of {score.efficiency:.0%} ({score.low:.0%} to {score.high:.0%}) "
+        f"for {score.ranks:,} ranks{threads}, {score.scaling} scaling: measured "
+        f"{score.measured.value:.0%} ({score.measured.low:.0%} to {score.measured.high:.0%}): "
+        f"{score.verdict}."
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered efficiency, with its score if it was measured."""
+
+    path: Path
+    registered: str
+    forecast: Forecast
+    index: int
+    score: Score | None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the entry as plain values; efficiencies are shares."""
+        (ranks, _, efficiency), (low, high) = (
+            self.forecast.points[self.index],
+            self.forecast.intervals[self.index],
+        )
+        score = self.score
+        return {
+            "file": str(self.path), "registered": self.registered,
+            "scaling": self.forecast.scaling, "threads": self.forecast.threads, "ranks": ranks,
+            "efficiency": efficiency, "low": low, "high": high,
+            "measured": None if score is None else score.measured.value,
+            "verdict": "" if score is None else score.verdict,
+        }  # fmt: skip
+
+
+def calibration(folders: Sequence[Path]) -> list[Entry]:
+    """Return each registered efficiency below folders, with its score in a study below them.
+
+    Raises:
+        UserError: a file cannot be read, or was changed.
+    """
+    records = find_registered(folders)
+    studies = {path.resolve() for folder in folders for path in folder.rglob(STUDY)}
+    scores = {
+        (score.sha256, score.scaling, score.threads, score.ranks): score
+        for path in sorted(studies)
+        for score in Study.read(path).scores
+    }
+    return [
+        Entry(
+            path, record.registered, forecast, index,
+            scores.get((record.sha256, forecast.scaling, forecast.threads, ranks)),
+        )
+        for path, record in records.items()
+        for forecast in record.forecasts
+        for index, (ranks, _, _) in enumerate(forecast.points)
+    ]  # fmt: skip

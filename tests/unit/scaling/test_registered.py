@@ -1,0 +1,139 @@
+"""Registered forecasts: they are stored once, cannot be changed, and only later launches count."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dptrain.cli.main import run
+from dptrain.measure.statistics import Estimate
+from dptrain.scaling.registered import REGISTERED, Registered, calibration
+from dptrain.scaling.study import Score, Study
+from tests.unit.scaling.synthetic import Law, make_launches
+
+LAW = Law(per_node=1, noise=0.005, sample=0.8, overlap=0.0)
+LATER, EARLIER = "2999-01-01T00:00:00+00:00", "2020-01-01T00:00:00+00:00"
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("dptrain.report.files.write_report", lambda folder: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def make_study(folder: str, ranks: tuple[int, ...], started: str = EARLIER, law: Law = LAW) -> None:
+    """Write the profiles of a study with weak scaling only."""
+    for measured in make_launches(law, ranks, batch_size=64):
+        if "strong" not in measured.folder:
+            place = Path(folder) / measured.folder
+            place.mkdir(parents=True)
+            environment = {**measured.profile.environment, "started": started}
+            replace(measured.profile, environment=environment).write(place / "profile.json")
+
+
+def scale(*arguments: str) -> int:
+    return run(["scale", *arguments], is_rank_zero=True)
+
+
+@pytest.fixture
+def registered(capsys: pytest.CaptureFixture[str]) -> Registered:
+    """The forecast of 1 to 8 ranks, in the folder small."""
+    make_study("small", (1, 2, 4, 8))
+    assert scale("--collect", "small", "--register") == 0
+    found = Registered.read(Path("small") / REGISTERED)
+    assert found.sha256 in capsys.readouterr().out
+    return found
+
+
+def collect_both(started: str = LATER, law: Law = LAW) -> Study:
+    """Return the study of the folder small and of 16 ranks."""
+    make_study("large", (1, 16), started, law)
+    assert scale("--collect", "small", "--collect", "large", "--output", "both") == 0
+    return Study.read(Path("both/study.json"))
+
+
+def test_a_registered_forecast_is_scored(
+    registered: Registered, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = collect_both()
+    (score,) = study.scores
+    (point,) = (p for p in study.points if p.ranks == 16)
+    assert (score.ranks, score.sha256, score.measured) == (16, registered.sha256, point.efficiency)
+    assert (score.efficiency, score.low, score.high) == (
+        registered.forecasts[0].points[0][2], *registered.forecasts[0].intervals[0]
+    )  # fmt: skip
+    assert score.verdict == "inside"
+    assert "for 16 ranks, weak scaling: measured" in study.conclusion[-1]
+    by_ranks = {entry.facts()["ranks"]: entry.score for entry in calibration([Path()])}
+    assert by_ranks == {16: score, 32: None, 64: None}
+    assert run(["runs", "forecasts", "."], is_rank_zero=True) == 0
+    assert "1 of 1 are inside" in capsys.readouterr().out
+
+
+def test_a_larger_job_that_is_slower_is_below(registered: Registered) -> None:
+    (score,) = collect_both(law=replace(LAW, imbalance=20.0)).scores
+    assert score.verdict.startswith("below")
+
+
+def test_launches_before_the_registration_do_not_count(registered: Registered) -> None:
+    study = collect_both(EARLIER)
+    assert study.scores == ()
+    assert any("did not start after the registration" in note for note in study.notes)
+
+
+def test_a_changed_file_is_refused(
+    registered: Registered, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path("small") / REGISTERED
+    values = json.loads(path.read_text())
+    values["forecasts"][0]["intervals"][0][0] -= 0.1
+    path.write_text(json.dumps(values))
+    capsys.readouterr()
+    assert scale("--collect", "small") == 2
+    assert run(["runs", "forecasts", "small"], is_rank_zero=True) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("was changed after it was registered" in line for line in lines)
+
+
+def test_a_changed_launch_is_refused(
+    registered: Registered, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path("small") / next(iter(registered.launches)) / "profile.json"
+    path.write_text(path.read_text() + "\n")
+    capsys.readouterr()
+    assert scale("--collect", "small") == 2
+    assert "profile.json was changed after" in capsys.readouterr().err
+
+
+def test_a_forecast_is_registered_once(
+    registered: Registered, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (Path("small") / REGISTERED).read_bytes()
+    assert scale("--collect", "small", "--register") == 2
+    assert "is already registered" in capsys.readouterr().err
+    assert (Path("small") / REGISTERED).read_bytes() == before
+
+
+def test_nothing_to_register_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    make_study("small", (1, 2))
+    assert scale("--collect", "small", "--register") == 2
+    assert "nothing to register: No forecast of weak scaling" in capsys.readouterr().err
+    assert not (Path("small") / REGISTERED).exists()
+
+
+@pytest.mark.parametrize(
+    ("measured", "verdict"),
+    [
+        ((0.66, 0.60, 0.72), "inside"),
+        ((0.58, 0.55, 0.60), "below"),
+        ((0.78, 0.76, 0.80), "above"),
+        ((0.60, 0.57, 0.63), "below, but the intervals overlap"),
+    ],
+)
+def test_the_verdict(measured: tuple[float, float, float], verdict: str) -> None:
+    score = Score("", "weak", 1, 32, 0.68, 0.61, 0.74, Estimate(*measured, 5))
+    assert score.verdict == verdict
