@@ -69,7 +69,7 @@ ONLY_PROFILES = {
     "--roofs/--no-roofs",
     default=True,
     show_default=True,
-    help="Measure the rates of the processor, in about 1 s.",
+    help="Measure the rates of the processor, in about 2 s.",
 )
 @click.option(
     "--trace",

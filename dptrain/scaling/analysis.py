@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dptrain.errors import UserError
+from dptrain.measure.profile.rooflines import highest_roofs
 from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.conclusion import conclude
 from dptrain.scaling.efficiencies import missing_counters
@@ -71,6 +72,12 @@ def analyse(
         for scaling in scalings_of(group, base)
     }
     names = {point.name for point in points}
+    roofs = {
+        f"{scaling}-r{group.ranks}-t{group.threads}": highest_roofs(measured)
+        for group in groups
+        for scaling in scalings_of(group, base)
+        if (measured := [m.profile.roofs for m in group.launches if m.profile.roofs is not None])
+    }
     job = base.first.job
     return Study(
         job={k: v for k, v in job.items() if all(m.profile.job.get(k) == v for m in launches)},
@@ -93,6 +100,7 @@ def analyse(
             if name in names and commands and folder in commands
         },
         environment=launches[0].profile.environment,
+        roofs={name: found for name, found in roofs.items() if name in names},
     )
 
 

@@ -7,11 +7,11 @@ docs/explanation/measuring.md defines every value.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dptrain.measure.profile.profile import Parts
+from dptrain.measure.profile.profile import Parts, Roofs
 from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.records import Form, StoredRecord
 
@@ -270,6 +270,8 @@ class Study(StoredRecord):
             contains the stages.
         commands: command line by the name of the point.
         environment: environment of the first launch.
+        roofs: limits of the roofline model by the name of the point, the highest of its launches;
+            empty in studies of older versions.
     """
 
     FORM = Form(
@@ -290,6 +292,7 @@ class Study(StoredRecord):
     profiles: dict[str, str]
     commands: dict[str, str]
     environment: dict[str, Any]
+    roofs: dict[str, Roofs] = field(default_factory=dict)
 
     def check(self) -> None:
         if not self.points or not all(point.launches for point in self.points):

@@ -141,6 +141,8 @@ def step_section(measured: MeasuredProfile, suffix: str, title: str, file: str) 
             f"Measured limits of the machine: {flop_rate(roofs.gflops)} and "
             f"{short(roofs.gb_per_s)} GB/s ({roofs.how})."
         )
+    if profile.shares_withheld:
+        text.append(f"No shares of these limits, because {profile.shares_withheld}.")
     if profile.energy is not None and profile.energy.joules_per_sample is not None:
         text += map(sentence, energy_lines(profile.energy))
     if profile.processor is not None and not profile.processor.missing:

@@ -18,7 +18,7 @@ from dptrain.measure.console import make_console
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.input_times import MIN_STEPS, InputCost
 from dptrain.measure.machine.energy import energy_lines, energy_of, meter_facts
-from dptrain.measure.machine.load import Clock, is_busy
+from dptrain.measure.machine.load import Clock, cores_of_other_jobs, is_busy
 from dptrain.measure.profile.analysis import Measured, profile_efficiencies, spread, stage_profiles
 from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.tables import layers_table, notes_table, parts_table
@@ -263,7 +263,7 @@ def conclude(
     summary, limit = None, None
     details: list[str | Table] = []
     times = _input_cost(job, timed, in_flight, skip) if job.recorder.steps else None
-    others = _cores_of_others(world, load)
+    others = cores_of_other_jobs(world, load)
     if world.is_rank_zero:
         scaling = efficiency(baseline, world.size, possible=possible, other_cores=others)
         summary = _summary(job, progress, measured, scaling)
@@ -289,21 +289,6 @@ def _times_are_own(job: Job) -> bool:
     """
     can_be_idle = bool(job.shares.counts) and job.replica.memory.asynchronous
     return job.is_mixed or can_be_idle or alone(job.shares.counts) is not None
-
-
-def _cores_of_others(world: World, before: Clock | None) -> float | None:
-    """Return the mean number of cores that other programs used on the node of this rank.
-
-    Every rank calls this function.
-    """
-    after = Clock.now()
-    known = before is not None and after is not None
-    own = after.ours_s - before.ours_s if before is not None and after is not None else 0.0
-    used = world.node_all_gather_json([known, own])
-    if before is None or after is None or not all(found for found, _ in used):
-        return None
-    of_ranks = sum(seconds for _, seconds in used)
-    return replace(after, ours_s=before.ours_s + of_ranks).others_since(before)
 
 
 def _input_cost(job: Job, world: World, in_flight: int, skip: int) -> InputCost | None:
@@ -359,7 +344,7 @@ def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[s
         steps = "typical steps"
         if job.replica.memory.asynchronous:
             steps = f"{measured.timed.shape[1]} steps that were timed stage by stage"
-        stages = stage_profiles(job.plan, measured, None, job.replica.notes)
+        stages = stage_profiles(job.plan, measured, job.replica.notes)
         step = spread(measured.step_times)
         found.append(parts_table(step, measured.step_parts, ranks=size))
         found.append(layers_table(stages, ranks=size, steps=steps))
@@ -500,7 +485,7 @@ def _times(job: Job, measured: Measured | None) -> dict[str, Any]:
     step_ms = asdict(spread(measured.step_times))
     if not measured.by_stage:
         return {**none, "step_ms": step_ms}
-    stages = stage_profiles(job.plan, measured, None, job.replica.notes)
+    stages = stage_profiles(job.plan, measured, job.replica.notes)
     pop = profile_efficiencies(job.plan, measured)
     return {
         "step_ms": step_ms,

@@ -16,6 +16,7 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.machine.counters import StepCounter
 from dptrain.measure.machine.energy import EnergyMeter
+from dptrain.measure.machine.load import Clock, cores_of_other_jobs
 from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.profile.profile_files import claim
@@ -89,6 +90,7 @@ def profile_inference(
         # On a device, the passes are made again with timing by stage.
         recorder = StepRecorder(stages, capacity=2 * (options.skip + options.steps))
         before = clock_offset(world)
+        load = Clock.now()
         meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
         passes = ForwardPasses.of(replica, recorder, timeout=world.timeout)
         _make_passes(job, passes, recorder, meter, counter, options)
@@ -97,6 +99,7 @@ def profile_inference(
         )
         facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
         roofs = measure_job_roofs(job) if options.roofs else None
+        facts["other_cores"] = cores_of_other_jobs(job.world, load)
         record = None
         if measured is not None:
             record = profile_record(job, replica, plan, measured, (), roofs, facts)

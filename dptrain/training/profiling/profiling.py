@@ -23,6 +23,7 @@ from dptrain.machine import cpu_model, peak_memory
 from dptrain.measure.machine.counters import StepCounter, processor_of
 from dptrain.measure.machine.energy import EnergyMeter, energy_of, meter_facts
 from dptrain.measure.machine.environment import environment
+from dptrain.measure.machine.load import Clock, cores_of_other_jobs
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile.analysis import (
     MS,
@@ -38,8 +39,9 @@ from dptrain.measure.profile.explanations import algorithms
 from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.profile import Profile, Roofs, Spread, SumTime
 from dptrain.measure.profile.profile_files import FLAG, TRACE, claim, write_profile
+from dptrain.measure.profile.rooflines import highest_roofs, with_roofs
 from dptrain.measure.recorder import StepRecord, timing_cost_ms
-from dptrain.measure.roofs import highest_roofs, measure_roofs
+from dptrain.measure.roofs import measure_roofs
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.plan.buckets import Bucket
@@ -158,6 +160,7 @@ def _measure(
     job: Job, options: ProfileOptions, steps: _Steps, display: Display, ranges: Ranges | None
 ) -> tuple[Profile, Measured] | tuple[None, None]:
     """Make the steps and the measurements after them; return the profile and times on rank 0."""
+    load = Clock.now()
     meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
     _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=ranges)
     measured = gather_measured(
@@ -171,6 +174,7 @@ def _measure(
     facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
     sweep = _time_sweep(job)
     roofs = measure_job_roofs(job) if options.roofs else None
+    facts["other_cores"] = cores_of_other_jobs(job.world, load)
     if measured is None:
         return None, None
     record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
@@ -498,7 +502,7 @@ def profile_record(
         measured: times of all ranks.
         sums: times of gradient sums alone.
         roofs: limits of the roofline model; None if not measured.
-        facts: of `rank_facts`.
+        facts: of `rank_facts`, and ``other_cores`` during the measurement.
     """
     ranks = facts["ranks"]
     step_times = measured.step_times
@@ -507,7 +511,7 @@ def profile_record(
     memory["peak"] = max(rank["peak"] for rank in ranks)
     samples = min(job.spec.batch_size, len(job.dataset.train))
     notes = {**algorithms(plan), **replica.notes}
-    return Profile(
+    record = Profile(
         job={**describe_job(job, facts), "task": "training" if plan.training else "inference"},
         steps=measured.steps.shape[1],
         step_ms=spread(step_times),
@@ -516,13 +520,13 @@ def profile_record(
         timing_ms=0.0 if replica.memory.asynchronous else timing_cost_ms(plan.stages),
         parts=measured.parts,
         step_parts=measured.step_parts,
-        stages=stage_profiles(plan, measured, roofs, notes),
-        kinds=kind_profiles(plan, measured, roofs, notes),
+        stages=stage_profiles(plan, measured, notes),
+        kinds=kind_profiles(plan, measured, notes),
         ranks=rank_profiles(
             measured, [rank["host"] for rank in ranks], [rank["device"] for rank in ranks]
         ),
         sums=sums,
-        roofs=roofs,
+        roofs=None,
         memory=memory,
         environment=environment(job.world),
         pop=profile_efficiencies(plan, measured) if plan.training else None,
@@ -530,7 +534,9 @@ def profile_record(
         processor=None
         if job.replica.memory.on_gpu
         else processor_of([rank["counts"] for rank in ranks]),
+        other_cores=facts["other_cores"],
     )
+    return with_roofs(record, roofs)
 
 
 def describe_job(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
