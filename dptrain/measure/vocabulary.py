@@ -303,6 +303,12 @@ LOSSES = (
     Term("delays.delay_ms", "ms", "The injected delay."),
     Term("waiting_ms", "ms", "Increase of the imbalance of the other ranks per step."),
     Term("cost_ms", "ms", "Increase of the step."),
+    Term("known", "", "Losses of known size that were injected after the steps; empty if none "
+         "were."),
+    Term("known.name", "", "delay, lost core or message."),
+    Term("injected_ms", "ms", "The injected loss, by round."),
+    Term("recovered_ms", "ms", "Increase of the step by this loss, by round."),
+    Term("known.reason", "", "Why this loss was not injected, else empty."),
     Term("overlaps", "", "True if the method of summing overlaps with the backward pass."),
 )  # fmt: skip
 

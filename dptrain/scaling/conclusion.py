@@ -150,6 +150,11 @@ def _limit(point: Point) -> str:
     """Return what the loss of a point consists of, as a sentence."""
     lost = {name: getattr(point.loss, name) for name in PARTS}
     total, ideal = point.loss.total, point.ideal.total
+    if point.losses_withheld:
+        return (
+            f"At {_ranks(point)} a step takes {point.step_ms.value:.3g} ms, ideal is {ideal:.3g} "
+            f"ms; the causes are withheld, because {point.losses_withheld}."
+        )
     if total <= 0.02 * ideal:
         return f"At {_ranks(point)} a step takes at most 2% longer than the ideal step."
     worst = sorted((name for name in PARTS if lost[name] > 0.1 * total), key=lambda n: -lost[n])

@@ -7,10 +7,12 @@ docs/explanation/measuring.md defines every value.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dptrain.measure.profile.known import Recovery
 from dptrain.measure.profile.profile import Parts, Roofs
 from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.records import Form, StoredRecord
@@ -143,6 +145,8 @@ class Point:
         joules_per_sample: energy of processors and GPUs, median over launches; None if a launch has
             no counter.
         time_to_accuracy: None for strong scaling, and if no accuracy was requested.
+        recoveries: how much of each known loss the launches recovered; empty if none was injected.
+        losses_withheld: why `loss` is not shown, else "".
     """
 
     scaling: str
@@ -171,6 +175,8 @@ class Point:
     pop: Efficiencies | None = None
     joules_per_sample: Estimate | None = None
     time_to_accuracy: TimeToAccuracy | None = None
+    recoveries: tuple[Recovery, ...] = ()
+    losses_withheld: str = ""
 
     @property
     def name(self) -> str:
@@ -186,6 +192,12 @@ class Point:
     def total_threads(self) -> int:
         """Number of compute threads of all ranks: ranks × threads."""
         return self.ranks * self.threads
+
+
+def losses_withheld(points: Sequence[Point]) -> str:
+    """Return why the losses of points are not shown; "" if they are."""
+    reasons = [(p.ranks, p.losses_withheld) for p in points if p.losses_withheld]
+    return "; ".join(f"at {ranks} ranks {reason}" for ranks, reason in reasons)
 
 
 @dataclass(frozen=True)

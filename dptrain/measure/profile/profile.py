@@ -15,6 +15,7 @@ from typing import Any
 
 from dptrain.measure.machine.counters import Processor
 from dptrain.measure.machine.energy import Energy
+from dptrain.measure.profile.known import KnownLoss
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.statistics import Estimate
 from dptrain.records import Form, StoredRecord
@@ -290,6 +291,7 @@ class Profile(StoredRecord):
             "".
         other_cores: mean number of cores that other programs used on the node of rank 0; None if it
             is unknown.
+        known: losses that were injected after the steps; empty if none were.
         memory: bytes by purpose, with ``peak`` of the process.
         environment: the same values as in ``env.json``.
         pop: efficiencies of the POP hierarchy; None for one rank.
@@ -329,6 +331,7 @@ class Profile(StoredRecord):
     batch_statistics: StatisticsTime | None = None
     shares_withheld: str = ""
     other_cores: float | None = None
+    known: tuple[KnownLoss, ...] = ()
 
     @property
     def samples(self) -> float:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dptrain.measure.machine.counters import processor_line
 from dptrain.measure.machine.energy import energy_lines
 from dptrain.measure.profile.explanations import saves_operations
+from dptrain.measure.profile.known import judge
+from dptrain.measure.profile.known_tables import known_lines
 from dptrain.measure.profile.loss_tables import FACTOR_NAMES
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
@@ -76,6 +78,8 @@ def profile_report(profile: Profile) -> list[str | Table]:
             f"efficiency to {profile.job['possible']:.2f}"
         )
     found += _roofline_lines(profile)
+    if profile.known:
+        found += known_lines(judge(profile.known))
     timing, step = profile.timing_ms, profile.parts.total
     found.append(
         f"overhead of timing: {1e3 * timing:.1f} µs, {timing / step:.2%} of a {noun}"

@@ -61,6 +61,7 @@ from dptrain.training.profiling.energy import (
     open_job_meter,
     samples_between,
 )
+from dptrain.training.profiling.known_losses import inject_known_losses
 from dptrain.training.resources import possible_efficiency, share_of_cores
 from dptrain.training.settings import Settings
 
@@ -85,6 +86,7 @@ class ProfileOptions:
         skip: steps before them, on a GPU at least `FIRST_TIMED`.
         output: folder of the results; None writes nothing.
         roofs: measure the peak rates of the processor for the roofline.
+        known_losses: inject known losses after the steps, in at most a third of the time so far.
         trace: write a trace of all measured steps to `output`.
         nvtx: mark stages for NVIDIA's tools. On a GPU steps are captured as graphs, which hold no
             marks; as many steps more are then made at the end, stage by stage, with marks and
@@ -95,6 +97,7 @@ class ProfileOptions:
     skip: int = 5
     output: Path | None = None
     roofs: bool = True
+    known_losses: bool = False
     trace: bool = False
     nvtx: bool = False
 
@@ -160,7 +163,7 @@ def _measure(
     job: Job, options: ProfileOptions, steps: _Steps, display: Display, ranges: Ranges | None
 ) -> tuple[Profile, Measured] | tuple[None, None]:
     """Make the steps and the measurements after them; return the profile and times on rank 0."""
-    load = Clock.now()
+    load, start_ns = Clock.now(), perf_counter_ns()
     meter, counter = open_job_meter(job, metered_gpu(job)), StepCounter()
     _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=ranges)
     measured = gather_measured(
@@ -174,6 +177,8 @@ def _measure(
     facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
     sweep = _time_sweep(job)
     roofs = measure_job_roofs(job) if options.roofs else None
+    elapsed_s = max(job.world.all_gather_json((perf_counter_ns() - start_ns) / 1e9))
+    known = inject_known_losses(job, elapsed_s / 3) if options.known_losses else ()
     facts["other_cores"] = cores_of_other_jobs(job.world, load)
     if measured is None:
         return None, None
@@ -183,7 +188,7 @@ def _measure(
         statistics = statistics_time(
             job.plan, measured, statistics_alone, separate_kernels=statistics_sum.kernel_ranks > 0
         )
-    return replace(record, sweep=sweep, batch_statistics=statistics), measured
+    return replace(record, sweep=sweep, batch_statistics=statistics, known=known), measured
 
 
 def _write_files(
