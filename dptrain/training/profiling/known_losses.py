@@ -111,9 +111,11 @@ class _Injections:
         self._steps = min(max(BLOCK, math.ceil(BLOCK_MS / step_ms)), MOST_STEPS)
         delay_ms = max(STEP_SHARE * step_ms, LEAST_MS)
         self._delay_ns = round(delay_ms / MS)
-        message_ms = min(self._agreed(self._time_message()) for _ in range(2))
-        grown = FIRST_MESSAGE * delay_ms / max(message_ms, 1e-3)
-        self._message = np.zeros(int(min(grown, LARGEST_MESSAGE)) // 4 + 1, np.float32)
+        for _ in range(2):  # Small messages take longer for each byte.
+            # The fastest sum, because other programs interrupt some of them.
+            fastest_ms = self._agreed(min(self._message_times()))
+            grown = self._message.nbytes * delay_ms / max(fastest_ms, 1e-3)
+            self._message = np.zeros(int(min(grown, LARGEST_MESSAGE)) // 4 + 1, np.float32)
         self._stack.enter_context(self._bound())
         names = [name for name in (NORMAL, *INJECTED) if not self._reasons.get(name)]
         order = np.random.default_rng(self._job.spec.seed)
@@ -128,7 +130,7 @@ class _Injections:
                 self._times[name].append(self._block(name))
                 if name == NORMAL:
                     self._busy.append(self._measured_busy())
-            self._alone.append(self._time_message())
+            self._alone.append(float(np.mean(self._message_times())))
             longest_s = max(longest_s, (perf_counter_ns() - begin) / 1e9)
         if not self._alone:
             reason = "the launch is too short: a round would lengthen it by more than a third"
@@ -252,19 +254,19 @@ class _Injections:
         self._engine.step(self._batches, 0.0)
         self._engine.results(wait=True)
 
-    def _time_message(self) -> float:
-        """Return the mean time of the sum of the message alone in ms.
+    def _message_times(self) -> list[float]:
+        """Return times of the sum of the message alone in ms.
 
         As in a step, other data were used before it, and all ranks begin it at about the same time.
         """
-        elapsed_ns = 0
+        times = []
         for _ in range(self._steps):
             self._scratch.sum()
             self._job.engine.gradient_sum.synchronize()
             begin = perf_counter_ns()
             self._job.world.all_reduce(self._message)
-            elapsed_ns += perf_counter_ns() - begin
-        return MS * elapsed_ns / self._steps
+            times.append(MS * (perf_counter_ns() - begin))
+        return times
 
 
 def _run_delay_ns() -> int:
