@@ -32,8 +32,9 @@ LEAST_MS, STEP_SHARE = 5.0, 0.25
 are hardly longer than what other programs take from a step."""
 WARM_UP = 1
 """Untimed steps at the start of a block."""
-LARGEST_MESSAGE, FIRST_MESSAGE = 1 << 26, 1 << 20
-"""Bytes: the largest message, and the one whose time decides on the size."""
+PIECE_BYTES, MOST_PIECES = 1 << 16, 1000
+"""Bytes of a piece of the message, and the largest number of pieces. All are the same memory: a
+message as large as a cache would also slow down the step after it."""
 LAST_STEP = 1 << 40
 RUN_DELAY = Path("/proc/thread-self/schedstat")
 """Linux: time on a core, and time that the thread waited for one, in ns (sched-stats.rst)."""
@@ -83,9 +84,7 @@ class _Injections:
             self._engine.time_stages(0)
         self._reasons = {LOST_CORE: self._find_core()}
         self._steps, self._delay_ns, self._slowest, self._core = BLOCK, 0, 0, -1
-        self._message = np.zeros(FIRST_MESSAGE // 4, np.float32)
-        used = min(sum(job.memory_bytes.values()), LARGEST_MESSAGE)
-        self._scratch = np.ones(used // 4 + 1, np.float32)
+        self._piece, self._pieces = np.zeros(PIECE_BYTES // 4, np.float32), 1
         self._times: dict[str, list[float]] = {name: [] for name in (NORMAL, *INJECTED)}
         self._alone: list[float] = []
         self._busy: list[NDArray[np.float64]] = []
@@ -111,11 +110,9 @@ class _Injections:
         self._steps = min(max(BLOCK, math.ceil(BLOCK_MS / step_ms)), MOST_STEPS)
         delay_ms = max(STEP_SHARE * step_ms, LEAST_MS)
         self._delay_ns = round(delay_ms / MS)
-        for _ in range(2):  # Small messages take longer for each byte.
-            # The fastest sum, because other programs interrupt some of them.
-            fastest_ms = self._agreed(min(self._message_times()))
-            grown = self._message.nbytes * delay_ms / max(fastest_ms, 1e-3)
-            self._message = np.zeros(int(min(grown, LARGEST_MESSAGE)) // 4 + 1, np.float32)
+        # The fastest sum, because other programs interrupt some of them.
+        fastest_ms = self._agreed(min(self._message_times()))
+        self._pieces = min(math.ceil(delay_ms / max(fastest_ms, 1e-3)), MOST_PIECES)
         self._stack.enter_context(self._bound())
         names = [name for name in (NORMAL, *INJECTED) if not self._reasons.get(name)]
         order = np.random.default_rng(self._job.spec.seed)
@@ -238,7 +235,7 @@ class _Injections:
         if name == DELAY:
             return self._wait
         if name == MESSAGE:
-            return lambda: self._job.world.all_reduce(self._message)
+            return self._send
         return None
 
     def _wait(self) -> None:
@@ -254,17 +251,18 @@ class _Injections:
         self._engine.step(self._batches, 0.0)
         self._engine.results(wait=True)
 
-    def _message_times(self) -> list[float]:
-        """Return times of the sum of the message alone in ms.
+    def _send(self) -> None:
+        """Sum the message over the ranks, piece by piece."""
+        for _ in range(self._pieces):
+            self._job.world.all_reduce(self._piece)
 
-        As in a step, other data were used before it, and all ranks begin it at about the same time.
-        """
+    def _message_times(self) -> list[float]:
+        """Return times of the message alone in ms, each after all ranks met, as after a step."""
         times = []
         for _ in range(self._steps):
-            self._scratch.sum()
             self._job.engine.gradient_sum.synchronize()
             begin = perf_counter_ns()
-            self._job.world.all_reduce(self._message)
+            self._send()
             times.append(MS * (perf_counter_ns() - begin))
         return times
 
