@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "launches": 5,
     "steps": 50,
     "launcher": "auto",
+    "known_losses": True,
     "until": 0.0,
     "most_launches": 30,
 }
@@ -91,6 +92,12 @@ OMITTED_HERE = {*OMITTED, "threads"} - {"epochs", "until_accuracy"}
     at_least=1,
     at_most=MAX_RUNS,
     help="Steps that are timed in each launch.  [default: 50]",
+)
+@click.option(
+    "--known-losses/--no-known-losses",
+    default=None,
+    help="Inject losses of known size into each launch, in at most a third of its time; the table "
+    "of losses is withheld if they are not recovered.  [default: known-losses]",
 )
 @click.option(
     "--launcher",
@@ -280,6 +287,7 @@ def _design(
         launcher=_parse_launcher(chosen["launcher"]),
         batch_size=int(values.pop("batch_size")),
         settings=values,
+        known_losses=chosen["known_losses"],
         until=chosen["until"],
         most_launches=chosen["most_launches"],
     )

@@ -1,11 +1,10 @@
-"""Limits of the roofline model, measured: rate of matrix products and bandwidth of copies."""
+"""Limits of the roofline model, measured: rate of matrix products and bandwidth by size of data."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +15,8 @@ from dptrain.batch import Batch
 from dptrain.machine import available_memory
 from dptrain.measure.machine.blas import product_rate
 from dptrain.measure.profile.profile import Roofs
+from dptrain.measure.profile.rooflines import disagreement, highest_roofs
+from dptrain.native.bandwidth import bandwidths
 from dptrain.native.caches import cache_bytes
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
@@ -26,32 +27,50 @@ HOST_MATRICES, GPU_MATRIX = (256, 1024), 8192
 """Rows and columns of the matrices. On a CPU, one thread is fastest on small ones and many threads
 on large ones."""
 
-PRODUCTS_S, MIN_PRODUCTS = 0.1, 5
+PRODUCTS_S, MIN_PRODUCTS = 0.03, 5
 """Time of the products of a size in each phase, and their smallest number, on a CPU."""
 
-HOST_COPIES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+ROUNDS = 3
+"""Number of measurements of the limits."""
+
+LEAST_SIZE, LARGEST_SIZE = 1 << 13, 1 << 26
+"""Bytes of a thread in its first cache, and of all threads in memory, unless caches are larger."""
 GPU_COPIES = (1 << 20, 1 << 24, 1 << 28, 1 << 31)
 """Sizes of source and target together in bytes, from a cache to far more."""
 
 CACHES = 4
-"""The largest copies of all ranks of a node together are as many times as large as its last
-cache."""
+"""The largest data of all ranks of a node together are as many times as large as its last cache."""
 
 
 def measure_roofs(backend: Backend, plan: Plan, memory: Memory, ranks: int = 1) -> Roofs:
-    """Measure the limits in about a second, with the threads and the precision of `plan`.
+    """Measure the limits in about two seconds, with the threads and the precision of `plan`.
 
     The matrix product is that of cuBLAS on a GPU. On a CPU it is the faster one of two: the fastest
     phase of a dense layer with a square weight matrix on the backend, and the product of OpenBLAS
-    with as many threads. Copies have several sizes, so that a stage whose data fit into a cache is
-    compared with the bandwidth of that cache.
+    with as many threads. The bandwidth is measured for data of several sizes, so that a stage whose
+    data fit into a cache is compared with the bandwidth of that cache.
+
+    A limit is the highest of `ROUNDS` measurements. If the second highest peak is lower by more
+    than 5%, `Roofs.withheld` states it.
 
     Args:
         backend, plan, memory: of the job.
         ranks: number of ranks of this node that measure at the same time.
     """
-    sizes = GPU_COPIES if memory.on_gpu else _host_copies(ranks)
-    copies = tuple((size, _copy_rate(memory, size, plan.setting.threads)) for size in sizes)
+    found = [_measure_once(backend, plan, memory, ranks) for _ in range(ROUNDS)]
+    return replace(highest_roofs(found), withheld=disagreement(found))
+
+
+def _measure_once(backend: Backend, plan: Plan, memory: Memory, ranks: int) -> Roofs:
+    threads = plan.setting.threads
+    if memory.on_gpu:
+        sizes: Sequence[int] = GPU_COPIES
+        copies = tuple((size, _copy_rate(memory, size)) for size in sizes)
+        what = "copy"
+    else:
+        sizes = _host_sizes(threads, ranks)
+        copies = bandwidths(sizes, threads)
+        what = "the fastest of reading, copying and adding"
     theirs = memory.product_ms(GPU_MATRIX, plan.precision)
     if theirs is None:
         products = _host_products(backend, plan)
@@ -61,27 +80,18 @@ def measure_roofs(backend: Backend, plan: Plan, memory: Memory, ranks: int = 1) 
         size = f"{GPU_MATRIX} rows"
     rates = " and ".join(f"{name} {rate:,.1f} GFLOP/s" for name, rate in products)
     how = (
-        f"product of square matrices, {plan.precision}, {size}: {rates}; copy: "
+        f"product of square matrices, {plan.precision}, {size}: {rates}; {what}: "
         f"{sizes[-1] / 2**20:g} MiB, read and written"
     )
     return Roofs(max(rate for _, rate in products), copies[-1][1], how, copies, products)
 
 
-def highest_roofs(found: Sequence[Roofs]) -> Roofs:
-    """Return limits that hold for every rank: the highest of those that the ranks measured."""
-    copies = tuple(
-        (size, max(other[i][1] for other in (roofs.copies for roofs in found)))
-        for i, (size, _) in enumerate(found[0].copies)
-    )
-    highest = max(found, key=lambda roofs: roofs.gflops)
-    bandwidth = max(roofs.gb_per_s for roofs in found)
-    return Roofs(highest.gflops, bandwidth, highest.how, copies, highest.products)
-
-
-def _host_copies(ranks: int) -> tuple[int, ...]:
-    """Return the sizes of copies; the largest exceeds this rank's share of the last cache."""
+def _host_sizes(threads: int, ranks: int) -> tuple[int, ...]:
+    """Return sizes of data; the largest exceeds this rank's share of the last cache."""
     beyond = min(CACHES * cache_bytes(3) // ranks, available_memory() // (8 * ranks))
-    return *HOST_COPIES, *(size for size in (beyond,) if size > HOST_COPIES[-1])
+    least, largest = LEAST_SIZE * threads, max(beyond, LARGEST_SIZE)
+    doublings = range(max((largest // least).bit_length() - 1, 0))
+    return *(least << power for power in doublings), largest
 
 
 def _host_products(backend: Backend, plan: Plan) -> tuple[tuple[str, float], ...]:
@@ -132,24 +142,12 @@ def _fill(replica: Replica, size: int) -> None:
     replica.load(Batch.of(x, random.integers(0, size, size).astype(np.int32)))
 
 
-def _copy_rate(memory: Memory, nbytes: int, threads: int) -> float:
+def _copy_rate(memory: Memory, nbytes: int) -> float:
     """Return the bandwidth in GB/s, read and written, of copies of `nbytes` bytes."""
     source, target = (memory.zeros((nbytes // 2,), "uint8") for _ in range(2))
-    if memory.on_gpu or threads == 1:
-        return _rate(memory, nbytes, lambda: memory.copy(target, source))
-    cuts = [nbytes // 2 * i // threads for i in range(threads + 1)]
-    pieces = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-    with ThreadPoolExecutor(threads) as pool:
 
-        def copy_in_parallel() -> None:
-            # The list waits for all threads.
-            list(pool.map(lambda piece: memory.copy(target[piece], source[piece]), pieces))
+    def copy() -> None:
+        memory.copy(target, source)
 
-        # One thread is faster if starting the others takes longer than copying.
-        alone = _rate(memory, nbytes, lambda: memory.copy(target, source))
-        return max(alone, _rate(memory, nbytes, copy_in_parallel))
-
-
-def _rate(memory: Memory, nbytes: int, start: Callable[[], None]) -> float:
-    start()
-    return nbytes / min(memory.times_ms(start)) / 1e6
+    copy()
+    return nbytes / min(memory.times_ms(copy)) / 1e6

@@ -111,7 +111,9 @@ PROFILE = (
     Term("sums", "", "Gradient sums timed alone, by the size of a bucket."),
     Term("sweep", "", "All-reduces of other sizes by MPI, timed alone; their `buckets` is 0."),
     Term("roofs", "", "Limits of the roofline model, the highest of all ranks; null if not "
-         "measured."),
+         "measured. In `study.json`, the highest of all launches of a point, by its name."),
+    Term("shares_withheld", "", "Why no stage has a roofline_share although the limits were "
+         "measured, else empty."),
     Term("memory", "bytes", "Bytes by purpose, of the rank with the largest share of a minibatch."),
     Term("environment", "", "Machine, versions and command, as in `env.json`."),
     Term("pop", "", "Efficiencies of the POP hierarchy; null for one rank."),
@@ -172,11 +174,14 @@ STAGE = (
          "kind, the largest of its stages."),
     Term("gflops", "10⁹/s", "flops divided by typical_ms."),
     Term("gb_per_s", "10⁹ bytes/s", "bytes_moved divided by typical_ms; in roofs, bandwidth "
-         "of a "
-         "copy, read and written."),
+         "of data larger than the caches."),
     Term("roofline_share", "1", "Least time in the roofline model, max(flops / peak, bytes / "
-         "bandwidth), divided by typical_ms. It exceeds 1 if an algorithm needs fewer "
-         "operations than the direct one."),
+         "bandwidth) of least_flops and least_bytes, divided by typical_ms. It is at most 1; null "
+         "if the limits are not measured or not certain."),
+    Term("least_flops", "FLOP", "The operations that no implementation of the algorithm can omit: "
+         "without products with padding, and with the products of Winograd's algorithm."),
+    Term("least_bytes", "bytes", "The bytes that no implementation can omit: without pixels "
+         "between the windows of a convolution."),
     Term("note", "", "Algorithm of the stage, if the backend states one."),
 )  # fmt: skip
 
@@ -221,10 +226,10 @@ OTHERS = (
     Term(
         "copies",
         "bytes, 10⁹ bytes/s",
-        "Bandwidth of copies by size of source and target "
-        "together; a stage is compared with the largest copy that is not larger than its data, or "
-        "with a larger one that is faster.",
+        "Bandwidth by size of the data, the fastest of reading, copying and adding; the part of a "
+        "stage's data up to each size is compared with the bandwidth of that size.",
     ),
+    Term("withheld", "", "Why the limits are not certain, else empty."),
     Term("roofs.gflops", "10⁹/s", "Rate of a product of large matrices, the highest of products."),
     Term(
         "products",
@@ -331,6 +336,12 @@ LOSSES = (
     Term("delays.delay_ms", "ms", "The injected delay."),
     Term("waiting_ms", "ms", "Increase of the imbalance of the other ranks per step."),
     Term("cost_ms", "ms", "Increase of the step."),
+    Term("known", "", "Losses of known size that were injected after the steps; empty if none "
+         "were."),
+    Term("known.name", "", "delay, lost core or message."),
+    Term("injected_ms", "ms", "The injected loss, by round."),
+    Term("recovered_ms", "ms", "Increase of the step by this loss, by round."),
+    Term("known.reason", "", "Why this loss was not injected, else empty."),
     Term("overlaps", "", "True if the method of summing overlaps with the backward pass."),
 )  # fmt: skip
 

@@ -73,13 +73,24 @@ class Kernel:
         signature = tuple(map(kind, (Items(0, 0, 0), *args)))
         return request(self.dispatcher, signature, entry_address)
 
-    def __call__(self, start: int, stop: int, thread: int, *args: Any) -> None:
-        """Run on a range in this thread. `ThreadPool.bind` is faster for repeated launches."""
+    def bound_to(self, *args: Any) -> Callable[[int, int, int], None]:
+        """Return a function that runs on a range (start, stop, thread) in the calling thread.
+
+        It releases the interpreter's lock. `ThreadPool.bind` is faster for repeated launches.
+        """
         address = self.request(*args).result
         entry = ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_int64,) * 4)(address)
         record = Record(args)
-        if entry(start, stop, thread, record.address):
-            raise KernelError(f"kernel {self.py_func.__name__} raised an exception")
+
+        def run(start: int, stop: int, thread: int) -> None:
+            if entry(start, stop, thread, record.address):
+                raise KernelError(f"kernel {self.py_func.__name__} raised an exception")
+
+        return run
+
+    def __call__(self, start: int, stop: int, thread: int, *args: Any) -> None:
+        """Run on a range in this thread."""
+        self.bound_to(*args)(start, stop, thread)
 
 
 def kernel(function: Callable[..., None]) -> Kernel:

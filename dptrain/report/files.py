@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from dptrain.audit.study import AUDIT, Audit
 from dptrain.errors import UserError
 from dptrain.files import write_whole, writing
 from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE, csv_text
+from dptrain.measure.profile.rooflines import with_roofs
 from dptrain.report.comparisons.compare_page import compare_page
 from dptrain.report.comparisons.compare_plots import ROLES
 from dptrain.report.comparisons.comparison import (
@@ -215,7 +217,11 @@ def _profiles(study: Study, folder: Path) -> Mapping[str, MeasuredProfile]:
         if (launch / PROFILE).exists():
             folders = [launch, *(folder / other.folder for other in point.launches)]
             trace = next((other for other in folders if (other / TRACE).exists()), launch)
-            found[point.name] = MeasuredProfile.read(launch, trace)
+            measured = MeasuredProfile.read(launch, trace)
+            roofs = study.roofs.get(point.name)
+            if roofs is not None:
+                measured = replace(measured, profile=with_roofs(measured.profile, roofs))
+            found[point.name] = measured
     return found
 
 

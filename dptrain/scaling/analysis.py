@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import UserError
+from dptrain.measure.profile.rooflines import highest_roofs
 from dptrain.measure.statistics import FEWEST, FEWEST_TO_SEE, RARE, SLOWER, unseen_at_most
 from dptrain.measure.tail_index import tail_note
 from dptrain.scaling.conclusion import conclude
@@ -74,6 +75,12 @@ def analyse(
         for scaling in scalings_of(group, base)
     }
     names = {point.name for point in points}
+    roofs = {
+        f"{scaling}-r{group.ranks}-t{group.threads}": highest_roofs(measured)
+        for group in groups
+        for scaling in scalings_of(group, base)
+        if (measured := [m.profile.roofs for m in group.launches if m.profile.roofs is not None])
+    }
     job = base.first.job
     return Study(
         job={k: v for k, v in job.items() if all(m.profile.job.get(k) == v for m in launches)},
@@ -96,6 +103,7 @@ def analyse(
             if name in names and commands and folder in commands
         },
         environment=launches[0].profile.environment,
+        roofs={name: found for name, found in roofs.items() if name in names},
     )
 
 

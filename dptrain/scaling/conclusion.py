@@ -155,6 +155,11 @@ def _limit(point: Point) -> str:
     A part is named if its interval excludes 0 and no other program may have caused it.
     """
     total, ideal = point.loss.total, point.ideal.total
+    if point.losses_withheld:
+        return (
+            f"At {_ranks(point)} a step takes {point.step_ms.value:.3g} ms, ideal is {ideal:.3g} "
+            f"ms; the causes are withheld, because {point.losses_withheld}."
+        )
     if total <= 0.02 * ideal:
         return f"At {_ranks(point)} a step takes at most 2% longer than the ideal step."
     certain, is_disturbed = certain_losses(point), is_busy(point.other_cores)

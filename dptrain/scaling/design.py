@@ -84,6 +84,7 @@ class Design:
         launcher: command line of the program that starts ranks; empty: found by
             `dptrain.scaling.launching`.
         batch_size: global minibatch size of the point with the fewest compute threads.
+        known_losses: inject known losses into each launch.
         settings: settings of the job, as returned by `Settings.to_toml_values`.
         until: half-width that the 95% interval of every efficiency shall have; 0 makes exactly
             `launches` launches.
@@ -101,6 +102,7 @@ class Design:
     settings: dict[str, Any]
     until: float = 0.0
     most_launches: int = 0
+    known_losses: bool = True
 
     def trains(self, task: Task) -> bool:
         """Return True if a launch also trains until the accuracy `until_accuracy` of `settings`."""

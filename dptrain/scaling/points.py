@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
+from dptrain.measure.profile.known import judge
+from dptrain.measure.profile.known_tables import why_withheld
 from dptrain.measure.profile.profile import Parts, Profile
 from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.scaling.accuracy import Training, find_time_to_accuracy
@@ -243,7 +245,30 @@ def make_points(groups: Sequence[Group]) -> tuple[Point, ...]:
         if p.total_threads != base.total_threads or p.threads != base.threads
     }
     kept = [p for p in points if p.scaling in several or (not several and p.scaling == WEAK)]
+    kept = _with_known_losses(kept, groups)
     return tuple(sorted(kept, key=lambda p: (p.scaling != WEAK, p.threads, p.ranks)))
+
+
+def _with_known_losses(points: Sequence[Point], groups: Sequence[Group]) -> list[Point]:
+    """Return the points with what their launches recovered of known losses."""
+    by_key = {group.launches[0].key: group for group in groups}
+    known = [loss for group in groups for m in group.launches for loss in m.profile.known]
+    comparisons = len({(loss.name) for loss in known if loss.injected_ms}) * sum(
+        any(loss.injected_ms for m in group.launches for loss in m.profile.known)
+        for group in groups
+    )
+    found = []
+    for point in points:
+        profiles = [
+            m.profile for m in by_key[point.threads, point.ranks, point.batch_size].launches
+        ]
+        recoveries = judge((k for p in profiles for k in p.known), max(comparisons, 1))
+        loads = [p.other_cores for p in profiles if p.other_cores is not None]
+        reason = why_withheld(
+            recoveries, max(loads, default=None), profiles[0].environment.get("cores")
+        )
+        found.append(replace(point, recoveries=recoveries, losses_withheld=reason))
+    return found
 
 
 def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> Point:

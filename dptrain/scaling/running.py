@@ -288,6 +288,8 @@ def command_of(design: Design, task: Task, launcher: Launcher, output: Path) -> 
     """Return the command of a launch, whose profile goes to `output`."""
     point = task.point
     options = ["--steps", str(design.steps), "--skip", str(SKIPPED)]
+    if design.known_losses and point.ranks > 1:
+        options.append("--known-losses")
     if task.round == 1 and point.ranks <= TRACED_RANKS:
         options.append("--trace")  # The timeline of the report needs one trace per point.
     program = _program(design, point.batch_size, point.threads, options, output)

@@ -7,11 +7,13 @@ docs/explanation/measuring.md defines every value.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dptrain.measure.profile.profile import Parts
+from dptrain.measure.profile.known import Recovery
+from dptrain.measure.profile.profile import Parts, Roofs
 from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.records import Form, StoredRecord
 
@@ -148,6 +150,8 @@ class Point:
         joules_per_sample: energy of processors and GPUs, median over launches; None if a launch has
             no counter.
         time_to_accuracy: None for strong scaling, and if no accuracy was requested.
+        recoveries: how much of each known loss the launches recovered; empty if none was injected.
+        losses_withheld: why `loss` is not shown, else "".
     """
 
     scaling: str
@@ -178,6 +182,8 @@ class Point:
     time_to_accuracy: TimeToAccuracy | None = None
     loss_intervals: dict[str, Estimate] = field(default_factory=dict)
     other_cores: float | None = None
+    recoveries: tuple[Recovery, ...] = ()
+    losses_withheld: str = ""
 
     @property
     def name(self) -> str:
@@ -193,6 +199,12 @@ class Point:
     def total_threads(self) -> int:
         """Number of compute threads of all ranks: ranks × threads."""
         return self.ranks * self.threads
+
+
+def losses_withheld(points: Sequence[Point]) -> str:
+    """Return why the losses of points are not shown; "" if they are."""
+    reasons = [(p.ranks, p.losses_withheld) for p in points if p.losses_withheld]
+    return "; ".join(f"at {ranks} ranks {reason}" for ranks, reason in reasons)
 
 
 @dataclass(frozen=True)
@@ -320,6 +332,8 @@ class Study(StoredRecord):
         commands: command line by the name of the point.
         environment: environment of the first launch.
         scores: forecasts that were registered before a launch of the point started.
+        roofs: limits of the roofline model by the name of the point, the highest of its launches;
+            empty in studies of older versions.
     """
 
     FORM = Form(
@@ -341,6 +355,7 @@ class Study(StoredRecord):
     commands: dict[str, str]
     environment: dict[str, Any]
     scores: tuple[Score, ...] = ()
+    roofs: dict[str, Roofs] = field(default_factory=dict)
 
     def check(self) -> None:
         if not self.points or not all(point.launches for point in self.points):

@@ -6,12 +6,13 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
+from dptrain.measure.profile.known_tables import NOT_VERIFIED, known_lines
 from dptrain.measure.profile.tables import PART_NAMES, count_cell
 from dptrain.measure.statistics import FEWEST, Estimate, share
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.registered import Entry
-from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
+from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study, losses_withheld
 from dptrain.tables import Table
 
 BASE = "base"
@@ -24,7 +25,8 @@ def study_report(study: Study) -> list[str | Table]:
     for scaling in (WEAK, STRONG):
         points = [point for point in study.points if point.scaling == scaling]
         if points:
-            found += [_points_table(scaling, points), _loss_table(scaling, points)]
+            found.append(_points_table(scaling, points))
+            found += _losses_of(scaling, points)
             found += _pop_tables(scaling, points)
             found += _accuracy_tables(points)
     if study.fits:
@@ -96,6 +98,21 @@ def _ranks(points: Sequence[Point]) -> list[str]:
     """Return ``4`` for each point, or ``4×2`` if some points have several threads per rank."""
     threads = any(point.threads > 1 for point in points)
     return [f"{point.ranks}×{point.threads}" if threads else str(point.ranks) for point in points]
+
+
+def _losses_of(scaling: str, points: Sequence[Point]) -> list[str | Table]:
+    """Return the table of losses, or why it is withheld, and the verdicts on known losses."""
+    reason = losses_withheld(points)
+    name = scaling.capitalize()
+    found: list[str | Table] = [
+        f"{name} scaling: the table of losses is withheld, because {reason}"
+        if reason
+        else _loss_table(scaling, points)
+    ]
+    known = [point for point in points if point.recoveries]
+    for point in known:
+        found += known_lines(point.recoveries, f" at {point.name}")
+    return found if known else [*found, NOT_VERIFIED]
 
 
 def _loss_table(scaling: str, points: Sequence[Point]) -> Table:

@@ -193,7 +193,9 @@ def test_losses_have_the_cost_of_batch_statistics(
     monkeypatch.setattr(losses, "ROUNDS", 3)
     flags = {"network": str(write_normalized(connected, tmp_path)), "crop": 0, "batch_size": 20,
              "data": "synthetic?samples=400", "backend": "reference"}  # fmt: skip
-    found = measure_losses(load_settings(flags, {}), connected, LossOptions(6), quiet=True)
+    found = measure_losses(
+        load_settings(flags, {}), connected, LossOptions(6, known_losses=False), quiet=True
+    )
     if found is None:
         return
     assert [loss.name for loss in found.losses].count("batch statistics") == 1

@@ -58,14 +58,19 @@ def measure(sums: tuple[Any, ...], delay_ms: float, folder: Path) -> dict[str, A
         *SMALL, *sums, "--steps", 20, "--delay", f"{delay_ms}ms", "--output", "p", ranks=2,
         cwd=folder,
     )  # fmt: skip
-    for words in ("Losses of a step by experiment", "contention", "computation scaling"):
-        assert words in text
+    # Other tests take cores away, so that a known loss may not be recovered.
+    shown = "the table of losses is withheld: a known loss was not recovered" not in text
+    assert ("Losses of a step by experiment" in text) == ("contention" in text) == shown
+    assert "computation scaling" in text
+    assert [text.count(f"known loss, {name}: ") for name in ("delay", "lost core", "message")] == (
+        [1, 1, 1]
+    )
     found = parse_json((folder / "p" / "losses.json").read_text())
     step, losses = found["step_ms"], found["losses"]
     total = step["alone"]["value"] + sum(loss["time_ms"]["value"] for loss in losses)
     assert total == pytest.approx(step["during"]["value"])
     assert found["overlaps"] == bool(sums)
-    if not found["overlaps"]:
+    if shown and not found["overlaps"]:
         assert "saved by overlap: nothing" in text
     del found["environment"]
     assert not unknown_keys(found)

@@ -6,8 +6,12 @@ import os
 import resource
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dptrain.comm.world import World
 
 STAT = Path("/proc/stat")
 BUSY_SHARE = 0.1
@@ -99,6 +103,33 @@ def load_line(cores: float | None, during: str) -> list[str]:
     ]
 
 
-def is_busy(cores: float | None) -> bool:
-    """Return True if other programs use enough cores to disturb a measurement."""
-    return cores is not None and cores > BUSY_SHARE * (os.cpu_count() or 1)
+def is_busy(cores: float | None, *, of: int | None = None) -> bool:
+    """Return True if other programs use enough cores to disturb a measurement.
+
+    Args:
+        cores: mean number of cores that they use; None if it is unknown.
+        of: number of cores of the machine; None for this one.
+    """
+    return cores is not None and cores > BUSY_SHARE * (of or os.cpu_count() or 1)
+
+
+def cores_of_other_jobs(world: World, before: Clock | None) -> float | None:
+    """Return the mean number of cores that other programs than this job used on this node.
+
+    Every rank calls this function.
+
+    Args:
+        world: the ranks.
+        before: point in time on this rank; None if it is unknown.
+
+    Returns:
+        None if it is unknown on a rank of the node.
+    """
+    after = Clock.now()
+    known = before is not None and after is not None
+    own = after.ours_s - before.ours_s if before is not None and after is not None else 0.0
+    used = world.node_all_gather_json([known, own])
+    if before is None or after is None or not all(found for found, _ in used):
+        return None
+    of_ranks = sum(seconds for _, seconds in used)
+    return replace(after, ours_s=before.ours_s + of_ranks).others_since(before)

@@ -14,12 +14,12 @@ from dptrain.measure.profile.pop import Pop, pop_efficiencies
 from dptrain.measure.profile.profile import (
     Parts,
     RankProfile,
-    Roofs,
     Spread,
     StageProfile,
     StatisticsTime,
     StepParts,
 )
+from dptrain.measure.profile.rooflines import least_work
 from dptrain.measure.recorder import (
     CHECKPOINT,
     DATA_DELAY,
@@ -331,15 +331,17 @@ def profile_efficiencies(plan: Plan, measured: Measured) -> Pop | None:
 
 
 def stage_profiles(
-    plan: Plan, measured: Measured, roofs: Roofs | None, notes: Mapping[str, str]
+    plan: Plan, measured: Measured, notes: Mapping[str, str]
 ) -> tuple[StageProfile, ...]:
     """Return a record for every stage, in the order of the plan."""
     kinds = stage_kinds(plan)
-    work = _Work(plan, measured, roofs)
-    found = [
-        work.record([stage], stage.name, stage.group, kinds[stage.index], notes.get(stage.name, ""))
-        for stage in plan.stages
-    ]
+    work = _Work(plan, measured)
+    found = []
+    for stage in plan.stages:
+        note = notes.get(stage.name, "")
+        record = work.record([stage], stage.name, stage.group, kinds[stage.index], note)
+        flops, moved = work.least(stage, note)
+        found.append(replace(record, least_flops=flops, least_bytes=moved))
     with_shares = _cumulative(found)
     return tuple(with_shares[id(record)] for record in found)
 
@@ -367,14 +369,14 @@ def statistics_time(
 
 
 def kind_profiles(
-    plan: Plan, measured: Measured, roofs: Roofs | None, notes: Mapping[str, str]
+    plan: Plan, measured: Measured, notes: Mapping[str, str]
 ) -> tuple[StageProfile, ...]:
     """Return a record for all stages of each kind and phase, the slowest first."""
     kinds = stage_kinds(plan)
     by_kind: dict[tuple[str, Phase], list[Stage]] = {}
     for stage in plan.stages:
         by_kind.setdefault((kinds[stage.index], stage.phase), []).append(stage)
-    work = _Work(plan, measured, roofs)
+    work = _Work(plan, measured)
     found = []
     for (kind, phase), stages in by_kind.items():
         name = kind if kind == phase.value else f"{kind}.{phase.value}"
@@ -389,13 +391,19 @@ def stage_kinds(plan: Plan) -> list[str]:
     return [kinds.get(stage.group, stage.group) for stage in plan.stages]
 
 
-def bytes_accessed(plan: Plan, stage: Stage, filled: float) -> float:
-    """Return the bytes that a stage reads and writes if a share `filled` of the batch is used."""
+def accessed(plan: Plan, stage: Stage, moved: float, filled: float) -> float:
+    """Return the bytes that a stage reads and writes if a share `filled` of the batch is used.
+
+    Args:
+        plan, stage: a stage of the plan.
+        moved: its bytes for a full batch.
+        filled: the share.
+    """
     if stage.phase is Phase.UPDATE:
-        return float(stage.bytes_moved)
+        return moved
     sizes = {parameter.name: parameter.size for parameter in plan.network.parameters}
     fixed = plan.itemsize * sum(sizes[name] for name in stage.parameters)
-    return fixed + filled * (stage.bytes_moved - fixed)
+    return fixed + filled * (moved - fixed)
 
 
 def live_bytes(plan: Plan, stage: Stage) -> int:
@@ -407,14 +415,23 @@ def live_bytes(plan: Plan, stage: Stage) -> int:
 class _Work:
     """Combines the stages of a plan with their times."""
 
-    def __init__(self, plan: Plan, measured: Measured, roofs: Roofs | None) -> None:
-        self.plan, self.measured, self.roofs = plan, measured, roofs
+    def __init__(self, plan: Plan, measured: Measured) -> None:
+        self.plan, self.measured = plan, measured
         self.filled = float(np.mean(measured.samples)) / plan.batch_size
         # On a GPU the stages without overlap take longer than a step; then shares refer to their
         # sum.
         self.typical = typical_steps(measured.column(STEP).mean(axis=0))
         sequential = (measured.compute + measured.exposed)[:, self.typical].mean()
         self.step_ms = float(max(measured.parts.total, sequential))
+
+    def part(self, stage: Stage) -> float:
+        """Return the share of the operations for a full batch that a stage makes."""
+        return 1.0 if stage.phase is Phase.UPDATE else self.filled
+
+    def least(self, stage: Stage, note: str) -> tuple[float, float]:
+        """Return the operations and bytes of `least_work` for the used share of the batch."""
+        flops, moved = least_work(self.plan, stage, note)
+        return flops * self.part(stage), accessed(self.plan, stage, moved, self.filled)
 
     def record(
         self, stages: Sequence[Stage], name: str, group: str, kind: str, note: str
@@ -424,11 +441,8 @@ class _Work:
         times = self.measured.timed[:, :, [stage.index for stage in stages]].sum(axis=2)
         by_rank = times[:, self.typical].mean(axis=1)
         slowest, mean = int(by_rank.argmax()), float(by_rank.mean())
-        flops = [s.flops * (1.0 if s.phase is Phase.UPDATE else filled) for s in stages]
-        moved = [bytes_accessed(plan, stage, filled) for stage in stages]
-        least = None
-        if self.roofs is not None:
-            least = sum(map(self.roofs.least_ms, flops, moved))
+        flops = [s.flops * self.part(s) for s in stages]
+        moved = [accessed(plan, stage, stage.bytes_moved, filled) for stage in stages]
         return StageProfile(
             name=name,
             group=group,
@@ -446,7 +460,7 @@ class _Work:
             memory_bytes=max(live_bytes(plan, stage) for stage in stages),
             gflops=sum(flops) / mean / 1e6 if mean else 0.0,
             gb_per_s=sum(moved) / mean / 1e6 if mean else 0.0,
-            roofline_share=None if least is None or not mean else least / mean,
+            roofline_share=None,
             note=note,
         )
 

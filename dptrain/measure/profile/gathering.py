@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.world import World
-from dptrain.measure.machine.load import Clock
 from dptrain.measure.profile.analysis import MS, Measured
 from dptrain.measure.recorder import StepRecorder
 
@@ -58,23 +56,6 @@ def gather_measured(
         return None
     known = None if any(each is None for each in counts) else np.array(counts, float)
     return Measured(recorder.names, first, second, tuple(means), known)
-
-
-def cores_of_others_on_node(world: World, before: Clock | None) -> float | None:
-    """Return the mean number of cores that other programs used on the node of this rank.
-
-    Args:
-        world: the ranks; every rank calls this function.
-        before: when the measurement began; None if the CPU time is not known.
-    """
-    after = Clock.now()
-    known = before is not None and after is not None
-    own = after.ours_s - before.ours_s if before is not None and after is not None else 0.0
-    used = world.node_all_gather_json([known, own])
-    if before is None or after is None or not all(found for found, _ in used):
-        return None
-    of_ranks = sum(seconds for _, seconds in used)
-    return replace(after, ours_s=before.ours_s + of_ranks).others_since(before)
 
 
 def _of_all_ranks(world: World, rows: NDArray[np.int64], most: int) -> NDArray[np.float64] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from dptrain.measure.machine.load import load_line
+from dptrain.measure.profile.known_tables import known_lines
 from dptrain.measure.profile.losses import (
     ALONE,
     BATCH_STATISTICS,
@@ -44,12 +45,14 @@ AGREE = {True: "yes", False: "no", None: "too few steps"}
 def losses_report(losses: Losses) -> list[str | Table]:
     """Return the tables and lines of the experiments, in order."""
     scaling = losses.computation_scaling
-    found: list[str | Table] = [
-        *load_line(losses.other_cores, "the experiments"),
-        _losses_table(losses),
-    ]
-    if not losses.overlaps:
-        found.append(no_overlap(losses))
+    found: list[str | Table] = [*load_line(losses.other_cores, "the experiments")]
+    if losses.withheld:
+        found.append(f"the table of losses is withheld: {losses.withheld}")
+    else:
+        found.append(_losses_table(losses))
+        if not losses.overlaps:
+            found.append(no_overlap(losses))
+    found += known_lines(losses.recoveries)
     found += [
         f"computation scaling: {scaling.value:.3f} ({scaling.low:.3f} – {scaling.high:.3f}), step "
         "of rank 0 alone / mean step without sums",

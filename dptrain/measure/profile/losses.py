@@ -40,6 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.measure.profile.analysis import Measured
+from dptrain.measure.profile.known import KnownLoss, Recovery, judge
+from dptrain.measure.profile.known_tables import why_withheld
 from dptrain.measure.profile.pop import Pop, pop_efficiencies
 from dptrain.measure.recorder import STEP
 from dptrain.measure.statistics import Estimate, slowest_rank
@@ -131,6 +133,7 @@ class Losses(StoredRecord):
         delays: effects of injected delays.
         overlaps: True if the method of summing overlaps with the backward pass.
         environment: the same values as in ``env.json``.
+        known: losses that were injected after the experiments; empty if none were.
         other_cores: mean number of cores that other programs used on the node of rank 0; None if it
             is unknown.
     """
@@ -153,7 +156,18 @@ class Losses(StoredRecord):
     delays: tuple[Delay, ...]
     overlaps: bool
     environment: dict[str, Any]
+    known: tuple[KnownLoss, ...] = ()
     other_cores: float | None = None
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        """How much of each known loss was recovered; empty if none was injected."""
+        return judge(self.known)
+
+    @property
+    def withheld(self) -> str:
+        """Why the losses are not shown; "" if no known loss was missed."""
+        return why_withheld(self.recoveries, self.other_cores, self.environment.get("cores"))
 
 
 def over_rounds(function: Callable[[Times], float], times: Times) -> Estimate:

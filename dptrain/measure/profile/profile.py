@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from dptrain.measure.machine.counters import Processor
 from dptrain.measure.machine.energy import Energy
+from dptrain.measure.profile.known import KnownLoss
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.statistics import Estimate
 from dptrain.records import Form, StoredRecord
@@ -138,9 +140,12 @@ class StageProfile:
         flops, bytes_moved: per step and rank.
         memory_bytes: size of all buffers that are needed while the stage runs.
         gflops, gb_per_s: rates in typical steps, in 10⁹ per second.
-        roofline_share: least time in the roofline model divided by `typical_ms`; None if the
-            limits were not measured.
+        roofline_share: least time of `least_flops` and `least_bytes` in the roofline model divided
+            by `typical_ms`; None if the limits were not measured or are withheld.
         note: algorithm of the stage, if the backend states one.
+        least_flops, least_bytes: the part of `flops` and `bytes_moved` that no implementation of
+            the algorithm can omit, see `dptrain.measure.profile.rooflines`; None in profiles of
+            older versions, and of kinds.
     """
 
     name: str
@@ -161,6 +166,8 @@ class StageProfile:
     gb_per_s: float
     roofline_share: float | None
     note: str
+    least_flops: float | None = None
+    least_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -211,11 +218,11 @@ class Roofs:
 
     Attributes:
         gflops: rate of a product of large matrices on a rank, the highest of all ranks.
-        gb_per_s: bandwidth of a copy far larger than any cache, read and written, of the rank with
-            the highest one.
+        gb_per_s: bandwidth of data far larger than any cache, of the rank with the highest one.
         how: description of the measurement.
-        copies: pairs (bytes of source and target, gb_per_s), from small to large.
+        copies: pairs (bytes, gb_per_s), from small to large.
         products: pairs (name of the program, gflops) of the rank with the highest rate.
+        withheld: why the limits are not certain, else "".
     """
 
     gflops: float
@@ -223,16 +230,31 @@ class Roofs:
     how: str
     copies: tuple[tuple[int, float], ...] = ()
     products: tuple[tuple[str, float], ...] = ()
+    withheld: str = ""
 
     def bandwidth(self, nbytes: float) -> float:
-        """Return an upper limit in GB/s of the bandwidth of a stage that moves `nbytes`.
+        """Return an upper limit in GB/s of the bandwidth of data of `nbytes` bytes.
 
-        It is that of the fastest copy at least as large as the largest copy that is not larger than
-        the data: that one comes from the same cache or from a faster one.
+        It is the highest one of data at least as large as the largest measured size up to `nbytes`:
+        that comes from the same cache or from a faster one.
         """
         smaller = [size for size, _ in self.copies if size <= nbytes]
         least = max(smaller, default=0)
         return max((rate for size, rate in self.copies if size >= least), default=self.gb_per_s)
+
+    def moving_ms(self, nbytes: float) -> float:
+        """Return the least time in ms to read or write `nbytes` bytes once.
+
+        A part of data that exceed a cache can still be in it. So the bytes up to each measured size
+        count with the bandwidth of that size, and those beyond it with that of the next one.
+
+        Example:
+            >>> Roofs(1.0, 10.0, "", copies=((1000, 100.0), (2000, 10.0))).moving_ms(3000) * 1e6
+            210.0
+        """
+        sizes = [0, *(size for size, _ in self.copies if size < nbytes), nbytes]
+        pieces = ((stop - start) / self.bandwidth(start) for start, stop in pairwise(sizes))
+        return sum(pieces) / 1e6
 
     def least_ms(self, flops: float, nbytes: float) -> float:
         """Return the least time of the work in ms.
@@ -240,7 +262,7 @@ class Roofs:
         max(FLOPs / peak, bytes / bandwidth). Source: Williams, Waterman and Patterson, "Roofline:
         an insightful visual performance model for multicore architectures", 2009.
         """
-        return max(flops / self.gflops, nbytes / self.bandwidth(nbytes)) / 1e6
+        return max(flops / self.gflops / 1e6, self.moving_ms(nbytes))
 
 
 @dataclass(frozen=True)
@@ -300,6 +322,9 @@ class Profile(StoredRecord):
         ranks: ranks in order.
         sums: times of gradient sums alone; empty for one rank.
         roofs: limits of the roofline model; None if not measured.
+        shares_withheld: why no stage has a `roofline_share` although `roofs` were measured, else
+            "".
+        known: losses that were injected after the steps; empty if none were.
         memory: bytes by purpose, with ``peak`` of the process.
         environment: the same values as in ``env.json``.
         pop: efficiencies of the POP hierarchy; None for one rank.
@@ -309,7 +334,7 @@ class Profile(StoredRecord):
         sweep: times of all-reduces of other sizes by MPI, alone; empty for one rank and on GPUs.
         batch_statistics: times of their sums over the ranks; None if there are none.
         other_cores: mean number of cores that other programs used on the node of rank 0 during the
-            measured steps; None if it is unknown.
+            measured steps or the whole measurement, whichever is larger; None if it is unknown.
         frequencies: of each rank in order, about ten times during the measured steps: ``mhz`` of
             the core or GPU on which it computes, ``throttled`` with the reasons that slowed a GPU
             down, and ``missing`` with the reason if there are none. Of ranks that share a GPU, one
@@ -345,6 +370,8 @@ class Profile(StoredRecord):
     batch_statistics: StatisticsTime | None = None
     other_cores: float | None = None
     frequencies: tuple[dict[str, Any], ...] = ()
+    shares_withheld: str = ""
+    known: tuple[KnownLoss, ...] = ()
 
     @property
     def samples(self) -> float:

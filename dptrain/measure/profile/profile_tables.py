@@ -10,6 +10,8 @@ from dptrain.measure.machine.energy import energy_lines
 from dptrain.measure.machine.frequency import frequency_lines
 from dptrain.measure.machine.load import load_line
 from dptrain.measure.profile.explanations import saves_operations
+from dptrain.measure.profile.known import judge
+from dptrain.measure.profile.known_tables import known_lines
 from dptrain.measure.profile.loss_tables import FACTOR_NAMES
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
@@ -82,17 +84,9 @@ def profile_report(profile: Profile) -> list[str | Table]:
             "oversubscribed: there are fewer cores than compute threads, which limits the weak "
             f"efficiency to {profile.job['possible']:.2f}"
         )
-    if profile.roofs is not None:
-        roofs = profile.roofs
-        found.append(
-            f"roofline: peak {roofs.gflops:,.1f} GFLOP/s, memory bandwidth "
-            f"{roofs.gb_per_s:,.1f} GB/s ({roofs.how})"
-        )
-        if any(saves_operations(stage.note) for stage in profile.stages):
-            found.append(
-                "* Winograd algorithms need fewer operations than the direct one, whose operations "
-                "count, and may exceed 100%"
-            )
+    found += _roofline_lines(profile)
+    if profile.known:
+        found += known_lines(judge(profile.known))
     timing, step = profile.timing_ms, profile.parts.total
     found.append(
         f"overhead of timing: {1e3 * timing:.1f} µs, {timing / step:.2%} of a {noun}"
@@ -110,6 +104,25 @@ def profile_report(profile: Profile) -> list[str | Table]:
         f"memory: {total / 1e6:,.1f} MB per rank for parameters, gradients and buffers; largest "
         f"peak of a process {peak / 1e6:,.1f} MB"
     )
+    return found
+
+
+def _roofline_lines(profile: Profile) -> list[str]:
+    """Return the measured limits, and why there are no shares of them, if so."""
+    roofs = profile.roofs
+    if roofs is None:
+        return []
+    found = [
+        f"roofline: peak {roofs.gflops:,.1f} GFLOP/s, memory bandwidth {roofs.gb_per_s:,.1f} GB/s "
+        f"({roofs.how})"
+    ]
+    if profile.shares_withheld:
+        found.append(f"roofline: no shares, because {profile.shares_withheld}")
+    elif any(saves_operations(stage.note) for stage in profile.stages):
+        found.append(
+            "* GFLOP/s count the operations of the direct algorithm, the roofline those that "
+            "Winograd's algorithm needs at least"
+        )
     return found
 
 
@@ -167,7 +180,7 @@ def _layers_table(profile: Profile) -> Table:
     balances = {} if profile.pop is None else {b.name: b for b in profile.pop.layers}
     if not balances:
         columns.remove("balance")
-    if profile.roofs is None:
+    if not _has_shares(profile):
         columns.remove("roofline")
     if _is_inference(profile):
         columns.remove("backward ms")
@@ -186,6 +199,10 @@ def _layers_table(profile: Profile) -> Table:
     passes = "passes" if _is_inference(profile) else "steps"
     title = f"Layers, slowest first (mean of typical {passes})"
     return Table(title, columns, ("layers",), rows=rows, caption=_legend(columns))
+
+
+def _has_shares(profile: Profile) -> bool:
+    return any(stage.roofline_share is not None for stage in profile.stages)
 
 
 def _legend(columns: Sequence[str]) -> str:
@@ -208,7 +225,7 @@ def _group_cells(stages: Sequence[StageProfile]) -> dict[str, str]:
 def _kinds_table(profile: Profile) -> Table:
     columns = ["kind", "calls", "ms", "±", "share", "cum.", "MB", "buffers MB", "GFLOP/s", "GB/s",
                "roofline"]  # fmt: skip
-    if profile.roofs is None:
+    if not _has_shares(profile):
         columns.remove("roofline")
     rows = [[_kind_cells(kind)[column] for column in columns] for kind in profile.kinds]
     return Table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dptrain.measure.profile.known_tables import VERDICTS
 from dptrain.measure.profile.loss_tables import (
     AGREE,
     FACTOR_NAMES,
@@ -17,7 +18,27 @@ from dptrain.report.elements.tables import MISSING, Column, Records, Table, text
 
 def loss_tables(losses: Losses, file: str) -> list[Table]:
     """Return all tables of losses; `file` is the path of their file, relative to the page."""
-    return [_losses(losses, file), _efficiencies(losses, file), _delays(losses, file)]
+    shown = [] if losses.withheld else [_losses(losses, file)]
+    known = [_known(losses, file)] if losses.known else []
+    return [*shown, *known, _efficiencies(losses, file), _delays(losses, file)]
+
+
+def _known(losses: Losses, file: str) -> Table:
+    found = losses.recoveries
+    columns = (
+        texts("known loss", [recovery.name for recovery in found]),
+        texts("verdict", [VERDICTS[recovery.is_recovered] for recovery in found]),
+        texts("injected, ms", [_ms(r.injected_ms) for r in found]),
+        texts(
+            "recovered, ms", [_ms(r.recovered_ms.value if r.recovered_ms else None) for r in found]
+        ),
+        texts("reason", [recovery.reason for recovery in found], kind="prose"),
+    )
+    return Table("known", "Known losses that were injected", file, columns)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _losses(losses: Losses, file: str) -> Table:

@@ -14,6 +14,7 @@ from typing import Any
 from dptrain.measure.machine.counters import processor_line
 from dptrain.measure.machine.energy import energy_lines
 from dptrain.measure.machine.load import load_line
+from dptrain.measure.profile.known_tables import NOT_VERIFIED
 from dptrain.measure.profile.losses import Losses
 from dptrain.measure.profile.profile import Parts, Profile, Spread
 from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE
@@ -112,9 +113,19 @@ def _not_measured(profile: Profile) -> tuple[str, ...]:
 def _losses(losses: Losses | None) -> list[Section]:
     if losses is None:
         return []
+    reason = losses.withheld
+    text = (
+        ()
+        if losses.known and not reason
+        else (
+            f"The table of losses is withheld, because {reason}."
+            if reason
+            else sentence(NOT_VERIFIED),
+        )
+    )
+    plots = () if reason else (losses_plot(losses),)
     tables = tuple(loss_tables(losses, LOSSES))
-    plots = (losses_plot(losses),)
-    return [Section("losses", "Losses by experiment", plots=plots, tables=tables)]
+    return [Section("losses", "Losses by experiment", text=text, plots=plots, tables=tables)]
 
 
 def job_line(job: Mapping[str, Any]) -> str:
@@ -148,6 +159,8 @@ def step_section(measured: MeasuredProfile, suffix: str, title: str, file: str) 
             f"Measured limits of the machine: {flop_rate(roofs.gflops)} and "
             f"{short(roofs.gb_per_s)} GB/s ({roofs.how})."
         )
+    if profile.shares_withheld:
+        text.append(f"No shares of these limits, because {profile.shares_withheld}.")
     if profile.energy is not None and profile.energy.joules_per_sample is not None:
         text += map(sentence, energy_lines(profile.energy))
     if profile.processor is not None and not profile.processor.missing:

@@ -57,7 +57,11 @@ def profile_plots(
     if step is not None:
         plots.append(timeline(step, suffix, where, _straggler(profile)))
     plots.append(layers_plot(f"layers{suffix}", f"Layers{where}", profile.stages))
-    if profile.roofs is not None and computing_stages(profile.stages):
+    if (
+        profile.roofs is not None
+        and not profile.shares_withheld
+        and computing_stages(profile.stages)
+    ):
         plots.append(roofline(profile, profile.roofs, suffix, where))
     plots.append(_steps(profile, suffix, where))
     return plots

@@ -36,7 +36,20 @@ AREA = 130.0
 
 def computing_stages(stages: Sequence[StageProfile]) -> list[StageProfile]:
     """Return the stages with floating-point operations."""
-    return [s for s in stages if s.flops and s.bytes_moved and s.gflops > 0 and s.phase in PHASES]
+    return [
+        s for s in stages if _work(s)[0] and s.bytes_moved and s.gflops > 0 and s.phase in PHASES
+    ]
+
+
+def _work(stage: StageProfile) -> tuple[float, float]:
+    """Return the least operations and bytes; of older versions, those of the direct algorithm."""
+    if stage.least_flops is None or stage.least_bytes is None:
+        return stage.flops, stage.bytes_moved
+    return stage.least_flops, stage.least_bytes
+
+
+def _rate(stage: StageProfile) -> float:
+    return _work(stage)[0] / stage.typical_ms / 1e6
 
 
 def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
@@ -49,14 +62,15 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
     """
     stages = sorted(computing_stages(profile.stages), key=lambda stage: -stage.share)
     named = stages[:NAMED]
-    xs = [stage.flops / stage.bytes_moved for stage in stages]
+    xs = [flops / moved for flops, moved in map(_work, stages)]
+    rates = [_rate(stage) for stage in stages]
     ridge = roofs.gflops / roofs.gb_per_s
     cached = max([roofs.gb_per_s, *(rate for _, rate in roofs.copies)])
     right = max([*xs, ridge]) * 28
     # The labels of the bandwidths need almost half of the width.
     left = min([*[x / 3 for x in xs], roofs.gflops / cached / 3, ridge * (ridge / right) ** 0.9])
-    high = max([roofs.gflops, *(stage.gflops for stage in stages)])
-    low = max(min(stage.gflops for stage in stages) / 2.5, roofs.gflops / 3e4)
+    high = max([roofs.gflops, *rates])
+    low = max(min(rates) / 2.5, roofs.gflops / 3e4)
 
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import NullFormatter
@@ -77,12 +91,12 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
             line.set(color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
             _bandwidth_label(axes, cached, "cache", above=True)
         _bandwidth_label(axes, roofs.gb_per_s, "memory", above=False)
-        for stage, x in zip(stages, xs, strict=True):
+        for stage, x, rate in zip(stages, xs, rates, strict=True):
             role, marker = PHASES[stage.phase]
             area = max(AREA * stage.share / stages[0].share, 9)
             axes.scatter(
                 x,
-                stage.gflops,
+                rate,
                 s=area,
                 marker=marker,
                 facecolor=colour(role),
@@ -90,20 +104,13 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
                 linewidth=0.6,
                 zorder=3,
             )
-        points = [(x, stage.gflops) for stage, x in zip(stages, xs, strict=True)]
+        points = list(zip(xs, rates, strict=True))
         _numbers(axes, points[: len(named)], points, _peak_label(axes, roofs.gflops, points))
         axes.set_xlabel("arithmetic intensity, FLOP/byte (log scale)", labelpad=2)
         _key(axes, named, height)
 
     bottom = BOTTOM + 6 + LEGEND_PT * (len(named) + 1)
     height = 200.0 + bottom
-    beyond = any((stage.roofline_share or 0.0) > 1 for stage in named)
-    more = (
-        " More than 100%: the algorithm needs fewer operations than the direct one, whose "
-        "operations are counted."
-        if beyond
-        else ""
-    )
     values = "; ".join(
         f"{_stage_name(s)} {percent(s.share, decimals=0)} of the step, {flop_rate(s.gflops)}"
         for s in named
@@ -117,7 +124,8 @@ def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
         bottom=bottom,
         left=40.0,
         caption="Stages and the measured limits; the area of a marker is proportional to the time. "
-        f"Listed: the longest stages.{more}",
+        "Listed: the longest stages. Only operations that no implementation of the algorithm can "
+        "omit count.",
         alt=f"Roofline with {flop_rate(roofs.gflops)} and {short(roofs.gb_per_s)} GB/s: {values}.",
     )
 

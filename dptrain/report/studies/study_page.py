@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dptrain.audit.study import Audit
+from dptrain.measure.profile.known_tables import NOT_VERIFIED
 from dptrain.measure.profile.profile_files import PROFILE
 from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.canvas import Plot, part_name
@@ -33,6 +34,7 @@ from dptrain.report.studies.study_tables import (
     accuracy_table,
     fits_table,
     forecast_table,
+    known_losses_table,
     launches_table,
     loss_table,
     parts_table,
@@ -40,7 +42,7 @@ from dptrain.report.studies.study_tables import (
     pop_table,
 )
 from dptrain.scaling.conclusion import certain_losses, series_name, withheld_sentence
-from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
+from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study, losses_withheld
 
 
 def largest_points(study: Study) -> list[Point]:
@@ -106,11 +108,12 @@ def _page(
         Section(
             "parts",
             "Parts of a step",
+            text=_about_losses(study, scalings),
             plots=chosen("parts", "pop"),
             tables=tuple(
                 table
                 for scaling in scalings
-                for make in (parts_table, loss_table, pop_table)
+                for make in (parts_table, loss_table, known_losses_table, pop_table)
                 if (table := make(study, scaling)) is not None
             ),
         ),
@@ -153,6 +156,19 @@ def _page(
     )
 
 
+def _about_losses(study: Study, scalings: Sequence[str]) -> tuple[str, ...]:
+    """Return why tables of losses are withheld or not verified, as sentences."""
+    found = []
+    for scaling in scalings:
+        points = [point for point in study.points if point.scaling == scaling]
+        name = scaling.capitalize()
+        if reason := losses_withheld(points):
+            found.append(f"{name} scaling: the table of losses is withheld, because {reason}.")
+        elif not any(point.recoveries for point in points):
+            found.append(f"{name} scaling: {NOT_VERIFIED}.")
+    return tuple(found)
+
+
 def _split_notes(notes: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return restrictions of the validity, and what was not measured, as sentences."""
     missing = [note for note in notes if " not measured: " in note]
@@ -191,7 +207,7 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
         value, detail = _estimate(point, "speed_up", at, 2)
         keys.append(Key(f"{scaling}: speed-up at {point_name(point)}", value, detail))
         lost = certain_losses(point)
-        if lost and point.efficiency.value < 1:
+        if lost and point.efficiency.value < 1 and not point.losses_withheld:
             name = max(lost, key=lambda part: lost[part])
             ms = lost[name]
             share = percent(ms / point.parts.total, decimals=0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
+from dptrain.measure.profile.known_tables import VERDICTS
 from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.canvas import part_name
 from dptrain.report.elements.numbers import decimals_for, percent, short
 from dptrain.report.elements.tables import Column, Records, Table, texts
 from dptrain.scaling.files import STUDY
-from dptrain.scaling.study import STRONG, UNITY, WEAK, Launch, Point, Study
+from dptrain.scaling.study import STRONG, UNITY, WEAK, Launch, Point, Study, losses_withheld
 
 FILE = STUDY
 PARTS = tuple(field.name for field in fields(Parts))
@@ -58,9 +59,42 @@ def parts_table(study: Study, scaling: str) -> Table:
     return Table(f"parts-{scaling}", title, FILE, columns, "The parts sum to the step.")
 
 
-def loss_table(study: Study, scaling: str) -> Table:
-    """Return the time beyond an ideal step by part, and the causes of the loss of compute."""
+def known_losses_table(study: Study, scaling: str) -> Table | None:
+    """Return what the launches recovered of known losses; None if none was injected."""
+    found = [
+        (point, at, index, recovery)
+        for at, point in enumerate(study.points)
+        if point.scaling == scaling
+        for index, recovery in enumerate(point.recoveries)
+    ]
+    if not found:
+        return None
+    paths = [f"points.{at}.recoveries.{index}" for _, at, index, _ in found]
+    records = Records([recovery for *_, recovery in found], paths)
+    columns = (
+        texts("ranks", [str(point.ranks) for point, *_ in found]),
+        texts("known loss", [recovery.name for *_, recovery in found]),
+        records.values("injected", "ms", "injected_ms"),
+        records.estimates("recovered", "ms", "recovered_ms"),
+        texts("verdict", [VERDICTS[recovery.is_recovered] for *_, recovery in found]),
+        texts("reason", [recovery.reason for *_, recovery in found], kind="prose"),
+    )
+    title = f"{scaling.capitalize()} scaling: known losses that were injected"
+    note = (
+        "A loss is recovered if the interval (jointly 95%) contains the injected one and is at "
+        "most ± a third of it wide."
+    )
+    return Table(f"known-{scaling}", title, FILE, columns, note)
+
+
+def loss_table(study: Study, scaling: str) -> Table | None:
+    """Return the time beyond an ideal step by part, and the causes of the loss of compute.
+
+    None if a known loss was not recovered.
+    """
     points = _of(study, scaling)
+    if losses_withheld(points.items):
+        return None
     causes = {
         "shared cores": "shared_ms",
         "contention": "contention_ms",

@@ -18,9 +18,9 @@ from dptrain.measure.console import make_console
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.input_times import MIN_STEPS, InputCost
 from dptrain.measure.machine.energy import energy_lines, energy_of, meter_facts
-from dptrain.measure.machine.load import Clock, is_busy
+from dptrain.measure.machine.load import Clock, cores_of_other_jobs, is_busy
 from dptrain.measure.profile.analysis import Measured, profile_efficiencies, spread, stage_profiles
-from dptrain.measure.profile.gathering import cores_of_others_on_node, gather_measured
+from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.tables import layers_table, notes_table, parts_table
 from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
@@ -263,7 +263,7 @@ def conclude(
     summary, limit = None, None
     details: list[str | Table] = []
     times = _input_cost(job, timed, in_flight, skip) if job.recorder.steps else None
-    others = cores_of_others_on_node(world, load)
+    others = cores_of_other_jobs(world, load)
     if world.is_rank_zero:
         scaling = efficiency(
             baseline,
@@ -350,7 +350,7 @@ def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[s
         steps = "typical steps"
         if job.replica.memory.asynchronous:
             steps = f"{measured.timed.shape[1]} steps that were timed stage by stage"
-        stages = stage_profiles(job.plan, measured, None, job.replica.notes)
+        stages = stage_profiles(job.plan, measured, job.replica.notes)
         step = spread(measured.step_times)
         found.append(parts_table(step, measured.step_parts, ranks=size))
         found.append(layers_table(stages, ranks=size, steps=steps))
@@ -492,7 +492,7 @@ def _times(job: Job, measured: Measured | None) -> dict[str, Any]:
     step_ms = asdict(spread(measured.step_times))
     if not measured.by_stage:
         return {**none, "step_ms": step_ms}
-    stages = stage_profiles(job.plan, measured, None, job.replica.notes)
+    stages = stage_profiles(job.plan, measured, job.replica.notes)
     pop = profile_efficiencies(job.plan, measured)
     return {
         "step_ms": step_ms,

@@ -16,8 +16,8 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.machine.counters import StepCounter
 from dptrain.measure.machine.energy import EnergyMeter
-from dptrain.measure.machine.load import Clock
-from dptrain.measure.profile.gathering import cores_of_others_on_node, gather_measured
+from dptrain.measure.machine.load import Clock, cores_of_other_jobs
+from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.profile.profile_files import claim
 from dptrain.measure.recorder import StepRecorder
@@ -94,16 +94,15 @@ def profile_inference(
         passes = ForwardPasses.of(replica, recorder, timeout=world.timeout)
         load = Clock.now()
         _make_passes(job, passes, recorder, meter, counter, options)
-        others = cores_of_others_on_node(world, load)
         measured = gather_measured(
             world, recorder, ahead=int(asynchronous), skip=options.skip, most=options.steps
         )
         facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
         roofs = measure_job_roofs(job) if options.roofs else None
+        facts["other_cores"] = cores_of_other_jobs(job.world, load)
         record = None
         if measured is not None:
             record = profile_record(job, replica, plan, measured, (), roofs, facts)
-            record = replace(record, other_cores=others)
         if output is not None:
             if options.trace:
                 assert recorder.stamped is not None

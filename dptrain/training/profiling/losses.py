@@ -20,16 +20,16 @@ from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure.machine.counters import NO_CYCLES, Counts, HardwareCounters, open_counters
 from dptrain.measure.machine.environment import environment
-from dptrain.measure.machine.load import Clock
+from dptrain.measure.machine.load import Clock, cores_of_other_jobs
 from dptrain.measure.profile import losses as measure
 from dptrain.measure.profile.analysis import MS, Measured
-from dptrain.measure.profile.gathering import cores_of_others_on_node
 from dptrain.measure.profile.losses import Losses
 from dptrain.measure.profile.profile_files import FLAG, LOSSES
 from dptrain.measure.recorder import StepRecorder
 from dptrain.training.baseline import open_loader, whole_minibatches
 from dptrain.training.engines import FIRST_TIMED, Engine, make_engine
 from dptrain.training.job import Job, assemble
+from dptrain.training.profiling.known_losses import inject_known_losses
 from dptrain.training.profiling.profiling import describe_job, rank_facts
 from dptrain.training.settings import Settings
 
@@ -55,6 +55,7 @@ class LossOptions:
 
     Attributes:
         steps: number of timed steps of each experiment.
+        known_losses: also inject known losses, see `dptrain.measure.profile.known`.
         delay_s: injected delay in seconds; None for one step, at least `LEAST_DELAY_NS`.
         output: folder of ``losses.json``; None writes nothing.
     """
@@ -62,6 +63,7 @@ class LossOptions:
     steps: int = 100
     delay_s: float | None = None
     output: Path | None = None
+    known_losses: bool = True
 
     def __post_init__(self) -> None:
         if self.steps < ROUNDS:
@@ -105,6 +107,7 @@ def measure_losses(
     call_on_rank_zero(world, lambda: _claim(output))
     chosen = replace(settings, epochs=0, steps=options.steps, run_dir=None, resume=None)
     job = assemble(chosen, world, keeps_run=False, quiet=quiet)
+    load = Clock.now()
     with job.engine:
         if job.replica.memory.asynchronous and not job.engine.gradient_sum.enqueues:
             raise AgreedError(
@@ -121,7 +124,8 @@ def measure_losses(
             experiments = _Experiments(job, whole_minibatches(loader, job), options)
             load = Clock.now()
             experiments.run()
-            others = cores_of_others_on_node(job.world, load)
+            others = cores_of_other_jobs(world, load)
+        known = inject_known_losses(job) if options.known_losses else ()
         found = experiments.result()
         facts = rank_facts(job)
         record = None
@@ -129,7 +133,7 @@ def measure_losses(
             times, tables = found
             missing = experiments.counters_missing or _missing_cycles(times)
             record = _record(job, times, tables, options, experiments.delay_ns * MS, facts, missing)
-            record = replace(record, other_cores=others)
+            record = replace(record, known=known, other_cores=others)
         experiments.close()
         if output is not None:
             call_on_rank_zero(world, lambda: _write(record, output))

@@ -24,7 +24,7 @@ from dptrain.measure.machine.counters import StepCounter, processor_of
 from dptrain.measure.machine.energy import EnergyMeter, energy_of, meter_facts
 from dptrain.measure.machine.environment import environment
 from dptrain.measure.machine.frequency import FrequencyReader
-from dptrain.measure.machine.load import Clock
+from dptrain.measure.machine.load import Clock, cores_of_other_jobs
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile.analysis import (
     MS,
@@ -37,11 +37,12 @@ from dptrain.measure.profile.analysis import (
     statistics_time,
 )
 from dptrain.measure.profile.explanations import algorithms
-from dptrain.measure.profile.gathering import cores_of_others_on_node, gather_measured
+from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.profile import Profile, Roofs, Spread, SumTime
 from dptrain.measure.profile.profile_files import FLAG, TRACE, claim, write_profile
+from dptrain.measure.profile.rooflines import highest_roofs, with_roofs
 from dptrain.measure.recorder import DELAYS, StepRecord, timing_cost_ms
-from dptrain.measure.roofs import highest_roofs, measure_roofs
+from dptrain.measure.roofs import measure_roofs
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.plan.buckets import Bucket
@@ -61,6 +62,7 @@ from dptrain.training.profiling.energy import (
     open_job_meter,
     samples_between,
 )
+from dptrain.training.profiling.known_losses import inject_known_losses
 from dptrain.training.resources import possible_efficiency, share_of_cores
 from dptrain.training.settings import Settings
 
@@ -85,6 +87,7 @@ class ProfileOptions:
         skip: steps before them, on a GPU at least `FIRST_TIMED`.
         output: folder of the results; None writes nothing.
         roofs: measure the peak rates of the processor for the roofline.
+        known_losses: inject known losses after the steps, in at most a third of the time so far.
         trace: write a trace of all measured steps to `output`.
         nvtx: mark stages for NVIDIA's tools. On a GPU steps are captured as graphs, which hold no
             marks; as many steps more are then made at the end, stage by stage, with marks and
@@ -95,6 +98,7 @@ class ProfileOptions:
     skip: int = 5
     output: Path | None = None
     roofs: bool = True
+    known_losses: bool = False
     trace: bool = False
     nvtx: bool = False
 
@@ -160,14 +164,14 @@ def _measure(
     job: Job, options: ProfileOptions, steps: _Steps, display: Display, ranges: Ranges | None
 ) -> tuple[Profile, Measured] | tuple[None, None]:
     """Make the steps and the measurements after them; return the profile and times on rank 0."""
-    gpu = metered_gpu(job)
+    gpu, start_ns = metered_gpu(job), perf_counter_ns()
     meter, counter = open_job_meter(job, gpu), StepCounter()
     load, frequency = Clock.now(), FrequencyReader(gpu)
     if gpu or not job.replica.memory.on_gpu:
         meter.after_reading = frequency.read
     _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=ranges)
     frequencies = job.world.gather_json(frequency.facts())
-    others = cores_of_others_on_node(job.world, load)
+    others = [cores_of_other_jobs(job.world, load)]
     measured = gather_measured(
         job.world,
         job.recorder,
@@ -179,6 +183,10 @@ def _measure(
     facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
     sweep = _time_sweep(job)
     roofs = measure_job_roofs(job) if options.roofs else None
+    elapsed_s = max(job.world.all_gather_json((perf_counter_ns() - start_ns) / 1e9))
+    known = inject_known_losses(job, elapsed_s / 3) if options.known_losses else ()
+    others.append(cores_of_other_jobs(job.world, load))
+    facts["other_cores"] = max((each for each in others if each is not None), default=None)
     if measured is None:
         return None, None
     record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
@@ -192,7 +200,7 @@ def _measure(
             record,
             sweep=sweep,
             batch_statistics=statistics,
-            other_cores=others,
+            known=known,
             frequencies=tuple(frequencies or ()),
         ),
         measured,
@@ -520,7 +528,7 @@ def profile_record(
         measured: times of all ranks.
         sums: times of gradient sums alone.
         roofs: limits of the roofline model; None if not measured.
-        facts: of `rank_facts`.
+        facts: of `rank_facts`, and ``other_cores`` during the measurement.
     """
     ranks = facts["ranks"]
     step_times = measured.step_times
@@ -529,7 +537,7 @@ def profile_record(
     memory["peak"] = max(rank["peak"] for rank in ranks)
     samples = min(job.spec.batch_size, len(job.dataset.train))
     notes = {**algorithms(plan), **replica.notes}
-    return Profile(
+    record = Profile(
         job={**describe_job(job, facts), "task": "training" if plan.training else "inference"},
         steps=measured.steps.shape[1],
         step_ms=spread(step_times),
@@ -542,13 +550,13 @@ def profile_record(
         ),
         parts=measured.parts,
         step_parts=measured.step_parts,
-        stages=stage_profiles(plan, measured, roofs, notes),
-        kinds=kind_profiles(plan, measured, roofs, notes),
+        stages=stage_profiles(plan, measured, notes),
+        kinds=kind_profiles(plan, measured, notes),
         ranks=rank_profiles(
             measured, [rank["host"] for rank in ranks], [rank["device"] for rank in ranks]
         ),
         sums=sums,
-        roofs=roofs,
+        roofs=None,
         memory=memory,
         environment=environment(job.world),
         pop=profile_efficiencies(plan, measured) if plan.training else None,
@@ -556,7 +564,9 @@ def profile_record(
         processor=None
         if job.replica.memory.on_gpu
         else processor_of([rank["counts"] for rank in ranks]),
+        other_cores=facts["other_cores"],
     )
+    return with_roofs(record, roofs)
 
 
 def describe_job(job: Job, facts: dict[str, Any]) -> dict[str, Any]:

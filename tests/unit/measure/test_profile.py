@@ -90,17 +90,15 @@ def test_roofs_are_what_a_processor_may_do(measured: Profile) -> None:
     assert 0.1 < roofs.gflops < 1000
     assert 0.1 < roofs.gb_per_s < 1000
     assert [size for size, _ in roofs.copies] == sorted(size for size, _ in roofs.copies)
-    assert all(stage.roofline_share for stage in measured.stages if stage.flops)
-
-
-def test_only_algorithms_that_save_operations_exceed_the_roof(measured: Profile) -> None:
-    shares = {s.name: (s.roofline_share, s.note) for s in (*measured.stages, *measured.kinds)}
-    above = {name for name, (share, note) in shares.items() if (share or 0.0) > 1.0}
-    assert all("Winograd" in shares[name][1] for name in above), shares
+    shares = [s.roofline_share for s in (*measured.stages, *measured.kinds)]
     text = "\n".join(map(str, profile_report(measured)))
-    assert ("Winograd algorithms need fewer operations" in text) == any(
-        "Winograd" in note for _, note in shares.values()
-    )
+    if measured.shares_withheld:
+        assert shares == [None] * len(shares)
+        assert measured.shares_withheld in text
+        return
+    assert all(0 < share <= 1 for share in shares)
+    saves = any("Winograd" in stage.note for stage in measured.stages)
+    assert ("Winograd's algorithm needs at least" in text) == saves
 
 
 def test_the_rate_of_older_versions_is_computed_anew(measured: Profile, tmp_path: Path) -> None:

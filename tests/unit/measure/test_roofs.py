@@ -10,6 +10,7 @@ from dptrain.measure import roofs
 from dptrain.measure.machine import blas
 from dptrain.measure.machine.blas import OpenBlas, product_rate
 from dptrain.measure.profile.profile import Roofs
+from dptrain.measure.profile.rooflines import highest_roofs
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
 from dptrain.plan.plan import Plan, make_plan
@@ -80,7 +81,7 @@ def test_the_faster_product_is_the_roof(
 ) -> None:
     monkeypatch.setattr(roofs, "_product_rate", lambda *_: own)
     monkeypatch.setattr(roofs, "product_rate", lambda *_: theirs)
-    monkeypatch.setattr(roofs, "_copy_rate", lambda *_: 10.0)
+    monkeypatch.setattr(roofs, "bandwidths", lambda sizes, _: ((sizes[-1], 10.0),))
     plan = plan_of("numba", 1)
     backend = load_backend("numba")
     found = roofs.measure_roofs(backend, plan, backend.make_replica(plan).memory)
@@ -94,7 +95,7 @@ def test_the_rank_with_the_highest_rate_describes_it() -> None:
         Roofs(peak, 10.0, f"measured {peak}", ((8, 10.0),), (("numba", peak),))
         for peak in (90.0, 110.0, 100.0)
     ]
-    found = roofs.highest_roofs(of_ranks)
+    found = highest_roofs(of_ranks)
     assert (found.gflops, found.how) == (110.0, "measured 110.0")
     assert found.products == (("numba", 110.0),)
 

@@ -563,7 +563,7 @@ def test_notes_are_a_table_where_there_are_any() -> None:
         names = (*(stage.name for stage in replica.plan.stages), *SPANS)
         times = np.ones((1, 1, len(names)))
         measured = Measured(names, times, times, (4.0,))
-        profiles = stage_profiles(replica.plan, measured, None, replica.notes)
+        profiles = stage_profiles(replica.plan, measured, replica.notes)
         notes = {stage.name: stage.note for stage in profiles if stage.note}
         assert bool(notes) == shown
         table = notes_table(profiles)
