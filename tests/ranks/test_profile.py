@@ -31,7 +31,7 @@ from tests.ranks.attempts import repeat_if_disturbed
 from tests.ranks.test_peer import Device
 from tests.tiers import tiered
 from tests.unit.measure.test_profile import unknown_keys
-from tests.unit.measure.test_scheduling import COUNTS
+from tests.unit.measure.machine.test_scheduling import COUNTS
 from tests.unit.measure.test_trace import check_trace
 
 pytestmark = pytest.mark.mpi
