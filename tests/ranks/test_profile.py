@@ -30,8 +30,8 @@ from dptrain.training.settings import load_settings
 from tests.ranks.attempts import repeat_if_disturbed
 from tests.ranks.test_peer import Device
 from tests.tiers import tiered
-from tests.unit.measure.test_profile import unknown_keys
 from tests.unit.measure.machine.test_scheduling import COUNTS
+from tests.unit.measure.test_profile import unknown_keys
 from tests.unit.measure.test_trace import check_trace
 
 pytestmark = pytest.mark.mpi

@@ -15,6 +15,7 @@ def recovery_line(recovery: Recovery) -> str:
     """Return the verdict on a known loss.
 
     Example:
+        >>> from dptrain.measure.statistics import Estimate
         >>> recovery_line(Recovery("delay", 5.0, Estimate(5.0, 4.8, 5.3, 10), True))
         'delay: recovered 5.00 of 5.00 ms (4.80–5.30)'
     """

@@ -245,12 +245,12 @@ class Roofs:
     def moving_ms(self, nbytes: float) -> float:
         """Return the least time in ms to read or write `nbytes` bytes once.
 
-        A part of data that exceed a cache can still be in it. So the bytes up to each measured size
-        count with the bandwidth of that size, and those beyond it with that of the next one.
+        A part of data that exceed a cache can still be in it. So the bytes between two measured
+        sizes count with the bandwidth of the smaller one.
 
         Example:
             >>> Roofs(1.0, 10.0, "", copies=((1000, 100.0), (2000, 10.0))).moving_ms(3000) * 1e6
-            210.0
+            120.0
         """
         sizes = [0, *(size for size, _ in self.copies if size < nbytes), nbytes]
         pieces = ((stop - start) / self.bandwidth(start) for start, stop in pairwise(sizes))

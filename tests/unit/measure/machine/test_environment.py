@@ -22,7 +22,7 @@ def test_it_is_json_and_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_dependency_is_recorded() -> None:
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    text = (Path(__file__).parents[4] / "pyproject.toml").read_text()
     dependencies = re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
     assert dependencies
     assert set(re.findall(r'"([\w-]+)', dependencies[1])) <= set(module.PACKAGES)
