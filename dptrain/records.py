@@ -10,7 +10,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, write_whole
+from dptrain.files import dump_json, parse_json, read_regular, write_whole
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -54,7 +54,7 @@ class Form:
             UserError: there is no such file, or it has another format or version.
         """
         try:
-            values = parse_json(path.read_bytes())
+            values = parse_json(read_regular(path))
             found = values.pop("version")
             if found == self.version:
                 record = from_values(kind, values)

@@ -109,10 +109,13 @@ def _losses_of(scaling: str, points: Sequence[Point]) -> list[str | Table]:
         if reason
         else _loss_table(scaling, points)
     ]
-    known = [point for point in points if point.recoveries]
-    for point in known:
-        found += known_lines(point.recoveries, f" at {point.name}")
-    return found if known else [*found, NOT_VERIFIED]
+    known = [
+        line
+        for point in points
+        if point.recoveries
+        for line in known_lines(point.recoveries, f" at {point.name}")
+    ]
+    return [*found, *(known or [NOT_VERIFIED]), ""]
 
 
 def _loss_table(scaling: str, points: Sequence[Point]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import UserError
+from dptrain.measure.profile.known import Recovery
 from dptrain.measure.statistics import Estimate
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.conclusion import conclude
@@ -235,6 +237,18 @@ def test_files_hold_a_line_an_item_and_replace_nothing_else(study: Study, tmp_pa
     launches = sum(len(p.launches) for p in study.points)
     assert len((tmp_path / "launches.csv").read_text().splitlines()) == 1 + launches
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_each_number_of_a_known_loss_has_a_column(study: Study, tmp_path: Path) -> None:
+    found = Recovery("lost core", 5.0, Estimate(5.1, 4.9, 5.3, 8), True)
+    first, *others = (replace(p, recoveries=(found,)) for p in study.points)
+    write_study(replace(study, points=(replace(first, recoveries=()), *others)), tmp_path)
+    with (tmp_path / "points.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = ("injected_ms", "recovered_ms.value", "recovered_ms.low", "is_recovered")
+    cells = [[row[f"recoveries.lost_core.{name}"] for name in names] for row in rows]
+    assert cells[:2] == [[""] * 4, ["5.0", "5.1", "4.9", "True"]]
+    assert all("{" not in cell for row in rows for cell in row.values())
 
 
 def test_a_foreign_file_is_not_replaced(study: Study, tmp_path: Path) -> None:
