@@ -176,6 +176,16 @@ def test_one_launch_of_each_program_does_not_decide_a_small_difference() -> None
     assert verdict_of("Q22", changed_results("strategies-gpu", one_launch)) == UNDECIDED
 
 
+def test_a_speed_up_has_one_interval_on_the_page() -> None:
+    results = Results(Store(FOLDER).results())
+    table = TABLES["strategies"](results)
+    verdict = next(row for row in ROWS if row.id == "B8").verdict(results)
+    gains = re.findall(r"speed-up ([\d.]+)× \(([\d.]+) to ([\d.]+)\) \(([^)]+)\)", verdict.ours)
+    assert gains
+    for value, low, high, case in gains:
+        assert re.search(rf"\| {re.escape(case)}, .*\| {value} \({low}–{high}\) \|", table)
+
+
 def test_strategies_are_trained_in_alternating_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that fails is not tried again; two ranks on one GPU are no claim about several."""
     calls: list[tuple[str, str, int]] = []
