@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from dptrain.errors import UserError
@@ -14,6 +14,12 @@ from dptrain.files import dump_json, parse_json, read_regular, write_whole
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_IN_JSON: Mapping[Any, Any] = MappingProxyType({
+    bool: bool, int: int, float: int | float, str: str, tuple: list | tuple,
+    dict: Mapping, Mapping: Mapping,
+})  # fmt: skip
+"""Types of values by the type of a field."""
 
 T = TypeVar("T")
 Record = TypeVar("Record", bound="StoredRecord")
@@ -132,6 +138,8 @@ def _convert(kind: Any, values: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return None if values is None else _convert(inner[0], values)
+    if not isinstance(values, _IN_JSON.get(origin or kind, object)):
+        raise TypeError(f"found {values!r:.40}, expected {kind.__name__}")
     if origin is tuple:
         kinds = [inner[0]] * len(values) if inner[-1] is Ellipsis else inner
         return tuple(_convert(*pair) for pair in zip(kinds, values, strict=True))

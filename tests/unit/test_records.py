@@ -64,6 +64,12 @@ def test_a_record_is_read_as_it_was_written(record: Outer) -> None:
         ("pairs", [[1]]),
         ("pairs", 1),
         ("unknown", 1),
+        ("inner", {"value": "1", "names": []}),
+        ("inner", {"value": None, "names": []}),
+        ("inner", {"value": 1.0, "names": "ab"}),
+        ("plain", {"a": 1.5}),
+        ("plain", {"a": [1]}),
+        ("plain", "a"),
     ],
 )
 def test_values_of_another_form_are_refused(name: str, value: object) -> None:
