@@ -69,7 +69,10 @@ class Form:
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is not a {self.noun} ({error}); {self.otherwise}") from None
+            article = "an" if self.noun[0] in "aeiou" else "a"
+            raise UserError(
+                f"{path} is not {article} {self.noun} ({error}); {self.otherwise}"
+            ) from None
         raise UserError(
             f"{path} has version {found}, but this version of dptrain reads {self.version}; "
             f"{self.anew}"

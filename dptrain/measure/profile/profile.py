@@ -381,6 +381,8 @@ class Profile(StoredRecord):
     def check(self) -> None:
         if not (self.stages and self.kinds and self.ranks):
             raise ValueError("no stage or no rank")
+        if not math.isfinite(sum(self.step_times_ms)):
+            raise ValueError("the time of a step is not finite")
 
     @classmethod
     def read(cls, path: Path) -> Profile:
