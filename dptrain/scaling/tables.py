@@ -128,7 +128,7 @@ def _loss_table(scaling: str, points: Sequence[Point]) -> Table:
         rows.append((ranks, "ideal step", f"{point.ideal.total:.3f}", "", ""))
         for name in PARTS:
             ms, found = getattr(point.loss, name), point.loss_intervals.get(name)
-            share = "" if ms is None else f"{ms / point.step_ms.value:.0%}"
+            share = "" if ms is None else f"{round(100 * ms / point.step_ms.value)}%"
             cells = (count_cell(ms, _lost), _loss_interval(found), share)
             rows.append(("", PART_NAMES[name], *cells))
         rows.append(("", "= step", f"{point.step_ms.value:.3f}", "", ""))

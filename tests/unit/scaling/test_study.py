@@ -19,6 +19,7 @@ from dptrain.scaling.files import write_study
 from dptrain.scaling.points import Measured
 from dptrain.scaling.study import Point, Study
 from dptrain.scaling.tables import study_report
+from dptrain.tables import Table
 from tests.unit.scaling.synthetic import Law, make_launches, make_profile
 
 
@@ -56,6 +57,34 @@ def test_losses_are_the_ones_that_were_planted() -> None:
         [m for m in make_launches(law, (1, 2, 4)) if "strong" in m.folder or m.order == 0]
     )
     assert point(alone, "strong-r4-t1").small_batch_ms is None
+
+
+def with_delays(measured: Measured, without_core: float) -> Measured:
+    """Return a launch in which a part of the computation is time without a core."""
+    steps = measured.profile.step_parts
+    parts = replace(
+        steps.all_steps, compute=steps.all_steps.compute - without_core, without_core=without_core
+    )
+    return replace(
+        measured, profile=replace(measured.profile, step_parts=replace(steps, all_steps=parts))
+    )
+
+
+def test_in_weak_scaling_no_batch_is_smaller() -> None:
+    # The base has launches that no other point has.
+    launches = make_launches(Law(noise=0.05), (1, 2, 4), launches=6)
+    study = analyse([m for m in launches if "r1-" in m.folder or m.folder[-1] in "123"])
+    weak = [p for p in study.points if p.scaling == "weak"]
+    assert [p.small_batch_ms for p in weak] == [0.0] * 3
+    tables = [part for part in study_report(study) if isinstance(part, Table)]
+    assert not any("-0%" in cell for table in tables for row in table.rows for cell in row)
+
+
+def test_a_base_without_run_delays_does_not_look_like_contention() -> None:
+    launches = make_launches(Law(), (1, 4), launches=3)
+    known = [with_delays(m, 0.4) if "r4" in m.folder else m for m in launches]
+    strong = point(analyse(known), "strong-r4-t1")
+    assert strong.contention_ms == pytest.approx(0, abs=1e-9)
 
 
 def test_efficiencies_follow_their_definitions() -> None:
