@@ -31,7 +31,7 @@ from dptrain.scaling.ensemble import (
 )
 from dptrain.scaling.models import LAWS, Model, Setting, Timed, TooFewPointsError
 from dptrain.scaling.points import Group, scalings_of
-from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast
+from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, series_name
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,14 @@ def judge(series: Series) -> tuple[list[Judged], list[str]]:
         predicted = without_largest.step_ms(series.setting(largest))
         judged.append(Judged(model, abs(predicted / largest.step_ms - 1), predicted))
     notes = [
-        f"{name_of(series)}: the points without the largest one do not determine {_listed(missing)}"
+        f"{series_name(series)}: the points without the largest one do not determine "
+        f"{_listed(missing)}"
     ]
     return sorted(judged, key=lambda found: found.hindcast_error), notes if missing else []
 
 
 def _listed(words: Sequence[str]) -> str:
     return ", ".join(words[:-1]) + " and " * (len(words) > 1) + "".join(words[-1:])
-
-
-def name_of(series: Series) -> str:
-    """Return ``weak scaling``; with more than one thread per rank, their number, too."""
-    threads = f" with {series.threads} threads per rank" if series.threads > 1 else ""
-    return f"{series.scaling} scaling{threads}"
 
 
 def as_fit(found: Judged, series: Series) -> Fit:

@@ -12,7 +12,16 @@ from dptrain.measure.statistics import FEWEST, Estimate, share
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.registered import Entry
-from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study, losses_withheld
+from dptrain.scaling.study import (
+    STRONG,
+    WEAK,
+    Fit,
+    Forecast,
+    Point,
+    Study,
+    losses_withheld,
+    series_name,
+)
 from dptrain.tables import Table
 
 BASE = "base"
@@ -53,11 +62,6 @@ def _heading(study: Study) -> str:
 
 def _count(number: int, noun: str, ending: str) -> str:
     return f"{number} {noun}{ending * (number != 1)}"
-
-
-def series_name(of: Fit | Forecast) -> str:
-    """Return ``weak scaling``; with more than one thread per rank, their number, too."""
-    return f"{of.scaling} scaling" + (f", {of.threads} threads" if of.threads > 1 else "")
 
 
 def _points_table(scaling: str, points: Sequence[Point]) -> Table:
