@@ -167,6 +167,9 @@ def scale(
         folder = output or collect[0]
         if output is None and len(collect) > 1:
             raise UserError("--collect names several folders; expected --output DIR for the study")
+        if unused := set_flags({**flags, "only": only or None, "part": part, "config": file}):
+            name = next(iter(unused)).replace("_", "-")
+            raise UserError(f"--collect launches nothing, so --{name} has no effect; remove it")
         if registers:
             refuse_second(folder)
         _conclude(collect, folder, registers=registers, as_json=as_json)
@@ -177,6 +180,11 @@ def scale(
     folder, design = _design(file, output, set_flags(flags))
     if registers:
         refuse_second(folder)
+        if len(design.ranks) < 3:
+            raise UserError(
+                "--register needs a forecast, which needs three numbers of ranks or more, but "
+                f"--ranks has {len(design.ranks)}; use for example --ranks 1,2,4"
+            )
     return _launch(folder, design, chosen, registers=registers, as_json=as_json)
 
 

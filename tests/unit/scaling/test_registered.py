@@ -142,6 +142,27 @@ def test_a_second_registration_is_refused_before_anything_is_launched(
     assert "is already registered" in capsys.readouterr().err
 
 
+def test_a_study_that_has_no_forecast_is_not_launched(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.cli.scale._launch", lambda *given, **more: 0)
+    assert scale("--output", "new", "--ranks", "1,2", "--network", "mlp-5", "--register") == 2
+    assert "--ranks has 2" in capsys.readouterr().err
+    flags = ("--ranks", "1,2,4", "--network", "mlp-5", "--data", "synthetic")
+    assert scale("--output", "new", *flags, "--register") == 0
+
+
+@pytest.mark.parametrize(
+    "flag", [("--ranks", "1,2"), ("--only", "weak-r1-t1"), ("--part", "1/2"), ("--batch-size", "4")]
+)
+def test_flags_of_launches_are_refused_with_collect(
+    capsys: pytest.CaptureFixture[str], flag: tuple[str, str]
+) -> None:
+    make_study("small", (1, 2))
+    assert scale("--collect", "small", *flag) == 2
+    assert f"so {flag[0]} has no effect" in capsys.readouterr().err
+
+
 def test_a_copy_counts_once(registered: Registered) -> None:
     shutil.copytree("small", "copy")
     make_study("large", (1, 16), LATER)
