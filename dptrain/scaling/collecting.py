@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import UserError
+from dptrain.files import dump_json
 from dptrain.measure.machine.load import is_busy
 from dptrain.measure.profile.profile import Profile
 from dptrain.scaling.accuracy import read_training
@@ -80,11 +81,14 @@ def _without_copies(
 ) -> tuple[dict[Path, Profile], list[str]]:
     """Return the profiles of which none is a copy, and a remark if others are.
 
-    Launches that count twice make intervals too small. No two launches have equal step times.
+    Launches that count twice make intervals too small. No two launches have equal step times and
+    durations.
     """
-    first: dict[tuple[object, ...], Path] = {}
+    first: dict[str, Path] = {}
     for path, found in profiles.items():
-        first.setdefault((found.environment.get("started"), *found.step_times_ms), path)
+        started = found.environment.get("started")
+        key = dump_json([launch_facts(path), started, found.step_times_ms])
+        first.setdefault(key, path)
     kept = {path: profiles[path] for path in first.values()}
     if not (copies := [path.name for path in profiles if path not in kept]):
         return kept, []
