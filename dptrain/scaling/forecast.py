@@ -275,6 +275,8 @@ def _assumptions(series: Series, largest: Observed) -> tuple[str, ...]:
         "the all-reduce continues with a fitted algorithm, unless the MPI library is known to "
         "change it; congestion on d times the nodes slows it by d^0 to d^(1/3)",
         "delays of ranks are independent, with a normal, exponential or Pareto distribution",
+        "slow launches are as frequent as among the measured ones; intervals of points include "
+        "further ones, those of forecasts do not",
         *["each rank has at least one sample"] * (series.scaling == STRONG),
     )
 
