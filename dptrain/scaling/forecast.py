@@ -293,13 +293,19 @@ def _assumed_at(ranks: int, largest: Observed) -> str:
 def _observed(group: Group) -> Observed:
     """Return the figures of a point that a forecast uses."""
     job, sums = group.first.job, group.first.sums
+    figures = [_figures(measured.profile) for measured in group.launches]
+    # Launches of older versions timed other sizes or none.
+    sizes = set.intersection(*({size for size, _ in found.sweep} for found in figures))
     return Observed(
         group.ranks,
         int(job["nodes"]),
         group.batch_size,
         float(job["local_batch"]),
         tuple((s.bucket_bytes, s.buckets) for s in sums),
-        tuple(_figures(measured.profile) for measured in group.launches),
+        tuple(
+            replace(found, sweep=tuple(pair for pair in found.sweep if pair[0] in sizes))
+            for found in figures
+        ),
         str((group.first.environment.get("mpi") or {}).get("library", "")),
     )
 

@@ -87,6 +87,19 @@ def test_a_base_without_run_delays_does_not_look_like_contention() -> None:
     assert strong.contention_ms == pytest.approx(0, abs=1e-9)
 
 
+def test_launches_that_timed_other_sizes_of_all_reduces_are_forecast() -> None:
+    law = Law(per_node=1, noise=0.005, sample=0.8, overlap=0.0)
+    launches = make_launches(law, (1, 2, 4, 8), batch_size=64)
+    older = [
+        replace(m, profile=replace(m.profile, sweep=())) if m.folder.endswith("r8-t1-3") else m
+        for m in launches
+    ]
+    assert len({len(m.profile.sweep) for m in older if "r8-" in m.folder}) == 2
+    (forecast, _), (expected, _) = analyse(older).forecasts, analyse(launches).forecasts
+    assert forecast.points
+    assert forecast.points[0][2] == pytest.approx(expected.points[0][2], abs=0.05)
+
+
 def test_efficiencies_follow_their_definitions() -> None:
     launches = [
         Measured(f"{ranks}-{batch}-{i}", i, make_profile(
