@@ -73,6 +73,7 @@ class Audit(StoredRecord):
         noun="audit",
         otherwise="expected a file of `dptrain audit`",
         anew="run `dptrain audit` again",
+        version=2,
     )
 
     launches: dict[str, tuple[float, ...]]
