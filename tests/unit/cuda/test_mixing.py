@@ -111,7 +111,7 @@ def check(
     tiered(
         [(changes, specializes) for changes in (PLAIN, MOVED, CUT, WARPED, ANY)
          for specializes in (True, False)],
-        [(CUT, True), (WARPED, False)],
+        [(CUT, True), (WARPED, False), (ANY, True)],
     ),
 )  # fmt: skip
 @pytest.mark.parametrize("mixing", [MIXUP, CUTMIX], ids=["mixup", "CutMix"])
