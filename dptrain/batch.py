@@ -28,6 +28,10 @@ class Batch(NamedTuple):
         message: uint8 (bytes,), samples, crop windows and recolourings in the form of the replica;
             None if it has none.
         weights: (n,), the factor of each sample's loss and gradient; None if all are 1.
+        mixings: float32 (n, 1) or (n, 5), how each crop window is mixed with the next one, see
+            `dptrain.data.loading.mixup.mixup_weights` and `cutmix_boxes`; None if they are not
+            mixed. Otherwise there is one more crop window, recolouring and image of `x`, at the
+            end: the partner of the last sample.
     """
 
     step: int
@@ -41,6 +45,7 @@ class Batch(NamedTuple):
     part: int = 0
     message: NDArray[np.uint8] | None = None
     weights: NDArray[np.float32] | None = None
+    mixings: NDArray[np.float32] | None = None
 
     @classmethod
     def of(cls, x: NDArray[Any], y: NDArray[Any] | None = None, *, step: int = 0) -> Batch:
@@ -55,14 +60,15 @@ class Batch(NamedTuple):
         *,
         images: NDArray[Any] | None = None,
         recolourings: NDArray[np.float32] | None = None,
+        mixings: NDArray[np.float32] | None = None,
     ) -> Batch:
         """Return a whole minibatch of parts of images, by default of cached ones."""
-        whole = cls.of(crop_windows, y)
-        return whole._replace(x=images, crop_windows=crop_windows, recolourings=recolourings)
+        whole = cls.of(crop_windows if mixings is None else mixings, y)
+        return whole._replace(
+            x=images, crop_windows=crop_windows, recolourings=recolourings, mixings=mixings
+        )
 
     @property
     def size(self) -> int:
         """Number of samples."""
-        rows = self.x if self.crop_windows is None else self.crop_windows
-        assert rows is not None
-        return len(rows)
+        return len(self.samples)

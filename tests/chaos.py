@@ -89,16 +89,11 @@ class Launcher:
         own = {0, 75, 130} if number == signal.SIGINT else {0, 75}
         if has_started:
             return own
-        # The signal may end a rank while Python starts. MPICH kills the others, and combines the
-        # numbers of the signals bit by bit: 11 is SIGINT and SIGKILL. MPICH 4.0 may return 255.
-        return own | {
-            1,
-            255,
-            int(number),
-            128 + int(number),
-            self.killed,
-            int(number) | self.killed,
-        }
+        # The signal may end a rank while Python starts, and MPICH kills the others. It combines the
+        # numbers of signals and the exit codes of two ranks bit by bit: 11 is SIGINT and SIGKILL,
+        # 131 a rank that ended with 130 and one with 1. MPICH 4.0 may return 255.
+        single = own | {1, int(number), 128 + int(number), self.killed}
+        return {255, *(one | other for one in single for other in single)}
 
 
 MPICH = Launcher("MPICH", (str(BIN / "mpirun"),), {}, 9)

@@ -97,6 +97,7 @@ class DeviceReplica(CropWindowReplica, ABC):
         samples: NDArray[np.int64],
         windows: NDArray[np.int64],
         recolourings: NDArray[np.float32] | None,
+        mixings: NDArray[np.float32] | None = None,
     ) -> NDArray[np.uint8]:
         """Return the crop windows of several steps as they are staged.
 
@@ -104,7 +105,7 @@ class DeviceReplica(CropWindowReplica, ABC):
         a step is staged.
 
         Args:
-            samples, windows, recolourings: (steps, n, …), see `Batch`.
+            samples, windows, recolourings, mixings: (steps, n, …), see `Batch`.
 
         Returns:
             (steps, bytes).

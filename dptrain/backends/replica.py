@@ -503,9 +503,9 @@ class Replica(Sealed):
     def _set_context(self, batch: Batch, *, training: bool, stop: bool) -> NDArray[Any] | None:
         """Check a minibatch, set the context, and return the targets as they are stored."""
         # Few calls: after a step that has filled the caches, each takes microseconds.
-        x, y, windows = batch.x, batch.y, batch.crop_windows
-        if windows is not None:
-            n, x = len(windows), None
+        x, y = batch.x, batch.y
+        if batch.crop_windows is not None:
+            n, x = batch.size, None
         else:
             assert x is not None
             n = len(x)
@@ -967,14 +967,17 @@ class CropWindowReplica(Replica, ABC):
     after the last ones of a part of the input that becomes 0 in the end. Then eight more may
     describe an affine map (`dptrain.data.loading.geometry.fixed_point`), which replaces the first
     row, the first column and the mirror. Recolourings may have nine more numbers, rows of a matrix
-    that is multiplied by the three channels of each pixel at last.
+    that is multiplied by the three channels of each pixel at last. After these changes, parts may
+    be mixed in pairs (`Batch.mixings`).
 
     Class attributes:
         resizes_images: True if `PixelFormat.size` is supported. Rows and columns of crop windows
             are then those of the resized image.
+        mixes_images: True if `Batch.mixings` is supported.
     """
 
     resizes_images: ClassVar[bool] = False
+    mixes_images: ClassVar[bool] = False
 
     @abstractmethod
     def cache_images(self, images: Any, pixels: PixelFormat = INPUTS) -> None:

@@ -40,7 +40,7 @@ FILES = r"""Files:
 )
 @click.option("--replace", is_flag=True, help="Overwrite existing files that were changed.")
 def paper(folder: Path, output: Path | None, prefix: str, replace: bool) -> None:
-    """Write what a paper needs of a scaling study, a sweep, variants, a profile or a run.
+    """Write what a paper needs of any result with a report.
 
     DIR is a folder of which `dptrain report` writes a page. The numbers, sentences and plots are
     those of the page; what it withholds is withheld. Files that you changed are not overwritten.

@@ -11,14 +11,23 @@ from typing import Any
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend
 from dptrain.comm.signals import StopRequest
+from dptrain.errors import UserError, shown
 from dptrain.experiments.cases import BenchSettings, Case, list_cases
 from dptrain.experiments.display import CaseDisplay
 from dptrain.experiments.findings import View, by_configuration, find, rows
-from dptrain.experiments.ledger import Ledger, machine, write_csv
+from dptrain.experiments.ledger import (
+    OUTPUT,
+    Ledger,
+    machine,
+    read_settings,
+    result_from,
+    write_csv,
+)
 from dptrain.experiments.measuring import Result, TimeEstimator, measure
 from dptrain.experiments.tables import bench_tables, digits, duration, energy_reasons
 from dptrain.measure.machine.environment import environment
 from dptrain.measure.machine.load import Clock, cores_of_others, is_busy
+from dptrain.measure.metrics import MetricsFile
 from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.network import Network
 
@@ -67,7 +76,7 @@ def bench(
     return {**found, "stopped": stopped}
 
 
-def _about_load(results: Sequence[Result]) -> list[str]:
+def about_load(results: Sequence[Result]) -> list[str]:
     """Return a warning if other programs used the cores while cases were measured."""
     busy = [r.other_cores for r in results if r.other_cores and is_busy(r.other_cores)]
     if not busy:
@@ -76,6 +85,28 @@ def _about_load(results: Sequence[Result]) -> list[str]:
         f"other programs used up to {max(busy):.1f} cores during {len(busy)} of "
         f"{len(results)} cases: an idle machine would be faster, and these times scatter"
     ]
+
+
+def read_results(folder: Path) -> tuple[dict[str, Any], list[Result]]:
+    """Return the settings and the results of a benchmark in the order of measurement.
+
+    Raises:
+        UserError: nothing was measured, or a file cannot be read.
+    """
+    settings = read_settings(folder, NAME)
+    try:
+        records = MetricsFile(folder / f"{NAME}.jsonl").read()
+        found = [result_from(Result, record) for record in records]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder} is not a benchmark of this version of dptrain ({type(error).__name__}: "
+            f"{shown(error)}); repeat its `dptrain bench` command with another {OUTPUT}"
+        ) from None
+    if not found:
+        raise UserError(
+            f"{folder} contains a benchmark without results; repeat its `dptrain bench` command"
+        )
+    return settings, found
 
 
 def _layers(networks: Mapping[str, Network]) -> list[str]:
@@ -173,7 +204,7 @@ def _conclude(
     display.print(f"\n{machine_facts['cpu']}, {machine_facts['cores']} cores")
     for table in bench_tables(results, view):
         display.print(table)
-    for line in (*energy_reasons(results), *_about_load(results)):
+    for line in (*energy_reasons(results), *about_load(results)):
         display.print(line)
     for path in written:
         display.print(f"written: {path}")

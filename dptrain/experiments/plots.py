@@ -73,35 +73,42 @@ def figure(path: Path, written: list[Path], *, x: str, y: str, title: str) -> It
 
 def _plot_by_samples(results: Sequence[Result], task: str, noun: str, folder: Path) -> list[Path]:
     written: list[Path] = []
-    size = "batch size"
-    lines = _lines(results)
     with figure(
         folder / f"{task}-by-batch",
         written,
-        x=size,
+        x="batch size",
         y="time per sample, ms",
         title=f"{task.capitalize()}: time of {noun} per sample",
     ) as axes:
-        for label, own, colour, marker in _styled(lines, axes):
-            own = sorted(own, key=lambda r: r.samples)
-            centres = [r.median_ms / r.samples for r in own]
-            axes.errorbar(
-                [r.samples for r in own],
-                centres,
-                yerr=_bars(own, per_sample=True),
-                color=colour,
-                marker=marker,
-                markersize=4,
-                linewidth=1.2,
-                capsize=2,
-                label=label,
-            )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        _name_ticks(axes, sorted({r.samples for r in results}))
-        _label_decades(axes.yaxis)
-        _legend(axes, lines)
+        draw_by_samples(axes, results)
+        _legend(axes, _lines(results))
     return written
+
+
+def can_draw_by_samples(results: Sequence[Result]) -> bool:
+    """Return True if results have several batch sizes, and few enough lines for a legend."""
+    return len({r.samples for r in results}) > 1 and len(_lines(results)) <= MAX_LINES
+
+
+def draw_by_samples(axes: Axes, results: Sequence[Result]) -> None:
+    """Draw the median time per sample against the batch size, a line for each network."""
+    for label, own, colour, marker in _styled(_lines(results), axes):
+        own = sorted(own, key=lambda r: r.samples)
+        axes.errorbar(
+            [r.samples for r in own],
+            [r.median_ms / r.samples for r in own],
+            yerr=_bars(own, per_sample=True),
+            color=colour,
+            marker=marker,
+            markersize=4,
+            linewidth=1.2,
+            capsize=2,
+            label=plain_label(label),
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    _name_ticks(axes, sorted({r.samples for r in results}))
+    _label_decades(axes.yaxis)
 
 
 def _plot_by_parameters(

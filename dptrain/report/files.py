@@ -27,6 +27,7 @@ from dptrain.report.elements.page import GENERATOR, Page, render
 from dptrain.report.profiles.profile_page import MeasuredProfile, profile_page
 from dptrain.report.runs.run_page import run_page
 from dptrain.report.runs.run_record import TrainingRun
+from dptrain.report.studies.bench_page import Benchmark
 from dptrain.report.studies.experiment_page import (
     Experiment,
     Sweep,
@@ -44,19 +45,19 @@ FLAG = "--output"
 CURVES = "curves.csv"
 EXPECTED = (
     "a folder of `dptrain train`, `dptrain profile --output`, `dptrain scale`, `dptrain study "
-    "sweep` or `dptrain study variants`"
+    "sweep`, `dptrain study variants` or `dptrain bench`"
 )
 _KINDS = {TrainingRun: "a training run", MeasuredProfile: "a profile", Study: "a study"}
 
 
 def write_report(folder: Path, output: Path | None = None, *, replace: bool = False) -> Path:
-    """Write the report of a training run, a profile, a study, a sweep or a study of variants.
+    """Write the report of a training run, a profile, a study or an experiment.
 
     Equal records result in equal bytes.
 
     Args:
-        folder: contains ``study.json``, ``profile.json``, ``sweep.json``, ``variants.json``, or a
-            training run that has ended.
+        folder: contains ``study.json``, ``profile.json``, ``sweep.json``, ``variants.json``,
+            ``bench.json``, or a training run that has ended.
         output: folder of the report [default: `folder`].
         replace: whether to overwrite files that do not belong to a report.
 
@@ -83,7 +84,7 @@ def make_page(result: Result | Experiment, folder: Path) -> Page:
         return study_page(result, _profiles(result, folder), audit)
     if isinstance(result, MeasuredProfile):
         return profile_page(result)
-    if isinstance(result, Sweep | Variants):
+    if isinstance(result, Sweep | Variants | Benchmark):
         return experiment_page(result)
     return run_page(result)
 
@@ -112,11 +113,11 @@ def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = F
         if folder.resolve() in [other.resolve() for other in folders[:i]]:
             raise UserError(f"{folder} occurs twice; compare different folders")
     found = [read_result(folder) for folder in folders]
-    results = [result for result in found if not isinstance(result, Sweep | Variants)]
+    results = [result for result in found if not isinstance(result, Sweep | Variants | Benchmark)]
     if len(results) < len(found):
         raise UserError(
-            "sweeps and studies of variants cannot be compared on a page; write the report of each "
-            "one (`dptrain report DIR`)"
+            "sweeps, studies of variants and benchmarks cannot be compared on a page; write the "
+            "report of each one (`dptrain report DIR`)"
         )
     comparison = compare(folders, results)
     text = comparison.text() + "\n"
@@ -175,7 +176,7 @@ def compare(folders: Sequence[Path], results: Sequence[Result]) -> Comparison:
 
 def environment_of(result: Result | Experiment) -> Mapping[str, Any]:
     """Return the contents of ``env.json``; nothing if the page names the machine itself."""
-    if isinstance(result, Sweep | Variants):
+    if isinstance(result, Sweep | Variants | Benchmark):
         return {}
     return result.profile.environment if isinstance(result, MeasuredProfile) else result.environment
 

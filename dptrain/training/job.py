@@ -326,13 +326,8 @@ def assemble(
     plan, kernels = select_kernels(chosen, world, inputs.backend, inputs.plan, run, quiet=quiet)
     inputs = replace(inputs, plan=plan)
     replica = _make_replica(chosen, world, inputs, quiet=quiet)
-    is_mixed = inputs.augmentation is not None and inputs.augmentation.mixes
-    # Replicas load samples that are not mixed.
-    cached, validation_at = None, None
-    if not is_mixed:
-        cached, validation_at = _cache_images(replica, inputs, world, chosen)
-    images = images_for(replica, inputs.dataset.train)
-    streams = not is_mixed and cached is None and _streams_pixels(replica, images, world)
+    cached, validation_at = _cache_images(replica, inputs, world, chosen)
+    streams = cached is None and _streams_pixels(replica, inputs, world)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
     run_spec = replace(run_spec, kernels=kernels)
 
@@ -712,7 +707,7 @@ def _cache_images(
     users = world.local_size if chosen.share_gpus else 1
     most = math.inf if free is None else chosen.device_cache * free / users
     train = _cacheable(replica, data.train, on_device=free is not None)
-    fits = isinstance(replica, CropWindowReplica) and train is not None
+    fits = _changes_images(replica, inputs.augmentation) and train is not None
     if train is not None and free is not None:
         fits = fits and 0 < train.x.nbytes <= most
     if not all(world.all_gather_json(bool(fits))):
@@ -742,9 +737,16 @@ def _cacheable(replica: Replica, samples: Samples, *, on_device: bool) -> Cached
     return found if isinstance(found, CachedSamples) else None
 
 
-def _streams_pixels(replica: Replica, samples: Samples, world: World) -> bool:
+def _changes_images(replica: Replica, augmentation: Augmentation | None) -> bool:
+    """Return True if a replica can make inputs from stored images; otherwise the host does."""
+    mixes = augmentation is not None and augmentation.mixes
+    return isinstance(replica, CropWindowReplica) and (replica.mixes_images or not mixes)
+
+
+def _streams_pixels(replica: Replica, inputs: _Inputs, world: World) -> bool:
     """Let replicas prepare for minibatches of 8-bit images; return whether they can."""
-    can = isinstance(replica, CropWindowReplica) and samples.pixels.dtype == "uint8"
+    samples = images_for(replica, inputs.dataset.train)
+    can = _changes_images(replica, inputs.augmentation) and samples.pixels.dtype == "uint8"
     if not all(world.all_gather_json(can)):
         return False
     assert isinstance(replica, CropWindowReplica)

@@ -367,7 +367,8 @@ def test_a_site_needs_one_file(cluster: Cluster, tmp_path: Path) -> None:
     )
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    line = "sbatch --parsable --ntasks-per-node=2 \"$0/node.sh\" --data 'npz:a b.sh c'"
+    options = "--network model-small --data 'npz:a b.sh c'"
+    line = f'sbatch --parsable --ntasks-per-node=2 "$0/node.sh" {options}'
     number = cluster.run(
         "bash", "-c", f'source "$0/site.sh" && {line}', str(scripts), folder=folder
     )

@@ -15,7 +15,6 @@ from dptrain.backends.base import Backend
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
 from dptrain.backends.cuda.device.device import LOAD_STREAM, Array, Device, Function
 from dptrain.backends.cuda.device.message import (
-    CHANGES,
     CUTOUT,
     HYPERPARAMETERS,
     RECOLOURING,
@@ -77,6 +76,18 @@ PRECISIONS = {"fp32": 0, "tf32": 1, "bf16": 2}
 """The macro ``PRECISION`` of ``precision.cuh``."""
 
 
+class _WindowKernel(NamedTuple):
+    """Macros of a kernel that unpacks crop windows, see ``unpack_batch.cu``.
+
+    Attributes:
+        general: 1 if windows have maps, or recolourings matrices.
+        mixes: 1 if each window is mixed with the next one.
+    """
+
+    general: int = 0
+    mixes: int = 0
+
+
 class _Staged(NamedTuple):
     """Properties of the minibatch that was staged last.
 
@@ -86,6 +97,7 @@ class _Staged(NamedTuple):
         always: True if it is unpacked even after a loss that is not finite.
         windows: numbers that describe the crop window of a sample; 0 if it consists of inputs.
         recolourings: numbers that describe how its colours change.
+        mixings: numbers that describe how it is mixed with the next one.
         images: offset in bytes of the images after the windows; None if they are cached.
     """
 
@@ -94,12 +106,15 @@ class _Staged(NamedTuple):
     always: bool
     windows: int = 0
     recolourings: int = 0
+    mixings: int = 0
     images: int | None = None
 
     @property
-    def is_general(self) -> bool:
-        """True if windows have maps, or recolourings matrices."""
-        return self.windows > WINDOW + CUTOUT or self.recolourings > RECOLOURING
+    def kernel(self) -> _WindowKernel:
+        """What the kernel that unpacks the crop windows must do."""
+        has_maps = self.windows > WINDOW + CUTOUT
+        general = has_maps or self.recolourings > RECOLOURING
+        return _WindowKernel(int(general), int(self.mixings > 0))
 
 
 _NOTHING = _Staged(0, False, True)
@@ -164,7 +179,7 @@ class CudaReplica(DeviceReplica):
         pixels: conversion of `cached_images` to inputs.
     """
 
-    resizes_images = True
+    resizes_images, mixes_images = True, True
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
         self.device, self.summed_statistics = device, {}
@@ -195,7 +210,7 @@ class CudaReplica(DeviceReplica):
         self._staged = _NOTHING
         self.max_steps_in_flight = message.slots - 1
         self._unpack_batch = self._unpack_function("unpack_batch")
-        self._window_functions: dict[bool, Function] = {}
+        self._window_functions: dict[_WindowKernel, Function] = {}
         device.load_functions()
 
     def _allocate_numbers(self, n: int) -> None:
@@ -256,26 +271,24 @@ class CudaReplica(DeviceReplica):
         precision = PRECISIONS[self.plan.precision]
         return self.device.function("unpack_batch.cu", name, PRECISION=precision, **defines)
 
-    def _window_function(self, *, general: bool) -> Function:
+    def _window_function(self, kernel: _WindowKernel) -> Function:
         """Return the kernel that unpacks crop windows.
 
         It is loaded when a minibatch of its kind is first staged, because no module can be loaded
         while a graph is captured.
-
-        Args:
-            general: True if windows have maps, or recolourings matrices.
         """
-        if general not in self._window_functions:
-            defines = {"BYTES": int(self.pixels.dtype == "uint8"), "GENERAL": int(general)}
+        if kernel not in self._window_functions:
+            defines = {"BYTES": int(self.pixels.dtype == "uint8"), "GENERAL": kernel.general}
+            defines["MIXES"] = kernel.mixes
             if self.device.specializes:
                 names = "CHANNELS", "HEIGHT", "WIDTH", "ROWS", "COLUMNS"
                 defines.update(zip(names, self._window_sizes(), strict=True))
             if self.pixels.size is not None:
                 defines.update(self._resizing_macros())
             function = self._unpack_function("unpack_crop_windows", **defines)
-            self._window_functions[general] = function
+            self._window_functions[kernel] = function
             self.device.load_functions()
-        return self._window_functions[general]
+        return self._window_functions[kernel]
 
     def _load_window_function(self) -> None:
         """Load the kernel that unpacks crop windows of other images than before."""
@@ -284,7 +297,7 @@ class CudaReplica(DeviceReplica):
         self._scores.clear()
         if self.pixels.size is not None:
             self._upload_taps(self.pixels.size)
-        self._window_function(general=False)
+        self._window_function(_WindowKernel())
 
     def _upload_taps(self, size: tuple[int, int]) -> None:
         """Upload the weights that resize cached images."""
@@ -360,9 +373,9 @@ class CudaReplica(DeviceReplica):
 
     def _can_stage(self, shape: Shape, pixels: PixelFormat) -> bool:
         """Return True if a message can contain a minibatch of images."""
-        entries = 4 * CHANGES + pixels.itemsize * math.prod(shape)
+        nbytes = self._message.window_bytes(pixels.itemsize * math.prod(shape))
         capacity = self._message.nbytes - self._message.batch
-        return pixels.dtype == "uint8" and self.plan.batch_size * entries <= capacity
+        return pixels.dtype == "uint8" and nbytes <= capacity
 
     @property
     def image_format(self) -> tuple[Shape, PixelFormat] | None:
@@ -403,18 +416,20 @@ class CudaReplica(DeviceReplica):
         if self.sample_weights is not None:
             host.weights[: self.context.n] = weights_of(batch)
         n, has_targets, always = self.context.n, y is not None, learning_rate is None
-        windows, colours = batch.crop_windows, batch.recolourings
+        windows = batch.crop_windows
         if windows is None:
             nbytes = self._write_inputs(host, batch)
             staged = _Staged(n, has_targets, always)
         else:
             nbytes, images = self._write_windows(host, batch)
-            changes = 0 if colours is None else colours.shape[1]
-            staged = _Staged(n, has_targets, always, windows.shape[1], changes, images)
+            colours, mixings = (
+                0 if part is None else part.shape[1] for part in (batch.recolourings, batch.mixings)
+            )
+            staged = _Staged(n, has_targets, always, windows.shape[1], colours, mixings, images)
         if staged != self._staged:
             self._staged = staged
             if staged.windows:
-                self._window_function(general=staged.is_general)
+                self._window_function(staged.kernel)
         self._staging.submit(nbytes)
 
     def move_staged_batch(self, source: int, slot: int) -> None:
@@ -448,10 +463,12 @@ class CudaReplica(DeviceReplica):
 
     def _encoded(self, batch: Batch) -> NDArray[np.uint8]:
         """Return what `encode_windows` does for a single step."""
-        windows, colours = batch.crop_windows, batch.recolourings
+        windows, changes = batch.crop_windows, (batch.recolourings, batch.mixings)
         assert windows is not None
         message: NDArray[np.uint8] = self.encode_windows(
-            batch.samples[None], windows[None], None if colours is None else colours[None]
+            batch.samples[None],
+            windows[None],
+            *(None if part is None else part[None] for part in changes),
         )[0]
         return message
 
@@ -460,8 +477,9 @@ class CudaReplica(DeviceReplica):
         samples: NDArray[np.int64],
         windows: NDArray[np.int64],
         recolourings: NDArray[np.float32] | None,
+        mixings: NDArray[np.float32] | None = None,
     ) -> NDArray[np.uint8]:
-        return self._message.encode(samples, windows, recolourings)
+        return self._message.encode(samples, windows, recolourings, mixings)
 
     def _choose_buffer(self, slot: int | None) -> None:
         """Select the input buffer of a staging slot, and state when its last reader has ended.
@@ -523,7 +541,7 @@ class CudaReplica(DeviceReplica):
         blocks, threads = ceil_div(staged.n * size, UNPACK_THREADS), UNPACK_THREADS
         unpack = self._unpack_batch
         if staged.windows:
-            unpack = self._window_function(general=staged.is_general)
+            unpack = self._window_function(staged.kernel)
             blocks, threads = staged.n, self._window_threads()
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
@@ -546,15 +564,18 @@ class CudaReplica(DeviceReplica):
             return [batch, self._input, np.int32(n), np.int32(channels), np.int32(height * width)]
         sizes = [np.int32(size) for size in self._window_sizes()]
         staged, images = self._staged, self.cached_images
-        recolourings = self.numbers
+        recolourings = mixings = self.numbers  # Not read unless there are some.
+        rows = n + staged.kernel.mixes
         if staged.recolourings:
-            recolourings = batch[staged.windows * n :].view("float32")
+            recolourings = batch[staged.windows * rows :].view("float32")
+        if staged.mixings:
+            mixings = batch[(staged.windows + staged.recolourings) * rows :].view("float32")
         if staged.images is not None:
             images = self._staging.message[staged.images :]
         return [
-            images, batch, recolourings, self._input, np.int32(n), *sizes,
+            images, batch, recolourings, mixings, self._input, np.int32(n), *sizes,
             *self._taps, np.float32(self.pixels.scale), np.float32(self.pixels.offset),
-            np.int32(staged.windows), np.int32(staged.recolourings),
+            np.int32(staged.windows), np.int32(staged.recolourings), np.int32(staged.mixings),
         ]  # fmt: skip
 
     def _window_threads(self) -> int:

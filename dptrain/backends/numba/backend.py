@@ -489,6 +489,7 @@ class NumbaReplica(CropWindowReplica):
     def _load_crop_windows(self, batch: Batch) -> None:
         windows, recolourings, images = batch.crop_windows, batch.recolourings, batch.x
         assert windows is not None
+        assert batch.mixings is None, "the host mixes minibatches of inputs"
         colours = np.zeros((0, 2), np.float32) if recolourings is None else recolourings
         source = self._images if images is None else images.reshape(-1, *self._images.shape[1:])
         self._crop(len(windows), source, self._conversion, windows, colours)

@@ -20,7 +20,7 @@ from dptrain.bounds import (
 )
 from dptrain.data.loading import geometry
 from dptrain.data.loading.colours import MATRIX, colour_matrices
-from dptrain.data.loading.mixup import cutmix_weights, partner_weights
+from dptrain.data.loading.mixup import cutmix_boxes, mixup_weights
 from dptrain.data.loading.randaugment import RandomOperations, random_operations
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
@@ -76,8 +76,8 @@ class Augmentation:
             Its centre is a random pixel, and the part outside of the image is left out. Source:
             T. DeVries and G. W. Taylor, Improved Regularization of Convolutional Neural Networks
             with Cutout, 2017.
-        mixup: α; each sample is averaged with another one of its minibatch, see
-            `dptrain.data.loading.mixup`. `Loader` does this after all changes of both samples.
+        mixup: α; each sample is averaged with the next one of its minibatch, see
+            `dptrain.data.loading.mixup`, after all changes of both samples.
         resized_crop: a; a random box with a share of [a, 1] of the area of the image, and an aspect
             ratio from 3/4 to 4/3, becomes the input. 0 takes the whole window of the image.
         rotate: d turns images about the centre by an angle from [−d, d] degrees.
@@ -397,26 +397,23 @@ class Augmentation:
             maps = maps @ self._operations(draws, size).maps
         return maps, factors
 
-    def partner_weights(
-        self, draws: NDArray[np.float64], input_shape: Shape, target: np.dtype[Any]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the weights of the samples with which samples are mixed.
+    def mixings(
+        self, draws: NDArray[np.float64], input_shape: Shape, *, mixes_targets: bool
+    ) -> NDArray[np.float32]:
+        """Return how samples are mixed with their partners, in the form of `Batch.mixings`.
 
         Args:
             draws: (rows, n), from `draw`.
             input_shape: (C, H, W) or (F,).
-            target: type of the targets: numbers (float32) are mixed, labels are not.
+            mixes_targets: True if targets are numbers, which are mixed; labels are not.
 
         Returns:
-            float32 (n, 1, …), which broadcasts to the inputs, and float32 (n,), for targets.
+            float32 (n, 1) for mixup, (n, 5) for CutMix.
         """
-        mixes_targets = target == np.float32
         if self.cutmix:
             uniform = np.concatenate([draws[MIXUP : MIXUP + 1], draws[CUTMIX]])
-            size = input_shape[1:]
-            return cutmix_weights(uniform, self.cutmix, size, mixes_targets=mixes_targets)
-        weights = partner_weights(draws[MIXUP], self.mixup, mixes_targets=mixes_targets)
-        return weights.reshape(-1, *[1] * len(input_shape)), weights
+            return cutmix_boxes(uniform, self.cutmix, input_shape[1:], mixes_targets=mixes_targets)
+        return mixup_weights(draws[MIXUP], self.mixup, mixes_targets=mixes_targets)
 
     @cached_property
     def _draw(self) -> Callable[..., None]:

@@ -13,8 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.batch import Batch
-from dptrain.data.loading.augmentation import Augmentation, centred_windows
-from dptrain.data.loading.loader import BatchSource, Encode, Messages, by_step, encoded_passes
+from dptrain.data.loading.augmentation import Augmentation
+from dptrain.data.loading.image_changes import (
+    Encode,
+    ImageChanges,
+    Messages,
+    encoded_passes,
+    own_span,
+)
+from dptrain.data.loading.loader import BatchSource
+from dptrain.data.loading.mixup import mix_targets
 from dptrain.data.loading.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.input_times import InputTimes
@@ -36,7 +44,9 @@ class _Piece(NamedTuple):
     Attributes:
         steps: their numbers.
         global_count: samples of a minibatch, all ranks together.
-        samples, targets, windows, recolourings: (steps, n, …), as in `Batch`.
+        samples, targets: (steps, n, …), as in `Batch`; with the partners of the last samples of
+            the passes.
+        changes: (steps, n, …), of the images.
         messages: (steps, bytes) for each pass; None if there are none.
     """
 
@@ -44,8 +54,7 @@ class _Piece(NamedTuple):
     global_count: int
     samples: NDArray[np.int64]
     targets: NDArray[Any]
-    windows: NDArray[np.int64]
-    recolourings: NDArray[np.float32] | None
+    changes: ImageChanges
     messages: Messages
 
 
@@ -83,6 +92,7 @@ class CropWindowLoader(BatchSource):
         self._samples, self._sampler, self._steps = samples, sampler, steps
         self._input_shape, self._target_shape = input_shape, target_shape
         self._augmentation, self._encode = augmentation, encode
+        self._mixes = augmentation is not None and augmentation.mixes
         self._times = InputTimes() if times is None else times
         self._order: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
         self._batches = self._make_batches()
@@ -108,22 +118,23 @@ class CropWindowLoader(BatchSource):
 
     def _passes(self, epoch: int, piece: _Piece) -> Iterator[Batch]:
         """Yield a batch for each pass of each step."""
-        spans = self._sampler.pass_spans(piece.global_count)
+        spans = self._sampler.pass_spans(piece.global_count, following=self._mixes)
         for i, step in enumerate(piece.steps):
             for part, span in enumerate(spans):
-                colours = None if piece.recolourings is None else piece.recolourings[i, span]
-                messages = piece.messages[part]
+                own, messages = own_span(span, mixes=self._mixes), piece.messages[part]
+                windows, recolourings, mixings = piece.changes.of_pass(i, span)
                 yield Batch(
                     step,
                     epoch,
                     None,
-                    piece.targets[i, span],
-                    piece.samples[i, span],
+                    piece.targets[i, own],
+                    piece.samples[i, own],
                     piece.global_count,
-                    piece.windows[i, span],
-                    colours,
+                    windows,
+                    recolourings,
                     part,
                     None if messages is None else messages[i],
+                    mixings=mixings,
                 )
 
     def _spans(self) -> Iterator[tuple[int, range]]:
@@ -147,36 +158,40 @@ class CropWindowLoader(BatchSource):
         begin = perf_counter_ns()
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, *self._sampler.order_and_draws(epoch)
-        shards = list(self._sampler.shards(self._order[1], steps))
+        shards = list(self._sampler.shards(self._order[1], steps, following=self._mixes))
         samples = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
         rows = self._samples.rows(samples)
         dtype = np.float32 if self._target_shape else np.int32
         targets = np.empty((len(rows), *self._target_shape), dtype)
         self._samples.read_targets(rows, targets)
-        kept, augmentation = self._samples, self._augmentation
-        shape = kept.pixels.converted_shape(kept.readable_shape)
-        recolourings = None
-        if augmentation is None:
-            windows = centred_windows(self._input_shape, shape, rows)
-        else:
-            numbers = [mine.reshape(-1) for *_, mine in self._sampler.shards(self._order[2], steps)]
-            draws = augmentation.draw(self._sampler.seed, epoch, np.concatenate(numbers))
-            windows = augmentation.crop_windows(self._input_shape, draws, shape, rows)
-            if augmentation.recolours:
-                recolourings = augmentation.recolourings(draws, self._input_shape[0])
+        changes = self._changes(epoch, steps, rows, targets)
         pieces, stop = list[_Piece](), 0
         for part, global_count, mine in shards:
             span = slice(stop, stop + mine.size)
             stop = span.stop
-            arrays = (
-                mine,
-                targets[span].reshape(*mine.shape, *self._target_shape),
-                by_step(windows[span], mine),
-                None if recolourings is None else by_step(recolourings[span], mine),
-            )
-            spans = self._sampler.pass_spans(global_count)
-            messages = encoded_passes(self._encode, spans, mine, *arrays[2:])
-            pieces.append(_Piece(part, global_count, *arrays, messages))
+            own, made = targets[span], changes.by_step(span, len(part))
+            spans = self._sampler.pass_spans(global_count, following=self._mixes)
+            messages = encoded_passes(self._encode, spans, mine, made)
+            own = own.reshape(*mine.shape, *self._target_shape)
+            pieces.append(_Piece(part, global_count, mine, own, made, messages))
         self._times.add_assembling(begin)
         self._times.batches += len(steps)
         return pieces
+
+    def _changes(
+        self, epoch: int, steps: range, rows: NDArray[np.int64], targets: NDArray[Any]
+    ) -> ImageChanges:
+        """Return the changes of the images `rows`, and mix targets that are numbers in place."""
+        kept, augmentation, draws, mixings = self._samples, self._augmentation, None, None
+        shapes = self._input_shape, kept.pixels.converted_shape(kept.readable_shape)
+        if augmentation is not None:
+            assert self._order is not None
+            shards = self._sampler.shards(self._order[2], steps, following=self._mixes)
+            numbers = np.concatenate([mine.reshape(-1) for *_, mine in shards])
+            draws = augmentation.draw(self._sampler.seed, epoch, numbers)
+        if augmentation is not None and draws is not None and self._mixes:
+            mixes_targets = bool(self._target_shape)
+            mixings = augmentation.mixings(draws, shapes[0], mixes_targets=mixes_targets)
+            if mixes_targets:
+                mix_targets(targets, mixings, shapes[0])
+        return ImageChanges.of(augmentation, draws, rows, shapes, mixings)

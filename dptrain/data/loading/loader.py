@@ -6,7 +6,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from queue import SimpleQueue
@@ -20,8 +20,14 @@ from numpy.typing import NDArray
 from dptrain.backends.pixels import INPUTS
 from dptrain.batch import Batch
 from dptrain.data.base import Samples
-from dptrain.data.loading.augmentation import Augmentation, centred_windows
-from dptrain.data.loading.mixup import SHIFT, mix
+from dptrain.data.loading.augmentation import Augmentation
+from dptrain.data.loading.image_changes import (
+    Encode,
+    ImageChanges,
+    encoded_passes,
+    own_span,
+)
+from dptrain.data.loading.mixup import mix, mix_targets, pixel_weights
 from dptrain.data.loading.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.input_times import InputTimes
@@ -71,46 +77,6 @@ class _ShortSwitchInterval:
 _short_interval = _ShortSwitchInterval()
 
 
-Encode = Callable[
-    [NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None], NDArray[np.uint8]
-]
-"""Encodes samples, crop windows and recolourings, (steps, n, …), as `Batch.message`."""
-
-Messages = list[NDArray[np.uint8] | None]
-"""`Batch.message` of some steps, (steps, bytes) for each pass of a step."""
-
-
-def encoded_passes(
-    encode: Encode | None,
-    spans: Sequence[slice],
-    samples: NDArray[np.int64],
-    windows: NDArray[np.int64],
-    recolourings: NDArray[np.float32] | None,
-) -> Messages:
-    """Return the messages of steps with minibatches of equal size.
-
-    Args:
-        encode: encodes them; None if the replica has no form of its own.
-        spans: samples of each pass, `Sampler.pass_spans`.
-        samples, windows, recolourings: (steps, n, …), see `Batch`.
-    """
-    if encode is None:
-        return [None] * len(spans)
-    return [
-        encode(
-            samples[:, span],
-            windows[:, span],
-            None if recolourings is None else recolourings[:, span],
-        )
-        for span in spans
-    ]
-
-
-def by_step(rows: NDArray[Any], samples: NDArray[np.int64]) -> NDArray[Any]:
-    """Return rows (steps · n, k) of the samples (steps, n) as (steps, n, k)."""
-    return rows.reshape(*samples.shape, rows.shape[1])
-
-
 class BatchSource(ABC):
     """An iterator over the batches of some steps that must be closed: use it in ``with``.
 
@@ -158,12 +124,18 @@ them."""
 
 
 class _Pass(NamedTuple):
-    """A pass of a step: its number, size of the minibatch, and samples of this rank."""
+    """A pass of a step: its number, size of the minibatch, and what this rank reads.
+
+    Attributes:
+        samples: of this rank, and the partner of the last one if they are mixed.
+        changes: of images that the replica changes; None if it receives inputs.
+    """
 
     step: int
     part: int
     global_count: int
     samples: NDArray[np.int64]
+    changes: ImageChanges | None
     message: NDArray[np.uint8] | None
 
 
@@ -171,25 +143,27 @@ def _divided(
     epoch: int,
     group: list[_Pass],
     buffers: _Buffers,
-    windows: NDArray[np.int64] | None,
-    recolourings: NDArray[np.float32] | None,
+    *,
+    mixes: bool,
 ) -> Iterator[_Made]:
     """Yield the batches of passes that were read together."""
     stop = 0
-    for number, (step, part, global_count, samples, message) in enumerate(group, 1):
-        own = slice(stop, stop + len(samples))
-        stop = own.stop
+    for number, (step, part, global_count, samples, changes, message) in enumerate(group, 1):
+        whole = slice(stop, stop + len(samples))
+        own, stop = own_span(whole, mixes=mixes), whole.stop
+        windows, recolourings, mixings = (None, None, None) if changes is None else changes
         batch = Batch(
             step,
             epoch,
-            buffers.x[own],
+            buffers.x[own if windows is None else whole],
             buffers.y[own],
-            samples,
+            samples[own_span(slice(0, len(samples)), mixes=mixes)],
             global_count,
-            None if windows is None else windows[own],
-            None if recolourings is None else recolourings[own],
+            windows,
+            recolourings,
             part,
             message,
+            mixings=mixings,
         )
         yield batch, buffers if number == len(group) else None
 
@@ -250,19 +224,17 @@ class Loader(BatchSource):
         self._times = InputTimes() if times is None else times
         self._counts_at_start: tuple[int, int, int] | None = self._times.counts()
         self._input_shape, self._keeps_pixels = input_shape, keeps_pixels
-        rows, x_shape, dtype = sampler.largest_shard, input_shape, "float32"
+        self._mixes = augmentation is not None and augmentation.mixes
+        rows = sampler.largest_shard + self._mixes
+        x_shape, dtype = input_shape, "float32"
         if keeps_pixels:
             x_shape, dtype = samples.readable_shape or input_shape, samples.pixels.dtype
         self._image_shape = samples.pixels.converted_shape(x_shape) if keeps_pixels else x_shape
         self._steps_per_draw = max(SAMPLES_PER_DRAW // max(rows, 1), 1)
         self._staged = self._make_staged(0 if keeps_pixels else rows, input_shape)
-        self._mixes = augmentation is not None and augmentation.mixes
-        assert not (self._mixes and keeps_pixels)
-        partners = rows if self._mixes else 0
-        self._partners = _Buffers(
-            np.zeros((partners, *input_shape), np.float32),
-            np.zeros((partners, *target_shape), np.float32 if target_shape else np.int32),
-        )
+        self._mixes_targets = bool(self._mixes and target_shape)
+        mixed = 0 if keeps_pixels or not self._mixes else rows
+        self._products = np.zeros((mixed, *input_shape), np.float32)
         self._per_read = 1
         if keeps_pixels and depth:
             self._per_read = max(SAMPLES_PER_READ // max(rows, 1), 1)
@@ -360,19 +332,14 @@ class Loader(BatchSource):
     ) -> Iterator[_Made]:
         """Read the batches of steps of an epoch, until the loader is closed."""
         begin = perf_counter_ns()
-        shards = list(self._sampler.shards(order, steps))
-        draws = self._draw(epoch, self._sampler.shards(numbers, steps))
-        windows, recolourings, drawn = None, None, 0
+        shards = list(self._sampler.shards(order, steps, following=self._mixes))
+        drawn_shards = self._sampler.shards(numbers, steps, following=self._mixes)
+        draws = self._draw(epoch, drawn_shards)
         first = epoch * len(self._samples) if self._samples.changes_by_epoch else 0
-        partners, partner_draws = np.zeros(0, np.int64), None
-        if self._mixes:
-            others = list(self._sampler.shards(order, steps, shift=SHIFT))
-            partners = np.concatenate([mine.reshape(-1) for _, _, mine in others])
-            partner_draws = self._draw(epoch, self._sampler.shards(numbers, steps, shift=SHIFT))
-        if self._keeps_pixels:
-            windows, recolourings = self._window_changes(shards, draws)
+        drawn, mixings = 0, self._mixings(draws)
+        changes = self._image_changes(shards, draws, mixings) if self._keeps_pixels else None
         self._times.add_assembling(begin)
-        passes = self._passes(shards, windows, recolourings)
+        passes = self._passes(shards, changes)
         while group := list(islice(passes, self._per_read)):
             buffers = self._free.get()
             if self._closed.is_set():
@@ -381,23 +348,16 @@ class Loader(BatchSource):
             x, y = buffers.x[: len(samples)], buffers.y[: len(samples)]
             span = slice(drawn, drawn + len(samples))
             drawn = span.stop
-            if windows is not None:
+            if changes is not None:
                 self._read_kept(samples, x, y)
             else:
                 self._read(samples, x, y, None if draws is None else draws[:, span])
-                if draws is not None and partner_draws is not None:
-                    own = draws[:, span]
-                    self._mix(partners[span] + first, x, y, own, partner_draws[:, span])
+            if mixings is not None:
+                self._mix(x, y, mixings[span])
             self._times.batches += sum(one.part == 0 for one in group)
             if group[-1].part + 1 == self._sampler.passes:
                 self._leave_out_first_read()
-            yield from _divided(
-                epoch,
-                group,
-                buffers,
-                None if windows is None else windows[span],
-                None if recolourings is None else recolourings[span],
-            )
+            yield from _divided(epoch, group, buffers, mixes=self._mixes)
 
     def _leave_out_first_read(self) -> None:
         """Forget the times of the first read, which opens files, and may compile a kernel."""
@@ -408,26 +368,21 @@ class Loader(BatchSource):
     def _passes(
         self,
         shards: list[tuple[range, int, NDArray[np.int64]]],
-        windows: NDArray[np.int64] | None,
-        recolourings: NDArray[np.float32] | None,
+        changes: ImageChanges | None,
     ) -> Iterator[_Pass]:
-        """Yield the passes of the steps of shards, whose crop windows are in the same order."""
+        """Yield the passes of the steps of shards, whose changes are in the same order."""
         stop = 0
         for steps, global_count, mine in shards:
-            spans, own = self._sampler.pass_spans(global_count), slice(stop, stop + mine.size)
-            stop, messages = own.stop, Messages([None] * len(spans))
-            if windows is not None:
-                messages = encoded_passes(
-                    self._encode,
-                    spans,
-                    mine,
-                    by_step(windows[own], mine),
-                    None if recolourings is None else by_step(recolourings[own], mine),
-                )
+            spans = self._sampler.pass_spans(global_count, following=self._mixes)
+            here = slice(stop, stop + mine.size)
+            stop = here.stop
+            made = None if changes is None else changes.by_step(here, len(steps))
+            messages = encoded_passes(self._encode, spans, mine, made)
             for i, (step, samples) in enumerate(zip(steps, mine, strict=True)):
                 for part, (span, encoded) in enumerate(zip(spans, messages, strict=True)):
                     message = None if encoded is None else encoded[i]
-                    yield _Pass(step, part, global_count, samples[span], message)
+                    own = None if made is None else made.of_pass(i, span)
+                    yield _Pass(step, part, global_count, samples[span], own, message)
 
     def _draw(
         self, epoch: int, shards: Iterator[tuple[range, int, NDArray[np.int64]]]
@@ -443,47 +398,41 @@ class Loader(BatchSource):
         numbers = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
         return self._augmentation.draw(self._sampler.seed, epoch, numbers)
 
-    def _mix(
-        self,
-        partners: NDArray[np.int64],
-        x: NDArray[np.float32],
-        y: NDArray[Any],
-        draws: NDArray[np.float64],
-        partner_draws: NDArray[np.float64],
-    ) -> None:
-        """Average samples with their partners, which are read and changed as samples are."""
-        if not len(partners):
-            return
-        assert self._augmentation is not None
-        others = _Buffers(*(part[: len(partners)] for part in self._partners))
-        self._read(partners, others.x, others.y, partner_draws)
-        mix(x, y, *others, *self._augmentation.partner_weights(draws, x.shape[1:], y.dtype))
+    def _mixings(self, draws: NDArray[np.float64] | None) -> NDArray[np.float32] | None:
+        """Return how samples are mixed, in the form of `Batch.mixings`; None if they are not."""
+        augmentation = self._augmentation
+        if augmentation is None or draws is None or not self._mixes:
+            return None
+        return augmentation.mixings(draws, self._input_shape, mixes_targets=self._mixes_targets)
 
-    def _window_changes(
+    def _mix(self, x: NDArray[Any], y: NDArray[Any], mixings: NDArray[np.float32]) -> None:
+        """Average samples with the next ones; the replica mixes images that it changes."""
+        begin = perf_counter_ns()
+        if not self._keeps_pixels:
+            mix(x, pixel_weights(mixings, self._input_shape), self._products)
+        if self._mixes_targets:
+            mix_targets(y, mixings, self._input_shape)
+        self._times.add_assembling(begin)
+
+    def _image_changes(
         self,
         shards: list[tuple[range, int, NDArray[np.int64]]],
         draws: NDArray[np.float64] | None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
-        """Return crop windows and recolourings of the images of minibatches.
+        mixings: NDArray[np.float32] | None,
+    ) -> ImageChanges:
+        """Return the changes of the images of minibatches.
 
         Args:
             shards: those of `Sampler.shards`; an image's number counts from 0 in each pass.
-            draws: of all images.
+            draws, mixings: of all images.
         """
-        augmentation, shapes = self._augmentation, (self._input_shape, self._image_shape)
-        rows = np.concatenate(
-            [np.tile(self._rows_of_step(count), len(steps)) for steps, count, _ in shards]
-        )
-        if augmentation is None or draws is None:
-            return centred_windows(*shapes, rows), None
-        windows = augmentation.crop_windows(shapes[0], draws, shapes[1], rows)
-        if not augmentation.recolours:
-            return windows, None
-        return windows, augmentation.recolourings(draws, self._input_shape[0])
+        rows = [np.tile(self._rows_of_step(count), len(steps)) for steps, count, _ in shards]
+        shapes = self._input_shape, self._image_shape
+        return ImageChanges.of(self._augmentation, draws, np.concatenate(rows), shapes, mixings)
 
     def _rows_of_step(self, global_count: int) -> NDArray[np.int64]:
         """Return the number of each image in its pass, for all images of a step on this rank."""
-        spans = self._sampler.pass_spans(global_count)
+        spans = self._sampler.pass_spans(global_count, following=self._mixes)
         return np.concatenate([np.arange(span.stop - span.start) for span in spans])
 
     def _read_kept(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:

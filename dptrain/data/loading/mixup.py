@@ -1,4 +1,4 @@
-"""Mixup and CutMix: each sample of a minibatch is mixed with another one of the same minibatch.
+"""Mixup and CutMix: each sample of a minibatch is mixed with the next one, the last with the first.
 
 With a weight λ of the sample from Beta(α, α), mixup minimises λ L(x̃, y) + (1 − λ) L(x̃, y′) for
 x̃ = λ x + (1 − λ) x′. Pairs are exchangeable, because the order of an epoch is random. Therefore the
@@ -18,17 +18,19 @@ CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Fea
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.network.layers import Shape
+
 POINTS = 1 << 13
 """Points at which a distribution function is tabulated."""
 
-SHIFT = 1
-"""Distance of a sample's partner in the order of the minibatch, which begins again at its end."""
+BOX = 5
+"""Numbers that describe how a box of a sample is mixed; one number describes a whole sample."""
 
 
 def partner_weights(
@@ -68,10 +70,24 @@ def _distribution(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64
     return v, sums / sums[-1]
 
 
-def cutmix_weights(
+def mixup_weights(
+    uniform: NDArray[np.float64], alpha: float, *, mixes_targets: bool
+) -> NDArray[np.float32]:
+    """Return how samples are mixed by mixup, in the form of `Batch.mixings`.
+
+    Args:
+        uniform, alpha, mixes_targets: as for `partner_weights`.
+
+    Returns:
+        float32 (n, 1), the weight of each pixel of the partner.
+    """
+    return partner_weights(uniform, alpha, mixes_targets=mixes_targets)[:, None]
+
+
+def cutmix_boxes(
     uniform: NDArray[np.float64], alpha: float, size: tuple[int, ...], *, mixes_targets: bool
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the weights, 0 or 1, of the pixels of each sample's partner, and their mean.
+) -> NDArray[np.float32]:
+    """Return how samples are mixed by CutMix, in the form of `Batch.mixings`.
 
     Args:
         uniform: (4, n), random numbers in [0, 1): share of the box, row and column of its centre,
@@ -81,45 +97,80 @@ def cutmix_weights(
         mixes_targets: False if the sample shows the random pixel.
 
     Returns:
-        float32 (n, 1, H, W) and float32 (n,).
+        float32 (n, 5): the weight of the partner's pixels in a box, 1 or 0; around the box it is 0
+        or 1. First row and column of the box, and the row and the column after its last ones.
     """
     share = partner_weights(uniform[0], alpha, mixes_targets=True).astype(np.float64)
-    inside = []
-    for centre, length in zip(uniform[1:3], size, strict=True):
+    boxes = np.ones((len(share), BOX), np.float32)
+    for axis, (centre, length) in enumerate(zip(uniform[1:3], size, strict=True)):
         pixels, half = (centre * length).astype(np.int64), 0.5 * np.sqrt(share) * length
-        first, last = (
-            np.clip(pixels + shift, 0, length).astype(np.int64) for shift in (-half, half)
-        )
-        at = np.arange(length)
-        inside.append((at >= first[:, None]) & (at < last[:, None]))
-    boxes = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+        for column, shift in ((1 + axis, -half), (3 + axis, half)):
+            boxes[:, column] = np.trunc(np.clip(pixels + shift, 0, length))
     if not mixes_targets:
-        boxes ^= (uniform[3] < boxes.mean(axis=(1, 2, 3)))[:, None, None, None]
-    weights = boxes.astype(np.float32)
-    return weights, weights.mean(axis=(1, 2, 3))
+        areas = _areas(boxes).astype(np.float64)
+        boxes[:, 0] = uniform[3] >= areas / math.prod(size)
+    return boxes
+
+
+def _areas(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the numbers of pixels in boxes."""
+    _, top, left, bottom, right = boxes.T
+    return np.asarray((bottom - top) * (right - left))
+
+
+def pixel_weights(mixings: NDArray[np.float32], input_shape: Shape) -> NDArray[np.float32]:
+    """Return the weight of each pixel of the partners.
+
+    Args:
+        mixings: (n, 1) or (n, 5), see `mixup_weights` and `cutmix_boxes`.
+        input_shape: (C, H, W) or (F,).
+
+    Returns:
+        float32 (n, 1, …), which broadcasts to the inputs.
+    """
+    weights = mixings[:, 0].reshape(-1, *[1] * len(input_shape))
+    if mixings.shape[1] < BOX:
+        return weights
+    rows, columns = (np.arange(length) for length in input_shape[1:])
+    _, top, left, bottom, right = mixings.T[:, :, None]
+    high, wide = (rows >= top) & (rows < bottom), (columns >= left) & (columns < right)
+    inside = high[:, None, :, None] & wide[:, None, None, :]
+    return np.asarray(inside == (weights == 1.0), np.float32)
+
+
+def target_weights(mixings: NDArray[np.float32], input_shape: Shape) -> NDArray[np.float32]:
+    """Return the weight of the partner's target, float32 (n,): the mean of `pixel_weights`."""
+    if mixings.shape[1] < BOX:
+        return mixings[:, 0]
+    areas, pixels = _areas(mixings), np.float32(math.prod(input_shape[1:]))
+    return np.asarray(np.where(mixings[:, 0] == 1.0, areas, pixels - areas) / pixels)
 
 
 def mix(
-    x: NDArray[np.float32],
-    y: NDArray[Any],
-    x_partner: NDArray[np.float32],
-    y_partner: NDArray[Any],
-    weights: NDArray[np.float32],
-    target_weights: NDArray[np.float32],
+    rows: NDArray[np.float32], weights: NDArray[np.float32], products: NDArray[np.float32]
 ) -> None:
-    """Average samples with their partners, in place.
+    """Average each row but the last with the next one, in place.
+
+    Every operation is rounded, so that kernels of devices compute the same bits.
 
     Args:
-        x: (n, C, H, W) or (n, F).
-        y: int32 (n,) labels, which stay, or float32 (n, F).
-        x_partner, y_partner: of the partners; `x_partner` is overwritten.
-        weights: (n, 1, …), of the partners, of each pixel or of all.
-        target_weights: (n,), of the partners.
+        rows: (n + 1, …), inputs or targets. The last row stays.
+        weights: (n + 1, …) or less, of the next rows; the last one is not used.
+        products: scratch memory for n rows or more.
     """
-    x *= 1.0 - weights
-    x_partner *= weights
-    x += x_partner
-    if y.dtype == np.float32:
-        column = target_weights.reshape(-1, *[1] * (y.ndim - 1))
-        y *= 1.0 - column
-        y += column * y_partner
+    own, weights, products = rows[:-1], weights[: len(rows) - 1], products[: len(rows) - 1]
+    np.multiply(rows[1:], weights, out=products)
+    own *= 1.0 - weights
+    own += products
+
+
+def mix_targets(y: NDArray[np.float32], mixings: NDArray[np.float32], input_shape: Shape) -> None:
+    """Average each target but the last with the next one, in place.
+
+    Args:
+        y: float32 (n + 1, …).
+        mixings: (n + 1, 1) or (n + 1, 5), see `mixup_weights` and `cutmix_boxes`.
+        input_shape: (C, H, W) or (F,).
+    """
+    weights = target_weights(mixings, input_shape)
+    mix(y, weights.reshape(-1, *[1] * (y.ndim - 1)), np.empty_like(y))

@@ -242,9 +242,15 @@ class Sampler:
         """Return the number of this rank's samples in a minibatch of `count` samples."""
         return int(self.pass_spans(count)[-1].stop)
 
-    def pass_spans(self, count: int) -> list[slice]:
-        """Return the range of each pass in this rank's samples of a minibatch of `count`."""
-        stops = accumulate((span.stop - span.start for span in self.spans(count)), initial=0)
+    def pass_spans(self, count: int, *, following: int = 0) -> list[slice]:
+        """Return the range of each pass in this rank's samples of a minibatch of `count`.
+
+        Args:
+            count: samples of the minibatch, all ranks together.
+            following: as for `shards`; the ranges contain these samples.
+        """
+        lengths = (span.stop - span.start + following for span in self.spans(count))
+        stops = accumulate(lengths, initial=0)
         return [slice(start, stop) for start, stop in pairwise(stops)]
 
     def order(self, epoch: int) -> NDArray[np.int64]:
@@ -273,15 +279,15 @@ class Sampler:
             first = stop
 
     def shards(
-        self, order: NDArray[np.int64], steps: range, *, shift: int = 0
+        self, order: NDArray[np.int64], steps: range, *, following: int = 0
     ) -> Iterator[tuple[range, int, NDArray[np.int64]]]:
         """Yield this rank's samples in steps of one epoch, grouped by the size of the minibatch.
 
         Args:
             order: of the epoch.
             steps: consecutive steps of the epoch.
-            shift: k; instead of each sample, the one that is k places later in its minibatch, which
-                begins again at its end.
+            following: number of samples that follow those of each pass in the minibatch, and are
+                added to them; the first sample of the minibatch follows the last one.
 
         Yields:
             Steps with minibatches of equal size, this size, and the samples, int64 (steps, n).
@@ -297,7 +303,5 @@ class Sampler:
             span = minibatch_span(len(order), self.batch_size, part.start)
             count = span.stop - span.start
             minibatches = order[span.start :][: len(part) * count].reshape(len(part), count)
-            if shift:
-                minibatches = np.roll(minibatches, -shift, axis=1)
-            mine = [minibatches[:, span] for span in self.spans(count)]
-            yield part, count, np.concatenate(mine, axis=1)
+            numbers = [np.arange(span.start, span.stop + following) for span in self.spans(count)]
+            yield part, count, minibatches[:, np.concatenate(numbers) % count]

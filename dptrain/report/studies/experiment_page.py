@@ -1,4 +1,4 @@
-"""The pages of a sweep over settings and of a study of variants: a table and a plot."""
+"""The pages of experiments: a sweep over settings, a study of variants, and a benchmark."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dptrain.errors import UserError
 from dptrain.forms import NUMBER, TEXT, check_form
 from dptrain.report.elements.canvas import Plot, plot
 from dptrain.report.elements.numbers import decimals_for, percent, scaled_bytes, short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
 from dptrain.report.elements.tables import Column, Number, Records, Table
+from dptrain.report.studies.bench_page import BENCH, Benchmark, bench_page
+from dptrain.report.studies.experiment_parts import closing, settings_section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dptrain.experiments.study import VariantResult
     from dptrain.experiments.sweep import PointResult
 
-SWEEP, VARIANTS, BENCH = "sweep", "variants", "bench"
+SWEEP, VARIANTS = "sweep", "variants"
 """Names of the files of experiments, without suffix."""
 
 CONDITIONS = {"ranks": NUMBER, "processor": TEXT, "cores": NUMBER, "dptrain": TEXT}
@@ -54,14 +55,14 @@ class Variants:
     results: tuple[VariantResult, ...]
 
 
-Experiment = Sweep | Variants
+Experiment = Sweep | Variants | Benchmark
 
 
 def read_experiment(folder: Path) -> Experiment | None:
     """Return the experiment that a folder contains; None if there is none.
 
     Raises:
-        UserError: it has no results yet, cannot be read, or has no page.
+        UserError: it has no results yet, or cannot be read.
     """
     if (folder / f"{SWEEP}.json").exists():
         from dptrain.experiments import sweep
@@ -77,45 +78,31 @@ def read_experiment(folder: Path) -> Experiment | None:
         check_form(settings, names, str(folder / f"{VARIANTS}.json"))
         return Variants(settings, tuple(results))
     if (folder / f"{BENCH}.json").exists():
-        raise UserError(
-            f"{folder} contains a benchmark, which has no report; `dptrain bench` with the same "
-            f"flags and --output {folder} prints its tables again, and {BENCH}.csv contains them"
-        )
+        from dptrain.experiments import bench
+
+        settings, measured = bench.read_results(folder)
+        names = {name: form for name, form in CONDITIONS.items() if name != "ranks"}
+        check_form(settings, names, str(folder / f"{BENCH}.json"))
+        return Benchmark(settings, tuple(measured))
     return None
 
 
 def experiment_page(found: Experiment) -> Page:
     """Return the page of an experiment."""
+    if isinstance(found, Benchmark):
+        return bench_page(found)
     return _sweep_page(found) if isinstance(found, Sweep) else _variants_page(found)
 
 
 def _sections(
-    found: Experiment, table: Table, notes: tuple[str, ...], reasons: Sequence[str] = ()
+    found: Sweep | Variants, table: Table, notes: tuple[str, ...], reasons: Sequence[str] = ()
 ) -> tuple[Section, ...]:
-    facts = tuple(
-        (key.replace("_", " "), _text(value))
-        for key, value in found.settings.items()
-        if key not in ("layers", "axes")
-    )
     return (
         Section(table.name, table.title, tables=(table,)),
         *([Section("refused", "Not possible", lists=(("", tuple(reasons)),))] * bool(reasons)),
-        Section("settings", "Settings of all runs", facts=facts, folded=True),
+        settings_section(found.settings, "all runs"),
         *restrictions_section(notes),
     )
-
-
-def _closing(name: str) -> str:
-    return (
-        f"Written by dptrain from {name}.csv and {name}.json, which contain each number in full "
-        "precision."
-    )
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _conditions(settings: Mapping[str, Any]) -> str:
@@ -155,7 +142,7 @@ def _sweep_page(found: Sweep) -> Page:
         keys=tuple(_best_keys(best[0], points.index(best[0]))) if best else (),
         notes=notes,
         sections=_sections(found, _points_table(points), notes),
-        closing=_closing(SWEEP),
+        closing=closing(SWEEP),
     )
 
 
@@ -312,7 +299,7 @@ def _variants_page(found: Variants) -> Page:
         keys=(),
         notes=notes,
         sections=_sections(found, table, notes, reasons),
-        closing=_closing(VARIANTS),
+        closing=closing(VARIANTS),
     )
 
 

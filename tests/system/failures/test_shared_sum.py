@@ -119,7 +119,7 @@ main()
 
 TRAIN = (
     "train", "--network", "mlp-5", "--data", "irradiance?samples=64", "--backend", "reference",
-    "--steps", "2", "--baseline-steps", "0",
+    "--steps", "2", "--baseline-steps", "0", "--verbose",
 )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_too_little_memory_is_found_before_it_is_used(tmp_path: Path) -> None:
     [line] = [line for line in done.stderr.splitlines() if line.startswith("dptrain: rank 1: ")]
     assert "cannot be shared by the ranks of a node (No space left on device)" in line
     assert line.endswith("; MPI sums the gradients instead")
-    assert ", transport mpi; " in done.stdout
+    assert ", transport mpi, " in done.stdout
 
     done = launch(*TRAIN, "--transport", "shared", ranks=2, program=("-c", REFUSAL), cwd=tmp_path)
     assert done.returncode == 2
@@ -142,7 +142,7 @@ def test_a_run_names_its_transport(tmp_path: Path) -> None:
     for options, transport in (((), "shared"), (("--strategy", "central"), "mpi")):
         done = launch(*TRAIN, *options, ranks=2, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert f", transport {transport}; " in done.stdout
+        assert f", transport {transport}, " in done.stdout
     done = launch(*TRAIN, "--strategy", "central", "--transport", "shared", ranks=2, cwd=tmp_path)
     assert done.returncode == 2
     [line] = dptrain_lines(done.stderr)

@@ -36,6 +36,7 @@ def test_crop_windows_address_images_beyond_2_31_rows() -> None:
         np.ones((1, 4, 1, 1), np.float32),  # images
         np.array([[2**30, 0, 0, 0]], np.int32),  # crop_windows
         np.zeros((1, 2), np.float32),  # recolourings
+        np.zeros((1, 1), np.float32),  # mixings
         np.zeros((1, 1, 1, 4), np.float32),  # input
     ]
     memory = [device.zeros(array.shape, array.dtype) for array in arrays]
@@ -49,7 +50,7 @@ def test_crop_windows_address_images_beyond_2_31_rows() -> None:
     ]  # fmt: skip
     unpack = device.function("unpack_batch.cu", "unpack_crop_windows")
     taps = [device.zeros((1,), np.float32) for _ in range(2)]
-    sizes = [*ints(1, 4, 1, 1, 1, 1), *taps, np.float32(1), np.float32(0), *ints(4, 0)]
+    sizes = [*ints(1, 4, 1, 1, 1, 1), *taps, np.float32(1), np.float32(0), *ints(4, 0, 0)]
     args = [*memory, *sizes, *message]
     with pytest.raises(EmulatorError, match="outside"):
         unpack((1, 1, 1), (THREADS, 1, 1), args)

@@ -7,7 +7,7 @@ import pytest
 
 from dptrain.data.loading.augmentation import Augmentation
 from dptrain.data.loading.loader import Loader
-from dptrain.data.loading.mixup import cutmix_weights, partner_weights
+from dptrain.data.loading.mixup import cutmix_boxes, partner_weights, pixel_weights, target_weights
 from dptrain.data.loading.sharding import Sampler
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
@@ -54,12 +54,12 @@ def test_own_labels_have_the_expected_gradient_of_mixed_labels(alpha):
 def test_boxes_of_cutmix_have_shares_of_a_beta_distribution(mixes):
     """The sample that keeps its label is the one that a random pixel shows."""
     uniform = np.random.default_rng(0).random((4, 4000))
-    weights, means = cutmix_weights(uniform, 1.0, (16, 12), mixes_targets=mixes)
+    weights, means = boxes_of(uniform, (16, 12), mixes=mixes)
     assert weights.shape == (4000, 1, 16, 12)
     assert set(np.unique(weights)) == {0.0, 1.0}
     np.testing.assert_allclose(means, weights.mean(axis=(1, 2, 3)))
     # Boxes are cut at the border, which is why their mean share is less than a half.
-    boxes, shares = cutmix_weights(uniform, 1.0, (16, 12), mixes_targets=True)
+    boxes, shares = boxes_of(uniform, (16, 12), mixes=True)
     swapped = (weights != boxes).all(axis=(1, 2, 3))
     assert ((weights == boxes).all(axis=(1, 2, 3)) | swapped).all()
     assert swapped.mean() == pytest.approx(0.0 if mixes else shares.mean(), abs=0.03)
@@ -83,6 +83,12 @@ def test_cutmix_replaces_a_box_by_that_of_the_next_sample(labels):
             share = shows_other.mean(axis=(1, 2))[:, None]
             expected = (1 - share) * own_y + share * np.roll(own_y, -1, axis=0)
             np.testing.assert_allclose(y, expected, atol=1e-6)
+
+
+def boxes_of(uniform, size, *, mixes):
+    """Return the weights of pixels and of targets that CutMix draws."""
+    mixings = cutmix_boxes(uniform, 1.0, size, mixes_targets=mixes)
+    return pixel_weights(mixings, (1, *size)), target_weights(mixings, (1, *size))
 
 
 def batches(change, *, labels, rank=0, size=1, depth=0, shards=0, shape=(2, 5, 4)):

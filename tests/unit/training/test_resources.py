@@ -89,7 +89,9 @@ def test_images_are_cached_on_the_device_up_to_a_share_of_its_free_memory(
     replica: Any = Mock(spec=DeviceReplica, backend=backend)
     world = World.single()
     world.local_size = local_size
-    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples, validation=None))
+    inputs: Any = SimpleNamespace(
+        dataset=SimpleNamespace(train=samples, validation=None), augmentation=None
+    )
     found, _ = _cache_images(replica, inputs, world, GivenSettings(**changes))
     assert replica.cache_images.called == cached
     assert found is (samples if cached else None)
@@ -102,7 +104,9 @@ def test_a_device_also_caches_images_that_are_in_files(kind: type[Replica]) -> N
     samples = StoredSamples(images, labels, np.array([4, 0, 2]), preprocessing, "x.npy")
     free = None if kind is CropWindowReplica else 1 << 20
     replica: Any = Mock(spec=kind, backend=SimpleNamespace(free_bytes=lambda: free))
-    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples, validation=None))
+    inputs: Any = SimpleNamespace(
+        dataset=SimpleNamespace(train=samples, validation=None), augmentation=None
+    )
     found, validation_at = _cache_images(replica, inputs, World.single(), GivenSettings())
     assert validation_at is None
     if kind is CropWindowReplica:
@@ -132,7 +136,7 @@ def test_a_device_keeps_the_validation_images_behind_the_training_images(
         resizes_images=False,
     )
     dataset: Any = SimpleNamespace(train=train, validation=validation)
-    inputs: Any = SimpleNamespace(dataset=dataset)
+    inputs: Any = SimpleNamespace(dataset=dataset, augmentation=None)
     found = _cache_images(replica, inputs, World.single(), GivenSettings(device_cache=share))
     assert found == (train, 4 if kept else None)
     images = replica.cache_images.call_args.args[0]
@@ -148,7 +152,9 @@ def test_images_in_host_memory_are_kept_if_the_replica_can_load_parts_of_them(
 ) -> None:
     samples = CachedSamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
     replica: Any = Mock(spec=kind, backend=SimpleNamespace(free_bytes=lambda: None))
-    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples, validation=None))
+    inputs: Any = SimpleNamespace(
+        dataset=SimpleNamespace(train=samples, validation=None), augmentation=None
+    )
     found, _ = _cache_images(replica, inputs, World.single(), GivenSettings())
     assert found is (samples if kept else None)
 

@@ -470,6 +470,36 @@ def test_pixels_from_memory_and_from_files_train_the_same_parameters(
         np.testing.assert_array_equal(other, found[0])
 
 
+@pytest.mark.parametrize("mixing", [{"mixup": 0.5}, {"cutmix": 1.0}], ids=["mixup", "CutMix"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_gpu_mixes_cached_and_streamed_images_as_the_host_does(
+    tmp_path: Path, mixing: dict[str, float], accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters are equal, and so are those of a run that continues within an epoch."""
+    x, y = arrays(43)
+    np.savez(tmp_path / "xy.npz", x=x, y=y)
+    network = Network((1, 5, 5), [Flatten(), Dense(3)], name="linear")
+    found = []
+    for mixes, cache in ((False, 0.5), (True, 0.5), (True, 0.0)):
+        monkeypatch.setattr(CudaReplica, "mixes_images", mixes)
+        settings = {
+            "backend": "cuda", "epochs": 3, "batch_size": 10, "crop": 1, "flip": True,
+            "contrast": 0.3, "cutout": 2, "learning_rate": 0.05, "accumulate": accumulate,
+            "device_cache": cache, "progress": False, **mixing,
+        }  # fmt: skip
+        run = tmp_path / f"{mixes}-{cache}"
+        data = f"npz:{tmp_path / 'xy.npz'}?fit=crop"
+        trainer = Trainer(network, data, run_dir=run, stop_after=6, **settings)
+        trainer.fit()
+        assert (trainer.job.cached_samples is not None) == (mixes and cache > 0)
+        assert trainer.job.streams_pixels == (mixes and cache == 0)
+        with Trainer.resume(run, progress=False) as continued:
+            continued.fit()
+            found.append(continued.parameters["dense1.weight"])
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
 def test_images_of_another_size_stay_8_bit_pixels_on_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

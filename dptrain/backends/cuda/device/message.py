@@ -32,6 +32,10 @@ and the matrix of the channels."""
 CHANGES = WINDOW + CUTOUT + MAP + RECOLOURING + MATRIX
 """Most numbers that describe a sample."""
 
+MIXING = 5
+"""Most numbers that describe how a sample is mixed with the next one: the weight of that one in a
+box, and the box."""
+
 ALIGNMENT = 256
 
 SMALL_BYTES, MAX_SLOTS = 1 << 20, 4
@@ -77,9 +81,10 @@ class Message:
         weights = targets + _aligned(4 * n * target_words)
         samples = weights + _aligned(4 * n * weight_words)
         batch = samples + _aligned(4 * n * sample_words)
-        # With maps and matrices, windows and 8-bit images may take more than inputs.
+        # With maps and matrices, windows and 8-bit images may take more than inputs. If samples are
+        # mixed, there is one image more.
         entries = max(math.prod(network.input_shape), CHANGES) + MAP + MATRIX
-        nbytes = batch + _aligned(4 * n * entries)
+        nbytes = batch + _aligned(4 * (n + 1) * entries + 4 * n * MIXING)
         words = target_words, weight_words, sample_words
         return cls(n, *words, targets, weights, samples, batch, nbytes)
 
@@ -97,30 +102,39 @@ class Message:
         Returns:
             0 if it is too long, so that steps are not enqueued in series.
         """
-        # Maps and matrices are rare: messages without them decide.
+        # Maps, matrices and mixings are rare: messages without them decide.
         words = WINDOW + CUTOUT + RECOLOURING
         usual = self.batch + self.batch_size * (4 * words + image_bytes)
-        most = usual + self.batch_size * 4 * (CHANGES - words)
+        # Slots follow one another, and kernels read several numbers at once.
+        most = self.batch + _aligned(self.window_bytes(image_bytes))
         return most if usual <= (SERIES_IMAGE_BYTES if image_bytes else SERIES_BYTES) else 0
+
+    def window_bytes(self, image_bytes: int) -> int:
+        """Return the most bytes of crop windows, and of images if they have any."""
+        n = self.batch_size
+        return (n + 1) * (4 * CHANGES + image_bytes) + 4 * n * MIXING
 
     def encode(
         self,
         samples: NDArray[np.int64],
         windows: NDArray[np.int64],
         recolourings: NDArray[np.float32] | None,
+        mixings: NDArray[np.float32] | None = None,
     ) -> NDArray[np.uint8]:
         """Return what follows the targets in the messages of steps, except for images.
 
         Args:
-            samples, windows, recolourings: (steps, n, …), see `CropWindowReplica`.
+            samples, windows, recolourings, mixings: (steps, n, …), see `Batch`.
 
         Returns:
             (steps, bytes).
         """
-        steps, n = samples.shape
-        colours = np.zeros((steps, n, 0), np.float32) if recolourings is None else recolourings
-        first, words = self.samples, windows.shape[2] + colours.shape[2]
-        message = np.zeros((steps, self.batch - first + 4 * words * n), np.uint8)
+        steps, first = len(samples), self.samples
+        nothing = np.zeros((steps, 0, 0), np.float32)
+        colours = nothing if recolourings is None else recolourings
+        mixed = nothing if mixings is None else mixings
+        size = 4 * (windows.size + colours.size + mixed.size) // max(steps, 1)
+        message = np.zeros((steps, self.batch - first + size), np.uint8)
 
         def put(begin: int, values: NDArray[Any]) -> int:
             part = np.ascontiguousarray(values.reshape(steps, -1)).view(np.uint8)
@@ -133,6 +147,7 @@ class Message:
         for part in (
             *np.split(whole, [WINDOW, WINDOW + CUTOUT], axis=2),
             *np.split(colours, [RECOLOURING], axis=2),
+            mixed,
         ):
             begin = put(begin, part)
         return message

@@ -25,6 +25,11 @@
 #define GENERAL 0
 #endif
 
+// 1 if each window is mixed with the next one.
+#ifndef MIXES
+#define MIXES 0
+#endif
+
 // 1 if cached images are 8-bit pixels: pixel v is the input v * scale + offset.
 #ifndef BYTES
 #define BYTES 0
@@ -157,6 +162,22 @@ struct alignas(16) Map {
 };
 constexpr int PIXEL_BITS = 16, HALF_PIXEL = 1 << 15;
 
+// A crop window and the changes of its inputs.
+struct Source {
+    CropWindow window;
+    Cutout cutout;
+    Map map;
+    Recolouring recolouring;
+    float matrix[9];
+};
+constexpr int SOURCES = 1 + MIXES;  // Of an input: a window, and the one with which it is mixed.
+constexpr int UNROLLED = 4 / SOURCES;  // Pixels of a thread whose reads are started at once.
+
+// How an input is mixed: the weight of the second window in a box. Around the box it is 1 - weight.
+struct Mixing {
+    float weight, top, left, bottom, right;
+};
+
 // First and last pixel of an axis that a triangle around a position weights, and a pixel's weight.
 __device__ inline int first_pixel(int position, int width) {
     return max(((position - width - HALF_PIXEL) >> PIXEL_BITS) + 1, 0);
@@ -228,59 +249,66 @@ __device__ inline void block_sums(Sum (&sums)[GROUP]) {
 // rows, columns and mirrors of windows. If colour_words is not 0, the colours of each window are changed
 // as recolourings float32 (n, 2) describes; the mean includes the pixels outside, and every operation is
 // rounded, as on the host (dptrain/data/loading/augmentation.py). If it is 11, matrices float32 (n, 3, 3)
-// follow, which multiply the channels of each pixel afterwards. Launched with one
-// block per sample. If images are resized, (rows, columns) are those of resized images.
+// follow, which multiply the channels of each pixel afterwards. With MIXES, all of these have n + 1 rows,
+// and mixings float32 (n, mixing_words) describe how the inputs of window i are averaged with those of
+// window i + 1: 1 number is the weight of the latter, 5 are a Mixing
+// (dptrain/data/loading/mixup.py). Launched with one block per sample. If images are resized,
+// (rows, columns) are those of resized images.
 //
 // The time of a block is mostly latency: all channels are read at once, and read again, from the
 // L1 cache, when their means are known.
 extern "C" __global__ void __launch_bounds__(1024)
     unpack_crop_windows(const Pixel* __restrict__ images, const int* crop_windows,
-                        const float* recolourings, Number* __restrict__ input, int n,
-                        int num_channels, int window_height, int window_width, int image_rows,
+                        const float* recolourings, const float* mixings, Number* __restrict__ input,
+                        int n, int num_channels, int window_height, int window_width, int image_rows,
                         int image_columns, const float* __restrict__ row_taps,
                         const float* __restrict__ column_taps, float scale, float offset,
-                        int window_words, int colour_words,
+                        int window_words, int colour_words, int mixing_words,
                         MESSAGE_PARAMETERS) {
     wait_for_previous_kernel();
     const bool cuts = window_words > 4, warps = GENERAL && window_words > 8;
     const bool recolours = colour_words > 0, blends = GENERAL && colour_words > 2;
-    __shared__ CropWindow window;
-    __shared__ Map map;
-    __shared__ float matrix[9];
-    __shared__ Cutout cutout;
-    __shared__ Recolouring recolouring;
+    __shared__ Source sources[SOURCES];
+    __shared__ float mixing_numbers[5];
     const int channels = CHANNELS ? CHANNELS : num_channels;
     const int height = CHANNELS ? HEIGHT : window_height, width = CHANNELS ? WIDTH : window_width;
     const int rows = CHANNELS ? ROWS : image_rows, columns = CHANNELS ? COLUMNS : image_columns;
-    const int sample = blockIdx.x, pixels = height * width;
+    const int sample = blockIdx.x, pixels = height * width, described = n + MIXES;
     CropWindow own = {};
     Cutout own_cutout = {};
     Map own_map = {};
     Recolouring own_recolouring = {};
-    float own_element = 0.0f;
-    if (threadIdx.x == 0 && sample < n) {
-        own = reinterpret_cast<const CropWindow*>(crop_windows)[sample];
-        if (cuts) own_cutout = reinterpret_cast<const Cutout*>(crop_windows + 4 * n)[sample];
-        if (warps) own_map = reinterpret_cast<const Map*>(crop_windows + 8 * n)[sample];
-        if (recolours) own_recolouring = reinterpret_cast<const Recolouring*>(recolourings)[sample];
+    float own_element = 0.0f, own_number = 0.0f;
+    if (threadIdx.x < SOURCES && sample < n) {
+        const int row = sample + threadIdx.x;
+        own = reinterpret_cast<const CropWindow*>(crop_windows)[row];
+        if (cuts) own_cutout = reinterpret_cast<const Cutout*>(crop_windows + 4 * described)[row];
+        if (warps) own_map = reinterpret_cast<const Map*>(crop_windows + 8 * described)[row];
+        if (recolours) own_recolouring = reinterpret_cast<const Recolouring*>(recolourings)[row];
     }
-    if (blends && threadIdx.x < 9 && sample < n)
-        own_element = recolourings[2 * n + 9 * sample + threadIdx.x];
+    if (blends && threadIdx.x < 9 * SOURCES && sample < n)
+        own_element = recolourings[2 * described + 9 * sample + threadIdx.x];
+    if (MIXES && threadIdx.x < mixing_words && sample < n)
+        own_number = mixings[mixing_words * sample + threadIdx.x];
     COPY_MESSAGE;
-    if (threadIdx.x < 9) matrix[threadIdx.x] = own_element;
-    if (threadIdx.x == 0) {
-        window = own;
-        map = own_map;
-        cutout = own_cutout;
-        recolouring = own_recolouring;
+    if (threadIdx.x < 9 * SOURCES) sources[threadIdx.x / 9].matrix[threadIdx.x % 9] = own_element;
+    if (MIXES && threadIdx.x < 5) mixing_numbers[threadIdx.x] = own_number;
+    if (threadIdx.x < SOURCES) {
+        Source& source = sources[threadIdx.x];
+        source.window = own;
+        source.map = own_map;
+        source.cutout = own_cutout;
+        source.recolouring = own_recolouring;
     }
     __syncthreads();
     if (!accepted || sample >= n) return;
     const int stored = ROW_TAPS ? STORED_ROWS * STORED_COLUMNS : rows * columns;
-    const Pixel* image = images + (long long)window.image * channels * stored;
     Number* inputs = input + (long long)sample * pixels * channels;
-    // The inputs of a group of channels at a pixel.
-    const auto read = [&](int first, int at, float(&values)[GROUP]) {
+    // The pixels of a group of channels, as inputs.
+    const auto read = [&](const Source& source, int first, int at, float(&values)[GROUP]) {
+        const CropWindow& window = source.window;
+        const Map& map = source.map;
+        const Pixel* image = images + (long long)window.image * channels * stored;
         const int down = at / width, along = at % width;
         int row = window.row + down, bits = 0;
         int column = window.column + (window.mirrored ? width - 1 - along : along);
@@ -304,40 +332,67 @@ extern "C" __global__ void __launch_bounds__(1024)
             values[c] = to_input(found, scale, offset);
         }
     };
+    // The inputs of a group of channels at a pixel, before they are mixed.
+    const auto change = [&](const Source& source, const float(&means)[GROUP], int first, int at,
+                            float(&values)[GROUP]) {
+        read(source, first, at, values);
+        const int y = at / width, x = at % width;
+        const Cutout& cutout = source.cutout;
+        const bool is_cut = cuts && y >= cutout.top && y < cutout.bottom && x >= cutout.left &&
+                            x < cutout.right;
+#pragma unroll
+        for (int c = 0; c < GROUP && recolours; ++c) {
+            const float distance = __fadd_rn(values[c], -means[c]);
+            const float added = __fadd_rn(means[c], source.recolouring.added);
+            values[c] = __fadd_rn(__fmul_rn(distance, source.recolouring.factor), added);
+        }
+        if (GROUP >= 3 && blends) {
+            const float red = values[0], green = values[1], blue = values[GROUP >= 3 ? 2 : 0];
+            const float* matrix = source.matrix;
+#pragma unroll
+            for (int c = 0; c < min(GROUP, 3); ++c)
+                values[c] = matrix[3 * c] * red + matrix[3 * c + 1] * green + matrix[3 * c + 2] * blue;
+        }
+#pragma unroll
+        for (int c = 0; c < GROUP; ++c)
+            if (is_cut) values[c] = 0.0f;
+    };
+    Mixing mixing = {mixing_numbers[0], 0.0f, 0.0f, float(height), float(width)};
+    if (mixing_words > 1)
+        mixing = {mixing_numbers[0], mixing_numbers[1], mixing_numbers[2], mixing_numbers[3],
+                  mixing_numbers[4]};
     for (int first = 0; first < channels; first += GROUP) {
-        Sum sums[GROUP] = {};
-        float means[GROUP], values[GROUP];
-        if (recolours) {
+        float means[SOURCES][GROUP], values[GROUP];
+#pragma unroll
+        for (int i = 0; i < SOURCES && recolours; ++i) {
+            Sum sums[GROUP] = {};
 #pragma unroll 4
             for (int at = threadIdx.x; at < pixels; at += blockDim.x) {
-                read(first, at, values);
+                read(sources[i], first, at, values);
                 for (int c = 0; c < GROUP; ++c) sums[c] += term(values[c]);
             }
             block_sums(sums);
-            for (int c = 0; c < GROUP; ++c) means[c] = float(total(sums[c]) / pixels);
+            for (int c = 0; c < GROUP; ++c) means[i][c] = float(total(sums[c]) / pixels);
         }
-#pragma unroll 4
+#pragma unroll UNROLLED
         for (int at = threadIdx.x; at < pixels; at += blockDim.x) {
-            read(first, at, values);
-            const int y = at / width, x = at % width;
-            const bool is_cut = cuts && y >= cutout.top && y < cutout.bottom && x >= cutout.left &&
-                                x < cutout.right;
+            change(sources[0], means[0], first, at, values);
+            if (MIXES) {
+                float partner[GROUP];
+                change(sources[SOURCES - 1], means[SOURCES - 1], first, at, partner);
+                const int y = at / width, x = at % width;
+                const bool inside = y >= mixing.top && y < mixing.bottom && x >= mixing.left &&
+                                    x < mixing.right;
+                const float weight = inside ? mixing.weight : __fadd_rn(1.0f, -mixing.weight);
+                const float rest = __fadd_rn(1.0f, -weight);
 #pragma unroll
-            for (int c = 0; c < GROUP && recolours; ++c) {
-                const float distance = __fadd_rn(values[c], -means[c]);
-                const float added = __fadd_rn(means[c], recolouring.added);
-                values[c] = __fadd_rn(__fmul_rn(distance, recolouring.factor), added);
-            }
-            if (GROUP >= 3 && blends) {
-                const float red = values[0], green = values[1], blue = values[GROUP >= 3 ? 2 : 0];
-#pragma unroll
-                for (int c = 0; c < min(GROUP, 3); ++c)
-                    values[c] = matrix[3 * c] * red + matrix[3 * c + 1] * green + matrix[3 * c + 2] * blue;
+                for (int c = 0; c < GROUP; ++c)
+                    values[c] = __fadd_rn(__fmul_rn(values[c], rest), __fmul_rn(partner[c], weight));
             }
 #pragma unroll
             for (int c = 0; c < GROUP; ++c)
                 if (first + c < channels)
-                    inputs[at * channels + first + c] = from_float<Number>(is_cut ? 0.0f : values[c]);
+                    inputs[at * channels + first + c] = from_float<Number>(values[c]);
         }
     }
 }
