@@ -6,14 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, write_whole
+from dptrain.files import dump_json, parse_json, read_regular, write_whole
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_IN_JSON: Mapping[Any, Any] = MappingProxyType({
+    bool: bool, int: int, float: int | float, str: str, tuple: list | tuple,
+    dict: Mapping, Mapping: Mapping,
+})  # fmt: skip
+"""Types of values by the type of a field."""
 
 T = TypeVar("T")
 Record = TypeVar("Record", bound="StoredRecord")
@@ -54,7 +60,7 @@ class Form:
             UserError: there is no such file, or it has another format or version.
         """
         try:
-            values = parse_json(path.read_bytes())
+            values = parse_json(read_regular(path))
             found = values.pop("version")
             if found == self.version:
                 record = from_values(kind, values)
@@ -63,7 +69,10 @@ class Form:
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is not a {self.noun} ({error}); {self.otherwise}") from None
+            article = "an" if self.noun[0] in "aeiou" else "a"
+            raise UserError(
+                f"{path} is not {article} {self.noun} ({error}); {self.otherwise}"
+            ) from None
         raise UserError(
             f"{path} has version {found}, but this version of dptrain reads {self.version}; "
             f"{self.anew}"
@@ -132,6 +141,8 @@ def _convert(kind: Any, values: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return None if values is None else _convert(inner[0], values)
+    if not isinstance(values, _IN_JSON.get(origin or kind, object)):
+        raise TypeError(f"found {values!r:.40}, expected {kind.__name__}")
     if origin is tuple:
         kinds = [inner[0]] * len(values) if inner[-1] is Ellipsis else inner
         return tuple(_convert(*pair) for pair in zip(kinds, values, strict=True))

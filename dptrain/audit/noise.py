@@ -166,6 +166,3 @@ CLOCK = {"coarse clock": Noise(clock=1 / 2.3)}
 """A clock of 1 ms for a step of 2.3 ms."""
 
 NOISES = {**STEPS, **LAUNCHES, **CLOCK}
-
-EASY = ("independent", "AR 0.5", "AR 0.8")
-"""Noise in which a method withholds its interval in few cases only."""

@@ -64,7 +64,7 @@ class Audit(StoredRecord):
     """How often the intervals of a study contain the truth for the noise of that study.
 
     Attributes:
-        launches: number of launches of each point, by its name.
+        launches: step of each launch in ms, by the name of the point.
         noises: noise of each point, by its name.
         intervals: those of the study that are given.
     """
@@ -73,9 +73,10 @@ class Audit(StoredRecord):
         noun="audit",
         otherwise="expected a file of `dptrain audit`",
         anew="run `dptrain audit` again",
+        version=2,
     )
 
-    launches: dict[str, int]
+    launches: dict[str, tuple[float, ...]]
     noises: dict[str, Noise]
     intervals: tuple[Interval, ...]
 
@@ -154,8 +155,8 @@ def audit_study(folder: Path, *, replications: int, seed: int = 0) -> Audit:
     )
 
 
-def _launches_of(study: Study) -> dict[str, int]:
-    return {point.name: len(point.launches) for point in study.points}
+def _launches_of(study: Study) -> dict[str, tuple[float, ...]]:
+    return {point.name: tuple(m.step_ms for m in point.launches) for point in study.points}
 
 
 def _steps_of(folder: Path, point: Point) -> list[Times]:
@@ -167,7 +168,13 @@ def _steps_of(folder: Path, point: Point) -> list[Times]:
     found = []
     for launch in point.launches:
         path = folder / launch.folder / PROFILE
-        steps = np.array(Profile.read(path).step_times_ms, float)
+        try:
+            steps = np.array(Profile.read(path).step_times_ms, float)
+        except UserError as error:
+            raise UserError(
+                f"{error}; the audit needs every launch of the study, so restore it, or collect "
+                "the study again"
+            ) from None
         if len(steps) < 2:
             raise UserError(
                 f"{path} has {len(steps)} step, but noise needs two steps or more; make the study "

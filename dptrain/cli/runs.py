@@ -171,7 +171,12 @@ def forecasts(folders: tuple[Path, ...], as_json: bool) -> None:
     from dptrain.scaling.registered import calibration
     from dptrain.scaling.tables import calibration_table
 
-    entries = calibration(folders or (Path("studies"),))
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder; expected a folder that contains studies")
+    entries, remarks = calibration(folders or (Path("studies"),))
+    for remark in remarks:
+        click.echo(f"dptrain: {remark}", err=True)
     if as_json:
         click.echo(json.dumps([entry.facts() for entry in entries], indent=2, ensure_ascii=False))
     elif not entries:

@@ -159,6 +159,7 @@ def scale(
     75; the same command continues. docs/explanation/measuring.md defines every value.
     """
     from dptrain.comm.launching.launcher import find_launch
+    from dptrain.scaling.registered import refuse_second
 
     if find_launch(os.environ).size > 1:
         raise UserError("dptrain scale starts ranks itself; start it without mpirun or srun")
@@ -166,12 +167,24 @@ def scale(
         folder = output or collect[0]
         if output is None and len(collect) > 1:
             raise UserError("--collect names several folders; expected --output DIR for the study")
+        if unused := set_flags({**flags, "only": only or None, "part": part, "config": file}):
+            name = next(iter(unused)).replace("_", "-")
+            raise UserError(f"--collect launches nothing, so --{name} has no effect; remove it")
+        if registers:
+            refuse_second(folder)
         _conclude(collect, folder, registers=registers, as_json=as_json)
         return 0
     chosen = _selection(only, part)
     if registers and not chosen.is_all:
         raise UserError("--register needs all launches, so it excludes --only and --part")
     folder, design = _design(file, output, set_flags(flags))
+    if registers:
+        refuse_second(folder)
+        if len(design.ranks) < 3:
+            raise UserError(
+                "--register needs a forecast, which needs three numbers of ranks or more, but "
+                f"--ranks has {len(design.ranks)}; use for example --ranks 1,2,4"
+            )
     return _launch(folder, design, chosen, registers=registers, as_json=as_json)
 
 
@@ -231,11 +244,9 @@ def _data_lines(design: Design) -> list[str]:
 def _conclude(folders: Sequence[Path], output: Path, *, registers: bool, as_json: bool) -> None:
     """Write the study, its report and, if requested, its forecast; print the study."""
     from dptrain.report.files import write_report
-    from dptrain.scaling.registered import REGISTERED, refuse_second, register
+    from dptrain.scaling.registered import REGISTERED, register
     from dptrain.scaling.scale import conclude_study
 
-    if registers:
-        refuse_second(output)
     study = conclude_study(folders, output)
     write_report(output)
     _print(study, output, as_json=as_json)

@@ -159,7 +159,7 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
                 named.add(launch.folder)
                 deviation = launch.step_ms / point.step_ms.value - 1
                 found.append(
-                    f"the step time of {launch.folder} deviates by {deviation:+.0%} from the "
+                    f"the step time of {launch.folder} deviates by {deviation:+.1%} from the "
                     "mean of its point"
                 )
     found += _about_heavy_tail(launches, points)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import UserError
+from dptrain.files import dump_json
 from dptrain.measure.machine.load import is_busy
 from dptrain.measure.profile.profile import Profile
 from dptrain.scaling.accuracy import read_training
@@ -32,7 +33,7 @@ class Collected:
     Attributes:
         launches: the launches.
         commands: the command of each launch, quoted for a shell, by its folder.
-        notes: remarks on missing launches and on other programs.
+        notes: remarks on copies, on missing launches and on other programs.
     """
 
     launches: tuple[Measured, ...]
@@ -58,10 +59,11 @@ def collect(folders: Sequence[Path], relative_to: Path) -> Collected:
             "`dptrain profile --output` has written"
         )
     found = []
-    for path in paths:
-        profile, facts = Profile.read(path), launch_facts(path.parent)
+    kept, copies = _without_copies({path.parent: Profile.read(path) for path in paths})
+    for path, profile in kept.items():
+        facts = launch_facts(path)
         began = str(facts.get("began") or profile.environment.get("started", ""))
-        found.append((began, path.parent, profile, facts))
+        found.append((began, path, profile, facts))
     found.sort(key=lambda item: (item[0], str(item[1])))
     launches, commands, loads = [], {}, list[float | None]()
     for order, (_, path, profile, facts) in enumerate(found):
@@ -70,8 +72,28 @@ def collect(folders: Sequence[Path], relative_to: Path) -> Collected:
         launches.append(Measured(folder, order, profile, read_training(path), loads[-1]))
         arguments = facts.get("command") or profile.environment.get("command") or []
         commands[folder] = shlex.join(map(str, arguments))
-    notes = [*_about_missing(folders), *_about_load(loads)]
+    notes = [*copies, *_about_missing(folders), *_about_load(loads)]
     return Collected(tuple(launches), commands, tuple(notes))
+
+
+def _without_copies(
+    profiles: Mapping[Path, Profile],
+) -> tuple[dict[Path, Profile], list[str]]:
+    """Return the profiles of which none is a copy, and a remark if others are.
+
+    Launches that count twice make intervals too small. No two launches have equal step times and
+    durations.
+    """
+    first: dict[str, Path] = {}
+    for path, found in profiles.items():
+        started = found.environment.get("started")
+        key = dump_json([launch_facts(path), started, found.step_times_ms])
+        first.setdefault(key, path)
+    kept = {path: profiles[path] for path in first.values()}
+    if not (copies := [path.name for path in profiles if path not in kept]):
+        return kept, []
+    number = f"{len(copies)} launch{'es' * (len(copies) > 1)}"
+    return kept, [f"copies of launches do not count, of which {number} were found: {copies[0]}"]
 
 
 def _load(profile: Profile, facts: Mapping[str, Any]) -> float | None:

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from dptrain.measure.machine.load import is_busy
 from dptrain.measure.statistics import FEWEST, Estimate
-from dptrain.scaling.study import Forecast, Point
+from dptrain.scaling.study import Forecast, Point, series_name
 
 GOOD = 0.8
 """Efficiency from which a job counts as scaling; below it, a fifth of the machine is wasted."""
@@ -243,12 +243,6 @@ def _of_forecast(forecast: Forecast) -> str:
         f"Forecast of {series_name(forecast)}: {efficiency:.0%} at {ranks:,} ranks (95% interval "
         f"{low:.0%} to {high:.0%}){reach}; {forecast.unknown}.{assumed}"
     )
-
-
-def series_name(forecast: Forecast) -> str:
-    """Return ``weak scaling``; with more than one thread per rank, their number, too."""
-    threads = f" with {forecast.threads} threads per rank" if forecast.threads > 1 else ""
-    return f"{forecast.scaling} scaling{threads}"
 
 
 def _ranks(point: Point) -> str:

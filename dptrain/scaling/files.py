@@ -88,6 +88,7 @@ def _point(point: Point) -> dict[str, Any]:
     values = asdict(point)
     del values["launches"]
     values["outliers"] = " ".join(map(str, point.outliers))
+    values["recoveries"] = {r.name.replace(" ", "_"): asdict(r) for r in point.recoveries}
     if point.karp_flatt is None:
         values["karp_flatt"] = dict.fromkeys(("value", "low", "high", "n"))
     return {"point": point.name, **values}

@@ -31,7 +31,7 @@ from dptrain.scaling.ensemble import (
 )
 from dptrain.scaling.models import LAWS, Model, Setting, Timed, TooFewPointsError
 from dptrain.scaling.points import Group, scalings_of
-from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast
+from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, series_name
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,14 @@ def judge(series: Series) -> tuple[list[Judged], list[str]]:
         predicted = without_largest.step_ms(series.setting(largest))
         judged.append(Judged(model, abs(predicted / largest.step_ms - 1), predicted))
     notes = [
-        f"{name_of(series)}: the points without the largest one do not determine {_listed(missing)}"
+        f"{series_name(series)}: the points without the largest one do not determine "
+        f"{_listed(missing)}"
     ]
     return sorted(judged, key=lambda found: found.hindcast_error), notes if missing else []
 
 
 def _listed(words: Sequence[str]) -> str:
     return ", ".join(words[:-1]) + " and " * (len(words) > 1) + "".join(words[-1:])
-
-
-def name_of(series: Series) -> str:
-    """Return ``weak scaling``; with more than one thread per rank, their number, too."""
-    threads = f" with {series.threads} threads per rank" if series.threads > 1 else ""
-    return f"{series.scaling} scaling{threads}"
 
 
 def as_fit(found: Judged, series: Series) -> Fit:
@@ -280,6 +275,8 @@ def _assumptions(series: Series, largest: Observed) -> tuple[str, ...]:
         "the all-reduce continues with a fitted algorithm, unless the MPI library is known to "
         "change it; congestion on d times the nodes slows it by d^0 to d^(1/3)",
         "delays of ranks are independent, with a normal, exponential or Pareto distribution",
+        "slow launches are as frequent as among the measured ones; intervals of points include "
+        "further ones, those of forecasts do not",
         *["each rank has at least one sample"] * (series.scaling == STRONG),
     )
 
@@ -296,13 +293,19 @@ def _assumed_at(ranks: int, largest: Observed) -> str:
 def _observed(group: Group) -> Observed:
     """Return the figures of a point that a forecast uses."""
     job, sums = group.first.job, group.first.sums
+    figures = [_figures(measured.profile) for measured in group.launches]
+    # Launches of older versions timed other sizes or none.
+    sizes = set.intersection(*({size for size, _ in found.sweep} for found in figures))
     return Observed(
         group.ranks,
         int(job["nodes"]),
         group.batch_size,
         float(job["local_batch"]),
         tuple((s.bucket_bytes, s.buckets) for s in sums),
-        tuple(_figures(measured.profile) for measured in group.launches),
+        tuple(
+            replace(found, sweep=tuple(pair for pair in found.sweep if pair[0] in sizes))
+            for found in figures
+        ),
         str((group.first.environment.get("mpi") or {}).get("library", "")),
     )
 

@@ -230,7 +230,7 @@ def make_points(groups: Sequence[Group]) -> tuple[Point, ...]:
     """
     base = base_of(groups)
     slowdowns = {
-        (group.ranks, group.threads): group.parts.compute / base.parts.compute
+        (group.ranks, group.threads): _slowdown(group, base)
         for group in groups
         if WEAK in scalings_of(group, base) and base.parts.compute
     }
@@ -247,6 +247,15 @@ def make_points(groups: Sequence[Group]) -> tuple[Point, ...]:
     kept = [p for p in points if p.scaling in several or (not several and p.scaling == WEAK)]
     kept = _with_known_losses(kept, groups)
     return tuple(sorted(kept, key=lambda p: (p.scaling != WEAK, p.threads, p.ranks)))
+
+
+def _slowdown(group: Group, base: Group) -> float:
+    """Return the compute time of a group over that of the base; both contain the same parts."""
+    own, others = (
+        mean_parts(uniform(one.launch_parts, two.launch_parts), one.step_ms).compute
+        for one, two in ((group, base), (base, group))
+    )
+    return own / others
 
 
 def _with_known_losses(points: Sequence[Point], groups: Sequence[Group]) -> list[Point]:
@@ -300,6 +309,8 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
     if loss.without_core is not None:
         shared = 0.0  # Computation contains no time in which another rank has the core.
     contention = None if slowdown is None else ideal.compute * (slowdown - 1) - shared
+    if scaling == WEAK:
+        contention = loss.compute - shared  # The batch of a rank is that of the base.
     job, other = group.first.job, group.other_cores
     return Point(
         scaling=scaling,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import UserError
+from dptrain.files import dump_json, parse_json, writing
 from dptrain.records import Form, StoredRecord
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.design import PROFILE
@@ -30,7 +31,7 @@ class Registered(StoredRecord):
         launches: SHA-256 of the ``profile.json`` of each measured launch, by its folder relative to
             this file.
         forecasts: those that are given.
-        sha256: SHA-256 of this record with an empty `sha256`.
+        sha256: SHA-256 of the file with an empty `sha256`, as JSON with an indent of 1.
     """
 
     FORM = Form(
@@ -48,11 +49,6 @@ class Registered(StoredRecord):
     forecasts: tuple[Forecast, ...]
     sha256: str = ""
 
-    @property
-    def content_sha256(self) -> str:
-        """The hash that an unchanged record has as `sha256`."""
-        return hashlib.sha256(replace(self, sha256="").text().encode()).hexdigest()
-
     @classmethod
     def read(cls, path: Path) -> Registered:
         """Read a file that `register` has written.
@@ -61,11 +57,13 @@ class Registered(StoredRecord):
             UserError: it cannot be read, or it or a launch next to it was changed afterwards.
         """
         found = super().read(path)
-        if found.sha256 != found.content_sha256:
+        # The hash is that of the file: other versions write other fields.
+        content = _content_sha256(path.read_bytes())
+        if found.sha256 != content:
             raise UserError(
                 f"{path} was changed after it was registered: its content has the SHA-256 "
-                f"{found.content_sha256[:16]}…, expected {found.sha256[:16]}…; restore the file, "
-                "or delete it to collect without a score"
+                f"{content[:16]}…, expected {str(found.sha256)[:16]}…; restore the file, or delete "
+                "it to collect without a score"
             )
         for folder, expected in found.launches.items():
             profile = path.parent / folder / PROFILE
@@ -75,6 +73,12 @@ class Registered(StoredRecord):
                     f"profile, or delete {path.name} to collect without a score"
                 )
         return found
+
+
+def _content_sha256(text: str | bytes) -> str:
+    """Return the hash that an unchanged file has as `sha256`."""
+    content = {**parse_json(text), "sha256": ""}
+    return hashlib.sha256(dump_json(content, indent=1).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:
@@ -119,8 +123,15 @@ def register(study: Study, folder: Path) -> Registered:
         launches={name: _sha256(folder / name / PROFILE) for name in sorted(names)},
         forecasts=given,
     )
-    record = replace(record, sha256=record.content_sha256)
-    record.write(folder / REGISTERED)
+    record = replace(record, sha256=_content_sha256(record.text()))
+    path = folder / REGISTERED
+    with writing(path, "--output"):
+        path.touch(exist_ok=False)  # Of two commands at the same time, one registers.
+    try:
+        record.write(path)
+    except BaseException:
+        path.unlink()
+        raise
     return record
 
 
@@ -130,13 +141,17 @@ def _base_batch(study: Study) -> int:
 
 
 def find_registered(folders: Iterable[Path]) -> dict[Path, Registered]:
-    """Return the registered forecasts in and below folders, by their paths.
+    """Return the registered forecasts in and below folders, by their paths; copies count once.
 
     Raises:
         UserError: one cannot be read, or was changed.
     """
     paths = {path.resolve() for folder in folders for path in folder.rglob(REGISTERED)}
-    return {path: Registered.read(path) for path in sorted(paths)}
+    found: dict[str, tuple[Path, Registered]] = {}
+    for path in sorted(paths):
+        record = Registered.read(path)
+        found.setdefault(record.sha256, (path, record))
+    return dict(found.values())
 
 
 def scored(study: Study, records: Iterable[Registered]) -> Study:
@@ -239,20 +254,27 @@ class Entry:
         }  # fmt: skip
 
 
-def calibration(folders: Sequence[Path]) -> list[Entry]:
+def calibration(folders: Sequence[Path]) -> tuple[list[Entry], list[str]]:
     """Return each registered efficiency below folders, with its score in a study below them.
 
+    Returns:
+        The efficiencies, and a remark on each study that cannot be read.
+
     Raises:
-        UserError: a file cannot be read, or was changed.
+        UserError: a registered forecast cannot be read, or was changed.
     """
     records = find_registered(folders)
     studies = {path.resolve() for folder in folders for path in folder.rglob(STUDY)}
-    scores = {
-        (score.sha256, score.scaling, score.threads, score.ranks): score
-        for path in sorted(studies)
-        for score in Study.read(path).scores
-    }
-    return [
+    scores: dict[tuple[str, str, int, int], Score] = {}
+    remarks = []
+    for path in sorted(studies):
+        try:
+            found = Study.read(path).scores
+        except UserError as error:
+            remarks.append(f"without the scores of a study: {error}")
+        else:
+            scores |= {(s.sha256, s.scaling, s.threads, s.ranks): s for s in found}
+    entries = [
         Entry(
             path, record.registered, forecast, index,
             scores.get((record.sha256, forecast.scaling, forecast.threads, ranks)),
@@ -261,3 +283,4 @@ def calibration(folders: Sequence[Path]) -> list[Entry]:
         for forecast in record.forecasts
         for index, (ranks, _, _) in enumerate(forecast.points)
     ]  # fmt: skip
+    return entries, remarks

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dptrain.measure.profile.known import Recovery
 from dptrain.measure.profile.profile import Parts, Roofs
@@ -199,6 +199,20 @@ class Point:
     def total_threads(self) -> int:
         """Number of compute threads of all ranks: ranks × threads."""
         return self.ranks * self.threads
+
+
+class OfSeries(Protocol):
+    """What belongs to the points of one kind of scaling with one number of threads per rank."""
+
+    @property
+    def scaling(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+
+
+def series_name(of: OfSeries) -> str:
+    """Return ``weak scaling``; with more than one thread per rank, their number, too."""
+    return f"{of.scaling} scaling" + (f" with {of.threads} threads per rank" * (of.threads > 1))
 
 
 def losses_withheld(points: Sequence[Point]) -> str:

@@ -12,7 +12,16 @@ from dptrain.measure.statistics import FEWEST, Estimate, share
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.registered import Entry
-from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study, losses_withheld
+from dptrain.scaling.study import (
+    STRONG,
+    WEAK,
+    Fit,
+    Forecast,
+    Point,
+    Study,
+    losses_withheld,
+    series_name,
+)
 from dptrain.tables import Table
 
 BASE = "base"
@@ -53,11 +62,6 @@ def _heading(study: Study) -> str:
 
 def _count(number: int, noun: str, ending: str) -> str:
     return f"{number} {noun}{ending * (number != 1)}"
-
-
-def series_name(of: Fit | Forecast) -> str:
-    """Return ``weak scaling``; with more than one thread per rank, their number, too."""
-    return f"{of.scaling} scaling" + (f", {of.threads} threads" if of.threads > 1 else "")
 
 
 def _points_table(scaling: str, points: Sequence[Point]) -> Table:
@@ -109,10 +113,13 @@ def _losses_of(scaling: str, points: Sequence[Point]) -> list[str | Table]:
         if reason
         else _loss_table(scaling, points)
     ]
-    known = [point for point in points if point.recoveries]
-    for point in known:
-        found += known_lines(point.recoveries, f" at {point.name}")
-    return found if known else [*found, NOT_VERIFIED]
+    known = [
+        line
+        for point in points
+        if point.recoveries
+        for line in known_lines(point.recoveries, f" at {point.name}")
+    ]
+    return [*found, *(known or [NOT_VERIFIED]), ""]
 
 
 def _loss_table(scaling: str, points: Sequence[Point]) -> Table:
@@ -125,7 +132,7 @@ def _loss_table(scaling: str, points: Sequence[Point]) -> Table:
         rows.append((ranks, "ideal step", f"{point.ideal.total:.3f}", "", ""))
         for name in PARTS:
             ms, found = getattr(point.loss, name), point.loss_intervals.get(name)
-            share = "" if ms is None else f"{ms / point.step_ms.value:.0%}"
+            share = "" if ms is None else f"{round(100 * ms / point.step_ms.value)}%"
             cells = (count_cell(ms, _lost), _loss_interval(found), share)
             rows.append(("", PART_NAMES[name], *cells))
         rows.append(("", "= step", f"{point.step_ms.value:.3f}", "", ""))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dptrain.comm.world import World
+from dptrain.measure.machine.scheduling import RunDelays
 from dptrain.measure.profile.known import DELAY, INJECTED, LOST_CORE, KnownLoss, judge
 from dptrain.training.job import Job, assemble
 from dptrain.training.profiling import known_losses
@@ -66,6 +70,19 @@ def test_a_delay_that_does_not_reach_the_steps_is_not_recovered(
     monkeypatch.setattr(known_losses._Injections, "_wait", lambda self: None)
     for recovery in judge(loss for loss in inject(connected) if loss.name == DELAY):
         assert recovery.is_recovered is not True
+
+
+def test_without_run_delays_no_core_is_lost(
+    connected: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / str(threading.get_native_id())).mkdir()
+    (tmp_path / str(threading.get_native_id()) / "schedstat").write_text("0 0 0\n")
+    monkeypatch.setattr(known_losses, "RunDelays", partial(RunDelays, tasks=tmp_path))
+    monkeypatch.setattr(known_losses, "ROUNDS", 4)
+    for loss in inject(connected):
+        if loss.name == LOST_CORE:
+            assert loss.injected_ms == ()
+            assert loss.reason
 
 
 def test_no_round_is_made_beyond_the_budget(connected: World) -> None:

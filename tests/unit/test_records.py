@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json
 from dptrain.records import from_values
+from dptrain.scaling.study import Study
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,12 @@ def test_a_record_is_read_as_it_was_written(record: Outer) -> None:
         ("pairs", [[1]]),
         ("pairs", 1),
         ("unknown", 1),
+        ("inner", {"value": "1", "names": []}),
+        ("inner", {"value": None, "names": []}),
+        ("inner", {"value": 1.0, "names": "ab"}),
+        ("plain", {"a": 1.5}),
+        ("plain", {"a": [1]}),
+        ("plain", "a"),
     ],
 )
 def test_values_of_another_form_are_refused(name: str, value: object) -> None:
@@ -68,3 +78,9 @@ def test_values_of_another_form_are_refused(name: str, value: object) -> None:
     assert from_values(Outer, values).inner == Inner(1.0, ("a",))
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         from_values(Outer, {**values, name: value})
+
+
+def test_a_named_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "study.json")
+    with pytest.raises(UserError, match="it is a named pipe"):
+        Study.read(tmp_path / "study.json")

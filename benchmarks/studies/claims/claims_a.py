@@ -72,10 +72,11 @@ def _q4(results: Results) -> Verdict:
     try:
         ratios = {key: ratio(library_at_its_best(row), row["cuda"]) for key, row in rows.items()}
     except MissingResultError as missing:
-        exact = [row["cudnn"] / row["cuda"] for row in rows.values()]
+        exact = of_training([row["cudnn"] / row["cuda"] for row in rows.values()])
+        _, _, steps = of_training(exact_ratios(gpu_steps(results))).rpartition(" is ")
         raise MissingResultError(
-            f"{missing}; {of_training(exact)} for single convolutions and "
-            f"{of_training(exact_ratios(gpu_steps(results))).rpartition(' is ')[2]} for steps"
+            f"for single convolutions, {missing} (networks: A3); {exact} for single convolutions "
+            f"and {steps} for steps"
         ) from None
     sizes = sorted({key[0] for key in ratios})
     small = [r for key, r in ratios.items() if key[0] == sizes[0]]

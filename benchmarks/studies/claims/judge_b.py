@@ -46,13 +46,6 @@ def sample_ms(results: Results, name: str) -> dict[int, float]:
     return {n: row["median_ms"] / n for n, row in sample_rows(results, name).items()}
 
 
-def flat_from(by_batch: Mapping[int, float]) -> int:
-    """Return the smallest batch size from which the time per sample is flat."""
-    sizes = sorted(by_batch)
-    return next(n for n in sizes if by_batch[n] <= (1 + FLAT) * min(by_batch[m] for m in sizes
-                                                                      if m >= n))  # fmt: skip
-
-
 def gain_after(rows: Mapping[int, Times], batch: int) -> Estimate:
     """Return how much less time per map the best larger batch size takes than `batch`."""
     larger = [n for n in rows if n > batch]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.studies.claims.spreads import (
@@ -14,6 +14,7 @@ from benchmarks.studies.claims.spreads import (
     with_spread,
 )
 from benchmarks.studies.claims.verdicts import Results
+from dptrain.measure.statistics import Estimate
 
 MISSING = "–"
 
@@ -44,11 +45,15 @@ def time_of(row: Row | None, factor: float = 1.0) -> str:
     return MISSING if row is None else with_spread(number(factor * median_of(row)), row)
 
 
-def ratio_of(numerator: Row | None, denominator: Row | None) -> str:
+def ratio_of(
+    numerator: Row | None,
+    denominator: Row | None,
+    compare: Callable[[Row, Row], Estimate] = ratio,
+) -> str:
     """Return a ratio with its interval in brackets; a dash if a row is missing."""
     if numerator is None or denominator is None:
         return MISSING
-    found = ratio(numerator, denominator)
+    found = compare(numerator, denominator)
     if found.low == found.high:
         return f"{found.value:.3g}"
     return f"{found.value:.3g} ({found.low:.3g}–{found.high:.3g})"

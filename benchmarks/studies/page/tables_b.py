@@ -8,6 +8,7 @@ from benchmarks.studies.claims.judge_b import (
     ON_GPUS,
     calls,
     gpu_strategies,
+    of_launches,
     perceptron_rows,
     sample_rows,
     strategy,
@@ -156,14 +157,14 @@ def strategies(results: Results) -> str:
     table = markdown(("strategy and workers", "ms per step", "speed-up over one"), lines)
     rows = [row for name in ON_GPUS for row in gpu_strategies(results, name).values()]
     note = "" if all("medians_ms" in row for row in rows) else (
-        " GPUs without stored rounds: quartiles of the steps of one launch; launches may differ by "
-        "another 5%.")  # fmt: skip
+        " Ratios of GPUs without stored rounds: quartiles of the steps of one launch, and 5% by "
+        "which launches may differ.")  # fmt: skip
     return f"{table}\n\n{source(results, 'strategies', *ON_GPUS)}{note}"
 
 
 def _on_gpus(steps: Mapping[str, Row], results: Results, name: str) -> list[tuple[str, ...]]:
     return [
         (f"{case}, {results.hardware(name)}", time_of(row), "1" if case.startswith("1 GPU") else
-         ratio_of(steps.get(f"1 GPU, batch {case.rpartition(' ')[2]}"), row))
+         ratio_of(steps.get(f"1 GPU, batch {case.rpartition(' ')[2]}"), row, of_launches))
         for case, row in steps.items()
     ]  # fmt: skip

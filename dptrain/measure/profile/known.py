@@ -122,7 +122,9 @@ def _judge(name: str, losses: Sequence[KnownLoss], comparisons: int) -> Recovery
     known = float(injected.mean())
     if n < FEWEST_ROUNDS:
         some = f"{n} round{'s' * (n > 1)}"
-        reason = f"{some} of steps are too few, expected {FEWEST_ROUNDS}; measure more launches"
+        reason = (
+            f"{some} of steps are too few, expected {FEWEST_ROUNDS}; make more launches or steps"
+        )
         return Recovery(name, known, None, None, reason)
     value = float(recovered.mean())
     error = float((recovered - injected).std(ddof=1)) / n**0.5

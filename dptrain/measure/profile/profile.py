@@ -381,6 +381,11 @@ class Profile(StoredRecord):
     def check(self) -> None:
         if not (self.stages and self.kinds and self.ranks):
             raise ValueError("no stage or no rank")
+        if not math.isfinite(sum(self.step_times_ms)) or self.step_ms.mean <= 0:
+            raise ValueError("the time of a step is not finite or not positive")
+        for name in ("ranks", "threads", "batch_size"):
+            if not isinstance(self.job.get(name), int):
+                raise ValueError(f"job.{name} is not a whole number")
 
     @classmethod
     def read(cls, path: Path) -> Profile:

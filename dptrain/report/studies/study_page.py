@@ -41,8 +41,16 @@ from dptrain.report.studies.study_tables import (
     points_table,
     pop_table,
 )
-from dptrain.scaling.conclusion import certain_losses, series_name, withheld_sentence
-from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study, losses_withheld
+from dptrain.scaling.conclusion import certain_losses, withheld_sentence
+from dptrain.scaling.study import (
+    STRONG,
+    WEAK,
+    Forecast,
+    Point,
+    Study,
+    losses_withheld,
+    series_name,
+)
 
 
 def largest_points(study: Study) -> list[Point]:

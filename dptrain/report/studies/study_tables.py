@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
+from dptrain.measure.profile.known import TOLERANCE
 from dptrain.measure.profile.known_tables import VERDICTS
 from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
@@ -81,8 +82,8 @@ def known_losses_table(study: Study, scaling: str) -> Table | None:
     )
     title = f"{scaling.capitalize()} scaling: known losses that were injected"
     note = (
-        "A loss is recovered if the interval (jointly 95%) contains the injected one and is at "
-        "most ± a third of it wide."
+        "A loss is recovered if the interval (jointly 95%) contains the injected one or misses it "
+        f"by at most {TOLERANCE:.0%}, and is at most ± a third of it wide."
     )
     return Table(f"known-{scaling}", title, FILE, columns, note)
 

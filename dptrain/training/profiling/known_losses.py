@@ -6,13 +6,13 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from time import perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.batch import Batch
+from dptrain.measure.machine.scheduling import RunDelays, run_delay_ns
 from dptrain.measure.profile.analysis import MS, Measured
 from dptrain.measure.profile.known import DELAY, INJECTED, LOST_CORE, MESSAGE, KnownLoss, slowed
 from dptrain.measure.recorder import StepRecorder
@@ -36,8 +36,6 @@ PIECE_BYTES, MOST_PIECES = 1 << 16, 1000
 """Bytes of a piece of the message, and the largest number of pieces. All are the same memory: a
 message as large as a cache would also slow down the step after it."""
 LAST_STEP = 1 << 40
-RUN_DELAY = Path("/proc/thread-self/schedstat")
-"""Linux: time on a core, and time that the thread waited for one, in ns (sched-stats.rst)."""
 
 
 def inject_known_losses(job: Job, budget_s: float = math.inf) -> tuple[KnownLoss, ...]:
@@ -82,6 +80,8 @@ class _Injections:
         )  # fmt: skip
         if self._on_device:
             self._engine.time_stages(0)
+        self._run_delays = RunDelays()
+        self._run_delays.follow_caller()
         self._reasons = {LOST_CORE: self._find_core()}
         self._steps, self._delay_ns, self._slowest, self._core = BLOCK, 0, 0, -1
         self._piece, self._pieces = np.zeros(PIECE_BYTES // 4, np.float32), 1
@@ -182,7 +182,7 @@ class _Injections:
             reason = "the threads of a rank share its work"
         elif world.is_crowded or world.local_cores < world.local_size:
             reason = "ranks share cores"
-        elif not RUN_DELAY.exists() or not hasattr(os, "sched_setaffinity"):
+        elif self._run_delay_ns() is None or not hasattr(os, "sched_setaffinity"):
             reason = "the system does not report how long a thread waits for a core"
         return next((found for found in world.all_gather_json(reason) if found), "")
 
@@ -223,9 +223,9 @@ class _Injections:
                 self._step(action)
             begin = perf_counter_ns()
             for _ in range(self._steps):
-                readings.append(_run_delay_ns() if delays is not None else 0)
+                readings.append(self._run_delay_ns() or 0)
                 self._step(action)
-            readings.append(_run_delay_ns() if delays is not None else 0)
+            readings.append(self._run_delay_ns() or 0)
             step_ms = MS * (perf_counter_ns() - begin) / self._steps
         if delays is not None:
             delays.append((MS * np.diff(readings)).tolist())
@@ -266,10 +266,6 @@ class _Injections:
             times.append(MS * (perf_counter_ns() - begin))
         return times
 
-
-def _run_delay_ns() -> int:
-    """Return for how long this thread has waited for a core so far; 0 if it is unknown."""
-    try:
-        return int(RUN_DELAY.read_bytes().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+    def _run_delay_ns(self) -> int | None:
+        """Return for how long this thread has waited for a core so far; None if it is unknown."""
+        return run_delay_ns(self._run_delays.read())

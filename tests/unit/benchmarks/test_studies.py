@@ -17,7 +17,6 @@ from benchmarks.studies import merge, running, strategies_gpu
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.claims import spreads
 from benchmarks.studies.claims.claims_d import compared
-from benchmarks.studies.claims.judge_b import flat_from
 from benchmarks.studies.claims.verdicts import (
     CONFIRMED,
     NOT_COMPARABLE,
@@ -176,6 +175,16 @@ def test_one_launch_of_each_program_does_not_decide_a_small_difference() -> None
     assert verdict_of("Q22", changed_results("strategies-gpu", one_launch)) == UNDECIDED
 
 
+def test_a_speed_up_has_one_interval_on_the_page() -> None:
+    results = Results(Store(FOLDER).results())
+    table = TABLES["strategies"](results)
+    verdict = next(row for row in ROWS if row.id == "B8").verdict(results)
+    gains = re.findall(r"speed-up ([\d.]+)× \(([\d.]+) to ([\d.]+)\) \(([^)]+)\)", verdict.ours)
+    assert gains
+    for value, low, high, case in gains:
+        assert re.search(rf"\| {re.escape(case)}, .*\| {value} \({low}–{high}\) \|", table)
+
+
 def test_strategies_are_trained_in_alternating_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that fails is not tried again; two ranks on one GPU are no claim about several."""
     calls: list[tuple[str, str, int]] = []
@@ -328,11 +337,6 @@ def test_counts_of_the_base_network() -> None:
 
 def test_the_worked_loss_is_the_negative_logarithm() -> None:
     assert cross_entropy([0.5, 0.25, 0.25], 1) == pytest.approx(1.3862943611)
-
-
-def test_time_is_flat_from_the_size_that_no_larger_one_beats() -> None:
-    assert flat_from({2: 10.0, 64: 2.0, 128: 1.05, 256: 1.0}) == 128
-    assert flat_from({2: 1.0, 64: 1.0, 128: 1.2}) == 2
 
 
 def test_a_lead_within_its_interval_over_seeds_decides_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -125,6 +126,12 @@ def test_json_gives_back_the_same_profile(measured: Profile, tmp_path: Path) -> 
         Profile.read(tmp_path / "empty.json")
     with pytest.raises(UserError, match="cannot read"):
         Profile.read(tmp_path / "none.json")
+    replace(measured, step_times_ms=(*measured.step_times_ms, math.nan)).write(tmp_path / "nan")
+    with pytest.raises(UserError, match="not finite"):
+        Profile.read(tmp_path / "nan")
+    replace(measured, job={**measured.job, "ranks": "2"}).write(tmp_path / "ranks")
+    with pytest.raises(UserError, match=r"job\.ranks is not a whole number"):
+        Profile.read(tmp_path / "ranks")
 
 
 def test_csv_has_a_line_a_stage_and_all_numbers(measured: Profile) -> None:

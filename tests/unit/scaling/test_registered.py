@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dptrain.cli.main import run
+from dptrain.files import dump_json, parse_json
 from dptrain.measure.statistics import Estimate
 from dptrain.scaling.registered import REGISTERED, Registered, calibration
 from dptrain.scaling.study import Score, Study
@@ -67,7 +70,9 @@ def test_a_registered_forecast_is_scored(
     )  # fmt: skip
     assert score.verdict == "inside"
     assert "for 16 ranks, weak scaling: measured" in study.conclusion[-1]
-    by_ranks = {entry.facts()["ranks"]: entry.score for entry in calibration([Path()])}
+    entries, remarks = calibration([Path()])
+    by_ranks = {entry.facts()["ranks"]: entry.score for entry in entries}
+    assert not remarks
     assert by_ranks == {16: score, 32: None, 64: None}
     assert run(["runs", "forecasts", "."], is_rank_zero=True) == 0
     assert "1 of 1 are inside" in capsys.readouterr().out
@@ -116,6 +121,89 @@ def test_a_forecast_is_registered_once(
     assert scale("--collect", "small", "--register") == 2
     assert "is already registered" in capsys.readouterr().err
     assert (Path("small") / REGISTERED).read_bytes() == before
+
+
+def test_of_two_registrations_at_the_same_time_one_counts(
+    registered: Registered, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (Path("small") / REGISTERED).read_bytes()
+    monkeypatch.setattr("dptrain.scaling.registered.refuse_second", lambda folder: None)
+    assert scale("--collect", "small", "--register") == 2
+    assert "File exists" in capsys.readouterr().err
+    assert (Path("small") / REGISTERED).read_bytes() == before
+
+
+def test_a_second_registration_is_refused_before_anything_is_launched(
+    registered: Registered, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.cli.scale._launch", lambda *given, **more: 0)
+    monkeypatch.setattr("dptrain.cli.scale._design", lambda file, output, flags: (output, None))
+    assert scale("--output", "small", "--register") == 2
+    assert "is already registered" in capsys.readouterr().err
+
+
+def test_a_study_that_has_no_forecast_is_not_launched(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.cli.scale._launch", lambda *given, **more: 0)
+    assert scale("--output", "new", "--ranks", "1,2", "--network", "mlp-5", "--register") == 2
+    assert "--ranks has 2" in capsys.readouterr().err
+    flags = ("--ranks", "1,2,4", "--network", "mlp-5", "--data", "synthetic")
+    assert scale("--output", "new", *flags, "--register") == 0
+
+
+@pytest.mark.parametrize(
+    "flag", [("--ranks", "1,2"), ("--only", "weak-r1-t1"), ("--part", "1/2"), ("--batch-size", "4")]
+)
+def test_flags_of_launches_are_refused_with_collect(
+    capsys: pytest.CaptureFixture[str], flag: tuple[str, str]
+) -> None:
+    make_study("small", (1, 2))
+    assert scale("--collect", "small", *flag) == 2
+    assert f"so {flag[0]} has no effect" in capsys.readouterr().err
+
+
+def test_a_copy_counts_once(registered: Registered) -> None:
+    shutil.copytree("small", "copy")
+    make_study("large", (1, 16), LATER)
+    folders = ("--collect", "small", "--collect", "copy", "--collect", "large")
+    assert scale(*folders, "--output", "both") == 0
+    study = Study.read(Path("both/study.json"))
+    assert len(study.scores) == 1
+    assert {p.ranks: len(p.launches) for p in study.points} == {1: 10, 2: 5, 4: 5, 8: 5, 16: 5}
+    assert any("copies of launches do not count" in note for note in study.notes)
+    entries, _ = calibration([Path()])
+    assert [entry.facts()["ranks"] for entry in entries] == [16, 32, 64]
+
+
+def test_a_field_that_another_version_lacks_is_no_change(registered: Registered) -> None:
+    path = Path("small") / REGISTERED
+    values = {**parse_json(path.read_text()), "sha256": ""}
+    del values["forecasts"][0]["unknown"]
+    values["sha256"] = hashlib.sha256(dump_json(values, indent=1).encode()).hexdigest()
+    path.write_text(dump_json(values, indent=2))
+    assert Registered.read(path).forecasts == (replace(registered.forecasts[0], unknown=""),)
+
+
+@pytest.mark.parametrize("content", ['{"version": 2, "points": [], "fits": []}', '{"version"', ""])
+def test_a_study_that_cannot_be_read_hides_no_forecast(
+    registered: Registered, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    Path("old").mkdir()
+    Path("old/study.json").write_text(content)
+    capsys.readouterr()
+    assert run(["runs", "forecasts", ".", "--json"], is_rank_zero=True) == 0
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)) == 3
+    assert "old/study.json" in printed.err
+
+
+@pytest.mark.parametrize("folder", ["missing", "small/registered-forecast.json"])
+def test_forecasts_of_what_is_no_folder(
+    registered: Registered, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    assert run(["runs", "forecasts", folder], is_rank_zero=True) == 2
+    assert "is not a folder" in capsys.readouterr().err
 
 
 def test_nothing_to_register_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import UserError
+from dptrain.measure.profile.known import Recovery
 from dptrain.measure.statistics import Estimate
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.conclusion import conclude
@@ -17,6 +19,7 @@ from dptrain.scaling.files import write_study
 from dptrain.scaling.points import Measured
 from dptrain.scaling.study import Point, Study
 from dptrain.scaling.tables import study_report
+from dptrain.tables import Table
 from tests.unit.scaling.synthetic import Law, make_launches, make_profile
 
 
@@ -54,6 +57,47 @@ def test_losses_are_the_ones_that_were_planted() -> None:
         [m for m in make_launches(law, (1, 2, 4)) if "strong" in m.folder or m.order == 0]
     )
     assert point(alone, "strong-r4-t1").small_batch_ms is None
+
+
+def with_delays(measured: Measured, without_core: float) -> Measured:
+    """Return a launch in which a part of the computation is time without a core."""
+    steps = measured.profile.step_parts
+    parts = replace(
+        steps.all_steps, compute=steps.all_steps.compute - without_core, without_core=without_core
+    )
+    return replace(
+        measured, profile=replace(measured.profile, step_parts=replace(steps, all_steps=parts))
+    )
+
+
+def test_in_weak_scaling_no_batch_is_smaller() -> None:
+    # The base has launches that no other point has.
+    launches = make_launches(Law(noise=0.05), (1, 2, 4), launches=6)
+    study = analyse([m for m in launches if "r1-" in m.folder or m.folder[-1] in "123"])
+    weak = [p for p in study.points if p.scaling == "weak"]
+    assert [p.small_batch_ms for p in weak] == [0.0] * 3
+    tables = [part for part in study_report(study) if isinstance(part, Table)]
+    assert not any("-0%" in cell for table in tables for row in table.rows for cell in row)
+
+
+def test_a_base_without_run_delays_does_not_look_like_contention() -> None:
+    launches = make_launches(Law(), (1, 4), launches=3)
+    known = [with_delays(m, 0.4) if "r4" in m.folder else m for m in launches]
+    strong = point(analyse(known), "strong-r4-t1")
+    assert strong.contention_ms == pytest.approx(0, abs=1e-9)
+
+
+def test_launches_that_timed_other_sizes_of_all_reduces_are_forecast() -> None:
+    law = Law(per_node=1, noise=0.005, sample=0.8, overlap=0.0)
+    launches = make_launches(law, (1, 2, 4, 8), batch_size=64)
+    older = [
+        replace(m, profile=replace(m.profile, sweep=())) if m.folder.endswith("r8-t1-3") else m
+        for m in launches
+    ]
+    assert len({len(m.profile.sweep) for m in older if "r8-" in m.folder}) == 2
+    (forecast, _), (expected, _) = analyse(older).forecasts, analyse(launches).forecasts
+    assert forecast.points
+    assert forecast.points[0][2] == pytest.approx(expected.points[0][2], abs=0.05)
 
 
 def test_efficiencies_follow_their_definitions() -> None:
@@ -235,6 +279,18 @@ def test_files_hold_a_line_an_item_and_replace_nothing_else(study: Study, tmp_pa
     launches = sum(len(p.launches) for p in study.points)
     assert len((tmp_path / "launches.csv").read_text().splitlines()) == 1 + launches
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_each_number_of_a_known_loss_has_a_column(study: Study, tmp_path: Path) -> None:
+    found = Recovery("lost core", 5.0, Estimate(5.1, 4.9, 5.3, 8), True)
+    first, *others = (replace(p, recoveries=(found,)) for p in study.points)
+    write_study(replace(study, points=(replace(first, recoveries=()), *others)), tmp_path)
+    with (tmp_path / "points.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = ("injected_ms", "recovered_ms.value", "recovered_ms.low", "is_recovered")
+    cells = [[row[f"recoveries.lost_core.{name}"] for name in names] for row in rows]
+    assert cells[:2] == [[""] * 4, ["5.0", "5.1", "4.9", "True"]]
+    assert all("{" not in cell for row in rows for cell in row.values())
 
 
 def test_a_foreign_file_is_not_replaced(study: Study, tmp_path: Path) -> None:
