@@ -37,7 +37,9 @@ def test_a_study_of_one_and_two_ranks(tmp_path: Path) -> None:
         assert low <= point.step_ms.value <= high
         added = point.ideal.total + point.loss.total
         assert abs(added - point.step_ms.value) < 1e-6 * added
-    assert text.index("Weak scaling") < text.index("ideal step + loss by part")
+    # On a busy machine, the known losses are not recovered.
+    losses = "ideal step + loss by part", "the table of losses is withheld"
+    assert text.index("Weak scaling") < max(text.find(each) for each in losses)
     page = (tmp_path / "study/report.html").read_text(encoding="utf-8")
     assert all(f'id="plot-{name}-weak"' in page for name in ("efficiency", "parts", "timeline"))
     # All is there, so nothing is launched again.
