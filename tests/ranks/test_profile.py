@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +201,9 @@ def test_losses_have_the_cost_of_batch_statistics(
     assert [loss.name for loss in found.losses].count("batch statistics") == 1
     total = found.step_ms["alone"].value + sum(loss.time_ms.value for loss in found.losses)
     assert total == pytest.approx(found.step_ms["during"].value)
-    assert any("batch statistics" in cell for row in losses_report(found)[0].rows for cell in row)
+    # Lines about other programs may precede the table.
+    table = next(part for part in losses_report(found) if not isinstance(part, str))
+    assert any("batch statistics" in cell for row in table.rows for cell in row)
 
 
 @pytest.fixture
@@ -229,9 +231,8 @@ def test_steps_that_are_enqueued_are_taken_apart(
     assert found.parts.total == pytest.approx(
         sum(rank.step_ms for rank in found.ranks) / connected.size, rel=1e-9
     )
-    parts = asdict(found.parts)
-    # A difference of numbers of some milliseconds, in float64.
-    assert min(parts.values()) > -1e-9
+    # A difference of numbers of some milliseconds, in float64. Run delays are unknown on a GPU.
+    assert min(found.parts.known.values()) > -1e-9
     assert all(stage.time_ms.n == 3 and stage.time_ms.mean > 0 for stage in found.stages)
     assert sum(s.buckets for s in found.sums) == (found.job["buckets"] if many else 0)
     assert all(s.time_ms.median > 0 for s in found.sums)
