@@ -11,23 +11,19 @@ from typing import Any
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend
 from dptrain.comm.signals import StopRequest
-from dptrain.errors import UserError, shown
 from dptrain.experiments.cases import BenchSettings, Case, list_cases
 from dptrain.experiments.display import CaseDisplay
 from dptrain.experiments.findings import View, by_configuration, find, rows
 from dptrain.experiments.ledger import (
-    OUTPUT,
     Ledger,
     machine,
-    read_settings,
-    result_from,
+    read_ledger,
     write_csv,
 )
 from dptrain.experiments.measuring import Result, TimeEstimator, measure
 from dptrain.experiments.tables import bench_tables, digits, duration, energy_reasons
 from dptrain.measure.machine.environment import environment
 from dptrain.measure.machine.load import Clock, cores_of_others, is_busy
-from dptrain.measure.metrics import MetricsFile
 from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.network import Network
 
@@ -93,20 +89,7 @@ def read_results(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     Raises:
         UserError: nothing was measured, or a file cannot be read.
     """
-    settings = read_settings(folder, NAME)
-    try:
-        records = MetricsFile(folder / f"{NAME}.jsonl").read()
-        found = [result_from(Result, record) for record in records]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{folder} is not a benchmark of this version of dptrain ({type(error).__name__}: "
-            f"{shown(error)}); repeat its `dptrain bench` command with another {OUTPUT}"
-        ) from None
-    if not found:
-        raise UserError(
-            f"{folder} contains a benchmark without results; repeat its `dptrain bench` command"
-        )
-    return settings, found
+    return read_ledger(folder, NAME, Result, "benchmark", "dptrain bench")
 
 
 def _layers(networks: Mapping[str, Network]) -> list[str]:

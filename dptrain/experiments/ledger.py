@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dptrain import __version__
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.files import csv_of_rows, dump_json, parse_json, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
 from dptrain.records import from_values
@@ -73,6 +73,35 @@ class Ledger:
     def results(self, kind: type[T]) -> dict[str, T]:
         """Return the results by the key of their case; see `result_from`."""
         return {key: result_from(kind, record) for key, record in self.records.items()}
+
+
+def read_ledger(
+    folder: Path, name: str, kind: type[T], noun: str, command: str
+) -> tuple[dict[str, Any], list[T]]:
+    """Return the settings and the results of an experiment in the order of measurement.
+
+    Args:
+        folder, name: as for `Ledger.open`.
+        kind: of the results.
+        noun, command: what the experiment is called, and the command that makes it.
+
+    Raises:
+        UserError: nothing was measured, or a file cannot be read.
+    """
+    settings = read_settings(folder, name)
+    try:
+        records = MetricsFile(folder / f"{name}.jsonl").read()
+        found = [result_from(kind, record) for record in records]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder} is not a {noun} of this version of dptrain ({type(error).__name__}: "
+            f"{shown(error)}); repeat its `{command}` command with another {OUTPUT}"
+        ) from None
+    if not found:
+        raise UserError(
+            f"{folder} contains a {noun} without results; repeat its `{command}` command"
+        )
+    return settings, found
 
 
 def result_from(kind: type[T], record: Mapping[str, Any]) -> T:

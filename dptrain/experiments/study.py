@@ -11,22 +11,20 @@ from typing import Any
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
-from dptrain.errors import UserError, shown
+from dptrain.errors import UserError
 from dptrain.experiments.case_runs import CaseRuns, work
 from dptrain.experiments.display import CaseDisplay
 from dptrain.experiments.ledger import (
     OUTPUT,
     Ledger,
     machine,
-    read_settings,
-    result_from,
+    read_ledger,
     write_csv,
 )
 from dptrain.experiments.study_tables import study_report
 from dptrain.experiments.tables import duration
 from dptrain.experiments.variants import Variant, list_variants
 from dptrain.measure.machine.environment import environment
-from dptrain.measure.metrics import MetricsFile
 from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Network
@@ -172,21 +170,7 @@ def read_results(folder: Path) -> tuple[dict[str, Any], list[VariantResult]]:
     Raises:
         UserError: no variant was trained, or a file cannot be read.
     """
-    settings = read_settings(folder, NAME)
-    try:
-        records = MetricsFile(folder / f"{NAME}.jsonl").read()
-        found = [result_from(VariantResult, record) for record in records]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{folder} is not a study of this version of dptrain ({type(error).__name__}: "
-            f"{shown(error)}); repeat its `dptrain study variants` command with another {OUTPUT}"
-        ) from None
-    if not found:
-        raise UserError(
-            f"{folder} contains a study without results; repeat its `dptrain study variants` "
-            "command"
-        )
-    return settings, found
+    return read_ledger(folder, NAME, VariantResult, "study", "dptrain study variants")
 
 
 def _settings(
