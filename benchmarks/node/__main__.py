@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 SECTIONS = (
-    "threads", "stages", "ranks", "sums", "two-cores", "shards", "inference", "outside", "residual",
-    "filters"
+    "threads", "ranks", "sums", "two-cores", "shards", "inference", "outside", "residual"
 )  # fmt: skip
 FOLDER = Path(__file__).resolve().parents[1] / "results"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks.node import filters, inference, ranks, shards, sums, threads
-from benchmarks.node.rows import Rows, relative_time, speedup, text_of, wall_ratio
+from benchmarks.node import inference, ranks, shards, sums, threads
+from benchmarks.node.rows import Rows, speedup, text_of, wall_ratio
 from benchmarks.tables import Table
 from benchmarks.targets import Target
 from benchmarks.timing import Ratio
@@ -26,7 +26,6 @@ SHARDS = {
 INFERENCE, EQUAL, OUTSIDE = Target(1.3), Target(1.0), Target(2.0)
 OTHERS = {"resnet50": Target(1.5)}
 """Targets of other networks than those with `OUTSIDE`."""
-FILTERS = Target(1.5, at_most=True)
 
 
 @dataclass(frozen=True)
@@ -216,17 +215,6 @@ def _outside(rows: Rows) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-def _filters(rows: Rows) -> Iterator[Figure]:
-    for row in rows:
-        whole = filters.next_multiple(row["filters"])
-        if row["filters"] != whole:
-            other = rows.one(layer=row["layer"], phase=row["phase"], filters=whole)
-            yield from _figure(
-                f"{row['layer']}, {row['phase']}, {row['filters']} filters: time per multiply-add "
-                f"relative to {whole}", relative_time(row, other), FILTERS,
-            )  # fmt: skip
-
-
 SECTIONS = {
     "threads": _threads,
     "ranks": _ranks,
@@ -236,5 +224,4 @@ SECTIONS = {
     "inference": _inference,
     "outside": _outside,
     "residual": _outside,
-    "filters": _filters,
 }

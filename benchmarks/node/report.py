@@ -1,4 +1,4 @@
-"""Results as tables, Markdown, JSON and a plot."""
+"""Results as tables, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any
 from benchmarks.node import reach
 from benchmarks.node.rows import Row, Rows
 from benchmarks.node.section_tables import (
-    filters_table,
     inference_table,
     outside_table,
     ranks_table,
     shards_table,
-    stages_table,
     sums_table,
     threads_table,
 )
@@ -24,7 +22,6 @@ from benchmarks.tables import Table, document, new_files
 
 TABLES: Mapping[str, Callable[[Rows], Table]] = {
     "threads": threads_table,
-    "stages": stages_table,
     "ranks": partial(ranks_table, "Ranks with one thread each"),
     "two-cores": partial(ranks_table, "Ranks on two cores"),
     "sums": sums_table,
@@ -32,12 +29,10 @@ TABLES: Mapping[str, Callable[[Rows], Table]] = {
     "inference": inference_table,
     "outside": outside_table,
     "residual": outside_table,
-    "filters": filters_table,
 }
 
 CASE = (
-    "network", "batch", "bytes", "scaling", "samples", "ranks", "threads", "layer", "filters",
-    "phase",
+    "network", "batch", "bytes", "scaling", "samples", "ranks", "threads",
 )  # fmt: skip
 """Columns that name a case, in which programs are compared."""
 
@@ -119,7 +114,6 @@ class Report:
 
     def write(self, folder: Path) -> list[Path]:
         """Write all files, named by date."""
-        from benchmarks.node.plot import draw
         from dptrain.files import dump_json
 
         json_path, markdown_path = new_files(folder, "node", str(_first(self.about["date"])))
@@ -128,8 +122,7 @@ class Report:
         markdown_path.write_text(
             document(title, self.about, self.headline(), self.tables()), encoding="utf-8"
         )
-        plot = draw(self.sections(), self.about, json_path.with_suffix(".svg"))
-        return [json_path, markdown_path, *([plot] if plot else [])]
+        return [json_path, markdown_path]
 
 
 def _conditions(report: Report, name: str) -> list[Any]:

@@ -66,11 +66,6 @@ def wall_ratio(numerator: Row | None, denominator: Row | None, factor: float = 1
     return Ratio(factor * found.value, factor * found.low, factor * found.high)
 
 
-def relative_time(row: Row, whole: Row | None) -> Ratio | None:
-    """Return the time per multiply-add relative to that of the next multiple of 16 filters."""
-    return None if whole is None else quotient(row["rounds_ns"], whole["rounds_ns"])
-
-
 def text_of(ratio: Ratio | None) -> str:
     """Format a ratio with its quartiles; empty if there is none."""
     return "" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"

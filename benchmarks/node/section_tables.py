@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.node import filters, inference, ranks, shards, sums, threads
-from benchmarks.node.rows import Rows, relative_time, speedup, text_of, time_of, wall_ratio
+from benchmarks.node import inference, ranks, shards, sums, threads
+from benchmarks.node.rows import Rows, speedup, text_of, time_of, wall_ratio
 from benchmarks.node.sum_parts import PARTS
 from benchmarks.tables import Table
 
@@ -29,31 +29,6 @@ def threads_table(rows: Rows) -> Table:
         "efficiency", "of copies'",
     )  # fmt: skip
     return Table("Training step by threads: median (quartiles)", columns, tuple(lines))
-
-
-def stages_table(rows: Rows) -> Table:
-    """Return the stages by network and number of threads, and what waiting would cost copies."""
-    lines = []
-    for network in rows.values("network"):
-        of_network = rows.where(network=network)
-        for count in sorted(set(of_network.values("threads")) - {1}):
-            here = of_network.where(threads=count)
-            for stage in here.values("stage"):
-                case = here.where(stage=stage)
-                single = of_network.one(program=threads.OURS, threads=1, stage=stage, kind="mean")
-                copies = case.where(program=threads.COPIES)
-                lines.append((
-                    f"{network}@{case.values('batch')[0]}", str(count), stage, time_of(single),
-                    time_of(case.one(program=threads.OURS, kind="mean")),
-                    "" if single is None else f"{single['median_ms'] / count:.3g}",
-                    time_of(copies.one(kind="mean")), time_of(copies.one(kind="slowest")),
-                    time_of(copies.one(kind="slowest step")),
-                ))  # fmt: skip
-    columns = (
-        "network", "threads", "stage", "1 thread ms", "ms", "ideal ms", "copies ms",
-        "waiting by stage ms", "by step ms",
-    )  # fmt: skip
-    return Table("Stages of a training step by threads: median (quartiles)", columns, tuple(lines))
 
 
 def outside_table(rows: Rows) -> Table:
@@ -102,24 +77,6 @@ def shards_table(rows: Rows) -> Table:
         ))  # fmt: skip
     columns = ("network", "ranks × threads", "without ms", "with shards ms", "with / without")
     title = f"{shards.SHARDS} micro-shards of {shards.SAMPLES} samples: median (quartiles)"
-    return Table(title, columns, tuple(lines))
-
-
-def filters_table(rows: Rows) -> Table:
-    """Return the time per multiply-add, relative to the next multiple of 16 filters."""
-    lines = []
-    for layer, phase in dict.fromkeys((r["layer"], r["phase"]) for r in rows):
-        here = rows.where(layer=layer, phase=phase)
-        for row in here:
-            whole = here.one(filters=filters.next_multiple(row["filters"]))
-            low, high = (1e3 * value for value in row["quartiles"])
-            lines.append((
-                layer, phase, str(row["filters"]),
-                f"{1e3 * row['ns_per_product']:.3g} ({low:.3g}–{high:.3g})",
-                text_of(relative_time(row, whole)),
-            ))  # fmt: skip
-    columns = ("convolution", "phase", "filters", "ps per multiply-add", "relative")
-    title = f"Numbers of filters at batch {filters.BATCH}, one thread: median (quartiles)"
     return Table(title, columns, tuple(lines))
 
 

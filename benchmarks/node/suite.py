@@ -7,14 +7,12 @@ import sys
 from collections.abc import Callable, Mapping
 
 from benchmarks.machine import about
-from benchmarks.node.filters import measure_filters
 from benchmarks.node.inference import measure_inference
 from benchmarks.node.mpi import find_mpis
 from benchmarks.node.ranks import measure_ranks, measure_two_cores
 from benchmarks.node.report import Report
 from benchmarks.node.session import Session, Settings
 from benchmarks.node.shards import measure_shards
-from benchmarks.node.stages import measure_stages
 from benchmarks.node.sums import measure_sums
 from benchmarks.node.threads import measure_outside, measure_residual, measure_threads
 from benchmarks.node.workers.processes import WorkerError
@@ -26,7 +24,6 @@ from dptrain.machine import own_cores
 
 SECTIONS: Mapping[str, Callable[[Session], None]] = {
     "threads": measure_threads,
-    "stages": measure_stages,
     "ranks": measure_ranks,
     "sums": measure_sums,
     "two-cores": measure_two_cores,
@@ -34,7 +31,6 @@ SECTIONS: Mapping[str, Callable[[Session], None]] = {
     "inference": measure_inference,
     "outside": measure_outside,
     "residual": measure_residual,
-    "filters": measure_filters,
 }
 BLOCK_S, QUICK_BLOCK_S = 0.25, 0.1
 ROUNDS, QUICK_ROUNDS = 9, 3

@@ -12,13 +12,14 @@ follows the steps, such as writing the trace, is not included.
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter_ns
 
 import numpy as np
 
-from benchmarks.step.overhead import frozen_objects
 from dptrain.batch import Batch
 from dptrain.comm.world import World
 from dptrain.measure.statistics import Estimate, median_of_launches
@@ -31,6 +32,16 @@ from dptrain.training.settings import GivenSettings, Settings
 UNTIMED, TIMED, TRACED = "without times", "timed as in training", "with a trace"
 WARM_UP = 3
 """Untimed steps at the start of each block."""
+
+
+@contextmanager
+def frozen_objects() -> Iterator[None]:
+    """Keep the garbage collector from looking at existing objects, as training does."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def make_steps(engine: Engine, batches: Iterator[Batch], count: int) -> None:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.gpu_kernels.gpu_ladder import measure_rungs
+from benchmarks.ladder.gpu import measure_rungs
 from benchmarks.ladder.layer import Layer
 from benchmarks.node.workers.processes import SINGLE_THREAD
 from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement

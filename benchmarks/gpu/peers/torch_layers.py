@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,7 +83,7 @@ def torch_layer_times(
         for node in network.nodes:
             for direction, run in _calls(node, batch_size, number).items():
                 key = node.name, direction
-                times[key] = min(times.get(key, float("inf")), _repeated(run))
+                times[key] = min(times.get(key, float("inf")), float(np.median(laps_us(run))))
     return times
 
 
@@ -106,12 +107,12 @@ def _number(*shape: int, precision: str, layout: torch.memory_format) -> Tensor:
     return tensor.contiguous(memory_format=layout) if len(shape) == 4 else tensor
 
 
-def _repeated(run: Callable[[], None]) -> float:
-    """Return the time in µs of a run, of `TIMES` in a graph, as stages are timed."""
+def laps_us(run: Callable[[], object], times: int = TIMES) -> list[float]:
+    """Return the time in µs of a run, one of `times` in a graph, for each of several blocks."""
 
-    def times() -> None:
-        for _ in range(TIMES):
+    def repeated() -> None:
+        for _ in range(times):
             run()
 
-    program = Program(capture(times), torch_timer)
-    return take_turns({"run": program}, BLOCKS)["run"].median / TIMES
+    program = Program(capture(repeated), torch_timer)
+    return [us / times for us in take_turns({"run": program}, BLOCKS)["run"].us]

@@ -47,24 +47,6 @@ def _dptrain_inference(spec: Spec, session: Session) -> Runner:
     return Runner(run, lambda: {"output": np.array(run())})
 
 
-def _dptrain_stages(spec: Spec, session: Session) -> Runner:
-    from benchmarks.node.filters import stage_runner
-
-    return stage_runner(spec)
-
-
-def _dptrain_timed_stages(spec: Spec, session: Session) -> Runner:
-    from benchmarks.node.stages import stages_runner
-
-    return stages_runner(spec)
-
-
-def _torch_gradients(spec: Spec, session: Session) -> Runner:
-    from benchmarks.node.filters import torch_gradients
-
-    return torch_gradients(spec)
-
-
 def _torch_threads(spec: Spec) -> Any:
     import torch
 
@@ -144,13 +126,10 @@ def _rank_program(name: str) -> Callable[[Spec, Session], Runner]:
 PROGRAMS: dict[str, Callable[[Spec, Session], Runner]] = {
     "dptrain training": _dptrain_training,
     "dptrain inference": _dptrain_inference,
-    "dptrain stages": _dptrain_stages,
-    "dptrain timed stages": _dptrain_timed_stages,
     "dptrain engine": _rank_program("engine"),
     "dptrain copy": _rank_program("meeting_copy"),
     "dptrain sum": _rank_program("gradient_sum"),
     "MPI all-reduce": _rank_program("all_reduce"),
-    "PyTorch gradients": _torch_gradients,
     "PyTorch training": _torch_training,
     "PyTorch inference": _torch_inference,
     "PyTorch DDP": _rank_program("ddp_training"),

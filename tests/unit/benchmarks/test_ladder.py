@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.gpu_kernels.gpu_ladder import LAYERS, climb, own
 from benchmarks.ladder import cpu
+from benchmarks.ladder.gpu import LAYERS, climb, own
 from benchmarks.ladder.layer import DIRECTIONS, Layer, Numbers, bound, error, exact, layer_of
 from benchmarks.ladder.rungs import FOLDER, rungs
 from dptrain.backends.cuda.device.nvrtc import find_compiler
@@ -171,12 +171,12 @@ def test_layers_of_networks() -> None:
 def test_climbing_prints_a_line_a_rung(
     direction: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.torch_ms", lambda *_: [0.4, 0.5, 0.6])
-    monkeypatch.setattr("benchmarks.gpu_kernels.gpu_ladder.cublas_ms", lambda *_: None)
+    monkeypatch.setattr("benchmarks.ladder.gpu.torch_ms", lambda *_: [0.4, 0.5, 0.6])
+    monkeypatch.setattr("benchmarks.ladder.gpu.cublas_ms", lambda *_: None)
     layer = SHAPES[0]
     device = Emulator(0)
     monkeypatch.setattr(
-        "benchmarks.gpu_kernels.gpu_ladder.rungs",
+        "benchmarks.ladder.gpu.rungs",
         lambda _, *rest: rungs(Emulator(0, FOLDER), *rest, ""),
     )
     monkeypatch.setattr(Emulator, "times_ms", lambda self, start: (start(), [1.0, 2.0, 3.0])[1])

@@ -1,6 +1,6 @@
 """Measure what loading a minibatch of cached images adds to a training step on a GPU.
 
-    python3 -m benchmarks.gpu_kernels.gpu_load [--batch N ...] [--precision P ...] [network ...]
+    python3 -m benchmarks.step.load [--batch N ...] [--precision P ...] [NETWORK ...]
 
 Requires a GPU and CuPy. The images have 8-bit pixels and are cropped, mirrored and recoloured. The
 kernel reads its message of crop windows from host memory if the message is short, else from a copy
@@ -13,6 +13,7 @@ such a step.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import time
@@ -23,7 +24,7 @@ import click
 import numpy as np
 
 from benchmarks.gpu.data import BRIGHTNESS, CONTRAST, CROP
-from benchmarks.gpu_kernels.gpu_cases import Case, print_reports, takes_cases
+from benchmarks.outside import find_network
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import device as device_module
 from dptrain.backends.cuda.replica import CudaReplica
@@ -167,10 +168,17 @@ def report(network: Network, n: int, precision: str, backend: CudaBackend) -> It
 
 
 @click.command()
-@takes_cases(("cifar",), batches=(32, 128, 1024), precisions=("tf32", "bf16"))
-def main(cases: Sequence[Case]) -> None:
-    """Measure what loading a minibatch adds to a step."""
-    print_reports(report, cases)
+@click.option("--batch", "batches", multiple=True, type=click.IntRange(1), default=(32, 128, 1024))
+@click.option("--precision", "precisions", multiple=True, default=("tf32", "bf16"))
+@click.argument("names", nargs=-1, metavar="[NETWORK]...")
+def main(batches: Sequence[int], precisions: Sequence[str], names: Sequence[str]) -> None:
+    """Measure what loading a minibatch adds to a step on the first GPU."""
+    from dptrain.backends.cuda.backend import open_device
+
+    backend = CudaBackend(open_device(0))
+    for case in itertools.product(map(find_network, names or ("cifar",)), batches, precisions):
+        for line in report(*case, backend):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

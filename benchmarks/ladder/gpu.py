@@ -1,7 +1,6 @@
 """Time a ladder of convolution kernels on a GPU, from a naive product to the kernels of training.
 
-    python3 -m benchmarks.gpu_kernels.gpu_ladder [--direction D] [--batch N] [--precision P]
-        [LAYER ...]
+    python3 -m benchmarks.ladder.gpu [--direction D] [--batch N] [--precision P] [LAYER ...]
 
 Requires a GPU and CuPy. PyTorch's convolution by cuDNN is timed as well if PyTorch is installed. A
 layer is that of a network, such as cifar:conv2; the direction is forward, weights (weight gradient)
@@ -96,7 +95,7 @@ def torch_ms(
         return None
     import torch
 
-    from benchmarks.gpu_kernels.gpu_products import torch_laps
+    from benchmarks.gpu.peers.torch_layers import laps_us
 
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -114,7 +113,7 @@ def torch_ms(
             torch.ops.aten.convolution_backward, dy, x, w, [layer.filters], steps, pads, [1, 1],
             False, [0, 0], 1, [not by_weights, by_weights, by_weights],
         )  # fmt: skip
-    return [us / 1e3 for us in torch_laps(run, 10)]
+    return [us / 1e3 for us in laps_us(run, 10)]
 
 
 def cublas_ms(layer: Layer, numbers: Numbers) -> list[float] | None:
@@ -123,7 +122,7 @@ def cublas_ms(layer: Layer, numbers: Numbers) -> list[float] | None:
         return None
     import torch
 
-    from benchmarks.gpu_kernels.gpu_products import torch_laps
+    from benchmarks.gpu.peers.torch_layers import laps_us
 
     torch.backends.cuda.matmul.allow_tf32 = False
     x, w, b = (torch.from_numpy(v).to("cuda") for v in (numbers.x, numbers.w, numbers.b))
@@ -135,7 +134,7 @@ def cublas_ms(layer: Layer, numbers: Numbers) -> list[float] | None:
             for image in x
         ]
 
-    return [us / 1e3 for us in torch_laps(run, 10)]
+    return [us / 1e3 for us in laps_us(run, 10)]
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ def main(direction: str, batch: int, precision: str, names: tuple[str, ...]) -> 
         for name in names or LAYERS:
             climb(device, name, layer_of(name, batch), direction, precision)
     except UserError as problem:
-        print(f"benchmarks.gpu_kernels.gpu_ladder: {problem}", file=sys.stderr)
+        print(f"benchmarks.ladder.gpu: {problem}", file=sys.stderr)
         sys.exit(2)
     except WrongResultError as problem:
         sys.exit(str(problem))

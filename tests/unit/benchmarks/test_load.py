@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.gpu_kernels import gpu_load
+from benchmarks.step import load as measured
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.network import Dense, Flatten, Network
 from tests.emulator.emulator import Emulator
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.more
 
 def test_every_variant_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("IMAGES", 20), ("STEPS", 6), ("REPEATS", 1)):
-        monkeypatch.setattr(gpu_load, name, value)
+        monkeypatch.setattr(measured, name, value)
     network = Network((3, 9, 8), [Flatten(), Dense(3)], name="small")
     backend = CudaBackend(Emulator())
-    lines = list(gpu_load.report(network, 4, "fp32", backend))
+    lines = list(measured.report(network, 4, "fp32", backend))
     assert lines[0].split() == ["small,", "batch", "4,", "fp32:", "µs", "from", "host", "copied"]
     assert len(lines) == 10
     for line in lines[1:]:
@@ -28,9 +28,9 @@ def test_every_variant_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_load_of_the_next_minibatch_leaves_the_present_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gpu_load, "IMAGES", 20)
+    monkeypatch.setattr(measured, "IMAGES", 20)
     network = Network((3, 9, 8), [Flatten(), Dense(3)], name="small")
-    load = gpu_load.Load(network, 4, "fp32", CudaBackend(Emulator()))
+    load = measured.Load(network, 4, "fp32", CudaBackend(Emulator()))
     replica = load.replica
     present = replica._input
     before = replica.memory.download(present)

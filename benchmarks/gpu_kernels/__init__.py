@@ -1,1 +1,0 @@
-"""Benchmarks of single kernels of the backend cuda."""

@@ -1,0 +1,25 @@
+"""Stored results belong to a page or a program, and are small."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "benchmarks" / "results"
+
+MAX_BYTES = 500_000
+"""Largest size of a file; larger ones are compressed."""
+
+
+def test_every_result_is_cited() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.py")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    cited = set(re.findall(r"([a-z]+[a-z0-9-]*-\d{4}-\d\d-\d\d[a-z0-9-]*)\.(?:md|json|svg)", text))
+    stored = {path.stem for path in RESULTS.iterdir() if path.is_file()}
+    assert stored <= cited, "results that no page cites are deleted"
+
+
+def test_results_are_small() -> None:
+    large = [path.name for path in RESULTS.rglob("*") if path.stat().st_size > MAX_BYTES]
+    assert not large
