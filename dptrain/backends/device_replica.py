@@ -251,6 +251,14 @@ class DeviceReplica(CropWindowReplica, ABC):
                     correct += round(sums[CORRECT])
         return loss, correct
 
+    @abstractmethod
+    def prepare_score(self, batches: Callable[[], Iterable[Batch]], *, key: Hashable) -> None:
+        """Do the work of the first calls of `score` that later ones do not repeat.
+
+        Args:
+            batches, key: as for `score`, of images that the replica keeps.
+        """
+
     @contextmanager
     def _kept_sums(self) -> Iterator[None]:
         """Let the loss sums of training be as before when the context ends."""

@@ -89,6 +89,34 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         finally:
             self._on_write()
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the flat array in bytes, with the padding between the arrays."""
+        return int(self._flat.nbytes) if len(self) else 0
+
+    def like(self) -> NamedArrays:
+        """Return zeros of the same layout in the same memory."""
+        flat = self._memory.zeros(self._flat.shape, self._flat.dtype.name)
+        return NamedArrays(self._layout, flat, self._memory)
+
+    def fits(self, other: NamedArrays) -> bool:
+        """Return True if `assign` copies from `other` within one memory."""
+        return self._memory is other._memory and self._layout == other._layout
+
+    def assign(self, other: NamedArrays) -> None:
+        """Overwrite all arrays by those of `other`, which has the same names.
+
+        On a device, a copy within its memory is enqueued, and the host does not wait for it.
+        """
+        if not len(self):
+            return
+        if not self.fits(other):
+            for name, values in other.copies().items():
+                self[name] = values
+            return
+        with self.write_flat() as flat:
+            self._memory.copy(flat, other._flat)
+
     @contextmanager
     def write_flat(self) -> Iterator[NDArray[Any]]:
         """Yield the flat array, in storage layout, to be written until the block ends."""

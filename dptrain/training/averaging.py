@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.replica import Replica
@@ -56,11 +55,12 @@ def _exchange(world: World, replica: Replica) -> None:
     world.node_barrier()
     if replica.owns_parameters:
         memory, average = replica.memory, replica.flat_state[AVERAGE]
+        parameters = memory.zeros(average.shape, average.dtype.name)
         with replica.parameters.write_flat() as flat:
             trained = flat[: average.size]  # Frozen parameters have no average.
-            parameters = np.array(memory.download(trained))
-            memory.upload(trained, np.array(memory.download(average)))
-            memory.upload(average, parameters)
+            memory.copy(parameters, trained)
+            memory.copy(trained, average)
+            memory.copy(average, parameters)
     world.node_barrier()
 
 

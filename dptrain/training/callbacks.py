@@ -294,13 +294,9 @@ class Checkpoints(Callback):
 
     def __init__(self) -> None:
         self._written_at = 0.0
-        self._best_step = -1
 
     def on_fit_begin(self, trainer: Trainer) -> None:
         self._written_at = monotonic()
-        # A run that was resumed has read its best checkpoint from the directory.
-        read = trainer.job.best
-        self._best_step = max(self._best_step, -1 if read is None else read.step)
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         # At the end of an epoch the checkpoint follows the evaluation.
@@ -317,18 +313,19 @@ class Checkpoints(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         """Write the best state that is not in the run directory, and the present one."""
-        job, best = trainer.job, trainer.best
+        job, best = trainer.job, trainer.job.best
         is_early = monotonic() - self._written_at < job.spec.checkpoint_seconds
         if job.run is None or (is_early and not trainer.is_last_step):
             return
         with job.recorder.between(CHECKPOINT):
             # The newest checkpoint is never older than the best one, so that a run which is
             # resumed finds the best evaluation among those before.
-            if best is not None and best.step > self._best_step:
-                path = job.run.save_checkpoint(best.step, best.arrays, best.facts)
-                job.run.best.link(path, best.step)
-                self._best_step = best.step
-            if best is None or best.step != trainer.step:
+            found = best.checkpoint if best.step > best.stored_step else None
+            if found is not None:
+                path = job.run.save_checkpoint(found.step, found.arrays, found.facts)
+                job.run.best.link(path, found.step)
+                best.stored_step = found.step
+            if best.step != trainer.step:
                 facts, arrays = job.checkpoint_facts(), replica_arrays(job.replica)
                 job.run.save_checkpoint(trainer.step, arrays, facts.to_mapping())
         self._written_at = monotonic()

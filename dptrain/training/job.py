@@ -58,6 +58,7 @@ from dptrain.training.engines.alone import make_alone_engine
 from dptrain.training.evaluation.evaluation import images_for
 from dptrain.training.history import Record
 from dptrain.training.parallelism import MEASURED, OFF
+from dptrain.training.persistence.best_state import BestState
 from dptrain.training.persistence.checkpoints import Checkpoint, CheckpointFacts
 from dptrain.training.persistence.persistence import (
     begin_span,
@@ -117,7 +118,7 @@ class Job:
         run: the run directory; None on other ranks than 0 and if there is none.
         first_step: number of the first step; above 0 after a resume.
         selection: the best evaluation before a resume.
-        best: its checkpoint, on rank 0; None if there is none.
+        best: its state, on rank 0.
         shares: of the ranks in a minibatch.
         is_mixed: True if ranks have different backends or precisions.
         warning: one line if damaged checkpoints were skipped on resume.
@@ -150,7 +151,7 @@ class Job:
     run: RunDirectory | None
     first_step: int
     selection: Selection = field(default_factory=Selection)
-    best: Checkpoint | None = None
+    best: BestState = field(default_factory=BestState)
     shares: Shares = field(default_factory=Shares)
     is_mixed: bool = False
     warning: str | None = None
@@ -167,7 +168,8 @@ class Job:
         statistics_sum = self.engine.statistics_sum
         buffers = self.engine.gradient_sum.memory_bytes
         buffers += statistics_sum.memory_bytes if statistics_sum is not None else 0
-        return {**self.replica.memory_bytes, **({"sums": buffers} if buffers else {})}
+        found = {"sums": buffers, "best epoch": self.best.memory_bytes}
+        return {**self.replica.memory_bytes, **{name: size for name, size in found.items() if size}}
 
     @property
     def local_batch(self) -> int:
@@ -379,7 +381,7 @@ def assemble(
         buckets=buckets, recorder=recorder, engine=engine, schedule=schedule,
         augmentation=inputs.augmentation, cached_samples=cached, validation_at=validation_at,
         streams_pixels=streams, keeps_run=keeps_run, run=run, first_step=first_step,
-        selection=selection, best=best, shares=shares,
+        selection=selection, best=BestState(best), shares=shares,
         is_mixed=inputs.is_mixed, sample_weights=inputs.sample_weights, labels=inputs.labels,
         warning=None if restored is None else restored.warning, spans=spans,
         weights="".join(loaded),

@@ -260,6 +260,8 @@ def share_state(world: World, replica: Replica, root: int = 0, *, mixed: bool = 
     count = np.array([replica.updates], np.int64)
     world.broadcast(count, root)
     replica.updates = int(count[0])
+    if world.size == 1:
+        return
     for flat in (replica.flat_parameters, *replica.flat_state.values()):
         if mixed:
             _broadcast_canonical(world, replica, flat, root)

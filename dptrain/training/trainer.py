@@ -61,6 +61,7 @@ from dptrain.training.engines import StepResult
 from dptrain.training.evaluation.evaluation import (
     Score,
     open_test_data,
+    prepare_score,
     results_of,
     score_in_detail,
     scored_text,
@@ -77,6 +78,7 @@ from dptrain.training.output.summary import (
     nothing_left,
     print_stop_advice,
 )
+from dptrain.training.persistence.best_state import BestState
 from dptrain.training.persistence.checkpoints import (
     Checkpoint,
     CheckpointStore,
@@ -84,7 +86,6 @@ from dptrain.training.persistence.checkpoints import (
     restore_replica,
 )
 from dptrain.training.persistence.persistence import load_checkpoint, set_rate
-from dptrain.training.persistence.rundir import BEST
 from dptrain.training.profiling.energy import TrainingEnergy
 from dptrain.training.resources import average_statistics, share_state
 from dptrain.training.schedules import Schedule
@@ -294,7 +295,6 @@ class Trainer(Sealed):
         self._job = job
         counts_correct = job.network.loss.targets != "values"
         self._progress = RunningState(job.first_step, counts_correct, selection=job.selection)
-        self._best = job.best
         self._averaged: Replica | None = None
         self._average_received_at = job.replica.updates
         self._engine_is_open = False
@@ -336,7 +336,7 @@ class Trainer(Sealed):
     @property
     def best(self) -> Checkpoint | None:
         """On rank 0, the best checkpoint by the validation data; None if there is none."""
-        return self._best
+        return self.job.best.checkpoint
 
     @property
     def summary(self) -> Mapping[str, Any] | None:
@@ -480,6 +480,7 @@ class Trainer(Sealed):
             self.progress.stopped, self._stop_requested = False, False
             self._warn_if_over()
             self._open_engine(stack)
+            self._prepare_evaluations()
             # A full garbage collection visits some 40,000 objects and delays all ranks by 20 ms.
             # Before training it releases the memory of former engines and trainers.
             gc.collect()
@@ -729,6 +730,22 @@ class Trainer(Sealed):
             count = min(job.spec.batch_size, len(job.dataset.train))
             average_statistics(job.world, job.replica, job.sampler(count).shard_size(count))
 
+    def _prepare_evaluations(self) -> None:
+        """Do once, before the first step, what evaluations on a device need."""
+        job = self.job
+        if job.dataset.validation is None or not self._has_steps_left():
+            return
+        if job.world.is_rank_zero and job.spec.best_by != "none":
+            job.best.prepare(job.replica)
+        if job.validation_at is not None and not self._metrics and not job.spec.shards:
+            prepare_score(
+                job.replica,
+                job.dataset.validation,
+                job.world,
+                job.shares.counts,
+                job.validation_at,
+            )
+
     def _evaluate_validation_data(self) -> None:
         job = self.job
         assert job.dataset.validation is not None
@@ -740,8 +757,7 @@ class Trainer(Sealed):
             self.progress.add_score(found, job.spec, before_ns)
             job.schedule = replace(job.schedule, reductions=self.progress.selection.reductions)
             if self.progress.is_best and job.world.is_rank_zero:
-                facts, arrays = job.checkpoint_facts(), replica_arrays(job.replica)
-                self._best = Checkpoint(self.step, arrays, facts.to_mapping(), Path(BEST))
+                job.best.keep(job.replica, self.step, job.checkpoint_facts().to_mapping())
 
     def _score(
         self,
@@ -788,16 +804,11 @@ class Trainer(Sealed):
 
     def _restore_best(self) -> None:
         """Set all ranks to the state of the best checkpoint, if it is not that of the last step."""
-        job, best = self.job, self.best
+        job = self.job
         step = self.progress.selection.best_step
         if step in (-1, self.step):
             return
-
-        def restore() -> None:
-            assert best is not None
-            restore_replica(job.replica, best)
-
-        call_on_rank_zero(job.world, restore)
+        call_on_rank_zero(job.world, lambda: job.best.restore(job.replica))
         with job.replica.parameters.write_flat():
             share_state(job.world, job.replica, mixed=job.is_mixed)
         self.progress.restored_step = step
@@ -1021,7 +1032,7 @@ class Trainer(Sealed):
         self._average_received_at = job.replica.updates
         job.selection = selection = Selection.of(job.spec)
         self._progress = RunningState(step, self.progress.counts_correct, selection=selection)
-        self._best = None
+        job.best = BestState()
 
     # As a context manager, the trainer releases the run directory.
 

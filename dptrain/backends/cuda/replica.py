@@ -653,11 +653,24 @@ class CudaReplica(DeviceReplica):
     ) -> tuple[float, int]:
         if key is None or collect is not None:
             return super().score(batches, collect)
+        program = self._kept_score(batches, key)
+        return super().score(batches) if program is None else program()
+
+    @one_thread_at_a_time
+    def prepare_score(self, batches: Callable[[], Iterable[Batch]], *, key: Hashable) -> None:
+        program = self._kept_score(batches, key)
+        if program is not None:
+            program()
+            program()  # The second run is captured.
+
+    def _kept_score(
+        self, batches: Callable[[], Iterable[Batch]], key: Hashable
+    ) -> Callable[[], tuple[float, int]] | None:
+        """Return the program that scores minibatches; None if they are too many for one."""
         if key not in self._scores:
             kept = list(batches())
             self._scores[key] = self._score_program(kept) if self._may_keep(kept) else None
-        program = self._scores[key]
-        return super().score(batches) if program is None else program()
+        return self._scores[key]
 
     def _may_keep(self, batches: Sequence[Batch]) -> bool:
         """Return whether minibatches stay in staging slots of their own: if they are few."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.batch import Batch
 from dptrain.comm.agreement import agree
@@ -179,13 +180,34 @@ def score(
             for chosen, x, y in batches_of(replica, samples, indices)
         )
 
-    key = None if first is None else (first, mine.start, mine.stop)
+    key = None if first is None else _kept_key(first, mine)
     totals = np.array(replica.score(batches, collect if collectors else None, key=key))
     world.all_reduce(totals)
     count = len(samples)
     has_labels = replica.plan.network.loss.targets != "values"
     accuracy = float(totals[1]) / count if has_labels else None
     return Score(float(totals[0]) / count, accuracy, count)
+
+
+def prepare_score(
+    replica: Replica, samples: Samples, world: World, counts: Counts, first: int
+) -> None:
+    """Let a replica capture what `score` repeats in each evaluation, on this rank alone.
+
+    Args:
+        replica, samples, world, counts, first: as for `score`, without collectors and weights.
+    """
+    mine = shard(len(samples), world.rank, world.size, counts)
+    indices = np.arange(len(samples), dtype=np.int64)[mine]
+    assert isinstance(replica, DeviceReplica), "a replica on the host keeps no validation images"
+    replica.prepare_score(
+        lambda: kept_batches(replica, samples, indices, first), key=_kept_key(first, mine)
+    )
+
+
+def _kept_key(first: int, mine: slice) -> tuple[int, int, int]:
+    """Return what identifies a shard of the images that a replica keeps."""
+    return first, mine.start, mine.stop
 
 
 def score_in_detail(

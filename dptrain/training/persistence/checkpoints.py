@@ -538,7 +538,7 @@ def replica_arrays(replica: Replica) -> dict[str, NDArray[Any]]:
     """
     return {
         f"{kind}/{name}": array
-        for kind, arrays in _named(replica).items()
+        for kind, arrays in named_arrays(replica).items()
         for name, array in arrays.copies().items()
     }
 
@@ -580,14 +580,15 @@ def restore_replica(
             f"checkpoint {checkpoint.path}: the number of updates is {shown(repr(updates))}; "
             "expected a whole number of at least 0"
         )
-    named = _named(replica)
+    named = named_arrays(replica)
     for name, array in arrays.items():
         kind, _, parameter = name.partition("/")
         named[kind][parameter] = array
     replica.updates = updates
 
 
-def _named(replica: Replica) -> dict[str, NamedArrays]:
+def named_arrays(replica: Replica) -> dict[str, NamedArrays]:
+    """Return the parameters, running statistics and optimizer state of a replica, by kind."""
     return {"parameters": replica.parameters, STATISTICS: replica.statistics, **replica.state}
 
 
