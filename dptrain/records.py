@@ -35,12 +35,14 @@ class Form:
             to do.
         anew: end of the message if a file has another version: what to do.
         version: version of the files that are written. Only files of this version are read.
+        dropped: fields that older files of this version have, which are ignored.
     """
 
     noun: str
     otherwise: str
     anew: str
     version: int = 1
+    dropped: tuple[str, ...] = ()
 
     def text(self, record: DataclassInstance) -> str:
         """Return the record as JSON."""
@@ -63,7 +65,8 @@ class Form:
             values = parse_json(read_regular(path))
             found = values.pop("version")
             if found == self.version:
-                record = from_values(kind, values)
+                kept = {key: values[key] for key in values if key not in self.dropped}
+                record = from_values(kind, kept)
                 check(record)
                 return record
         except OSError as error:

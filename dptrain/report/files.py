@@ -1,4 +1,4 @@
-"""The files of a report: the page, its plots as SVG and PNG, and the fitted curves as CSV."""
+"""The files of a report: the page, and its plots as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from dptrain.audit.study import AUDIT, Audit
 from dptrain.errors import UserError
 from dptrain.files import write_whole, writing
-from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE, csv_text
+from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE
 from dptrain.measure.profile.rooflines import with_roofs
 from dptrain.report.comparisons.compare_page import compare_page
 from dptrain.report.comparisons.compare_plots import ROLES
@@ -42,7 +42,6 @@ from dptrain.scaling.study import Study
 
 REPORT, PLOTS = "report.html", "plots"
 FLAG = "--output"
-CURVES = "curves.csv"
 EXPECTED = (
     "a folder of `dptrain train`, `dptrain profile --output`, `dptrain scale`, `dptrain study "
     "sweep`, `dptrain study variants` or `dptrain bench`"
@@ -69,12 +68,10 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
     """
     target = folder if output is None else output
     if not replace:
-        _check_ours(target / REPORT, "")
+        _check_ours(target / REPORT)
     result = read_result(folder)
     page = make_page(result, folder)
-    tables = _tables(result) if isinstance(result, Study) else {}
-    files = {f"{PLOTS}/{name}": text for name, text in tables.items()}
-    return _write(target, page, files, environment_of(result), replace=replace)
+    return _write(target, page, {}, environment_of(result), replace=replace)
 
 
 def make_page(result: Result | Experiment, folder: Path) -> Page:
@@ -104,7 +101,7 @@ def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = F
         UserError: as for `write_report`, or the results cannot be compared.
     """
     if not replace:
-        _check_ours(output / REPORT, "")
+        _check_ours(output / REPORT)
     if len(folders) > len(ROLES):
         raise UserError(
             f"{len(folders)} results are too many for one plot; compare at most {len(ROLES)}"
@@ -197,8 +194,8 @@ def _write(
         files[f"{PLOTS}/{plot.name}.png"] = png_with(plot, conditions)
     files[REPORT] = render(page)  # The page is last, so that its plots exist.
     if not replace:
-        for name, contents in files.items():
-            _check_ours(target / name, contents)
+        for name in files:
+            _check_ours(target / name)
     with writing(target, FLAG):
         (target / PLOTS).mkdir(parents=True, exist_ok=True)
     for name, contents in files.items():
@@ -226,40 +223,17 @@ def _profiles(study: Study, folder: Path) -> Mapping[str, MeasuredProfile]:
     return found
 
 
-def _tables(study: Study) -> dict[str, str]:
-    """Return the fitted curves, which no other CSV file of the study contains."""
-    curves = [
-        {
-            "scaling": f.scaling,
-            "threads": f.threads,
-            "model": f.model,
-            "ranks": ranks,
-            "step_ms": step_ms,
-        }
-        for f in study.fits
-        for ranks, step_ms in f.curve
-    ]
-    return {CURVES: csv_text(curves)} if curves else {}
-
-
-def _check_ours(path: Path, contents: str | bytes) -> None:
+def _check_ours(path: Path) -> None:
     """Refuse to overwrite a file that belongs to no report.
 
-    A page and its plots contain the name of the program; a CSV file is ours if it has the same
-    columns, and a comparison if it is one.
+    A page and its plots contain the name of the program.
     """
     if not path.exists():
         return
     with writing(path, FLAG):
         there = path.read_bytes()
-    if path.suffix == ".csv" and isinstance(contents, str):
-        mark = contents.partition("\n")[0].encode()
-        ours = there.startswith(mark)
-    elif path.name == FILE:
-        ours = b'"quantities"' in there
-    else:
-        ours = GENERATOR.encode() in there
-    if not ours:
+    mark = b'"quantities"' if path.name == FILE else GENERATOR.encode()
+    if mark not in there:
         raise UserError(
             f"{path} exists and was not written by {GENERATOR}; move it, choose another {FLAG}, or "
             f"use {GENERATOR} --replace"

@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
-
-from dptrain.scaling.models import nonnegative
+from numpy.typing import ArrayLike, NDArray
 
 DOUBLING, RABENSEIFNER, RING = "recursive doubling", "Rabenseifner's algorithm", "ring"
 ALGORITHMS = (DOUBLING, RABENSEIFNER, RING)
@@ -101,6 +101,30 @@ def fit_networks(
         errors = {algorithm: _fit(algorithm, near).error for algorithm in ALGORITHMS}
         fits = [replace(fit, error=errors[fit.algorithm]) for fit in fits]
     return tuple(sorted(fits, key=lambda fit: fit.error))
+
+
+def nonnegative(a: ArrayLike, y: ArrayLike) -> NDArray[np.float64]:
+    """Solve min Σ(a x − y)² for x ≥ 0 by trying every set of columns.
+
+    Args:
+        a: matrix of shape (n, k), n ≥ k, with small k.
+        y: vector of shape (n,).
+
+    Returns:
+        The vector x of shape (k,).
+    """
+    matrix, target = np.asarray(a, float), np.asarray(y, float)
+    k = matrix.shape[1]
+    best, least = np.zeros(k), float(target @ target)
+    for size in range(1, k + 1):
+        for columns in map(list, combinations(range(k), size)):
+            found = np.linalg.lstsq(matrix[:, columns], target, rcond=None)[0]
+            error = float(np.sum((matrix[:, columns] @ found - target) ** 2))
+            # More parameters must improve the fit by more than rounding errors.
+            if (found >= 0).all() and error < least * (1 - 1e-9):
+                best, least = np.zeros(k), error
+                best[columns] = found
+    return best
 
 
 def _fit(algorithm: str, rows: Sequence[tuple[int, int, float]]) -> Network:

@@ -13,7 +13,7 @@ from dptrain.measure.statistics import FEWEST, FEWEST_TO_SEE, RARE, SLOWER, unse
 from dptrain.measure.tail_index import tail_note
 from dptrain.scaling.conclusion import conclude
 from dptrain.scaling.efficiencies import missing_counters
-from dptrain.scaling.forecast import as_fit, judge, make_forecast, make_series
+from dptrain.scaling.forecast import make_forecast, make_series
 from dptrain.scaling.pairing import split
 from dptrain.scaling.points import (
     Measured,
@@ -63,12 +63,7 @@ def analyse(
     groups = make_groups(launches)
     base = base_of(groups)
     points = make_points(groups)
-    fits, forecasts, reasons = [], [], []
-    for series in make_series(groups, base):
-        judged, impossible = judge(series)
-        fits += [as_fit(found, series) for found in judged]
-        forecasts.append(make_forecast(series))
-        reasons += impossible
+    forecasts = [make_forecast(series) for series in make_series(groups, base)]
     profiles = {
         f"{scaling}-r{group.ranks}-t{group.threads}": group.median_launch.folder
         for group in groups
@@ -87,14 +82,12 @@ def analyse(
         base_ranks=base.ranks,
         base_threads=base.threads,
         points=points,
-        fits=tuple(fits),
         forecasts=tuple(forecasts),
         conclusion=conclude(points, forecasts),
         notes=(
             *notes,
             *_notes(launches, points),
             *missing_counters([launch.profile for launch in launches]),
-            *reasons,
         ),
         profiles={name: folder for name, folder in profiles.items() if name in names},
         commands={

@@ -11,11 +11,10 @@ from dptrain.files import parse_json, write_whole
 from dptrain.measure.profile.profile_files import csv_text
 from dptrain.scaling.study import Point, Study
 
-STUDY, POINTS, LAUNCHES, FITS, FORECASTS = (
+STUDY, POINTS, LAUNCHES, FORECASTS = (
     "study.json",
     "points.csv",
     "launches.csv",
-    "fits.csv",
     "forecasts.csv",
 )
 
@@ -33,15 +32,6 @@ def write_study(study: Study, folder: Path) -> None:
             {"point": point.name, **asdict(launch)}
             for point in study.points
             for launch in point.launches
-        ],
-        FITS: [
-            {
-                "scaling": fit.scaling, "threads": fit.threads, "model": fit.model,
-                "hindcast_error": fit.hindcast_error, "parameter": name, "value": value,
-                "equation": fit.equation,
-            }
-            for fit in study.fits
-            for name, value in fit.parameters.items()
         ],
         FORECASTS: [
             {
@@ -66,7 +56,7 @@ def refuse_foreign(folder: Path) -> None:
     Raises:
         UserError: the folder contains a file with one of our names, but no study.
     """
-    names = (STUDY, POINTS, LAUNCHES, FITS, FORECASTS)
+    names = (STUDY, POINTS, LAUNCHES, FORECASTS)
     present = [name for name in names if (folder / name).exists()]
     if present and not _is_study(folder / STUDY):
         raise UserError(
@@ -81,7 +71,7 @@ def _is_study(path: Path) -> bool:
         values = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(values, dict) and {"version", "points", "fits"} <= values.keys()
+    return isinstance(values, dict) and {"version", "points", "forecasts"} <= values.keys()
 
 
 def _point(point: Point) -> dict[str, Any]:

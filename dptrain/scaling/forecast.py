@@ -1,19 +1,13 @@
-"""Fit models to the points of a study, and forecast the efficiency of more ranks.
-
-Each model is judged by its hindcast error: it predicts the largest point from the others. Forecasts
-come from an ensemble (`dptrain.scaling.ensemble`) and not from one of these models.
-"""
+"""Forecast the efficiency of more ranks from the points of a study."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import FEWEST
-from dptrain.scaling.alpha_beta import Calibration, fit_alpha_beta
 from dptrain.scaling.ensemble import (
     CONGESTION,
     FARTHEST,
@@ -29,9 +23,8 @@ from dptrain.scaling.ensemble import (
     is_trusted,
     obstacle,
 )
-from dptrain.scaling.models import LAWS, Model, Setting, Timed, TooFewPointsError
 from dptrain.scaling.points import Group, scalings_of
-from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, series_name
+from dptrain.scaling.study import STRONG, WEAK, Forecast
 
 
 @dataclass(frozen=True)
@@ -50,42 +43,6 @@ class Series:
     base: Group
     groups: tuple[Group, ...]
 
-    def setting(self, group: Group) -> Setting:
-        """Return the setting of a measured point."""
-        job = group.first.job
-        at_once = (
-            group.total_threads * group.possible / (self.base.total_threads * self.base.possible)
-        )
-        return Setting(
-            at_once,
-            group.ranks,
-            group.threads,
-            int(job["nodes"]),
-            group.batch_size,
-            float(job["local_batch"]),
-            group.possible,
-        )
-
-    def setting_at(self, ranks: int) -> Setting:
-        """Return the setting of a number of ranks between the measured ones.
-
-        They run on the measured nodes and share their cores if there are more ranks than cores.
-        """
-        nodes = min(max(int(group.first.job["nodes"]) for group in self.groups), ranks)
-        capacities = [g.possible * _ranks_per_node(g) for g in self.groups if g.possible < 1]
-        possible = min(min(capacities, default=math.inf) / math.ceil(ranks / nodes), 1.0)
-        ratio = ranks * self.threads / self.base.total_threads
-        grows = self.scaling == WEAK
-        batch = round(self.base.batch_size * ratio) if grows else self.base.batch_size
-        at_once = ratio * possible / self.base.possible
-        return Setting(
-            at_once, ranks, self.threads, nodes, batch, math.ceil(batch / ranks), possible
-        )
-
-
-def _ranks_per_node(group: Group) -> int:
-    return math.ceil(group.ranks / int(group.first.job["nodes"]))
-
 
 def make_series(groups: Sequence[Group], base: Group) -> list[Series]:
     """Return the series with two points or more, by kind of scaling and threads per rank."""
@@ -97,91 +54,6 @@ def make_series(groups: Sequence[Group], base: Group) -> list[Series]:
             if len(members) > 1:
                 found.append(Series(scaling, threads, base, members))
     return found
-
-
-def _fitters(series: Series) -> Iterator[Callable[[Sequence[Group]], Model]]:
-    """Return the functions that fit a model to points."""
-
-    def law(fit: Callable[[Sequence[Timed]], Model], groups: Sequence[Group]) -> Model:
-        return fit([Timed(series.setting(group), group.step_ms) for group in groups])
-
-    def parts(groups: Sequence[Group]) -> Model:
-        return fit_alpha_beta([Calibration.of(group, series.setting(group)) for group in groups])
-
-    yield from (partial(law, fit) for fit in LAWS[series.scaling])
-    yield parts
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A model with its hindcast error.
-
-    Attributes:
-        model: the model, fitted to all points.
-        hindcast_error: |predicted − measured| / measured of the largest point, fitted without it.
-        hindcast_ms: that prediction.
-    """
-
-    model: Model
-    hindcast_error: float
-    hindcast_ms: float
-
-
-def judge(series: Series) -> tuple[list[Judged], list[str]]:
-    """Fit every model, and predict the largest point from the others.
-
-    A model is fitted only if the points without the largest one determine its parameters;
-    otherwise the hindcast would be no test.
-
-    Returns:
-        The models in the order of the hindcast error, and notes on models that are not determined.
-    """
-    judged, missing = [], []
-    largest = series.groups[-1]
-    for fit in _fitters(series):
-        try:
-            without_largest, model = fit(series.groups[:-1]), fit(series.groups)
-        except TooFewPointsError as reason:
-            missing.append(str(reason))
-            continue
-        predicted = without_largest.step_ms(series.setting(largest))
-        judged.append(Judged(model, abs(predicted / largest.step_ms - 1), predicted))
-    notes = [
-        f"{series_name(series)}: the points without the largest one do not determine "
-        f"{_listed(missing)}"
-    ]
-    return sorted(judged, key=lambda found: found.hindcast_error), notes if missing else []
-
-
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(words[:-1]) + " and " * (len(words) > 1) + "".join(words[-1:])
-
-
-def as_fit(found: Judged, series: Series) -> Fit:
-    """Return the record of a model, with its curve over the measured range."""
-    measured = {group.ranks: series.setting(group) for group in series.groups}
-    curve = tuple(
-        (ranks, found.model.step_ms(measured.get(ranks) or series.setting_at(ranks)))
-        for ranks in _between(min(measured), max(measured), measured)
-    )
-    return Fit(
-        found.model.name,
-        series.scaling,
-        series.threads,
-        found.model.parameters,
-        found.model.equation,
-        found.hindcast_error,
-        curve,
-        found.hindcast_ms,
-    )
-
-
-def _between(first: int, last: int, measured: Collection[int]) -> list[int]:
-    """Return the measured numbers of ranks and up to about 30 others between them."""
-    step = max((last / first) ** (1 / 30), 1 + 1e-9)
-    spaced = {round(first * step**i) for i in range(31)}
-    every = set(range(first, last + 1)) if last - first < 32 else set()
-    return sorted({*measured, *spaced, *every})
 
 
 def make_forecast(series: Series) -> Forecast:

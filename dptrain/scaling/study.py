@@ -222,31 +222,6 @@ def losses_withheld(points: Sequence[Point]) -> str:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A model of the step time, for the measured points.
-
-    Attributes:
-        model: ``amdahl``, ``gustafson``, ``usl``, ``alpha-beta``.
-        scaling, threads: the points that the model describes.
-        parameters: by name, with units in the names; fitted to all points.
-        equation: the equation in mathematical notation.
-        hindcast_error: |predicted − measured| / measured of the largest point, if the model is
-            fitted to the other points; None with too few points.
-        curve: (ranks, step_ms) for plots.
-        hindcast_ms: that prediction.
-    """
-
-    model: str
-    scaling: str
-    threads: int
-    parameters: dict[str, float]
-    equation: str
-    hindcast_error: float | None
-    curve: tuple[tuple[int, float], ...]
-    hindcast_ms: float | None
-
-
-@dataclass(frozen=True)
 class Forecast:
     """Efficiencies at more ranks by an ensemble of models, as far as they are known.
 
@@ -336,11 +311,9 @@ class Study(StoredRecord):
         job: entries of `dptrain.measure.profile.profile.Profile.job` that are equal at all points.
         base_ranks, base_threads: ranks and threads of the base point of speed-ups.
         points: points of weak scaling, then of strong scaling.
-        fits: models, in the order of the hindcast error.
         forecasts: one for each kind of scaling and number of threads.
         conclusion: the conclusion in sentences: how far training scales, and what limits it.
-        notes: restrictions of the validity: shared cores, other load, launches that differ, models
-            that cannot be fitted.
+        notes: restrictions of the validity: shared cores, other load, launches that differ.
         profiles: folder of the median launch by the name of the point; its ``profile.json``
             contains the stages.
         commands: command line by the name of the point.
@@ -355,13 +328,13 @@ class Study(StoredRecord):
         otherwise="expected a file of `dptrain scale`",
         anew="collect the study again with `dptrain scale --collect`",
         version=3,
+        dropped=("fits",),
     )
 
     job: dict[str, Any]
     base_ranks: int
     base_threads: int
     points: tuple[Point, ...]
-    fits: tuple[Fit, ...]
     forecasts: tuple[Forecast, ...]
     conclusion: tuple[str, ...]
     notes: tuple[str, ...]

@@ -15,7 +15,6 @@ from dptrain.scaling.registered import Entry
 from dptrain.scaling.study import (
     STRONG,
     WEAK,
-    Fit,
     Forecast,
     Point,
     Study,
@@ -38,8 +37,6 @@ def study_report(study: Study) -> list[str | Table]:
             found += _losses_of(scaling, points)
             found += _pop_tables(scaling, points)
             found += _accuracy_tables(points)
-    if study.fits:
-        found.append(_fits_table(study.fits))
     found += [_forecast_table(f) for f in study.forecasts if f.points]
     found += [withheld_sentence(f) for f in study.forecasts if not f.points]
     for forecast in study.forecasts:
@@ -227,21 +224,6 @@ def _estimate(value: Estimate | None) -> str:
 def _lost(value: float | None) -> str:
     # Adding 0.0 turns a negative zero into a positive one.
     return "" if value is None else f"{round(value, 3) + 0.0:+.3f}"
-
-
-def _fits_table(fits: Sequence[Fit]) -> Table:
-    rows = [
-        [
-            series_name(fit),
-            fit.model,
-            ", ".join(f"{name} {_number(value)}" for name, value in fit.parameters.items()),
-            "" if fit.hindcast_error is None else f"{fit.hindcast_error:.1%}",
-        ]
-        for fit in fits
-    ]
-    columns = ("scaling", "model", "parameters", "error")
-    title = "Models, with the error of predicting the largest point from the others"
-    return Table(title, columns, columns[:3], rows=rows)
 
 
 def _forecast_table(forecast: Forecast) -> Table:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json
-from dptrain.records import from_values
+from dptrain.records import Form, from_values
 from dptrain.scaling.study import Study
 
 
@@ -84,3 +84,11 @@ def test_a_named_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "study.json")
     with pytest.raises(UserError, match="it is a named pipe"):
         Study.read(tmp_path / "study.json")
+
+
+def test_a_field_that_a_record_had_once_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "inner.json"
+    path.write_text('{"version": 1, "value": 2.0, "names": [], "old": 1}')
+    assert Form("inner", "", "", dropped=("old",)).read(path, Inner) == Inner(2.0, ())
+    with pytest.raises(UserError, match="is not an inner"):
+        Form("inner", "", "").read(path, Inner)

@@ -45,8 +45,8 @@ STUDY = (
          "ranks, such as for memory and caches."),
     Term("small_batch_ms", "ms", "Smaller batch: part of the loss of compute that is due to the "
          "smaller batch of a rank."),
-    Term("hindcast_error", "1", "Relative error of a model that is fitted to all other points and "
-         "predicts the largest one."),
+    Term("hindcast_error", "1", "Relative error of the prediction of the largest measured point "
+         "from the smaller ones."),
     Term("forecast", "", "Efficiencies at more ranks by an ensemble of models, with intervals; "
          "unknown if the upper limit is more than 1.3 times the lower one."),
     Term("outlier", "", "A launch whose distance from the median of its point is more than 3 "

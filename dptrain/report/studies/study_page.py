@@ -32,7 +32,6 @@ from dptrain.report.studies.study_plots import point_name, study_plots
 from dptrain.report.studies.study_tables import (
     FILE,
     accuracy_table,
-    fits_table,
     forecast_table,
     known_losses_table,
     launches_table,
@@ -125,7 +124,7 @@ def _page(
                 if (table := make(study, scaling)) is not None
             ),
         ),
-        _models(study, chosen("forecast")),
+        _forecast(study, chosen("forecast")),
     ]
     for point in largest:
         if point.name in profiles:
@@ -249,8 +248,8 @@ def _estimate(point: Point, name: str, at: str, decimals: int) -> tuple[Cell, Ce
     return value, (f"{kind} ", low, f"{unit} to ", high, unit)
 
 
-def _models(study: Study, plots: tuple[Plot, ...]) -> Section | None:
-    tables = tuple(t for t in (fits_table(study), forecast_table(study)) if t is not None)
+def _forecast(study: Study, plots: tuple[Plot, ...]) -> Section | None:
+    table = forecast_table(study)
     reasons: dict[str, list[Forecast]] = {}
     for forecast in study.forecasts:
         if not forecast.points:
@@ -269,8 +268,7 @@ def _models(study: Study, plots: tuple[Plot, ...]) -> Section | None:
     lists = tuple(
         (f"The forecast of {' and '.join(what)} assumes:", items) for items, what in assumed.items()
     )
-    if not (tables or withheld or plots):
+    if not (table or withheld or plots):
         return None
-    return Section(
-        "models", "Models and forecast", text=withheld, lists=lists, plots=plots, tables=tables
-    )
+    tables = (table,) if table else ()
+    return Section("forecast", "Forecast", text=withheld, lists=lists, plots=plots, tables=tables)

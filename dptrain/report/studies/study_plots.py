@@ -21,18 +21,11 @@ from dptrain.report.elements.canvas import (
 )
 from dptrain.report.elements.numbers import decimals_for, fixed, percent
 from dptrain.scaling.points import round_of
-from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
+from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FITS = {
-    "amdahl": ("orange", (0, (5, 1.5))),
-    "gustafson": ("orange", (0, (5, 1.5))),
-    "usl": ("purple", (0, (1.2, 1.2))),
-    "alpha-beta": ("green", (0, (5, 1.5, 1.2, 1.5))),
-}
-"""Role of the colour, and dashes, of each model."""
 SERIES = (("blue", "o"), ("green", "s"), ("purple", "^"), ("orange", "D"), ("ink", "v"))
 """Role of the colour, and marker, of each number of threads."""
 MOST_POP = 5
@@ -107,9 +100,7 @@ def draw_estimates(
     )
 
 
-def _measured(
-    axes: Axes, points: Sequence[Point], quantity: str, *, line: bool = True, scale: float = 1.0
-) -> None:
+def _measured(axes: Axes, points: Sequence[Point], quantity: str, *, scale: float = 1.0) -> None:
     """Draw points with intervals; each number of threads has a marker and a legend entry.
 
     Single launches are drawn to the left of their point.
@@ -120,9 +111,9 @@ def _measured(
         known = [point for point in group if getattr(point, quantity) is not None]
         estimates = [getattr(point, quantity).times(scale) for point in known]
         role, marker = SERIES[index % len(SERIES)]
-        style, label = "-" if line else "", "measured" if len(groups) == 1 else _threads(threads)
+        label = "measured" if len(groups) == 1 else _threads(threads)
         xs = [point.total_threads for point in known]
-        draw_estimates(axes, xs, estimates, marker + style, role, label)
+        draw_estimates(axes, xs, estimates, f"{marker}-", role, label)
         for point in group:
             found = [scale * value for value in launch_values(point, base, quantity)]
             draw_launches(axes, [point.total_threads] * len(found), found, role)
@@ -261,30 +252,17 @@ def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
             label="ideal",
             zorder=1,
         )
-        for fit, label in _shown_fits(study, scaling):
-            role, dashes = FITS.get(fit.model, ("green", (0, (3, 1))))
-            curve = [(x, y) for x, y in _fitted_speed_ups(study, fit, points) if x <= largest]
-            axes.plot(
-                *zip(*curve, strict=True),
-                color=colour(role),
-                linestyle=dashes,
-                linewidth=1.3,
-                label=label,
-                zorder=2,
-            )
-        _measured(axes, points, "speed_up", line=False)
+        _measured(axes, points, "speed_up")
         _set_speed_up_axis(axes, points, largest / base)
         axes.legend(loc="upper left", bbox_to_anchor=(0.02, 1.0))
 
-    fits = [fit for fit in study.fits if fit.scaling == scaling]
-    fitted = " Other lines are fitted models." if fits else ""
     unit = "rank" if all(point.threads == 1 for point in points) else "compute thread"
     return plot(
         f"speed-up-{scaling}",
         f"{scaling.capitalize()} scaling: speed-up",
         f"throughput over {base} {unit}{'s' * (base > 1)} (log scale)",
         draw,
-        caption=f"{_marks(points, 'speed_up')} Grey dashes are ideal.{fitted}",
+        caption=f"{_marks(points, 'speed_up')} Grey dashes are ideal.",
         alt=f"Speed-up of {scaling} scaling: {_listed(points, 'speed_up', 2)}.",
     )
 
@@ -305,34 +283,6 @@ def _set_speed_up_axis(axes: Axes, points: Sequence[Point], ideal: float) -> Non
     axes.set_yscale("log", base=2)
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_ylim(low, high)
-
-
-def _shown_fits(study: Study, scaling: str) -> list[tuple[Fit, str]]:
-    """Return the fits to draw with their labels: all, or the best for each number of threads."""
-    fits = [fit for fit in study.fits if fit.scaling == scaling]
-    if len({fit.threads for fit in fits}) <= 1:
-        return [(fit, fit.model) for fit in fits]
-    best: dict[int, Fit] = {}
-    for fit in fits:
-        best.setdefault(fit.threads, fit)
-    named: set[str] = set()
-    shown = []
-    for fit in best.values():
-        shown.append((fit, "_" if fit.model in named else fit.model))
-        named.add(fit.model)
-    return shown
-
-
-def _fitted_speed_ups(study: Study, fit: Fit, points: Sequence[Point]) -> list[tuple[float, float]]:
-    """Return (compute threads, speed-up) along the curve of a fit."""
-    base = study.base_ranks * study.base_threads
-    alone = next(point.step_ms.value for point in points if point.total_threads == base)
-    found: list[tuple[float, float]] = []
-    for ranks, step_ms in fit.curve:
-        workers = ranks * fit.threads
-        grown = workers / base if fit.scaling == WEAK else 1.0
-        found.append((workers, grown * alone / step_ms))
-    return found
 
 
 def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:

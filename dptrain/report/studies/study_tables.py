@@ -10,7 +10,7 @@ from dptrain.measure.profile.known_tables import VERDICTS
 from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
 from dptrain.report.elements.canvas import part_name
-from dptrain.report.elements.numbers import decimals_for, percent, short
+from dptrain.report.elements.numbers import decimals_for, percent
 from dptrain.report.elements.tables import Column, Records, Table, texts
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.study import STRONG, UNITY, WEAK, Launch, Point, Study, losses_withheld
@@ -170,28 +170,6 @@ def accuracy_table(study: Study) -> Table | None:
     title = f"Time to {percent(times.items[0].accuracy)} validation accuracy"
     note = "Time of the steps, without start-up, evaluations and checkpoints."
     return Table("time-to-accuracy", title, FILE, columns, note)
-
-
-def fits_table(study: Study) -> Table | None:
-    """Return the models with their parameters and hindcast errors; None if there are none."""
-    if not study.fits:
-        return None
-    fits = study.fits
-    parameters = [
-        ", ".join(f"{name} = {short(value)}" for name, value in fit.parameters.items())
-        for fit in fits
-    ]
-    records = Records.of(fits, "fits")
-    columns = [
-        records.texts("scaling", "scaling"),
-        records.texts("model", "model"),
-        records.texts("equation", "equation", kind="prose"),
-        texts("parameters", parameters, kind="prose"),
-        records.values("hindcast error", "%", "hindcast_error"),
-    ]
-    if len({fit.threads for fit in fits}) > 1:
-        columns.insert(1, records.texts("threads", "threads"))
-    return Table("fits", "Models fitted to the step times", FILE, tuple(columns))
 
 
 def forecast_table(study: Study) -> Table | None:

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = Study.read(found / "study.json")
     weak = {
         field: tuple(one for one in getattr(study, field) if one.scaling == WEAK)
-        for field in ("points", "fits", "forecasts")
+        for field in ("points", "forecasts")
     }
     replace(study, **weak).write(found / "study.json")
     write_report(found)
@@ -60,9 +60,7 @@ def test_the_same_study_gives_the_same_bytes(folder: Path, tmp_path: Path) -> No
     written = files_below(tmp_path)
     there = files_below(folder)
     assert written == {name: there[name] for name in written}
-    assert {REPORT, "plots/parts-weak.svg", "plots/parts-weak.png", "plots/curves.csv"} <= {
-        *written
-    }
+    assert {REPORT, "plots/parts-weak.svg", "plots/parts-weak.png"} <= {*written}
 
 
 @pytest.mark.more
@@ -70,8 +68,7 @@ def test_a_report_is_replaced_and_nothing_else_is(folder: Path, tmp_path: Path) 
     study = Study.read(folder / "study.json")
     replace(study, profiles={}, forecasts=()).write(tmp_path / "study.json")
     write_report(tmp_path)
-    for name in (REPORT, f"{PLOTS}/parts-weak.svg", f"{PLOTS}/parts-weak.png",
-                 f"{PLOTS}/curves.csv"):  # fmt: skip
+    for name in (REPORT, f"{PLOTS}/parts-weak.svg", f"{PLOTS}/parts-weak.png"):
         before = files_below(tmp_path)
         (tmp_path / name).write_text("mine")
         with pytest.raises(UserError, match=f"{name} exists and was not written by"):

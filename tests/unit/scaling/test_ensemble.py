@@ -13,6 +13,7 @@ from dptrain.scaling.allreduce import (
     RABENSEIFNER,
     Network,
     fit_networks,
+    nonnegative,
     selected,
 )
 from dptrain.scaling.ensemble import (
@@ -57,6 +58,17 @@ def forecast_of(launches: list[Measured], scaling: str = "weak") -> Forecast:
     groups = make_groups(launches)
     series = make_series(groups, base_of(groups))
     return make_forecast(next(found for found in series if found.scaling == scaling))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_nonnegative_least_squares_meet_the_conditions_of_karush_kuhn_and_tucker(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    a, y = random.standard_normal((8, 3)), random.standard_normal(8)
+    x = nonnegative(a, y)
+    assert (x >= 0).all()
+    slope = a.T @ (a @ x - y)
+    assert np.abs(slope[x > 0]).max(initial=0) < 1e-9
+    assert (slope[x == 0] > -1e-9).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

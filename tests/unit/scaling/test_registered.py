@@ -185,7 +185,9 @@ def test_a_field_that_another_version_lacks_is_no_change(registered: Registered)
     assert Registered.read(path).forecasts == (replace(registered.forecasts[0], unknown=""),)
 
 
-@pytest.mark.parametrize("content", ['{"version": 2, "points": [], "fits": []}', '{"version"', ""])
+@pytest.mark.parametrize(
+    "content", ['{"version": 2, "points": [], "forecasts": []}', '{"version"', ""]
+)
 def test_a_study_that_cannot_be_read_hides_no_forecast(
     registered: Registered, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:

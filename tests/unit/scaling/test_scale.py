@@ -87,7 +87,7 @@ def test_a_study_from_command_to_files(
     assert words[: len(shlex.split(LAUNCHER)) + 2] == [*shlex.split(LAUNCHER), "-n", "2"]
     assert "profile" in words
     assert not list(Path("study").glob("prepare*"))
-    for name in ("points.csv", "launches.csv", "fits.csv"):
+    for name in ("points.csv", "launches.csv", "forecasts.csv"):
         assert (Path("study") / name).exists()
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.scaling.study import Fit, Forecast, Launch, Point, TimeToAccuracy
+from dptrain.scaling.study import Forecast, Launch, Point, TimeToAccuracy
 
 MEASURING = Path(__file__).parents[3] / "docs" / "explanation" / "measuring.md"
 
 
-@pytest.mark.parametrize("record", [Point, Launch, Fit, Forecast, TimeToAccuracy])
+@pytest.mark.parametrize("record", [Point, Launch, Forecast, TimeToAccuracy])
 def test_every_field_has_a_definition(record: type) -> None:
     text = MEASURING.read_text(encoding="utf-8")
     scaling = text[text.index("\n## Scaling\n") :]
