@@ -29,7 +29,7 @@ from benchmarks.machine import about
 from benchmarks.progress import Progress
 from benchmarks.tables import Table, document, new_files
 from dptrain.errors import UserError
-from dptrain.experiments.sweep import mean_over_seeds
+from dptrain.experiments.sweep_results import mean_over_seeds
 from dptrain.network import Network
 from dptrain.network.files import get_network
 from dptrain.network.layers import Shape

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from dptrain.experiments.variants import change_layers
+from dptrain.experiments.network_changes import change_layers
 from dptrain.network import (
     Conv2d,
     Dense,

@@ -30,9 +30,9 @@ def report(folders: tuple[Path, ...], output: Path | None, replace: bool) -> Non
     """Write report.html and its plots from the results of a run, a profile or a study.
 
     DIR contains a training run that has ended, the profile.json of one job, the study.json of a
-    scaling study, or the results of `dptrain study sweep`, `dptrain study variants` or `dptrain
-    bench`. Several runs, profiles or scaling studies are compared with the first one. The page is
-    one file that needs no network connection. Its plots are also written as SVG and PNG files.
+    scaling study, or the results of `dptrain study` or `dptrain bench`. Several runs, profiles or
+    scaling studies are compared with the first one. The page is one file that needs no network
+    connection. Its plots are also written as SVG and PNG files.
     """
     from dptrain.report.files import write_comparison, write_report
 

@@ -1,1 +1,1 @@
-"""Experiments with many cases: benchmarks of networks, and studies of variants of a network."""
+"""Experiments with many cases: benchmarks of networks, and sweeps over settings and networks."""

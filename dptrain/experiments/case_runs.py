@@ -44,8 +44,6 @@ class CaseRuns:
         slug: str,
         settings: Settings,
         network: Network | None = None,
-        *,
-        from_start: bool = False,
     ) -> dict[str, Any]:
         """Train a case, or resume its training; return the summary, the same on every rank.
 
@@ -54,10 +52,9 @@ class CaseRuns:
             slug: name of its run directory.
             settings: its settings, with the recipe filled in.
             network: its network if it is not the one of the settings.
-            from_start: train again even if there is a checkpoint.
         """
         gc.collect()
-        found = call_on_rank_zero(self.world, lambda: self._locate(slug, network, from_start))
+        found = call_on_rank_zero(self.world, lambda: self._locate(slug, network))
         file, run_dir, resumes = self.world.broadcast_json(found)
         chosen = replace(
             settings,
@@ -75,9 +72,7 @@ class CaseRuns:
         assert trainer.summary is not None
         return dict(trainer.summary)
 
-    def _locate(
-        self, slug: str, network: Network | None, from_start: bool
-    ) -> tuple[str, str, bool]:
+    def _locate(self, slug: str, network: Network | None) -> tuple[str, str, bool]:
         """Return network file, run directory, and True if the run there is to be resumed."""
         runs = self.folder.absolute() / "runs"
         runs.mkdir(parents=True, exist_ok=True)
@@ -86,7 +81,7 @@ class CaseRuns:
             write_network(network, file)
         path, number = runs / slug, 1
         while path.exists():
-            if not from_start and RunDirectory(path).checkpoints.steps():
+            if RunDirectory(path).checkpoints.steps():
                 return str(file) if network is not None else "", str(path), True
             # The run was killed before its first checkpoint.
             number += 1

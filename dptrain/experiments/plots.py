@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-    from dptrain.experiments.study import VariantResult
-
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colours that are distinguishable with any colour vision (Okabe and Ito, 2008)."""
 MARKERS = "osD^vP*"
@@ -108,7 +106,7 @@ def draw_by_samples(axes: Axes, results: Sequence[Result]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _name_ticks(axes, sorted({r.samples for r in results}))
-    _label_decades(axes.yaxis)
+    label_decades(axes.yaxis)
 
 
 def _plot_by_parameters(
@@ -143,9 +141,9 @@ def _plot_by_parameters(
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
-        _label_decades(axes.xaxis)
-        _label_decades(axes.yaxis)
-        _legend_outside(axes)
+        label_decades(axes.xaxis)
+        label_decades(axes.yaxis)
+        legend_outside(axes)
     return written
 
 
@@ -192,10 +190,10 @@ def _styled(
 
 def _legend(axes: Axes, lines: dict[str, list[Result]]) -> None:
     if len(lines) <= MAX_LINES:
-        _legend_outside(axes)
+        legend_outside(axes)
 
 
-def _legend_outside(axes: Axes) -> None:
+def legend_outside(axes: Axes) -> None:
     """Draw the legend to the right of the axes, where no line can be hidden."""
     axes.legend(frameon=False, bbox_to_anchor=(1.01, 1.0), loc="upper left")
 
@@ -206,55 +204,12 @@ def _name_ticks(axes: Axes, sizes: Sequence[int]) -> None:
     axes.minorticks_off()
 
 
-def plot_variants(network: str, results: Sequence[VariantResult], folder: Path) -> list[Path]:
-    """Plot the test accuracy, or the test loss, against the time per step.
-
-    Returns:
-        The files that were written; none if fewer than two variants were trained.
-    """
-    trained = [result for result in results if result.possible]
-    if len(trained) < 2:
-        return []
-    classifies = all(result.accuracy is not None for result in trained)
-    written: list[Path] = []
-    with figure(
-        folder / "accuracy-by-time",
-        written,
-        x="time per step, ms",
-        y="test accuracy, %" if classifies else "test loss",
-        title=f"Variants of {network}",
-    ) as axes:
-        draw_variants(axes, trained)
-        _legend_outside(axes)
-    return written
-
-
 def plain_label(text: str) -> str:
     """Return a label in which dollar signs begin no formula."""
     return text.replace("$", r"\$")
 
 
-def draw_variants(axes: Axes, trained: Sequence[VariantResult]) -> None:
-    """Draw the test accuracy in percent, or the test loss, against the time per step."""
-    for i, result in enumerate(trained):
-        score = result.test_loss if result.accuracy is None else 100 * result.accuracy
-        below, above = result.step_ms - result.step_q1_ms, result.step_q3_ms - result.step_ms
-        axes.errorbar(
-            result.step_ms,
-            score,
-            xerr=[[below], [above]],
-            color=COLOURS[i % len(COLOURS)],
-            marker=MARKERS[i % len(MARKERS)],
-            markersize=6,
-            linestyle="none",
-            capsize=2,
-            label=plain_label(result.variant),
-        )
-    axes.set_xscale("log")
-    _label_decades(axes.xaxis)
-
-
-def _label_decades(axis: Axis) -> None:
+def label_decades(axis: Axis) -> None:
     """Label a logarithmic axis with plain numbers: 1, 2 and 5 in each decade.
 
     If fewer than three of them lie in the range, all digits are labelled.

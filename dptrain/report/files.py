@@ -31,7 +31,6 @@ from dptrain.report.studies.bench_page import Benchmark
 from dptrain.report.studies.experiment_page import (
     Experiment,
     Sweep,
-    Variants,
     experiment_page,
     read_experiment,
 )
@@ -43,8 +42,8 @@ from dptrain.scaling.study import Study
 REPORT, PLOTS = "report.html", "plots"
 FLAG = "--output"
 EXPECTED = (
-    "a folder of `dptrain train`, `dptrain profile --output`, `dptrain scale`, `dptrain study "
-    "sweep`, `dptrain study variants` or `dptrain bench`"
+    "a folder of `dptrain train`, `dptrain profile --output`, `dptrain scale`, `dptrain study` "
+    "or `dptrain bench`"
 )
 _KINDS = {TrainingRun: "a training run", MeasuredProfile: "a profile", Study: "a study"}
 
@@ -55,7 +54,7 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
     Equal records result in equal bytes.
 
     Args:
-        folder: contains ``study.json``, ``profile.json``, ``sweep.json``, ``variants.json``,
+        folder: contains ``study.json``, ``profile.json``, ``sweep.json``,
             ``bench.json``, or a training run that has ended.
         output: folder of the report [default: `folder`].
         replace: whether to overwrite files that do not belong to a report.
@@ -81,7 +80,7 @@ def make_page(result: Result | Experiment, folder: Path) -> Page:
         return study_page(result, _profiles(result, folder), audit)
     if isinstance(result, MeasuredProfile):
         return profile_page(result)
-    if isinstance(result, Sweep | Variants | Benchmark):
+    if isinstance(result, Sweep | Benchmark):
         return experiment_page(result)
     return run_page(result)
 
@@ -110,11 +109,11 @@ def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = F
         if folder.resolve() in [other.resolve() for other in folders[:i]]:
             raise UserError(f"{folder} occurs twice; compare different folders")
     found = [read_result(folder) for folder in folders]
-    results = [result for result in found if not isinstance(result, Sweep | Variants | Benchmark)]
+    results = [result for result in found if not isinstance(result, Sweep | Benchmark)]
     if len(results) < len(found):
         raise UserError(
-            "sweeps, studies of variants and benchmarks cannot be compared on a page; write the "
-            "report of each one (`dptrain report DIR`)"
+            "sweeps and benchmarks cannot be compared on a page; write the report of each one "
+            "(`dptrain report DIR`)"
         )
     comparison = compare(folders, results)
     text = comparison.text() + "\n"
@@ -173,7 +172,7 @@ def compare(folders: Sequence[Path], results: Sequence[Result]) -> Comparison:
 
 def environment_of(result: Result | Experiment) -> Mapping[str, Any]:
     """Return the contents of ``env.json``; nothing if the page names the machine itself."""
-    if isinstance(result, Sweep | Variants | Benchmark):
+    if isinstance(result, Sweep | Benchmark):
         return {}
     return result.profile.environment if isinstance(result, MeasuredProfile) else result.environment
 

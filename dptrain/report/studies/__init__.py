@@ -1,1 +1,1 @@
-"""The pages of scaling studies, sweeps and studies of variants."""
+"""The pages of scaling studies, sweeps and benchmarks."""

@@ -1,10 +1,10 @@
-"""The pages of experiments: a sweep over settings, a study of variants, and a benchmark."""
+"""The pages of experiments: a sweep and a benchmark."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,10 @@ from dptrain.report.studies.experiment_parts import closing, settings_section
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dptrain.experiments.study import VariantResult
-    from dptrain.experiments.sweep import PointResult
+    from dptrain.experiments.sweep_results import PointResult
 
-SWEEP, VARIANTS = "sweep", "variants"
-"""Names of the files of experiments, without suffix."""
+SWEEP = "sweep"
+"""Name of the files of a sweep, without suffix."""
 
 CONDITIONS = {"ranks": NUMBER, "processor": TEXT, "cores": NUMBER, "dptrain": TEXT}
 """Where the runs of an experiment were made."""
@@ -42,20 +41,7 @@ class Sweep:
     points: tuple[PointResult, ...]
 
 
-@dataclass(frozen=True)
-class Variants:
-    """The results of `dptrain study variants`.
-
-    Attributes:
-        settings: the settings of the training, with the original network.
-        results: the results in the order of training.
-    """
-
-    settings: Mapping[str, Any]
-    results: tuple[VariantResult, ...]
-
-
-Experiment = Sweep | Variants | Benchmark
+Experiment = Sweep | Benchmark
 
 
 def read_experiment(folder: Path) -> Experiment | None:
@@ -64,19 +50,12 @@ def read_experiment(folder: Path) -> Experiment | None:
     Raises:
         UserError: it has no results yet, or cannot be read.
     """
-    if (folder / f"{SWEEP}.json").exists():
-        from dptrain.experiments import sweep
+    from dptrain.experiments.sweep_results import FORMER, read_results
 
-        settings, points = sweep.read_results(folder)
+    if any((folder / f"{name}.json").exists() for name in (SWEEP, FORMER)):
+        settings, points = read_results(folder)
         check_form(settings, {**CONDITIONS, "seeds": [NUMBER]}, str(folder / f"{SWEEP}.json"))
         return Sweep(settings, tuple(points))
-    if (folder / f"{VARIANTS}.json").exists():
-        from dptrain.experiments import study
-
-        settings, results = study.read_results(folder)
-        names = {**CONDITIONS, "network": TEXT, "data": TEXT}
-        check_form(settings, names, str(folder / f"{VARIANTS}.json"))
-        return Variants(settings, tuple(results))
     if (folder / f"{BENCH}.json").exists():
         from dptrain.experiments import bench
 
@@ -89,20 +68,7 @@ def read_experiment(folder: Path) -> Experiment | None:
 
 def experiment_page(found: Experiment) -> Page:
     """Return the page of an experiment."""
-    if isinstance(found, Benchmark):
-        return bench_page(found)
-    return _sweep_page(found) if isinstance(found, Sweep) else _variants_page(found)
-
-
-def _sections(
-    found: Sweep | Variants, table: Table, notes: tuple[str, ...], reasons: Sequence[str] = ()
-) -> tuple[Section, ...]:
-    return (
-        Section(table.name, table.title, tables=(table,)),
-        *([Section("refused", "Not possible", lists=(("", tuple(reasons)),))] * bool(reasons)),
-        settings_section(found.settings, "all runs"),
-        *restrictions_section(notes),
-    )
+    return bench_page(found) if isinstance(found, Benchmark) else _sweep_page(found)
 
 
 def _conditions(settings: Mapping[str, Any]) -> str:
@@ -117,9 +83,6 @@ def _score(value: float, scored: str) -> str:
     return percent(value) if scored.endswith("accuracy") else short(value)
 
 
-# Sweeps.
-
-
 def _sweep_page(found: Sweep) -> Page:
     from dptrain.experiments.sweep_tables import best_points
 
@@ -130,24 +93,30 @@ def _sweep_page(found: Sweep) -> Page:
     network = f" of {settings['network']}" if "network" in settings else ""
     data = f" on {settings['data']}" if "data" in settings else ""
     notes = _sweep_notes(points, seeds)
+    table = _points_table(points)
+    reasons = tuple(f"{point.name}: {point.why}" for point in points if point.why)
     return Page(
         kind="dptrain sweep",
         title=f"Sweep over {' and '.join(axes)}{network}{data}",
         about=f"{runs} runs of {len(points)} points, {seeds} seed{'s' * (seeds != 1)}; "
         f"{_conditions(settings)}.",
         headline=best_sentence(best) if best else "No run has a score.",
-        lead=tuple(_sweep_plots(points)),
-        text=(_overlap_sentence(best[0], points),) if best else (),
+        lead=(*_sweep_plots(points), *_plots_by_time(points)),
+        text=(_overlap_sentence(best[0], points), *_fastest_sentence(points)) if best else (),
         file=f"{SWEEP}.csv",
         keys=tuple(_best_keys(best[0], points.index(best[0]))) if best else (),
         notes=notes,
-        sections=_sections(found, _points_table(points), notes),
+        sections=(
+            Section(table.name, table.title, tables=(table,)),
+            *(
+                [Section("refused", "Not possible or failed", lists=(("", reasons),))]
+                * bool(reasons)
+            ),
+            settings_section(settings, "all runs"),
+            *restrictions_section(notes),
+        ),
         closing=closing(SWEEP),
     )
-
-
-def _name(point: PointResult) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in point.point.items())
 
 
 def _has_interval(point: PointResult) -> bool:
@@ -168,7 +137,11 @@ def best_sentence(points: Sequence[PointResult]) -> str:
         low, high = (_score(end, best.scored) for end in (score.low, score.high))
         interval = f" (95% interval {low} to {high})"
     extreme = "highest" if best.scored.endswith("accuracy") else "lowest"
-    where = " and with ".join(map(_name, points)) if len(points) < 4 else f"{len(points)} points"
+    where = (
+        " and with ".join(point.name for point in points)
+        if len(points) < 4
+        else f"{len(points)} points"
+    )
     return (
         f"The {extreme} {best.scored} is {_score(score.value, best.scored)}{interval}, "
         f"{'equally ' if len(points) > 1 else ''}with {where}."
@@ -193,10 +166,21 @@ def _overlap_sentence(best: PointResult, points: Sequence[PointResult]) -> str:
     )
 
 
+def _fastest_sentence(points: Sequence[PointResult]) -> list[str]:
+    from dptrain.experiments.sweep_tables import points_by_time
+
+    timed = [(point.step_ms, point) for point in points_by_time(points) if point.step_ms]
+    if not timed:
+        return []
+    step_ms, fastest = min(timed, key=lambda item: item[0])
+    return [f"The shortest step takes {short(step_ms)} ms, with {fastest.name}."]
+
+
 def _best_keys(best: PointResult, row: int) -> list[Key]:
     assert best.score is not None
     score = Number(_score(best.score.value, best.scored), best.score.value, f"{row}.score")
-    keys = [Key(best.scored.capitalize(), (score,), (f"mean of {best.runs} runs",))]
+    of = f"mean of {best.runs} run{'s' * (best.runs != 1)}"
+    keys = [Key(best.scored.capitalize(), (score,), (of,))]
     if best.step_ms is not None:
         step = Number(short(best.step_ms), best.step_ms, f"{row}.step_ms")
         keys.append(Key("Step, median", (step, " ms"), ("of the best point",)))
@@ -222,8 +206,11 @@ def _sweep_notes(points: Sequence[PointResult], seeds: int) -> tuple[str, ...]:
 
 
 def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
-    from dptrain.experiments.sweep_tables import draw_sweep, sweep_lines
+    from dptrain.experiments.sweep_tables import draw_sweep, has_all_axes, sweep_lines
 
+    points = [point for point in points if point.score is not None]
+    if not has_all_axes(points):
+        return []
     lines = sweep_lines(points)
     scored = [point for line in lines.values() for point in line]
     if len(scored) < 2:
@@ -234,9 +221,6 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
         draw_sweep(axes, points)
         axes.set_xlabel(axis, labelpad=2)
 
-    alt = "; ".join(
-        f"{_name(p)}: {_score(p.score.value, p.scored)}" for p in scored if p.score is not None
-    )
     return [
         plot(
             SWEEP,
@@ -244,7 +228,7 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
             "mean over seeds",
             draw,
             caption="Points are means over seeds, vertical lines their 95% intervals.",
-            alt=alt,
+            alt=_scores_text(scored),
             legend=1,
             lines=True,
             left=44.0,
@@ -252,20 +236,66 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
     ]
 
 
+def _plots_by_time(points: Sequence[PointResult]) -> list[Plot]:
+    from dptrain.experiments.sweep_tables import BY_TIME, draw_by_time, points_by_time
+
+    timed = points_by_time(points)
+    if not timed:
+        return []
+
+    def draw(axes: Axes) -> None:
+        draw_by_time(axes, timed)
+        axes.set_xlabel("time per step, ms (log scale)", labelpad=2)
+
+    caption = "Vertical lines are 95% intervals over seeds, horizontal ones quartiles of the step."
+    return [
+        plot(
+            BY_TIME,
+            f"{timed[0].scored.capitalize()} by time per step",
+            "mean over seeds",
+            draw,
+            caption=caption,
+            alt=_scores_text(timed),
+            legend=1,
+            left=44.0,
+        )
+    ]
+
+
+def _scores_text(points: Sequence[PointResult]) -> str:
+    return "; ".join(
+        f"{p.name}: {_score(p.score.value, p.scored)}"
+        + ("" if p.step_ms is None else f", {short(p.step_ms)} ms")
+        for p in points
+        if p.score is not None
+    )
+
+
+def _convolution_columns(records: Records) -> list[Column]:
+    """Return the columns of the stages with a convolution in a forward pass."""
+    return [
+        records.values("convolutions, forward", "ms", "conv_forward_ms"),
+        records.values("share of forward", "%", "conv_forward_share", decimals=0),
+    ]
+
+
 def _points_table(points: Sequence[PointResult]) -> Table:
-    from dptrain.experiments.sweep_tables import limited
+    from dptrain.experiments.sweep_tables import changes_networks, has_all_axes, limited
 
     records = Records.of(points)
+    axes = list(points[0].point) if has_all_axes(points) else []
     scored = next((p.scored for p in points if p.scored), "score")
     scores = [None if p.score is None else limited(p.score, p.scored) for p in points]
     scale, unit = (100, "%") if scored.endswith("accuracy") else (1, "")
     decimals = decimals_for([scale * score.value for score in scores if score])
     columns: list[Column] = [
-        *(records.texts(name.replace("_", " "), f"point.{name}") for name in points[0].point),
+        *(records.texts(name.replace("_", " "), f"point.{name}") for name in axes),
+        *([] if axes else [records.texts("point", "name")]),
         Records(scores, records.at).estimates(scored, unit, "", decimals=decimals, centre="score"),
         records.counts("runs", "runs"),
         *([records.counts("failed", "failed")] if any(records.found("failed")) else []),
         records.values("step", "ms", "step_ms"),
+        *(_convolution_columns(records) if changes_networks(points) else []),
         records.values("training", "s", "training_s"),
         records.values("memory", "MB", "memory_bytes"),
     ]
@@ -274,97 +304,3 @@ def _points_table(points: Sequence[PointResult]) -> Table:
         "Training: steps × median step."
     )
     return Table("points", "Points of the sweep", f"{SWEEP}.csv", tuple(columns), note)
-
-
-# Variants.
-
-
-def _variants_page(found: Variants) -> Page:
-    settings, results = found.settings, found.results
-    trained = [result for result in results if result.possible]
-    classifies = any(result.accuracy is not None for result in trained)
-    refused = [result for result in results if not result.possible]
-    notes = ("Each variant was trained once; runs with other seeds have other results.",)
-    table = _variants_table(results, classifies=classifies)
-    reasons = [f"{result.variant}: {result.why}" for result in refused]
-    return Page(
-        kind="dptrain study of variants",
-        title=f"Variants of {settings['network']} on {settings['data']}",
-        about=f"{len(trained)} variants trained, {len(refused)} not possible; "
-        f"{_conditions(settings)}.",
-        headline=_variants_headline(trained, classifies=classifies),
-        lead=tuple(_variants_plots(trained, classifies=classifies)),
-        text=(),
-        file=f"{VARIANTS}.csv",
-        keys=(),
-        notes=notes,
-        sections=_sections(found, table, notes, reasons),
-        closing=closing(VARIANTS),
-    )
-
-
-def _variants_headline(trained: Sequence[VariantResult], *, classifies: bool) -> str:
-    if not trained:
-        return "No variant could be trained."
-    best = _best_variant(trained)
-    fastest = min(trained, key=lambda result: result.step_ms)
-    score = (
-        f"The highest test accuracy is {percent(best.accuracy or 0.0)}"
-        if classifies
-        else f"The lowest test loss is {short(best.test_loss)}"
-    )
-    return (
-        f"{score} (variant {best.variant}); the shortest step takes {short(fastest.step_ms)} ms "
-        f"(variant {fastest.variant})."
-    )
-
-
-def _best_variant(trained: Sequence[VariantResult]) -> VariantResult:
-    return min(trained, key=lambda r: r.test_loss if r.accuracy is None else -r.accuracy)
-
-
-def _variants_plots(trained: Sequence[VariantResult], *, classifies: bool) -> list[Plot]:
-    from dptrain.experiments.plots import draw_variants
-
-    if len(trained) < 2:
-        return []
-
-    def draw(axes: Axes) -> None:
-        draw_variants(axes, trained)
-        axes.set_xlabel("time per step, ms (log scale)", labelpad=2)
-
-    what = "test accuracy" if classifies else "test loss"
-    alt = "; ".join(
-        f"{r.variant}: {short(r.step_ms)} ms, "
-        + (short(r.test_loss) if r.accuracy is None else percent(r.accuracy))
-        for r in trained
-    )
-    return [
-        plot(
-            "accuracy-by-time",
-            f"{what.capitalize()} by time per step",
-            f"{what}, %" if classifies else what,
-            draw,
-            caption="Lines are the quartiles of the time per step.",
-            alt=alt,
-            legend=1,
-            left=40.0,
-        )
-    ]
-
-
-def _variants_table(results: Sequence[VariantResult], *, classifies: bool) -> Table:
-    records = Records.of([asdict(r) if r.possible else {"variant": r.variant} for r in results])
-    columns = (
-        records.texts("variant", "variant"),
-        records.values("accuracy", "%", "accuracy")
-        if classifies
-        else records.values("test loss", "", "test_loss"),
-        records.values("step", "ms", "step_ms"),
-        records.values("convolutions, forward", "ms", "conv_forward_ms"),
-        records.values("share of forward", "%", "conv_forward_share", decimals=0),
-        records.values("100 000 steps", "s", "many_steps_s", decimals=0),
-        records.values("memory", "MB", "memory_bytes"),
-    )
-    note = "Steps are medians. Convolutions: stages with a convolution in a forward pass."
-    return Table("variants", "Variants", f"{VARIANTS}.csv", columns, note)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dptrain.report.elements.page import Section
 
-HIDDEN = ("layers", "axes")
+HIDDEN = ("layers", "axes", "network_files")
 """Settings that a page does not list: they are long, or in the table."""
 
 

@@ -278,7 +278,7 @@ def test_study_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> N
         (["bench", "--precisions", "fp8"], "no precision 'fp8' with numba"),
         (
             ["study", "variants", "--stride", "0"],
-            "--stride has the value '0'; expected whole numbers",
+            "stride has the value '0'; expected whole numbers",
         ),
         (["study", "variants", "--run-dir", "x"], "No such option '--run-dir'"),
     ],

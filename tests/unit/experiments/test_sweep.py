@@ -16,7 +16,9 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.experiments.case_runs import finished_run
 from dptrain.experiments.ledger import Ledger
-from dptrain.experiments.sweep import Case, list_cases, mean_over_seeds, part_of, run_sweep
+from dptrain.experiments.sweep import run_sweep
+from dptrain.experiments.sweep_cases import Case, Design, list_cases, part_of
+from dptrain.experiments.sweep_results import mean_over_seeds, point_result
 from dptrain.experiments.sweep_tables import best_points, sweep_table
 from dptrain.network import Conv2d, Dense
 from dptrain.training import binding
@@ -31,11 +33,14 @@ def make(replaced: Mapping[str, str]) -> Settings:
 
 
 def sweep(axes: Mapping[str, tuple[str, ...]], seeds: int, folder: Path, **options: Any) -> Any:
-    return run_sweep(make, axes, range(seeds), folder, World.single(), verbose=False, **options)
+    design = Design(axes, range(seeds))
+    return run_sweep(make, design, folder, World.single(), verbose=False, **options)
 
 
 def test_cases_are_all_combinations() -> None:
-    cases = list_cases(make, {"learning_rate": ("0.01", "0.1"), "width": ("0.5", "1")}, (3, 4))
+    cases = list_cases(
+        make, Design({"learning_rate": ("0.01", "0.1"), "width": ("0.5", "1")}, (3, 4))
+    )
     assert len(cases) == len({case.slug for case in cases}) == 8
     first = cases[0]
     assert first.name == "learning rate 0.01, width 0.5, seed 3"
@@ -54,7 +59,7 @@ def test_cases_are_all_combinations() -> None:
 
 def test_a_network_brings_its_recipe() -> None:
     one, other = list_cases(lambda r: load_settings(dict(r), {}),
-                            {"network": ("model0", "mlp-8")}, (0,))  # fmt: skip
+                            Design({"network": ("model0", "mlp-8")}, (0,)))  # fmt: skip
     assert (one.settings.data, other.settings.data) == ("digits", "irradiance")
 
 
@@ -70,11 +75,11 @@ def test_a_network_brings_its_recipe() -> None:
 )
 def test_wrong_axes(axes: Mapping[str, tuple[str, ...]], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        list_cases(make, axes, (0,))
+        list_cases(make, Design(axes, (0,)))
 
 
 def test_parts_divide_the_cases() -> None:
-    cases = list_cases(make, {"batch_size": ("2", "4", "8")}, (0, 1))
+    cases = list_cases(make, Design({"batch_size": ("2", "4", "8")}, (0, 1)))
     parts = [part_of(cases, (i, 4)) for i in (1, 2, 3, 4)]
     assert sorted(c.slug for part in parts for c in part) == sorted(c.slug for c in cases)
     assert parse_part("2/4") == (2, 4)
@@ -97,7 +102,10 @@ def test_threads_that_share_a_core_are_reported_once(
     axes = {"threads": ("2",), "learning_rate": ("0.01", "0.1")}
     perceptron = {"network": "mlp-5", "data": "irradiance?samples=64", "steps": "2"}
     run_sweep(
-        lambda r: load_settings({**perceptron, **r}, {}), axes, (0,), tmp_path, World.single()
+        lambda r: load_settings({**perceptron, **r}, {}),
+        Design(axes, (0,)),
+        tmp_path,
+        World.single(),
     )
     assert capsys.readouterr().out.count("rank 0 computes with 2 threads on 1 core of ") == 1
 
@@ -156,7 +164,7 @@ def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
 
 
 def test_only_a_finished_run_counts(tmp_path: Path) -> None:
-    case = list_cases(make, {"batch_size": ("4",)}, (0,))[0]
+    case = list_cases(make, Design({"batch_size": ("4",)}, (0,)))[0]
     run = tmp_path / "runs" / case.slug
     run.mkdir(parents=True)
     assert finished_run(tmp_path, case.slug) is None
@@ -195,11 +203,9 @@ def test_an_interval_needs_three_seeds() -> None:
 def test_the_table_marks_the_best_point(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from dptrain.experiments.sweep import point_result
-
     axes = {"learning_rate": ("1e-9", "0.05"), "steps": ("60",)}
     sweep(axes, 1, tmp_path)
-    groups = [[case] for case in list_cases(make, axes, (0,))]
+    groups = [[case] for case in list_cases(make, Design(axes, (0,)))]
     results = [point_result(tmp_path, group) for group in groups]
     [best] = best_points(results)
     assert best.point["learning_rate"] == "0.05"

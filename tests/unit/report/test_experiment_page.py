@@ -1,4 +1,4 @@
-"""Pages of sweeps and of studies of variants: the numbers of their files, whatever these are."""
+"""Pages of sweeps: the numbers of their files, whatever these are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,14 @@ import pytest
 
 from dptrain.cli.main import run
 from dptrain.errors import UserError
-from dptrain.experiments import study, sweep
 from dptrain.experiments.ledger import write_csv
-from dptrain.experiments.study import VariantResult
-from dptrain.experiments.sweep import PointResult, read_results
+from dptrain.experiments.sweep_cases import Design
+from dptrain.experiments.sweep_results import MEASURED, PointResult, read_results, record
 from dptrain.experiments.sweep_tables import best_points
 from dptrain.measure.statistics import Estimate
 from dptrain.report.files import write_comparison, write_report
 from dptrain.report.studies.experiment_page import (
     Sweep,
-    Variants,
     best_sentence,
     experiment_page,
     read_experiment,
@@ -36,35 +34,40 @@ FACTS = {"network": "net", "data": "digits", "ranks": 2, "processor": "CPU", "co
 
 def random_point(random_: random.Random, point: dict[str, str], scored: str) -> PointResult:
     """Return the results of a point; some have no score, no interval or no times."""
-    runs, has_times = random_.randint(0, 5), random_.random() < 0.9
+    runs, failed = random_.randint(0, 5), random_.choice((0, 0, 1))
     value, half = random_.random(), random_.random()
     interval = (value - half, value + half) if runs > 2 else (-math.inf, math.inf)
+    numbers: dict[str, Any] = {
+        name: random_.randint(1, 10**9) if name in ("memory_bytes", "parameters")
+        else random_.uniform(0.1, 10)
+        for name in MEASURED
+        if runs and random_.random() < 0.9
+    }  # fmt: skip
     return PointResult(
-        point, runs, random_.choice((0, 0, 1)), Estimate(value, *interval, runs) if runs else None,
-        scored if runs else "", random_.random() * 10 if has_times else None,
-        random_.random() * 100 if has_times else None, random_.randint(1, 10**9) if runs else None,
-        random_.randint(1, 10**6) if runs else None,
+        point, runs, failed, Estimate(value, *interval, runs) if runs else None,
+        scored if runs else "", why=HOSTILE if failed else "", **numbers,
     )  # fmt: skip
 
 
 def random_sweep(random_: random.Random) -> Sweep:
     names = random_.sample(
-        ["learning_rate", "batch_size", "network", "data"], random_.randint(1, 3)
+        ["learning_rate", "batch_size", "network", "data", "stride", "first-pool"],
+        random_.randint(1, 3),
     )
     axes = {name: random_.sample([HOSTILE, r"$\x{$", "0.1", "1", "16"], random_.randint(1, 3))
             for name in names}  # fmt: skip
-    points: list[dict[str, str]] = [{}]
-    for name, texts in axes.items():
-        points = [{**point, name: text} for point in points for text in texts]
+    design = Design(axes, list(range(random_.randint(1, 5))), *random_.choices((True, False), k=2))
     scored = random_.choice(("validation accuracy", "test accuracy", "test loss"))
-    seeds = list(range(random_.randint(1, 5)))
-    facts = {**FACTS, "axes": axes, "seeds": seeds}
-    return Sweep(facts, tuple(random_point(random_, point, scored) for point in points))
+    points = tuple(random_point(random_, point, scored) for point in design.points())
+    return Sweep({**FACTS, **design.facts()}, points)
 
 
 def write_sweep(found: Sweep, folder: Path) -> None:
     (folder / "sweep.json").write_text(json.dumps(found.settings))
-    write_csv(folder / "sweep.csv", [sweep._record(point) for point in found.points])
+    write_csv(
+        folder / "sweep.csv",
+        [record(point, list(found.settings["axes"])) for point in found.points],
+    )
 
 
 def test_a_sweep_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -122,27 +125,36 @@ def test_equal_scores_are_all_the_best() -> None:
         assert all(value in head for point in points for value in point.point.values()), seed
 
 
-def variant(name: str, accuracy: float | None, step_ms: float) -> VariantResult:
-    return VariantResult(
-        name, {"kernel": name}, True, accuracy=accuracy, test_loss=step_ms, step_ms=step_ms,
-        step_q1_ms=step_ms * 0.9, step_q3_ms=step_ms * 1.1, memory_bytes=1000,
-    )  # fmt: skip
+def test_a_sweep_of_an_earlier_version_has_a_page(tmp_path: Path) -> None:
+    """Its file has fewer columns; what it does not have is shown as missing."""
+    found = random_sweep(random.Random(1))
+    write_sweep(found, tmp_path)
+    added = {"why", "step_q1_ms", "step_q3_ms", *(n for n in MEASURED if n.startswith("conv_"))}
+    rows = list(csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines()))
+    former = [{name: text for name, text in row.items() if name not in added} for row in rows]
+    write_csv(tmp_path / "sweep.csv", former)
+    points = read_results(tmp_path)[1]
+    assert [point.score for point in points] == [point.score for point in found.points]
+    assert all(getattr(point, name) is None for point in points for name in added - {"why"})
+    write_report(tmp_path)
 
 
-@pytest.mark.parametrize("accuracy", [None, 0.5])
-def test_variants_have_a_page(accuracy: float | None, tmp_path: Path) -> None:
-    refused = VariantResult(HOSTILE, {"kernel": "99"}, False, "kernel 99 is too large")
-    results = [variant("unchanged", accuracy, 2.0), variant("kernel 3", accuracy, 1.0), refused]
-    (tmp_path / "variants.json").write_text(json.dumps({**FACTS, "layers": []}))
-    lines = [json.dumps({"case": r.variant, **asdict(r)}) for r in results]
-    (tmp_path / "variants.jsonl").write_text("\n".join(lines) + "\n")
-    assert study.read_results(tmp_path)[1] == results
+def test_changes_of_a_network_have_a_page(tmp_path: Path) -> None:
+    def point(values: dict[str, str], step_ms: float) -> PointResult:
+        score = Estimate(0.5, -math.inf, math.inf, 1)
+        return PointResult(values, 1, 0, score, "test accuracy", step_ms=step_ms,
+                           step_q1_ms=step_ms * 0.9, step_q3_ms=step_ms * 1.1)  # fmt: skip
+
+    refused = PointResult({"kernel": "99"}, 0, 0, None, "", why="kernel 99 is too large")
+    points = (point({}, 2.0), point({"kernel": "3"}, 1.0), refused)
+    design = Design({"kernel": ("3", "99")}, (0,), one_at_a_time=True, has_unchanged=True)
+    write_sweep(Sweep({**FACTS, **design.facts()}, points), tmp_path)
+    assert tuple(read_results(tmp_path)[1]) == points
     page = Reader(write_report(tmp_path))
-    assert "kernel 99 is too large" in page.text
-    assert "shortest step takes 1.00 ms (variant kernel 3)" in page.text
+    assert "kernel 99: kernel 99 is too large" in page.text
+    assert "shortest step takes 1.00 ms, with kernel 3" in page.text
+    assert "unchanged" in page.text
     assert (tmp_path / "plots" / "accuracy-by-time.png").exists()
-    only_refused = Variants({**FACTS, "layers": []}, (refused,))
-    assert "No variant could be trained" in experiment_page(only_refused).headline
 
 
 def test_what_has_no_page_names_a_command(
@@ -156,7 +168,7 @@ def test_what_has_no_page_names_a_command(
         assert run(["report", str(folder)], is_rank_zero=True) == 2
         messages[name] = capsys.readouterr().err
         assert len(messages[name].splitlines()) == 1
-    assert "repeat its `dptrain study sweep` command" in messages["sweep"]
+    assert "repeat its `dptrain study` command" in messages["sweep"]
     assert "repeat its `dptrain study variants` command" in messages["variants"]
     assert "`dptrain bench`" in messages["bench"]
     assert read_experiment(tmp_path) is None

@@ -16,7 +16,7 @@ import dptrain
 from dptrain import Trainer, UserError, get_network
 from dptrain.cli.main import run
 from dptrain.cli.scale import _data_lines, _design
-from dptrain.experiments.sweep import list_cases
+from dptrain.experiments.sweep_cases import Design, list_cases
 from dptrain.training.job import open_network
 from dptrain.training.settings import load_settings
 
@@ -160,14 +160,14 @@ def test_a_run_whose_data_has_more_classes_names_the_data(tmp_path: Path) -> Non
         Trainer.resume(tmp_path / "run", steps=3, progress=False)
 
 
-def test_sweeps_and_variants_change_the_adapted_network(tmp_path: Path) -> None:
+def test_sweeps_change_the_adapted_network(tmp_path: Path) -> None:
     data = f"folder:{write_folder(tmp_path / 'photos', ('a', 'b', 'c'))}"
 
     def make(replaced: Any) -> Any:
         return load_settings({"network": "model-small", "data": data, **replaced}, {})
 
     assert open_network(make({})).num_outputs == 3
-    for case in list_cases(make, {"kernel": ["3", "5"]}, [0]):
+    for case in list_cases(make, Design({"kernel": ["3", "5"]}, [0])):
         assert case.network is not None
         assert (case.network.input_shape, case.network.num_outputs) == ((1, 16, 16), 3)
 

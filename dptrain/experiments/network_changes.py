@@ -1,88 +1,22 @@
-"""Variants of a network: the same layers with other strides, widths, kernels or pooling."""
+"""Changes of a network: the same layers with other strides, widths, kernels or pooling."""
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dptrain.bounds import MAX_WHOLE, Limits, parse_number, wrong_number
 from dptrain.errors import UserError, shown
 from dptrain.network.layers import AveragePool2d, Conv2d, Dense, Layer, MaxPool2d, SumPool2d
 from dptrain.network.network import Network
 
+T = TypeVar("T")
 POOLINGS = (MaxPool2d, AveragePool2d, SumPool2d)
-UNCHANGED = "unchanged"
-"""Name of the original network among the variants."""
 
 
-class ImpossibleLayerError(UserError):
-    """A layer cannot have a value that is valid for others."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One variant.
-
-    Attributes:
-        name: changes separated by commas, such as ``stride 2``.
-        changes: values by axis, as the user wrote them.
-        network: the network; None if it is not possible.
-        why: the reason why it is not possible.
-    """
-
-    name: str
-    changes: Mapping[str, str]
-    network: Network | None
-    why: str = ""
-
-    @property
-    def slug(self) -> str:
-        """The name in a form for file names."""
-        return re.sub(r"[^a-z0-9.]+", "-", self.name.lower())
-
-
-def list_variants(
-    network: Network, axes: Mapping[str, Sequence[str]], *, cross: bool = False
-) -> list[Variant]:
-    """Return the original network, then each change alone or all combinations of changes.
-
-    Args:
-        network: the original network.
-        axes: values by names of `AXES`.
-        cross: True to combine the axes.
-
-    Returns:
-        The variants, each network once; a value that changes nothing adds none.
-
-    Raises:
-        UserError: a value is not valid, or the network has no layer that it changes.
-    """
-    choices: list[dict[str, str]] = [{}]
-    if cross:
-        names = [name for name in AXES if axes.get(name)]
-        choices += [
-            dict(zip(names, values, strict=True))
-            for values in itertools.product(*(axes[name] for name in names))
-        ]
-    else:
-        choices += [{name: value} for name in AXES for value in axes.get(name, ())]
-    variants: list[Variant] = []
-    for choice in choices:
-        layers = list(network.layers)
-        try:
-            for name, value in choice.items():
-                layers = _changed(layers, name, value)
-        except ImpossibleLayerError as error:
-            variants.append(Variant(_name(choice), choice, None, str(error)))
-            continue
-        if choice and layers == list(network.layers):
-            continue
-        if not any(v.network is not None and list(v.network.layers) == layers for v in variants):
-            variants.append(_variant(network, choice, layers))
-    return variants
+class ImpossibleNetworkError(UserError):
+    """A network cannot have a value that is valid for others."""
 
 
 def change_layers(network: Network, changes: Mapping[str, str]) -> Network:
@@ -93,25 +27,20 @@ def change_layers(network: Network, changes: Mapping[str, str]) -> Network:
         changes: a value for each of some names of `AXES`.
 
     Raises:
-        UserError: a value is not valid, or the changed network is not possible.
+        ImpossibleNetworkError: the changed network is not possible.
+        UserError: a value is not valid for any network, or there is no layer that it changes.
+
+    Example:
+        >>> from dptrain.network import Flatten
+        >>> network = Network((1, 8, 8), [Conv2d(4, padding=1), Flatten(), Dense(3)])
+        >>> change_layers(network, {"filters": "6"}).layers[0].filters
+        6
     """
     layers = list(network.layers)
-    for name, value in changes.items():
-        layers = _changed(layers, name, value)
-    return replace(network, layers=layers)
-
-
-def _variant(network: Network, choice: Mapping[str, str], layers: Sequence[Layer]) -> Variant:
-    variant = Variant(_name(choice), choice, None)
-    title = f"{network.name}-{variant.slug}" if choice else network.name
-    try:
-        return replace(variant, network=replace(network, layers=layers, name=title))
-    except UserError as error:
-        return replace(variant, why=str(error))
-
-
-def _name(choice: Mapping[str, str]) -> str:
-    return ", ".join(f"{axis} {value}" for axis, value in choice.items()) or UNCHANGED
+    # In this order a change of the first pooling follows that of all poolings.
+    for name in sorted(changes, key=list(AXES).index):
+        layers = _changed(layers, name, changes[name])
+    return _possible(lambda: replace(network, layers=layers))
 
 
 def _changed(layers: Sequence[Layer], name: str, value: str) -> list[Layer]:
@@ -121,7 +50,7 @@ def _changed(layers: Sequence[Layer], name: str, value: str) -> list[Layer]:
     if axis.spares_output:
         positions = [i for i in positions if i != _output_layer(layers)]
     if not positions:
-        raise UserError(f"--{name} {value}: the network has no {axis.what}")
+        raise UserError(f"{name} {value}: the network has no {axis.what}")
     result = list(layers)
     for i in positions:
         result[i] = axis.change(layers[i], name, value)
@@ -130,7 +59,7 @@ def _changed(layers: Sequence[Layer], name: str, value: str) -> list[Layer]:
 
 @dataclass(frozen=True)
 class Axis:
-    """A property of layers that variants change.
+    """A property of layers that is changed.
 
     Attributes:
         kinds: classes of the layers that are changed.
@@ -160,15 +89,19 @@ def _convolution(field: str) -> Callable[[Any, str, str], Layer]:
 
 
 def _replaced(layer: Layer, **fields: Any) -> Layer:
-    """Return a layer with other fields.
+    return _possible(lambda: replace(layer, **fields))  # type: ignore[type-var]
+
+
+def _possible(make: Callable[[], T]) -> T:
+    """Return what `make` returns.
 
     Raises:
-        ImpossibleLayerError: the layer cannot have them.
+        ImpossibleNetworkError: it refuses the values.
     """
     try:
-        return replace(layer, **fields)  # type: ignore[type-var]
+        return make()
     except UserError as error:
-        raise ImpossibleLayerError(str(error)) from None
+        raise ImpossibleNetworkError(str(error)) from None
 
 
 def _pooling(layer: Any, name: str, value: str) -> Layer:
@@ -182,7 +115,7 @@ def _widened(layer: Any, name: str, value: str) -> Layer:
     limits = Limits(above=0, at_most=MAX_WHOLE)
     factor = parse_number(value, float, limits)
     if factor is None:
-        raise UserError(wrong_number(f"--{name}", value, float, limits))
+        raise UserError(wrong_number(name, value, float, limits))
     if isinstance(layer, Dense):
         return replace(layer, units=max(1, round(layer.units * factor)))
     return _with_filters(layer, max(1, round(layer.filters * factor)))
@@ -203,7 +136,7 @@ def _number(name: str, value: str) -> int:
     if number is None:
         form = ", or window/stride such as 3/2" if name.endswith("pool") else ""
         raise UserError(
-            f"--{name} has the value '{shown(value)}'; expected whole numbers from 1 to "
+            f"{name} has the value '{shown(value)}'; expected whole numbers from 1 to "
             f"{MAX_WHOLE:,}, separated by commas{form}"
         )
     return int(number)
@@ -217,4 +150,4 @@ AXES: Mapping[str, Axis] = {
     "pool": Axis(POOLINGS, "pooling", _pooling),
     "first-pool": Axis(POOLINGS, "pooling", _pooling, max_layers=1),
 }
-"""Axes by the name of the flag without dashes, in the order in which changes are applied."""
+"""Axes by name, in the order in which changes are applied."""
