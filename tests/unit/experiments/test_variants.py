@@ -29,8 +29,8 @@ AXES = {"stride": ("1", "2"), "first-pool": ("3/1",)}
 
 
 def defined_in(heading: str) -> set[str]:
-    """Names in the first column of a table of docs/explanation/measuring.md."""
-    text = (Path(dptrain.__file__).parents[1] / "docs/explanation/measuring.md").read_text(
+    """Names in the first column of a table of docs/reference/bench.md."""
+    text = (Path(dptrain.__file__).parents[1] / "docs/reference/bench.md").read_text(
         encoding="utf-8"
     )
     section = text[text.index(heading) + len(heading) :].split("\n#")[0]
@@ -184,7 +184,7 @@ def test_a_stopped_study_continues(
     assert rows[2]["changes"] == "first-pool=3/1"
     kinds = list(csv.DictReader((tmp_path / "kinds.csv").read_text().splitlines()))
     assert {kind["kind"] for kind in kinds} == {"conv+relu+pool", "dense+relu", "dense"}
-    assert {*rows[0], *kinds[0]} == defined_in("### Of a line in variants.csv, or in kinds.csv")
+    assert {*rows[0], *kinds[0]} == defined_in("## Of a line in variants.csv, or in kinds.csv")
     assert (tmp_path / "accuracy-by-time.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
     assert "stride 2: network model-small-stride-2, layer 1 (conv1)" in text
