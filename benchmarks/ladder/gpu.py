@@ -5,7 +5,7 @@
 Requires a GPU and CuPy. PyTorch's convolution by cuDNN is timed as well if PyTorch is installed. A
 layer is that of a network, such as cifar:conv2; the direction is forward, weights (weight gradient)
 or input (input gradient). Each rung is compared with float64 and then timed in a CUDA graph.
-docs/developers/kernels.md describes the rungs.
+docs/developers/kernels/convolution-gpu.md describes the rungs.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from docs.figures.style import new_figure, write
 
 NAMES = (
     "alpha-beta", "backpropagation-chain", "backpropagation-convolution", "backpropagation-dense",
-    "backpropagation-padding", "halo-tile", "large-batches", "launches", "micro-shards", "mpi",
-    "overlap", "oversubscription", "recursive-doubling", "ring", "roofline", "scaling", "step",
-    "winograd",
+    "backpropagation-padding", "forecast", "halo-tile", "large-batches", "launches", "micro-shards",
+    "mpi", "overlap", "oversubscription", "recursive-doubling", "ring", "roofline", "scaling",
+    "step", "winograd",
 )  # fmt: skip
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 

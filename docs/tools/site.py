@@ -35,6 +35,7 @@ OUTSIDE = {
     ROOT / "CHANGELOG.md": "developers/changelog.md",
     ROOT / "CONTRIBUTING.md": "developers/contributing.md",
     ROOT / "tests" / "README.md": "developers/tests.md",
+    ROOT / "benchmarks" / "README.md": "developers/benchmarks.md",
 }
 """Files of the repository that are pages of the site, and their names there."""
 
@@ -125,7 +126,8 @@ def rewrite_links(markdown: str, source: Path, site_name: Path) -> str:
             name = image_name(target)
         else:
             # The file is part of the repository, and not of the site.
-            return f"{match['text']} (`{target.relative_to(ROOT).as_posix()}`)"
+            path = f"`{target.relative_to(ROOT).as_posix()}`"
+            return path if match["text"] == target.stem else f"{match['text']} ({path})"
         link = os.path.relpath(name, site_name.parent) + (match["anchor"] or "")
         return f"{match['image']}[{match['text']}]({link})"
 

@@ -1,6 +1,6 @@
 """How often the 95% intervals of dptrain contain the truth, by kind of interval and noise.
 
-``python -m dptrain.audit`` prints the tables of docs/explanation/measuring.md as Markdown. 1,000
+``python -m dptrain.audit`` prints the tables of docs/explanation/intervals.md as Markdown. 1,000
 measurements of each kind take about five minutes on one core.
 """
 

@@ -156,7 +156,7 @@ def scale(
     (ranks × threads).
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the study and keep finished launches, with exit code
-    75; the same command continues. docs/explanation/measuring.md defines every value.
+    75; the same command continues. docs/reference/study.md defines every value.
     """
     from dptrain.comm.launching.launcher import find_launch
     from dptrain.scaling.registered import refuse_second

@@ -175,7 +175,7 @@ def median_of_runs(values: ArrayLike) -> Estimate:
     values it is minus to plus infinity.
 
     It holds for independent and for autocorrelated values, and for bursts of slow values if there
-    are enough of them; docs/explanation/measuring.md states how often.
+    are enough of them; docs/explanation/intervals.md states how often.
 
     Source: Conover, "Practical nonparametric statistics", 1999, section 3.2.
 

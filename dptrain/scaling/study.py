@@ -1,7 +1,7 @@
 """The result of a scaling study: points with their launches, efficiencies, fits, forecasts.
 
 The records contain plain numbers and are written to ``study.json``;
-docs/explanation/measuring.md defines every value.
+docs/reference/study.md defines every value.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,3 +112,18 @@ def test_intervals_of_more_launches_are_shorter() -> None:
 @pytest.mark.parametrize("kind", [name for name in KINDS if name.startswith("POP")])
 def test_efficiencies_of_the_pop_hierarchy_hold_in_bursts(kind: str, ranks: int) -> None:
     check(coverage_of(kind, "bursts", replications=100, ranks=ranks), given=0.5)
+
+
+def test_the_documented_table_has_every_interval_and_noise() -> None:
+    page = Path(__file__).parents[3] / "docs" / "explanation" / "intervals.md"
+    text = page.read_text(encoding="utf-8").partition("| noise | median step |")[2]
+    lines = text.partition("\n\n")[0].splitlines()[2:]
+    cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines}
+    assert list(cells) == list(NOISES)
+    filled = {
+        (kind, noise)
+        for noise, row in cells.items()
+        for kind, cell in zip(KINDS, row, strict=True)
+        if cell.strip()
+    }
+    assert filled == set(cases())

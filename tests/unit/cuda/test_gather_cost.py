@@ -1,4 +1,4 @@
-"""Estimates of gathering kernels, compared with the measurements in docs/developers/kernels.md."""
+"""Estimates of gathering kernels, compared with the measurements of November 2026."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dptrain.backends.cuda.convolution.gather_convolution import UNPOOL_IN_KERNE
 from dptrain.backends.cuda.dense.gemm_tiles import rank_gemm_configs
 from dptrain.backends.cuda.device.hardware import DEVICES
 
-# "Halo tiles, 32 samples": channels, filters, filter size, pixels, whether dx unpools dy, and µs of
-# forward and input gradient in tf32 and bf16 with gathered operands (H200, 2026-11-21).
+# benchmarks/results/kernels-2026-11.md, "Halo tiles, 32 samples": channels, filters, filter size,
+# pixels, whether dx unpools dy, and µs of forward and input gradient in tf32 and bf16 with gathered
+# operands (H200, 2026-11-21).
 MEASURED = {
     "solar conv2": (32, 64, 9, 48 * 48, True, {"tf32": (35, 85), "bf16": (27, 55)}),
     "cifar conv2": (64, 64, 25, 12 * 12, False, {"tf32": (28, 27), "bf16": (20, 20)}),

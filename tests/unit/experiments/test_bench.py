@@ -278,10 +278,11 @@ def test_configurations_are_compared(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_every_column_is_defined_in_the_documentation() -> None:
-    text = (Path(dptrain.__file__).parents[1] / "docs/explanation/measuring.md").read_text(
+    text = (Path(dptrain.__file__).parents[1] / "docs/reference/bench.md").read_text(
         encoding="utf-8"
     )
-    section = text[text.index("### Of a line in bench.csv") : text.index("## Variants")]
+    start = text.index("## Of a line in bench.csv")
+    section = text[start : text.index("## Of a line in variants.csv")]
     defined = {name for line in section.splitlines() if line.startswith("| `")
                for name in re.findall("`([a-z0-9_]+)`", line.split("|")[1])}  # fmt: skip
     assert defined == set(rows([result_of(TRAINING, 2, 1.0)], View())[0])

@@ -18,7 +18,7 @@ from dptrain.report.elements.definitions import (
 )
 from dptrain.scaling.study import Launch, Point
 
-GUIDE = Path(__file__).parents[3] / "docs" / "explanation" / "measuring.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "reference" / "study.md"
 
 
 def test_words_of_a_study_are_its_fields_and_documented() -> None:

@@ -8,7 +8,7 @@ A *tile* of 4 × 4 outputs of a 3 × 3 filter needs 6 × 6 inputs and 36 multipl
 The left equation is summed over channels, the right one over tiles, so the elementwise products ⊙
 are 36 matrix products, computed by `microkernels`. A, B and G evaluate polynomials at 0, ±¾, ±3/2
 and infinity. Rounding errors grow with the spread of the points' powers: these points are exact in
-float32 and have half the error of the usual 0, ±1, ±2 (docs/developers/kernels.md). B has six rows
+float32 and have half the error of the usual 0, ±1, ±2 (docs/developers/kernels). B has six rows
 and columns and is the same for all of them.
 
 Source: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016; B.

@@ -18,7 +18,7 @@ or other samples.
 A large weight matrix does not fit the L2 cache, and at usual batch sizes each part is used only
 briefly. Therefore every kernel reads or writes it sequentially, in blocks that are high enough for
 efficient products, prefetches the next block during the current one, and packs the operands that it
-reuses (see docs/developers/kernels.md).
+reuses (see docs/developers/kernels/dense.md).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Case(vectors.Case):
         self.plan = module.plan
         n, maps, k, pads = ALGORITHMS[module][name]
         super().__init__((n, maps, k, (3, 3), (1, 1), pads), pool=vectors.POOLS["2/2"])
-        # F(4×4, 3×3) has about 3 times the error of a direct sum (kernels.md), as a sum of 9
+        # F(4×4, 3×3) has about 3 times the error of a direct sum (numerics.md), as a sum of 9
         # times as many products has.
         more_products = 9 if module is winograd else 1
         self.lengths = {name: more_products * length for name, length in self.lengths.items()}

@@ -1,0 +1,1 @@
+"""The page docs/developers/performance.md, from the results in benchmarks/results."""

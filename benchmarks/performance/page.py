@@ -1,0 +1,72 @@
+"""The page on performance: a template whose markers name results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.performance.tables import TABLES, Result
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "developers" / "performance.md"
+TEMPLATE = Path(__file__).with_name("page.template")
+RESULTS = ROOT / "benchmarks" / "results"
+MARKER = re.compile(r"^\{\{([\w-]+)((?: [\w-]+)+)\}\}$", re.MULTILINE)
+VERSIONS = {"torch": "PyTorch", "jax": "JAX", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+WIDTHS = {"512 bits": "AVX-512", "256 bits": "AVX2"}
+
+
+def page(template: str | None = None) -> str:
+    """Return the text of the page.
+
+    Args:
+        template: text with markers such as ``{{training gpu-2026-11-26}}``: the name of a table of
+            `TABLES`, and the names of results, of which later ones replace equal cases of earlier
+            ones. Each marker becomes the table and a line with its conditions and sources.
+
+    Raises:
+        KeyError: a marker names a table that does not exist.
+        OSError: a marker names a result that does not exist.
+    """
+    text = TEMPLATE.read_text(encoding="utf-8") if template is None else template
+    return MARKER.sub(lambda marker: _table(marker[1], marker[2].split()), text)
+
+
+def _table(kind: str, names: Sequence[str]) -> str:
+    results = [json.loads((RESULTS / f"{n}.json").read_text(encoding="utf-8")) for n in names]
+    head, rows = TABLES[kind](results)
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    links: dict[str, list[str]] = {}
+    for name, result in zip(names, results, strict=True):
+        link = f"[{name}](../../benchmarks/results/{name}.md)"
+        links.setdefault(conditions(result), []).append(link)
+    sources = "\n".join(f"- {shown}: {', '.join(found)}" for shown, found in links.items())
+    return f"{table}\n\n{sources}"
+
+
+def conditions(result: Result) -> str:
+    """Return a line with the hardware, the versions and the date of a result.
+
+    Example:
+        >>> about = {"cpu": "AMD EPYC", "cores": 2, "vectors": "256 bits", "date": "2026-11-28T10"}
+        >>> conditions({"about": {**about, "versions": {"torch": "2.13.0+cpu"}}})
+        'AMD EPYC (AVX2), 2 cores, PyTorch 2.13.0, 2026-11-28'
+    """
+    about: Mapping[str, Any] = result["about"]
+    dates = about["date"] if isinstance(about["date"], list) else [about["date"]]
+    days = sorted({date.partition("T")[0] for date in dates})
+    versions = [f"{shown} {about['versions'][key].partition('+')[0].partition('-')[0]}"
+                for key, shown in VERSIONS.items() if key in about["versions"]]  # fmt: skip
+    if "gpu" in about:
+        number, _, model = about["gpu"].partition(" × ")
+        hardware = [f"{number} {model.removesuffix(' 80GB HBM3')}"]
+    else:
+        cores = about["cores"]
+        width = WIDTHS.get(about["vectors"], about["vectors"])
+        model = about["cpu"].replace("(R)", "").replace(" Processor", "")
+        hardware = [f"{model} ({width})", f"{cores} core{'s' * (cores != 1)}"]
+    return ", ".join([*hardware, *versions, " to ".join(dict.fromkeys((days[0], days[-1])))])
