@@ -56,7 +56,7 @@ def cross_entropy(probabilities: list[float], label: int) -> float:
     return float(replica.forward_backward(logits, np.array([label])))
 
 
-@measurement("counts", EXACT, "A6 A7 A8 B11 D7 B3 Q9")
+@measurement("counts", EXACT)
 def counts(context: Context) -> Values:
     """Count parameters, multiply-adds and bytes, and compute the worked examples."""
     variants = cifar_variants()
@@ -132,7 +132,7 @@ def _padding() -> dict[str, Any]:
     return found
 
 
-@measurement("memory", EXACT, "Q31 B10 Q25")
+@measurement("memory", EXACT)
 def memory(context: Context) -> Values:
     """Return the memory of training and of inference from plans, without allocating anything."""
     found = {}

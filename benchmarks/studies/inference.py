@@ -58,13 +58,13 @@ def _measure(context: Context, backend: str, threads: int, samples: tuple[int, .
             "maps_within_1_s": int(max(rates) * LIMIT_S)}  # fmt: skip
 
 
-@measurement("inference", CPU, "B9 Q26 Q27", many_cores=True)
+@measurement("inference", CPU, many_cores=True)
 def inference(context: Context) -> Values:
     """Time calls of the solar network on all cores."""
     return _measure(context, "numba", context.threads, SAMPLES)
 
 
-@measurement("inference-gpu", GPU, "B9 Q26 Q27")
+@measurement("inference-gpu", GPU)
 def inference_on_gpu(context: Context) -> Values:
     """Time calls of the solar network on a GPU."""
     return _measure(context, "cuda", 1, (*SAMPLES, 8192, 16384))
@@ -97,13 +97,13 @@ def _plan(batch_size: int, **settings: Any) -> Any:
     return plan_for(batch_size=batch_size, **settings)
 
 
-@measurement("largest", CPU, "B10 Q25")
+@measurement("largest", CPU)
 def largest(context: Context) -> Values:
     """Find the largest batches of the solar network from plans on the processor."""
     return _largest("numba", context.threads, context)
 
 
-@measurement("largest-gpu", GPU, "B10 Q25")
+@measurement("largest-gpu", GPU)
 def largest_on_gpu(context: Context) -> Values:
     """Find the largest batches of the solar network from plans on a GPU."""
     return _largest("cuda", 1, context)

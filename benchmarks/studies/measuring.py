@@ -94,7 +94,6 @@ class Measurement:
     Attributes:
         name: name under which its result is stored.
         needs: `EXACT`, `CPU` or `GPU`.
-        serves: results and claims that use it, such as ``A1`` and ``Q2``.
         many_cores: True if it is worth repeating on a machine with many cores.
         measure: returns values for JSON.
         package: module that must be installed; empty if none.
@@ -102,7 +101,6 @@ class Measurement:
 
     name: str
     needs: str
-    serves: tuple[str, ...]
     many_cores: bool
     measure: Callable[[Context], Values] = field(repr=False)
     package: str = ""
@@ -113,13 +111,12 @@ MEASUREMENTS: dict[str, Measurement] = {}
 
 
 def measurement(
-    name: str, needs: str, serves: str, *, many_cores: bool = False, package: str = ""
+    name: str, needs: str, *, many_cores: bool = False, package: str = ""
 ) -> Callable[[Callable[[Context], Values]], Callable[[Context], Values]]:
-    """Register a function as a measurement; `serves` names results separated by spaces."""
+    """Register a function as a measurement."""
 
     def register(function: Callable[[Context], Values]) -> Callable[[Context], Values]:
-        served = tuple(serves.split())
-        MEASUREMENTS[name] = Measurement(name, needs, served, many_cores, function, package)
+        MEASUREMENTS[name] = Measurement(name, needs, many_cores, function, package)
         return function
 
     return register
@@ -128,9 +125,9 @@ def measurement(
 def load_measurements() -> Mapping[str, Measurement]:
     """Import the modules that define measurements, and return all of them."""
     from benchmarks.studies import (  # noqa: F401
+        agreement,
         cudnn,
         exact,
-        gpu_a,
         inference,
         keras_peer,
         ladder,

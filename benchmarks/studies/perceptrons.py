@@ -77,10 +77,7 @@ def _measure(context: Context, backend: str, threads: int, largest: int | None) 
     return {"batch": BATCH, "threads": threads, "precision": precision, "rows": rows}
 
 
-CPU_CLAIMS = "B1 B4 B5 B6 B13 Q12 Q16 Q17 Q18 Q19 Q20 Q28 Q30"
-
-
-@measurement("perceptrons", CPU, CPU_CLAIMS, many_cores=True)
+@measurement("perceptrons", CPU, many_cores=True)
 def perceptrons(context: Context) -> Values:
     """Time the perceptrons on all cores."""
     return _measure(context, "numba", context.threads, LARGEST_ON_CPU)
@@ -90,7 +87,7 @@ ROUNDS = 5
 SCALED = ("mlp-50", "mlp-800", "mlp-6400", "mlp-800-400", "mlp-1600-800-416", "mlp-3200-1600")
 
 
-@measurement("perceptrons-by-threads", CPU, "B4 Q16", many_cores=True)
+@measurement("perceptrons-by-threads", CPU, many_cores=True)
 def perceptrons_by_threads(context: Context) -> Values:
     """Time training steps of some perceptrons with 1, 4 and all threads."""
     counts = sorted({n for n in (1, 4, context.threads) if n <= context.threads})
@@ -107,7 +104,7 @@ def perceptrons_by_threads(context: Context) -> Values:
     return {"batch": BATCH, "counts": counts, "steps": found}
 
 
-@measurement("perceptrons-gpu", GPU, CPU_CLAIMS)
+@measurement("perceptrons-gpu", GPU)
 def perceptrons_on_gpu(context: Context) -> Values:
     """Time the perceptrons on a GPU in fp32."""
     return _measure(context, "cuda", 1, None)

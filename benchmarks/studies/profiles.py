@@ -105,16 +105,13 @@ def _measure(context: Context, backend: str, threads: int) -> Values:
     return {"batch": BATCH, "threads": threads, "precision": precision, "variants": found}
 
 
-PROFILE_CLAIMS = "D1 D2 D3 D4 D7 Q32 Q33 Q34 Q35 Q36 Q37 Q38"
-
-
-@measurement("profile", CPU, PROFILE_CLAIMS)
+@measurement("profile", CPU)
 def profile_on_cpu(context: Context) -> Values:
     """Profile inference of study D's networks on one core; its number of threads is unknown."""
     return _measure(context, "numba", 1)
 
 
-@measurement("profile-gpu", GPU, PROFILE_CLAIMS)
+@measurement("profile-gpu", GPU)
 def profile_on_gpu(context: Context) -> Values:
     """Profile inference of study D's networks on a GPU."""
     return _measure(context, "cuda", 1)
@@ -156,13 +153,13 @@ def _cost(context: Context, backend: str, threads: int, batch: int, steps: int) 
     }  # fmt: skip
 
 
-@measurement("profiling-cost", CPU, "D6 Q41")
+@measurement("profiling-cost", CPU)
 def profiling_cost(context: Context) -> Values:
     """Compare steps with and without times of each stage on one core."""
     return _cost(context, "numba", 1, 32, 4)
 
 
-@measurement("profiling-cost-gpu", GPU, "D6 Q41")
+@measurement("profiling-cost-gpu", GPU)
 def profiling_cost_on_gpu(context: Context) -> Values:
     """Compare steps with and without times of each stage on a GPU."""
     return _cost(context, "cuda", 1, BATCH, 100)

@@ -114,7 +114,7 @@ def _spec(name: str, **settings: Any) -> Spec:
     return {**counts, **settings}
 
 
-@measurement("speed-up", CPU, "A1 A2 A5 Q1 Q2 Q3 Q16", many_cores=True)
+@measurement("speed-up", CPU, many_cores=True)
 def speed_up(context: Context) -> Values:
     """Time training steps of study A's networks with the reference, threads and ranks."""
     names = STUDY_A[:1] if context.quick else STUDY_A
@@ -137,7 +137,7 @@ def speed_up(context: Context) -> Values:
     return {"batch": BATCH, "steps": steps}
 
 
-@measurement("equal-arithmetic", CPU, "A1 A9 Q2", many_cores=True)
+@measurement("equal-arithmetic", CPU, many_cores=True)
 def equal_arithmetic(context: Context) -> Values:
     """Time steps of two networks with 1 to all threads, with minibatches of 32 and 1,024."""
     cases = dict(list(SCALED.items())[:1]) if context.quick else SCALED
@@ -153,7 +153,7 @@ def equal_arithmetic(context: Context) -> Values:
     return {"cases": found}
 
 
-@measurement("strategies", CPU, "B8 Q21 Q22 Q23", many_cores=True)
+@measurement("strategies", CPU, many_cores=True)
 def strategies(context: Context) -> Values:
     """Time steps of the solar network, mirrored and central, on the same global minibatch."""
     batch = 16 if context.quick else SOLAR_BATCH

@@ -38,13 +38,13 @@ def _measure(context: Context, backend: str, threads: int, batches: tuple[int, .
     return {"threads": threads, "precision": precision, "maps": MAPS, "rows": list(rows.values())}
 
 
-@measurement("solar", CPU, "B1 B7 Q12 Q20 Q26 Q30", many_cores=True)
+@measurement("solar", CPU, many_cores=True)
 def solar(context: Context) -> Values:
     """Time training steps on all cores."""
     return _measure(context, "numba", context.threads, BATCHES)
 
 
-@measurement("solar-gpu", GPU, "B1 B7 Q12 Q20 Q26 Q30")
+@measurement("solar-gpu", GPU)
 def solar_on_gpu(context: Context) -> Values:
     """Time training steps on a GPU in fp32."""
     return _measure(context, "cuda", 1, GPU_BATCHES)

@@ -92,13 +92,13 @@ def _additivity(context: Context, backend: str, threads: int) -> Values:
     return {"networks": found}
 
 
-@measurement("additivity", CPU, "B3 Q15")
+@measurement("additivity", CPU)
 def additivity(context: Context) -> Values:
     """Compare the time of two epochs with one, and with the time inside of steps."""
     return _additivity(context, "numba", 1)
 
 
-@measurement("additivity-gpu", GPU, "B3 Q15")
+@measurement("additivity-gpu", GPU)
 def additivity_on_gpu(context: Context) -> Values:
     """Compare the time of two epochs with one on a GPU."""
     return _additivity(context, "cuda", 1)
@@ -148,13 +148,13 @@ def step_and_update(replica: Replica, steps: int) -> tuple[float, float]:
     return float(step), float(part)
 
 
-@measurement("update-share", CPU, "B12 Q29")
+@measurement("update-share", CPU)
 def update_share(context: Context) -> Values:
     """Return the share of Adam's update in a step, by batch size, on one core."""
     return _update_share(context, "numba", 1)
 
 
-@measurement("update-share-gpu", GPU, "B12 Q29")
+@measurement("update-share-gpu", GPU)
 def update_share_on_gpu(context: Context) -> Values:
     """Return the share of Adam's update in a step, by batch size, on a GPU."""
     return _update_share(context, "cuda", 1)

@@ -44,7 +44,7 @@ def _fit(network: Network | str, data: Any, **settings: Any) -> tuple[Trainer, f
     return trainer, time.process_time() - begin
 
 
-@measurement("minibatches", CPU, "Q10 Q14")
+@measurement("minibatches", CPU)
 def minibatches(context: Context) -> Values:
     """Train model0 on digits with different batch sizes: loss, time, and time to an accuracy."""
     rows = []
@@ -72,7 +72,7 @@ BATCHES = (100, 500, 1000)
 MAP_BATCHES = (8, 64, 512)
 
 
-@measurement("precision-by-batch", CPU, "B2 Q13")
+@measurement("precision-by-batch", CPU)
 def precision_by_batch(context: Context) -> Values:
     """Train a perceptron and the solar network with different batch sizes."""
     found: dict[str, Any] = {"perceptron": {}, "maps": {}}
@@ -141,7 +141,7 @@ RATES = (0.01, 0.05, 0.2)
 LAYER_SEEDS = 6
 
 
-@measurement("layers-by-accuracy", CPU, "Q39 Q40 Q43")
+@measurement("layers-by-accuracy", CPU)
 def layers_by_accuracy(context: Context) -> Values:
     """Train small networks on digits with different poolings and activations."""
     x, y, u, v = digits()
@@ -186,7 +186,7 @@ def _shifted_accuracies(
 DEPTH, WIDTH = 10, 64
 
 
-@measurement("gradients", CPU, "Q11")
+@measurement("gradients", CPU)
 def gradients(context: Context) -> Values:
     """Compare gradient norms of the first and the last hidden layer, ReLU against sigmoid."""
     found = {}

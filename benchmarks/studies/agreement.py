@@ -1,10 +1,8 @@
-"""Study A: agreement of implementations, and times of its larger network's layers."""
+"""Agreement of implementations: the same training from the same parameters."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,17 +10,9 @@ import numpy as np
 import dptrain
 from benchmarks.studies.compiling import (
     BACKENDS,
-    BATCHES,
-    PRECISION,
-    UNFUSED,
-    Request,
-    make,
 )
-from benchmarks.studies.cudnn import time_alone
 from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement
 from benchmarks.studies.networks import find
-from dptrain.batch import Batch
-from dptrain.network.random_batch import random_batch
 
 AGREEMENT_STEPS = 20
 
@@ -79,7 +69,7 @@ def _train(
     return np.array(losses), (first, flat() - before)
 
 
-@measurement("agreement", CPU, "A5 Q1")
+@measurement("agreement", CPU)
 def agreement(context: Context) -> Values:
     """Compare the implementations on the processor with float64."""
     backends: dict[str, dict[str, Any]] = {
@@ -90,36 +80,7 @@ def agreement(context: Context) -> Values:
     return compare(backends, ("smaller", "model0") if not context.quick else ("smaller",))
 
 
-@measurement("agreement-gpu", GPU, "A5 Q1")
+@measurement("agreement-gpu", GPU)
 def agreement_on_gpu(context: Context) -> Values:
     """Compare the implementations on a GPU with float64."""
     return compare({name: {"backend": name} for name in BACKENDS}, ("smaller", "model0"))
-
-
-@measurement("layers-gpu", GPU, "A4 Q5", package="torch")
-def layers_on_gpu(context: Context) -> Values:
-    """Time each layer of the larger network alone, for one image and for 32."""
-    found: dict[str, Any] = {}
-    for batch in BATCHES:
-        found[f"batch {batch}"] = time_alone(find("larger"), batch)
-        context.say(f"batch {batch}")
-    found["host, batch 1"] = {b: _host_times(b) for b in BACKENDS}
-    return found
-
-
-def _host_times(backend: str, repeats: int = 100) -> dict[str, float]:
-    """Return the milliseconds after which the call of each stage returns, without waiting."""
-    replica = make(Request("larger", backend, 1, PRECISION, form=UNFUSED))
-    x, y = random_batch(replica.plan.network, 1)
-    replica.load(Batch.of(x, y), training=True)
-    found = {}
-    for stage, kernel in replica.stages:
-        call = partial(kernel, replica.context)
-        times = []
-        for _ in range(repeats):
-            begin = time.perf_counter_ns()
-            call()
-            times.append((time.perf_counter_ns() - begin) / 1e6)
-            replica.memory.synchronize()
-        found[stage.name] = float(np.median(times))
-    return found
