@@ -78,7 +78,6 @@ def counts(context: Context) -> Values:
             "0.1, 0.3, 0.6": cross_entropy([0.1, 0.3, 0.6], 2),
             "0.04, 0.7, 0.26": cross_entropy([0.04, 0.7, 0.26], 2),
         },
-        "step_ratios": {"ceil(x)/x": [math.ceil(x) / x for x in (5000.3, 7654.9, 12345.6)]},
         "padding": _padding(),
     }
 

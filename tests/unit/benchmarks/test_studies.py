@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.studies import merge, running, strategies_gpu
+from benchmarks.studies import measuring, merge, running, strategies_gpu
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.claims import reader, spreads
 from benchmarks.studies.claims.judgements import (
@@ -558,6 +558,23 @@ def test_results_are_chosen_by_identifier_and_part() -> None:
 )
 def test_kinds_of_gpus_have_short_names(name: str, kind: str) -> None:
     assert gpu_kind(name) == kind
+
+
+def test_a_measurement_is_the_same_function_on_a_gpu() -> None:
+    context = Context((0, 1, 2), gpus=1, gpu_name="NVIDIA H200")
+    assert (context.backend, context.threads) == ("numba", 3)
+    on_gpu = replace(context, on_gpu=True)
+    assert (on_gpu.backend, on_gpu.threads) == ("cuda", 1)
+    seen: list[str] = []
+    register = measuring.measurement("twice", CPU, many_cores=True, also_gpu=True)
+    try:
+        register(lambda context: {"seen": seen.append(context.backend)})
+        for name in ("twice", "twice-gpu"):
+            MEASUREMENTS[name].measure(context)
+        assert (MEASUREMENTS["twice-gpu"].needs, seen) == (GPU, ["numba", "cuda"])
+    finally:
+        for name in ("twice", "twice-gpu"):
+            measuring.MEASUREMENTS.pop(name)
 
 
 def test_requests_survive_the_command_line() -> None:
