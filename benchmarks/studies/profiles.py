@@ -103,7 +103,7 @@ def profile_of_variants(context: Context) -> Values:
     return {"batch": BATCH, "threads": 1, "precision": context.precision, "variants": found}
 
 
-BLOCKS, BLOCK_STEPS = 12, 20
+BLOCKS = 12
 
 
 @measurement("profiling-cost", CPU, also_gpu=True)

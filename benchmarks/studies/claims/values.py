@@ -26,7 +26,7 @@ from dptrain.measure.statistics import Estimate
 from dptrain.measure.student import student
 
 LAUNCHES = 0.05
-"""Share by which single launches of the same program may differ."""
+"""Share by which single runs of the same program may differ."""
 KEYS = frozenset({
     "of", "over", "pair", "count", "above", "cases", "by", "parts", "label", "skip", "per", "scale",
     "launches", "reduce",
@@ -63,7 +63,7 @@ class Values:
           ``skip``: leave out cases that were not measured,
         - ``parts``: ``{part}``, as the cases, over which `of` and `over` are summed,
         - ``per``: a key of the rows by which times are divided; ``scale``: a factor,
-        - ``launches``: each round is a launch of its own,
+        - ``launches``: single runs may differ, by `LAUNCHES`; rounds are launches of their own,
         - ``reduce``: one of `REDUCTIONS`, applied to all cases.
 
         Instead of `of` it may have ``pair``, two paths whose values stay next to each other, or

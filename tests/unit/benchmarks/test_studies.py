@@ -44,7 +44,7 @@ from benchmarks.studies.measuring import (
 )
 from benchmarks.studies.networks import find
 from benchmarks.studies.page import page, plots
-from benchmarks.studies.page.tables import specifications, table
+from benchmarks.studies.page.tables import raw_results, specifications, table
 from benchmarks.studies.store import FOLDER, PARTIAL, Result, Store
 from dptrain.errors import UserError
 from dptrain.measure.statistics import Estimate
@@ -614,6 +614,18 @@ def test_every_measured_line_has_a_spread_and_its_source(name: str) -> None:
     if "no spread was stored" not in text:
         lines = [line for line in text.splitlines() if line.startswith("|")][2:]
         assert [line for line in lines if not SPREAD.search(line) and "base" not in line] == []
+
+
+def test_raw_results_of_every_judged_row_are_named() -> None:
+    assert {result.name for result in STORED.all} <= set(MEASUREMENTS)
+    judged = [(row, row.judge(STORED)) for row in ROWS]
+    text = raw_results(STORED, page.served(judged))
+    for row, verdict in judged:
+        named = re.search(rf"\| (?:.* )?{re.escape(row.id)}(?: .*)? \|$", text, re.MULTILINE)
+        assert bool(named) == (verdict.verdict != NOT_MEASURED), row.id
+    for line in text.splitlines()[2:]:
+        name, file = (cell.strip().strip("`") for cell in line.split("|")[1:3])
+        assert name in json.loads((FOLDER / file).read_text(encoding="utf-8"))
 
 
 def test_every_plot_is_drawn_from_results_of_all_measurements(results: Results) -> None:
