@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import dptrain
+from benchmarks.batch import random_batch
 from benchmarks.studies.compiling import (
     BACKENDS,
 )
@@ -27,7 +28,7 @@ def compare(backends: dict[str, dict[str, Any]], networks: tuple[str, ...]) -> V
     found: dict[str, Any] = {}
     for name in networks:
         network = find(name)
-        batches = [dptrain_batch(network, seed) for seed in range(4)]
+        batches = [random_batch(network, 32, seed) for seed in range(4)]
         exact = _train(network, batches, backend="reference", precision="fp64")
         for title, settings in backends.items():
             losses, changes = _train(network, batches, **settings)
@@ -37,13 +38,6 @@ def compare(backends: dict[str, dict[str, Any]], networks: tuple[str, ...]) -> V
                 "parameter_difference": _distance(changes[1], exact[1][1]),
             }
     return {"steps": AGREEMENT_STEPS, "networks": found}
-
-
-def dptrain_batch(network: dptrain.Network, seed: int) -> tuple[Any, Any]:
-    """Return a random batch of 32 samples."""
-    from benchmarks.batch import random_batch as seeded_batch
-
-    return seeded_batch(network, 32, seed)
 
 
 def _distance(found: Any, wanted: Any) -> float:
