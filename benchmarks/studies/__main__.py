@@ -43,14 +43,11 @@ def main(
     Every result is stored as soon as it is known. The same command continues after an
     interruption. Results of other machines are kept: the page combines all.
 
-    With --only gpu,cores on a machine with a GPU and at least 24 cores, 16 cores and the GPUs are
-    measured at the same time; this takes about 5 minutes with two GPUs.
-
     Exit status: 0 if everything was measured that can be here, 1 if a measurement failed, 2 for bad
     options.
     """
+    from benchmarks.studies.claims.reader import all_rows
     from benchmarks.studies.measuring import find_context, load_measurements
-    from benchmarks.studies.parallel import can_be_divided, run_parallel
     from benchmarks.studies.running import choose, run
     from benchmarks.studies.store import Store
     from dptrain.errors import UserError
@@ -61,11 +58,10 @@ def main(
         chosen = choose(results, parts)
         if lists:
             for name, each in measurements.items():
-                print(f"{name:22} {each.needs:6} {' '.join(each.serves)}")
+                rows = " ".join(row.id for row in all_rows() if name in row.measurements)
+                print(f"{name:22} {each.needs:6} {rows}")
             return
         store, context = Store(output), find_context(cifar10=cifar10, quick=quick)
-        if not results and can_be_divided(context, parts):
-            sys.exit(run_parallel(context, output, again))
         failed = run(chosen, context, store, parts, again=again, compiled=compiled)
         if page if page is not None else output == FOLDER:
             from benchmarks.studies.page.page import write_page

@@ -7,22 +7,36 @@ are not rounded to TF32. Other settings exist only here: they show how fast cuDN
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from benchmarks.gpu.clock import Laps, Program, take_turns
 from benchmarks.gpu.ours import Step
-from benchmarks.studies.compiling import BATCHES, PRECISION, STACKS
+from benchmarks.studies.compiling import (
+    BACKENDS,
+    BATCHES,
+    PRECISION,
+    STACKS,
+    UNFUSED,
+    Request,
+    make,
+)
 from benchmarks.studies.measuring import GPU, Context, Values, measurement
 from benchmarks.studies.networks import STUDY_A, find
 from benchmarks.studies.store import PARTIAL
 from dptrain.backends.cudnn.backend import CudnnBackend
 from dptrain.backends.cudnn.engines import REPRODUCIBLE, TENSOR_CORE_NOTES, EngineFilter
+from dptrain.batch import Batch
 from dptrain.measure.layers import time_layers
 from dptrain.network import Network
+from dptrain.network.random_batch import random_batch
 
 EXACT, ALL, BEST, PYTORCH = "cudnn", "cudnn, all engines", "cudnn, best", "PyTorch"
 ALL_FP32 = EngineFilter((), TENSOR_CORE_NOTES, workspace_bytes=4 << 30, timed=16)
@@ -80,7 +94,7 @@ def _torch_programs(network: Network, batch: int) -> dict[str, Program]:
     }
 
 
-@measurement("steps-gpu", GPU, "A2 A3 Q3 Q4", package="torch")
+@measurement("steps-gpu", GPU, package="torch")
 def steps_on_gpu(context: Context) -> Values:
     """Time steps of study A's networks: own kernels, cuDNN in three settings, PyTorch."""
     rows = []
@@ -118,7 +132,7 @@ def time_alone(network: Network, batch: int) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-@measurement("sizes-gpu", GPU, "A3 Q4", package="torch")
+@measurement("sizes-gpu", GPU, package="torch")
 def sizes_on_gpu(context: Context) -> Values:
     """Time a convolution of several sizes with own kernels, with cuDNN and with PyTorch."""
     rows: list[dict[str, Any]] = []
@@ -131,3 +145,32 @@ def sizes_on_gpu(context: Context) -> Values:
             ]
             context.say(f"{size}×{size}, {filters} filters, batch {batch}")
     return {"precision": PRECISION, "rows": rows}
+
+
+@measurement("layers-gpu", GPU, package="torch")
+def layers_on_gpu(context: Context) -> Values:
+    """Time each layer of the larger network alone, for one image and for 32."""
+    found: dict[str, Any] = {}
+    for batch in BATCHES:
+        found[f"batch {batch}"] = time_alone(find("larger"), batch)
+        context.say(f"batch {batch}")
+    found["host, batch 1"] = {b: _host_times(b) for b in BACKENDS}
+    return found
+
+
+def _host_times(backend: str, repeats: int = 100) -> dict[str, float]:
+    """Return the milliseconds after which the call of each stage returns, without waiting."""
+    replica = make(Request("larger", backend, 1, PRECISION, form=UNFUSED))
+    x, y = random_batch(replica.plan.network, 1)
+    replica.load(Batch.of(x, y), training=True)
+    found = {}
+    for stage, kernel in replica.stages:
+        call = partial(kernel, replica.context)
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter_ns()
+            call()
+            times.append((time.perf_counter_ns() - begin) / 1e6)
+            replica.memory.synchronize()
+        found[stage.name] = float(np.median(times))
+    return found

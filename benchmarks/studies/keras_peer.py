@@ -97,7 +97,7 @@ def _compare(name: str, batch: int, steps: int) -> Values:
     }  # fmt: skip
 
 
-@measurement("keras", CPU, "keras", package="tensorflow")
+@measurement("keras", CPU, package="tensorflow")
 def keras_peer(context: Context) -> Values:
     """Time training steps on one thread: CPU time of dptrain and of Keras, alternating."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -23,7 +23,7 @@ NAMES = {"larger:conv2": "study-a-larger:conv2", "cifar:conv2": "cifar:conv2"}
 """Layers by the names of dptrain's networks."""
 
 
-@measurement("ladder-gpu", GPU, "A6 A7 Q6 Q7 Q8")
+@measurement("ladder-gpu", GPU)
 def ladder_on_gpu(context: Context) -> Values:
     """Time every version of the matrix product and of the convolution."""
     from dptrain.backends.cuda.backend import open_device
@@ -31,10 +31,8 @@ def ladder_on_gpu(context: Context) -> Values:
     device = open_device(0)
     found: dict[str, Any] = {}
     for name, layer in LADDER.items():
-        found[name] = {
-            direction: [asdict(row) for row in measure_rungs(device, layer, direction, ("fp32",))]
-            for direction in ("forward", "weights", "input")
-        }
+        rungs = measure_rungs(device, layer, "forward", ("fp32",))
+        found[name] = {"forward": [asdict(row) for row in rungs]}
         context.say(name)
     return {"layers": found, "block_of_2500_threads": _launch_2500()}
 
@@ -51,7 +49,7 @@ def _launch_2500() -> str:
     return "accepted"
 
 
-@measurement("ladder", CPU, "Q6")
+@measurement("ladder", CPU)
 def ladder_on_cpu(context: Context) -> Values:
     """Time a direct convolution and two products with the im2col matrix on one core."""
     rounds = ["--rounds", "2"] if context.quick else []

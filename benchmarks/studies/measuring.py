@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dptrain.backends import load_backend
 from dptrain.machine import available_cores
 
 EXACT, CPU, GPU = "exact", "cpu", "gpu"
@@ -31,6 +32,7 @@ class Context:
         gpu_name: name of the first GPU; empty without one.
         cifar10: folder of CIFAR-10's binary files; None if the user has none.
         quick: fewer repeats, for tests.
+        on_gpu: True for a measurement on a GPU.
         say: prints a line of progress.
         keep: stores the values that are known so far.
     """
@@ -40,13 +42,24 @@ class Context:
     gpu_name: str = ""
     cifar10: Path | None = None
     quick: bool = False
+    on_gpu: bool = False
     say: Callable[[str], None] = print
     keep: Callable[[Values], None] = lambda values: None
 
     @property
     def threads(self) -> int:
-        """Number of compute threads that use all cores."""
-        return len(self.cores)
+        """Number of compute threads that use all cores; 1 on a GPU."""
+        return 1 if self.on_gpu else len(self.cores)
+
+    @property
+    def backend(self) -> str:
+        """The backend with our own kernels."""
+        return "cuda" if self.on_gpu else "numba"
+
+    @property
+    def precision(self) -> str:
+        """The precision of the backend."""
+        return next(iter(load_backend(self.backend).precisions))
 
     @property
     def counts(self) -> list[int]:
@@ -94,7 +107,6 @@ class Measurement:
     Attributes:
         name: name under which its result is stored.
         needs: `EXACT`, `CPU` or `GPU`.
-        serves: results and claims that use it, such as ``A1`` and ``Q2``.
         many_cores: True if it is worth repeating on a machine with many cores.
         measure: returns values for JSON.
         package: module that must be installed; empty if none.
@@ -102,7 +114,6 @@ class Measurement:
 
     name: str
     needs: str
-    serves: tuple[str, ...]
     many_cores: bool
     measure: Callable[[Context], Values] = field(repr=False)
     package: str = ""
@@ -113,13 +124,19 @@ MEASUREMENTS: dict[str, Measurement] = {}
 
 
 def measurement(
-    name: str, needs: str, serves: str, *, many_cores: bool = False, package: str = ""
+    name: str, needs: str, *, many_cores: bool = False, package: str = "", also_gpu: bool = False
 ) -> Callable[[Callable[[Context], Values]], Callable[[Context], Values]]:
-    """Register a function as a measurement; `serves` names results separated by spaces."""
+    """Register a function as a measurement; with `also_gpu`, on a GPU too, as ``name-gpu``."""
 
     def register(function: Callable[[Context], Values]) -> Callable[[Context], Values]:
-        served = tuple(serves.split())
-        MEASUREMENTS[name] = Measurement(name, needs, served, many_cores, function, package)
+        def on_gpu(context: Context) -> Values:
+            return function(replace(context, on_gpu=True))
+
+        first = on_gpu if needs == GPU else function
+        MEASUREMENTS[name] = Measurement(name, needs, many_cores, first, package)
+        if also_gpu:
+            other = f"{name}-gpu"
+            MEASUREMENTS[other] = Measurement(other, GPU, False, on_gpu, package)
         return function
 
     return register
@@ -128,9 +145,9 @@ def measurement(
 def load_measurements() -> Mapping[str, Measurement]:
     """Import the modules that define measurements, and return all of them."""
     from benchmarks.studies import (  # noqa: F401
+        agreement,
         cudnn,
         exact,
-        gpu_a,
         inference,
         keras_peer,
         ladder,

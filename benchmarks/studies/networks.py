@@ -51,7 +51,6 @@ CIFAR_CHANGES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "stride 5, 32 filters": {"stride": "5", "filters": "32"},
 })  # fmt: skip
 """Changes of `cifar` by name of the variant. The last three were proposed by study D, not made."""
-PUBLISHED_VARIANTS = tuple(CIFAR_CHANGES)[:6]
 
 
 def cifar_variants() -> dict[str, Network]:

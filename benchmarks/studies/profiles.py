@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.studies.compiling import LAYERS, Request, make
-from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement, summary
-from benchmarks.studies.networks import PUBLISHED_VARIANTS, cifar_variants
-from dptrain.backends import load_backend
+from benchmarks.studies.measuring import CPU, Context, Values, measurement, summary
+from benchmarks.studies.networks import cifar_variants
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.comm.world import World
-from dptrain.network import Network
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.lowering import Phase
 from dptrain.training.baseline import open_loader
@@ -92,42 +90,29 @@ def _alone(replica: Replica, kernels: Sequence[Callable[[], None]]) -> list[list
     return [own[:shortest] for own in found]
 
 
-def _measure(context: Context, backend: str, threads: int) -> Values:
-    precision = next(iter(load_backend(backend).precisions))
-    variants: dict[str, Network] = cifar_variants()
+@measurement("profile", CPU, also_gpu=True)
+def profile_of_variants(context: Context) -> Values:
+    """Profile inference of study D's networks on one core, as its threads are unknown, or a GPU."""
     found = {}
-    for name, network in variants.items():
-        if context.quick and name not in PUBLISHED_VARIANTS[3:4]:
+    for name, network in cifar_variants().items():
+        if context.quick and name != "stride 5":
             continue
-        request = Request(network.name, backend, BATCH, precision, form=LAYERS)
-        found[name] = profile(make(request, threads), 5 if context.quick else PASSES)
+        request = Request(network.name, context.backend, BATCH, context.precision, form=LAYERS)
+        found[name] = profile(make(request), 5 if context.quick else PASSES)
         context.say(f"{name}: {found[name]['total_ms']['median']:.2f} ms")
-    return {"batch": BATCH, "threads": threads, "precision": precision, "variants": found}
+    return {"batch": BATCH, "threads": 1, "precision": context.precision, "variants": found}
 
 
-PROFILE_CLAIMS = "D1 D2 D3 D4 D7 Q32 Q33 Q34 Q35 Q36 Q37 Q38"
+BLOCKS = 12
 
 
-@measurement("profile", CPU, PROFILE_CLAIMS)
-def profile_on_cpu(context: Context) -> Values:
-    """Profile inference of study D's networks on one core; its number of threads is unknown."""
-    return _measure(context, "numba", 1)
-
-
-@measurement("profile-gpu", GPU, PROFILE_CLAIMS)
-def profile_on_gpu(context: Context) -> Values:
-    """Profile inference of study D's networks on a GPU."""
-    return _measure(context, "cuda", 1)
-
-
-BLOCKS, BLOCK_STEPS = 12, 20
-
-
-def _cost(context: Context, backend: str, threads: int, batch: int, steps: int) -> Values:
-    """Time steps with and without times of each stage, in alternating blocks."""
+@measurement("profiling-cost", CPU, also_gpu=True)
+def profiling_cost(context: Context) -> Values:
+    """Time steps with and without times of each stage in alternating blocks: one core or a GPU."""
+    batch, steps = (BATCH, 100) if context.on_gpu else (32, 4)
     chosen = GivenSettings(
-        network="cifar", backend=backend, data="synthetic", crop=0, batch_size=batch,
-        threads=threads, steps=1_000_000,
+        network="cifar", backend=context.backend, data="synthetic", crop=0, batch_size=batch,
+        threads=1, steps=1_000_000,
     ).with_recipe()  # fmt: skip
     job = assemble(chosen, World.single(), keeps_run=False, recorded_steps=4096, quiet=True)
     blocks = 2 if context.quick else BLOCKS
@@ -150,19 +135,7 @@ def _cost(context: Context, backend: str, threads: int, batch: int, steps: int) 
                 engine.time_stages(None if name == "without" else 0)
                 laps[name].append(run(steps))
     return {
-        "batch": batch, "threads": threads, "steps": steps,
+        "batch": batch, "threads": 1, "steps": steps,
         **{name: summary(values) for name, values in laps.items()},
         "ratio": summary([a / b for a, b in zip(laps["with"], laps["without"], strict=True)]),
     }  # fmt: skip
-
-
-@measurement("profiling-cost", CPU, "D6 Q41")
-def profiling_cost(context: Context) -> Values:
-    """Compare steps with and without times of each stage on one core."""
-    return _cost(context, "numba", 1, 32, 4)
-
-
-@measurement("profiling-cost-gpu", GPU, "D6 Q41")
-def profiling_cost_on_gpu(context: Context) -> Values:
-    """Compare steps with and without times of each stage on a GPU."""
-    return _cost(context, "cuda", 1, BATCH, 100)

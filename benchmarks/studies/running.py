@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies.claims.reader import all_rows
 from benchmarks.studies.compiling import compile_all, requests
 from benchmarks.studies.machine import describe
 from benchmarks.studies.measuring import (
@@ -43,9 +44,9 @@ def choose(results: Sequence[str], parts: Sequence[str]) -> list[Measurement]:
     Raises:
         UserError: nothing has such a name.
     """
-    known = {name for m in MEASUREMENTS.values() for name in (m.name, *m.serves)}
+    rows = {row.id: row for row in all_rows()}
     for name in results:
-        if name not in known:
+        if name not in rows and name not in MEASUREMENTS:
             raise UserError(
                 f"there is no result '{name}'; expected an identifier such as A1, B5, D2 or Q7, "
                 f"or one of {', '.join(MEASUREMENTS)}"
@@ -53,11 +54,12 @@ def choose(results: Sequence[str], parts: Sequence[str]) -> list[Measurement]:
     for part in parts:
         if part not in PARTS:
             raise UserError(f"--only has the value '{part}'; expected {', '.join(PARTS)}")
-    wanted = set(results)
+    wanted = {each for name in results
+              for each in (rows[name].measurements if name in rows else (name,))}  # fmt: skip
     return [
         m
         for m in MEASUREMENTS.values()
-        if (not wanted or wanted & {m.name, *m.serves})
+        if (not wanted or m.name in wanted)
         and (not parts or m.needs in parts or (CORES in parts and m.many_cores))
     ]
 

@@ -16,14 +16,12 @@ from benchmarks.studies.store import PARTIAL
 from dptrain.errors import UserError
 
 PROGRAM = "dptrain engine"
-BATCH, LOG_BATCH, SOLAR_BATCH = 32, 1024, 128
+BATCH, LARGE_BATCH, SOLAR_BATCH = 32, 1024, 128
 ROUNDS, BLOCK_S = 7, 0.15
 STRATEGY_ROUNDS = 11
 """More rounds, because the step of one rank had two groups of times in five."""
-SCALED = {
-    f"{name}, batch {batch}": (name, batch) for name in ("model0", LOG) for batch in (32, LOG_BATCH)
-}
-"""Networks and minibatches on which threads are compared at equal arithmetic per step."""
+SCALED = ("model0", LOG)
+"""Networks on which threads are compared at equal arithmetic per step."""
 STRATEGIES = {
     "mirrored, shared memory": {"strategy": "mirrored", "transport": "auto"},
     "mirrored, MPI": {"strategy": "mirrored", "transport": "mpi"},
@@ -60,22 +58,52 @@ def compile_first(processes: Processes, specs: Sequence[Spec]) -> None:
     processes.stop(pool)
 
 
-def measure_specs(
+def measure_cases(
+    context: Context,
+    cases: Mapping[str, Spec],
+    programs: Mapping[str, Spec],
+    compiled: Sequence[Spec],
+    rounds: int = ROUNDS,
+) -> dict[str, Values]:
+    """Time all programs of each case in alternating rounds, and compare their losses.
+
+    Args:
+        context: the machine and options.
+        cases: network and batch size by name.
+        programs: threads, ranks and further settings by name; the first is the one with which
+            the losses of others are compared. Programs with as many threads and ranks share their
+            processes.
+        compiled: networks and batch sizes whose kernels are compiled before.
+        rounds: number of rounds.
+    """
+    teams: dict[tuple[int, int], Team] = {}
+    found = {}
+    with Processes(context.cores) as processes:
+        context.say("compiling")
+        compile_first(processes, compiled)
+        for spec in programs.values():
+            threads, ranks = key = spec["threads"], spec["ranks"]
+            if key not in teams:
+                alone = ranks == 1
+                teams[key] = processes.single(threads) if alone else (
+                    processes.ranks(require_mpi(), ranks))  # fmt: skip
+        chosen = {name: teams[spec["threads"], spec["ranks"]] for name, spec in programs.items()}
+        for case, own in cases.items():
+            context.say(case)
+            specs = {name: {**spec, **own} for name, spec in programs.items()}
+            found[case] = _measure_case(chosen, specs, processes, context, rounds)
+            context.keep({"cases": found, PARTIAL: True})
+    return found
+
+
+def _measure_case(
     teams: Mapping[str, Team],
     specs: Mapping[str, Spec],
     processes: Processes,
     context: Context,
-    rounds: int = ROUNDS,
+    rounds: int,
 ) -> Values:
-    """Build a program in each team, time all in alternating rounds, and compare their losses.
-
-    Args:
-        teams: processes by name of the program.
-        specs: specifications by the same names; the first is the one with which others compare.
-        processes: they make temporary files.
-        context: the machine and options.
-        rounds: number of rounds.
-    """
+    """Build a program in each team, and time all in alternating rounds."""
     names, paths = list(specs), {}
     for name in names:
         paths[name] = processes.temporary_file(".npz")
@@ -86,90 +114,57 @@ def measure_specs(
     found = measure(entries, rounds=rounds, block_s=block_s)
     for name in names:
         teams[name].drop(name)
-    first = load_results(paths[names[0]])["losses"]
+    losses = {name: load_results(paths[name])["losses"] for name in names}
+    first = losses[names[0]]
     return {
         name: {
             **found[name].as_dict(),
             "medians_ms": list(found[name].medians),
-            "loss_difference": float(
-                np.max(np.abs(load_results(paths[name])["losses"] / first - 1.0))
-            ),
+            "loss_difference": float(np.max(np.abs(losses[name] / first - 1.0))),
         }
         for name in names
     }
 
 
-def _teams(processes: Processes, context: Context, mpi: Mpi) -> dict[str, Team]:
-    """Start a process for each number of threads, and the ranks of each number of ranks."""
-    teams = {f"threads {n}": processes.single(n) for n in context.counts}
-    for n in context.counts[1:]:
-        teams[f"ranks {n}"] = processes.ranks(mpi, n)
-    return teams
+def _threads(context: Context) -> dict[str, Spec]:
+    return {f"threads {n}": {"threads": n, "ranks": 1} for n in context.counts}
 
 
-def _spec(name: str, **settings: Any) -> Spec:
-    unit, number = name.split()
-    count = int(number)
-    counts = {"threads": count, "ranks": 1} if unit == "threads" else {"threads": 1, "ranks": count}
-    return {**counts, **settings}
+def _ranks(context: Context) -> dict[str, Spec]:
+    return {f"ranks {n}": {"threads": 1, "ranks": n} for n in context.counts[1:]}
 
 
-@measurement("speed-up", CPU, "A1 A2 A5 Q1 Q2 Q3 Q16", many_cores=True)
+@measurement("speed-up", CPU, many_cores=True)
 def speed_up(context: Context) -> Values:
     """Time training steps of study A's networks with the reference, threads and ranks."""
     names = STUDY_A[:1] if context.quick else STUDY_A
-    paths = {name: network_name(name) for name in names}
-    with Processes(context.cores) as processes:
-        context.say("compiling")
-        compile_first(processes, [{"network": p, "batch": BATCH} for p in paths.values()])
-        teams = _teams(processes, context, require_mpi())
-        reference = processes.single(1)
-        steps = {}
-        for name, path in paths.items():
-            context.say(name)
-            chosen = {team: _spec(team, network=path, batch=BATCH) for team in teams}
-            slow = {"backend": "reference", "network": path, "batch": BATCH}
-            chosen["reference"] = {"threads": 1, "ranks": 1, **slow}
-            steps[name] = measure_specs(
-                {**teams, "reference": reference}, chosen, processes, context
-            )
-            context.keep({"batch": BATCH, "steps": steps, PARTIAL: True})
-    return {"batch": BATCH, "steps": steps}
+    cases = {name: {"network": network_name(name), "batch": BATCH} for name in names}
+    reference = {"threads": 1, "ranks": 1, "backend": "reference"}
+    programs = {**_threads(context), **_ranks(context), "reference": reference}
+    return {"batch": BATCH,
+            "steps": measure_cases(context, cases, programs, list(cases.values()))}  # fmt: skip
 
 
-@measurement("equal-arithmetic", CPU, "A1 A9 Q2", many_cores=True)
+@measurement("equal-arithmetic", CPU, many_cores=True)
 def equal_arithmetic(context: Context) -> Values:
     """Time steps of two networks with 1 to all threads, with minibatches of 32 and 1,024."""
-    cases = dict(list(SCALED.items())[:1]) if context.quick else SCALED
-    with Processes(context.cores) as processes:
-        specs = {case: {"network": network_name(n), "batch": b} for case, (n, b) in cases.items()}
-        compile_first(processes, list(specs.values()))
-        teams = {f"threads {n}": processes.single(n) for n in context.counts}
-        found = {}
-        for case, spec in specs.items():
-            context.say(case)
-            chosen = {team: _spec(team, **spec) for team in teams}
-            found[case] = measure_specs(teams, chosen, processes, context)
-    return {"cases": found}
+    cases = {
+        f"{name}, batch {batch}": {"network": network_name(name), "batch": batch}
+        for name in SCALED for batch in (BATCH, LARGE_BATCH)
+    }  # fmt: skip
+    cases = dict(list(cases.items())[:1]) if context.quick else cases
+    return {"cases": measure_cases(context, cases, _threads(context), list(cases.values()))}
 
 
-@measurement("strategies", CPU, "B8 Q21 Q22 Q23", many_cores=True)
+@measurement("strategies", CPU, many_cores=True)
 def strategies(context: Context) -> Values:
     """Time steps of the solar network, mirrored and central, on the same global minibatch."""
     batch = 16 if context.quick else SOLAR_BATCH
-    with Processes(context.cores) as processes:
-        context.say("compiling")
-        settings: dict[str, Any] = {"network": "solar", "batch": batch}
-        shares = sorted({batch // n for n in context.counts}, reverse=True)
-        compile_first(processes, [{**settings, "batch": share} for share in shares])
-        teams = {"threads 1": processes.single(1)}
-        chosen = {"threads 1": _spec("threads 1", **settings)}
-        for n in context.counts[1:]:
-            team = processes.ranks(require_mpi(), n)
-            for strategy, options in STRATEGIES.items():
-                name = f"{strategy}, ranks {n}"
-                teams[name] = team
-                chosen[name] = _spec(f"ranks {n}", **settings, **options)
-        context.say("timing")
-        steps = measure_specs(teams, chosen, processes, context, STRATEGY_ROUNDS)
-        return {"batch": batch, "steps": steps}
+    programs: dict[str, Spec] = {"threads 1": {"threads": 1, "ranks": 1}}
+    for name, spec in _ranks(context).items():
+        programs |= {f"{how}, {name}": {**spec, **options} for how, options in STRATEGIES.items()}
+    shares = sorted({batch // n for n in context.counts}, reverse=True)
+    compiled = [{"network": "solar", "batch": share} for share in shares]
+    case = {"solar": {"network": "solar", "batch": batch}}
+    found = measure_cases(context, case, programs, compiled, STRATEGY_ROUNDS)
+    return {"batch": batch, "steps": found["solar"]}

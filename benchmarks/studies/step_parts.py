@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.studies.compiling import STEP, Request, make
-from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement, summary
-from dptrain.backends import load_backend
+from benchmarks.studies.measuring import CPU, Context, Values, measurement, summary
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.comm.world import World
@@ -32,9 +31,9 @@ class _Training:
     The recorder keeps the steps of two epochs.
     """
 
-    def __init__(self, network: str, backend: str, threads: int, batch: int, steps: int) -> None:
+    def __init__(self, network: str, backend: str, batch: int, steps: int) -> None:
         chosen = GivenSettings(
-            network=network, backend=backend, crop=0, batch_size=batch, threads=threads,
+            network=network, backend=backend, crop=0, batch_size=batch, threads=1,
             data=f"synthetic?samples={batch * steps}", steps=1_000_000,
         ).with_recipe()  # fmt: skip
         self.job = assemble(
@@ -66,13 +65,15 @@ class _Training:
         }  # fmt: skip
 
 
-def _additivity(context: Context, backend: str, threads: int) -> Values:
-    steps = GPU_EPOCH_STEPS if backend == "cuda" else EPOCH_STEPS
+@measurement("additivity", CPU, also_gpu=True)
+def additivity(context: Context) -> Values:
+    """Compare the time of two epochs with one, and with the time inside of steps."""
+    steps = GPU_EPOCH_STEPS if context.on_gpu else EPOCH_STEPS
     steps = 8 if context.quick else steps
     repeats = 1 if context.quick else 5
     found = {}
     for network, batch in ADDITIVE[:1] if context.quick else ADDITIVE:
-        training = _Training(network, backend, threads, batch, steps)
+        training = _Training(network, context.backend, batch, steps)
         with training.job.engine:
             training.epochs(1)
             ratios, shares, products = [], [], []
@@ -92,29 +93,18 @@ def _additivity(context: Context, backend: str, threads: int) -> Values:
     return {"networks": found}
 
 
-@measurement("additivity", CPU, "B3 Q15")
-def additivity(context: Context) -> Values:
-    """Compare the time of two epochs with one, and with the time inside of steps."""
-    return _additivity(context, "numba", 1)
-
-
-@measurement("additivity-gpu", GPU, "B3 Q15")
-def additivity_on_gpu(context: Context) -> Values:
-    """Compare the time of two epochs with one on a GPU."""
-    return _additivity(context, "cuda", 1)
-
-
 UPDATED = ("mlp-50", "mlp-1600-800-416")
 UPDATE_BATCHES = (100, 500, 1000)
 
 
-def _update_share(context: Context, backend: str, threads: int) -> Values:
-    precision = next(iter(load_backend(backend).precisions))
+@measurement("update-share", CPU, also_gpu=True)
+def update_share(context: Context) -> Values:
+    """Return the share of Adam's update in a step, by batch size, on one core or a GPU."""
     found = {}
     for network in UPDATED:
         for batch in UPDATE_BATCHES:
-            request = Request(network, backend, batch, precision, "adam", STEP)
-            replica = make(request, threads)
+            request = Request(network, context.backend, batch, context.precision, "adam", STEP)
+            replica = make(request)
             times = [step_and_update(replica, 5 if context.quick else 12) for _ in range(5)]
             shares = summary([update_ms / step_ms for step_ms, update_ms in times])
             found[f"{network}, batch {batch}"] = {**shares, "share": shares["median"]}
@@ -146,15 +136,3 @@ def step_and_update(replica: Replica, steps: int) -> tuple[float, float]:
         times.append((end - begin, end - middle))
     step, part = np.median(times[2:], axis=0) / 1e6
     return float(step), float(part)
-
-
-@measurement("update-share", CPU, "B12 Q29")
-def update_share(context: Context) -> Values:
-    """Return the share of Adam's update in a step, by batch size, on one core."""
-    return _update_share(context, "numba", 1)
-
-
-@measurement("update-share-gpu", GPU, "B12 Q29")
-def update_share_on_gpu(context: Context) -> Values:
-    """Return the share of Adam's update in a step, by batch size, on a GPU."""
-    return _update_share(context, "cuda", 1)

@@ -75,7 +75,7 @@ def _measure(
     return {"gpus": context.gpus, "steps": found}
 
 
-@measurement("strategies-gpu", GPU, "B8 Q21 Q22 Q23")
+@measurement("strategies-gpu", GPU)
 def strategies_on_gpus(context: Context) -> Values:
     """Train mirrored and central on one GPU and on all, with the same global minibatch."""
     counts = [n for n in (2, 3, 4, 8) if n <= context.gpus]
@@ -85,7 +85,7 @@ def strategies_on_gpus(context: Context) -> Values:
     return _measure(context, cases, BATCHES)
 
 
-@measurement("strategies-one-gpu", GPU, "B8 Q22")
+@measurement("strategies-one-gpu", GPU)
 def strategies_on_one_gpu(context: Context) -> Values:
     """Train mirrored and central on two ranks that share a GPU."""
     cases = {f"{name}, 2 ranks on 1 GPU": (2, *how) for name, how in SHARED.items()}

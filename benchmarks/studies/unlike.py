@@ -15,7 +15,7 @@ SLOWDOWNS = (2.0, 4.0)
 STEPS, ROUNDS = 60, 3
 
 
-@measurement("unlike", CPU, "Q24")
+@measurement("unlike", CPU)
 def unlike_workers(context: Context) -> Values:
     """Train the solar network on one worker, on two equal ones, and on two unlike ones."""
     require_mpi()

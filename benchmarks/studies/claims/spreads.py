@@ -1,4 +1,4 @@
-"""Spreads of measured values, ratios with intervals, and what they decide.
+"""Spreads of measured values, and ratios with intervals.
 
 Programs that were measured in alternating rounds are compared round by round. Older results have
 quartiles only; the interval of their ratio then extends from quartile to quartile.
@@ -7,30 +7,45 @@ quartiles only; the interval of their ratio then extends from quartile to quarti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import quantiles
+from collections.abc import Mapping, Sequence
+from statistics import median, quantiles
 from typing import Any
 
-from benchmarks.studies.claims.verdicts import CONFIRMED, REFUTED, UNDECIDED, times
 from dptrain.measure.statistics import Estimate
 from dptrain.scaling.pairing import mean_ratio, split
 
 Row = Mapping[str, Any]
 
-ROUNDS = ("medians_ms", "blocks_us", "rounds_ms", "accuracies", "accuracy")
-MEDIANS = ("median_ms", "median_us", "median", "accuracy_mean")
+ROUNDS = ("medians_ms", "blocks_us", "rounds_ms", "accuracies", "accuracy", "rounds")
+MEDIANS = ("median_ms", "median_us", "median", "accuracy_mean", "share")
 QUARTILES = (("q1_ms", "q3_ms"), ("q1", "q3"), ("low_ms", "high_ms"), ("low", "high"))
 PAIRS = ("quartiles_ms", "quartiles_us")
+MICROSECONDS = 1e-3
+"""Times are compared in ms, whatever the unit in which they are stored."""
+
+
+def as_row(value: Any) -> Row:
+    """Return a row: of a number, or of a list of values of rounds."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, int | float):
+        return {"median": float(value)}
+    return {"rounds": list(value), "median": median(value)}
 
 
 def rounds_of(row: Row) -> list[float]:
     """Return the values of the rounds; empty if they were not stored."""
-    return [float(v) for key in ROUNDS for v in row.get(key, ())]
+    lists = ((key, row[key]) for key in ROUNDS if isinstance(row.get(key), Sequence))
+    return [float(v) * _unit(key) for key, values in lists for v in values]
+
+
+def _unit(key: str) -> float:
+    return MICROSECONDS if key.endswith("_us") else 1.0
 
 
 def median_of(row: Row) -> float:
     """Return the median of a row."""
-    return float(next(row[key] for key in MEDIANS if key in row))
+    return next(float(row[key]) * _unit(key) for key in MEDIANS if key in row)
 
 
 def quartiles_of(row: Row) -> tuple[float, float] | None:
@@ -43,31 +58,38 @@ def quartiles_of(row: Row) -> tuple[float, float] | None:
     for low, high in QUARTILES:
         if low in row and high in row:
             return float(row[low]), float(row[high])
-    return next(((float(row[k][0]), float(row[k][1])) for k in PAIRS if k in row), None)
+    pairs = ((row[k], _unit(k)) for k in PAIRS if k in row)
+    return next(((low * unit, high * unit) for (low, high), unit in pairs), None)
 
 
 def ratio(numerator: Row, denominator: Row) -> Estimate:
     """Return the ratio of two rows: paired by round, or of medians with their quartiles.
 
     Returns:
-        n is the number of rounds, or 1 for medians; without any spread, the interval is the value.
+        n is the number of rounds, or 1 for medians. A row without a spread counts as exact.
     """
     top, bottom = rounds_of(numerator), rounds_of(denominator)
     if len(top) == len(bottom) > 2:
         return mean_ratio([a / b for a, b in zip(top, bottom, strict=True)])
-    value = median_of(numerator) / median_of(denominator)
-    top_quartiles, bottom_quartiles = quartiles_of(numerator), quartiles_of(denominator)
-    if top_quartiles is None or bottom_quartiles is None:
-        return Estimate(value, value, value, 1)
-    low, high = top_quartiles[0] / bottom_quartiles[1], top_quartiles[1] / bottom_quartiles[0]
-    return Estimate(value, low, high, 1)
+    above, below = median_of(numerator), median_of(denominator)
+    top_low, top_high = quartiles_of(numerator) or (above, above)
+    bottom_low, bottom_high = quartiles_of(denominator) or (below, below)
+    return Estimate(above / below, top_low / bottom_high, top_high / bottom_low, 1)
 
 
-def shown(estimate: Estimate) -> str:
-    """Return a ratio with its interval, such as ``3.86× (3.22 to 4.62)``."""
-    if estimate.low == estimate.high or math.isinf(estimate.high):
-        return times(estimate.value)
-    return f"{times(estimate.value)} ({estimate.low:.3g} to {estimate.high:.3g})"
+def product_of(rows: Sequence[Row]) -> Row:
+    """Return the product of rows: by round if all have rounds, else of medians and quartiles."""
+    rounds = [rounds_of(row) for row in rows]
+    if all(rounds) and len(set(map(len, rounds))) == 1:
+        products = [math.prod(each) for each in zip(*rounds, strict=True)]
+        return {"rounds": products, "median": median(products)}
+    quartiles = [quartiles_of(row) or (median_of(row),) * 2 for row in rows]
+    low, high = (math.prod(each[i] for each in quartiles) for i in (0, 1))
+    found = {"median": math.prod(map(median_of, rows)), "low": low, "high": high}
+    known = next((own for own in rounds if own), None)
+    factor = math.prod(median_of(row) for row, own in zip(rows, rounds, strict=True) if not own)
+    n = next(({"n": row["n"]} for row in rows if "n" in row), {})
+    return {**found, "rounds": [factor * v for v in known]} if known else {**found, **n}
 
 
 def spread(row: Row) -> str:
@@ -85,17 +107,3 @@ def spread(row: Row) -> str:
 
 def _range(values: Sequence[float]) -> str:
     return f"{min(values):.3g}–{max(values):.3g}"
-
-
-def with_spread(text: str, row: Row) -> str:
-    """Return a value with the spread of its row, without a space if it is short."""
-    found = spread(row)
-    return f"{text}{found}" if found.startswith("±") else f"{text} ({found})"
-
-
-def decided(estimates: Iterable[Estimate], threshold: float = 1.0) -> str:
-    """Return whether all ratios exceed a threshold: confirmed, not reproduced or undecided."""
-    found = list(estimates)
-    if any(e.high < threshold for e in found):
-        return REFUTED
-    return CONFIRMED if all(e.low > threshold for e in found) else UNDECIDED

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.studies.claims import claims_a, claims_b, claims_d, judge_a, judge_b, judge_d
-from benchmarks.studies.claims.verdicts import (
-    NOT_MEASURED,
-    VERDICTS,
-    MissingResultError,
-    Results,
-    Row,
-    Verdict,
-)
+from benchmarks.studies.claims.judgements import NOT_MEASURED, RULES, VERDICTS
+from benchmarks.studies.claims.reader import Row, Verdict, all_rows
+from benchmarks.studies.claims.results import MissingResultError, Results
 from benchmarks.studies.measuring import load_measurements
-from benchmarks.studies.page.cells import markdown
 from benchmarks.studies.page.plots import PREFIX, draw_plots
-from benchmarks.studies.page.tables import TABLES
+from benchmarks.studies.page.tables import machines, markdown, raw_results, table
 from benchmarks.studies.store import Store
 from dptrain.files import write_whole
 
@@ -27,9 +20,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "studies.md"
 IMAGES = ROOT / "docs" / "images"
 TEMPLATE = Path(__file__).with_name("page.template")
-
-INDEX: tuple[Row, ...] = (*judge_a.ROWS, *judge_b.ROWS, *judge_d.ROWS)
-CLAIMS: tuple[Row, ...] = (*claims_a.ROWS, *claims_b.ROWS, *claims_d.ROWS)
 
 Judged = list[tuple[Row, Verdict]]
 
@@ -63,23 +53,23 @@ def fill(template: str, results: Results, alts: Mapping[str, str]) -> str:
         results: all results.
         alts: descriptions of the plots that exist, by name.
     """
-    index: Judged = [(row, row.verdict(results)) for row in INDEX]
-    claims: Judged = [(row, row.verdict(results)) for row in CLAIMS]
+    judged: Judged = [(row, row.judge(results)) for row in all_rows()]
+    index = [each for each in judged if not each[0].is_claim]
+    claims = [each for each in judged if each[0].is_claim]
     parts: dict[str, Callable[[str], str]] = {
         "summary": lambda _: summary(index, claims),
         "index": lambda study: table_of([r for r in index if r[0].study == study]),
         "claims": lambda study: claims_table([r for r in claims if r[0].study == study]),
-        "missing": lambda _: missing([*index, *claims], results),
-        "variants note": lambda _: judge_d.variants_note(results),
+        "missing": lambda _: missing(judged),
+        "rules": lambda _: rules(),
         "plot": lambda name: f"![{alts[name]}](images/{PREFIX}{name}.svg)" if name in alts else "",
         "table": lambda name: _table(name, results),
+        "machines": lambda _: machines(results),
+        "raw": lambda _: raw_results(results, served(judged)),
     }
 
     def replace(match: re.Match[str]) -> str:
-        text = match[1]
-        if text in parts:
-            return parts[text]("")
-        kind, _, name = text.partition(" ")
+        kind, _, name = match[1].partition(" ")
         return parts[kind](name)
 
     filled = re.sub(r"\{\{([^}]+)\}\}", replace, template)
@@ -88,8 +78,8 @@ def fill(template: str, results: Results, alts: Mapping[str, str]) -> str:
 
 def _table(name: str, results: Results) -> str:
     try:
-        return TABLES[name](results)
-    except (MissingResultError, KeyError) as reason:
+        return table(name, results)
+    except MissingResultError as reason:
         return f"Not measured: {reason}."
 
 
@@ -107,8 +97,8 @@ def _ours_cell(verdict: Verdict) -> str:
 def table_of(judged: Judged) -> str:
     """Return the table of published results: number, origin, ours with the hardware, verdict."""
     rows = [
-        (row.id, row.title, f"{row.published} ({row.mark})", _ours_cell(verdict),
-         _verdict_cell(verdict))
+        (row.id, row.spec["title"], f"{row.spec['published']} ({row.spec['origin']})",
+         _ours_cell(verdict), _verdict_cell(verdict))
         for row, verdict in judged
     ]  # fmt: skip
     return markdown(("", "result", "published", "ours", "verdict"), rows, of_text=True)
@@ -116,13 +106,30 @@ def table_of(judged: Judged) -> str:
 
 def claims_table(judged: Judged) -> str:
     """Return the table of claims."""
-    rows = [
-        (row.id, row.title + (f" ({row.published}, {row.mark})" if row.published
-                              else f" ({row.mark})"),
-         _ours_cell(verdict), _verdict_cell(verdict))
-        for row, verdict in judged
-    ]  # fmt: skip
+    rows = []
+    for row, verdict in judged:
+        marks = ", ".join(row.spec[key] for key in ("published", "origin") if key in row.spec)
+        rows.append((row.id, f"{row.spec['title']} ({marks})", _ours_cell(verdict),
+                     _verdict_cell(verdict)))  # fmt: skip
     return markdown(("", "claim", "ours", "verdict"), rows, of_text=True)
+
+
+def rules() -> str:
+    """Return the rules in words, with the results and claims that each decides."""
+    lines = []
+    for name, rule in RULES.items():
+        rows = [row.id for row in all_rows() if name in row.rules]
+        lines.append((name, (rule.__doc__ or "").splitlines()[0], " ".join(rows)))
+    return markdown(("rule", "confirmed if", "decides"), lines, of_text=True)
+
+
+def served(judged: Judged) -> dict[str, list[str]]:
+    """Return the results and claims that use a measurement, by its name."""
+    found = defaultdict[str, list[str]](list)
+    for row, verdict in judged:
+        for name in verdict.used:
+            found[name].append(row.id)
+    return found
 
 
 def summary(index: Judged, claims: Judged) -> str:
@@ -136,13 +143,16 @@ def summary(index: Judged, claims: Judged) -> str:
     return f"{counted(index, 'published results')}. {counted(claims, 'claims')}."
 
 
-def missing(judged: Judged, results: Results) -> str:
+def missing(judged: Judged) -> str:
     """Return the results that were not measured, with the reasons."""
     lines = [
-        f"- {row.id}, {row.title}: {verdict.reason}."
+        f"- {row.id}, {row.spec['title']}: {verdict.reason}."
         for row, verdict in judged
         if verdict.verdict == NOT_MEASURED
     ]
-    if accuracies := judge_d.accuracies_missing(results):
-        lines.append(accuracies)
+    lines += [
+        f"- {row.id}: {row.spec['needs']}."
+        for row, verdict in judged
+        if "unless" in row.spec and verdict.verdict == row.spec["verdict"]
+    ]
     return "\n".join(lines) or "Every result was measured."

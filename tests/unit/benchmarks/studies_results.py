@@ -5,19 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from benchmarks.studies.claims.published import (
-    INFERENCE_S,
-    LAYER_MS,
-    PERCEPTRON_COUNTS,
-    PROFILE,
-    SOLAR_BATCHES,
-    SOLAR_S,
-    VARIANTS,
-)
+from benchmarks.studies.compiling import STACKS
 from benchmarks.studies.exact import counts, memory
 from benchmarks.studies.measuring import Context
 from benchmarks.studies.networks import CIFAR_CHANGES, STUDY_A, perceptron_names
 from benchmarks.studies.perceptrons import SCALED
+from benchmarks.studies.published import published
 from benchmarks.studies.store import Result
 from dptrain.network import get_network
 
@@ -27,6 +20,9 @@ ABOUT = {
 }  # fmt: skip
 GPU_ABOUT = {**ABOUT, "gpu": "NVIDIA H100 80GB HBM3", "gpus": 2, "driver": "580"}
 XEON = "2 × Xeon E5-2695 v3"
+LAYERS_MS = published("study-a")["layers_ms"]
+STUDY_B, VARIANTS = published("study-b"), published("study-d")["variants"]
+PROFILE = published("study-d")["profile"]
 
 
 def spread(value: float) -> dict[str, Any]:
@@ -78,11 +74,13 @@ def _cpu() -> dict[str, Any]:
         },
         "strategies": _strategies(),
         "unlike": {
-            "batch": 128, "slowdowns": [1.5],
+            "batch": 128, "slowdowns": [2, 4],
             "samples_per_s": {
                 "one": spread(100.0), "two, equal": spread(190.0),
-                "unlike by 1.5, equal shares": spread(130.0),
-                "unlike by 1.5, shares by speed": spread(160.0),
+                "unlike by 2, equal shares": spread(130.0),
+                "unlike by 4, equal shares": spread(120.0),
+                "unlike by 2, shares by speed": spread(160.0),
+                "unlike by 4, shares by speed": spread(140.0),
             },
         },
         "keras": {
@@ -90,14 +88,14 @@ def _cpu() -> dict[str, Any]:
             "rows": [{"network": "model0", "batch": 32, "dptrain_ms": 1.0, "keras_ms": 3.0,
                       "ratio": 3.0, "ratio_low": 2.9, "ratio_high": 3.1}],
         },
-        "inference": _inference(1),
+        "inference": _inference("xeon"),
         "largest": _largest(),
         "perceptrons": _perceptrons(3.0),
         "perceptrons-by-threads": {
             "counts": [1, 4, 16],
             "steps": {
                 f"{name}, threads {n}": {
-                    "network": name, "parameters": PERCEPTRON_COUNTS[name],
+                    "network": name, "parameters": get_network(name).num_parameters,
                     "median_ms": (10.0 + i) / n ** (0.5 + 0.05 * i),
                 }
                 for i, name in enumerate(SCALED)
@@ -105,7 +103,7 @@ def _cpu() -> dict[str, Any]:
             },
         },
         "profile": _profiles(1.0),
-        "profiling-cost": {"ratio": spread(1.01)},
+        "profiling-cost": {"ratio": spread(1.01), "with": spread(1.01), "without": spread(1.0)},
         "solar": _solar(XEON),
         "additivity": _additivity(),
         "update-share": _update_share(),
@@ -130,7 +128,6 @@ def _cpu() -> dict[str, Any]:
         },
         "gradients": {"activations": {"ReLU": {"first_over_last": 0.2},
                                       "sigmoid": {"first_over_last": 1e-5}}},
-        "variants": _variants(300),
         "variant-steps": _variants(0),
     }  # fmt: skip
 
@@ -140,9 +137,10 @@ def _gpu() -> dict[str, Any]:
               for phase in ("forward", "backward")]  # fmt: skip
     layers = [
         {"layer": name.split()[0], "direction": name.split()[1],
-         "cudnn": {"median": 1.2 * cudnn}, "cudnn, best": {"median": cudnn},
-         "cuda": {"median": cuda}}
-        for name, (cudnn, cuda) in LAYER_MS.items()
+         "cudnn": {"median": 1.2 * ms["cudnn"]}, "cudnn, best": {"median": ms["cudnn"]},
+         "cudnn, all engines": {"median": 1.1 * ms["cudnn"]}, "PyTorch": {"median": ms["cudnn"]},
+         "cuda": {"median": ms["cuda"]}}
+        for name, ms in LAYERS_MS.items()
     ]  # fmt: skip
     rung = {"extra_bytes": 720_000}
     ladder = [
@@ -158,7 +156,9 @@ def _gpu() -> dict[str, Any]:
                 {"network": name, "batch": batch, "cuda": {"median_us": 10.0 + i},
                  "cudnn": {"median_us": 14.0}, "cudnn, all engines": {"median_us": 13.0},
                  "cudnn, best": {"median_us": 12.0}, "PyTorch fp32 graph": {"median_us": 12.5},
-                 "engines": {"cudnn": {"conv1.forward": "engine 3, 0.0 MB, FP32"}}}
+                 "PyTorch tf32 graph": {"median_us": 12.4},
+                 "engines": {setting: {"conv1.forward": "engine 3, 0.0 MB, FP32"}
+                             for setting in ("cudnn", "cudnn, all engines", "cudnn, best")}}
                 for i, name in enumerate(STUDY_A) for batch in (1, 32)
             ]
         },
@@ -166,10 +166,9 @@ def _gpu() -> dict[str, Any]:
                        "host, batch 1": {"cuda": dict.fromkeys(stages, 0.01)}},
         "sizes-gpu": {
             "rows": [
-                {"size": size, "filters": 16, "batch": batch, "direction": direction,
-                 "cuda": {"median": 1.0}, "cudnn": {"median": 20.0 / size},
-                 "cudnn, best": {"median": 10.0 / size}}
-                for size in (4, 8, 16, 32) for batch in (1, 32)
+                {"size": size, "filters": filters, "batch": batch, "direction": direction,
+                 "cuda": 1.0, "cudnn": 20.0 / size}
+                for size, filters in STACKS for batch in (1, 32)
                 for direction in ("forward", "backward")
             ]
         },
@@ -193,7 +192,7 @@ def _gpu() -> dict[str, Any]:
                                     ("mirrored, NCCL, 3 GPUs", 2.7))
             }
         },
-        "inference-gpu": _inference(2),
+        "inference-gpu": _inference("gtx_1080"),
         "largest-gpu": _largest(),
         "perceptrons-gpu": _perceptrons(1.0),
         "profile-gpu": _profiles(0.01),
@@ -230,13 +229,12 @@ def _strategies() -> dict[str, Any]:
     return {"batch": 128, "steps": steps}
 
 
-def _inference(column: int) -> dict[str, Any]:
+def _inference(device: str) -> dict[str, Any]:
     rows = []
-    for samples, values in INFERENCE_S.items():
-        seconds = values[column]
-        assert seconds is not None
-        rows.append({"samples": samples, "median_ms": 1e3 * seconds, "min_ms": 0.9e3 * seconds,
-                     "max_ms": 1.1e3 * seconds, "device_ms": 0.9e3 * seconds})  # fmt: skip
+    for samples, by_device in STUDY_B["inference_ms"].items():
+        ms = by_device[device]
+        rows.append({"samples": int(samples), "median_ms": ms, "min_ms": 0.9 * ms,
+                     "max_ms": 1.1 * ms, "device_ms": 0.9 * ms})  # fmt: skip
     return {"rows": rows, "maps_within_1_s": 800}
 
 
@@ -256,17 +254,18 @@ def _perceptrons(slope: float) -> dict[str, Any]:
     for name in perceptron_names():
         work = get_network(name).num_parameters / 500_000
         median = work**0.3 if slope > 1 else 1.0
-        rows += [{"network": name, "task": task, "samples": 1000, "median_ms": median}
+        rows += [{"network": name, "task": task, "samples": 1000, "median_ms": median,
+                  "gflops": 100.0}
                  for task in ("training", "inference")]  # fmt: skip
     return {"rows": rows}
 
 
 def _solar(device: str) -> dict[str, Any]:
     rows = [
-        {"samples": batch, "median_ms": 1e3 * seconds * batch / 145_028, "gflops": batch / seconds}
-        for batch, seconds in zip(SOLAR_BATCHES, SOLAR_S[device], strict=True)
-        if seconds is not None
-    ]
+        {"samples": int(batch), "median_ms": 1e3 * seconds * int(batch) / 145_028,
+         "gflops": int(batch) / seconds}
+        for batch, seconds in STUDY_B["solar_s"][device].items()
+    ]  # fmt: skip
     return {"rows": rows}
 
 
@@ -294,12 +293,12 @@ def _update_share() -> dict[str, Any]:
 def _profiles(scale: float) -> dict[str, Any]:
     variants = {}
     for name in CIFAR_CHANGES:
-        published = VARIANTS.get(name, VARIANTS["stride 5"])
-        conv, rest = published.conv_ms, published.total_ms - published.conv_ms
-        others = sum(ms for kind, (ms, _) in PROFILE.items() if kind != "Conv2D")
+        theirs = VARIANTS.get(name, VARIANTS["stride 5"])
+        conv, rest = theirs["conv_ms"], theirs["total_ms"] - theirs["conv_ms"]
+        others = sum(row["ms"] for kind, row in PROFILE.items() if kind != "Conv2D")
         kinds = {
-            kind: conv if kind == "Conv2D" else rest * ms / others
-            for kind, (ms, _) in PROFILE.items()
+            kind: conv if kind == "Conv2D" else rest * row["ms"] / others
+            for kind, row in PROFILE.items()
         }
         total = sum(kinds.values())
         variants[name] = {
@@ -314,9 +313,9 @@ def _profiles(scale: float) -> dict[str, Any]:
 def _variants(steps: int) -> dict[str, Any]:
     found = {}
     for name in CIFAR_CHANGES:
-        published = VARIANTS.get(name, VARIANTS["stride 5"])
+        precision = VARIANTS.get(name, VARIANTS["stride 5"])["precision"]
         found[name] = {
-            "accuracy": [published.precision] * 2, "accuracy_mean": published.precision,
+            "accuracy": [precision] * 2, "accuracy_mean": precision,
             "step": spread(288.0 if name == "base" else 18.0),
         }  # fmt: skip
     return {"data": "shapes", "steps": steps, "seeds": 2, "batch": 128, "learning_rate": 0.1,

@@ -1,28 +1,19 @@
-"""Study A: agreement of implementations, and times of its larger network's layers."""
+"""Agreement of implementations: the same training from the same parameters."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 import dptrain
+from benchmarks.batch import random_batch
 from benchmarks.studies.compiling import (
     BACKENDS,
-    BATCHES,
-    PRECISION,
-    UNFUSED,
-    Request,
-    make,
 )
-from benchmarks.studies.cudnn import time_alone
 from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement
 from benchmarks.studies.networks import find
-from dptrain.batch import Batch
-from dptrain.network.random_batch import random_batch
 
 AGREEMENT_STEPS = 20
 
@@ -37,7 +28,7 @@ def compare(backends: dict[str, dict[str, Any]], networks: tuple[str, ...]) -> V
     found: dict[str, Any] = {}
     for name in networks:
         network = find(name)
-        batches = [dptrain_batch(network, seed) for seed in range(4)]
+        batches = [random_batch(network, 32, seed) for seed in range(4)]
         exact = _train(network, batches, backend="reference", precision="fp64")
         for title, settings in backends.items():
             losses, changes = _train(network, batches, **settings)
@@ -47,13 +38,6 @@ def compare(backends: dict[str, dict[str, Any]], networks: tuple[str, ...]) -> V
                 "parameter_difference": _distance(changes[1], exact[1][1]),
             }
     return {"steps": AGREEMENT_STEPS, "networks": found}
-
-
-def dptrain_batch(network: dptrain.Network, seed: int) -> tuple[Any, Any]:
-    """Return a random batch of 32 samples."""
-    from benchmarks.batch import random_batch as seeded_batch
-
-    return seeded_batch(network, 32, seed)
 
 
 def _distance(found: Any, wanted: Any) -> float:
@@ -79,7 +63,7 @@ def _train(
     return np.array(losses), (first, flat() - before)
 
 
-@measurement("agreement", CPU, "A5 Q1")
+@measurement("agreement", CPU)
 def agreement(context: Context) -> Values:
     """Compare the implementations on the processor with float64."""
     backends: dict[str, dict[str, Any]] = {
@@ -90,36 +74,7 @@ def agreement(context: Context) -> Values:
     return compare(backends, ("smaller", "model0") if not context.quick else ("smaller",))
 
 
-@measurement("agreement-gpu", GPU, "A5 Q1")
+@measurement("agreement-gpu", GPU)
 def agreement_on_gpu(context: Context) -> Values:
     """Compare the implementations on a GPU with float64."""
     return compare({name: {"backend": name} for name in BACKENDS}, ("smaller", "model0"))
-
-
-@measurement("layers-gpu", GPU, "A4 Q5", package="torch")
-def layers_on_gpu(context: Context) -> Values:
-    """Time each layer of the larger network alone, for one image and for 32."""
-    found: dict[str, Any] = {}
-    for batch in BATCHES:
-        found[f"batch {batch}"] = time_alone(find("larger"), batch)
-        context.say(f"batch {batch}")
-    found["host, batch 1"] = {b: _host_times(b) for b in BACKENDS}
-    return found
-
-
-def _host_times(backend: str, repeats: int = 100) -> dict[str, float]:
-    """Return the milliseconds after which the call of each stage returns, without waiting."""
-    replica = make(Request("larger", backend, 1, PRECISION, form=UNFUSED))
-    x, y = random_batch(replica.plan.network, 1)
-    replica.load(Batch.of(x, y), training=True)
-    found = {}
-    for stage, kernel in replica.stages:
-        call = partial(kernel, replica.context)
-        times = []
-        for _ in range(repeats):
-            begin = time.perf_counter_ns()
-            call()
-            times.append((time.perf_counter_ns() - begin) / 1e6)
-            replica.memory.synchronize()
-        found[stage.name] = float(np.median(times))
-    return found
