@@ -44,8 +44,8 @@ def _table(kind: str, names: Sequence[str]) -> str:
     for name, result in zip(names, results, strict=True):
         link = f"[{name}](../../benchmarks/results/{name}.md)"
         links.setdefault(conditions(result), []).append(link)
-    sources = "\n".join(f"- {shown}: {', '.join(found)}" for shown, found in links.items())
-    return f"{table}\n\n{sources}"
+    sources = "\n".join(f"| {shown} | {'<br>'.join(found)} |" for shown, found in links.items())
+    return f"{table}\n\n| measured on | runs |\n| --- | --- |\n{sources}"
 
 
 def conditions(result: Result) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.node import inference, ranks, threads
-from benchmarks.node.rows import Rows, speedup, text_of, time_of, wall_ratio
+import numpy as np
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -15,6 +14,9 @@ Lines = tuple[list[str], list[list[str]]]
 """The head of a table, and its lines."""
 Cells = dict[tuple[Hashable, Hashable], str]
 """Texts by the names of their line and their column."""
+
+OURS, COPIES, MEETING = "dptrain", "copies", "copies that meet"
+"""Programs in the results of a node; all others are peers or variants of these."""
 
 
 def pivot(corner: str, cells: Cells) -> Lines:
@@ -45,12 +47,9 @@ def node_steps(results: Sequence[Result]) -> Lines:
     cells: Cells = {}
     for result in results:
         for section in ("threads", "residual"):
-            rows = Rows(result["rows"].get(section, ()))
-            for network, batch, count in _cases(rows, "network", "batch", "threads"):
-                here = rows.where(network=network, batch=batch, threads=count)
-                mine, best = here.one(program=threads.OURS), here.fastest(tuple(threads.PEERS))
-                if mine is not None and best is not None:
-                    text = f"{text_of(speedup(best, mine))}<br>{_three(mine['median_ms'])} ms"
+            rows = result["rows"].get(section, ())
+            for (network, batch, count), here in _cases(rows, "network", "batch", "threads"):
+                if text := _compared(here):
                     cells[f"{network}, {batch}", _threads(count)] = text
     return pivot("network, batch", _sorted_columns(cells))
 
@@ -58,30 +57,27 @@ def node_steps(results: Sequence[Result]) -> Lines:
 def node_inference(results: Sequence[Result]) -> Lines:
     """Speedups of inference over the best peer by batch size and number of threads."""
     cells: Cells = {}
-    rows = Rows(row for result in results for row in result["rows"]["inference"])
-    for network, count, batch in _cases(rows, "network", "threads", "batch"):
-        here = rows.where(network=network, threads=count, batch=batch)
-        mine, best = here.one(program=inference.OURS), here.fastest(inference.PEERS)
-        if mine is not None and best is not None:
-            text = f"{text_of(speedup(best, mine))}<br>{_three(mine['median_ms'])} ms"
-            cells[network, f"batch {batch}, {_threads(count)}"] = text
+    for result in results:
+        rows = result["rows"]["inference"]
+        for (network, batch, count), here in _cases(rows, "network", "batch", "threads"):
+            if text := _compared(here):
+                cells[network, f"batch {batch}, {_threads(count)}"] = text
     return pivot("network", cells)
 
 
 def node_ranks(results: Sequence[Result]) -> Lines:
     """Steps of ranks with one thread each, and of copies without communication."""
-    rows = Rows(row for result in results for row in result["rows"]["ranks"])
     lines = []
-    for network, scaling, samples, count in _cases(rows, "network", "scaling", "samples", "ranks"):
-        case = rows.where(network=network, scaling=scaling, samples=samples, ranks=count)
-        mine, copies = case.one(program=ranks.OURS), case.one(program=ranks.COPIES)
-        if mine is None or copies is None:
+    rows = [row for result in results for row in result["rows"]["ranks"]]
+    for case, here in _cases(rows, "network", "scaling", "samples", "ranks"):
+        if OURS not in here or COPIES not in here:
             continue
-        meeting, peer = case.one(program=ranks.IN_STEP), case.fastest(ranks.DDP_MODES)
+        network, scaling, samples, count = case
+        ours, copies, meeting = (here.get(name) for name in (OURS, COPIES, MEETING))
+        peer = _fastest(row for name, row in here.items() if name.startswith("PyTorch DDP"))
         lines.append([
-            f"{network}, {scaling}, {samples} samples", str(count), time_of(mine, wall=True),
-            time_of(copies, wall=True), text_of(wall_ratio(copies, mine)),
-            text_of(wall_ratio(meeting, mine)), time_of(peer, wall=True),
+            f"{network}, {scaling}, {samples} samples", str(count), _wall(ours), _wall(copies),
+            _quotient(copies, ours, "walls_ms"), _quotient(meeting, ours, "walls_ms"), _wall(peer),
         ])  # fmt: skip
     head = ["case", "ranks", "dptrain ms", "copies ms", "copies / dptrain", "meeting / dptrain",
             "PyTorch DDP ms"]  # fmt: skip
@@ -160,8 +156,47 @@ def _all(results: Iterable[Result], key: str) -> list[Row]:
     return [row for result in results for row in result[key]]
 
 
-def _cases(rows: Rows, *names: str) -> list[tuple[Any, ...]]:
-    return list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
+def _cases(rows: Iterable[Row], *facts: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Row]]]:
+    """Yield the cases of one run, each with its last row by program."""
+    cases: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        cases.setdefault(tuple(row[fact] for fact in facts), {})[row["program"]] = row
+    yield from cases.items()
+
+
+def _compared(here: Mapping[str, Row]) -> str:
+    """Return the speedup over the fastest peer of a case and the time, or "" without a peer."""
+    peer = _fastest(row for name, row in here.items() if name not in (OURS, COPIES))
+    if OURS not in here or peer is None:
+        return ""
+    ours = here[OURS]
+    return f"{_quotient(peer, ours, 'medians_ms')}<br>{_three(ours['median_ms'])} ms"
+
+
+def _fastest(rows: Iterable[Row]) -> Row | None:
+    """Return the fastest of the programs with all rounds; slow ones were left out after one."""
+    found = list(rows)
+    most = max((row["rounds"] for row in found), default=0)
+    whole = [row for row in found if row["rounds"] == most]
+    return min(whole, key=lambda row: float(row["median_ms"]), default=None)
+
+
+def _quotient(numerator: Row | None, denominator: Row | None, key: str) -> str:
+    """Return median and quartiles of the quotients of the rounds that both have."""
+    if numerator is None or denominator is None:
+        return ""
+    count = min(len(numerator[key]), len(denominator[key]))
+    ratios = np.array(numerator[key][:count]) / np.array(denominator[key][:count])
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
+
+
+def _wall(row: Row | None) -> str:
+    """Return the wall time of a step with its quartiles, in ms."""
+    if row is None:
+        return ""
+    low, high = row["wall_quartiles_ms"]
+    return f"{_three(row['wall_ms'])} ({_three(low)}–{_three(high)})"
 
 
 def _threads(count: int) -> str:

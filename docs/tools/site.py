@@ -35,7 +35,6 @@ OUTSIDE = {
     ROOT / "CHANGELOG.md": "developers/changelog.md",
     ROOT / "CONTRIBUTING.md": "developers/contributing.md",
     ROOT / "tests" / "README.md": "developers/tests.md",
-    ROOT / "benchmarks" / "README.md": "developers/benchmarks.md",
 }
 """Files of the repository that are pages of the site, and their names there."""
 

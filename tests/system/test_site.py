@@ -24,6 +24,8 @@ COMMAND = "python -m mkdocs build --strict --quiet"
 PAGES = (
     "index", "comparison", "tutorials/first-run", "how-to/clusters", "reference/settings",
     "reference/command-line", "reference/python", "explanation/all-reduce", "explanation/measuring",
+    "explanation/intervals", "reference/study", "developers/performance",
+    "developers/kernels/convolution-gpu",
 )  # fmt: skip
 SCROLLING = ".md-typeset__table, .md-typeset__scrollwrap, pre, code, .md-sidebar, .md-search"
 """Parts that may be wider than the page, because they scroll on their own or are hidden."""
@@ -59,7 +61,7 @@ def test_flags_with_alternatives_show_no_escapes(site: Path) -> None:
     assert r"\|" not in text
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_pages_fit_a_phone_and_a_desktop(site: Path, browser: Browser) -> None:
     for name in PAGES:
         for width in (360, 1280):

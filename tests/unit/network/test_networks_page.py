@@ -1,4 +1,4 @@
-"""The page about networks: its examples run, and its table is the zoo's."""
+"""The pages about networks: the examples run, and the table is the zoo's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from dptrain.network import Network, get_network, read_network
 from dptrain.network.zoo import NETWORKS, studies
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "networks.md").read_text(
-    encoding="utf-8"
-)
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = (DOCS / "how-to" / "networks.md").read_text(encoding="utf-8")
+ZOO = (DOCS / "reference" / "networks.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -54,4 +54,4 @@ def test_the_table_has_the_numbers_of_the_zoo(name: str) -> None:
         return
     network = get_network(name)
     size = "×".join(map(str, network.input_shape))
-    assert f"| `{name}` | {size} | {network.num_parameters:,} | " in PAGE
+    assert f"| `{name}` | {size} | {network.num_parameters:,} | " in ZOO
