@@ -2,7 +2,7 @@
 
 python -m benchmarks.cpu [--quick] [--networks model0,cifar] [--output DIR]
 
-docs/developers/benchmarks.md describes how the numbers are measured and what they mean.
+docs/developers/performance.md describes how the numbers are measured and what they mean.
 """
 
 from __future__ import annotations

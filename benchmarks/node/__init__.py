@@ -14,5 +14,5 @@
 
 All sections together take longer than 10 minutes; ``--section-minutes`` limits each of them.
 ``--networks model0,cifar`` selects networks, ``--mpirun PATH`` adds an MPI library, and ``--output
-DIR`` is the folder of the results. docs/developers/benchmarks.md describes what is measured.
+DIR`` is the folder of the results. docs/developers/performance.md describes what is measured.
 """

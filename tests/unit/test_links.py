@@ -1,4 +1,7 @@
-"""Every relative link in the Markdown files leads to a file, and every anchor to a heading."""
+"""Links and names of pages lead somewhere: in the Markdown files, and in the code.
+
+Every relative link leads to a file, and every anchor to a heading.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,13 @@ DOCUMENTS = sorted(
 )
 FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(\s*([^()\s]+)\s*\)")
+CODE = [
+    path
+    for folder in ("dptrain", "benchmarks", "docs", "launch", "slurm", "tests")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in {".py", ".cu", ".cuh", ".sh", ".toml", ".template"}
+]
+NAMED = re.compile(r"\b(?:docs|benchmarks/results)/[\w/.-]*\w\.md\b")
 
 
 def prose(path: Path) -> str:
@@ -67,3 +77,19 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
         "```sh\n# not a heading\necho [x](ignored.md)\n```\n[x](#not-a-heading)\n"
     )
     assert broken(page) == ["missing.svg", "page.md#none", "#not-a-heading"]
+
+
+def missing(text: str) -> list[str]:
+    """Return the pages and results that do not exist and that a text names."""
+    return [name for name in NAMED.findall(text) if not (ROOT / name).exists()]
+
+
+def test_code_names_pages_that_exist() -> None:
+    found = {str(path.relative_to(ROOT)): missing(path.read_text("utf-8")) for path in CODE}
+    assert len(found) > 100
+    assert not {path: names for path, names in found.items() if names}
+
+
+def test_missing_pages_are_found() -> None:
+    folder = "docs"
+    assert missing(f"see {folder}/index.md, {folder}/none.md.") == [f"{folder}/none.md"]
