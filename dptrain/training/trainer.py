@@ -187,7 +187,8 @@ class Trainer(Sealed):
 
         def fill(data: Any) -> Settings:
             filled = given if data is None else replace(given, data=_data_name(data))
-            if filled.network is None and not (data is None or isinstance(data, str)):
+            is_object = not (data is None or isinstance(data, str))
+            if filled.network is None and is_object and filled.network_of_weights is None:
                 filled = replace(filled, network=default_network_of(data, classes))
             return filled.with_recipe(graph)
 
