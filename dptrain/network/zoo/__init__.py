@@ -90,7 +90,10 @@ def recipe(
         begins_with_weights: True if training does not begin at random: networks of ImageNet are
             then trained by `FINE_TUNING`.
     """
-    if _is_perceptron(network) and data is not None and not data.startswith(str(VALUES.data)):
+    # Only perceptrons for values have data of their own.
+    own = str(VALUES.data)
+    is_own = network.loss.targets == "values" and (data or own).startswith(own)
+    if _is_perceptron(network) and not is_own:
         chosen = TABLES
     elif network.name in NETWORKS:
         chosen = NETWORKS[network.name].recipe
