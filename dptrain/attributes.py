@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from dptrain.errors import ReadOnlyError, UserError, suggest
 
@@ -19,6 +19,8 @@ class Sealed:
 
     _settable: ClassVar[frozenset[str]] = frozenset()
     _instead_of_pickle: ClassVar[str] = ""
+    _instead_of: ClassVar[Mapping[str, str]] = {}
+    """What to call instead of methods that classes of other libraries have, by their names."""
     _sealed_names: frozenset[str] = frozenset()
 
     def seal(self) -> None:
@@ -46,6 +48,13 @@ class Sealed:
     def _advice(self, name: str, value: Any) -> str | None:
         """Return what to use instead of an assignment to `name`; None if nothing is known."""
         return None
+
+    if not TYPE_CHECKING:  # Type checkers would accept any name.
+
+        def __getattr__(self, name: str) -> Any:
+            what = f"{type(self).__name__} has no attribute '{name}'"
+            advice = self._instead_of.get(name)
+            raise AttributeError(f"{what}; {advice}" if advice else what, name=name, obj=self)
 
     def _refusal(self, name: str, value: Any) -> str:
         what, advice = f"{type(self).__name__}.{name}", self._advice(name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -68,6 +69,11 @@ def refuse_foreign(path: Path, *accepted: str) -> None:
 def _by_content(path: Path) -> str | None:
     with path.open("rb") as file:
         start = file.read(9)
+        size = file.seek(0, os.SEEK_END)
+    # The length of the header comes first, whose bytes may be those of another format.
+    has_header = start[8:] == b"{" and int.from_bytes(start[:8], "little") + 8 <= size
+    if has_header and path.suffix != ".json":
+        return SAFETENSORS
     for magic, kind in _STARTS.items():
         if start.startswith(magic):
             return kind
@@ -75,6 +81,4 @@ def _by_content(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             names = [name.rsplit("/", 1)[-1] for name in archive.namelist()]
         return next((kind for member, kind in _MEMBERS.items() if member in names), None)
-    if start[8:] == b"{" and path.suffix != ".json":
-        return SAFETENSORS
     return None

@@ -88,7 +88,7 @@ def read_ledger(
     Raises:
         UserError: nothing was measured, or a file cannot be read.
     """
-    settings = read_settings(folder, name)
+    settings = read_settings(folder, name, f"repeat its `{command}` command with")
     try:
         records = MetricsFile(folder / f"{name}.jsonl").read()
         found = [result_from(kind, record) for record in records]
@@ -157,8 +157,12 @@ def _create(path: Path, text: str) -> None:
             write_whole(path, text, OUTPUT)
 
 
-def read_settings(folder: Path, name: str) -> dict[str, Any]:
+def read_settings(folder: Path, name: str, advice: str = "choose") -> dict[str, Any]:
     """Return the settings of the experiment in a folder.
+
+    Args:
+        folder, name: as for `Ledger.open`.
+        advice: what to do with another output folder, for the message.
 
     Raises:
         UserError: they cannot be read.
@@ -167,7 +171,10 @@ def read_settings(folder: Path, name: str) -> dict[str, Any]:
     try:
         return dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read {path} ({error}); choose another --output") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"cannot read {path} ({reason}); restore it, or {advice} another {OUTPUT}"
+        ) from None
 
 
 def _refuse_other(path: Path, current: Mapping[str, Any]) -> None:

@@ -253,7 +253,7 @@ def read_results(folder: Path) -> tuple[dict[str, Any], list[PointResult]]:
             f"{folder} contains a sweep without results, because not all runs have ended; repeat "
             "its `dptrain study` command without --part"
         )
-    facts = read_settings(folder, NAME)
+    facts = read_settings(folder, NAME, "repeat its `dptrain study` command with")
     try:
         rows = list(csv.DictReader(io.StringIO((folder / f"{NAME}.csv").read_text("utf-8"))))
         if not rows or any(None in (*row, *row.values()) for row in rows):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from dptrain.errors import UserError
 from dptrain.network.layers import Conv2d, Dense, Layer, Shape
 from dptrain.network.network import INPUT, Network, NodeSpec
+from dptrain.network.normalization import BatchNorm2d
 
 
 def adapt(network: Network, sample: Shape, outputs: int) -> Network:
@@ -51,6 +52,31 @@ def resize(network: Network, input_shape: Shape, outputs: int) -> Network:
     if network.family is None or is_right:
         return network
     found = Network.of_family(network.family, input_shape, outputs)
+    return found.read_from(network.file, network.file_kind)
+
+
+NORMALIZATION = "normalization"
+"""Name of the layer that `with_normalization` adds."""
+
+
+def with_normalization(network: Network) -> Network:
+    """Return a network of the zoo whose first layer normalises the input by known numbers.
+
+    It is a `BatchNorm2d` that is not trained, with the numbers of the weights that are loaded.
+    """
+    family = network.family
+    assert family is not None, "a network of the user's own is not changed"
+
+    def normalised(input_shape: Shape, outputs: int) -> Network:
+        inner = family(input_shape, outputs)
+        first = NodeSpec(BatchNorm2d(trained=False), NORMALIZATION, (INPUT,))
+        others = [
+            NodeSpec(n.layer, n.name, tuple(NORMALIZATION if i == INPUT else i for i in n.inputs))
+            for n in inner.nodes
+        ]
+        return Network.from_nodes(input_shape, [first, *others], inner.loss, inner.name)
+
+    found = Network.of_family(normalised, network.input_shape, network.num_outputs)
     return found.read_from(network.file, network.file_kind)
 
 

@@ -38,8 +38,8 @@ class Parameter:
         fan_in: number of inputs that one output element sums.
         init: distribution of the initial values.
         weight_decay: λ of the term ½λ‖w‖² that is added to the loss.
-        rate_factor: the learning rate is multiplied by it; 0 if the parameter is frozen. Plans set
-            it (`dptrain.plan.freezing`).
+        rate_factor: the learning rate is multiplied by it; 0 if the parameter is frozen, by its
+            layer or by a plan (`dptrain.plan.freezing`).
     """
 
     name: str

@@ -8,7 +8,7 @@ mean square of the distances from the mean.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dptrain.errors import UserError
@@ -68,16 +68,23 @@ class BatchNorm2d(Normalization):
 
     Attributes:
         momentum: of the running mean and variance, above 0 and at most 1.
+        trained: False keeps weight, bias and running values as they are in every run, as ``freeze``
+            does in one: a normalisation by known numbers.
     """
 
     kind: ClassVar[str] = "batchnorm"
 
     momentum: float = 0.1
+    trained: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 < self.momentum <= 1.0:
             raise UserError(f"batchnorm momentum is {self.momentum}; expected 0 < momentum ≤ 1")
+
+    def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
+        found = super().parameters(input_shape)
+        return found if self.trained else tuple(replace(p, rate_factor=0.0) for p in found)
 
     def statistics(self, input_shape: Shape) -> tuple[Statistic, ...]:
         channels = (input_shape[0],)

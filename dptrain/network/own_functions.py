@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import keyword
@@ -173,10 +174,8 @@ def define(
         "__post_init__": _check_own,
         "__doc__": f"y = {expression}.",
     }
-    own["__reduce__"] = lambda layer: (
-        _rebuilt,
-        (define, (name, expression, derivative, parameters), parameters_of(layer)),
-    )
+    own["_definition"] = define, (name, expression, derivative, parameters)
+    own["__reduce__"] = lambda layer: (_rebuilt, (type(layer), parameters_of(layer)))
     return _make_class(name, parameters, Activation, own)
 
 
@@ -264,10 +263,8 @@ def define_loss(
         "__post_init__": _check_own_loss,
         "__doc__": f"Mean over samples and outputs of {expression}.",
     }
-    own["__reduce__"] = lambda loss: (
-        _rebuilt,
-        (define_loss, (name, expression, derivative, targets, parameters), loss.parameters),
-    )
+    own["_definition"] = define_loss, (name, expression, derivative, targets, parameters)
+    own["__reduce__"] = lambda loss: (_rebuilt, (type(loss), loss.parameters))
     return _make_class(name, parameters, ElementwiseLoss, own)
 
 
@@ -287,9 +284,14 @@ def checked_parameters(name: Any, parameters: Mapping[str, Any]) -> tuple[tuple[
     return tuple(found.items())
 
 
-def _rebuilt(define: Callable[..., Any], definition: Any, values: Mapping[str, float]) -> Any:
+def _rebuilt(cls: type[Any], values: Mapping[str, float]) -> Any:
     """Return a layer or a loss that was pickled."""
-    return define(*definition)(**values)
+    return cls(**values)
+
+
+def _reduced(cls: type[Any]) -> Any:
+    """Return how a class is pickled: those of users by their definition, others by their name."""
+    return vars(cls).get("_definition", cls.__qualname__)
 
 
 def _check_names(
@@ -318,6 +320,7 @@ def _make_class(
     title = "".join(part.capitalize() for part in name.split("_")) or name
     cls = make_dataclass(title, listed, bases=(base,), namespace=own, frozen=True)
     cls.__module__ = __name__
+    copyreg.pickle(type(cls), _reduced)
     cls()
     return cls
 

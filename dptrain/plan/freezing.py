@@ -37,11 +37,13 @@ def rate_factors(network: Network, rule: UpdateRule) -> dict[str, float]:
         >>> factors["dense1.weight"], factors["dense2.weight"]
         (0.0, 0.5)
     """
-    factors = {parameter.name: 1.0 for parameter in network.parameters}
+    factors = {parameter.name: parameter.rate_factor for parameter in network.parameters}
+    fixed = [parameter.name for parameter in network.parameters if not parameter.is_trained]
     for pattern, factor in parse_rate_factors(rule.rate_factor):
         factors.update(dict.fromkeys(_matching(network, pattern, "--rate-factor"), factor))
     for pattern in split_patterns(rule.freeze):
         factors.update(dict.fromkeys(_matching(network, pattern, "--freeze"), 0.0))
+    factors.update(dict.fromkeys(fixed, 0.0))
     if factors and not any(factors.values()):
         raise UserError(
             f"--freeze {shown(rule.freeze)} freezes all parameters of {network.label}; leave some "

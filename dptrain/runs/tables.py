@@ -55,17 +55,22 @@ def comparison_tables(found: Comparison) -> list[Table]:
     """Return a table of the settings that differ, if any does, and one of the results."""
     names = [Path(run).name for run in found.runs]
     heads = ["", *(names if len(set(names)) == len(names) else found.runs)]
-    titles = ("Settings that differ", "Results")
+    parts = (
+        ("Settings that differ", found.settings, "not set"),
+        ("Results", found.results, "none"),
+    )
     return [
-        Table(title, heads, heads, rows=_rows(values))
-        for title, values in zip(titles, (found.settings, found.results), strict=True)
+        Table(title, heads, heads, rows=_rows(values, absent))
+        for title, values, absent in parts
         if values
     ]
 
 
-def _rows(values: dict[str, tuple[Any, ...]]) -> list[list[str]]:
+def _rows(values: dict[str, tuple[Any, ...]], absent: str) -> list[list[str]]:
+    """Return a row for each value; `absent` is the text of one that a run lacks."""
     return [
-        [_heading(name), *(_cell(name, value) for value in row)] for name, row in values.items()
+        [_heading(name), *(_cell(name, value) or absent for value in row)]
+        for name, row in values.items()
     ]
 
 

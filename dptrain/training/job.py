@@ -34,9 +34,8 @@ from dptrain.errors import UserError
 from dptrain.measure.input_times import InputTimes
 from dptrain.measure.machine.energy import EnergyMeter
 from dptrain.measure.recorder import StepRecorder
-from dptrain.network.adaptation import resize
+from dptrain.network.adaptation import resize, with_normalization
 from dptrain.network.files import network_to_dict
-from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 from dptrain.plan.buckets import Bucket, make_buckets
 from dptrain.plan.freezing import rate_factors
@@ -73,6 +72,7 @@ from dptrain.training.persistence.persistence import (
 )
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.persistence.weights import (
+    WeightsSize,
     check_fitting_weights,
     load_fitting_weights,
     size_of_weights,
@@ -417,6 +417,7 @@ def _open_inputs(
     call_on_all_ranks(world, partial(chosen.check_until_accuracy, graph))
     data = dataset or _open_data(chosen, graph, world)
     graph = call_on_all_ranks(world, partial(resize, graph, data.input_shape, data.num_outputs))
+    graph = _with_normalization(chosen, graph, data, world)
     is_mixed = are_mixed(chosen, world, backend)
     if is_mixed:
         check_mixed(chosen, graph)
@@ -487,18 +488,32 @@ def with_size_of_weights(chosen: Settings, network: Network, world: World) -> Ne
     begins with random weights, or of the user's own, is returned as it is. All ranks
     call this function after they agreed on the settings.
     """
-    if not chosen.weights:
+    size = _size_of_weights(chosen, network, world)
+    if size is None:
         return network
+    return resize(network, size.input_shape, size.outputs).read_from(chosen.weights, "weights")
 
-    def size_on_rank_zero() -> tuple[Shape, int] | None:
-        if network.family is None or not starts_from_weights(chosen):
+
+def _size_of_weights(chosen: Settings, network: Network, world: World) -> WeightsSize | None:
+    """Return what the weights decide about a network of the zoo; None if they decide nothing."""
+
+    def size_on_rank_zero() -> WeightsSize | None:
+        if not starts_from_weights(chosen):
             return None
         return size_of_weights(network, Path(chosen.weights))
 
-    size = world.broadcast_json(call_on_rank_zero(world, size_on_rank_zero))
-    if size is None or network.family is None:
+    if not chosen.weights or network.family is None:
+        return None
+    found = world.broadcast_json(call_on_rank_zero(world, size_on_rank_zero))
+    return None if found is None else WeightsSize(tuple(found[0]), *found[1:])
+
+
+def _with_normalization(chosen: Settings, network: Network, data: Dataset, world: World) -> Network:
+    """Return the network with the normalisation that the weights expect of pixels."""
+    size = _size_of_weights(chosen, network, world)
+    if size is None or not (size.is_normalised and data.preprocessing.has_pixels):
         return network
-    return resize(network, tuple(size[0]), size[1]).read_from(chosen.weights, "weights")
+    return with_normalization(network)
 
 
 def _check_weights(chosen: Settings, network: Network) -> None:

@@ -110,9 +110,9 @@ class ModelSettings(SettingGroup[UntilRecipe, UntilStart]):
         "A network that `dptrain describe` lists, which gets the channels or columns and the "
         "classes of the data, a .toml file, or an .onnx file, which also contains the initial "
         "parameters.",
-        otherwise="by the data: model0 for images, classifier-64-32 for rows of numbers; "
-        "model0-labels and multilabel-64-32 for several labels, model0-values and mlp-64-32 for "
-        "values",
+        otherwise="that of --weights, if it is known; or by the data: model0 for images, "
+        "classifier-64-32 for rows of numbers; model0-labels and multilabel-64-32 for several "
+        "labels, model0-values and mlp-64-32 for values",
     )
     backend: str = setting(
         "model",
@@ -298,6 +298,13 @@ class GivenSettings(SettingGroups[None, None]):
             if present is not None and not _has_effect(name, {other: present}):
                 raise UserError(no_effect(name, value, other, present, used_with))
 
+    @property
+    def network_of_weights(self) -> str | None:
+        """The network of the zoo that the setting `weights` has parameters of; None if unknown."""
+        from dptrain.interchange.weight_names import network_of_weights
+
+        return None if self.weights is None else network_of_weights(self.weights)
+
     def with_recipe(self, network: Network | None = None) -> Settings:
         """Return the settings with what the recipe of the network fills in.
 
@@ -312,10 +319,17 @@ class GivenSettings(SettingGroups[None, None]):
         from dptrain.data import default_network
         from dptrain.network.zoo import recipe
 
+        if network is None and self.network is None and self.network_of_weights is not None:
+            origins = {**self.origins, "network": "weights"}
+            named = replace(self, network=self.network_of_weights, origins=origins)
+            return named.with_recipe()
         if self.network is None and self.data is not None:
             return replace(self, network=default_network(self.data)).with_recipe(network)
         chosen = recipe(
-            self.load_network() if network is None else network, self.optimizer, self.data
+            self.load_network() if network is None else network,
+            self.optimizer,
+            self.data,
+            begins_with_weights=self.weights is not None,
         )
         if self.data is None and chosen.data is None:
             raise UserError(f"network '{self.network}' has no default data; try --data npz:FILE")

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,6 +50,7 @@ from dptrain.measure.machine.load import Clock
 from dptrain.measure.recorder import EVALUATION
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
+from dptrain.network.zoo import recipe
 from dptrain.notes import notes_shown
 from dptrain.runs.settings import NO_LOGGER
 from dptrain.training.averaging import averaged_parameters, averaged_replica, has_average
@@ -68,6 +69,7 @@ from dptrain.training.evaluation.evaluation import (
     weights_of,
 )
 from dptrain.training.evaluation.metrics import Metrics, check_metrics
+from dptrain.training.evaluation.model import INSTEAD_OF_METHODS
 from dptrain.training.evaluation.quality import Quality
 from dptrain.training.history import History
 from dptrain.training.job import Job, assemble, with_size_of_weights
@@ -161,6 +163,14 @@ class Trainer(Sealed):
     """
 
     _instead_of_pickle = "use trainer.save(FOLDER), and dptrain.load(FOLDER) to read it"
+    _instead_of: ClassVar[Mapping[str, str]] = {
+        **INSTEAD_OF_METHODS,
+        "predict_classes": "use dptrain.load(RUN_DIR).predict_classes(x), or predict(x).argmax(1)",
+        "get_params": "a Trainer is no estimator of scikit-learn; its settings are in spec",
+        "set_params": "settings are fixed when a trainer is made: Trainer(..., NAME=VALUE)",
+        "compile": "settings are arguments of the trainer: Trainer(..., optimizer='adam')",
+        "train": "call fit()",
+    }
 
     def __init__(
         self,
@@ -187,7 +197,8 @@ class Trainer(Sealed):
 
         def fill(data: Any) -> Settings:
             filled = given if data is None else replace(given, data=_data_name(data))
-            if filled.network is None and not (data is None or isinstance(data, str)):
+            is_object = not (data is None or isinstance(data, str))
+            if filled.network is None and is_object and filled.network_of_weights is None:
                 filled = replace(filled, network=default_network_of(data, classes))
             return filled.with_recipe(graph)
 
@@ -202,7 +213,9 @@ class Trainer(Sealed):
 
         # Without data, `fit` may receive some.
         job = None if data is None else open_job(data)
-        self._world, self._has_recipe = world, isinstance(network, str)
+        self._world = world
+        has_data = graph is not None and recipe(graph, given.optimizer).data is not None
+        self._has_recipe = isinstance(network, str) and has_data
         shown_progress = [Progress()] if progress else []
         self._start([*shown_progress, *callbacks], job, open_job if data is None else None)
 

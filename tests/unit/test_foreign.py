@@ -45,6 +45,17 @@ def test_files_are_recognised_by_their_content(files: dict[str, Path], tmp_path:
     assert foreign_kind(tmp_path / "data.npz") is None
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x10280])
+def test_a_header_may_be_as_long_as_a_pickle_begins(length: int, tmp_path: Path) -> None:
+    """The first bytes of a safetensors file are the length of its header."""
+    path, array = tmp_path / "w.safetensors", {"a": np.zeros(2, np.float32)}
+    save_file(array, path, {"note": ""})
+    missing = length - int.from_bytes(path.read_bytes()[:8], "little")
+    save_file(array, path, {"note": "x" * missing})
+    assert path.read_bytes()[:2] == b"\x80\x02"
+    assert foreign_kind(path) == SAFETENSORS
+
+
 @pytest.mark.parametrize(
     ("command", "kind"),
     [

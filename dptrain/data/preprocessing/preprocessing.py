@@ -302,8 +302,13 @@ class Preprocessing:
         """
         largest = np.abs(x).max(axis=tuple(range(1, x.ndim)), initial=0.0)
         if not np.isfinite(largest).all():
-            name = names[int(np.argmin(np.isfinite(largest)))]
-            raise UserError(f"{where}: sample {name} has values that are not finite")
+            row = int(np.argmin(np.isfinite(largest)))
+            column = int(np.argmin(np.isfinite(x[row].reshape(-1))))
+            inner = f", the first in column {column}" if x.ndim == 2 else ""
+            raise UserError(
+                f"{where}: sample {names[row]} has values that are not finite{inner}; replace "
+                "them, or leave out these samples or columns"
+            )
         if self.has_pixels and largest.max(initial=0.0) > 1.0 + ROUNDING:
             name = names[int(largest.argmax())]
             floats = "floats from -1 to 1" if self.is_8bit else f"{self.stored_dtype} numbers"

@@ -96,7 +96,7 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     if saved is not None:
         check_takes_tables(saved, str(path))
     targets, horizon, lags = _targets(request, path), _horizon(request), lags_of(request)
-    described = ", ".join(map(shown, targets))
+    described, weights = ", ".join(map(shown, targets)), _weights(request, path)
     known, others = None if sensors is None else read_positions(sensors), list[str]()
     reads_ahead = horizon + min(lags, default=0) > 0
     inputs = _chosen_columns(request) if saved is None else saved.columns
@@ -153,7 +153,6 @@ def _open_table(request: Request, path: Path, sensors: Path | None) -> Dataset:
     )
     x = preprocessing.standardise(table[: len(table) - horizon, :-width])
     stored = x if layout.is_plain else RowSamples(x, layout)
-    weights = _weights(request, path)
     train, test = (RawSplit(stored, y, np.arange(*span), weights) for span in spans)
     rows = "" if layout.is_plain else f" of {layout}" if lags and not positions else f" as {layout}"
     ahead = f" {horizon} rows ahead" if horizon else ""
@@ -263,7 +262,11 @@ def _weights(request: Request, path: Path) -> NDArray[np.float64] | None:
     if "weight" not in request.options:
         return None
     name = _column(request.options["weight"])
-    found = read_columns(path, [name])[:, 0]
+    read_header(path).index(name)
+    try:
+        found = read_columns(path, [name])[:, 0]
+    except UserError as error:
+        raise UserError(f"{error}; the weight 0 leaves a row out of the loss") from None
     return checked_weights(found, len(found), f"{path}, column {shown(name)}")
 
 

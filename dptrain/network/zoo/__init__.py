@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from dptrain.errors import UserError, shown, suggest
@@ -15,6 +16,8 @@ from dptrain.network.zoo.recipes import (
     ADAMW_DECAY,
     BINARY,
     CLASSES,
+    FINE_TUNING,
+    IMAGENET_SIZE,
     LAYER_RATES,
     TABLES,
     VALUES,
@@ -69,7 +72,13 @@ def build_network(
     )
 
 
-def recipe(network: Network, optimizer: str | None = None, data: str | None = None) -> Recipe:
+def recipe(
+    network: Network,
+    optimizer: str | None = None,
+    data: str | None = None,
+    *,
+    begins_with_weights: bool = False,
+) -> Recipe:
     """Return the default training settings of `network`.
 
     Args:
@@ -78,17 +87,25 @@ def recipe(network: Network, optimizer: str | None = None, data: str | None = No
             momentum and weight decay are replaced by defaults for this optimizer. Adam, AdamW and
             RMSProp have the same learning rate, LARS and LAMB the same for all networks.
         data: specification of the data; None for the data of the recipe.
+        begins_with_weights: True if training does not begin at random: networks of ImageNet are
+            then trained by `FINE_TUNING`.
     """
-    if _is_perceptron(network) and data is not None and not data.startswith(str(VALUES.data)):
+    # Only perceptrons for values have data of their own.
+    own = str(VALUES.data)
+    is_own = network.loss.targets == "values" and (data or own).startswith(own)
+    if _is_perceptron(network) and not is_own:
         chosen = TABLES
     elif network.name in NETWORKS:
         chosen = NETWORKS[network.name].recipe
+        if begins_with_weights and is_of_imagenet(network):
+            chosen = replace(chosen, **FINE_TUNING)
     else:
         chosen = {"classes": CLASSES, "binary": BINARY, "values": VALUES}[network.loss.targets]
     if optimizer in (None, chosen.optimizer):
         return chosen
+    again = partial(recipe, network, data=data, begins_with_weights=begins_with_weights)
     if optimizer == "adamw":
-        return replace(recipe(network, "adam", data), optimizer=optimizer, weight_decay=ADAMW_DECAY)
+        return replace(again("adam"), optimizer=optimizer, weight_decay=ADAMW_DECAY)
     # That of AdamW multiplies the weights.
     weight_decay = None if chosen.optimizer == "adamw" else chosen.weight_decay
     if optimizer in LAYER_RATES:
@@ -101,7 +118,7 @@ def recipe(network: Network, optimizer: str | None = None, data: str | None = No
             weight_decay=ADAMW_DECAY if optimizer == "lamb" else weight_decay,
         )
     if optimizer == "rmsprop":
-        return replace(recipe(network, "adam", data), optimizer=optimizer)
+        return replace(again("adam"), optimizer=optimizer)
     default = CLASSES if optimizer == CLASSES.optimizer else VALUES
     return replace(
         chosen,
@@ -114,9 +131,16 @@ def recipe(network: Network, optimizer: str | None = None, data: str | None = No
     )
 
 
+def is_of_imagenet(network: Network) -> bool:
+    """Return True for a network of the zoo that was published with images of ImageNet."""
+    entry = NETWORKS.get(network.name)
+    is_published = entry is not None and (entry.input_shape, entry.outputs) == IMAGENET_SIZE
+    return network.family is not None and is_published
+
+
 def _is_perceptron(network: Network) -> bool:
     """Return True for a perceptron of the zoo."""
     return network.family is not None and network.name.partition("-")[0] in studies.KINDS
 
 
-__all__ = ["NETWORKS", "Entry", "Recipe", "build_network", "recipe"]
+__all__ = ["NETWORKS", "Entry", "Recipe", "build_network", "is_of_imagenet", "recipe"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dptrain.network.layers import Shape
 from dptrain.network.network import Family, Network
@@ -65,6 +66,11 @@ LAYER_RATES = {"lars": 1.0, "lamb": 0.01}
 """Learning rates of the optimizers that scale each layer by its norm: a step changes a weight by
 0.1% of its norm (without momentum) or by 1%."""
 VALUES = Recipe("adam", learning_rate=1e-3, momentum=0.0, epochs=6, data="irradiance")
+FINE_TUNING: dict[str, Any] = {
+    "learning_rate": 0.01, "schedule": "cosine", "step_at": None, "epochs": 20, "batch_size": 32,
+}  # fmt: skip
+"""What replaces settings of a recipe of ImageNet if training begins with the weights of a file: few
+images, and parameters that need small changes."""
 TABLES = Recipe(
     "adamw",
     2e-3,
@@ -98,6 +104,9 @@ IMAGENET = Recipe(
 
 IMAGENET_SIZE: tuple[Shape, int] = (3, 224, 224), 1000
 """Shape of the images and number of classes of ImageNet."""
+IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of red, green and blue of the training images of ImageNet, for pixels
+from 0 to 1. The published weights of torchvision and of timm expect inputs that they normalise."""
 CIFAR_SIZE: tuple[Shape, int] = (3, 32, 32), 10
 """Shape of the images and number of classes of CIFAR-10."""
 

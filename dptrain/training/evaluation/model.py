@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,6 +42,15 @@ INFERENCE_BATCH = 256
 """Samples that are computed at a time: enough for full speed, and little memory."""
 
 
+INSTEAD_OF_METHODS = {
+    "predict_proba": "predict(x) returns the probabilities of the classes",
+    "score": "evaluate((x, y)) returns the accuracy, or R² of values, and other results",
+    "decision_function": "predict(x) returns the probabilities of the classes",
+    "state_dict": "parameters and statistics have the arrays by name",
+}
+"""Methods of scikit-learn and PyTorch, and what to call instead."""
+
+
 class TrainedModel(Sealed):
     """A network with trained parameters and the preprocessing of its training data.
 
@@ -56,6 +65,10 @@ class TrainedModel(Sealed):
         replica: the network in memory.
     """
 
+    _instead_of: ClassVar[Mapping[str, str]] = {
+        **INSTEAD_OF_METHODS,
+        "fit": "train it further with Trainer(network, data, weights=RUN_DIR)",
+    }
     _instead_of_pickle = "load it again with dptrain.load(PATH), also in another process"
 
     def __init__(

@@ -3,7 +3,10 @@
 The arrays are the parameters and the statistics of the network by name, ``conv1.weight`` (K, C, R,
 S), ``fc.weight`` (out, in), ``bn1.running_mean`` (C,). The networks of the zoo that torchvision has
 use its names, so that ``safetensors.torch.save_file(model.state_dict(), path)`` writes such a file.
-A prefix of all names, such as ``module.``, does not matter, and `ALIASES` has names of timm.
+A prefix of all names, such as ``module.``, does not matter, and names of timm are known
+(`dptrain.interchange.weight_names`). Weights of other programs for a network of ImageNet expect
+inputs that are normalised by the numbers of ImageNet: `size_of_weights` states it, and the first
+layer of the network does so.
 
 Training loads what fits and reports the rest (`load_fitting_weights`). Evaluation and prediction
 require that everything fits (`load_weights`).
@@ -11,9 +14,7 @@ require that everything fits (`load_weights`).
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,24 +30,28 @@ from dptrain.errors import UserError, shown
 from dptrain.files import require_regular
 from dptrain.foreign import SAFETENSORS, is_onnx, refuse_foreign
 from dptrain.interchange.safetensors_files import write_arrays
-from dptrain.network.adaptation import output_layer
+from dptrain.interchange.weight_names import (
+    IGNORED_SUFFIX,
+    expected_shapes,
+    has_shape,
+    names_in,
+    network_of_weights,
+)
+from dptrain.network.adaptation import NORMALIZATION, output_layer
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
+from dptrain.network.normalization import BatchNorm2d
+from dptrain.network.zoo import is_of_imagenet
+from dptrain.network.zoo.recipes import IMAGENET_DEVIATION, IMAGENET_MEAN
 from dptrain.training.averaging import averaged_arrays
 from dptrain.training.persistence.checkpoints import STATISTICS
 from dptrain.training.persistence.persistence import load_checkpoint
 
-IGNORED_SUFFIX = ".num_batches_tracked"
-"""Ending of the names of PyTorch's step counters, which nothing here needs."""
-
 TYPES = ("F32", "F64", "F16")
 """Types of the arrays, as safetensors names them: float32, float64 and float16."""
 
-ALIASES = {
-    "pre_logits.fc1.": "classifier.0.", "pre_logits.fc2.": "classifier.3.",
-    "head.fc.": "classifier.6.",
-}  # fmt: skip
-"""Names of layers in timm's VGG, and in torchvision's; its ResNets have those of torchvision."""
+OWN_METADATA = "dptrain."
+"""Beginning of the keys of the metadata in files that dptrain wrote."""
 
 MOST_NAMED = 4
 """Arrays that a report names; it counts the others."""
@@ -58,11 +63,13 @@ class _Source(NamedTuple):
     Attributes:
         shapes, types: by name; types as in `TYPES`.
         read: returns the array with a name.
+        is_foreign: True if another program wrote the file.
     """
 
     shapes: dict[str, Shape]
     types: dict[str, str]
     read: Callable[[str], NDArray[Any]]
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,13 +80,15 @@ class _Match:
         fitting: names in the file of the arrays that fit, by name in the network.
         shapes: in the file, of the arrays with another shape, by name in the network.
         types: of the arrays with another type than `TYPES`, by name in the network.
-        missing: names of the arrays that the file lacks.
+        known: values of the layer `NORMALIZATION` that the file lacks, by name in the network.
+        missing: names of the other arrays that the file lacks.
         unused: names in the file of the arrays that the network lacks.
     """
 
     fitting: dict[str, str] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
+    known: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
 
@@ -119,7 +128,20 @@ def check_fitting_weights(
         _require_some(network, path, _match(network, source), frozen)
 
 
-def size_of_weights(network: Network, path: str | os.PathLike[str]) -> tuple[Shape, int] | None:
+class WeightsSize(NamedTuple):
+    """What weights decide about a network of the zoo.
+
+    Attributes:
+        input_shape, outputs: of the network.
+        is_normalised: True if its first layer normalises pixels (`with_normalization`).
+    """
+
+    input_shape: Shape
+    outputs: int
+    is_normalised: bool = False
+
+
+def size_of_weights(network: Network, path: str | os.PathLike[str]) -> WeightsSize | None:
     """Return the input shape and the number of outputs that weights have for a network of the zoo.
 
     Raises:
@@ -129,15 +151,18 @@ def size_of_weights(network: Network, path: str | os.PathLike[str]) -> tuple[Sha
         None if the first or the last layer with weights is missing.
     """
     with _open(Path(path)) as source:
-        names = _names(network, source.shapes)
+        names = names_in(network, source.shapes)
         shapes = {name: source.shapes[own] for name, own in names.items()}
+        ends = tuple(f"{NORMALIZATION}.{name}" for name in ("weight", "running_mean"))
+        normalises = any(name.endswith(ends) for name in source.shapes)
     last = shapes.get(f"{output_layer(network)}.weight", ())
     first = next(node for node in network.nodes if node.parameters)
     weight, input_shape = shapes.get(f"{first.name}.weight", ()), network.input_shape
     if not last or len(weight) != len(first.parameters[0].shape) or len(weight) < 2:
         return None
     width = weight[1] * getattr(first.layer, "groups", 1)
-    return (width, *input_shape[1:]), last[0]
+    normalises = normalises or (source.is_foreign and is_of_imagenet(network) and width == 3)
+    return WeightsSize((width, *input_shape[1:]), last[0], normalises)
 
 
 def load_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
@@ -181,7 +206,8 @@ def load_fitting_weights(replica: Replica, path: str | os.PathLike[str]) -> str:
 
 def _load(replica: Replica, path: Path, source: _Source, match: _Match) -> None:
     network = replica.plan.network
-    found = {name: source.read(own) for name, own in match.fitting.items()}
+    found: dict[str, NDArray[Any]] = {n: source.read(own) for n, own in match.fitting.items()}
+    found |= match.known
     for name, values in found.items():
         if not np.isfinite(values).all():
             reason = f"{name} contains values that are not finite numbers"
@@ -207,7 +233,7 @@ def save_weights(replica: Replica, path: str | os.PathLike[str]) -> None:
     arrays = {p.name: np.ascontiguousarray(replica.parameters[p.name]) for p in network.parameters}
     for statistic in network.statistics:
         arrays[statistic.name] = np.ascontiguousarray(replica.statistics[statistic.name])
-    write_arrays(arrays, Path(path))
+    write_arrays(arrays, Path(path), {f"{OWN_METADATA}network": network.name})
 
 
 @contextmanager
@@ -234,10 +260,12 @@ def _open(path: Path) -> Iterator[_Source]:
         with _safetensors(path) as file:
             names = [n for n in file.keys() if not n.endswith(IGNORED_SUFFIX)]  # noqa: SIM118
             slices = {name: file.get_slice(name) for name in names}
+            keys = file.metadata() or {}
             yield _Source(
                 {name: tuple(each.get_shape()) for name, each in slices.items()},
                 {name: str(each.get_dtype()) for name, each in slices.items()},
                 file.get_tensor,
+                is_foreign=not any(key.startswith(OWN_METADATA) for key in keys),
             )
 
 
@@ -262,42 +290,16 @@ def _safetensors(path: Path) -> Iterator[Any]:
         ) from None
 
 
-def _expected(network: Network) -> dict[str, Shape]:
-    """Return the shapes of the parameters and the statistics of a network by name."""
-    parameters = {each.name: each.shape for each in network.parameters}
-    return parameters | {each.name: each.shape for each in network.statistics}
-
-
-def _names(network: Network, found: Collection[str]) -> dict[str, str]:
-    """Return the names in a file of the arrays of a network that it has, by name in the network.
-
-    PyTorch's DistributedDataParallel (``module.``), ``torch.compile`` (``_orig_mod.``) and
-    Lightning (``model.``) put a prefix before all names, and so does a model that is an attribute
-    of another one. The prefix with which most arrays have a name of the network counts.
-    """
-    own = _expected(network)
-    ends = {name: name for name in own}
-    for alias, layer in ALIASES.items():
-        ends |= {f"{alias}{n.removeprefix(layer)}": n for n in own if n.startswith(layer)}
-    prefixes: Counter[str] = Counter()
-    for name in found:
-        starts = (0, *(at + 1 for at, letter in enumerate(name) if letter == "."))
-        prefixes.update(name[:at] for at in starts if name[at:] in ends)
-    if not prefixes:
-        return {}
-    prefix = max(sorted(prefixes, key=len), key=lambda each: prefixes[each])
-    known = set(found)
-    return {name: prefix + end for end, name in reversed(ends.items()) if prefix + end in known}
-
-
 def _match(network: Network, source: _Source) -> _Match:
     """Return what a file has for each array of a network."""
-    match, names = _Match(), _names(network, source.shapes)
-    for name, shape in _expected(network).items():
-        own = names.get(name)
-        if own is None:
+    match, names = _Match(), names_in(network, source.shapes)
+    for name, shape in expected_shapes(network).items():
+        own, known = names.get(name), _imagenet_value(name, shape)
+        if own is None and known is not None:
+            match.known[name] = known
+        elif own is None:
             match.missing.append(name)
-        elif not _has_shape(source.shapes[own], shape):
+        elif not has_shape(source.shapes[own], shape):
             match.shapes[name] = source.shapes[own]
         elif source.types[own] not in TYPES:
             match.types[name] = source.types[own]
@@ -308,11 +310,19 @@ def _match(network: Network, source: _Source) -> _Match:
     return match
 
 
-def _has_shape(shape: Shape, expected: Shape) -> bool:
-    """Return whether an array has a shape, or is a convolution (K, C, R, S) over a whole map."""
-    is_dense = len(expected) == 2 and len(shape) == 4
-    flat = (shape[0], math.prod(shape[1:])) if is_dense else shape
-    return flat == expected
+def _imagenet_value(name: str, shape: Shape) -> NDArray[np.float64] | None:
+    """Return an array of the layer that normalises pixels from -1 to 1 as ImageNet's are."""
+    layer, _, kind = name.rpartition(".")
+    if layer != NORMALIZATION or shape != (3,):
+        return None
+    mean, deviation = np.array(IMAGENET_MEAN), np.array(IMAGENET_DEVIATION)
+    values = {
+        "running_mean": 2.0 * mean - 1.0,
+        "running_var": np.square(2.0 * deviation) - BatchNorm2d().epsilon,
+        "weight": np.ones(3),
+        "bias": np.zeros(3),
+    }
+    return values[kind]
 
 
 def _do_not_fit(path: Path, network: Network, reason: str) -> str:
@@ -327,7 +337,7 @@ def _mismatch(network: Network, match: _Match) -> str | None:
         return f"the file lacks {_first(missing)}{hint}"
     if unused:
         return f"the file also has {_first(unused)}"
-    expected = _expected(network)
+    expected = expected_shapes(network)
     for name, shape in match.shapes.items():
         return f"{name} has shape {shape}; expected {expected[name]}"
     for name, kind in match.types.items():
@@ -339,7 +349,8 @@ def _require_some(
     network: Network, path: Path, match: _Match, frozen: Collection[str] = ()
 ) -> None:
     """Refuse a file of which nothing fits, or too little for the frozen layers."""
-    expected, first = _expected(network), network.parameters[0]
+    expected = expected_shapes(network)
+    first = next(p for p in network.parameters if p.name not in match.known)
     for name, kind in match.types.items():
         reason = f"{name} has type {kind}; expected {', '.join(TYPES)}"
         raise UserError(_do_not_fit(path, network, reason))
@@ -349,11 +360,14 @@ def _require_some(
             f"no array has the name and the shape of a parameter, such as {first.name} "
             f"{first.shape}; the file has {has}"
         )
+        known = network_of_weights(path)
+        if known not in (None, network.name):
+            reason = f"they are of {known}; use --network {known}"
         raise UserError(_do_not_fit(path, network, reason))
     layers = {name.rpartition(".")[0] for name in frozen}
     for name in expected:
         is_frozen = name in frozen or (".running_" in name and name.rpartition(".")[0] in layers)
-        if is_frozen and name not in match.fitting:
+        if is_frozen and name not in match.fitting and name not in match.known:
             reason = f"{_difference(name, network, match)}, and --freeze would keep it at random"
             raise UserError(_do_not_fit(path, network, reason))
 
@@ -364,19 +378,30 @@ def _report(network: Network, path: Path, match: _Match) -> str:
         "parameters": [each.name for each in network.parameters],
         "running statistics": [each.name for each in network.statistics],
     }
+    kinds = {
+        kind: [name for name in names if name not in match.known] for kind, names in kinds.items()
+    }
     counts = [
         f"{sum(name in match.fitting for name in names)} of {len(names)} {kind}"
         for kind, names in kinds.items()
         if names
     ]
-    left = [name for name in _expected(network) if name not in match.fitting]
+    left = [n for n in expected_shapes(network) if n not in match.fitting and n not in match.known]
     parts = [f"weights: {' and '.join(counts)} from {path}"]
     if left:
         named = ", ".join(_difference(name, network, match) for name in left[:MOST_NAMED])
         more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
         parts.append(f"initialised at random: {named}{more}")
     if match.unused:
-        parts.append(f"not used: {_first(match.unused)}")
+        own = network_of_weights(path)
+        hint = "" if own in (None, network.name) else f" (the file is of {own})"
+        parts.append(f"not used: {_first(match.unused)}{hint}")
+    if match.known:
+        mean, deviation = (", ".join(map(str, x)) for x in (IMAGENET_MEAN, IMAGENET_DEVIATION))
+        parts.append(
+            f"layer {NORMALIZATION} normalises inputs as for ImageNet, red, green and blue from 0 "
+            f"to 1 by mean {mean} and deviation {deviation}"
+        )
     return "; ".join(parts)
 
 
@@ -384,7 +409,9 @@ def _difference(name: str, network: Network, match: _Match) -> str:
     """Return the name of an array that does not fit, with the reason."""
     if name not in match.shapes:
         return f"{name} (not in the file)"
-    there, here = ("×".join(map(str, s)) for s in (match.shapes[name], _expected(network)[name]))
+    there, here = (
+        "×".join(map(str, s)) for s in (match.shapes[name], expected_shapes(network)[name])
+    )
     return f"{name} (shape {there} in the file, {here} here)"
 
 

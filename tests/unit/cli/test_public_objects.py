@@ -8,6 +8,7 @@ import inspect
 import json
 import pickle
 import random
+import subprocess
 import sys
 import threading
 import traceback
@@ -514,3 +515,35 @@ def test_objects_with_threads_are_not_copied() -> None:
     for each, advice in ((trainer, "use trainer.save"), (trainer.job.replica, "make_replica")):
         with pytest.raises(UserError, match=f"cannot be pickled or copied; .*{advice}"):
             copy.deepcopy(each)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("predict_proba", r"; predict\(x\) returns"), ("score", r"; evaluate\(\(x, y\)\) returns"),
+        ("train", r"; call fit\(\)"), ("nothing_known", "$"),
+    ],
+)  # fmt: skip
+def test_methods_of_other_libraries_are_answered(name: str, advice: str) -> None:
+    trainer = tiny()
+    assert not hasattr(trainer, name)
+    with pytest.raises(AttributeError, match=rf"^Trainer has no attribute '{name}'{advice}"):
+        getattr(trainer, name)
+
+
+def test_classes_of_users_are_pickled_by_their_definition(tmp_path: Path) -> None:
+    """Another process has not defined them; classes of dptrain are pickled by their name."""
+    loss: Any = dptrain.loss("pickled_loss", "abs(y - z) * w", w=2.0)
+    layer: Any = dptrain.activation("pickled_layer", "x * sigmoid(b * x)", b=0.5)
+    objects = [loss, layer, loss(w=3.0), layer(b=0.25), Dense, dptrain.SoftmaxCrossEntropy]
+    assert pickle.loads(pickle.dumps(objects)) == objects
+    path = tmp_path / "objects.pickle"
+    path.write_bytes(pickle.dumps(objects))
+    code = (
+        "import pickle, pathlib, sys; "
+        "print([repr(each) for each in pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == repr([repr(each) for each in objects])

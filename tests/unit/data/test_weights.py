@@ -279,6 +279,17 @@ def test_weights_follow_their_rows(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, np.arange(first, first + len(found)))
 
 
+@pytest.mark.parametrize("cell", ["nan", "", "much"])
+def test_a_cell_of_a_column_of_weights_is_named(cell: str, tmp_path: Path) -> None:
+    rows = [f"{i},{i * i},{cell if i == 5 else 1}" for i in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y,w", *rows]))
+    advice = "expected a finite number; the weight 0 leaves a row out of the loss"
+    with pytest.raises(UserError, match=rf"line 7, column w is '{cell}'; {advice}$"):
+        open_data(f"csv:{tmp_path}/t.csv?target=y&weight=w", get_network("mlp-4"))
+    with pytest.raises(UserError, match=r"has no column 'v'; it has x, y, w$"):
+        open_data(f"csv:{tmp_path}/t.csv?target=y&weight=v", get_network("mlp-4"))
+
+
 def test_evaluation_with_weights_is_that_of_repeated_samples() -> None:
     x, y = _data()
     weights = np.random.default_rng(3).integers(0, 4, COUNT)

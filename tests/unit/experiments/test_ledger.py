@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import UserError
-from dptrain.experiments.ledger import Ledger
+from dptrain.experiments.ledger import Ledger, read_ledger
 
 QUESTION = {"networks": ("model0", "cifar"), "seconds_per_case": 3.0, "memory": None}
 
@@ -53,5 +53,8 @@ def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_question_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text("[1]")
-    with pytest.raises(UserError, match="choose another --output"):
+    with pytest.raises(UserError, match="restore it, or choose another --output"):
         Ledger.open(tmp_path, "bench", QUESTION)
+    repeat = r"restore it, or repeat its `dptrain bench` command with another --output"
+    with pytest.raises(UserError, match=repeat):
+        read_ledger(tmp_path, "bench", dict, "benchmark", "dptrain bench")

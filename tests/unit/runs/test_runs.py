@@ -18,6 +18,7 @@ from dptrain.runs.comparison import Comparison
 from dptrain.runs.labels import Labels, parse_tags
 from dptrain.runs.records import find_runs, read_record
 from dptrain.runs.selection import parse_condition
+from dptrain.runs.tables import comparison_tables
 from dptrain.training.persistence.rundir import RunDirectory
 
 TRAINING: dict[str, Any] = {"progress": False, "baseline_steps": 0, "steps": 3}
@@ -127,6 +128,17 @@ def test_comparison_shows_what_differs(folder: Path) -> None:
     assert printed.exit_code == 0
     assert "learning rate  0.01" in printed.output
     assert json.loads(command("compare", *runs, "--json").output)["runs"] == runs
+
+
+def test_what_a_run_lacks_is_no_empty_cell() -> None:
+    found = Comparison(
+        ("a", "b"), {"weight_decay": (0.5, None), "freeze": ("", "conv1")}, {"test_loss": (None, 1)}
+    )
+    rows = [row for table in comparison_tables(found) for row in table.rows]
+    assert rows == [
+        ["weight decay", "0.5", "not set"], ["freeze", "not set", "conv1"],
+        ["test loss", "none", "1"],
+    ]  # fmt: skip
 
 
 def test_one_run_is_no_comparison(folder: Path) -> None:

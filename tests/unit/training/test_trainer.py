@@ -827,8 +827,9 @@ def test_a_named_network_does_not_open_the_data_of_its_recipe(
 def test_a_named_network_trains_on_the_data_of_its_recipe() -> None:
     data = Trainer("mlp-8", epochs=1, backend="reference", progress=False).data
     assert data.name == "irradiance"
-    with pytest.raises(UserError, match="'resnet18' has no default data"):
-        Trainer("resnet18", progress=False).fit()
+    for name in ("resnet18", "classifier-8", "multilabel-8"):
+        with pytest.raises(UserError, match=r"no data yet; call fit\(x, y\), or pass the data"):
+            Trainer(name, progress=False).fit()
 
 
 def test_a_rank_alone_does_not_open_data(monkeypatch: pytest.MonkeyPatch) -> None:

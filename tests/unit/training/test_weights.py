@@ -16,6 +16,7 @@ from dptrain.api import make_replica
 from dptrain.backends.replica import Replica
 from dptrain.data.sources.shapes import generate
 from dptrain.errors import UserError
+from dptrain.interchange.weight_names import network_of_weights
 from dptrain.network import (
     BatchNorm2d,
     Conv2d,
@@ -26,9 +27,12 @@ from dptrain.network import (
     ReLU,
     get_network,
 )
+from dptrain.network.adaptation import with_normalization
+from dptrain.network.files import network_from_dict, network_to_dict
 from dptrain.plan.freezing import rate_factors
 from dptrain.plan.optimizers import SGD
 from dptrain.training.persistence.weights import (
+    check_fitting_weights,
     check_weights,
     load_weights,
     save_weights,
@@ -400,4 +404,89 @@ def test_weights_of_wrapped_models_are_read(tmp_path: Path) -> None:
     load_weights(replica, tmp_path / "w.safetensors")
     for name, values in arrays.items():
         np.testing.assert_array_equal(replica.parameters[name], values + 1)
-    assert size_of_weights(get_network("mlp-8"), tmp_path / "w.safetensors") == ((4,), 2)
+    found = size_of_weights(get_network("mlp-8"), tmp_path / "w.safetensors")
+    assert found == ((4,), 2, False)
+
+
+def test_published_weights_choose_the_network_and_its_normalisation(
+    torch_model: nn.Module, state_file: Path
+) -> None:
+    """Probabilities are those of PyTorch for inputs that were normalised as for ImageNet."""
+    x = np.random.default_rng(0).integers(0, 256, (4, 3, 224, 224), np.uint8)
+    settings = {"backend": "reference", "steps": 1, "batch_size": 2}
+    trainer = Trainer(data=(x, np.arange(4) % 2), weights=state_file, **settings)
+    assert trainer.network.name == "resnet18"
+    assert trainer.spec.job.schedule == "cosine"
+    mean, deviation = (
+        torch.tensor(numbers)[:, None, None]
+        for numbers in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    with torch.no_grad():
+        scores = torch_model((torch.from_numpy(x) / 255 - mean) / deviation)
+    np.testing.assert_allclose(
+        trainer.predict(x), torch.softmax(scores, 1).numpy(), rtol=1e-3, atol=1e-6
+    )
+    assert "layer normalization normalises inputs as for ImageNet" in trainer.job.weights
+    # Other numbers than pixels are the user's own.
+    floats = np.random.default_rng(0).normal(size=x.shape).astype(np.float32)
+    other = Trainer(data=(floats, np.arange(4) % 2), weights=state_file, **settings)
+    assert [node.name for node in other.network.nodes][:1] == ["conv1"]
+
+
+def test_files_of_dptrain_keep_their_normalisation(tmp_path: Path) -> None:
+    network, path = get_network("mobilenet-v1", outputs=3), tmp_path / "own.safetensors"
+    assert network_of_weights(path) is None
+    save_weights(make_replica(network, "null", batch_size=1), path)
+    assert network_of_weights(path) == "mobilenet-v1"
+    assert size_of_weights(network, path) == ((3, 224, 224), 3, False)
+    normalised = with_normalization(network)
+    save_weights(make_replica(normalised, "null", batch_size=1), path)
+    assert network_of_weights(path) == "mobilenet-v1"
+    assert size_of_weights(network, path) == ((3, 224, 224), 3, True)
+    arrays = load_file(path)
+    own = {name: values for name, values in arrays.items() if "normalization" not in name}
+    assert len(arrays) == len(own) + 4
+    save_file({f"model.{name}": values for name, values in own.items()}, path)
+    assert size_of_weights(network, path) == ((3, 224, 224), 3, True)
+    assert size_of_weights(get_network("mlp-8"), path) is None
+    check_weights(normalised, path)
+    path.write_bytes(b"damaged")
+    assert network_of_weights(path) is None
+
+
+def test_weights_of_another_network_name_it(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_weights(make_replica(get_network("model-small"), "null", batch_size=1), path)
+    with pytest.raises(UserError, match=r"they are of model-small; use --network model-small$"):
+        check_fitting_weights(get_network("resnet18"), path)
+
+
+@pytest.mark.parametrize("backend", ["reference", "numba", "cuda"])
+def test_a_batch_normalisation_may_have_fixed_numbers(backend: str, tmp_path: Path) -> None:
+    """Training is that of inputs that were normalised before, whatever the patterns match."""
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((24, 3, 6, 6)).astype(np.float32), np.arange(24) % 3
+    mean, deviation = np.float32([0.5, -0.25, 0.0]), np.float32([2.0, 0.5, 1.0])
+    layers = [Conv2d(4), ReLU(), Flatten(), Dense(3)]
+    plain = Network((3, 6, 6), layers, name="plain")
+    fixed = Network((3, 6, 6), [BatchNorm2d(trained=False), *layers], name="fixed")
+    assert network_from_dict(network_to_dict(fixed)) == fixed
+    start = {p.name: random.normal(0, 0.2, p.shape) for p in plain.parameters}
+    losses = list[list[float]]()
+    for network in (plain, fixed):
+        rule = SGD(momentum=0.9, rate_factor="*=0.5")
+        replica = make_replica(network, backend, batch_size=24, optimizer=rule)
+        for name, values in start.items():
+            replica.parameters[name] = values
+        inputs = (x - mean[:, None, None]) / deviation[:, None, None]
+        if network is fixed:
+            replica.statistics["batchnorm1.running_mean"] = mean
+            replica.statistics["batchnorm1.running_var"] = deviation**2 - 1e-5
+            inputs = x
+        losses.append([])
+        for _ in range(4):
+            losses[-1].append(replica.forward_backward(inputs, y))
+            replica.update(learning_rate=0.2)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-4)
+    np.testing.assert_array_equal(replica.statistics["batchnorm1.running_mean"], mean)
+    np.testing.assert_array_equal(replica.parameters["batchnorm1.weight"], np.ones(3))
