@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from dptrain.backends import load_backend
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, writing
+from dptrain.machine import available_cores
+from dptrain.measure.statistics import FEWEST
 from dptrain.records import Form, StoredRecord
 from dptrain.scaling.conclusion import withheld_sentence
-from dptrain.scaling.design import PROFILE
+from dptrain.scaling.design import PROFILE, Design
 from dptrain.scaling.files import STUDY
+from dptrain.scaling.forecast import FEWEST_RANKS
 from dptrain.scaling.study import Forecast, Point, Score, Study
 
 REGISTERED = "registered-forecast.json"
+ELSEWHERE = ("SLURM_", "PBS_", "LSB_", "PE_HOSTFILE", "FLUX_", "HYDRA_", "OMPI_MCA_", "PRTE_")
+"""Prefixes of variables by which batch systems and launchers may name other nodes."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,38 @@ def refuse_second(folder: Path) -> None:
             f"{path} is already registered, and a registered forecast is not replaced; use "
             "--output DIR for another study, or delete the file"
         )
+
+
+def refuse_without_forecast(design: Design) -> None:
+    """Refuse a study of which it is known before any launch that it will have no forecast.
+
+    Raises:
+        UserError: it has too few numbers of ranks or launches, or fills the only node.
+    """
+    launches = design.most_launches if design.until else design.launches
+    reason = ""
+    if len(design.ranks) < FEWEST_RANKS:
+        reason = f"{FEWEST_RANKS} numbers of ranks or more, but --ranks has {len(design.ranks)}"
+        advice = "use for example --ranks 1,2,4"
+    elif launches < FEWEST:
+        reason = f"{FEWEST} launches of each point or more, but the study makes {launches}"
+        advice = f"use --launches {FEWEST}, or better 5"
+    elif _stays_here(design):
+        cores, most = available_cores(), max(design.ranks) * min(design.threads)
+        if most >= cores:
+            reason = (
+                f"cores of this node that no measured rank uses, or ranks on 2 and 4 nodes, but "
+                f"the node has {cores} cores and the largest point uses {most}"
+            )
+            advice = "use fewer --ranks, or a --launcher that starts ranks on several nodes"
+    if reason:
+        raise UserError(f"--register needs a forecast, which needs {reason}; {advice}")
+
+
+def _stays_here(design: Design) -> bool:
+    """Return True if all ranks of a study compute on cores of this node."""
+    is_default = not design.launcher and not any(n.startswith(ELSEWHERE) for n in os.environ)
+    return is_default and load_backend(str(design.settings["backend"])).threaded
 
 
 def register(study: Study, folder: Path) -> Registered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from dptrain.cli.main import run
 from dptrain.files import dump_json, parse_json
 from dptrain.measure.statistics import Estimate
-from dptrain.scaling.registered import REGISTERED, Registered, calibration
+from dptrain.scaling.registered import ELSEWHERE, REGISTERED, Registered, calibration
 from dptrain.scaling.study import Score, Study
 from tests.unit.scaling.synthetic import Law, make_launches
 
@@ -146,10 +147,21 @@ def test_a_study_that_has_no_forecast_is_not_launched(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dptrain.cli.scale._launch", lambda *given, **more: 0)
-    assert scale("--output", "new", "--ranks", "1,2", "--network", "mlp-5", "--register") == 2
-    assert "--ranks has 2" in capsys.readouterr().err
-    flags = ("--ranks", "1,2,4", "--network", "mlp-5", "--data", "synthetic")
-    assert scale("--output", "new", *flags, "--register") == 0
+    monkeypatch.setattr("dptrain.scaling.registered.available_cores", lambda: 8)
+    for name in [name for name in os.environ if name.startswith(ELSEWHERE)]:
+        monkeypatch.delenv(name)
+    flags = ("--output", "new", "--network", "mlp-5", "--data", "synthetic", "--register")
+    for more, words in (
+        (("--ranks", "2"), "2 numbers of ranks or more, but --ranks has 1"),
+        (("--ranks", "1,2", "--launches", "2"), "3 launches of each point or more"),
+        (("--ranks", "2,4,8"), "the node has 8 cores and the largest point uses 8"),
+    ):
+        assert scale(*flags, *more) == 2
+        assert words in capsys.readouterr().err
+    assert scale(*flags, "--ranks", "1,2") == 0
+    assert scale(*flags, "--ranks", "2,4,8", "--launcher", "mpirun -hosts a,b") == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert scale(*flags, "--ranks", "2,4,8") == 0
 
 
 @pytest.mark.parametrize(
