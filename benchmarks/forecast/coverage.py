@@ -29,8 +29,8 @@ import numpy as np
 from benchmarks.forecast import node
 from benchmarks.forecast.node import draw, study_of
 from benchmarks.forecast.simulate import MOST_MEASURED, TUNED, read_truths
-from dptrain.scaling.cluster_fit import CONGESTION
-from dptrain.scaling.ensemble import (
+from dptrain.scaling.forecasts.cluster_fit import CONGESTION
+from dptrain.scaling.forecasts.ensemble import (
     GROWTH_ERROR,
     Ensemble,
     Predicted,
@@ -38,7 +38,7 @@ from dptrain.scaling.ensemble import (
     is_trusted,
     obstacle,
 )
-from dptrain.scaling.observed import Figures, Observed
+from dptrain.scaling.forecasts.observed import Figures, Observed
 from dptrain.scaling.study import WIDE
 
 SIZES = tuple(2.0**power for power in range(-6, 3))

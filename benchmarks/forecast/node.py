@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.scaling.ensemble import larger_ranks
-from dptrain.scaling.observed import Figures, Observed
+from dptrain.scaling.forecasts.ensemble import larger_ranks
+from dptrain.scaling.forecasts.observed import Figures, Observed
 
 TUNED, CASES = 200, 600
 STEPS, TRUE_LAUNCHES = 50, 20

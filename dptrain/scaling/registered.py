@@ -19,7 +19,7 @@ from dptrain.records import Form, StoredRecord
 from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.design import PROFILE, Design
 from dptrain.scaling.files import STUDY
-from dptrain.scaling.forecast import FEWEST_RANKS
+from dptrain.scaling.forecasts.forecast import FEWEST_RANKS
 from dptrain.scaling.study import Forecast, Point, Score, Study
 
 REGISTERED = "registered-forecast.json"

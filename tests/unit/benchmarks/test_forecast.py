@@ -18,8 +18,8 @@ from benchmarks.forecast.coverage import (
     observed,
 )
 from benchmarks.forecast.simulate import CASES, FIRST, TUNED, append, draw, read_truths
-from dptrain.scaling import ensemble
-from dptrain.scaling.ensemble import WIDEST
+from dptrain.scaling.forecasts import ensemble
+from dptrain.scaling.forecasts.ensemble import WIDEST
 
 
 def checked() -> list[Checked]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.scaling.allreduce import (
+from dptrain.scaling.forecasts.allreduce import (
     ALGORITHMS,
     DOUBLING,
     RABENSEIFNER,
@@ -16,8 +16,8 @@ from dptrain.scaling.allreduce import (
     nonnegative,
     selected,
 )
-from dptrain.scaling.cluster_fit import CONGESTION
-from dptrain.scaling.ensemble import (
+from dptrain.scaling.forecasts.cluster_fit import CONGESTION
+from dptrain.scaling.forecasts.ensemble import (
     FARTHEST,
     PRIOR_STRENGTH,
     WIDEST,
@@ -30,11 +30,11 @@ from dptrain.scaling.ensemble import (
     obstacle,
     score_weights,
 )
-from dptrain.scaling.forecast import make_forecast, make_series
-from dptrain.scaling.observed import Figures, Observed
+from dptrain.scaling.forecasts.forecast import make_forecast, make_series
+from dptrain.scaling.forecasts.observed import Figures, Observed
+from dptrain.scaling.forecasts.waiting import LATENESS
 from dptrain.scaling.points import Measured, base_of, make_groups
 from dptrain.scaling.study import Forecast
-from dptrain.scaling.waiting import LATENESS
 from tests.tiers import tiered
 from tests.unit.scaling.synthetic import Law, make_launches, make_profile
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import FEWEST
-from dptrain.scaling.ensemble import (
+from dptrain.scaling.forecasts.ensemble import (
     WIDEST,
     Ensemble,
     Hindcast,
@@ -22,7 +22,7 @@ from dptrain.scaling.ensemble import (
     obstacle,
     why_no_more,
 )
-from dptrain.scaling.observed import Figures, Observed
+from dptrain.scaling.forecasts.observed import Figures, Observed
 from dptrain.scaling.points import Group, scalings_of
 from dptrain.scaling.study import STRONG, WEAK, Forecast
 

@@ -11,9 +11,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.scaling.allreduce import ALGORITHMS, DOUBLING, TOLERATED, fit_networks, selected
-from dptrain.scaling.observed import Means, Observed
-from dptrain.scaling.waiting import LATENESS, Waiting
+from dptrain.scaling.forecasts.allreduce import (
+    ALGORITHMS,
+    DOUBLING,
+    TOLERATED,
+    fit_networks,
+    selected,
+)
+from dptrain.scaling.forecasts.observed import Means, Observed
+from dptrain.scaling.forecasts.waiting import LATENESS, Waiting
 
 CONGESTION = (0.0, 1 / 6, 1 / 3)
 """On d times as many nodes, messages that share links slow all-reduces by d to this power: not at

@@ -8,7 +8,7 @@ No network takes part. What may change on more cores or GPUs, and what measureme
   time grows with the ranks;
 - on a full node, the operating system takes time of some cores;
 - gradient sums are limited by bandwidth, 1 − 1/p; by latency, log₂ p; or serial, p − 1;
-- lateness has a distribution, see `dptrain.scaling.waiting`.
+- lateness has a distribution, see `dptrain.scaling.forecasts.waiting`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.scaling.allreduce import nonnegative
-from dptrain.scaling.observed import Means, Observed
-from dptrain.scaling.waiting import LATENESS, Waiting
+from dptrain.scaling.forecasts.allreduce import nonnegative
+from dptrain.scaling.forecasts.observed import Means, Observed
+from dptrain.scaling.forecasts.waiting import LATENESS, Waiting
 
 SATURATED: Mapping[float, float] = {0.0: 0.65, 0.125: 0.25, 0.25: 0.08, 0.5: 0.02}
 """Probability of each share of the busy time that grows with the ranks after the largest point;

@@ -1,8 +1,8 @@
 """Forecast of the step time on more ranks by an ensemble of models, with a 95% interval.
 
 A step takes T = busy + exposed all-reduce + waiting for the slowest rank. Each member of the
-ensemble combines one assumption on each, for more nodes (`dptrain.scaling.cluster_fit`) or for more
-ranks of the only node that was measured (`dptrain.scaling.node_fit`).
+ensemble combines one assumption on each, for more nodes (`dptrain.scaling.forecasts.cluster_fit`)
+or for more ranks of the only node that was measured (`dptrain.scaling.forecasts.node_fit`).
 
 Launches are resampled by round. The weights of the members come from the points of the study: each
 member predicts each point from the smaller ones (rolling-origin hindcasts) and is scored by the
@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.measure.student import student
-from dptrain.scaling import cluster_fit, node_fit
-from dptrain.scaling.allreduce import TOLERATED, Network, fit_networks
-from dptrain.scaling.cluster_fit import CONGESTION, ClusterFit
-from dptrain.scaling.node_fit import NodeFit
-from dptrain.scaling.observed import Means, Observed
+from dptrain.scaling.forecasts import cluster_fit, node_fit
+from dptrain.scaling.forecasts.allreduce import TOLERATED, Network, fit_networks
+from dptrain.scaling.forecasts.cluster_fit import CONGESTION, ClusterFit
+from dptrain.scaling.forecasts.node_fit import NodeFit
+from dptrain.scaling.forecasts.observed import Means, Observed
 
 WIDEST = 2.0
 """Largest ratio of the limits of a forecast; beyond it the answer is unknown."""

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from dptrain.scaling.observed import Means
+from dptrain.scaling.forecasts.observed import Means
 
 TOLERATED_WAITING = 0.15
 """Relative error that a distribution of lateness may have in the measured waiting times."""
