@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +23,8 @@ from dptrain.scaling.forecasts.forecast import FEWEST_RANKS
 from dptrain.scaling.study import Forecast, Point, Score, Study
 
 REGISTERED = "registered-forecast.json"
+IRRELEVANT = frozenset({"seed", "cores"})
+"""Entries of `Profile.job` that do not change a step; launchers bind some jobs to fewer cores."""
 ELSEWHERE = ("SLURM_", "PBS_", "LSB_", "PE_HOSTFILE", "FLUX_", "HYDRA_", "OMPI_MCA_", "PRTE_")
 """Prefixes of variables by which batch systems and launchers may name other nodes."""
 
@@ -193,15 +195,23 @@ def find_registered(folders: Iterable[Path]) -> dict[Path, Registered]:
     return dict(found.values())
 
 
-def scored(study: Study, records: Iterable[Registered]) -> Study:
-    """Return the study with the scores of registered forecasts, and their sentences."""
+def scored(
+    study: Study, records: Iterable[Registered], jobs: Mapping[str, Mapping[str, Any]]
+) -> Study:
+    """Return the study with the scores of registered forecasts, and their sentences.
+
+    Args:
+        study: the study.
+        records: registered forecasts.
+        jobs: `Profile.job` of each launch of the study, by its folder.
+    """
     scores: list[Score] = []
     notes: list[str] = []
     for record in records:
         if reason := _incomparable(study, record):
             notes.append(f"the forecast {record.sha256[:8]} is not scored: {reason}")
             continue
-        found = list(_scores(study, record))
+        found = list(_scores(study, record, jobs))
         notes += [note for note in found if isinstance(note, str)]
         scores += [score for score in found if isinstance(score, Score)]
     return replace(
@@ -221,22 +231,26 @@ def _incomparable(study: Study, record: Registered) -> str:
             "{} ranks × {} threads with a minibatch of {}".format(*b) for b in (expected, base)
         ]
         return f"its base has {texts[0]}, that of this study has {texts[1]}"
-    for name, value in record.job.items():
-        if name in study.job and study.job[name] != value:
-            return f"it was made for {name} {value}, this study has {study.job[name]}"
     return ""
 
 
-def _scores(study: Study, record: Registered) -> Iterator[Score | str]:
+def _scores(
+    study: Study, record: Registered, jobs: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Score | str]:
     """Return the score of each number of ranks that was measured, or why it has none."""
     points = {(p.scaling, p.threads, p.ranks): p for p in study.points}
     for forecast in record.forecasts:
         for (ranks, _, efficiency), limits in zip(forecast.points, forecast.intervals, strict=True):
             point = points.get((forecast.scaling, forecast.threads, ranks))
+            name = f"the forecast {record.sha256[:8]} for {ranks:,} ranks"
             if point is None:
-                continue
-            if reason := _untested(point, record):
-                name = f"the forecast {record.sha256[:8]} for {ranks:,} ranks"
+                others = [p.threads for p in study.points if p.ranks == ranks]
+                if others:
+                    yield (
+                        f"{name} is not scored: it was made for {forecast.threads} threads per "
+                        f"rank, this study has {others[0]}"
+                    )
+            elif reason := _untested(point, record, jobs):
                 yield f"{name} is not scored: {reason}"
             elif point.efficiency is not None:
                 yield Score(
@@ -245,8 +259,13 @@ def _scores(study: Study, record: Registered) -> Iterator[Score | str]:
                 )  # fmt: skip
 
 
-def _untested(point: Point, record: Registered) -> str:
+def _untested(point: Point, record: Registered, jobs: Mapping[str, Mapping[str, Any]]) -> str:
     """Return why a point does not test a forecast, or ""."""
+    for launch in point.launches:
+        job = jobs.get(launch.folder, {})
+        for name in sorted((record.job.keys() & job.keys()) - IRRELEVANT):
+            if job[name] != record.job[name]:
+                return f"it was made for {name} {record.job[name]}, {launch.folder} has {job[name]}"
     if point.efficiency is None:
         return "too few launches were made for an efficiency"
     registered = datetime.fromisoformat(record.registered)

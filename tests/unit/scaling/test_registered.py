@@ -8,6 +8,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,35 @@ def test_launches_before_the_registration_do_not_count(registered: Registered) -
     study = collect_both(EARLIER)
     assert study.scores == ()
     assert any("did not start after the registration" in note for note in study.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_scored"),
+    [
+        ("bucket_kib", 512, False),
+        ("transport", "host", False),
+        ("seed", 7, True),
+        ("cores", 1, True),
+    ],
+)
+def test_a_job_with_other_settings_does_not_test_a_forecast(
+    registered: Registered, name: str, value: Any, is_scored: bool
+) -> None:
+    make_study("large", (1, 16), LATER)
+    for path in Path("large").rglob("profile.json"):
+        values = parse_json(path.read_text())
+        values["job"][name] = value
+        path.write_text(dump_json(values, indent=1))
+    assert scale("--collect", "small", "--collect", "large", "--output", "both") == 0
+    study = Study.read(Path("both/study.json"))
+    assert bool(study.scores) == is_scored
+    said = [
+        note
+        for note in study.notes
+        if f"for 16 ranks is not scored: it was made for {name}" in note
+    ]
+    assert bool(said) != is_scored
+    assert is_scored or f"has {value}" in said[0]
 
 
 def test_a_changed_file_is_refused(
