@@ -61,20 +61,28 @@ def own_cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
+def allowed_cores() -> set[int]:
+    """Return the numbers of the hardware threads that the cgroup of this process allows.
+
+    They are more than `own_cores` if a launcher or `taskset` binds this process.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return own_cores()
+
+    def allowed() -> set[int]:
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
+        return os.sched_getaffinity(0)
+
+    with ThreadPoolExecutor(1) as pool:  # The mask is that of one thread, which ends.
+        return pool.submit(allowed).result()
+
+
 def has_smaller_mask() -> bool:
     """Return True if the affinity mask of this process excludes cores that its cgroup allows.
 
     `taskset` sets such a mask, and so do batch systems without cgroups.
     """
-    if not hasattr(os, "sched_setaffinity"):
-        return False
-
-    def allowed() -> int:
-        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
-        return len(os.sched_getaffinity(0))
-
-    with ThreadPoolExecutor(1) as pool:  # The mask is that of one thread, which ends.
-        return len(own_cores()) < pool.submit(allowed).result()
+    return len(own_cores()) < len(allowed_cores())
 
 
 def available_memory() -> int:

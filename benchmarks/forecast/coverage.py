@@ -3,8 +3,12 @@
 python -m benchmarks.forecast.coverage [--cases held-back|tuned|all] [--replications 1] [--each]
 
 Print for each number of ranks how many forecasts are given, how often the interval contains the
-truth, and its width. Networks that saturate beyond the measured ranks are counted apart, because
-the printed assumption excludes them.
+truth, and its width; the same for those that are not called wide. Networks that saturate beyond the
+measured ranks are counted apart, because the printed assumption excludes them.
+
+python -m benchmarks.forecast.coverage --node [--cases held-back|tuned|all]
+
+Print the same for forecasts within one simulated node (`benchmarks.forecast.node`).
 
 python -m benchmarks.forecast.coverage --cases tuned --causes
 
@@ -13,26 +17,29 @@ Print how many forecasts would be given if one cause of the width of the interva
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 import numpy as np
 
+from benchmarks.forecast import node
+from benchmarks.forecast.node import draw, study_of
 from benchmarks.forecast.simulate import MOST_MEASURED, TUNED, read_truths
-from dptrain.scaling.ensemble import (
-    CONGESTION,
+from dptrain.scaling.forecasts.cluster_fit import CONGESTION
+from dptrain.scaling.forecasts.ensemble import (
     GROWTH_ERROR,
     Ensemble,
-    Figures,
-    Observed,
     Predicted,
     hindcasts,
     is_trusted,
     obstacle,
 )
+from dptrain.scaling.forecasts.observed import Figures, Observed
+from dptrain.scaling.study import WIDE
 
 SIZES = tuple(2.0**power for power in range(-6, 3))
 """Sizes of the sweep over that of a bucket, as in ``step.c``."""
@@ -40,6 +47,10 @@ BATCH = 6400
 STUDY_LAUNCHES = 5
 """Launches of each number of ranks of a study, the default of `dptrain scale`."""
 LIBRARIES = {"mpich": "MPICH", "ompi": "Open MPI"}
+NODES = {
+    "held-back": (node.TUNED, node.CASES), "tuned": (0, node.TUNED), "all": (0, node.CASES),
+}  # fmt: skip
+"""First and last simulated node, and one more."""
 KNOWN_CONGESTION = (1 / 6,)
 CAUSES = (
     ("nothing is known", CONGESTION, GROWTH_ERROR),
@@ -73,6 +84,12 @@ class Checked:
         """True if the interval contains the truth."""
         assert self.predicted is not None
         return self.predicted.low <= self.truth <= self.predicted.high
+
+    @property
+    def is_wide(self) -> bool:
+        """True if `dptrain scale` calls the interval wide."""
+        assert self.predicted is not None
+        return self.predicted.high > WIDE * self.predicted.low
 
 
 def observed(case: dict[str, Any], replication: int = 0) -> list[Observed]:
@@ -122,15 +139,37 @@ def check(case: dict[str, Any], replications: int = 1) -> list[Checked]:
     }
     found = []
     for replication in range(replications):
-        points = observed(case, replication)
-        ensemble = None if obstacle(points) else Ensemble(points)
-        is_given = ensemble is not None and is_trusted(hindcasts(points))
-        for ranks, truth in truths.items():
-            predicted = None if ensemble is None else ensemble.predict(ranks)
-            # A forecast ends at the first unknown efficiency.
-            is_given = is_given and predicted is not None and predicted.is_known
-            found.append(Checked(case["case"], ranks, truth, predicted, is_given))
+        found += check_study(case["case"], observed(case, replication), truths)
     return found
+
+
+def check_study(
+    case: int, points: Sequence[Observed], truths: Mapping[int, float]
+) -> list[Checked]:
+    """Return the forecasts of one study with the true efficiencies by number of ranks."""
+    ensemble = None if obstacle(points) else Ensemble(points)
+    is_given = ensemble is not None and is_trusted(hindcasts(points))
+    found = []
+    for ranks, truth in truths.items():
+        predicted = None if ensemble is None else ensemble.predict(ranks)
+        # A forecast ends at the first unknown efficiency.
+        is_given = is_given and predicted is not None and predicted.is_known
+        found.append(Checked(case, ranks, truth, predicted, is_given))
+    return found
+
+
+def check_node(first: int, last: int) -> dict[str, list[Checked]]:
+    """Return the forecasts of simulated nodes by what was measured and how far they reach."""
+    found: dict[str, list[Checked]] = {}
+    for number in range(first, last):
+        case, (points, truths) = draw(number), study_of(number)
+        for one in check_study(number, points, truths):
+            times = f"up to ×{2 ** math.ceil(math.log2(one.ranks / case.measured[-1]))}"
+            full = "full" if one.ranks == case.slots else "not full"
+            kind = f"{case.kind}, {len(case.measured)} numbers of ranks"
+            for name in ("all", times, f"{kind}, {full}"):
+                found.setdefault(name, []).append(one)
+    return dict(sorted(found.items()))
 
 
 def count_given(
@@ -153,52 +192,72 @@ def count_given(
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Forecasts of one case, or of several, for one number of ranks.
+class Share:
+    """A part of the forecasts.
 
     Attributes:
-        given, count: number of forecasts that are given, and of all replications.
-        inside: given forecasts whose interval contains the truth.
-        half_width: median of half the width of the given intervals of the efficiency; NaN if none
-            is given.
-        all_inside, possible: intervals that contain the truth, also if too wide to be given, and
-            number of replications that allow a forecast.
-        all_half_width: median of half the width of these, over the efficiency.
+        count: number of forecasts.
+        inside: number of those whose interval contains the truth.
+        half_width: median of half the width of their intervals of the efficiency; NaN for none.
+        relative: median of half the width over the efficiency.
     """
 
-    given: int
     count: int
     inside: int
     half_width: float
-    all_inside: int
-    possible: int
-    all_half_width: float
+    relative: float
 
     @classmethod
-    def of(cls, found: Sequence[Checked]) -> Summary:
-        """Return the summary of forecasts."""
+    def of(cls, found: Sequence[Checked]) -> Share:
+        """Return the share of forecasts that are possible."""
         known = [(each, each.predicted) for each in found if each.predicted is not None]
-        given = [(each, at) for each, at in known if each.is_given]
         return cls(
-            len(given),
-            len(found),
-            sum(each.holds for each, _ in given),
-            _median([(at.high - at.low) / 2 for _, at in given]),
-            sum(each.holds for each, _ in known),
             len(known),
+            sum(each.holds for each, _ in known),
+            _median([(at.high - at.low) / 2 for _, at in known]),
             _median([(at.high - at.low) / (2 * at.efficiency) for _, at in known]),
         )
 
     def __str__(self) -> str:
-        if not self.possible:
-            return f"no forecast is possible ({self.count} replications)"
-        text = f"{self.given} of {self.count} given"
-        if self.given:
-            text += f", {self.inside / self.given:.1%} of them contain the truth"
-            text += f", median half-width {100 * self.half_width:.1f} points"
+        if not self.count:
+            return "none"
         return (
-            f"{text}; {self.all_inside / self.possible:.1%} of all {self.possible}, median "
-            f"half-width {self.all_half_width:.1%} of the efficiency"
+            f"{self.count}, {self.inside / self.count:.1%} of them contain the truth, median "
+            f"half-width {100 * self.half_width:.1f} points"
+        )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Forecasts of one case, or of several, for one number of ranks.
+
+    Attributes:
+        count: number of all replications.
+        given: forecasts that `dptrain scale` prints.
+        close: those of them that it does not call wide.
+        possible: those that it prints, and those whose intervals are too wide.
+    """
+
+    count: int
+    given: Share
+    close: Share
+    possible: Share
+
+    @classmethod
+    def of(cls, found: Sequence[Checked]) -> Summary:
+        """Return the summary of forecasts."""
+        given = [each for each in found if each.is_given]
+        close = [each for each in given if not each.is_wide]
+        return cls(len(found), Share.of(given), Share.of(close), Share.of(found))
+
+    def __str__(self) -> str:
+        possible = self.possible
+        if not possible.count:
+            return f"no forecast is possible ({self.count} replications)"
+        return (
+            f"given {self.given.count / self.count:.0%} of {self.count}: {self.given}; not wide: "
+            f"{self.close}; {possible.inside / possible.count:.1%} of all {possible.count}, "
+            f"median half-width {possible.relative:.1%} of the efficiency"
         )
 
 
@@ -211,8 +270,14 @@ def _median(values: list[float]) -> float:
 @click.option("--replications", default=1, show_default=True, help="Studies of each case.")
 @click.option("--each", is_flag=True, help="Print every case.")
 @click.option("--causes", is_flag=True, help="Print how many forecasts more knowledge allows.")
-def main(cases: str, replications: int, each: bool, causes: bool) -> None:
+@click.option("--node", "on_node", is_flag=True, help="Forecasts within one simulated node.")
+def main(cases: str, replications: int, each: bool, causes: bool, on_node: bool) -> None:
     """Print the coverage of forecasts that are given, and of all."""
+    if on_node:
+        first, last = NODES[cases]
+        for name, found_there in check_node(first, last).items():
+            click.echo(f"{name}: {Summary.of(found_there)}")
+        return
     chosen = {"held-back": (False,), "tuned": (True,), "all": (False, True)}[cases]
     truths = [case for number, case in read_truths().items() if (number < TUNED) in chosen]
     if causes:

@@ -33,12 +33,14 @@ class Memory(Protocol):
         on_gpu: True if arrays are GPU memory that NCCL accepts.
         identity: distinguishes the devices of a machine; empty for the host.
         name: of the device model, such as ``NVIDIA H200``; empty for the host.
+        num_devices: number of devices that this process sees; 0 for the host.
     """
 
     asynchronous: bool
     on_gpu: bool
     identity: str
     name: str
+    num_devices: int
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
         """Allocate an array of zeros."""
@@ -90,6 +92,7 @@ class HostMemory:
     on_gpu = False
     identity = ""
     name = ""
+    num_devices = 0
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
         return aligned_zeros(math.prod(shape), dtype).reshape(shape)

@@ -159,7 +159,7 @@ def scale(
     75; the same command continues. docs/reference/study.md defines every value.
     """
     from dptrain.comm.launching.launcher import find_launch
-    from dptrain.scaling.registered import refuse_second
+    from dptrain.scaling.registered import refuse_second, refuse_without_forecast
 
     if find_launch(os.environ).size > 1:
         raise UserError("dptrain scale starts ranks itself; start it without mpirun or srun")
@@ -180,11 +180,7 @@ def scale(
     folder, design = _design(file, output, set_flags(flags))
     if registers:
         refuse_second(folder)
-        if len(design.ranks) < 3:
-            raise UserError(
-                "--register needs a forecast, which needs three numbers of ranks or more, but "
-                f"--ranks has {len(design.ranks)}; use for example --ranks 1,2,4"
-            )
+        refuse_without_forecast(design)
     return _launch(folder, design, chosen, registers=registers, as_json=as_json)
 
 

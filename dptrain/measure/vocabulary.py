@@ -381,6 +381,8 @@ JOB = (
     Term("bucket_kib", "KiB", "Least size of a bucket; null for one bucket."),
     Term("buckets", "1", "Number of buckets; in `sums`, of buckets of this size."),
     Term("cores", "1", "Number of cores that a rank may use; the smallest of all ranks."),
+    Term("node_cores", "1", "Number of cores of the smallest node that ranks could use."),
+    Term("node_gpus", "1", "Number of GPUs of the smallest node; 0 if ranks compute on cores."),
     Term(
         "possible",
         "1",

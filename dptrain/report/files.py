@@ -76,13 +76,23 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
 def make_page(result: Result | Experiment, folder: Path) -> Page:
     """Return the page of a result that `read_result` has read from a folder."""
     if isinstance(result, Study):
-        audit = Audit.read(folder / AUDIT) if (folder / AUDIT).exists() else None
-        return study_page(result, _profiles(result, folder), audit)
+        audit, notes = _audit(folder)
+        return study_page(result, _profiles(result, folder), audit, notes)
     if isinstance(result, MeasuredProfile):
         return profile_page(result)
     if isinstance(result, Sweep | Benchmark):
         return experiment_page(result)
     return run_page(result)
+
+
+def _audit(folder: Path) -> tuple[Audit | None, tuple[str, ...]]:
+    """Return the audit of a study, and why it is left out if it cannot be read."""
+    if not (folder / AUDIT).exists():
+        return None, ()
+    try:
+        return Audit.read(folder / AUDIT), ()
+    except UserError as error:
+        return None, (f"The page lacks the audit of the intervals: {error}.",)
 
 
 def write_comparison(folders: Sequence[Path], output: Path, *, replace: bool = False) -> Path:

@@ -13,7 +13,7 @@ from dptrain.measure.statistics import FEWEST, FEWEST_TO_SEE, RARE, SLOWER, unse
 from dptrain.measure.tail_index import tail_note
 from dptrain.scaling.conclusion import conclude
 from dptrain.scaling.efficiencies import missing_counters
-from dptrain.scaling.forecast import make_forecast, make_series
+from dptrain.scaling.forecasts.forecast import make_forecast, make_series
 from dptrain.scaling.pairing import split
 from dptrain.scaling.points import (
     Measured,

@@ -239,9 +239,10 @@ def _of_forecast(forecast: Forecast) -> str:
     good = [r for (r, *_), _ in takewhile(lambda pair: pair[1][0] >= GOOD, pairs)]
     reach = f", at least {GOOD:.0%} up to {good[-1]:,}" if good and good[-1] != ranks else ""
     assumed = f" This assumes that {forecast.assumed[-1]}." if forecast.assumed[-1] else ""
+    interval = f"95% interval {low:.0%} to {high:.0%}{', wide' * forecast.wide[-1]}"
     return (
-        f"Forecast of {series_name(forecast)}: {efficiency:.0%} at {ranks:,} ranks (95% interval "
-        f"{low:.0%} to {high:.0%}){reach}; {forecast.unknown}.{assumed}"
+        f"Forecast of {series_name(forecast)}: {efficiency:.0%} at {ranks:,} ranks ({interval})"
+        f"{reach}; {forecast.unknown}.{assumed}"
     )
 
 

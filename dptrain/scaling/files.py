@@ -37,11 +37,12 @@ def write_study(study: Study, folder: Path) -> None:
             {
                 "scaling": forecast.scaling, "threads": forecast.threads,
                 "hindcast_error": forecast.hindcast_error, "ranks": ranks, "step_ms": step_ms,
-                "efficiency": efficiency, "low": low, "high": high, "assumes": assumed,
+                "efficiency": efficiency, "low": low, "high": high, "wide": is_wide,
+                "assumes": assumed,
             }
             for forecast in study.forecasts
-            for (ranks, step_ms, efficiency), (low, high), assumed in zip(
-                forecast.points, forecast.intervals, forecast.assumed, strict=True
+            for (ranks, step_ms, efficiency), (low, high), is_wide, assumed in zip(
+                forecast.points, forecast.intervals, forecast.wide, forecast.assumed, strict=True
             )
         ],
     }  # fmt: skip

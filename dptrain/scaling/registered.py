@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from dptrain.backends import load_backend
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, writing
+from dptrain.machine import available_cores
+from dptrain.measure.statistics import FEWEST
 from dptrain.records import Form, StoredRecord
 from dptrain.scaling.conclusion import withheld_sentence
-from dptrain.scaling.design import PROFILE
+from dptrain.scaling.design import PROFILE, Design
 from dptrain.scaling.files import STUDY
+from dptrain.scaling.forecasts.forecast import FEWEST_RANKS
 from dptrain.scaling.study import Forecast, Point, Score, Study
 
 REGISTERED = "registered-forecast.json"
+IRRELEVANT = frozenset({"seed", "cores"})
+"""Entries of `Profile.job` that do not change a step; launchers bind some jobs to fewer cores."""
+ELSEWHERE = ("SLURM_", "PBS_", "LSB_", "PE_HOSTFILE", "FLUX_", "HYDRA_", "OMPI_MCA_", "PRTE_")
+"""Prefixes of variables by which batch systems and launchers may name other nodes."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,38 @@ def refuse_second(folder: Path) -> None:
         )
 
 
+def refuse_without_forecast(design: Design) -> None:
+    """Refuse a study of which it is known before any launch that it will have no forecast.
+
+    Raises:
+        UserError: it has too few numbers of ranks or launches, or fills the only node.
+    """
+    launches = design.most_launches if design.until else design.launches
+    reason = ""
+    if len(design.ranks) < FEWEST_RANKS:
+        reason = f"{FEWEST_RANKS} numbers of ranks or more, but --ranks has {len(design.ranks)}"
+        advice = "use for example --ranks 1,2,4"
+    elif launches < FEWEST:
+        reason = f"{FEWEST} launches of each point or more, but the study makes {launches}"
+        advice = f"use --launches {FEWEST}, or better 5"
+    elif _stays_here(design):
+        cores, most = available_cores(), max(design.ranks) * min(design.threads)
+        if most >= cores:
+            reason = (
+                f"cores of this node that no measured rank uses, or ranks on 2 and 4 nodes, but "
+                f"the node has {cores} cores and the largest point uses {most}"
+            )
+            advice = "use fewer --ranks, or a --launcher that starts ranks on several nodes"
+    if reason:
+        raise UserError(f"--register needs a forecast, which needs {reason}; {advice}")
+
+
+def _stays_here(design: Design) -> bool:
+    """Return True if all ranks of a study compute on cores of this node."""
+    is_default = not design.launcher and not any(n.startswith(ELSEWHERE) for n in os.environ)
+    return is_default and load_backend(str(design.settings["backend"])).threaded
+
+
 def register(study: Study, folder: Path) -> Registered:
     """Store the forecasts of a study in its folder.
 
@@ -154,15 +195,23 @@ def find_registered(folders: Iterable[Path]) -> dict[Path, Registered]:
     return dict(found.values())
 
 
-def scored(study: Study, records: Iterable[Registered]) -> Study:
-    """Return the study with the scores of registered forecasts, and their sentences."""
+def scored(
+    study: Study, records: Iterable[Registered], jobs: Mapping[str, Mapping[str, Any]]
+) -> Study:
+    """Return the study with the scores of registered forecasts, and their sentences.
+
+    Args:
+        study: the study.
+        records: registered forecasts.
+        jobs: `Profile.job` of each launch of the study, by its folder.
+    """
     scores: list[Score] = []
     notes: list[str] = []
     for record in records:
         if reason := _incomparable(study, record):
             notes.append(f"the forecast {record.sha256[:8]} is not scored: {reason}")
             continue
-        found = list(_scores(study, record))
+        found = list(_scores(study, record, jobs))
         notes += [note for note in found if isinstance(note, str)]
         scores += [score for score in found if isinstance(score, Score)]
     return replace(
@@ -182,22 +231,26 @@ def _incomparable(study: Study, record: Registered) -> str:
             "{} ranks × {} threads with a minibatch of {}".format(*b) for b in (expected, base)
         ]
         return f"its base has {texts[0]}, that of this study has {texts[1]}"
-    for name, value in record.job.items():
-        if name in study.job and study.job[name] != value:
-            return f"it was made for {name} {value}, this study has {study.job[name]}"
     return ""
 
 
-def _scores(study: Study, record: Registered) -> Iterator[Score | str]:
+def _scores(
+    study: Study, record: Registered, jobs: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Score | str]:
     """Return the score of each number of ranks that was measured, or why it has none."""
     points = {(p.scaling, p.threads, p.ranks): p for p in study.points}
     for forecast in record.forecasts:
         for (ranks, _, efficiency), limits in zip(forecast.points, forecast.intervals, strict=True):
             point = points.get((forecast.scaling, forecast.threads, ranks))
+            name = f"the forecast {record.sha256[:8]} for {ranks:,} ranks"
             if point is None:
-                continue
-            if reason := _untested(point, record):
-                name = f"the forecast {record.sha256[:8]} for {ranks:,} ranks"
+                others = [p.threads for p in study.points if p.ranks == ranks]
+                if others:
+                    yield (
+                        f"{name} is not scored: it was made for {forecast.threads} threads per "
+                        f"rank, this study has {others[0]}"
+                    )
+            elif reason := _untested(point, record, jobs):
                 yield f"{name} is not scored: {reason}"
             elif point.efficiency is not None:
                 yield Score(
@@ -206,8 +259,13 @@ def _scores(study: Study, record: Registered) -> Iterator[Score | str]:
                 )  # fmt: skip
 
 
-def _untested(point: Point, record: Registered) -> str:
+def _untested(point: Point, record: Registered, jobs: Mapping[str, Mapping[str, Any]]) -> str:
     """Return why a point does not test a forecast, or ""."""
+    for launch in point.launches:
+        job = jobs.get(launch.folder, {})
+        for name in sorted((record.job.keys() & job.keys()) - IRRELEVANT):
+            if job[name] != record.job[name]:
+                return f"it was made for {name} {record.job[name]}, {launch.folder} has {job[name]}"
     if point.efficiency is None:
         return "too few launches were made for an efficiency"
     registered = datetime.fromisoformat(record.registered)

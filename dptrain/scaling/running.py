@@ -50,6 +50,11 @@ ONLY_TRAINING = ("epochs", "until_accuracy")
 TRACED_RANKS = 64
 """Largest number of ranks that write a trace, which takes some hundred kilobytes per rank."""
 
+ROOF_ROUNDS = 2
+"""Rounds whose launches measure the limits of the roofline; the study uses the highest of a point.
+They take some seconds. Launches with known losses always do, because known losses may take a third
+of the time of a launch."""
+
 
 class LaunchError(Exception):
     """A launch failed; `code` is the exit code of `dptrain scale`."""
@@ -290,6 +295,8 @@ def command_of(design: Design, task: Task, launcher: Launcher, output: Path) -> 
     options = ["--steps", str(design.steps), "--skip", str(SKIPPED)]
     if design.known_losses and point.ranks > 1:
         options.append("--known-losses")
+    elif task.round > ROOF_ROUNDS:
+        options.append("--no-roofs")
     if task.round == 1 and point.ranks <= TRACED_RANKS:
         options.append("--trace")  # The timeline of the report needs one trace per point.
     program = _program(design, point.batch_size, point.threads, options, output)

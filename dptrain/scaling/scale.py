@@ -167,7 +167,8 @@ def conclude_study(folders: Sequence[Path], output: Path) -> Study:
     found = collect(folders, output)
     records = find_registered(folders)
     study = analyse(found.launches, commands=found.commands, notes=found.notes)
-    study = scored(study, records.values())
+    jobs = {launch.folder: launch.profile.job for launch in found.launches}
+    study = scored(study, records.values(), jobs)
     with writing(output, "--output"):
         output.mkdir(parents=True, exist_ok=True)
     write_study(study, output)

@@ -18,8 +18,8 @@ from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.records import Form, StoredRecord
 
 WEAK, STRONG = "weak", "strong"
-
-
+WIDE = 1.3
+"""Ratio of the limits of a forecast above which it is called wide."""
 UNITY = Estimate(1.0, 0.0, math.inf, 0)
 """The base point relative to itself: 1 by definition, with no interval and of no launches."""
 
@@ -258,6 +258,11 @@ class Forecast:
     def assumed(self) -> tuple[str, ...]:
         """What each efficiency assumes; "" in studies of older versions."""
         return self.assumes or ("",) * len(self.points)
+
+    @property
+    def wide(self) -> tuple[bool, ...]:
+        """True for each efficiency whose upper limit is more than `WIDE` times its lower limit."""
+        return tuple(high > WIDE * low for low, high in self.intervals)
 
     @property
     def hindcast_error(self) -> float | None:

@@ -15,6 +15,7 @@ from dptrain.scaling.registered import Entry
 from dptrain.scaling.study import (
     STRONG,
     WEAK,
+    WIDE,
     Forecast,
     Point,
     Study,
@@ -229,9 +230,15 @@ def _lost(value: float | None) -> str:
 def _forecast_table(forecast: Forecast) -> Table:
     """Return the table of the forecast with its intervals."""
     rows = [
-        [f"{ranks:,}", _number(step_ms), f"{efficiency:.0%}", f"{low:.0%} – {high:.0%}", assumed]
-        for (ranks, step_ms, efficiency), (low, high), assumed in zip(
-            forecast.points, forecast.intervals, forecast.assumed, strict=True
+        [
+            f"{ranks:,}",
+            _number(step_ms),
+            f"{efficiency:.0%}",
+            f"{low:.0%} – {high:.0%}{', wide' * is_wide}",
+            assumed,
+        ]
+        for (ranks, step_ms, efficiency), (low, high), is_wide, assumed in zip(
+            forecast.points, forecast.intervals, forecast.wide, forecast.assumed, strict=True
         )
     ]
     columns = ["ranks", "step ms", "efficiency", "95% interval", "assumes that"]
@@ -268,15 +275,19 @@ def calibration_table(entries: Sequence[Entry]) -> Table:
 
 def _basis(forecast: Forecast) -> str:
     """Return what the forecast is based on: the network, and how it predicted measured points."""
-    rate = forecast.beta_gb_per_s
-    network = f"{forecast.algorithm}, α {_number(forecast.alpha_us or 0.0)} µs" + (
-        f", 1/β {_number(rate)} GB/s" if rate else ""
-    )
+    rate, found = forecast.beta_gb_per_s, []
+    if forecast.algorithm:
+        network = f"{forecast.algorithm}, α {_number(forecast.alpha_us or 0.0)} µs"
+        found.append(f"all-reduce: {network}" + (f", 1/β {_number(rate)} GB/s" if rate else ""))
     past = ", ".join(
         f"{ranks} ranks {predicted / measured - 1:+.1%}"
         for ranks, predicted, measured in forecast.hindcasts
     )
-    return f"all-reduce: {network}" + (f"; errors of hindcasts: {past}" if past else "")
+    if past:
+        found.append(f"errors of hindcasts: {past}")
+    if any(forecast.wide):
+        found.append(f"wide: the upper limit is more than {WIDE} times the lower one")
+    return "; ".join(found)
 
 
 def _interval(value: Estimate, text: Callable[[float], str]) -> str:

@@ -23,7 +23,13 @@ from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
 from dptrain.data.base import Samples
 from dptrain.data.stored import CachedSamples
-from dptrain.machine import available_cores, cpu_model, own_cores
+from dptrain.machine import (
+    allowed_cores,
+    available_cores,
+    cpu_model,
+    own_cores,
+    physical_cores,
+)
 from dptrain.measure.console import ReplacedLine
 from dptrain.memory import ADVICE, require_memory
 from dptrain.plan.plan import Plan, require_shards
@@ -40,6 +46,25 @@ def share_of_cores(world: World) -> tuple[int, int]:
     mine = [socket.gethostname(), sorted(own_cores())]
     ranks = world.all_gather_json(mine)
     return available_cores(), sum(1 for other in ranks if other == mine)
+
+
+def node_facts(world: World, num_devices: int) -> dict[str, int]:
+    """Return the size of the smallest node, the same on every rank.
+
+    Args:
+        world: the ranks of the job.
+        num_devices: number of GPUs that this rank sees; 0 if it computes on cores.
+
+    Returns:
+        ``node_cores``, the number of cores that more ranks of the node could use, and
+        ``node_gpus``.
+    """
+    cores = world.node_cores()
+    if share_of_cores(world)[1] < world.local_size and cores == world.local_cores:
+        # A launcher has bound ranks to cores of their own; it can bind more ranks to the others.
+        cores = len(physical_cores(allowed_cores()))
+    found = world.all_gather_json([cores, num_devices])
+    return {"node_cores": min(c for c, _ in found), "node_gpus": min(g for _, g in found)}
 
 
 def possible_efficiency(world: World, threads: int) -> float:

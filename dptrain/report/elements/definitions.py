@@ -48,7 +48,8 @@ STUDY = (
     Term("hindcast_error", "1", "Relative error of the prediction of the largest measured point "
          "from the smaller ones."),
     Term("forecast", "", "Efficiencies at more ranks by an ensemble of models, with intervals; "
-         "unknown if the upper limit is more than 1.3 times the lower one."),
+         "wide if the upper limit is more than 1.3 times the lower one, unknown if it is more than "
+         "twice the lower one."),
     Term("outlier", "", "A launch whose distance from the median of its point is more than 3 "
          "scaled median absolute deviations. It is not removed."),
 )  # fmt: skip

@@ -62,7 +62,10 @@ def largest_points(study: Study) -> list[Point]:
 
 
 def study_page(
-    study: Study, profiles: Mapping[str, MeasuredProfile], audit: Audit | None = None
+    study: Study,
+    profiles: Mapping[str, MeasuredProfile],
+    audit: Audit | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Page:
     """Return the report of a study.
 
@@ -70,13 +73,14 @@ def study_page(
         study: the study.
         profiles: profiles of the largest points, by the name of the point, as far as they exist.
         audit: the audit of its intervals; None if there is none.
+        notes: further restrictions, which are the first ones of the page.
     """
     if audit is None:
-        return _page(study, profiles)
+        return _page(study, profiles, notes)
     if not audit.describes(study):
         old = "The study has other launches than its audit; run dptrain audit again."
-        return _page(study, profiles, notes=(old,))
-    page = _page(study, profiles, notes=(audit.sentence(),) if audit.weak else ())
+        return _page(study, profiles, (*notes, old))
+    page = _page(study, profiles, (*notes, audit.sentence()) if audit.weak else notes)
     weak = weak_sources(study, audit)
     sections = tuple(
         replace(section, tables=tuple(marked_table(table, weak) for table in section.tables))

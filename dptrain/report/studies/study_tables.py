@@ -189,8 +189,10 @@ def forecast_table(study: Study) -> Table | None:
     )
     shares = [points.values("", "%", "2"), *(intervals.values("", "%", end) for end in "01")]
     cells = tuple(
-        (*value, " (", *low, "–", *high, ")")
-        for value, low, high in zip(*(column.cells for column in shares), strict=True)
+        (*value, " (", *low, "–", *high, ", wide)" if study.forecasts[i].wide[k] else ")")
+        for (i, k), value, low, high in zip(
+            found, *(column.cells for column in shares), strict=True
+        )
     )
     columns = [
         forecasts.texts("scaling", "scaling"),

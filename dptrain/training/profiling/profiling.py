@@ -63,7 +63,7 @@ from dptrain.training.profiling.energy import (
     samples_between,
 )
 from dptrain.training.profiling.known_losses import inject_known_losses
-from dptrain.training.resources import possible_efficiency, share_of_cores
+from dptrain.training.resources import node_facts, possible_efficiency, share_of_cores
 from dptrain.training.settings import Settings
 
 SUM_REPEATS, SUM_WARM_UP = 20, 3
@@ -507,7 +507,8 @@ def rank_facts(
     }
     ranks = world.all_gather_json(mine)
     possible = possible_efficiency(world, job.plan.setting.threads)
-    return {"ranks": ranks, "possible": possible}
+    size = node_facts(world, job.replica.memory.num_devices)
+    return {"ranks": ranks, "possible": possible, "node": size}
 
 
 def profile_record(
@@ -592,4 +593,5 @@ def describe_job(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
         "prefetch": spec.prefetch,
         "cores": min(rank["cores"] for rank in facts["ranks"]),
         "possible": facts["possible"],
+        **facts["node"],
     }

@@ -119,6 +119,19 @@ def test_a_report_does_not_show_an_audit_of_other_launches(tmp_path: Path, numbe
     assert "Coverage of the intervals" not in page
 
 
+@pytest.mark.parametrize("change", [('"version": ', '"version": 9'), ("{", "")])
+def test_a_report_is_written_without_an_audit_that_cannot_be_read(
+    tmp_path: Path, change: tuple[str, str]
+) -> None:
+    write_study(tmp_path, lambda ranks: Noise(), launches=3)
+    audit_study(tmp_path, replications=100).write(tmp_path / AUDIT)
+    text = (tmp_path / AUDIT).read_text()
+    (tmp_path / AUDIT).write_text(text.replace(*change, 1))
+    page = write_report(tmp_path).read_text()
+    assert "The page lacks the audit of the intervals" in page
+    assert "Coverage of the intervals" not in page
+
+
 def test_a_study_of_two_launches_has_no_intervals(tmp_path: Path) -> None:
     write_study(tmp_path, lambda ranks: Noise(), launches=2)
     found = audit_study(tmp_path, replications=100)

@@ -7,17 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.forecast import node
 from benchmarks.forecast.coverage import (
     CAUSES,
     STUDY_LAUNCHES,
     Checked,
     check,
+    check_node,
     count_given,
     observed,
 )
 from benchmarks.forecast.simulate import CASES, FIRST, TUNED, append, draw, read_truths
-from dptrain.scaling import ensemble
-from dptrain.scaling.ensemble import WIDEST
+from dptrain.scaling.forecasts import ensemble
+from dptrain.scaling.forecasts.ensemble import WIDEST
 
 
 def checked() -> list[Checked]:
@@ -48,6 +50,16 @@ def test_weights_from_hindcasts_make_intervals_shorter(monkeypatch: pytest.Monke
         ensemble, "score_weights", lambda errors, deviations: np.ones(errors.shape[1])
     )
     assert scored < median_width()
+
+
+def test_nine_of_ten_truths_within_a_node_are_in_the_interval() -> None:
+    found = check_node(node.TUNED, node.TUNED + 25)
+    given = [one for one in found["all"] if one.is_given]
+    assert len(given) >= 0.5 * len(found["all"])
+    assert sum(one.holds for one in given) >= 0.9 * len(given)
+    for one in given:
+        assert one.predicted is not None
+        assert one.predicted.high <= WIDEST * one.predicted.low
 
 
 def test_every_case_is_stored_and_that_of_the_seed() -> None:
@@ -84,7 +96,7 @@ def test_replications_draw_different_launches() -> None:
 
 @pytest.mark.more
 def test_a_known_network_narrows_forecasts() -> None:
-    case = read_truths()[54]
+    case = read_truths()[53]
     first, *_, last = CAUSES
     assert count_given([case], *first[1:])[64] == 0
     assert count_given([case], *last[1:])[64] == 1

@@ -10,6 +10,8 @@ import pytest
 
 from dptrain.errors import UserError
 from dptrain.scaling.design import Design, refuse_difference
+from dptrain.scaling.launching import Launcher
+from dptrain.scaling.running import ROOF_ROUNDS, command_of
 from dptrain.scaling.scale import Selection
 
 DESIGN = Design(
@@ -145,3 +147,13 @@ def test_changed_stopping_options_are_stored(tmp_path: Path) -> None:
     changed = replace(DESIGN, until=0.02, most_launches=20)
     changed.write(tmp_path)
     assert Design.read(tmp_path) == changed
+
+
+@pytest.mark.parametrize("known_losses", [False, True])
+def test_every_point_measures_its_limits_in_the_first_rounds(known_losses: bool) -> None:
+    design = replace(DESIGN, known_losses=known_losses)
+    for task in design.tasks():
+        command = command_of(design, task, Launcher(("mpirun",), False), Path("output"))
+        injects = "--known-losses" in command
+        assert injects == (known_losses and task.point.ranks > 1)
+        assert ("--no-roofs" in command) == (task.round > ROOF_ROUNDS and not injects)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.scaling.allreduce import (
+from dptrain.scaling.forecasts.allreduce import (
     ALGORITHMS,
     DOUBLING,
     RABENSEIFNER,
@@ -16,20 +16,23 @@ from dptrain.scaling.allreduce import (
     nonnegative,
     selected,
 )
-from dptrain.scaling.ensemble import (
-    CONGESTION,
+from dptrain.scaling.forecasts.cluster_fit import CONGESTION
+from dptrain.scaling.forecasts.ensemble import (
     FARTHEST,
-    LATENESS,
     PRIOR_STRENGTH,
     WIDEST,
     Ensemble,
-    Figures,
-    Observed,
+    Hindcast,
     _held_back,
     _weights,
+    is_trusted,
+    larger_ranks,
+    obstacle,
     score_weights,
 )
-from dptrain.scaling.forecast import make_forecast, make_series
+from dptrain.scaling.forecasts.forecast import make_forecast, make_series
+from dptrain.scaling.forecasts.observed import Figures, Observed
+from dptrain.scaling.forecasts.waiting import LATENESS
 from dptrain.scaling.points import Measured, base_of, make_groups
 from dptrain.scaling.study import Forecast
 from tests.tiers import tiered
@@ -130,7 +133,65 @@ def test_the_interval_contains_what_the_law_gives(scaling: str) -> None:
 def test_forecasts_end_where_they_were_not_tested() -> None:
     forecast = forecast_of(make_launches(Law(per_node=1, sample=5.0, noise=0.002), (1, 2, 4)))
     assert forecast.points[-1][0] == FARTHEST * 4
-    assert f"for {2 * FARTHEST * 4} ranks and more" in forecast.unknown
+    assert f"beyond {FARTHEST * 4} ranks the efficiency is unknown" in forecast.unknown
+
+
+@pytest.mark.parametrize("cores", [12, 16, 24])
+def test_forecasts_within_a_node_end_with_its_cores(cores: int) -> None:
+    law = Law(cores=cores, noise=0.002)
+    forecast = forecast_of(make_launches(law, (1, 2, 4, 8), batch_size=64))
+    expected = [ranks for ranks in (16, cores) if ranks <= cores]
+    assert [ranks for ranks, _, _ in forecast.points] == sorted(set(expected))
+    assert f"which has cores for {cores} ranks" in forecast.unknown
+    for (ranks, _, _), (low, high), assumed in zip(
+        forecast.points, forecast.intervals, forecast.assumed, strict=True
+    ):
+        assert low <= law.parts(1, 1, 64).total / law.parts(ranks, 1, 64).total <= high
+        assert "memory that saturates beyond 8 ranks" in assumed
+        assert ("the system takes" in assumed) == (ranks == cores)
+
+
+def test_a_full_node_makes_the_interval_wider() -> None:
+    def width(cores: int) -> float:
+        launches = make_launches(Law(cores=cores, noise=0.002), (1, 2, 4, 8))
+        low, high = forecast_of(launches).intervals[0]
+        return high / low
+
+    assert width(16) > width(64)
+
+
+@pytest.mark.parametrize("slots", [2, 3, 8])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_two_numbers_of_ranks_suffice_within_a_node(slots: int, on_gpu: bool) -> None:
+    def point(ranks: int) -> Observed:
+        waiting, sums = 0.1 * (ranks > 1), 0.2 * (ranks > 1)
+        figures = Figures(10 + waiting + sums, 10.0, sums, waiting, sums, ())
+        return Observed(
+            ranks, 1, 32 * ranks, 32, ((2**20, 1),), (figures,) * 5, slots=slots, on_gpu=on_gpu
+        )
+
+    points = [point(1), point(2)]
+    assert larger_ranks(points) == {2: [], 3: [3], 8: [4, 8]}[slots]
+    if slots == 2:
+        assert f"which has {'GPU' if on_gpu else 'core'}s for 2 ranks" in obstacle(points)
+        return
+    assert not obstacle(points)
+    found = Ensemble(points).predict(larger_ranks(points)[0])
+    assert found.low < found.efficiency < found.high
+    assert found.is_known
+
+
+def test_a_hindcast_is_trusted_if_launches_differ_as_much_as_it_errs() -> None:
+    assert is_trusted([Hindcast(8, 11.4, 10.0, 0.0)])
+    assert not is_trusted([Hindcast(8, 12.0, 10.0, 0.0)])
+    assert is_trusted([Hindcast(8, 12.0, 10.0, 0.05)])
+
+
+def test_a_forecast_is_wide_above_the_ratio_of_its_limits() -> None:
+    forecast = Forecast(
+        "weak", 1, points=((2, 1.0, 1.0),) * 2, intervals=((0.5, 0.65), (0.5, 0.66))
+    )
+    assert forecast.wide == (False, True)
 
 
 @pytest.mark.more
@@ -184,7 +245,7 @@ def test_a_member_that_predicts_the_points_of_the_study_badly_loses_weight(
     members = Ensemble(points)._members
     weights, _ = _weights(points, members)
     errors = [
-        np.log(fit.steps_ms(members, at.ranks, at.nodes, at.local_batch) / at.step_ms)
+        np.log(fit.steps_ms(members, at.ranks, at.local_batch) / at.step_ms)
         for fit, at in _held_back(points)
     ]
     assert len(errors) == 2  # 4 and 8 ranks.
@@ -196,18 +257,20 @@ def test_a_member_that_predicts_the_points_of_the_study_badly_loses_weight(
 @pytest.mark.parametrize(
     ("law", "ranks", "launches", "words"),
     [
-        (Law(), (1, 2, 4, 8), 5, "nothing is known about the network"),
+        (Law(cores=8), (1, 2, 4, 8), 5, "nothing is known about the network"),
         (Law(per_node=4), (1, 2, 4, 8), 5, "only 2 nodes were measured"),
-        (LAW, (1, 2), 5, "three numbers of ranks"),
+        (LAW, (1, 2), 5, "only 2 nodes were measured"),
         (LAW, (1, 2, 4), 2, "3 launches of each point"),
-        (Law(cores=2), (1, 2, 4), 5, "three numbers of ranks with own cores"),
+        (Law(cores=1), (1, 2, 4), 5, "2 numbers of ranks with own cores"),
+        (Law(cores=2), (1, 2, 4), 5, "the ranks of the largest point share cores"),
         (Law(per_node=1, sample=0.0, update=0.02), (1, 2, 4, 8), 5, "is not extrapolated"),
-        (Law(per_node=1, noise=0.2), (1, 2, 4, 8), 5, "is unknown: the interval"),
+        (Law(per_node=1, noise=0.5), (1, 2, 4, 8), 5, "is unknown: the interval"),
     ],
 )
 def test_without_a_basis_the_answer_is_unknown(
     law: Law, ranks: tuple[int, ...], launches: int, words: str
 ) -> None:
     forecast = forecast_of(make_launches(law, ranks, launches=launches))
-    assert forecast.points == forecast.intervals == ()
+    assert not forecast.points
+    assert not forecast.intervals
     assert words in forecast.withheld

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dptrain.cli.main import run
 from dptrain.files import dump_json, parse_json
 from dptrain.measure.statistics import Estimate
-from dptrain.scaling.registered import REGISTERED, Registered, calibration
+from dptrain.scaling.registered import ELSEWHERE, REGISTERED, Registered, calibration
 from dptrain.scaling.study import Score, Study
 from tests.unit.scaling.synthetic import Law, make_launches
 
@@ -89,6 +91,35 @@ def test_launches_before_the_registration_do_not_count(registered: Registered) -
     assert any("did not start after the registration" in note for note in study.notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_scored"),
+    [
+        ("bucket_kib", 512, False),
+        ("transport", "host", False),
+        ("seed", 7, True),
+        ("cores", 1, True),
+    ],
+)
+def test_a_job_with_other_settings_does_not_test_a_forecast(
+    registered: Registered, name: str, value: Any, is_scored: bool
+) -> None:
+    make_study("large", (1, 16), LATER)
+    for path in Path("large").rglob("profile.json"):
+        values = parse_json(path.read_text())
+        values["job"][name] = value
+        path.write_text(dump_json(values, indent=1))
+    assert scale("--collect", "small", "--collect", "large", "--output", "both") == 0
+    study = Study.read(Path("both/study.json"))
+    assert bool(study.scores) == is_scored
+    said = [
+        note
+        for note in study.notes
+        if f"for 16 ranks is not scored: it was made for {name}" in note
+    ]
+    assert bool(said) != is_scored
+    assert is_scored or f"has {value}" in said[0]
+
+
 def test_a_changed_file_is_refused(
     registered: Registered, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,10 +177,21 @@ def test_a_study_that_has_no_forecast_is_not_launched(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dptrain.cli.scale._launch", lambda *given, **more: 0)
-    assert scale("--output", "new", "--ranks", "1,2", "--network", "mlp-5", "--register") == 2
-    assert "--ranks has 2" in capsys.readouterr().err
-    flags = ("--ranks", "1,2,4", "--network", "mlp-5", "--data", "synthetic")
-    assert scale("--output", "new", *flags, "--register") == 0
+    monkeypatch.setattr("dptrain.scaling.registered.available_cores", lambda: 8)
+    for name in [name for name in os.environ if name.startswith(ELSEWHERE)]:
+        monkeypatch.delenv(name)
+    flags = ("--output", "new", "--network", "mlp-5", "--data", "synthetic", "--register")
+    for more, words in (
+        (("--ranks", "2"), "2 numbers of ranks or more, but --ranks has 1"),
+        (("--ranks", "1,2", "--launches", "2"), "3 launches of each point or more"),
+        (("--ranks", "2,4,8"), "the node has 8 cores and the largest point uses 8"),
+    ):
+        assert scale(*flags, *more) == 2
+        assert words in capsys.readouterr().err
+    assert scale(*flags, "--ranks", "1,2") == 0
+    assert scale(*flags, "--ranks", "2,4,8", "--launcher", "mpirun -hosts a,b") == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert scale(*flags, "--ranks", "2,4,8") == 0
 
 
 @pytest.mark.parametrize(

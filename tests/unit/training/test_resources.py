@@ -20,7 +20,7 @@ from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.errors import UserError
 from dptrain.training.job import _cache_images
-from dptrain.training.resources import bucket_bytes, notice_if_slow, open_backend
+from dptrain.training.resources import bucket_bytes, node_facts, notice_if_slow, open_backend
 from dptrain.training.settings import GivenSettings
 
 
@@ -35,6 +35,33 @@ class Neighbours(World):
         if value is None or isinstance(value, str):
             return [value, value]
         return [value, [value[0] if self._other[0] == "here" else "elsewhere", self._other[1]]]
+
+
+class Bound(World):
+    """This rank and a second one of its node, which has other cores or the same ones."""
+
+    def __init__(self, cores: set[int], *, is_bound: bool) -> None:
+        super().__init__(None, None, 1.0)
+        self.local_size, self.local_cores = 2, len(cores) * (1 + is_bound)
+        self._is_bound = is_bound
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        is_mask = isinstance(value[0], str)
+        return [value, [value[0], [-1]] if is_mask and self._is_bound else value]
+
+
+@pytest.mark.parametrize(("is_bound", "expected"), [(False, 2), (True, 6)])
+def test_more_ranks_of_a_node_could_use_the_cores_to_which_none_is_bound(
+    monkeypatch: pytest.MonkeyPatch, is_bound: bool, expected: int
+) -> None:
+    own = {0, 1}
+    for module in ("dptrain.training.resources", "dptrain.comm.world"):
+        monkeypatch.setattr(f"{module}.own_cores", lambda: own)
+        monkeypatch.setattr(f"{module}.available_cores", lambda: len(own))
+        monkeypatch.setattr(f"{module}.physical_cores", lambda cores: cores)
+    monkeypatch.setattr("dptrain.training.resources.allowed_cores", lambda: set(range(6)))
+    found = node_facts(Bound(own, is_bound=is_bound), 4)
+    assert found == {"node_cores": expected, "node_gpus": 4}
 
 
 @pytest.fixture

@@ -248,6 +248,7 @@ class Device(ABC):
         on_gpu: True if arrays are GPU memory that NCCL accepts.
         identity: distinguishes the devices of a machine.
         name: of the model, such as ``NVIDIA H200``.
+        num_devices: number of such accelerators that this process sees; 0 if that is unknown.
         limits: on which the selection of kernels depends.
         specializes: True if kernels should be compiled for each layer, which makes them faster but
             costs compilations.
@@ -257,6 +258,7 @@ class Device(ABC):
     on_gpu: bool = False
     identity: str = ""
     name: str = ""
+    num_devices: int = 0
     limits: DeviceLimits = DEFAULT_LIMITS
     specializes: bool = True
 

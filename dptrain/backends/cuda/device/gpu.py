@@ -64,7 +64,7 @@ class GPU(Device):
     def __init__(self, index: int = 0) -> None:
         self.index = index
         self.cupy = cupy = import_cupy()
-        present = device_count(cupy)
+        present = self.num_devices = device_count(cupy)
         if index >= present:
             raise UserError(f"GPU {index} does not exist: this node has {present}, numbered from 0")
         device = cupy.cuda.Device(index)

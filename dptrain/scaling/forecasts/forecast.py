@@ -8,23 +8,26 @@ from dataclasses import dataclass, replace
 
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import FEWEST
-from dptrain.scaling.ensemble import (
-    CONGESTION,
-    FARTHEST,
-    TRUSTED,
+from dptrain.scaling.forecasts.ensemble import (
     WIDEST,
     Ensemble,
-    Figures,
     Hindcast,
-    Observed,
     Predicted,
+    assumed_at,
+    assumptions,
     fitted_network,
     hindcasts,
     is_trusted,
+    larger_ranks,
     obstacle,
+    why_no_more,
 )
+from dptrain.scaling.forecasts.observed import Figures, Observed
 from dptrain.scaling.points import Group, scalings_of
 from dptrain.scaling.study import STRONG, WEAK, Forecast
+
+FEWEST_RANKS = 2
+"""Smallest number of numbers of ranks; between nodes, more are necessary."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ def make_series(groups: Sequence[Group], base: Group) -> list[Series]:
 def make_forecast(series: Series) -> Forecast:
     """Return the forecast of the ensemble for the next powers of two of the number of ranks.
 
-    It ends where the answer becomes unknown: the interval is too wide, or the number of nodes is
-    more than `FARTHEST` times the measured one.
+    It ends where the answer becomes unknown: the interval is too wide, the number of nodes is more
+    than `FARTHEST` times the measured one, or the only measured node is full.
     """
     forecast = Forecast(series.scaling, series.threads)
     points = [_observed(group) for group in series.groups if group.possible == 1]
@@ -68,14 +71,16 @@ def make_forecast(series: Series) -> Forecast:
     if reason:
         return replace(forecast, withheld=reason)
     earlier = hindcasts(points)
-    network = fitted_network(points)
     forecast = replace(
-        forecast,
-        hindcasts=tuple((h.ranks, h.predicted_ms, h.measured_ms) for h in earlier),
-        algorithm=network.algorithm,
-        alpha_us=1e3 * network.alpha_ms,
-        beta_gb_per_s=1e-6 / network.beta_ms if network.beta_ms else None,
+        forecast, hindcasts=tuple((h.ranks, h.predicted_ms, h.measured_ms) for h in earlier)
     )
+    if network := fitted_network(points):
+        forecast = replace(
+            forecast,
+            algorithm=network.algorithm,
+            alpha_us=1e3 * network.alpha_ms,
+            beta_gb_per_s=1e-6 / network.beta_ms if network.beta_ms else None,
+        )
     if not is_trusted(earlier):
         return replace(forecast, withheld=_wrong(earlier[-1]))
     known, unknown = _predictions(series, points)
@@ -84,18 +89,26 @@ def make_forecast(series: Series) -> Forecast:
     scale = _of_study_base(series)
     return replace(
         forecast,
-        assumptions=_assumptions(series, points[-1]),
+        assumptions=(*assumptions(points), *_ASSUMED, *[_SAMPLES] * (series.scaling == STRONG)),
         points=tuple((p.ranks, p.step_ms, scale * p.efficiency) for p in known),
         intervals=tuple((scale * p.low, scale * p.high) for p in known),
-        assumes=tuple(_assumed_at(p.ranks, points[-1]) for p in known),
+        assumes=tuple(assumed_at(p.ranks, points) for p in known),
         unknown=unknown,
     )
 
 
+_ASSUMED = (
+    "delays of ranks are independent, with a normal, exponential or Pareto distribution",
+    "slow launches are as frequent as among the measured ones; intervals of points include "
+    "further ones, those of forecasts do not",
+)
+_SAMPLES = "each rank has at least one sample"
+
+
 def _obstacle(series: Series, points: Sequence[Observed]) -> str:
     """Return why there can be no forecast, or ""."""
-    if len(points) < 3:
-        return "it needs three numbers of ranks with own cores"
+    if len(points) < FEWEST_RANKS:
+        return f"it needs {FEWEST_RANKS} numbers of ranks with own cores"
     if series.groups[-1].possible < 1:
         return "the ranks of the largest point share cores"
     if min(len(point.launches) for point in points) < FEWEST:
@@ -106,16 +119,16 @@ def _obstacle(series: Series, points: Sequence[Observed]) -> str:
 def _wrong(found: Hindcast) -> str:
     return (
         f"the step of {found.ranks} ranks takes {found.measured_ms:.3g} ms, and the smaller points "
-        f"predict {found.predicted_ms:.3g} ms; an error above {TRUSTED:.0%} is not extrapolated"
+        f"predict {found.predicted_ms:.3g} ms; an error above {found.tolerated:.0%} is not "
+        "extrapolated"
     )
 
 
 def _predictions(series: Series, points: Sequence[Observed]) -> tuple[list[Predicted], str]:
     """Return the known predictions, and why the next one is unknown."""
-    ensemble, largest = Ensemble(points), points[-1]
+    ensemble = Ensemble(points)
     known: list[Predicted] = []
-    ranks = 2 ** math.ceil(math.log2(largest.ranks + 1))
-    while math.ceil(ranks / largest.per_node) <= FARTHEST * largest.nodes:
+    for ranks in larger_ranks(points):
         if series.scaling == STRONG and ranks > series.base.batch_size:
             return known, f"for {ranks:,} ranks the minibatch has too few samples"
         found = ensemble.predict(ranks)
@@ -123,14 +136,11 @@ def _predictions(series: Series, points: Sequence[Observed]) -> tuple[list[Predi
             return known, (
                 f"for {ranks:,} ranks and more the efficiency is unknown: the interval would be "
                 f"{found.low:.0%} to {found.high:.0%}, and a forecast is given if its upper limit "
-                f"is at most {WIDEST} times its lower limit"
+                f"is at most {WIDEST:g} times its lower limit"
             )
         known.append(found)
-        ranks *= 2
-    return known, (
-        f"for {ranks:,} ranks and more the efficiency is unknown: forecasts are tested up to "
-        f"{FARTHEST} times the measured nodes"
-    )
+    last = known[-1].ranks if known else points[-1].ranks
+    return known, f"beyond {last:,} ranks the efficiency is unknown: {why_no_more(points)}"
 
 
 def _of_study_base(series: Series) -> float:
@@ -138,28 +148,6 @@ def _of_study_base(series: Series) -> float:
     first, base = series.groups[0], series.base
     faster = (first.batch_size / first.step_ms) / (base.batch_size / base.step_ms)
     return faster * base.total_threads / first.total_threads
-
-
-def _assumptions(series: Series, largest: Observed) -> tuple[str, ...]:
-    return (
-        f"additional ranks run on additional nodes like the measured ones, {largest.per_node} per "
-        "node, in the same network",
-        "the all-reduce continues with a fitted algorithm, unless the MPI library is known to "
-        "change it; congestion on d times the nodes slows it by d^0 to d^(1/3)",
-        "delays of ranks are independent, with a normal, exponential or Pareto distribution",
-        "slow launches are as frequent as among the measured ones; intervals of points include "
-        "further ones, those of forecasts do not",
-        *["each rank has at least one sample"] * (series.scaling == STRONG),
-    )
-
-
-def _assumed_at(ranks: int, largest: Observed) -> str:
-    """Return what one number assumes, for the place next to it."""
-    farther = math.ceil(ranks / largest.per_node) / largest.nodes
-    return (
-        f"nothing saturates beyond the measured {largest.ranks:,} ranks (storage, switch levels), "
-        f"and shared links slow all-reduces at most {farther ** max(CONGESTION):.2f} times"
-    )
 
 
 def _observed(group: Group) -> Observed:
@@ -179,7 +167,20 @@ def _observed(group: Group) -> Observed:
             for found in figures
         ),
         str((group.first.environment.get("mpi") or {}).get("library", "")),
+        _slots(group),
+        on_gpu=bool(job.get("node_gpus")),
     )
+
+
+def _slots(group: Group) -> int:
+    """Return the number of ranks for which a node has GPUs or cores; 0 if it is unknown."""
+    first, job = group.first, group.first.job
+    if "node_cores" not in job:  # A profile of an older version.
+        on_cores = first.ranks[0].device in ("", first.environment.get("cpu"))
+        per_node = math.ceil(group.ranks / int(job["nodes"])) * group.threads
+        # A launcher that binds ranks leaves each of them fewer cores than all need.
+        return int(job["cores"]) // group.threads if on_cores and job["cores"] >= per_node else 0
+    return int(job["node_gpus"] or job["node_cores"] // group.threads)
 
 
 def _figures(profile: Profile) -> Figures:

@@ -1,0 +1,1 @@
+"""Forecasts of the efficiency on more ranks, from the points of a study."""
