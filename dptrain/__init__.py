@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dptrain.network import LocalResponseNorm as LocalResponseNorm
     from dptrain.network import MaxPool2d as MaxPool2d
     from dptrain.network import MeanSquaredError as MeanSquaredError
+    from dptrain.network import Multiply as Multiply
     from dptrain.network import Network as Network
     from dptrain.network import Normal as Normal
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
@@ -107,6 +108,7 @@ _NAMES = [
     "LocalResponseNorm",
     "MaxPool2d",
     "MeanSquaredError",
+    "Multiply",
     "Network",
     "Normal",
     "Progress",

@@ -15,7 +15,7 @@ from typing import Any
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_functions import add_function
 from dptrain.interchange.onnx_graph import OPSET, OnnxGraph
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -88,7 +88,12 @@ def _max_pool(graph: OnnxGraph, node: Node, layer: MaxPool2d, inputs: Tensors) -
 
 
 def _average_pool(graph: OnnxGraph, node: Node, layer: AveragePool2d, inputs: Tensors) -> str:
-    return graph.add("AveragePool", inputs[0], count_include_pad=0, **_windows(node, layer))
+    return graph.add(
+        "AveragePool",
+        inputs[0],
+        count_include_pad=int(layer.count_padding),
+        **_windows(node, layer),
+    )
 
 
 def _sum_pool(graph: OnnxGraph, node: Node, layer: SumPool2d, inputs: Tensors) -> str:
@@ -175,5 +180,6 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     LocalResponseNorm: _lrn,
     Add: _add,
     Concatenate: _concatenate,
+    Multiply: partial(_operator, "Mul"),
 }
 """Functions that add the operators of a layer to a graph, by the class of the layer."""

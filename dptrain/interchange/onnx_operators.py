@@ -21,7 +21,7 @@ from onnx import TensorProto
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_functions import ending_operators, match_function, operators
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -209,12 +209,9 @@ def _matmul_and_bias(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
 
 
 def _pool(
-    kind: type[MaxPool2d | AveragePool2d | SumPool2d],
-    counts_pads: bool | None,
-    graph: ReadGraph,
-    node: onnx.NodeProto,
+    kind: type[MaxPool2d | AveragePool2d | SumPool2d], graph: ReadGraph, node: onnx.NodeProto
 ) -> Match:
-    """Match a pooling whose mean counts positions outside the map, or not; None for a maximum."""
+    """Match a pooling; for a sum, the mean that is multiplied by the size of the window."""
     values = attributes(node)
     _refuse_dilations(values)
     window = values["kernel_shape"]
@@ -225,14 +222,15 @@ def _pool(
 
     def make(shape: Shape) -> tuple[Layer, ...]:
         layer = _with_padding(partial(kind, **settings), values, shape, ("same",))
+        pads = layer.pads(shape)
         if values.get("ceil_mode", 0) and not _fits(replace(layer, rounding="strict"), shape):
-            raise UserError("ceil_mode is 1, and the windows leave rows or columns over")
+            layer = replace(layer, rounding="ceil")
         counts = bool(values.get("count_include_pad", 0))
-        if counts_pads not in (None, counts) and np.any(layer.pads(shape)):
-            expected = "with" if counts_pads else "without"
+        if kind is AveragePool2d and counts and np.any(pads):
+            layer = replace(layer, count_padding=True)
+        elif kind is SumPool2d and not counts and np.any(layer.pads(shape)):
             raise UserError(
-                f"count_include_pad is {int(counts)}; expected a mean {expected} the positions "
-                "outside the map"
+                "count_include_pad is 0; expected a mean with the positions outside the map"
             )
         return (layer,)
 
@@ -259,7 +257,7 @@ def _sum_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
         if before is None or size is None or size.size != 1:
             continue
         if float(size.reshape(-1)[0]) == math.prod(attributes(before)["kernel_shape"]):
-            return _pool(SumPool2d, True, graph, before)
+            return _pool(SumPool2d, graph, before)
     return None
 
 
@@ -431,6 +429,13 @@ def _sum(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     return Match(inputs, _always(*([Add(len(inputs))] if len(inputs) > 1 else [])))
 
 
+def _product(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    inputs = tuple(node.input)
+    if any(graph.constant(name) is not None for name in inputs):
+        return None
+    return Match(inputs, _always(Multiply()))
+
+
 def _concatenate(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     axis = attributes(node).get("axis", 1)
     if axis not in (1, -3):
@@ -443,7 +448,7 @@ Reader = Callable[[ReadGraph, onnx.NodeProto], "Match | None"]
 
 _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Add": (_matmul_and_bias, _group_norm, _function, _sum),
-    "AveragePool": (partial(_pool, AveragePool2d, False),),
+    "AveragePool": (partial(_pool, AveragePool2d),),
     "BatchNormalization": (_batch_norm,),
     "Cast": (_cast,),
     "Concat": (_concatenate,),
@@ -458,8 +463,8 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "InstanceNormalization": (_instance_norm,),
     "LRN": (_lrn,),
     "MatMul": (_matmul,),
-    "MaxPool": (partial(_pool, MaxPool2d, None),),
-    "Mul": (_function, _sum_pool),
+    "MaxPool": (partial(_pool, MaxPool2d),),
+    "Mul": (_function, _sum_pool, _product),
     "ReduceMean": (_mean,),
     "Reshape": (_reshape,),
     "Squeeze": (_squeeze,),

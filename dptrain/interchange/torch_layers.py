@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dptrain.errors import UserError
 from dptrain.interchange.torch_functions import torch_code
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -98,6 +98,8 @@ def _max_pool(node: Node, layer: MaxPool2d) -> Code:
 def _average_pool(node: Node, layer: AveragePool2d) -> Code:
     x, padding = _padded(layer.pads(node.input_shape))
     windows = _windows(layer, padding)
+    if layer.count_padding:
+        return Code(f"F.avg_pool2d({x}, {windows})")
     if x == "{0}":
         counts = "" if padding == "0" else ", count_include_pad=False"
         return Code(f"F.avg_pool2d({{0}}, {windows}{counts})")
@@ -194,5 +196,6 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     LocalResponseNorm: _lrn,
     Add: _add,
     Concatenate: _concatenate,
+    Multiply: partial(_function, "{0} * {1}"),
 }
 """Functions that write the code of a layer, by the class of the layer."""

@@ -14,6 +14,7 @@ from dptrain.backends.cuda.combining import (
     AddOperation,
     ConcatenateOperation,
     GlobalAveragePoolOperation,
+    MultiplyOperation,
     bind_additions,
 )
 from dptrain.backends.cuda.convolution.convolution import Convolution
@@ -45,7 +46,6 @@ from dptrain.backends.cuda.operation import (
     vector_width,
 )
 from dptrain.backends.cuda.pooling import (
-    AveragePoolOperation,
     MaxPoolOperation,
     SumPoolOperation,
 )
@@ -65,7 +65,7 @@ from dptrain.backends.replica import (
 from dptrain.errors import UserError
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -103,7 +103,7 @@ from dptrain.plan.selection import KernelSelection
 OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
     MaxPool2d: MaxPoolOperation,
-    AveragePool2d: AveragePoolOperation,
+    AveragePool2d: SumPoolOperation,
     SumPool2d: SumPoolOperation,
     Flatten: FlattenOperation,
     Activation: ActivationOperation,
@@ -115,6 +115,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     LayerNorm: GroupNormOperation,
     Add: AddOperation,
     Concatenate: ConcatenateOperation,
+    Multiply: MultiplyOperation,
     GlobalAveragePool2d: GlobalAveragePoolOperation,
     BiasAdd: BiasAddOperation,
 }

@@ -1,4 +1,4 @@
-"""Sums and concatenations of maps, and the mean over all pixels."""
+"""Sums, products and concatenations of maps, and the mean over all pixels."""
 
 from __future__ import annotations
 
@@ -26,6 +26,48 @@ def add(items: Items, x: Array, x2: Array, y: Array, relu: bool) -> None:
     else:
         for i in range(np.uintp(items.start), np.uintp(items.stop)):
             y[i] = x[i] + x2[i]
+
+
+@kernel
+def multiply(items: Items, x: Array, factor: Array, y: Array, repeats: int) -> None:
+    """y = x · factor for x and y (pixels, C); items are pixels.
+
+    Row p of x is multiplied by row p // repeats of factor (rows, C) or (rows, 1).
+    """
+    channels = np.uintp(x.shape[1])
+    for pixel in range(np.uintp(items.start), np.uintp(items.stop)):
+        row, target, factors = x[pixel], y[pixel], factor[pixel // np.uintp(repeats)]
+        if len(factors) == len(row):
+            for c in range(channels):
+                target[c] = row[c] * factors[c]
+        else:
+            scale = factors[0]
+            for c in range(channels):
+                target[c] = row[c] * scale
+
+
+@kernel
+def sum_products_of_pixels(items: Items, x: Array, x2: Array, y: Array) -> None:
+    """y (N, C) = sum over the pixels of x · x2, both (N, H·W, C); items are samples."""
+    channels = np.uintp(x.shape[2])
+    for n in range(items.start, items.stop):
+        total = y[n]
+        for c in range(channels):
+            total[c] = 0.0
+        for p in range(x.shape[1]):
+            row, other = x[n, p], x2[n, p]
+            for c in range(channels):
+                total[c] += row[c] * other[c]
+
+
+@kernel
+def sum_products_of_channels(items: Items, x: Array, x2: Array, y: Array) -> None:
+    """y (pixels,) = sum over the channels of x · x2, both (pixels, C); items are pixels."""
+    for pixel in range(items.start, items.stop):
+        total, row, other = np.float32(0.0), x[pixel], x2[pixel]
+        for c in range(len(row)):
+            total += row[c] * other[c]
+        y[pixel] = total
 
 
 @kernel

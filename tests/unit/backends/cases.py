@@ -36,6 +36,7 @@ from dptrain.network import (
     Loss,
     MaxPool2d,
     MeanSquaredError,
+    Multiply,
     Network,
     ReLU,
     Shape,
@@ -52,7 +53,7 @@ from dptrain.network.elementwise import Activation
 FEATURES: dict[type[Layer], str] = {
     layer: layer.kind
     for layer in (
-        *ACTIVATIONS.values(), GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm,
+        *ACTIVATIONS.values(), GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm, Multiply,
     )
     if layer not in (ReLU, Sigmoid)
 }  # fmt: skip
@@ -237,10 +238,27 @@ def _poolings() -> list[Case]:
         ("4x5/2, two around", (1, 3, 7, 6), {"window": (4, 5), "stride": 2, "padding": 2}),
         ("5/1, same", (2, 2, 6, 7), {"window": 5, "stride": 1, "padding": "same"}),
     ]
+    up = {"rounding": "ceil"}
+    table += [
+        ("3/2, rounded up", (2, 3, 6, 8), {"window": 3, "stride": 2, **up}),
+        ("2x3/2, rounded up, one more column", (1, 4, 6, 8), {"window": (2, 3), "stride": 2, **up}),
+        ("3/2, one around, rounded up", (1, 2, 6, 7),
+         {"window": 3, "stride": 2, "padding": 1, **up}),
+        ("2/3, one around, no window in the padding", (1, 2, 5, 6),
+         {"window": 2, "stride": 3, "padding": 1, **up}),
+        ("5/3, larger than the map", (2, 2, 4, 5), {"window": 5, "stride": 3, **up}),
+    ]  # fmt: skip
+    counted = [
+        ("3/1, one around, counted", (2, 4, 5, 3), {"window": 3, "stride": 1, "padding": 1}),
+        ("3x2/2, same, counted", (1, 3, 7, 6), {"window": (3, 2), "stride": 2, "padding": "same"}),
+    ]
     return [
         behind_maps(f"{kind.kind}: {name}", shape, [kind(**options)])
         for kind in (MaxPool2d, AveragePool2d, SumPool2d)
         for name, shape, options in table
+    ] + [
+        behind_maps(f"avgpool: {name}", shape, [AveragePool2d(**options, count_padding=True)])
+        for name, shape, options in counted
     ]
 
 

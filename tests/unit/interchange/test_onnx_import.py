@@ -36,6 +36,7 @@ from dptrain.network import (
     LayerNorm,
     MaxPool2d,
     MeanSquaredError,
+    Multiply,
     Network,
     ReLU,
     SigmoidBinaryCrossEntropy,
@@ -389,12 +390,22 @@ def test_means_with_and_without_pads(
     else:
         with pytest.raises(UserError, match="count_include_pad is 0; expected a mean with the pos"):
             read_onnx(scaled)
-    plain_mean = file_of(tmp_path, chain(mean, *ENDING))
-    if not counts_pads:
-        assert isinstance(check(plain_mean).nodes[0].layer, AveragePool2d)
-    else:
-        with pytest.raises(UserError, match="count_include_pad is 1; expected a mean without the"):
-            read_onnx(plain_mean)
+    found = check(file_of(tmp_path, chain(mean, *ENDING))).nodes[0].layer
+    assert isinstance(found, AveragePool2d)
+    assert found.count_padding == bool(counts_pads)
+
+
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("window", "stride", "pad"), [(3, 2, 0), (2, 2, 0), (3, 2, 1), (2, 3, 1)])
+@pytest.mark.parametrize("size", [(8, 6), (7, 9), (2, 5)])
+def test_sizes_are_rounded_up(
+    operator: str, window: int, stride: int, pad: int, size: tuple[int, int], tmp_path: Path
+) -> None:
+    settings = {
+        "kernel_shape": [window] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "ceil_mode": 1,
+    }  # fmt: skip
+    steps = chain((operator, [], settings), *ENDING)
+    check(file_of(tmp_path, steps, shape=("N", 2, *size)), (2, *size))
 
 
 @pytest.mark.parametrize("size", [-1, 0, 144])
@@ -421,6 +432,25 @@ def test_a_bias_is_the_same_for_each_sample(shape: tuple[int, ...], tmp_path: Pa
             read_onnx(path)
     else:
         check(path)
+
+
+@pytest.mark.parametrize("axes", [[2, 3], [1]])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_gates_of_channels_are_products(axes: list[int], is_first: bool, tmp_path: Path) -> None:
+    """A gate of one channel follows a convolution with one filter."""
+    before = (
+        [helper.make_node("ReduceMean", ["x", "axes"], ["m"])]
+        if axes == [2, 3]
+        else [helper.make_node("Conv", ["x", "w"], ["m"])]
+    )
+    factors = ["gate", "x"] if is_first else ["x", "gate"]
+    nodes = [
+        *before, helper.make_node("Sigmoid", ["m"], ["gate"]),
+        helper.make_node("Mul", factors, ["product"]),
+        helper.make_node("Flatten", ["product"], ["y"]),
+    ]  # fmt: skip
+    constants = {"axes": np.array(axes), "w": WEIGHT[:1, :, :1, :1]}
+    assert isinstance(check(file_of(tmp_path, nodes, constants)).nodes[2].layer, Multiply)
 
 
 @pytest.mark.parametrize("operator", ["Add", "Conv", "Exp", "Gemm", "Neg", "Reciprocal", "Relu"])

@@ -49,6 +49,12 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: LocalResponseNorm(alpha=math.nan), "lrn alpha is nan; expected a finite number"),
     (lambda: Network((10**10,), [ReLU()]), "numbers from 1 to 2,147,483,647"),
     (lambda: Conv2d(2, (3, -1)), "conv kernel or stride is -1"),
+    (lambda: Conv2d(2, rounding="ceil"), "conv rounding is 'ceil'; expected strict or floor"),
+    (lambda: MaxPool2d(rounding="up"), "pool rounding is 'up'; expected strict, ceil or floor"),
+    (
+        lambda: AveragePool2d(rounding="ceil", count_padding=True).output_shape((1, 3, 3)),
+        "avgpool counts positions outside the map, but windows reach beyond the padding",
+    ),
     (lambda: Conv2d(2, stride=0), "conv kernel or stride is 0"),
     (
         lambda: Conv2d(2, (1, 2, 3)),
