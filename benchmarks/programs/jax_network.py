@@ -20,6 +20,8 @@ from dptrain.network import (
     GELU,
     Add,
     AveragePool2d,
+    ChannelShuffle,
+    ChannelSlice,
     Concatenate,
     Conv2d,
     Dense,
@@ -121,6 +123,11 @@ def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -
     layer, x = node.layer, inputs[0]
     if isinstance(layer, Add):
         return reduce(jnp.add, inputs)
+    if isinstance(layer, ChannelSlice):
+        return x[..., layer.start : layer.stop]
+    if isinstance(layer, ChannelShuffle):
+        groups = x.reshape(*x.shape[:3], layer.groups, -1)
+        return groups.swapaxes(3, 4).reshape(x.shape)
     if isinstance(layer, Multiply):
         return inputs[0] * inputs[1]
     if isinstance(layer, Concatenate):

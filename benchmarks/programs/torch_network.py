@@ -40,6 +40,7 @@ from dptrain.network import (
     SumPool2d,
     Tanh,
 )
+from dptrain.network.channels import ChannelLayer
 from dptrain.network.elementwise import Activation
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
@@ -145,7 +146,8 @@ def _modules(node: Node) -> list[nn.Module]:
         return [_normalization(node, layer)]
     if isinstance(layer, Dropout):
         return [nn.Dropout(layer.rate)]
-    if isinstance(layer, Activation) and type(layer) not in _PLAIN:
+    is_function = isinstance(layer, Activation) and type(layer) not in _PLAIN
+    if is_function or isinstance(layer, ChannelLayer):
         return [_Function(code_of(node).expression)]
     return [_PLAIN[type(layer)]()]
 
@@ -167,7 +169,7 @@ class _ChannelLayerNorm(nn.LayerNorm):
 
 
 class _Function(nn.Module):
-    """A function of each element, from the code with which dptrain exports it."""
+    """A layer with one input and no parameters, from the code with which dptrain exports it."""
 
     def __init__(self, expression: str) -> None:
         super().__init__()

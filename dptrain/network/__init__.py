@@ -14,6 +14,7 @@ from dptrain.network.activations import (
     SiLU,
     Tanh,
 )
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.functional import Input, Tensor, name_scope
@@ -54,6 +55,8 @@ __all__ = [
     "Add",
     "AveragePool2d",
     "BatchNorm2d",
+    "ChannelShuffle",
+    "ChannelSlice",
     "Concatenate",
     "Constant",
     "Conv2d",

@@ -42,6 +42,8 @@ from dptrain.network import (
     Add,
     AveragePool2d,
     BatchNorm2d,
+    ChannelShuffle,
+    ChannelSlice,
     Concatenate,
     Conv2d,
     Dense,
@@ -240,6 +242,13 @@ class _Builder:
             rounding, counted = "floor", {"count_padding": True}
         return kind(window, pick((1, 2, (2, 1))), padding=padding, rounding=rounding, **counted)
 
+    def _channels(self) -> Layer:
+        start = self.choose.randint(0, 3)
+        return self.choose.choice((
+            ChannelSlice(start, start + self.choose.randint(1, 4)),
+            ChannelShuffle(self.choose.choice((2, 3))),
+        ))  # fmt: skip
+
     def _normalization(self) -> Layer:
         # Errors grow with 1 / standard deviation, so ε is large.
         return self.choose.choice((
@@ -259,6 +268,7 @@ class _Builder:
             (self._convolution(bias=False), norm, Add(), ReLU()), (norm, ReLU()),
             (self._normalization(),), (self._normalization(),), (self._activation(),),
             (self._activation(),), (self._pooling(),), (self._pooling(),),
+            (self._channels(),),
             (GlobalAveragePool2d(),) if self.choose.random() < 0.3 else (self._activation(),),
             (Flatten(), Dense(self.choose.choice(WIDTHS))) if self.choose.random() < 0.3
             else (self._convolution(),),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda.combining import (
     AddOperation,
+    ChannelSelectionOperation,
     ConcatenateOperation,
     GlobalAveragePoolOperation,
     MultiplyOperation,
@@ -65,6 +66,7 @@ from dptrain.backends.replica import (
 from dptrain.errors import UserError
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
@@ -116,6 +118,8 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Add: AddOperation,
     Concatenate: ConcatenateOperation,
     Multiply: MultiplyOperation,
+    ChannelSlice: ChannelSelectionOperation,
+    ChannelShuffle: ChannelSelectionOperation,
     GlobalAveragePool2d: GlobalAveragePoolOperation,
     BiasAdd: BiasAddOperation,
 }

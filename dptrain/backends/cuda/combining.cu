@@ -102,6 +102,21 @@ extern "C" __global__ void copy_channels(const Number* x, Number* y, int channel
     reinterpret_cast<Vector<Number>*>(y)[to] = load_vector(x, from);
 }
 
+// Channel c of y (pixels, K) is channel first + (c mod groups) · K / groups + c / groups of x (pixels,
+// C), or 0 if there is none. With one group, C, K and first are multiples of VECTOR; otherwise VECTOR
+// is 1. count = pixels · K.
+extern "C" __global__ void select_channels(const Number* x, Number* y, int x_channels,
+                                           int y_channels, int first, int groups, int count) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    const int vectors = y_channels / VECTOR, pixel = i / vectors, c = i % vectors * VECTOR;
+    const int from = first + c % groups * (y_channels / groups) + c / groups;
+    Vector<Number> values = {};
+    if (from >= 0 && from < x_channels) values = load_vector(x, (pixel * x_channels + from) / VECTOR);
+    reinterpret_cast<Vector<Number>*>(y)[i] = values;
+}
+
 // y[n, c] = mean of x[n, :, c]; x (samples, pixels, C), y (samples, C). Block (n, column) adds the
 // pixels of sample n; launch as in channel_sums.cuh.
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)

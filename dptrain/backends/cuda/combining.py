@@ -16,6 +16,7 @@ from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.products import OTHER, product_needs
 from dptrain.backends.replica import Context, GradientAddition, Kernel
 from dptrain.network.activations import ReLU
+from dptrain.network.channels import ChannelLayer, Selection
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
@@ -180,6 +181,32 @@ class ConcatenateOperation(Operation[Concatenate]):
         sizes = map(np.int32, (channels, *source[1:], *target[1:]))
         arguments = source[0], target[0], *sizes
         size = math.prod(self.group.head.output_maps[1:]) * channels
+
+        def run(context: Context) -> None:
+            count = context.n * size
+            launch(function, count // width, *arguments, np.int32(count))
+
+        return run
+
+
+class ChannelSelectionOperation(SingleLayerOperation[ChannelLayer]):
+    """Channels of x, at other positions."""
+
+    def forward(self) -> Kernel:
+        return self._stage("x", "y", self.layer.selection(self.arrays["x"].shape[-1]))
+
+    def backward(self) -> Kernel:
+        return self._stage("dy", "dx", self.layer.transposed(self.arrays["dx"].shape[-1]))
+
+    def _stage(self, source: str, target: str, selection: Selection) -> Kernel:
+        x, y = self.arrays[source], self.arrays[target]
+        sizes = x.shape[-1], y.shape[-1]
+        # Vectors of a permutation are no vectors of the input.
+        common = math.gcd(*sizes, selection.first) if selection.groups == 1 else 1
+        width = self.vector_width(common)
+        function = self.function("combining.cu", "select_channels", VECTOR=width)
+        arguments = x, y, *map(np.int32, (*sizes, *selection))
+        size = math.prod(y.shape[1:])
 
         def run(context: Context) -> None:
             count = context.n * size

@@ -51,6 +51,7 @@ from dptrain.native.compilation import compile_requested, progress
 from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
@@ -102,6 +103,8 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Add: graph_operations.Addition,
     Concatenate: graph_operations.Concatenation,
     Multiply: graph_operations.Multiplication,
+    ChannelSlice: graph_operations.ChannelSelection,
+    ChannelShuffle: graph_operations.ChannelSelection,
     GlobalAveragePool2d: graph_operations.GlobalAverage,
 }
 """The operation of a group of layers, by the type of its first layer."""

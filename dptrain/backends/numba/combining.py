@@ -85,6 +85,27 @@ def copy_channels(
 
 
 @kernel
+def select_channels(items: Items, x: Array, y: Array, first: int, groups: int) -> None:
+    """y (pixels, K) = channels of x (pixels, C); items are pixels.
+
+    Channel g + i · groups of y is channel first + g · K / groups + i of x, or 0 if there is none.
+    """
+    size = y.shape[1] // groups
+    for pixel in range(items.start, items.stop):
+        row, target = x[pixel], y[pixel]
+        for g in range(groups):
+            start = first + g * size
+            before = min(max(-start, 0), size)
+            after = max(min(len(row) - start, size), before)
+            for i in range(before):
+                target[i * groups + g] = 0.0
+            for i in range(before, after):
+                target[i * groups + g] = row[start + i]
+            for i in range(after, size):
+                target[i * groups + g] = 0.0
+
+
+@kernel
 def mean_of_pixels(items: Items, x: Array, y: Array) -> None:
     """y = mean over the pixels of x (N, H·W, C); items are samples."""
     pixels, channels = x.shape[1], np.uintp(x.shape[2])

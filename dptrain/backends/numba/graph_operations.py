@@ -14,6 +14,7 @@ from dptrain.backends.products import OTHER, product_needs
 from dptrain.backends.replica import GradientAddition
 from dptrain.native.threads import ThreadPool
 from dptrain.network.activations import ReLU
+from dptrain.network.channels import ChannelLayer, Selection
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
@@ -118,6 +119,31 @@ class Concatenation(Operation[Concatenate]):
                 stages.append(each(launch, height * width))
             first += channels
         return joined(*stages)
+
+
+class ChannelSelection(Operation[ChannelLayer]):
+    """Channels of x, at other positions."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        phases = {Phase.FORWARD: Access(("x",), ("y",))}
+        if group.gradients:
+            phases[Phase.BACKWARD] = Access(("dy",), ("dx",))
+        return GroupNeeds(phases)
+
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
+        return self._stage("x", "y", self.layer.selection(self.arrays["x"].shape[-1]))
+
+    def backward(self) -> StageKernel:
+        """Return the stage that writes dx."""
+        return self._stage("dy", "dx", self.layer.transposed(self.arrays["dx"].shape[-1]))
+
+    def _stage(self, source: str, target: str, selection: Selection) -> StageKernel:
+        x, y = self.pixels(source), self.pixels(target)
+        bind, grain = self.thread_pool.bind, grain_of(y.shape[1])
+        bound = bind(combining.select_channels, x, y, *selection, grain=grain)
+        return each(bound, len(y) // len(self.arrays[target]))
 
 
 class GlobalAverage(Operation[GlobalAveragePool2d]):

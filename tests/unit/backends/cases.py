@@ -23,6 +23,8 @@ from dptrain.network import (
     GELU,
     AveragePool2d,
     BatchNorm2d,
+    ChannelShuffle,
+    ChannelSlice,
     Conv2d,
     Dense,
     Dropout,
@@ -54,6 +56,7 @@ FEATURES: dict[type[Layer], str] = {
     layer: layer.kind
     for layer in (
         *ACTIVATIONS.values(), GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm, Multiply,
+        ChannelSlice, ChannelShuffle,
     )
     if layer not in (ReLU, Sigmoid)
 }  # fmt: skip
@@ -327,6 +330,21 @@ def _global_pooling() -> list[Case]:
     ]
 
 
+def _channels() -> list[Case]:
+    table: list[tuple[str, tuple[int, int, int, int], Layer]] = [
+        ("first of primes", (2, 7, 3, 5), ChannelSlice(0, 3)),
+        ("last of primes", (2, 7, 3, 5), ChannelSlice(5, 7)),
+        ("all", (1, 3, 2, 2), ChannelSlice(0, 3)),
+        ("vectors", (2, 24, 2, 3), ChannelSlice(8, 16)),
+        ("from 8 to 15", (1, 16, 3, 2), ChannelSlice(8, 15)),
+        ("one channel", (3, 1, 1, 2), ChannelShuffle(1)),
+        ("2 groups of 4", (2, 8, 3, 5), ChannelShuffle(2)),
+        ("3 groups of 5", (1, 15, 2, 3), ChannelShuffle(3)),
+        ("16 groups of 2", (2, 32, 2, 2), ChannelShuffle(16)),
+    ]
+    return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
+
+
 def _dense() -> list[Case]:
     table = [
         ("one by one", (1, 1), 1),
@@ -427,5 +445,5 @@ def _stacks() -> list[Case]:
 
 CASES = (
     *_convolutions(), *_poolings(), *_elementwise(), *_normalizations(), *_global_pooling(),
-    *_dense(), *_losses(), *_stacks(),
+    *_channels(), *_dense(), *_losses(), *_stacks(),
 )  # fmt: skip

@@ -13,6 +13,8 @@ from dptrain.network import (
     GELU,
     Add,
     BatchNorm2d,
+    ChannelShuffle,
+    ChannelSlice,
     Concatenate,
     Conv2d,
     Dense,
@@ -191,6 +193,32 @@ def _branches() -> list[Case]:
     ]  # fmt: skip
 
 
+def _splits() -> list[Case]:
+    parts = [
+        NodeSpec(ChannelSlice(0, 2), "a", (START,)),
+        NodeSpec(ChannelSlice(2, 6), "b", (START,)),
+    ]
+    return [
+        graph_case(
+            "as in shufflenet",
+            (2, 6, 3, 4),
+            [
+                *parts, NodeSpec(Conv2d(4, 3), "c", ("b",)), NodeSpec(ReLU(), "rc"),
+                NodeSpec(Concatenate(), "all", ("a", "rc")), NodeSpec(ChannelShuffle(2)),
+            ],
+        ),
+        graph_case(
+            "parts that overlap, multiplied",
+            (1, 6, 2, 3),
+            [
+                NodeSpec(ChannelSlice(0, 4), "a", (START,)), NodeSpec(Sigmoid(), "gate"),
+                NodeSpec(ChannelSlice(2, 6), "b", (START,)),
+                NodeSpec(Multiply(), None, ("gate", "b")),
+            ],
+        ),
+    ]  # fmt: skip
+
+
 def _products() -> list[Case]:
     squeeze = [
         NodeSpec(GlobalAveragePool2d(), "mean", (START,)), NodeSpec(Conv2d(2, 1)), NodeSpec(ReLU()),
@@ -315,6 +343,7 @@ GRAPH_CASES = (
     *_residual_blocks(),
     *_branches(),
     *_products(),
+    *_splits(),
     *_readers_of_the_input(),
     _functions(),
 )

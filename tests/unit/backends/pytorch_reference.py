@@ -20,6 +20,8 @@ from dptrain.network import (
     Add,
     AveragePool2d,
     BatchNorm2d,
+    ChannelShuffle,
+    ChannelSlice,
     Concatenate,
     Conv2d,
     Dense,
@@ -104,6 +106,10 @@ def _apply(
 ) -> Tensor:
     layer, x = node.layer, inputs[0]
     weight, bias = (weights.get(f"{node.name}.{part}") for part in ("weight", "bias"))
+    if isinstance(layer, ChannelSlice):
+        return x[:, layer.start : layer.stop]
+    if isinstance(layer, ChannelShuffle):
+        return torch.nn.functional.channel_shuffle(x, layer.groups)
     if isinstance(layer, Multiply):
         return inputs[0] * inputs[1]
     if isinstance(layer, Add | Concatenate):
