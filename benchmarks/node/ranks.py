@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.node.rounds import Entry, measure
-from benchmarks.node.session import Session
+from benchmarks.node.rounds import Entry
 from benchmarks.node.workers.processes import Processes, Team, load_results
+from benchmarks.report import COPIES, OURS
+from benchmarks.session import Session
+from benchmarks.tables import DDP_MODES
+from benchmarks.timing import measure
 
 SECTION = "ranks"
-OURS, OVER_MPI, DDP = "dptrain", "dptrain, MPI", "PyTorch DDP"
-ALONE, COPIES = "alone", "copies"
+OVER_MPI, DDP, ALONE = "dptrain, MPI", "PyTorch DDP", "alone"
 IN_STEP = "copies that meet"
 """Independent copies that wait for each other after each step, and sum nothing."""
-DDP_MODES = ("PyTorch DDP eager", "PyTorch DDP channels_last")
 LOSS_TOLERANCE = 1e-4
 """Allowed relative difference of the losses of two steps from those of a single rank."""
 
@@ -62,13 +63,11 @@ TWO_CORES = (
 
 def measure_ranks(session: Session) -> None:
     """Measure every case with 1 … all ranks."""
-    session.begin(SECTION)
-    cores = session.settings.cores
-    counts = [count for count in session.settings.counts if count <= len(cores)]
+    cores, counts = session.settings.cores, session.counts()
     names = session.networks(("model0", "cifar"))
     cases = [case for case in CASES if case.network in names]
     if not session.settings.mpis:
-        session.missing[SECTION] = "no mpirun"
+        session.report.missing[SECTION] = "no mpirun"
         return
     with Processes(cores) as processes:
         copies = processes.copies(max(counts))
@@ -80,9 +79,8 @@ def measure_ranks(session: Session) -> None:
 def measure_two_cores(session: Session) -> None:
     """Measure ranks on two cores, also more ranks than cores."""
     section = "two-cores"
-    session.begin(section)
     if not session.settings.mpis or len(session.settings.cores) < 2:
-        session.missing[section] = "no mpirun, or a single core"
+        session.report.missing[section] = "no mpirun, or a single core"
         return
     with Processes(session.settings.cores[:2]) as processes:
         copies = processes.copies(4)
@@ -158,12 +156,11 @@ def _build_ddp(
     session: Session, torch: Team, case: Case, ranks: int, rendezvous: str
 ) -> dict[str, Entry]:
     entries = {}
-    for mode in ("eager", "channels_last"):
+    for program in DDP_MODES:
         spec = {
             "network": case.network, "batch": case.batch(ranks), "threads": 1, "ranks": ranks,
-            "mode": mode, "rendezvous": rendezvous,
+            "mode": program.removeprefix(f"{DDP} "), "rendezvous": rendezvous,
         }  # fmt: skip
-        program = f"{DDP} {mode}"
         if session.build(torch, program, DDP, spec, name=program):
             group = Team(torch.workers, shares_steps=True)
             entries[program] = Entry(group, program, peer_of=DDP)
