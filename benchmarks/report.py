@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ Row = dict[str, Any]
 OURS, COPIES = "dptrain", "copies"
 PRECISIONS = ("fp32", "tf32", "bf16")
 """Precisions, the most precise first."""
+
+STEPS = ("threads", "outside", "residual", "inference", "training", "shapes", "fp32")
+"""Sections that compare steps or passes with those of peers."""
 
 CASE = (
     "network", "batch", "bytes", "scaling", "samples", "ranks", "threads", "gpus", "source",
@@ -149,7 +153,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> Report:
-        """Read a result file.
+        """Read a result file, which may be compressed by gzip.
 
         Raises:
             UserError: the file is not one of this version.
@@ -157,7 +161,8 @@ class Report:
         from dptrain.errors import UserError
         from dptrain.files import parse_json
 
-        read = parse_json(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        read = parse_json(gzip.decompress(content) if path.suffix == ".gz" else content)
         if "rows" not in read:
             raise UserError(f"{path} has no rows; expected a result file of this version")
         return cls(**read)

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.report import (
     COPIES,
     OURS,
+    STEPS,
     Comparison,
     Report,
     Row,
@@ -275,13 +276,17 @@ PROCESSES = {**CASE, "program": _fact("program"), "peak memory": _memory}
 
 
 def tables_of(report: Report) -> list[Table]:
-    """Return the tables of all sections: the summary first, the targets last."""
+    """Return the tables of all sections: the summary first, the targets last.
+
+    Sections of earlier versions, which are unknown, have none.
+    """
     kind, found = report.kind, figures(report)
     tables = [_summary(found)]
     for section, rows in report.sections().items():
         make = SECTIONS.get(f"{kind} {section}")
         if make is not None:
             tables.append(make(rows))
+        if section not in STEPS:
             continue
         pass_or_step = "Inference pass" if section == "inference" else f"Training step ({section})"
         tables += [
@@ -371,10 +376,6 @@ def comparison_table(reports: Iterable[Report]) -> Table:
     columns = ("task", "device", "case", "dptrain", "best peer", "peer", "times faster", "date")
     rows_of = tuple(lines[case] for case in sorted(lines))
     return Table("dptrain and the fastest peer: medians (quartiles)", columns, rows_of)
-
-
-STEPS = ("threads", "outside", "residual", "inference", "training", "shapes", "fp32")
-"""Sections that compare steps or passes with those of peers."""
 
 
 def document(title: str, about: Mapping[str, Any], summary: str, tables: Iterable[Table]) -> str:

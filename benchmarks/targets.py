@@ -6,7 +6,17 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import COPIES, OURS, Report, Row, Rows, comparisons, speedup, wall_ratio
+from benchmarks.report import (
+    COPIES,
+    OURS,
+    STEPS,
+    Report,
+    Row,
+    Rows,
+    comparisons,
+    speedup,
+    wall_ratio,
+)
 from benchmarks.timing import Ratio
 
 
@@ -131,7 +141,7 @@ def figures(report: Report) -> dict[str, list[Figure]]:
     for section, rows in report.sections().items():
         name = f"{report.kind} {section}"
         lines = list(FIGURES[name](rows)) if name in FIGURES else []
-        if section not in WITHOUT_SPEEDUPS:
+        if section in STEPS:
             lines += list(_speedups(report.kind, section, rows))
         found[section] = lines
     return found
@@ -288,18 +298,6 @@ def _gpu_ranks(rows: Rows) -> Iterator[Figure]:
             faster = _number(1e3 * best["median_ms"] / us)
             yield Figure(case, "times faster than the best peer", faster, GPU_RANK_FASTER)
 
-
-WITHOUT_SPEEDUPS = (
-    "ranks",
-    "two-cores",
-    "sums",
-    "shards",
-    "memory",
-    "data",
-    "streams",
-    "precision",
-)
-"""Sections whose programs are not compared with the fastest peer, or have figures of their own."""
 
 FIGURES = {
     "cpu threads": _threads,

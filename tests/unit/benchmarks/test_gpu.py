@@ -23,7 +23,7 @@ from benchmarks.batch import random_batch
 from benchmarks.check import Check, expect, judge
 from benchmarks.gpu import ranks, sections
 from benchmarks.gpu.__main__ import conditions, main, make_settings, sections_of
-from benchmarks.gpu.cases import GpuRun, measure_case, require_similar
+from benchmarks.gpu.cases import Exact, GpuRun, measure_case, require_similar
 from benchmarks.gpu.check import OPERAND, check_step, update_error
 from benchmarks.gpu.clock import host_timer
 from benchmarks.gpu.machine import Machine
@@ -34,7 +34,7 @@ from benchmarks.gpu.peers.theirs import GPUMode, TorchProgram, modes_for
 from benchmarks.programs.own_programs import initial
 from benchmarks.programs.torch_network import LOSSES, parameter_names, torch_network
 from benchmarks.progress import Progress
-from benchmarks.report import Report, Rows
+from benchmarks.report import Report, Rows, comparisons
 from benchmarks.session import Cases, Session, Settings, run_sections
 from benchmarks.tables import new_files, write
 from dptrain.errors import UserError
@@ -332,6 +332,25 @@ def test_a_program_that_fails_is_reported_and_the_others_are_timed() -> None:
     case = "training: small, batch 3, tf32 PyTorch graph"
     assert report.missing[case] == "RuntimeError: no memory"
     assert report.failed == ["training: small, batch 3, fp8 dptrain numba"]
+
+
+@pytest.mark.usefixtures("host_for_gpu")
+def test_dptrain_is_compared_with_the_fastest_of_pytorchs_modes() -> None:
+    session = Session(Settings(("training",), rounds=2), Progress())
+    machine = Machine(("numba",), 0, "cuda", ())
+    gpu = GpuRun(session, machine, Exact("cpu", Progress()))
+    builds = gpu.training_builds(NETWORK, N, ("fp32",), compiled=False)
+    measure_case(session, "training", NETWORK, N, builds)
+    report = session.report
+    assert not report.missing
+    rows = Rows(report.rows["training"])
+    assert [(row["precision"], row["program"]) for row in rows] == [
+        ("fp32", "dptrain numba"), ("fp32", "PyTorch eager"), ("fp32", "PyTorch graph"),
+        ("fp32", "PyTorch graph + channels_last"),
+    ]  # fmt: skip
+    (found,) = comparisons(rows)
+    assert found.best is not None
+    assert found.best["median_ms"] == min(row["median_ms"] for row in list(rows)[1:])
 
 
 def test_modes_of_a_peer_that_compute_something_else_are_excluded() -> None:

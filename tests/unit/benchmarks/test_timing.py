@@ -96,9 +96,12 @@ def test_the_host_timer_counts_every_step() -> None:
 
 
 def test_a_program_of_this_process_has_times_of_processor_and_wall() -> None:
-    lap = HostProgram(lambda: sum(range(1000))).run(5)
-    assert 0 < lap.median == lap.cpu
-    assert lap.wall > 0
+    calls: list[int] = []
+    for is_short in (False, True):
+        lap = HostProgram(lambda: calls.append(sum(range(1000))), is_short).run(5)
+        assert 0 < lap.median == lap.cpu
+        assert lap.wall > 0
+    assert len(calls) == 10
 
 
 def test_speedups_on_one_thread_are_those_of_the_processor() -> None:
